@@ -1,15 +1,4 @@
-"""The files of a run: the truth about it. The index and the tables are made from them.
-
-    store/runs/<run_id>/
-        spec.json         the resolved run, its id, and when it was first begun
-        state.json        running | failed | interrupted | stopped, with attempt, worker, message and traceback
-        curve.jsonl       one line per logged step, with the time of day
-        log.txt           what happened, for people: attempts, evaluations, errors with their tracebacks
-        resume.safetensors    model, optimiser and step, while the run is unfinished
-        final_state.safetensors    the same after the last step, where a longer run can continue from it
-        checkpoint/       model.safetensors, config.json: loaded by services and tools
-        result.json       final metrics, facts, and the checksums of curve and checkpoint; a run is finished if and only
-                          if this file exists
+"""The files of a run: the truth about it. The index and the tables are made from them. `README.md` lists them.
 
 Files are written to a temporary file in the same folder and renamed, so a reader never sees a partial file. Whether a
 run that says `running` is still in training is not in its files: the index has its lease.
@@ -494,8 +483,7 @@ class RunFolder:
         """Copy files from the object store, if the store is in one, so that local files are the same."""
         for name in names if self.objects else ():
             (self.path / name).unlink(missing_ok=True)
-            if not cast(ObjectFolder, self.objects).download(self._object(name), self.path / name):
-                (self.path / name).unlink(missing_ok=True)
+            cast(ObjectFolder, self.objects).download(self._object(name), self.path / name)
 
 
 def _now_ms() -> int:
@@ -532,14 +520,14 @@ def _row(line: bytes) -> dict[str, float] | None:
         return None
     if not isinstance(row, dict) or not all(map(is_number, row.values())) or "step" not in row:
         return None
-    if not math.isfinite(row["step"]) or not all(map(_is_name, row)):
+    if not math.isfinite(row["step"]) or not all(map(is_unicode, row)):
         return None
     return current_names(row)
 
 
-def _is_name(key: str) -> bool:
-    """Whether a key is Unicode text: JSON can have halves of surrogate pairs, which no answer can hold."""
-    return key.isascii() or not any("\ud800" <= character <= "\udfff" for character in key)
+def is_unicode(text: str) -> bool:
+    """Whether a text is Unicode: JSON can have halves of surrogate pairs, which no answer can hold."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def is_number(value: object) -> bool:

@@ -17,7 +17,6 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from cope_sweep.store.errors import StoreError
 
 SCHEMES = ("s3", "gs")
-COPY_BYTES = 8 * 2**20
 
 
 def is_object_url(root: str) -> bool:
@@ -63,21 +62,17 @@ class ObjectFolder:
 
     def upload(self, path: Path, name: str) -> None:
         """Copy a local file. Raises StoreError."""
-        with self._errors(), path.open("rb") as file, self._files.open_output_stream(self._path(name)) as stream:
-            while part := file.read(COPY_BYTES):
-                stream.write(part)
+        from pyarrow.fs import LocalFileSystem, copy_files
 
-    def download(self, name: str, path: Path) -> bool:
-        """Copy an object to a local file; False if there is none. Raises StoreError."""
         with self._errors():
-            try:
-                stream = self._files.open_input_stream(self._path(name))
-            except FileNotFoundError:
-                return False
-            with stream, path.open("wb") as file:
-                while part := stream.read(COPY_BYTES):
-                    file.write(part)
-        return True
+            copy_files(str(path), self._path(name), LocalFileSystem(), self._files)
+
+    def download(self, name: str, path: Path) -> None:
+        """Copy an object, if there is one, to a local file. Raises StoreError."""
+        from pyarrow.fs import LocalFileSystem, copy_files
+
+        with self._errors(), contextlib.suppress(FileNotFoundError):
+            copy_files(self._path(name), str(path), self._files, LocalFileSystem())
 
     def names(self, folder: str) -> list[str]:
         """The names directly below a folder, sorted; none if it does not exist. Raises StoreError."""

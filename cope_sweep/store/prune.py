@@ -52,9 +52,9 @@ def waste(store: Store, *, older_than_s: float, statuses: Iterable[Status], kept
                 yield from _old(path, "damaged, and put aside", now_s - older_than_s)
             elif path.name.startswith("."):
                 yield from _old(path, "temporary", now_s - max(older_than_s, TEMPORARY_AGE_S))
-    running = {sweep.sweep_id for sweep in store.index.sweeps() if sweep.status == "running"}
+    running = store.index.sweeps({"running"})
     for path in _entries(store.root / "logs"):
-        if not any(sweep_id in path.name for sweep_id in running):
+        if not any(sweep.sweep_id in path.name for sweep in running):
             yield from _old(path, "log of a sweep that ended", now_s - older_than_s)
 
 

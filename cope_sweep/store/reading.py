@@ -11,10 +11,11 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from cope_sweep.store.artifacts import RunFolder, parse_curve
+from cope_sweep.store.artifacts import RunFolder, is_unicode
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRow
@@ -25,12 +26,12 @@ MAX_INTEGER = 2**63 - 1
 MAX_ATTEMPT = 2**31 - 1
 MAX_DEPTH = 100
 """Nested values of a spec or a fact."""
-TEXTS = {"worker_id": "state.json", "message": "state.json", "parent_id": "result.json"}
-INTEGERS = {
-    "attempt": "state.json", "step": "result.json", "created_ms": "spec.json", "updated_ms": "state.json",
-    "ended_ms": "result.json",
-}  # fmt: skip
-"""Fields of a row and the files that they are read from."""
+TEXTS = ("worker_id", "message", "parent_id")
+INTEGERS = ("attempt", "step", "created_ms", "updated_ms", "ended_ms")
+FILES = dict.fromkeys(("spec", "created_ms", "seed", "steps"), "spec.json") | dict.fromkeys(
+    ("step", "parent_id", "ended_ms", "metrics", "facts"), "result.json"
+)
+"""Fields of a row and the files that they are read from; that of others is state.json."""
 
 
 def read_run(folder: RunFolder, sweep_id: str | None = None) -> RunRow | None:
@@ -39,12 +40,26 @@ def read_run(folder: RunFolder, sweep_id: str | None = None) -> RunRow | None:
 
 
 class RunContents:
-    """Content of the files of a run. Each is read once, when it is first asked for."""
+    """Content of the files of a run, as `RunFolder` has it. Each is read once, when it is first asked for."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self._found: dict[str, Any] = {}
-        """Name → what was read, or the DamagedError."""
+
+    @cached_property
+    def spec(self) -> dict[str, Any] | None:
+        return self.folder.spec
+
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        return self.folder.state
+
+    @cached_property
+    def result(self) -> dict[str, Any] | None:
+        return self.folder.result
+
+    @cached_property
+    def curve(self) -> list[dict[str, float]]:
+        return self.folder.curve()
 
     def row(self, sweep_id: str | None = None) -> RunRow | None:
         """The row of a run that nobody trains; None if it was never begun.
@@ -58,26 +73,20 @@ class RunContents:
         except DamagedError as error:
             damaged = RunRow(self.folder.run_id, "damaged", {}, message=printable(str(error)), sweep_id=sweep_id)
             with contextlib.suppress(DamagedError):
-                damaged = checked_row(replace(damaged, spec=self._spec()), self.folder.path)
+                damaged = checked_row(replace(damaged, spec=(self.spec or {}).get("spec", {})), self.folder.path)
             with contextlib.suppress(DamagedError):
-                damaged = checked_row(replace(damaged, attempt=self._attempt()), self.folder.path)
+                damaged = checked_row(replace(damaged, attempt=self.state.get("attempt", 0)), self.folder.path)
             return damaged
-
-    def _spec(self) -> Mapping[str, Any]:
-        return cast(Mapping[str, Any], (self._read("spec") or {}).get("spec", {}))
-
-    def _attempt(self) -> Any:
-        return self._read("state").get("attempt", 0)
 
     def damage(self, *, checksums: bool = False) -> dict[str, str]:
         """File → what is wrong with it, in one line; with `checksums`, the content of curve and checkpoint, too."""
         problems = {}
         for name, file in (("spec", "spec.json"), ("state", "state.json"), ("result", "result.json"), ("curve", CURVE)):
             try:
-                self._read(name)
+                getattr(self, name)
             except DamagedError as error:
                 problems[file] = str(error)
-        if "result.json" in problems or self._read("result") is None:
+        if "result.json" in problems or self.result is None:
             return problems
         return self.lost(checksums=checksums) | problems
 
@@ -87,7 +96,7 @@ class RunContents:
         Each is opened; with `checksums`, also read.
         """
         try:
-            result = self._read("result")
+            result = self.result
         except DamagedError as error:
             return {"result.json": str(error)}
         if result is None:
@@ -105,25 +114,8 @@ class RunContents:
                 problems[name] = f"{self.folder.path / name}: has changed since the run was finished (SHA-256)"
         return problems
 
-    def _read(self, name: str) -> Any:
-        """`spec`, `state`, `result`, the rows of the `curve`, or the bytes of its file. Raises DamagedError."""
-        if name not in self._found:
-            try:
-                if name == CURVE:
-                    self._found[name] = self.folder.content(name)
-                elif name == "curve":
-                    self._found[name] = parse_curve(self._read(CURVE) or b"")
-                else:
-                    self._found[name] = getattr(self.folder, name)
-            except DamagedError as error:
-                self._found[name] = error
-        found = self._found[name]
-        if isinstance(found, DamagedError):
-            raise found
-        return found
-
     def _row(self, sweep_id: str | None) -> RunRow | None:
-        folder, result, document = self.folder, self._read("result"), self._read("spec")
+        folder, result, document = self.folder, self.result, self.spec
         if document is None:
             if result is not None:
                 raise DamagedError(f"{folder.path / 'spec.json'}: missing")
@@ -134,7 +126,7 @@ class RunContents:
         if result is not None:
             state: dict[str, Any] = {}
             with contextlib.suppress(DamagedError):  # what it says has no influence any more
-                state = self._read("state")
+                state = self.state
             facts = result["facts"]
             steps = facts.get("steps")
             return RunRow(
@@ -152,14 +144,14 @@ class RunContents:
                 metrics=result["metrics"],
                 facts=facts,
             )
-        state, curve = self._read("state"), self._read("curve")
+        state = self.state
         status: Status = state.get("status", "interrupted")
         return RunRow(
             folder.run_id,
             "interrupted" if status in ("running", "finished", "pending") else status,
             spec,
             attempt=state.get("attempt", 0),
-            step=_last_step(folder, curve),
+            step=_last_step(folder, self.curve),
             worker_id=state.get("worker_id"),
             message=state.get("message"),
             sweep_id=sweep_id,
@@ -201,21 +193,17 @@ def check_sections(spec: Mapping[str, Any], folder: Path) -> None:
 
 def checked_row(row: RunRow, folder: Path) -> RunRow:
     """The row, if the index can hold it. Raises DamagedError with file and key."""
-    for name, file in TEXTS.items():
-        value = getattr(row, name)
-        if value is not None and not isinstance(value, str):
-            raise _error(folder, file, name, "no text")
-    for name, file in INTEGERS.items():
-        value = getattr(row, name)
-        limit = MAX_ATTEMPT if name == "attempt" else MAX_INTEGER
-        if value is not None and not (_is_integer(value) and abs(value) <= limit):
-            raise _error(folder, file, name, "no whole number of this size")
     for name in ("seed", "steps"):
         if abs(getattr(row, name)) > MAX_INTEGER:
-            raise _error(folder, "spec.json", name, "too large")
-    for field in fields(row):
-        file = {"spec": "spec.json", "metrics": "result.json", "facts": "result.json"}.get(field.name, "state.json")
-        _check_value(getattr(row, field.name), folder, file, field.name, 0)
+            raise _error(folder, FILES[name], name, "too large")
+    for name in (field.name for field in fields(row)):
+        value, file = getattr(row, name), FILES.get(name, "state.json")
+        if name in TEXTS and not isinstance(value, str | None):
+            raise _error(folder, file, name, "no text")
+        limit = MAX_ATTEMPT if name == "attempt" else MAX_INTEGER
+        if name in INTEGERS and value is not None and not (_is_integer(value) and abs(value) <= limit):
+            raise _error(folder, file, name, "no whole number of this size")
+        _check_value(value, folder, file, name, 0)
     return row
 
 
@@ -233,7 +221,7 @@ def _check_value(value: Any, folder: Path, file: str, key: str, depth: int) -> N
     if depth > MAX_DEPTH:
         raise _error(folder, file, key[:MAX_DEPTH], "nested too deeply")
     if isinstance(value, str):
-        if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        if not is_unicode(value):
             raise _error(folder, file, key, "no Unicode text: it has half of a surrogate pair")
         if "\0" in value:
             raise _error(folder, file, key, "a text with a null character")

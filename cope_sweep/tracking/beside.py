@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from queue import Empty, SimpleQueue
 
 from cope_sweep.store.errors import StoreError
 from cope_sweep.store.index.database import redacted
@@ -102,13 +103,12 @@ class MlflowMirror:
         if total := known_left(self._store, self._uri):
             on_sending(0, total)
         self._request("finish")
-        output = self.process.stdout
-        assert output is not None  # noqa: S101 - it was started with a pipe
-        report, interrupted = "", False
-        watchdog = self._kill_after(patience_s)
+        lines: SimpleQueue[str] = SimpleQueue()
+        threading.Thread(target=self._read, args=(lines,), daemon=True).start()
+        report, interrupted, deadline_s = "", False, time.monotonic() + patience_s
         while True:
             try:
-                line = output.readline()
+                line = lines.get(timeout=None if self._gave_up else max(0.0, deadline_s - time.monotonic()))
                 if not line:
                     break
                 if not line.startswith("left "):
@@ -118,29 +118,26 @@ class MlflowMirror:
                 total = max(total, left)
                 on_sending(total - left, total)
                 if not interrupted:
-                    watchdog.cancel()
-                    watchdog = self._kill_after(patience_s)
+                    deadline_s = time.monotonic() + patience_s
+            except Empty:
+                self._gave_up = True
+                self.process.kill()
             except KeyboardInterrupt:
                 if interrupted:
                     self.process.kill()
                 interrupted = True
                 self._request("stop")
-                watchdog.cancel()
-                watchdog = self._kill_after(STOP_S)
-        watchdog.cancel()
+                deadline_s = time.monotonic() + STOP_S
         with contextlib.suppress(BrokenPipeError):
             self.process.communicate()
         return self._report(report, patience_s, interrupted=interrupted)
 
-    def _kill_after(self, seconds: float) -> threading.Timer:
-        def give_up() -> None:
-            self._gave_up = True
-            self.process.kill()
-
-        timer = threading.Timer(seconds, give_up)
-        timer.daemon = True
-        timer.start()
-        return timer
+    def _read(self, lines: SimpleQueue[str]) -> None:
+        """Pass on what the process prints; an empty line at its end."""
+        assert self.process.stdout is not None  # noqa: S101 - it was started with a pipe
+        for line in self.process.stdout:
+            lines.put(line)
+        lines.put("")
 
     def _request(self, word: str) -> None:
         assert self.process.stdin is not None  # noqa: S101 - it was started with a pipe

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from cope_sweep.store.artifacts import RunFolder
 from cope_sweep.store.errors import DamagedError
@@ -48,9 +48,8 @@ PROGRESS_INTERVAL_S = 10.0
 NO_SWEEP = "cope_sweep"
 """The experiment of runs that no sweep of the store contains."""
 
+T = TypeVar("T")
 Stamp = tuple[int, int]
-MAX_LISTED = 1_000
-"""A tracker with so many runs is listed once; of one with more, each run is searched for, which takes 10 ms."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +80,14 @@ class SweepMirror:
 
         A sweep whose record is missing or damaged has neither; its runs are sent without.
         """
-        if sweep_id not in self._origins or (self._origins[sweep_id].tags and sweep_id not in self._tracked):
+        if sweep_id not in self._origins:
             try:
                 record = self._store.sweep(sweep_id)
             except DamagedError:
                 record = None
-            self._origins[sweep_id] = Origin(origin_tags(record), experiment_note(record)) if record else Origin()
             if record is not None:
                 self._find_or_create(record)
+            self._origins[sweep_id] = Origin(origin_tags(record), experiment_note(record)) if record else Origin()
         return self._tracked.get(sweep_id), self._origins[sweep_id]
 
     def settle(self, sweep_id: str) -> None:
@@ -117,14 +116,13 @@ class SweepMirror:
         if record is None or summary is None:
             return None
         tracked = self._send(record, _ended_as(summary.status))
-        for known in (self._tracked, self._origins, self._noted_s):
-            known.pop(sweep_id, None)
+        self.forget(sweep_id)
         return tracked.id
 
     def forget(self, sweep_id: str) -> None:
-        """Read the tracker's run again before the next time."""
-        self._tracked.pop(sweep_id, None)
-        self._noted_s.pop(sweep_id, None)
+        """Read the sweep's record and the tracker's run again before the next time."""
+        for known in (self._tracked, self._origins, self._noted_s):
+            known.pop(sweep_id, None)
 
     def _find_or_create(self, record: SweepRecord) -> TrackedRun:
         sweep_id = record.sweep_id
@@ -142,7 +140,7 @@ class SweepMirror:
                     note=experiment_note(record),
                 )
             if tracked.id != tracked_id:
-                self._mirrored.mark(sweep_id, 0, tracked.id)
+                self._mirrored.mark({sweep_id: (0, tracked.id)})
             self._tracked[sweep_id] = tracked
             if sweep_id in self.ended:
                 self._end(tracked, record)
@@ -174,12 +172,10 @@ class SweepMirror:
             f"{TAG}reused": str(len(record.reused)),
             **{f"{TAG}runs.{each}": str(counts.get(each, 0)) for each in get_args(Status)},
         }
-        new = {key: value for key, value in tags.items() if tracked.tags.get(key) != value}
         # Parameters cannot change, and a search adds runs until its end.
         params = {} if status == "running" else _params(record)
         params = {key: value for key, value in params.items() if key not in tracked.params}
-        if new or params:
-            self._tracking.log(tracked, params=params, tags=new)
+        self._tracking.log(tracked, params=params, tags=changed(tags, tracked.tags))
         if status == "running":
             if tracked.status != "running":
                 self._tracking.set_status(tracked, "running")
@@ -281,14 +277,8 @@ class _Item:
 class RunMirror:
     """Sends runs. Every method raises StoreError and TrackingError; the run can be sent again then."""
 
-    def __init__(
-        self, store: Store, mirrored: Mirrored, tracking: MlflowTracking, sweeps: SweepMirror, *, own: bool = False
-    ) -> None:
-        """`own`: nobody but this store's only sender creates runs in the tracker."""
+    def __init__(self, store: Store, mirrored: Mirrored, tracking: MlflowTracking, sweeps: SweepMirror) -> None:
         self._store, self._mirrored, self._tracking, self._sweeps = store, mirrored, tracking, sweeps
-        self._own = own
-        self._listed: dict[str, str] | None = None
-        """Run id → the tracker's id, of all runs that it had when they were listed."""
         self._running: dict[str, tuple[TrackedRun, Stamp]] = {}
         """The runs that are trained, and what their curve was like when it was last sent."""
 
@@ -323,11 +313,10 @@ class RunMirror:
     def forget(self, run_id: str) -> None:
         """Read the tracker's run again before the next time: nobody knows what a request that failed has changed."""
         self._running.pop(run_id, None)
-        self._listed = None
 
     def _send(self, item: _Item, folder: RunFolder) -> TrackedRun:
         record, running = item.record, item.record.status == "running"
-        begun = _spec(folder, record.status)
+        begun: dict[str, Any] = _readable(lambda: folder.spec, record.status, {})
         created_ms = int(begun.get("created_ms") or record.created_ms or record.updated_ms or record.ended_ms or 0)
         known = self._running.get(record.run_id)
         tracked = known[0] if known else self._find_or_create(item, created_ms)
@@ -336,13 +325,13 @@ class RunMirror:
         tags = sweep_tags(item.places)
         # The status is sent last: a run that is finished in the tracker is complete there, except for later sweeps.
         if tracked.status == "finished":
-            self._log(tracked, tags=changed(tags, tracked.tags))
+            self._tracking.log(tracked, tags=changed(tags, tracked.tags))
             return tracked
         if running and not known:
             if tracked.status != "running":
                 self._tracking.set_status(tracked, "running")
-            self._mirrored.mark(record.run_id, 0, tracked.id)
-        curve = _curve(folder, record.status)
+            self._mirrored.mark({record.run_id: (0, tracked.id)})
+        curve: list[dict[str, float]] = _readable(lambda: folder.curve(times=True), record.status, [])
         points = curve_points(tracked.latest, curve, created_ms)
         model = None
         if record.status == "finished":
@@ -353,7 +342,7 @@ class RunMirror:
             model = self._model(
                 record, begun, folder, tracked, [tracked.latest.get(point.key, point) for point in final]
             )
-        self._log(
+        self._tracking.log(
             tracked,
             points=points,
             params=changed(flat(begun.get("spec", {})), tracked.params),
@@ -366,10 +355,6 @@ class RunMirror:
             ended_ms = record.ended_ms or record.updated_ms
             self._tracking.set_status(tracked, TRACKED_STATUS[record.status], ended_ms)
         return tracked
-
-    def _log(self, tracked: TrackedRun, **entries: Any) -> None:
-        if any(entries.values()):
-            self._tracking.log(tracked, **entries)
 
     def _model(
         self,
@@ -397,7 +382,8 @@ class RunMirror:
         """The tracker's run. If there is none, it is created in the experiment of the sweep that first trained it."""
         record = item.record
         tracked = self._tracking.get(item.tracked_id) if item.tracked_id else None
-        if found := tracked or self._find(record.run_id):
+        # Also where the index has no note of it: a sender was killed, or the index was made again.
+        if found := tracked or self._tracking.find({f"{TAG}run_id": record.run_id}):
             return found
         place = trained_by(item.places, record.sweep_id, created_ms)
         tags = changed(state_tags(record), {}) | sweep_tags(item.places) | identity_tags(record.run_id, place)
@@ -413,16 +399,6 @@ class RunMirror:
             started_ms=created_ms,
             note=note,
         )
-
-    def _find(self, run_id: str) -> TrackedRun | None:
-        """The tracker's run of which the index has no note: a sender was killed, or the index was made again."""
-        tag = f"{TAG}run_id"
-        if self._own and self._listed is None:
-            self._listed = self._tracking.find_all(tag, MAX_LISTED)
-            self._own = self._listed is not None
-        if self._listed is None:
-            return self._tracking.find({tag: run_id})
-        return self._tracking.get(self._listed[run_id]) if run_id in self._listed else None
 
 
 def trained_by(places: Sequence[Membership], last_sweep: str | None, created_ms: int) -> Membership | None:
@@ -440,23 +416,14 @@ def changed(values: Mapping[str, str], known: Mapping[str, str]) -> dict[str, st
     return {key: value for key, value in values.items() if known.get(key, "") != value}
 
 
-def _spec(folder: RunFolder, status: Status) -> Mapping[str, Any]:
-    """The content of a run's spec.json; of a damaged run whatever can be read."""
+def _readable(read: Callable[[], T | None], status: Status, empty: T) -> T:
+    """The content of a run's file; of a damaged run, `empty` for what cannot be read."""
     try:
-        return folder.spec or {}
+        return read() or empty
     except DamagedError:
         if status != "damaged":
             raise
-        return {}
-
-
-def _curve(folder: RunFolder, status: Status) -> list[dict[str, float]]:
-    try:
-        return folder.curve(times=True)
-    except DamagedError:
-        if status != "damaged":
-            raise
-        return []
+        return empty
 
 
 def _reason(record: RunRecord, folder: RunFolder) -> str:

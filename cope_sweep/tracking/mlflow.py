@@ -22,23 +22,26 @@ import logging
 import os
 import platform
 import shutil
+import socket
 import sqlite3
 import tempfile
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from cachetools import TTLCache, cachedmethod
 
 from cope_sweep.store.index.database import on_network, redacted
 from cope_sweep.tracking.translate import Dataset, Model, Point, TrackedRun, TrackedStatus, TrackingError
 from cope_sweep.tracking.uri import sqlite_path
 
 if TYPE_CHECKING:
-    from mlflow.entities import LoggedModel, Metric, Param, Run, RunTag
+    from mlflow.entities import Experiment, LoggedModel, Metric, Param, Run, RunTag
     from mlflow.models import ModelSignature
 
 MLFLOW_STATUS: dict[TrackedStatus, str] = {
@@ -64,11 +67,14 @@ CONTEXT_TAG = "mlflow.data.context"
 
 EXPERIMENTS_S = 10.0
 """How long a list of the experiments is used before it is read again."""
+EXPERIMENTS_PER_PAGE = 1000
 
 ACCESS_REFUSED = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED")
 """MLflow's error codes for the HTTP statuses 401 and 403."""
 REQUEST_TIMEOUT_S = 20
 UPLOAD_TIMEOUT_S = 300
+CHECK_CONNECTION_S, CHECK_REQUEST_S = 2, 3
+"""How long a server may take to answer before a sweep starts. MLflow's client takes whole seconds."""
 
 LOADER = "cope_sweep.inference"
 """The module whose `_load_pyfunc` MLflow calls."""
@@ -94,6 +100,8 @@ class MlflowTracking:
 
         self.uri = uri
         self._experiments: dict[str, str] = {}
+        """Name → id, of the experiments that runs were created in."""
+        self._listed: TTLCache[Any, list[str]] = TTLCache(1, EXPERIMENTS_S)
         database = sqlite_path(uri)
         self._artifact_root = database.parent / "mlartifacts" if database else None
         self._database = database if database and not on_network(database) else None
@@ -104,32 +112,17 @@ class MlflowTracking:
                 _use_write_ahead_log(self._database)
             self._client = MlflowClient(tracking_uri=uri)
             # The client opens its store on first use. MLflow then creates the tables of a new one.
-            self._known_experiments = self._all_experiments()
-            self._listed_s = time.monotonic()
+            self._all_experiments()
 
     def find(self, tags: Mapping[str, str]) -> TrackedRun | None:
         """The run that has all these tags, in any experiment; the oldest one if there are several."""
         condition = " AND ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
         with self._errors("searched"):
-            run = self._search(condition)
-            if run is None and time.monotonic() - self._listed_s > EXPERIMENTS_S:
-                self._listed_s = time.monotonic()
-                if (experiments := self._all_experiments()) != self._known_experiments:
-                    self._known_experiments = experiments
-                    run = self._search(condition)
-        return _tracked(run) if run else None
-
-    def find_all(self, tag: str, limit: int) -> dict[str, str] | None:
-        """Value of `tag` → the tracker's id, of all runs that have the tag; None if those are more than `limit`."""
-        with self._errors("searched"):
-            self._known_experiments = self._all_experiments()
+            experiments = [*{*self._all_experiments(), *self._experiments.values()}]
             runs = self._client.search_runs(
-                self._known_experiments,
-                f"tags.`{tag}` != ''",
-                max_results=limit,
-                order_by=["attributes.start_time DESC"],  # the oldest of several is the last in the dictionary
+                experiments, condition, max_results=1, order_by=["attributes.start_time ASC"]
             )
-        return None if runs.token else {run.data.tags[tag]: run.info.run_id for run in runs}
+        return _tracked(runs[0]) if runs else None
 
     def settle(self) -> None:
         """Return when what was written survives a power failure."""
@@ -155,12 +148,6 @@ class MlflowTracking:
                 if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                     return None
                 raise
-
-    def _search(self, condition: str) -> Run | None:
-        order = ["attributes.start_time ASC"]
-        experiments = [*{*self._known_experiments, *self._experiments.values()}]
-        runs = self._client.search_runs(experiments, condition, max_results=1, order_by=order)
-        return runs[0] if runs else None
 
     def create(
         self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, note: str = ""
@@ -251,11 +238,7 @@ class MlflowTracking:
     def put_text(self, run: TrackedRun, path: str, text: str) -> None:
         """Write `text` to the artifact `path`."""
         with self._errors("written"):
-            if folder := _local(run.artifacts):
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / path).write_text(text)
-            else:
-                self._client.log_text(run.id, text, path)
+            self._client.log_text(run.id, text, path)
 
     def log_datasets(self, run: TrackedRun, datasets: Sequence[Dataset]) -> None:
         """Note the data that a run read. Logging them again changes nothing."""
@@ -308,20 +291,15 @@ class MlflowTracking:
             model_type="cope_sweep",
         )
 
-    def artifacts(self, run: TrackedRun, path: str = "") -> list[str]:
-        """The artifacts and folders directly below `path`, sorted."""
-        with self._errors("read"):
-            return sorted(entry.path for entry in self._client.list_artifacts(run.id, path or None))
-
+    @cachedmethod(lambda self: self._listed)
     def _all_experiments(self) -> list[str]:
-        ids: list[str] = []
-        token = None
-        while True:
-            page = self._client.search_experiments(page_token=token)
-            ids += [experiment.experiment_id for experiment in page]
-            token = page.token
-            if not token:
-                return ids
+        from mlflow.utils import get_results_from_paginated_fn
+
+        def page(size: int, token: str | None) -> Sequence[Experiment]:
+            return self._client.search_experiments(max_results=size, page_token=token)
+
+        found = get_results_from_paginated_fn(page, EXPERIMENTS_PER_PAGE)  # type: ignore[no-untyped-call]
+        return [experiment.experiment_id for experiment in found]
 
     def _experiment(self, name: str, note: str) -> str:
         """The id of the experiment `name`. It is created, with the description `note`, if it does not exist."""
@@ -351,8 +329,20 @@ class MlflowTracking:
         self._experiments[name] = found.experiment_id
         return self._experiments[name]
 
-    def _errors(self, action: str) -> contextlib.AbstractContextManager[None]:
-        return tracking_errors(self.uri, action)
+    @contextlib.contextmanager
+    def _errors(self, action: str) -> Iterator[None]:
+        """Turn errors into TrackingError with a message of one line. `action` says what failed: "opened", "read"."""
+        try:
+            yield
+        except TrackingError:
+            raise
+        except Exception as error:
+            # MLflow passes on errors of database drivers, the network and the disk, so that any class is possible.
+            if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+                # One error for each file of a folder.
+                error = OSError("; ".join(str(reason) for _, _, reason in error.args[0]))
+            reason = one_line(error, self.uri)
+            raise TrackingError(f"MLflow at {redacted(self.uri)} could not be {action}: {reason}") from error
 
 
 @contextlib.contextmanager
@@ -410,7 +400,6 @@ def _tracked(run: Run) -> TrackedRun:
     return TrackedRun(
         id=run.info.run_id,
         experiment=run.info.experiment_id,
-        artifacts=run.info.artifact_uri,
         status=_STATUS_OF[run.info.status],
         tags=dict(run.data.tags),
         params=dict(run.data.params),
@@ -531,65 +520,52 @@ def limit_requests() -> None:
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 
 
-def check_server(uri: str, timeout_s: int) -> None:
-    """Return if an MLflow server at the http(s) URL `uri` accepts requests within `timeout_s`.
+def check_server(uri: str) -> None:
+    """Return if an MLflow server at the http(s) URL `uri` accepts requests.
 
-    MLflow's own client sends the request, so that credentials, TLS settings and proxies are those that runs are sent
-    with.
+    A plain connection comes first, so that a wrong address fails before mlflow is imported. Then MLflow's own client
+    sends a request, so that credentials, TLS settings and proxies are those that runs are sent with.
 
     Raises:
         TrackingError: Nothing answers, the server refuses access, or it is no MLflow server.
     """
+    parts = urlsplit(uri)
+    try:
+        address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        # Behind a proxy, the server itself may be out of reach.
+        if parts.scheme not in getproxies() or proxy_bypass(address[0]):
+            socket.create_connection(address, timeout=CHECK_CONNECTION_S).close()
+    except (OSError, ValueError) as error:
+        raise TrackingError(_no_server(uri, error)) from error
     import_mlflow()
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
-    url = redacted(uri)
-    limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(CHECK_REQUEST_S), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     try:
         with _environment(limits):
             MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
-    except MlflowException as error:
-        reason = one_line(error, uri)
-        if error.error_code in ACCESS_REFUSED:
+    except Exception as error:  # the answer of another service can fail anywhere in the client
+        url, reason = redacted(uri), one_line(error, uri)
+        if isinstance(error, MlflowException) and error.error_code in ACCESS_REFUSED:
             raise TrackingError(
                 f"the MLflow server at {url} refuses access ({reason}); "
                 "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
             ) from error
         # The client turns errors of the connection into MlflowException.
-        if isinstance(error.__cause__ or error.__context__, OSError):
-            raise TrackingError(no_server(uri, reason)) from error
+        if isinstance(error, MlflowException) and isinstance(error.__cause__ or error.__context__, OSError):
+            raise TrackingError(_no_server(uri, reason)) from error
         raise TrackingError(
             f"{url} answers, but not as an MLflow server does ({reason}); check the URL's port and path"
         ) from error
-    except Exception as error:
-        # The answer of another service can fail anywhere in the client.
-        raise TrackingError(
-            f"{url} answers, but not as an MLflow server does ({one_line(error, uri)}); check the URL's port and path"
-        ) from error
 
 
-def no_server(uri: str, reason: object) -> str:
+def _no_server(uri: str, reason: object) -> str:
     """The error message where no MLflow server can be reached."""
     return (
         f"no MLflow server answers at {redacted(uri)} ({reason}); start it (`mlflow server --port …`), correct "
         "--mlflow or MLFLOW_TRACKING_URI, or leave both out to keep runs in the store"
     )
-
-
-@contextlib.contextmanager
-def tracking_errors(uri: str, action: str) -> Iterator[None]:
-    """Turn errors into TrackingError with a message of one line. `action` says what failed: "opened", "read"."""
-    try:
-        yield
-    except TrackingError:
-        raise
-    except Exception as error:
-        # MLflow passes on errors of database drivers, the network and the disk, so that any class is possible.
-        if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
-            # One error for each file of a folder.
-            error = OSError("; ".join(str(reason) for _, _, reason in error.args[0]))
-        raise TrackingError(f"MLflow at {redacted(uri)} could not be {action}: {one_line(error, uri)}") from error
 
 
 def one_line(error: Exception, uri: str) -> str:

@@ -31,7 +31,7 @@ from cope_sweep.store.index.summaries import sweep_rows
 from cope_sweep.tracking.mirrors import RunMirror, SweepMirror
 from cope_sweep.tracking.mlflow import MlflowTracking, limit_requests
 from cope_sweep.tracking.translate import TrackingError
-from cope_sweep.tracking.uri import is_own, sqlite_path, tracker_key
+from cope_sweep.tracking.uri import sqlite_path, tracker_key
 
 MAX_FAILURES = 2
 """After the tracker has refused this many runs, or sweeps, it is taken to be down. The next sync sends the rest."""
@@ -84,7 +84,7 @@ class TrackerSync:
             self._mirrored.forget()
         self._store, self._first_sweep, self._tracking = store, first_sweep, tracking
         self._sweep_mirror = SweepMirror(store, self._mirrored, tracking)
-        self._run_mirror = RunMirror(store, self._mirrored, tracking, self._sweep_mirror, own=is_own(store, uri))
+        self._run_mirror = RunMirror(store, self._mirrored, tracking, self._sweep_mirror)
         self._runs: dict[str, None] = {}
         """Ids of the runs to send, in order."""
         self._begun: set[str] = set()
@@ -201,7 +201,7 @@ class TrackerSync:
         """Note in the index what was sent. Raises StoreError."""
         if self._received:
             self._tracking.settle()
-            self._mirrored.mark_all(self._received)
+            self._mirrored.mark(self._received)
             self._received = {}
         self._noted_s = time.monotonic()
 
@@ -372,7 +372,8 @@ class MirrorSession:
             before = left
             if self.sync(interrupted=interrupted, on_sent=on_sent):
                 return MirrorReport(self.written, [])
-            left = self._sync.left if self._sync else self._count()
+            # Without an own sync, another process sends.
+            left = self._sync.left if self._sync else known_left(self.store, self.uri)
             failed = 0 if left < before < math.inf else failed + 1
             if interrupted() or failed == tries:
                 break
@@ -384,13 +385,6 @@ class MirrorSession:
         """Why something was not sent, one line for each reason."""
         found = self._sync.reasons() if self._sync else []
         return [self._error, *found] if self._error else found
-
-    def _count(self) -> float:
-        """Number of runs and sweeps that another process still has to send."""
-        try:
-            return backlog_count(self.store, self.uri)
-        except StoreError:
-            return math.inf
 
     def _has_work(self) -> bool:
         """Whether there is anything to send. Without, MLflow need not be reached."""

@@ -21,6 +21,7 @@ from cope_sweep.store.artifacts import TIME_KEY
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRecord
 from cope_sweep.store.index.mirroring import Membership
+from cope_sweep.store.index.model import leaves
 from cope_sweep.store.sweeps import SweepRecord
 
 TrackedStatus = Literal["running", "finished", "failed", "killed"]
@@ -78,8 +79,6 @@ class TrackedRun:
     """The tracker's id of the run."""
     experiment: str
     """The id of its experiment."""
-    artifacts: str
-    """The URI of its artifact folder."""
     status: TrackedStatus
     tags: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
@@ -119,15 +118,9 @@ TRACKED_STATUS: dict[Status, TrackedStatus] = {
 The tag `cope_sweep.status` tells a run that a scheduler stopped from one that was interrupted."""
 
 
-def flat(value: Any, prefix: str = "") -> dict[str, str]:
-    """A spec under dotted names: `model.position` is `cope+relative`, `model.position.0.p_max` is `64`."""
-    if isinstance(value, Mapping):
-        items = {f"{prefix}.{key}" if prefix else key: item for key, item in value.items()}
-        return {name: text for key, item in items.items() for name, text in flat(item, key).items()}
-    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
-        kinds = "+".join(str(item.get("kind", "")) for item in value) or "none"
-        return {prefix: kinds} | flat({str(index): item for index, item in enumerate(value)}, prefix)
-    return {prefix: _text(value)}
+def flat(value: Mapping[str, Any]) -> dict[str, str]:
+    """A spec under dotted names, see `leaves`; what is no text is JSON."""
+    return {name: _text(leaf) for name, leaf in leaves(value)}
 
 
 def identity_tags(run_id: str, place: Membership | None) -> dict[str, str]:
@@ -152,8 +145,8 @@ def sweep_tags(places: Iterable[Membership]) -> dict[str, str]:
 def origin_tags(record: SweepRecord) -> dict[str, str]:
     """Tags that say where a sweep and its runs come from: ablation, commit, versions, machine."""
     tags = {f"{TAG}sweep_id": record.sweep_id, f"{TAG}ablation": record.ablation}
-    tags |= {f"{TAG}{name}": value for name, value in flat({"versions": record.versions}).items()}
-    tags |= {f"{TAG}{name}": value for name, value in flat({"machine": record.machine}).items()}
+    origin = {"versions": record.versions, "machine": record.machine}
+    tags |= {f"{TAG}{name}": value for name, value in flat(origin).items()}
     tags |= {"mlflow.source.name": " ".join(record.command), "mlflow.source.type": "JOB"}
     if record.git_commit:
         tags["mlflow.source.git.commit"] = record.git_commit

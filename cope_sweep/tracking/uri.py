@@ -1,17 +1,14 @@
 """Resolves the tracking URI and checks, before a sweep starts, that runs can be sent to it.
 
-SQLite stores are checked without importing mlflow, which takes seconds. A server is first probed with a plain
-connection, so that a wrong address fails fast; then MLflow's own client sends a request.
+SQLite stores are checked without importing mlflow, which takes seconds.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import socket
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
-from urllib.request import getproxies, proxy_bypass
 
 from cope_sweep.store.index.database import redacted
 from cope_sweep.store.index.mirroring import Mirrored
@@ -19,9 +16,6 @@ from cope_sweep.store.store import Store
 from cope_sweep.tracking.translate import TrackingError
 
 ACCEPTED = "sqlite:///PATH, or http://HOST:PORT or https://HOST of an MLflow server"
-CONNECT_TIMEOUT_S = 2.0
-REQUEST_TIMEOUT_S = 3
-"""MLflow's client takes whole seconds."""
 
 
 def resolve_uri(store: Store, explicit: str | None = None) -> str:
@@ -45,12 +39,6 @@ def tracker_key(store: Store, uri: str) -> str:
         return f"sqlite:///{path.relative_to(store.root) if inside else path}"
     parts = urlsplit(uri.rstrip("/"))
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-def is_own(store: Store, uri: str) -> bool:
-    """Whether the tracker at `uri` is a SQLite file in the store, which only this store is sent to."""
-    path = sqlite_path(uri)
-    return path is not None and path.is_relative_to(store.root)
 
 
 def run_page(store: Store, run_id: str) -> str | None:
@@ -85,7 +73,9 @@ def check(uri: str) -> None:
     if path is not None:
         _check_sqlite(path)
     elif uri.startswith(("http://", "https://")):
-        _check_server(uri)
+        from cope_sweep.tracking.mlflow import check_server
+
+        check_server(uri)
     elif "://" not in uri or uri.startswith("file:"):
         raise TrackingError(
             f"{uri!r} is a folder, and MLflow 3.17 no longer keeps runs in folders; "
@@ -114,18 +104,3 @@ def _check_sqlite(path: Path) -> None:
             raise PermissionError(13, "Permission denied")
     except OSError as error:
         raise TrackingError(f"{path}: MLflow's SQLite file cannot be written ({error.strerror}); {hint}") from error
-
-
-def _check_server(uri: str) -> None:
-    from cope_sweep.tracking.mlflow import check_server, no_server
-
-    parts = urlsplit(uri)
-    host = parts.hostname or ""
-    try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        # Behind a proxy, the server itself may be out of reach.
-        if parts.scheme not in getproxies() or proxy_bypass(host):
-            socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
-    except (OSError, ValueError) as error:
-        raise TrackingError(no_server(uri, error)) from error
-    check_server(uri, REQUEST_TIMEOUT_S)

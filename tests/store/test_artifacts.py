@@ -12,7 +12,7 @@ import pytest
 
 from cope_sweep.store import RunFolder, Store, StoreError
 from cope_sweep.store.errors import DamagedError, FencedError
-from cope_sweep.store.files import parse_json, replacing, write_bytes
+from cope_sweep.store.files import parse_json, write_bytes
 from cope_sweep.store.reading import RunContents
 from tests.tiny import tiny_run
 
@@ -188,16 +188,6 @@ def test_a_row_with_nan_is_refused(folder):
         own.log({"step": 1, "loss": float("nan")})
 
 
-def test_an_error_while_a_file_is_replaced_keeps_the_old_file(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("before")
-    with pytest.raises(RuntimeError), replacing(path) as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
-    assert path.read_text() == "before"
-    assert os.listdir(tmp_path) == ["file"]
-
-
 def test_an_error_while_a_checkpoint_is_written_leaves_none(folder):
     own = folder.begin(RUN, "here")
     with pytest.raises(RuntimeError), own.writing_checkpoint() as path:
@@ -249,8 +239,7 @@ def test_files_can_be_read_by_other_users(folder):
         own = folder.begin(RUN, "here")
         own.log({"step": 1})
         own.rewind(1)
-        with own.writing_checkpoint() as path:
-            (path / "config.json").write_text("1")
+        write_checkpoint(own)
         own.finish({}, {})
     finally:
         os.umask(before)
@@ -272,7 +261,13 @@ def test_a_store_that_cannot_be_written_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(b"{", "not valid JSON"), (b"\xff", "not valid JSON"), (b"[1]", "not a JSON object")]
+    ("content", "reason"),
+    [
+        (b"{", "not valid JSON"),
+        (b"\xff", "not valid JSON"),
+        (b"[1]", "not a JSON object"),
+        pytest.param(b"[" * 1_000_000, "nested too deeply", id="deep"),
+    ],
 )
 def test_broken_json_names_its_file(tmp_path, content, reason):
     with pytest.raises(DamagedError, match=rf"x\.json: {reason}"):
@@ -315,16 +310,12 @@ def test_an_older_attempt_that_replaces_the_number_of_a_newer_one_ends(store, mo
 
 def test_an_attempt_that_is_overtaken_while_it_begins_deletes_no_newer_checkpoint(store, monkeypatch):
     check = RunFolder.check_fence
-    left = store.run(RUN.run_id).begin(RUN, "here", 1)
-    with left.writing_checkpoint() as path:
-        (path / "config.json").write_text("1")
+    write_checkpoint(store.run(RUN.run_id).begin(RUN, "here", 1))
 
     def newer_begins(self, **options):
         if self.attempt == 2 and self.state.get("attempt") == 2:
             monkeypatch.setattr(RunFolder, "check_fence", check)
-            newer = store.run(RUN.run_id).begin(RUN, "here", 3)
-            with newer.writing_checkpoint() as path:
-                (path / "config.json").write_text("3")
+            write_checkpoint(store.run(RUN.run_id).begin(RUN, "here", 3))
         check(self, **options)
 
     monkeypatch.setattr(RunFolder, "check_fence", newer_begins)

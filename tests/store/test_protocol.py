@@ -19,11 +19,9 @@ from sqlalchemy import Float, literal
 
 from cope_sweep.store import Lease, Refusal, RunFolder, Store
 from cope_sweep.store.errors import FencedError
-from cope_sweep.store.index import Index
 from cope_sweep.store.index.owners import owner_name
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.rebuild import check, rebuild
-from tests.store.databases import index_url, postgres  # noqa: F401 - fixtures
 from tests.store.index.rows import row
 from tests.tiny import tiny_run
 
@@ -70,7 +68,7 @@ class Protocol(RuleBasedStateMachine):
         memory = Path("/dev/shm")
         self.store = Store(tempfile.mkdtemp(dir=memory if memory.is_dir() else None), index=index, create=True)
         self.index, self.now_s = index, 1e9
-        index.clear()
+        index.delete(index.statuses())
         index.mark_built()
         index.database.now_s = lambda: literal(self.now_s, Float)
         self.runs = {run.run_id: Expected() for run in RUNS}
@@ -243,10 +241,8 @@ class Protocol(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def examine(index_url):  # noqa: F811
-    index = Index(index_url)
-    yield functools.partial(run_state_machine_as_test, lambda: Protocol(index))
-    index.close()
+def examine(index):
+    return functools.partial(run_state_machine_as_test, lambda: Protocol(index))
 
 
 def test_a_few_sequences(examine):

@@ -56,7 +56,7 @@ def test_no_value_of_a_file_hides_other_runs(plan, tmp_path):
         shutil.copytree(templates[0 if name == "result.json" else 1 + number % 2], path)
         put(path / "spec.json", ["run_id"], run.run_id)
         put(path / name, keys, value)
-    store.index.clear()
+    store.index.delete(store.index.statuses())
     rebuild(store, store.index)
     queries = Queries(Store(tmp_path / "store"))
     question = ListRuns(limit=1000, sort="in_dist/token_error")
@@ -73,12 +73,13 @@ def test_no_value_of_a_file_hides_other_runs(plan, tmp_path):
             json.loads(queries.ask(GetRun(run.run_id)).model_dump_json())
 
 
-def test_the_message_names_file_and_key(plan, tmp_path):
+@pytest.mark.parametrize(("fact", "key"), [("device", "facts.device"), ("parent_id", "parent_id")])
+def test_the_message_names_file_and_key(plan, tmp_path, fact, key):
     store = Store(tmp_path / "store", create=True)
     run = plan.runs[0]
     finish(store, run, {}, {})
-    put(store.run(run.run_id).path / "result.json", ["facts", "device"], "\ud800")
+    put(store.run(run.run_id).path / "result.json", ["facts", fact], "\ud800")
     rebuild(store, store.index)
     message = Queries(store).ask(GetRun(run.run_id)).message
-    assert "result.json: facts.device: no Unicode text" in message
+    assert f"result.json: {key}: no Unicode text" in message
     assert message.endswith("train the run again")

@@ -30,10 +30,6 @@ class MemoryTracking:
     def get(self, tracked_id: str) -> TrackedRun | None:
         return self.runs.get(tracked_id)
 
-    def find_all(self, tag: str, limit: int) -> dict[str, str] | None:
-        found = {run.tags[tag]: run.id for run in self.runs.values() if tag in run.tags and not run.deleted}
-        return found if len(found) <= limit else None
-
     def settle(self) -> None:
         pass
 
@@ -45,7 +41,7 @@ class MemoryTracking:
     ) -> TrackedRun:
         self.experiment_notes.setdefault(experiment, note)
         key = f"run-{next(self._ids)}"
-        run = self.runs[key] = TrackedRun(key, experiment, f"memory:/{key}", "running", dict(tags))
+        run = self.runs[key] = TrackedRun(key, experiment, "running", dict(tags))
         self.names[key], self.started_ms[key] = name, started_ms
         self.points[key], self.files[key] = {}, {}
         return run
@@ -81,8 +77,3 @@ class MemoryTracking:
 
     def put_text(self, run: TrackedRun, path: str, text: str) -> None:
         self.files[run.id][path] = text
-
-    def artifacts(self, run: TrackedRun, path: str = "") -> list[str]:
-        prefix = f"{path}/" if path else ""
-        below = (name.removeprefix(prefix) for name in self.files[run.id] if name.startswith(prefix))
-        return sorted({prefix + name.split("/")[0] for name in below})

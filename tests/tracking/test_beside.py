@@ -176,17 +176,6 @@ def test_an_unreachable_server_is_reported_with_a_command_that_works_later(store
 
 
 @pytest.mark.slow
-def test_a_mirror_that_takes_too_long_is_ended_and_reported(store, plan, sqlite_uri):
-    record = write_sweep(store, plan)
-    mirror = MlflowMirror.start(store, record.sweep_id, sqlite_uri)
-    mirror.process.send_signal(signal.SIGSTOP)
-    (error,) = mirror.finish(patience_s=0.0).errors
-    assert "MLflow made no progress for 0 s" in error
-    assert "cope-sweep sync" in error
-    assert mirror.process.returncode == -signal.SIGKILL
-
-
-@pytest.mark.slow
 def test_a_server_that_hangs_does_not_hold_the_end_of_the_sweep(store, plan, server_uri):
     record = write_sweep(store, plan)
     finish(store, plan.runs[0], {"dense/loss": 0.5})
@@ -195,9 +184,11 @@ def test_a_server_that_hangs_does_not_hold_the_end_of_the_sweep(store, plan, ser
         mirror = MlflowMirror.start(store, record.sweep_id, stub.url)
         until(lambda: stub.requests)
         started_s = time.monotonic()
-        report = mirror.finish(patience_s=3.0)
+        (error,) = mirror.finish(patience_s=3.0).errors
         assert time.monotonic() - started_s < 60  # 8 s on an idle machine; the server answers after 600
-        assert report.errors
+        assert "MLflow made no progress for 3 s" in error
+        assert f"cope-sweep sync --store {store.root}" in error
+        assert mirror.process.returncode == -signal.SIGKILL
         assert backlog_count(store, stub.url) == 1
 
 

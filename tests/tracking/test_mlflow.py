@@ -2,12 +2,7 @@
 
 import json
 import multiprocessing
-import os
 import secrets
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import urllib.request
 from pathlib import Path
@@ -17,15 +12,12 @@ import pytest
 
 from cope_sweep.inference import Predictor
 from cope_sweep.store import Store
-from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.tracking.mlflow import MlflowTracking
 from cope_sweep.tracking.sync import TrackerSync, backlog_count
 from cope_sweep.tracking.translate import TAG, Point, TrackingError
-from cope_sweep.tracking.uri import tracker_key
 from cope_sweep.train import Runtime, train_run
 from tests.read.tables.ablations import plan_of
 from tests.store.sweeps import end, end_sweep, fail, finish, write_sweep
-from tests.sweep.ports import free_port
 from tests.tracking.trackers import client_of, run_of, synced
 
 pytestmark = pytest.mark.slow
@@ -98,6 +90,8 @@ def test_mlflow_client_reads_a_sweep(store, sqlite_uri):
     failed = next(run for run in children if run.info.status == "FAILED")
     path = client.download_artifacts(failed.info.run_id, "error.txt")
     assert "Diverged" in Path(path).read_text()
+    (kept,) = store.root.glob("mlartifacts/copying/models/*/artifacts/model.safetensors")
+    assert kept.samefile(folder.checkpoint / "model.safetensors")  # a hard link
 
 
 def test_an_expert_finds_data_models_durations_and_times(store, sqlite_uri):
@@ -148,15 +142,6 @@ def test_several_writers_at_once_duplicate_no_points(sqlite_uri):
     assert len(client_of(sqlite_uri).get_metric_history(run.id, "loss")) == 500
 
 
-def test_a_checkpoint_is_a_hard_link_to_the_store(store, sqlite_uri):
-    plan = plan_of()
-    write_sweep(store, plan)
-    finish(store, plan.runs[0], {})
-    synced(store, MlflowTracking(sqlite_uri), sqlite_uri)
-    (kept,) = store.root.glob("mlartifacts/copying/models/*/artifacts/model.safetensors")
-    assert kept.samefile(store.run(plan.runs[0].run_id).checkpoint / "model.safetensors")
-
-
 def test_a_store_that_was_moved_goes_on_with_its_own_database(store, sqlite_uri):
     plan = plan_of()
     record = write_sweep(store, plan)
@@ -184,13 +169,6 @@ def test_a_file_that_is_not_a_database_is_an_error(tmp_path):
         MlflowTracking(f"sqlite:///{tmp_path}/mlflow.db")
 
 
-def test_an_unreachable_server_is_an_error(monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    url = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(TrackingError, match=f"{url} could not be opened"):
-        MlflowTracking(url)
-
-
 def test_a_server_serves_a_sqlite_store_and_its_artifacts_from_any_directory(store, served_database, server_uri):
     """Like `mlflow ui --backend-store-uri sqlite:///…`, started in another directory; the requests are its page's."""
     plan = plan_of("shown", seeds=[2**30])
@@ -212,72 +190,6 @@ def test_a_server_serves_a_sqlite_store_and_its_artifacts_from_any_directory(sto
     shown = json.loads(get(f"ajax-api/2.0/mlflow/runs/get?run_id={run.id}"))["run"]
     assert shown["info"]["run_name"] == f"CoPE · seed {2**30}"
     assert {metric["key"]: metric["value"] for metric in shown["data"]["metrics"]}["dense/loss"] == 0.25
-
-
-TRAIN = """
-import os, signal, sys
-from cope_sweep.inference import Predictor
-from cope_sweep.store import Store
-from cope_sweep.train import Runtime, train_run
-from tests.tiny import tiny_run
-
-run = tiny_run(**{"train.steps": 60, "evaluate.every": 7})
-calls = 0
-
-def stop():
-    global calls
-    calls += 1
-    if calls == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return None
-
-# A checkpoint is written after every step. The process is killed after a step was logged and before its checkpoint.
-print(train_run(run, Store(sys.argv[1]), Runtime(checkpoint_every_s=0.0), should_stop=stop))
-"""
-
-
-def test_after_a_kill_and_a_resumption_no_point_is_missing_or_duplicated(store, sqlite_uri, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(TRAIN))
-    environment = os.environ | {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
-
-    def train(kill_at):
-        command = [sys.executable, str(script), str(store.root), str(kill_at)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    plan = plan_of(
-        base=plan_of().ablation.content.base | {"train": {"steps": 60, "batch": 4}, "evaluate": {
-            "every": 7, "sequences": 8, "final_sequences": 8}},
-        grid={}, seeds=[0],
-    )  # fmt: skip
-    write_sweep(store, plan)
-    sync = synced(store, MlflowTracking(sqlite_uri), sqlite_uri)
-    tracking = MlflowTracking(sqlite_uri)
-    # Step 42 was evaluated and logged, but is not in the checkpoint.
-    assert train(42).returncode == -signal.SIGKILL
-    folder = store.run(plan.runs[0].run_id)
-    assert folder.curve()[-1]["step"] == 42
-    end(store, plan.runs[0])
-    sync.sync()
-    run = run_of(tracking, folder)
-    assert run.status == "killed"
-    assert run.latest["dense/loss"].step == 42
-    done = train(-1)
-    assert done.stdout.strip() == "finished", done.stderr
-    assert folder.result["facts"]["resumed_from_step"] == 41
-    end(store, plan.runs[0])
-    sync.sync()
-    # A second writer, without the notes of the first.
-    Mirrored(store.index, tracker_key(store, sqlite_uri)).forget()
-    synced(store, MlflowTracking(sqlite_uri), sqlite_uri)
-    run = run_of(tracking, folder)
-    assert run.status == "finished"
-    client = client_of(sqlite_uri)
-    for key in ("train/loss", "train/lr", "dense/loss", "in_dist/token_error"):
-        ours = [(row["step"], row[key]) for row in folder.curve() if key in row]
-        theirs = [(metric.step, metric.value) for metric in client.get_metric_history(run.id, key)]
-        assert sorted(theirs) == ours
-        assert len(ours) >= 7
 
 
 # -- the files by which MLflow knows what a model is and how to load it, with a real checkpoint ----------------------

@@ -15,7 +15,7 @@ from tests.read.tables.ablations import plan_of
 from tests.store.sweeps import begin, end, end_sweep, fail, finish, stop, write_sweep
 from tests.tiny import tiny_run
 from tests.tracking.memory import MemoryTracking
-from tests.tracking.trackers import history, run_of, sweep_of, synced
+from tests.tracking.trackers import artifacts, history, run_of, sweep_of, synced
 
 URI = "http://tracker"
 NO_SERVER = pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_sweep_with_every_status(store, plan, tracking):
 
     failed = runs[cope.runs[1].run_id]
     assert failed.tags[f"{TAG}message"] == "Diverged: the loss is nan"
-    assert tracking.artifacts(failed) == ["error.txt"]
+    assert artifacts(tracking, failed) == ["error.txt"]
     stopped = runs[none.runs[0].run_id]
     assert stopped.tags[f"{TAG}status"] == "stopped"
     assert stopped.tags[f"{TAG}message"] == "median stopping at step 1"
@@ -136,7 +136,7 @@ def test_the_end_of_a_sweep(store, plan, tracking):
     parent = sweep_of(tracking, record)
     assert parent.status == "finished"
     assert parent.params["rows"] == "3"
-    assert tracking.artifacts(parent) == ["ablation.yaml", "table.csv", "table.json", "table.md"]
+    assert artifacts(tracking, parent) == ["ablation.yaml", "table.csv", "table.json", "table.md"]
     assert "| 1 |" in parent.tags["mlflow.note.content"]
     assert parent.tags[f"{TAG}runs.pending"] == "0"
     progress = history(tracking, parent, "runs/finished")
@@ -256,7 +256,7 @@ def test_a_run_of_another_ablation_is_linked_and_not_copied(store, plan, trackin
     assert parent.tags[f"{TAG}reused"] == "2"
     end_sweep(store, second)
     synced(store, tracking)
-    assert "reused.json" in tracking.artifacts(parent)
+    assert "reused.json" in artifacts(tracking, parent)
 
 
 @NO_SERVER
@@ -277,7 +277,7 @@ def test_the_next_sweep_sends_runs_of_an_earlier_one_under_the_earlier_one(store
     assert shared.tags.keys() >= {f"{TAG}sweep.{first.sweep_id}", f"{TAG}sweep.{second.sweep_id}"}
     assert run_of(tracking, plan.runs[2]).tags["mlflow.parentRunId"] == new.id
     assert (old.status, new.status) == ("killed", "running")
-    assert "table.md" in tracking.artifacts(old)
+    assert "table.md" in artifacts(tracking, old)
 
 
 def test_a_shared_run_belongs_to_the_last_sweep_that_started_before_it(store, plan):
@@ -320,7 +320,7 @@ def test_long_texts_are_cut_in_tags_and_complete_in_artifacts(store, plan, track
     record = write_sweep(store, plan, hypothesis="h" * 30_000)
     fail(store, plan.runs[0], "m" * 9000, "t" * 20_000)
     synced(store, tracking)
-    assert tracking.artifacts(run_of(tracking, plan.runs[0])) == ["error.txt"]
+    assert artifacts(tracking, run_of(tracking, plan.runs[0])) == ["error.txt"]
     assert len(sweep_of(tracking, record).tags["mlflow.note.content"]) <= 8000
 
 

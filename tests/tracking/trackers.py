@@ -43,6 +43,13 @@ def history(tracking, run, key):
     return sorted(points, key=lambda point: point.step)
 
 
+def artifacts(tracking, run):
+    """The names of its artifacts and folders, sorted."""
+    if isinstance(tracking, MemoryTracking):
+        return sorted({name.split("/")[0] for name in tracking.files[run.id]})
+    return sorted(entry.path for entry in client_of(tracking.uri).list_artifacts(run.id))
+
+
 @pytest.fixture(scope="session")
 def fresh_database(tmp_path_factory):
     """An empty SQLite store of MLflow. Creating one takes seconds; tests copy it."""

@@ -1,7 +1,7 @@
 """The index of a store: an SQL database that answers what is asked of many runs."""
 
 from cope_sweep.store.index.database import IndexUnavailable, IndexUnusable, waiting
-from cope_sweep.store.index.index import Index, status_counts
+from cope_sweep.store.index.index import Index
 from cope_sweep.store.index.model import (
     Filter,
     Lease,
@@ -18,5 +18,5 @@ from cope_sweep.store.index.rows import RunRow
 
 __all__ = [
     "Filter", "Index", "IndexUnavailable", "IndexUnusable", "Lease", "Progress", "QueryError", "Refusal", "Renewal",
-    "RunPage", "RunQuery", "RunRecord", "RunRow", "SweepSummary", "status_counts", "waiting",
+    "RunPage", "RunQuery", "RunRecord", "RunRow", "SweepSummary", "waiting",
 ]  # fmt: skip

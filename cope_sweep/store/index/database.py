@@ -112,12 +112,7 @@ class Database:
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that writes; it is rolled back where the block raises. Raises StoreError, IndexUnavailable."""
-        with self.errors(), self._writing() as connection:
-            yield connection
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        with self.engine.connect().execution_options(writes=True) as connection, connection.begin():
+        with self.errors(), self.engine.connect().execution_options(writes=True) as connection, connection.begin():
             if not self.is_sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": WRITE_LOCK})
             yield connection
@@ -152,7 +147,7 @@ class Database:
         with self.engine.connect() as connection:
             if _version(connection) == HEAD:
                 return
-        with self._writing() as connection:
+        with self.writing() as connection:
             version = _version(connection)
             if version == HEAD:  # another process was faster
                 return

@@ -135,10 +135,6 @@ class Order:
     part: ColumnElement[int] | None = None
     """The column of `runs` that names the part with the values, if they are of the spec."""
 
-    def applied(self, statement: Select[Any]) -> Select[Any]:
-        """A statement about `runs` in this order."""
-        return self.sorted(self.joined(statement))
-
     def joined(self, statement: Select[Any]) -> Select[Any]:
         """A statement about `runs` with the table of the columns."""
         return statement if self.part is None else statement.outerjoin(parts, parts.c.id == self.part)
@@ -195,8 +191,3 @@ def order_of(connection: Connection, query: RunQuery, status: ColumnElement[str]
     section = _section(query.sort)
     part = None if section is None else runs.c[f"{section}_part"]
     return Order((*values_of(connection, query.sort), runs.c.run_id), (down, down, False), part)
-
-
-def ordered(connection: Connection, statement: Select[Any], query: RunQuery, status: ColumnElement[str]) -> Select[Any]:
-    """A statement in the order of a query; runs without a value come last. Raises QueryError."""
-    return order_of(connection, query, status).applied(statement)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, case, delete, func, insert, literal, select, update
+from sqlalchemy import Connection, Row, Select, Table, and_, case, delete, func, insert, literal, select, update
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.event import Status
@@ -29,17 +28,8 @@ from cope_sweep.store.index.model import (
     Value,
 )
 from cope_sweep.store.index.owners import is_gone, owner_name
-from cope_sweep.store.index.rows import RowWriter, RunRow, among, chunks, next_revision, upsert
-from cope_sweep.store.index.tables import (
-    SECTIONS,
-    counters,
-    keys,
-    locks,
-    parts,
-    runs,
-    sweep_runs,
-    sweeps,
-)
+from cope_sweep.store.index.rows import RowWriter, RunRow, among, insert_into, next_revision, replace_row
+from cope_sweep.store.index.tables import SECTIONS, counters, locks, parts, runs, sweep_runs, sweeps
 
 FETCHED_ROWS = 10_000
 """Rows that a query takes from the database at a time."""
@@ -130,11 +120,17 @@ class Index:
         with self.database.reading() as connection:
             return list(connection.execute(query).scalars())
 
-    def sweeps(self) -> list[SweepSummary]:
-        """All sweeps, oldest first. One whose process died reads as interrupted."""
+    def sweeps(self, statuses: Collection[Status] | None = None) -> list[SweepSummary]:
+        """All sweeps, or those with one of these statuses, oldest first.
+
+        One whose process died reads as interrupted.
+        """
         query = select(sweeps).order_by(sweeps.c.started_ms, sweeps.c.sweep_id)
+        if statuses is not None:
+            query = query.where(sweeps.c.status.in_({"running", *statuses}))
         with self.database.reading() as connection:
-            return [summary_of(row) for row in connection.execute(query)]
+            found = [summary_of(row) for row in connection.execute(query)]
+        return [each for each in found if statuses is None or each.status in statuses]
 
     def sweep(self, sweep_id: str) -> SweepSummary | None:
         """One sweep, or None."""
@@ -162,33 +158,22 @@ class Index:
             known = connection.execute(
                 select(sweeps.c.runs).where(sweeps.c.sweep_id == summary.sweep_id)
             ).scalar_one_or_none()
-            statement = upsert(connection, sweeps).values(values)
-            connection.execute(statement.on_conflict_do_update(index_elements=[sweeps.c.sweep_id], set_=values))
+            replace_row(connection, sweeps, values)
             if known != len(members):
                 connection.execute(delete(sweep_runs).where(sweep_runs.c.sweep_id == summary.sweep_id))
                 entries = [
                     {"sweep_id": summary.sweep_id, "ordinal": ordinal, **member}
                     for ordinal, member in enumerate(members)
                 ]
-                for chunk in chunks(entries):
-                    connection.execute(insert(sweep_runs), chunk)
-
-    def clear(self) -> None:
-        """Delete everything, except what other stores have received (`mirrored`) and the revision."""
-        with self.database.writing() as connection:
-            for table in (sweep_runs, sweeps, runs, parts, keys):
-                connection.execute(delete(table))
-        self._writer.forget()
+                if entries:
+                    connection.execute(insert(sweep_runs), entries)
 
     def delete(self, run_ids: Iterable[str], *, owner: str | None = None) -> None:
         """Delete runs from the index; with `owner`, only those whose lease it holds."""
         with self.database.writing() as connection:
             next_revision(connection)  # readers that keep what they have read see that something has changed
-            for chunk in chunks(run_ids):
-                wanted = (
-                    runs.c.run_id.in_(chunk) if owner is None else and_(runs.c.run_id.in_(chunk), runs.c.owner == owner)
-                )
-                connection.execute(delete(runs).where(wanted))
+            statement = delete(runs).where(among(connection, runs.c.run_id, run_ids))
+            connection.execute(statement if owner is None else statement.where(runs.c.owner == owner))
 
     # -- leases --------------------------------------------------------------------------------------------------
 
@@ -279,7 +264,8 @@ class Index:
         """Note that the index holds what is in the store, and when it was made: the value of the counter, in ms."""
         built = {"name": "built", "value": int(time.time() * 1000)}
         with self.database.writing() as connection:
-            connection.execute(upsert(connection, counters).values(built).on_conflict_do_nothing())
+            statement = insert_into(connection.dialect.name, counters).values(built)
+            connection.execute(statement.on_conflict_do_nothing())
 
     # -- requests to stop ----------------------------------------------------------------------------------------
 
@@ -294,8 +280,7 @@ class Index:
             "expires_s": self.database.now_s() + STOP_REQUEST_S,
         }
         with self.database.writing() as connection:
-            statement = upsert(connection, locks).values(values)
-            connection.execute(statement.on_conflict_do_update(index_elements=[locks.c.name], set_=values))
+            replace_row(connection, locks, values)
 
     def stops(self, sweep_id: str) -> dict[str, str]:
         """Requests to stop of a sweep: run id, or `""` for all of it → why."""
@@ -330,9 +315,7 @@ class Index:
             other: str | None = connection.execute(query).scalar()
             if other is not None and not is_gone(other):
                 return other
-            values = {"owner": owner, "expires_s": now + ttl_s}
-            statement = upsert(connection, locks).values(name=name, **values)
-            connection.execute(statement.on_conflict_do_update(index_elements=[locks.c.name], set_=values))
+            replace_row(connection, locks, {"name": name, "owner": owner, "expires_s": now + ttl_s})
             return owner
 
     def claimed(self, name: str) -> str | None:
@@ -361,8 +344,7 @@ class Index:
 
     def is_training(self, connection: Connection) -> ColumnElement[bool]:
         """Whether a run is running under a lease that holds."""
-        query = select(runs.c.owner).distinct().where(runs.c.status == "running", runs.c.owner.is_not(None))
-        gone = [owner for owner in connection.execute(query).scalars() if is_gone(owner)]
+        gone = gone_owners(connection, runs)
         alive = and_(runs.c.status == "running", runs.c.expires_s > self.database.now_s())
         return func.coalesce(and_(alive, runs.c.owner.not_in(gone)) if gone else alive, False)
 
@@ -380,13 +362,16 @@ class Index:
             yield from map(tuple, rows)
 
 
+def gone_owners(connection: Connection, table: Table) -> list[str]:
+    """The owners of running runs or sweeps whose processes are known to have ended."""
+    query = select(table.c.owner).distinct().where(table.c.status == "running", table.c.owner.is_not(None))
+    return [owner for owner in connection.execute(query).scalars() if is_gone(owner)]
+
+
 def part_values_of(connection: Connection, ids: Iterable[int | None]) -> dict[int, dict[str, Value]]:
     """Part id → its values by dotted key."""
-    query = select(parts.c.id, parts.c.content)
-    found: dict[int, dict[str, Value]] = {}
-    for chunk in chunks(part for part in ids if part is not None):
-        found |= {row.id: row.content for row in connection.execute(query.where(parts.c.id.in_(chunk)))}
-    return found
+    known = among(connection, parts.c.id, (part for part in ids if part is not None))
+    return {row.id: row.content for row in connection.execute(select(parts.c.id, parts.c.content).where(known))}
 
 
 def record_columns(*, values: bool = True) -> list[Any]:
@@ -403,8 +388,3 @@ def summary_of(row: Row[Any]) -> SweepSummary:
     status: Status = "interrupted" if row.status == "running" and row.owner and is_gone(row.owner) else row.status
     names = SweepSummary.__dataclass_fields__
     return SweepSummary(**{name: getattr(row, name) for name in names if name != "status"}, status=status)
-
-
-def status_counts(statuses: Mapping[str, Status], run_ids: Iterable[str]) -> dict[Status, int]:
-    """Status → number of the runs; those that are not in `statuses` are pending."""
-    return dict(Counter(statuses.get(run_id, "pending") for run_id in run_ids))

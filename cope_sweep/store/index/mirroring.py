@@ -12,9 +12,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, or_, select
 
-from cope_sweep.store.index.index import Index
-from cope_sweep.store.index.owners import is_gone
-from cope_sweep.store.index.rows import chunks, upsert
+from cope_sweep.store.index.index import Index, gone_owners
+from cope_sweep.store.index.rows import among, replace_row
 from cope_sweep.store.index.tables import counters, mirrored, runs, sweep_runs, sweeps
 
 
@@ -106,9 +105,8 @@ class Mirrored:
         )  # fmt: skip
         found: dict[str, list[Membership]] = {}
         with self._database.reading() as connection:
-            for chunk in chunks(run_ids):
-                for run_id, *place in connection.execute(query.where(sweep_runs.c.run_id.in_(chunk))):
-                    found.setdefault(run_id, []).append(Membership(*place))
+            for run_id, *place in connection.execute(query.where(among(connection, sweep_runs.c.run_id, run_ids))):
+                found.setdefault(run_id, []).append(Membership(*place))
         return found
 
     def last_ms(self, sweep_id: str) -> int | None:
@@ -131,14 +129,12 @@ class Mirrored:
 
     def tracked_ids(self, items: Iterable[str]) -> dict[str, str]:
         """Run or sweep id → its id in the tracker, of those that it has."""
-        found: dict[str, str] = {}
+        query = select(mirrored.c.item, mirrored.c.tracked_id).where(
+            mirrored.c.tracker == self.tracker, mirrored.c.tracked_id.is_not(None)
+        )
         with self._database.reading() as connection:
-            for chunk in chunks(items):
-                query = select(mirrored.c.item, mirrored.c.tracked_id).where(
-                    mirrored.c.tracker == self.tracker, mirrored.c.item.in_(chunk), mirrored.c.tracked_id.is_not(None)
-                )
-                found |= {row[0]: row[1] for row in connection.execute(query)}
-        return found
+            rows = connection.execute(query.where(among(connection, mirrored.c.item, items)))
+            return {row.item: row.tracked_id for row in rows}
 
     def newest_tracked_id(self) -> str | None:
         """The tracker's id of what it received last, or None."""
@@ -148,19 +144,12 @@ class Mirrored:
         with self._database.reading() as connection:
             return connection.execute(query.order_by(mirrored.c.revision.desc()).limit(1)).scalar()
 
-    def mark(self, item: str, revision: int, tracked_id: str | None) -> None:
-        """Note that the tracker has received a run or sweep as it was at `revision`, as its `tracked_id`."""
-        self.mark_all({item: (revision, tracked_id)})
-
-    def mark_all(self, received: Mapping[str, tuple[int, str | None]]) -> None:
+    def mark(self, received: Mapping[str, tuple[int, str | None]]) -> None:
         """Note what the tracker has received: run or sweep id → its revision, and its id in the tracker."""
         with self._database.writing() as connection:
             for item, (revision, tracked_id) in received.items():
-                values = {"revision": revision, "tracked_id": tracked_id}
-                statement = upsert(connection, mirrored).values(tracker=self.tracker, item=item, **values)
-                connection.execute(
-                    statement.on_conflict_do_update(index_elements=[mirrored.c.tracker, mirrored.c.item], set_=values)
-                )
+                values = {"tracker": self.tracker, "item": item, "revision": revision, "tracked_id": tracked_id}
+                replace_row(connection, mirrored, values)
 
     def forget(self) -> None:
         """Note that the tracker has nothing: its database was deleted or replaced."""
@@ -184,7 +173,5 @@ class Mirrored:
 
 def _is_executing(connection: Connection) -> ColumnElement[bool]:
     """Whether a sweep is running and its process may be alive."""
-    query = select(sweeps.c.owner).where(sweeps.c.status == "running", sweeps.c.owner.is_not(None))
-    gone = [owner for owner in connection.execute(query).scalars() if is_gone(owner)]
-    may_be_alive = or_(sweeps.c.owner.is_(None), sweeps.c.owner.not_in(gone))
+    may_be_alive = or_(sweeps.c.owner.is_(None), sweeps.c.owner.not_in(gone_owners(connection, sweeps)))
     return and_(sweeps.c.status == "running", may_be_alive)

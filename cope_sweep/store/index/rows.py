@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from typing import Any, cast
 
 from cachetools import LRUCache
-from sqlalchemy import ARRAY, Connection, String, any_, bindparam, case, func, literal, select, update
+from sqlalchemy import ARRAY, Connection, Table, any_, case, func, literal, select, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ColumnElement
 
@@ -22,8 +22,6 @@ from cope_sweep.store.index.tables import SECTIONS, counters, keys, parts, runs
 
 MAX_CACHED_PARTS = 100_000
 MAX_CACHED_DIGESTS = 10_000
-MAX_VARIABLES = 10_000
-"""Values of one statement. SQLite takes 32,766, PostgreSQL 65,535."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +59,14 @@ class RunRow:
         return steps if isinstance(steps, int) else 0
 
 
-def upsert(connection: Connection, table: Any) -> Any:
-    """An INSERT of the database's own dialect, which has `on_conflict_do_update` and `on_conflict_do_nothing`."""
-    return _insert(connection.dialect.name, table)
+def replace_row(connection: Connection, table: Table, values: Mapping[str, Any]) -> None:
+    """Insert a row, or replace the values of the one that has its key."""
+    statement = insert_into(connection.dialect.name, table).values(values)
+    connection.execute(statement.on_conflict_do_update(index_elements=table.primary_key, set_=values))
 
 
-def _insert(dialect: str, table: Any) -> Any:
+def insert_into(dialect: str, table: Table) -> Any:
+    """An INSERT of a database's own dialect, which has `on_conflict_do_update` and `on_conflict_do_nothing`."""
     if dialect == "sqlite":
         return sqlite.insert(table)
     from sqlalchemy.dialects import postgresql  # of which commands on a SQLite index need nothing
@@ -130,7 +130,7 @@ class RowWriter:
         }
 
     def _write_parts(self, connection: Connection, new: Mapping[str, tuple[str, Any]]) -> dict[str, int]:
-        before = _ids(connection, parts.c.digest, parts.c.id, new)
+        before = _known_parts(connection, new)
         rows = [
             {"digest": digest, "section": section, "content": part_values(section, content)}
             for digest, (section, content) in new.items()
@@ -138,8 +138,8 @@ class RowWriter:
         ]
         ids = before
         if rows:
-            connection.execute(upsert(connection, parts).on_conflict_do_nothing(), rows)
-            ids = _ids(connection, parts.c.digest, parts.c.id, new)
+            connection.execute(insert_into(connection.dialect.name, parts).on_conflict_do_nothing(), rows)
+            ids = _known_parts(connection, new)
             self._write_keys(connection, {name for row in rows for name in row["content"]})
         self._parts.update(ids)
         return ids
@@ -147,7 +147,8 @@ class RowWriter:
     def _write_keys(self, connection: Connection, names: set[str]) -> None:
         # SQLite's paths cannot name a key with a quotation mark.
         if new := {name for name in names - self._keys if '"' not in name}:
-            connection.execute(upsert(connection, keys).on_conflict_do_nothing(), [{"name": name} for name in new])
+            statement = insert_into(connection.dialect.name, keys).on_conflict_do_nothing()
+            connection.execute(statement, [{"name": name} for name in new])
             self._keys |= new
 
 
@@ -158,7 +159,7 @@ def _fact_keys(row: RunRow) -> list[str]:
 @cache
 def _write_run(dialect: str, names: tuple[str, ...]) -> Any:
     """The statement that inserts or replaces a run's row. Built once: building takes longer than executing."""
-    statement = _insert(dialect, runs)
+    statement = insert_into(dialect, runs)
     replaced = {name: statement.excluded[name] for name in names if name != "run_id"}
     # Never less: the file that has the number may be lost, and an attempt with a number of before could still write.
     replaced["attempt"] = case((replaced["attempt"] > runs.c.attempt, replaced["attempt"]), else_=runs.c.attempt)
@@ -185,38 +186,20 @@ def _digest_of(document: bytes) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def among(connection: Connection, column: Any, wanted: Iterable[str]) -> ColumnElement[bool]:
-    """Whether a column of texts is one of any number of values: they are one variable of the statement."""
+def among(connection: Connection, column: Any, wanted: Iterable[str | int]) -> ColumnElement[bool]:
+    """Whether a column has one of any number of values: they are one variable of the statement."""
     values = list(wanted)
     if connection.dialect.name == "sqlite":
         return cast(
             ColumnElement[bool], column.in_(select(func.json_each(json.dumps(values)).table_valued("value").c.value))
         )
-    return cast(ColumnElement[bool], column == any_(literal(values, ARRAY(String))))
+    return cast(ColumnElement[bool], column == any_(literal(values, ARRAY(column.type))))
 
 
-def chunks(items: Iterable[Any], size: int = MAX_VARIABLES) -> Iterable[list[Any]]:
-    """The items in lists of at most `size`."""
-    items = list(items)
-    return (items[start : start + size] for start in range(0, len(items), size))
-
-
-def _ids(connection: Connection, name: Any, number: Any, wanted: Iterable[str]) -> dict[str, int]:
-    """Name → id, of those that exist."""
-    values = list(wanted)
-    is_sqlite = connection.dialect.name == "sqlite"
-    parameter = json.dumps(values) if is_sqlite else values
-    return {row[0]: row[1] for row in connection.execute(_select_ids(is_sqlite, name, number), {"wanted": parameter})}
-
-
-@cache
-def _select_ids(is_sqlite: bool, name: Any, number: Any) -> Any:
-    """The statement of `_ids`, built once."""
-    if is_sqlite:
-        return select(name, number).where(
-            name.in_(select(func.json_each(bindparam("wanted")).table_valued("value").c.value))
-        )
-    return select(name, number).where(name == any_(bindparam("wanted", type_=ARRAY(String))))
+def _known_parts(connection: Connection, digests: Iterable[str]) -> dict[str, int]:
+    """Digest → id, of the parts that exist."""
+    query = select(parts.c.digest, parts.c.id).where(among(connection, parts.c.digest, digests))
+    return {row.digest: row.id for row in connection.execute(query)}
 
 
 def _columns(row: RunRow) -> dict[str, Any]:

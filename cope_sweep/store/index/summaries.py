@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import BindParameter, ColumnElement, bindparam, func, select, text, update
 
 from cope_sweep.store.event import Status
-from cope_sweep.store.index.filters import conditions, ordered
+from cope_sweep.store.index.filters import conditions, order_of
 from cope_sweep.store.index.index import Index, part_values_of, record_columns, record_of, summary_of
 from cope_sweep.store.index.model import RunQuery, RunRecord, SweepSummary, Value
 from cope_sweep.store.index.owners import is_gone
@@ -49,14 +49,6 @@ def sweep_page(
         return int(total), [summary_of(row) for row in connection.execute(page.limit(limit).offset(offset))]
 
 
-def sweeps_with_status(index: Index, statuses: Collection[Status]) -> list[SweepSummary]:
-    """The sweeps with one of these statuses, oldest first."""
-    query = select(sweeps).where(sweeps.c.status.in_(list(statuses))).order_by(sweeps.c.started_ms, sweeps.c.sweep_id)
-    with index.database.reading() as connection:
-        found = [summary_of(row) for row in connection.execute(query)]
-    return [each for each in found if each.status in statuses]
-
-
 def sweep_counts(index: Index, sweep_ids: Iterable[str]) -> dict[str, dict[Status, int]]:
     """Sweep id → status → the present number of its runs."""
     found: dict[str, Counter[Status]] = {}
@@ -69,10 +61,10 @@ def sweep_counts(index: Index, sweep_ids: Iterable[str]) -> dict[str, dict[Statu
     with index.database.reading() as connection:
         for sweep_id, name, number in connection.execute(text(query).bindparams(wanted)):
             found.setdefault(sweep_id, Counter())[name] = int(number)
-    for in_sweeps in places(index, _expired(index)).values():
+    for in_sweeps in places(index, dict(index.expired())).values():
         for sweep_id in {place[0] for place in in_sweeps} & found.keys():
-            _correct(found[sweep_id], 1)
-    return {sweep_id: _positive(counts) for sweep_id, counts in found.items()}
+            _interrupt(found[sweep_id], 1)
+    return {sweep_id: +counts for sweep_id, counts in found.items()}
 
 
 def plan_counts(index: Index, run_ids: Sequence[str]) -> dict[Status, int]:
@@ -83,9 +75,9 @@ def plan_counts(index: Index, run_ids: Sequence[str]) -> dict[Status, int]:
     with index.database.reading() as connection:
         counts = Counter({row[0]: int(row[1]) for row in connection.execute(text(query), {"ids": values})})
     if counts["running"]:
-        _correct(counts, len(set(_expired(index)) & set(run_ids)))
+        _interrupt(counts, len(dict(index.expired()).keys() & set(run_ids)))
     counts["pending"] = len(run_ids) - sum(counts.values())
-    return _positive(counts)
+    return +counts
 
 
 def newest_ms(index: Index, run_ids: Iterable[str]) -> int | None:
@@ -111,19 +103,9 @@ def _small_index(index: Index) -> str:
     return "INDEXED BY runs_by_id_and_status" if index.database.is_sqlite else ""
 
 
-def _positive(counts: Counter[Status]) -> dict[Status, int]:
-    return {status: number for status, number in counts.items() if number > 0}
-
-
-def _expired(index: Index) -> list[str]:
-    """The runs that are marked as running and read as interrupted."""
-    return [run_id for run_id, _ in index.expired()]
-
-
-def _correct(counts: Counter[Status], number: int) -> None:
-    """Count `number` running runs as interrupted."""
-    if number:
-        counts.update({"running": -number, "interrupted": number})
+def _interrupt(counts: Counter[Status], number: int) -> None:
+    """Count `number` of those that are marked as running as interrupted."""
+    counts.update({"running": -number, "interrupted": number})
 
 
 def places(index: Index, run_ids: Iterable[str]) -> dict[str, list[tuple[str, str, str]]]:
@@ -214,15 +196,14 @@ def activity(index: Index) -> Activity:
         running = connection.execute(query).all()
     dead = [each for each in running if each.owner and is_gone(each.owner)]
     by_status: Counter[Status] = Counter({row[0]: int(row[1]) for row in of_sweeps})
-    if dead:
-        by_status.update({"running": -len(dead), "interrupted": len(dead)})
+    _interrupt(by_status, len(dead))
     alive = [each for each in running if each not in dead]
     counts = sweep_counts(index, [each.sweep_id for each in alive]) if alive else {}
     return Activity(
         runs={row[0]: int(row[1]) for row in of_runs},
         steps=sum(int(row[2] or 0) for row in of_runs),
         shortest_lease_s=next((float(row[3]) for row in of_runs if row[0] == "running"), None),
-        sweeps={name: number for name, number in by_status.items() if number > 0},
+        sweeps=+by_status,
         waiting=sum(each.get("pending", 0) for each in counts.values()),
         left_out=sum(int(each.left_out) for each in alive),
     )
@@ -296,8 +277,9 @@ def matching(index: Index, query: RunQuery) -> list[int]:
     """
     with index.database.reading() as connection:
         status = index.status_column(connection)
-        statement = select(runs.c.id).where(*conditions(connection, query, status))
-        return list(connection.execute(ordered(connection, statement, query, status)).scalars())
+        order = order_of(connection, query, status)
+        statement = order.joined(select(runs.c.id).where(*conditions(connection, query, status)))
+        return list(connection.execute(order.sorted(statement)).scalars())
 
 
 def batches(index: Index, numbers: Sequence[int], size: int = BATCH) -> Iterator[RunBatch]:

@@ -157,7 +157,7 @@ class SweepJobs:
     def reconcile_all(self) -> None:
         """`reconcile` for all sweeps that have not ended. Raises the first error, after it has looked at all."""
         errors = []
-        for each in summaries.sweeps_with_status(self.queries.store.index, ACTIVE):
+        for each in self.queries.store.index.sweeps(ACTIVE):
             try:
                 self.reconcile(each.sweep_id)
             except Exception as error:
@@ -271,7 +271,7 @@ class SweepJobs:
     def _active(store: Store) -> list[Submission]:
         """The sweeps that clients of services have submitted and that have not ended."""
         found = []
-        for each in summaries.sweeps_with_status(store.index, ACTIVE):
+        for each in store.index.sweeps(ACTIVE):
             try:
                 submission = read_submission(store, each.sweep_id)
             except NotFoundError:

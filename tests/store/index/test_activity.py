@@ -1,22 +1,12 @@
 """What happens in a store, on SQLite and on PostgreSQL."""
 
-import os
-
-import pytest
-
-from cope_sweep.store.index import Lease, Progress, SweepSummary
+from cope_sweep.store.index import Lease, Progress
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.index.summaries import Activity, activity, note_left_out
-from tests.store.index.rows import row
+from tests.store.index.rows import row, write_sweep
 from tests.tiny import tiny_run
 
 RUNS = [tiny_run(seed=seed) for seed in range(6)]
-
-
-def write_sweep(index, sweep_id, runs, status="running", owner=None):
-    members = [{"run_id": run.run_id, "row": "CoPE", "seed": 0, "labels": {}, "reused": False} for run in runs]
-    summary = SweepSummary(sweep_id, "tiny", "t", status, "local", 1, None, len(members), 0)
-    index.write_sweep(summary, members, owner)
 
 
 def test_an_empty_index_is_quiet(index):
@@ -29,10 +19,10 @@ def test_runs_sweeps_and_leases_are_counted(index):
     for run, left_s in zip(RUNS[2:4], (60.0, 20.0), strict=True):
         assert isinstance(index.acquire(row(run, "running"), f"owner-{left_s}", left_s), Lease)
     index.renew("owner-60.0", 60.0, {RUNS[2].run_id: Progress(7, "here")})
-    write_sweep(index, "running", RUNS, owner=new_owner("running"))
-    write_sweep(index, "unknown machine", RUNS[:2], owner="unknown machine@other/1-2:3:4")
+    write_sweep(index, "running", RUNS, "running", owner=new_owner("running"))
+    write_sweep(index, "unknown machine", RUNS[:2], "running", owner="unknown machine@other/1-2:3:4")
     write_sweep(index, "waiting", RUNS[:1], "pending")
-    write_sweep(index, "over", RUNS[:1], "finished")
+    write_sweep(index, "over", RUNS[:1])
     found = activity(index)
     assert found.runs == {"finished": 1, "failed": 1, "running": 2}
     assert found.steps == steps + 7
@@ -48,25 +38,16 @@ def test_a_lease_that_expired_is_no_heartbeat(index):
     assert (found.runs, found.shortest_lease_s) == ({"interrupted": 1}, None)
 
 
-@pytest.fixture
-def dead_owner():
-    """The owner that a process of this machine was, which has ended."""
-    started = new_owner("dead")
-    name, _, start = started.rpartition(":")
-    head, _, pid = name.rpartition(":")
-    assert int(pid) == os.getpid()
-    return f"{head}:{pid}:{int(start) - 1}"  # a process of the same number that has started earlier
-
-
-def test_nodes_are_left_out_by_running_sweeps_only(index, dead_owner):
-    write_sweep(index, "a", RUNS[:1], owner=new_owner("a"))
-    write_sweep(index, "b", RUNS[1:2], owner=new_owner("b"))
-    write_sweep(index, "dead", RUNS[2:3], owner=dead_owner)
+def test_nodes_are_left_out_by_running_sweeps_only(index):
+    dead_owner = new_owner("dead").rpartition(":")[0] + ":1"  # the same process id, started at another time
+    write_sweep(index, "a", RUNS[:1], "running", owner=new_owner("a"))
+    write_sweep(index, "b", RUNS[1:2], "running", owner=new_owner("b"))
+    write_sweep(index, "dead", RUNS[2:3], "running", owner=dead_owner)
     for sweep_id, nodes in (("a", 1), ("a", 2), ("b", 1), ("dead", 5), ("none", 9)):
         note_left_out(index, sweep_id, nodes)
     found = activity(index)
     assert found.left_out == 3
     assert found.sweeps == {"running": 2, "interrupted": 1}
     assert found.waiting == 2
-    write_sweep(index, "a", RUNS[:1], "finished")
+    write_sweep(index, "a", RUNS[:1])
     assert activity(index).left_out == 1

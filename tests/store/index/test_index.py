@@ -1,12 +1,9 @@
 """The index against what was written into it, on SQLite and PostgreSQL."""
 
 import dataclasses
-import operator
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cope_sweep.store import Filter, QueryError, RunQuery, StoreError, SweepSummary
 from cope_sweep.store.index import Index, Progress
@@ -124,19 +121,6 @@ def test_filters_are_combined(filled):
     assert matching(filled, run_ids=()) == []
 
 
-@pytest.mark.parametrize("sort", ["test/loss", "model.layers", "facts.parameters", "created_ms", "facts.device"])
-def test_sorting(filled, sort):
-    everything = matching(filled, sort=sort)
-    assert sorted(everything) == list(range(6))
-    values = [number for number in everything if sort != "test/loss" or number != 3]
-    keys = {"model.layers": lambda n: RUNS[n].model.layers, "facts.device": lambda n: "cpu" if n % 2 else "cuda"}
-    key = keys.get(sort, lambda n: n)
-    assert [key(number) for number in values] == sorted(key(number) for number in values)
-    if sort == "test/loss":
-        assert everything[-1] == 3  # the run without the metric comes last, in both directions
-        assert matching(filled, sort=sort, descending=True) == [5, 4, 2, 1, 0, 3]
-
-
 def test_pages(filled):
     whole = matching(filled, sort="created_ms")
     parts = [matching(filled, sort="created_ms", limit=4, offset=offset) for offset in (0, 4)]
@@ -162,31 +146,6 @@ def test_a_wrong_filter_names_the_way_out(filled, condition, message):
 def test_an_unknown_sort_key(filled):
     with pytest.raises(QueryError, match="near ones: test/loss"):
         matching(filled, sort="test/losses")
-
-
-@pytest.mark.slow
-@settings(max_examples=30)
-@given(
-    layers=st.lists(st.integers(1, 5), min_size=1, max_size=12),
-    limit=st.integers(0, 6),
-    compare=st.sampled_from(["=", "!=", "<", "<=", ">", ">="]),
-)
-def test_a_filter_selects_what_python_selects(layers, limit, compare):
-    index = Index("sqlite://")
-    runs = {run.run_id: run for run in (tiny_run(seed=n, **{"model.layers": each}) for n, each in enumerate(layers))}
-    index.write([row(run) for run in runs.values()])
-    python = {
-        "=": operator.eq,
-        "!=": operator.ne,
-        "<": operator.lt,
-        "<=": operator.le,
-        ">": operator.gt,
-        ">=": operator.ge,
-    }
-    expected = {run_id for run_id, run in runs.items() if python[compare](run.model.layers, limit)}
-    page = index.page(RunQuery(filters=(Filter("model.layers", compare, limit),)))
-    assert {record.run_id for record in page.runs} == expected
-    index.close()
 
 
 def test_parts_are_written_once(index):

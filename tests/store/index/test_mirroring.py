@@ -1,31 +1,24 @@
 """What the index knows of what a tracker has received."""
 
-from cope_sweep.store.index import RunRow, SweepSummary
+from cope_sweep.store.index import RunRow
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
-from cope_sweep.store.index.summaries import sweep_counts, sweep_rows
+from cope_sweep.store.index.summaries import sweep_rows
+from tests.store.index.rows import write_sweep
 
 RUNS = [RunRow(f"{number:016x}", "finished", {"seed": number}) for number in range(4)]
-
-
-def members_of(*rows):
-    return [{"run_id": row.run_id, "row": "CoPE", "seed": 0, "labels": {}, "reused": False} for row in rows]
-
-
-def sweep(sweep_id, status="finished", ended_ms=2):
-    return SweepSummary(sweep_id, "copying", "t", status, "local", 1, ended_ms, 2, 0)
 
 
 def test_the_backlog_of_a_tracker(index):
     mirrored, another = Mirrored(index, "mlflow"), Mirrored(index, "another")
     index.write(RUNS[:2])
-    index.write_sweep(sweep("2026-a"), members_of(*RUNS[:2]), None)
+    write_sweep(index, "2026-a", RUNS[:2])
     backlog = mirrored.backlog()
     assert list(backlog.runs) == [RUNS[0].run_id, RUNS[1].run_id]
     assert list(backlog.sweeps) == ["2026-a"]
     assert mirrored.count() == 3
-    mirrored.mark(RUNS[0].run_id, backlog.runs[RUNS[0].run_id], "tracked-1")
-    mirrored.mark("2026-a", backlog.sweeps["2026-a"], "tracked-2")
+    mirrored.mark({RUNS[0].run_id: (backlog.runs[RUNS[0].run_id], "tracked-1")})
+    mirrored.mark({"2026-a": (backlog.sweeps["2026-a"], "tracked-2")})
     assert list(mirrored.backlog().runs) == [RUNS[1].run_id]
     assert (mirrored.count(), another.count()) == (1, 3)
     # What has changed since the revision of the last look.
@@ -52,19 +45,15 @@ def test_runs_that_are_trained_are_no_backlog_until_their_lease_ends(index):
 def test_sweeps_that_are_executed_are_no_backlog_until_their_process_ends(index):
     mirrored = Mirrored(index, "mlflow")
     dead = new_owner("b").rpartition(":")[0] + ":1"  # the same process id, started at another time
-    index.write_sweep(sweep("2026-a", "running", None), members_of(*RUNS), new_owner("a"))
-    index.write_sweep(sweep("2026-b", "running", None), members_of(*RUNS), dead)
+    write_sweep(index, "2026-a", RUNS, "running", owner=new_owner("a"))
+    write_sweep(index, "2026-b", RUNS, "running", owner=dead)
     assert mirrored.running_sweeps() == ["2026-a"]
     assert list(mirrored.backlog().sweeps) == ["2026-b"]
 
 
-def test_the_places_and_the_statuses_of_the_runs_of_a_sweep(index):
+def test_the_places_of_runs_and_the_rows_of_a_sweep(index):
     mirrored = Mirrored(index, "mlflow")
-    index.write(RUNS[:1])
-    index.acquire(RUNS[1], new_owner("a"), 600.0)
-    index.acquire(RUNS[2], new_owner("a"), 0.0)
-    index.write_sweep(sweep("2026-a"), members_of(*RUNS), None)
-    index.write_sweep(sweep("2026-b"), members_of(RUNS[0]), None)
+    write_sweep(index, "2026-a", RUNS)
+    write_sweep(index, "2026-b", RUNS[:1])
     assert [place.sweep_id for place in mirrored.memberships([RUNS[0].run_id])[RUNS[0].run_id]] == ["2026-a", "2026-b"]
     assert set(sweep_rows(index, "2026-b")) == {RUNS[0].run_id}
-    assert sweep_counts(index, ["2026-a"])["2026-a"] == {"finished": 1, "running": 1, "interrupted": 1, "pending": 1}

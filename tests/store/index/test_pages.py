@@ -11,8 +11,8 @@ VALUES = (None, 0.0, 0.5, 0.5, 1e-300, -3.0, 7.25)
 TEXTS = (None, "a", "b", "b", "ä")
 
 
-def row(run_id, *, seed=0, **values):
-    return RunRow(run_id, "finished", {"seed": seed}, **values)
+def row(run_id, *, seed=0, model=None, **values):
+    return RunRow(run_id, "finished", {"seed": seed, "model": model or {}}, **values)
 
 
 @pytest.fixture
@@ -26,6 +26,7 @@ def rows(index):
             row(
                 f"{source.getrandbits(64):016x}",
                 seed=number % 4,
+                model={} if number % 5 == 0 else {"layers": number % 3},
                 metrics={} if metric is None else {"m": metric},
                 facts={} if text is None else {"t": text},
                 created_ms=None if number % 7 == 0 else number // 5,
@@ -59,6 +60,7 @@ def reference(rows, key, descending):
 
 KEYS = {
     "m": lambda each: each.metrics.get("m"),
+    "model.layers": lambda each: each.spec["model"].get("layers"),
     "facts.t": lambda each: each.facts.get("t"),
     "created_ms": lambda each: each.created_ms,
     "seed": lambda each: each.seed,

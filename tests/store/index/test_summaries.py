@@ -2,21 +2,12 @@
 
 import pytest
 
-from cope_sweep.store.index import Filter, Lease, RunQuery, SweepSummary, summaries
-from tests.store.index.rows import row
+from cope_sweep.store.index import Filter, Lease, RunQuery, summaries
+from tests.store.index.rows import row, write_sweep
 from tests.tiny import tiny_run
 
 RUNS = [tiny_run(seed=seed) for seed in range(4)]
 IDS = [run.run_id for run in RUNS]
-
-
-def write_sweep(index, sweep_id, run_ids, ablation="tiny", started_ms=1):
-    members = [
-        {"run_id": run_id, "row": "CoPE", "seed": 0, "labels": {"n": str(number)}, "reused": False}
-        for number, run_id in enumerate(run_ids)
-    ]
-    summary = SweepSummary(sweep_id, ablation, "t", "finished", "local", started_ms, 9, len(members), 0)
-    index.write_sweep(summary, members, None)
 
 
 @pytest.fixture
@@ -25,8 +16,8 @@ def used(index):
     index.write([row(RUNS[0], metrics={"loss": 2.0}, facts={"device": "cpu", "wall_s": 3})])
     index.write([row(RUNS[1], "failed")])
     assert isinstance(index.acquire(row(RUNS[2], "running"), "owner", 60.0), Lease)
-    write_sweep(index, "a", IDS)
-    write_sweep(index, "b", IDS[:1], "other", started_ms=2)
+    write_sweep(index, "a", RUNS)
+    write_sweep(index, "b", RUNS[:1], ablation="other", started_ms=2)
     return index
 
 
