@@ -91,7 +91,7 @@ def perplexity(rows: Rows, folder: Path) -> None:
     with serving(folder, {"COPE_SWEEP_MAX_QUEUE_TOKENS": str(QUEUE_TOKENS)}) as (address, start_s):
         requests = [_request(address, run_id, each) for each in tokens]
         expected = [-float(np.nansum(scores)) for scores in predictor.log_probabilities(tokens)]
-        found = [json.loads(answer)["total"]["nll_sum"] for answer in ask(address, requests, CLIENTS)]
+        found = [json.loads(answer)["results"][0]["total"]["nll_sum"] for answer in ask(address, requests, CLIENTS)]
         if not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
             raise RuntimeError("the server's log-probabilities are not those of the model: nothing is measured")
         ways: dict[str, Callable[[], object]] = {
