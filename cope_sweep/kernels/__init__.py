@@ -5,14 +5,13 @@ implementations, when each is used, and what was measured.
 """
 
 from cope_sweep.kernels.arguments import Arguments, make_problem
-from cope_sweep.kernels.choice import IMPLEMENTATIONS, Implementation, observing, set_implementation, using
+from cope_sweep.kernels.choice import Implementation, observing, set_implementation, using
 from cope_sweep.kernels.dispatch import attend
 from cope_sweep.kernels.inputs import Inputs, Position, Positions
 from cope_sweep.kernels.path import which
 from cope_sweep.kernels.reference import attention_weights, reference, seen, visible
 
 __all__ = [
-    "IMPLEMENTATIONS",
     "Arguments",
     "Implementation",
     "Inputs",

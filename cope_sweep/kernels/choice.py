@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal, ParamSpec, TypeVar, get_args
+from typing import Literal, ParamSpec, TypeVar
 
 import torch
 
 from cope_sweep.kernels.inputs import Inputs, Positions
 
 Implementation = Literal["auto", "reference", "blocked", "native", "triton"]
-IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 
 Observer = Callable[[Inputs, Positions], None]
 """Called with the inputs and encodings of every attention, before it is computed."""

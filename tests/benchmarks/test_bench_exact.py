@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cope_benchmarks import exact as exact_module
-from cope_benchmarks.exact import Rounding, compare, computed_by, exact
+from cope_benchmarks.exact import Rounding, computed_by, exact
 from cope_benchmarks.gpu_problems import DTYPES, Problem
 
 from cope_sweep.kernels import operator
@@ -19,6 +19,10 @@ SMALL = {"heads": 2, "tokens": 75, "head_dim": 16}
 
 def blocked(problem):
     return operator.attention(problem, "blocked")
+
+
+def computed(problem, leaves, weight, attend=blocked):
+    return computed_by(lambda x: attend(problem.build(x)), leaves, weight)
 
 
 PROBLEMS = {
@@ -42,7 +46,7 @@ def test_it_equals_the_blocked_path_in_float64(problem, monkeypatch):
     monkeypatch.setattr(exact_module, "BLOCK_ENTRIES", 1)  # several blocks of the least size
     leaves, weight = replace(problem, dtype="float32").leaves()
     leaves = {name: x.double() for name, x in leaves.items()}
-    expected = computed_by(blocked, problem.build, leaves, weight.double())
+    expected = computed(problem, leaves, weight.double())
     found = exact(problem.build, leaves, weight)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -78,8 +82,7 @@ ACCEPTED = {
 def test_a_correct_kernel_is_accepted(name, dtype):
     problem = replace(ACCEPTED[name], dtype=dtype)
     leaves, weight = problem.leaves()
-    computed = computed_by(blocked, problem.build, leaves, weight)
-    assert compare(problem.build, leaves, weight, computed, DTYPES[dtype]).wrong is None
+    assert problem.wrong(leaves, weight, computed(problem, leaves, weight)) is None
 
 
 def gates_stop_after(problem):
@@ -119,37 +122,15 @@ FAULTS = [
 def test_a_wrong_kernel_is_rejected(fault, dtype):
     problem = replace(ACCEPTED["saturating"], dtype=dtype)
     leaves, weight = problem.leaves()
-    computed = computed_by(fault, problem.build, leaves, weight)
-    assert compare(problem.build, leaves, weight, computed, DTYPES[dtype]).wrong is not None
+    assert problem.wrong(leaves, weight, computed(problem, leaves, weight, fault)) is not None
 
 
 def test_a_gradient_that_is_not_a_number_is_rejected():
     problem = PROBLEMS["cope"]
     leaves, weight = problem.leaves()
-    computed = computed_by(blocked, problem.build, leaves, weight)
-    computed["k"][0, 0, 3, 1] = float("nan")
-    assert "k is off by" in compare(problem.build, leaves, weight, computed, torch.bfloat16).wrong
-
-
-def test_what_tests_of_kernels_ask_of_torch_does_not_slow_the_comparison():
-    problem = Problem(tokens=20, head_dim=16)
-    leaves, weight = problem.leaves()
-    seen = []
-
-    def build(given):
-        seen.append(torch.are_deterministic_algorithms_enabled())
-        return problem.build(given)
-
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        exact(build, leaves, weight)
-        assert torch.are_deterministic_algorithms_enabled()
-        assert torch.is_deterministic_algorithms_warn_only_enabled()
-    finally:
-        torch.use_deterministic_algorithms(False)
-    exact(build, leaves, weight)
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert seen == [False, False]
+    results = computed(problem, leaves, weight)
+    results["k"][0, 0, 3, 1] = float("nan")
+    assert "k is off by" in problem.wrong(leaves, weight, results)
 
 
 class AsKernelsRound(Rounding):
@@ -172,5 +153,5 @@ def test_a_gradient_of_one_number_is_not_rejected_by_chance():
     for seed in range(100):
         leaves, weight = problem.leaves(seed=seed)
         rounding = AsKernelsRound(torch.bfloat16, 1, torch.Generator())
-        computed = exact_module._output_and_gradients(problem.build, leaves, weight, rounding)
-        assert compare(problem.build, leaves, weight, computed, torch.bfloat16).wrong is None, seed
+        rounded = exact_module._output_and_gradients(problem.build, leaves, weight, rounding)
+        assert problem.wrong(leaves, weight, rounded) is None, seed

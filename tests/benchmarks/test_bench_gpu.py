@@ -184,7 +184,7 @@ def test_a_compiled_step_is_checked_timed_and_says_how_it_was_compiled(monkeypat
     name = "CoPE(64), blocked" + step.COMPILED
     monkeypatch.setitem(step.GPU_ALTERNATIVES, name, (step.COPE, step.attend_with("blocked"), "blocked"))
     monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
-    row = step._row(step.TINY["tiny"], name, "cpu", "CPU")
+    row = step._row(step.TINY["tiny"], name, "cpu")
     assert row["tokens_per_s"] == pytest.approx(1e3 * 17 / row["step"]["median_ms"], rel=1e-3)
     assert row["compiled"] == {"mode": "default", "graph_breaks": 0, "skipped_cuda_graphs": 0}
     torch.compiler.reset()
@@ -195,7 +195,7 @@ def test_a_compiled_step_is_checked_timed_and_says_how_it_was_compiled(monkeypat
     # It is not measured as if it were compiled.
     monkeypatch.setattr(compiled, "BACKEND", broken)
     with pytest.raises(Exception, match="no compiler here"):
-        step._row(step.TINY["tiny"], name, "cpu", "CPU")
+        step._row(step.TINY["tiny"], name, "cpu")
     torch.compiler.reset()
 
 

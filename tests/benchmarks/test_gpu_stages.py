@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from cope_benchmarks import gpu_stages, sanitizer
@@ -95,16 +94,6 @@ def test_packages_that_are_missing_are_named_with_the_command_that_brings_them(t
     monkeypatch.setattr(gpu_stages, "BASE", ("no_such_package",))
     assert main([]) == 1
     assert "lacks no_such_package; make gpu PYTHON=" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("memory", "cores", "shards"), [(150e9, 16, 8), (75e9, 16, 7), (85e9, 4, 4), (25e9, 16, 2), (6e9, 16, 1)]
-)
-def test_the_tests_processes_fit_in_the_gpu_s_memory(memory, cores, shards, monkeypatch):
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=memory))
-    monkeypatch.setattr(gpu_stages.os, "cpu_count", lambda: cores)
-    assert gpu_stages._shards() == shards
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

@@ -38,12 +38,6 @@ def test_the_file_is_valid(schema):
     jsonschema.Draft202012Validator(schema).validate(COMPOSE)
 
 
-def test_a_misspelt_key_is_found(schema):
-    wrong = COMPOSE | {"services": SERVICES | {"service": SERVICES["service"] | {"depend_on": []}}}
-    with pytest.raises(jsonschema.ValidationError, match="depend_on"):
-        jsonschema.Draft202012Validator(schema).validate(wrong)
-
-
 def test_the_gpus_are_reserved_for_the_worker_alone(schema):
     """And no service gets two values from the two files, but that mapping."""
     more = load(DEPLOY / "compose.gpu.yaml")

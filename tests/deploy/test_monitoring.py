@@ -96,12 +96,6 @@ def test_queries_name_metrics_and_labels_that_exist(scraped, name):
                 assert any(re.fullmatch(pattern, value) for value in labels[matcher.name]), (metric, matcher.value)
 
 
-def test_a_query_with_a_misspelt_metric_is_found(scraped):
-    [(metric, _, grouped)] = selectors(promql_parser.parse("sum by (statuz) (rate(cope_runz[5m]))"))
-    assert metric not in scraped.labels
-    assert grouped == {"statuz"}
-
-
 def test_the_numbers_are_those_of_the_sweep(scraped):
     values = scraped.values
     assert values["cope_runs", "finished"] == 4

@@ -15,15 +15,6 @@ EVERY_FILE = pytest.mark.parametrize("name", FILES)
 CLOUDS = pytest.mark.parametrize("name", ["aws", "gcp"])
 
 
-def validated(config):
-    """The configuration as `ray up` completes and checks it before it talks to a cloud."""
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
-    full = prepare_config(copy.deepcopy(config))
-    validate_config(full)
-    return full
-
-
 def test_there_is_a_file_for_each_kind_of_machine():
     assert {name: config["provider"]["type"] for name, config in FILES.items()} == {
         "aws": "aws", "gcp": "gcp", "on-premise": "local",
@@ -33,17 +24,12 @@ def test_there_is_a_file_for_each_kind_of_machine():
 @pytest.mark.slow  # imports Ray
 @EVERY_FILE
 def test_ray_accepts_the_file(name):
-    full = validated(FILES[name])
+    """As `ray up` completes and checks it before it talks to a cloud."""
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    full = prepare_config(copy.deepcopy(FILES[name]))
+    validate_config(full)
     assert full["max_workers"] == FILES[name]["max_workers"]
-
-
-@pytest.mark.slow
-@EVERY_FILE
-def test_ray_refuses_a_misspelt_key(name):
-    import jsonschema
-
-    with pytest.raises(jsonschema.ValidationError, match="idle_timeout"):
-        validated(FILES[name] | {"idle_timeout": 5})
 
 
 @CLOUDS

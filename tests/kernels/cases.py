@@ -5,6 +5,7 @@ Shapes: B batch, H heads, T queries (the last of the S tokens), S keys, K head d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cope_sweep.kernels import Inputs, Position
+from cope_sweep.kernels import Inputs, Position, make_problem, operator
+from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Dims, Encoding, Relative
 
 
@@ -109,6 +111,23 @@ def make_inputs(case: Case, tensors: dict[str, Tensor]) -> tuple[Inputs, list[Po
         for index, encoding in enumerate(case.encodings)
     ]
     return inputs, positions
+
+
+def problem_of(case: Case, dtype: torch.dtype) -> Arguments:
+    """The case as fused kernels are given it, with tensors that have gradients."""
+    tensors = {name: x.to(dtype).requires_grad_() for name, x in random_tensors(case, dtype).items()}
+    return fused(*make_inputs(case, tensors), case.dropout, dropout_seeds(case.batch))
+
+
+def fused(*given: Any) -> Arguments:
+    problem = make_problem(*given)
+    assert isinstance(problem, Arguments), problem
+    return problem
+
+
+def attention_by(kernel: str) -> Callable[..., Tensor]:
+    """Attention by a fused kernel, with the arguments of `reference`."""
+    return lambda *given: operator.attention(fused(*given), kernel)
 
 
 gates = st.sampled_from(["keys", "values", "separate"])

@@ -5,17 +5,13 @@ import torch
 from hypothesis import given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cope_sweep.kernels import blocked, blocked_scores, make_problem, operator, reference
+from cope_sweep.kernels import blocked, blocked_scores, operator, reference
 from cope_sweep.positions import CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
-from tests.kernels.cases import Case, cases, dropout_seeds, long_cases, make_inputs, random_tensors
+from tests.kernels.cases import Case, attention_by, cases, long_cases, problem_of
 from tests.kernels.not_finite import INPUTS, assert_not_finite_is_seen
 
-
-def attend_blocked(inputs, positions, dropout, seed):
-    problem = make_problem(inputs, positions, dropout, seed)
-    assert not isinstance(problem, str)
-    return operator.attention(problem, "blocked")
+attend_blocked = attention_by("blocked")
 
 
 @given(cases())
@@ -80,14 +76,12 @@ class Reads(TorchDispatchMode):
 def test_the_backward_pass_reads_the_carried_integers_only():
     encodings = (CoPE(p_max=4), CoPEALiBi(slopes="learned"), CoPEMLP(hidden=7, p_max=5), Relative(positions=5))
     for case in (Case(encodings, queries=70, dropout=0.2, lengths=(70, 33)), Case(encodings[:1], queries=300, batch=1)):
-        given = make_problem(
-            *make_inputs(case, random_tensors(case, torch.float64)), case.dropout, dropout_seeds(case.batch)
-        )
+        given = problem_of(case, torch.float64)
         outputs, gradients = operator.empty_outputs(given, "blocked"), operator.empty_gradients(given, "blocked")
         carried = outputs[2].untyped_storage().data_ptr()
-        with Reads() as forward:
+        with torch.no_grad(), Reads() as forward:
             blocked.forward(given, *outputs)
-        with Reads() as backward:
+        with torch.no_grad(), Reads() as backward:
             blocked.backward(given, torch.ones_like(outputs[0]), *outputs, gradients)
         assert forward.storages - {carried}  # it has to know when positions are saturated
         assert backward.storages == {carried}

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 
-from cope_sweep.kernels import make_problem, native, operator
+from cope_sweep.kernels import native, operator
 from cope_sweep.kernels.native import abi, build
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
-from tests.kernels.cases import Case, cases, dropout_seeds, long_cases, make_inputs, random_tensors
+from tests.kernels.cases import Case, attention_by, cases, long_cases, make_inputs, problem_of, random_tensors
 from tests.kernels.not_finite import INPUTS, assert_not_finite_is_seen
 
 pytestmark = pytest.mark.slow
@@ -42,19 +42,11 @@ def target(request, monkeypatch):
     return request.param
 
 
-def attend_native(inputs, positions, dropout, seed):
-    problem = make_problem(inputs, positions, dropout, seed)
-    assert native.why_not(problem) is None
-    return operator.attention(problem, "native")
+attend_native = attention_by("native")
 
 
 def assert_correct(case):
     assert_equals_reference(case, attend_native, torch.float32)
-
-
-def float32_problem(case):
-    tensors = {n: x.float().requires_grad_() for n, x in random_tensors(case, torch.float32).items()}
-    return make_problem(*make_inputs(case, tensors), case.dropout, dropout_seeds(case.batch))
 
 
 @given(cases(max_tokens=300))
@@ -108,7 +100,7 @@ def test_a_bias_that_is_linear_from_some_position_on(encoding, logit_shift):
 @pytest.mark.parametrize("case", ALL_TERMS, ids=range(len(ALL_TERMS)))
 def test_the_same_bits_at_any_number_of_threads(case):
     # The operator alone: the tables are made by torch's matrix products, which may depend on the number of threads.
-    given = float32_problem(replace(case, queries=300, lengths=None))
+    given = problem_of(replace(case, queries=300, lengths=None), torch.float32)
     before = torch.get_num_threads()
     results = []
     try:
@@ -149,8 +141,7 @@ def test_bfloat16_inputs_are_read_as_the_same_numbers_in_float32(gate):
     outputs = []
     for dtype in (torch.bfloat16, torch.float32):
         tensors = {name: x.to(dtype) for name, x in random_tensors(case, torch.bfloat16).items()}
-        problem = make_problem(*make_inputs(case, tensors), 0.0, None)
-        outputs.append(operator.attention(problem, "native"))
+        outputs.append(attend_native(*make_inputs(case, tensors), 0.0, None))
     assert outputs[0].dtype == torch.bfloat16
     assert torch.equal(outputs[0], outputs[1].bfloat16())
 
@@ -159,10 +150,10 @@ def test_types_may_differ():
     """Under autocast, gate keys with a bias in float32 are float32, beside queries in bfloat16."""
     case = Case((CoPE(p_max=9, gate="separate"),), queries=70)
     tensors = {name: x.bfloat16() for name, x in random_tensors(case, torch.bfloat16).items()}
-    expected = operator.attention(make_problem(*make_inputs(case, tensors), 0.0, None), "native")
+    expected = attend_native(*make_inputs(case, tensors), 0.0, None)
     tensors |= {"gate_k0": tensors["gate_k0"].float(), "k": tensors["k"].float()}
     mixed = {name: x.requires_grad_() for name, x in tensors.items()}
-    computed = operator.attention(make_problem(*make_inputs(case, mixed), 0.0, None), "native")
+    computed = attend_native(*make_inputs(case, mixed), 0.0, None)
     assert torch.equal(computed, expected)
     gradients = torch.autograd.grad(computed.sum(), [mixed["q"], mixed["k"], mixed["gate_k0"]])
     assert [x.dtype for x in gradients] == [torch.bfloat16, torch.float32, torch.float32]
@@ -208,4 +199,4 @@ def test_without_a_compiler_the_error_says_so(tmp_path, monkeypatch):
 
 def test_why_not_names_what_is_not_supported():
     case = Case((CoPE(p_max=5), CoPEMLP(hidden=3)), queries=4)
-    assert "CoPE-MLP" in native.why_not(float32_problem(case))
+    assert "CoPE-MLP" in native.why_not(problem_of(case, torch.float32))

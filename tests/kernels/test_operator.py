@@ -8,11 +8,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cope_sweep.config import RunSpec
-from cope_sweep.kernels import attend, make_problem, operator, using
+from cope_sweep.kernels import attend, operator, using
 from cope_sweep.kernels.arguments import DIFFERENTIABLE, Arguments
 from cope_sweep.model import Transformer
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
-from tests.kernels.cases import Case, dropout_seeds, make_inputs, random_tensors
+from tests.kernels.cases import Case, make_inputs, problem_of, random_tensors
 
 PROBLEMS = {
     "cope, relative and slope, dropout": Case(
@@ -26,21 +26,16 @@ PROBLEMS = {
 }
 
 
-def arguments(case, dtype=torch.float32):
-    tensors = {n: x.to(dtype).requires_grad_() for n, x in random_tensors(case, dtype).items()}
-    return make_problem(*make_inputs(case, tensors), case.dropout, dropout_seeds(case.batch))
-
-
 @pytest.mark.parametrize("kernel", ["native", "blocked"])
 @pytest.mark.parametrize("case", PROBLEMS.values(), ids=PROBLEMS.keys())
 def test_the_operator_follows_torch_s_rules_for_operators(case, kernel):
-    torch.library.opcheck(torch.ops.cope_sweep.attention.default, (*arguments(case), kernel))
+    torch.library.opcheck(torch.ops.cope_sweep.attention.default, (*problem_of(case, torch.float32), kernel))
 
 
 @pytest.mark.parametrize("kernel", ["native", "blocked"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_fake_results_have_the_types_and_strides_of_real_ones(kernel, dtype):
-    given = arguments(PROBLEMS["separate gates, a table for each head, padding"], dtype)
+    given = problem_of(PROBLEMS["separate gates, a table for each head, padding"], dtype)
     with torch.no_grad():
         out, lse, carry = torch.ops.cope_sweep.attention(*given, kernel)
         gradients = torch.ops.cope_sweep.attention_backward(torch.ones_like(out), out, lse, carry, *given, kernel)

@@ -1,4 +1,7 @@
-"""The arithmetic of the PTX emulator of `ptx/`, on single instructions with results worked by hand."""
+"""How the PTX emulator of `ptx/` rounds, on single instructions with results worked by hand.
+
+Its other instructions compute the kernels of `test_triton_compiled.py`, whose results would not be right without them.
+"""
 
 from fractions import Fraction
 
@@ -7,51 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.ptx.arithmetic import mma_16, mma_16_truncating, widen_float16
 from tests.kernels.ptx.snippets import compute, execute, words
-
-
-@pytest.mark.parametrize(
-    ("code", "inputs", "expected"),
-    [
-        ("shl.b32 %r9, %r1, 31;", (3,), -(2**31)),
-        ("shl.b32 %r9, %r1, %r2;", (3, 32), 0),
-        ("shr.u32 %r9, %r1, 40;", (-1,), 0),
-        ("shr.s32 %r9, %r1, 40;", (-5,), -1),
-        ("shr.s32 %r9, %r1, 1;", (-5,), -3),
-        ("bfe.u32 %r9, %r1, 4, 8;", (0xABCD,), 0xBC),
-        ("bfe.s32 %r9, %r1, 4, 8;", (0xABCD,), 0xBC - 256),
-        ("bfe.s32 %r9, %r1, 0, 0;", (-1,), 0),
-        ("div.s32 %r9, %r1, %r2;", (-7, 2), -3),
-        ("rem.s32 %r9, %r1, %r2;", (-7, 2), -1),
-        ("mul.wide.s32 %rd20, %r1, 2; cvt.u32.u64 %r9, %rd20;", (-7,), -14),
-        ("mad.wide.s32 %rd20, %r1, -3, 5; shr.u64 %rd20, %rd20, 32; cvt.u32.u64 %r9, %rd20;", (7,), -1),
-        ("mul.wide.u32 %rd20, %r1, 2; shr.u64 %rd20, %rd20, 32; cvt.u32.u64 %r9, %rd20;", (-1,), 1),
-        ("cvt.s64.s32 %rd20, %r1; shr.s64 %rd20, %rd20, 32; cvt.u32.u64 %r9, %rd20;", (-7,), -1),
-        ("cvt.u64.u32 %rd20, %r1; shr.s64 %rd20, %rd20, 32; cvt.u32.u64 %r9, %rd20;", (-7,), 0),
-        ("shl.b64 %rd20, %rd0, 60; cvt.u64.u32 %rd21, %r1; or.b64 %rd20, %rd20, %rd21; cvt.s64.s32 %rd21, %rd20; shr.s64 %rd21, %rd21, 32; cvt.u32.u64 %r9, %rd21;", (-7,), -1),
-        ("mad.lo.s32 %r9, %r1, %r2, 1;", (2**30, 4), 1),
-        ("max.s32 %r9, %r1, 3;", (-7,), 3),
-        ("min.u32 %r9, %r1, 3;", (-7,), 3),
-        ("min.relu.s32 %r9, %r1, 3;", (-7,), 0),
-        ("min.relu.s32 %r9, %r1, 3;", (7,), 3),
-        ("not.b32 %r9, %r1;", (5,), -6),
-        ("mov.b32 {%rs1, %rs2}, %r1; mov.b32 %r9, {%rs2, %rs1};", (0x1234ABC,), 0x4ABC0123),
-        ("shf.l.wrap.b32 %r9, %r1, %r2, 8;", (0x7A000000, 0x123456), 0x1234567A),
-        ("prmt.b32 %r9, %r1, %r2, 0x5410;", (0x33221100, 0x77665544), 0x55441100),
-        ("prmt.b32 %r9, %r1, %r2, 0x8000;", (0x332211F0, 0), 0xFFF0F0F0 - 2**32),
-        ("setp.lt.s32 %p1|%p2, %r1, 3; selp.b32 %r9, 10, 20, %p2;", (5,), 10),
-        ("setp.lt.u32 %p1, %r1, 3; selp.b32 %r9, 10, 20, %p1;", (-5,), 20),
-        ("setp.eq.b32 %p1, %r1, 5; mov.b32 %r9, 1; @%p1 mov.b32 %r9, 2; @!%p1 mov.b32 %r9, 3;", (5,), 2),
-        ("setp.eq.b32 %p1, %r1, 4; mov.b32 %r9, 1; @%p1 mov.b32 %r9, 2; @!%p1 mov.b32 %r9, 3;", (5,), 3),
-        ("{ .reg .b32 x; add.s32 x, %r1, 1; { .reg .b32 x; mov.b32 x, 70; } mov.b32 %r9, x; }", (5,), 6),
-        ("{ .reg .b32 x, y; mov.b32 y, 2; add.s32 x, %r1, y; mov.b32 %r9, x; }", (5,), 7),
-        ("cvt.rzi.s32.f32 %r9, %r1;", (-2.75,), -2),
-        ("cvt.rzi.s32.f32 %r9, %r1;", (3e10,), 2**31 - 1),
-    ],
-)  # fmt: skip
-def test_integers(code, inputs, expected):
-    assert compute(code, *inputs, dtype=np.int32) == expected
-
 
 NAN = float("nan")
 
@@ -137,3 +97,17 @@ def test_truncated_sums_are_exact(rows):
         exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
         assert Fraction(float(found)) <= exact
         assert Fraction(float(np.nextafter(found, np.float32(np.inf)))) > exact
+
+
+@pytest.mark.parametrize(
+    ("product", "exact", "cut_off"),
+    [(0.75 * 2.0**-23, 1 + 12 * 2.0**-23, 1.0), (1.75 * 2.0**-23, 1 + 28 * 2.0**-23, 1 + 16 * 2.0**-23)],
+)
+def test_sums_of_products_are_cut_off_below_the_last_bit_of_the_largest(product, exact, cut_off):
+    # 1 and 16 products: in 24 bits from 1 on, a product is a multiple of 2⁻²³.
+    a = np.full(32, 2.0**-8, np.float16).view(np.uint16)
+    b = np.full(32, product * 2.0**8, np.float16).view(np.uint16)
+    a, b = (x.astype(np.uint32) | x.astype(np.uint32) << 16 for x in (a, b))
+    c = np.ones(32, np.float32)
+    for multiply, expected in ((mma_16, exact), (mma_16_truncating, cut_off)):
+        assert set(multiply(widen_float16, (a,) * 4, (b,) * 2, (c,) * 4).ravel()) == {np.float32(expected)}

@@ -1,163 +1,16 @@
-"""The PTX emulator of `ptx/`: matrices, memory, barriers and faults, by the formulas of the PTX ISA."""
+"""What the PTX emulator of `ptx/` finds: races, missing barriers and waits, and accesses outside of tensors."""
 
 import numpy as np
 import pytest
 import torch
 
-from tests.kernels.ptx.arithmetic import mma_16, mma_16_truncating, widen_float16
 from tests.kernels.ptx.machine import Shuffled, backwards, forwards, run
-from tests.kernels.ptx.memory import Fault
+from tests.kernels.ptx.memory import SHARED_BASE, Fault, Memory, Now
 from tests.kernels.ptx.snippets import LANES, execute, program, words
+from tests.kernels.ptx.warpgroup import Products
 
 ORDERS = [forwards, backwards, Shuffled(1)]
 
-
-# Lanes ----------------------------------------------------------------------------------------------------------------
-
-
-def test_shuffles():
-    code = (
-        "shfl.sync.bfly.b32 %r2, %r1, 5, 31, -1; shfl.sync.idx.b32 %r3, %r1, %r4, 31, -1; "
-        "shfl.sync.bfly.b32 %r5|%p1, %r1, 16, 0x100f, -1;"
-    )
-    x = 100 + LANES
-    code = "sub.s32 %r4, 31, %r0; " + code
-    bfly, idx, segments = execute(code, [words(x)], ["%r2", "%r3", "%r5"])
-    assert np.array_equal(bfly, x[LANES ^ 5])
-    assert np.array_equal(idx, x[::-1])
-    # Segments of 16 lanes: lane 16 above is in another one, lane 16 below is not.
-    assert np.array_equal(segments, np.where(LANES < 16, x, x - 16))
-
-
-def test_reductions():
-    x = np.random.default_rng(0).integers(-1000, 1000, 32)
-    highest, lowest = execute(
-        "mov.b32 %r4, -1; redux.sync.max.s32 %r2, %r1, %r4; redux.sync.min.s32 %r3, %r1, %r4;",
-        [words(x.astype(np.int32), np.int32)], ["%r2", "%r3"],
-    )  # fmt: skip
-    assert set(highest.view(np.int32)) == {x.max()}
-    assert set(lowest.view(np.int32)) == {x.min()}
-
-
-def packed(low, high, dtype):
-    """Words of two numbers; bfloat16 numbers are the upper halves of float32 ones."""
-    if dtype == "bf16":
-        halves = [np.asarray(x, np.float32).view(np.uint32) >> 16 for x in (low, high)]
-    else:
-        halves = [np.asarray(x, np.float16).view(np.uint16).astype(np.uint32) for x in (low, high)]
-    return words(halves[0] | halves[1] << 16)
-
-
-def c_rows_and_columns():
-    """Of each register of an m16n8 result, by the formulas of the PTX ISA, section "Matrix Fragments for mma.m16n8k16"."""
-    group, thread = LANES >> 2, LANES % 4
-    return [(group if i < 2 else group + 8, thread * 2 + (i & 1)) for i in range(4)]
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_mma_of_16_bits_equals_a_matrix_product(dtype):
-    rng = np.random.default_rng(0)
-    a, b = rng.integers(-8, 9, (16, 16)) / 4, rng.integers(-8, 9, (16, 8)) / 4
-    c = rng.integers(-8, 9, (16, 8)).astype(np.float32)
-    group, thread = LANES >> 2, LANES % 4
-
-    def a_i(i):  # row, column of aᵢ
-        return group if i in (0, 1, 4, 5) else group + 8, thread * 2 + (i & 1) + (8 if i >= 4 else 0)
-
-    def b_i(i):
-        return thread * 2 + (i & 1) + (8 if i >= 2 else 0), group
-
-    inputs = [packed(a[a_i(2 * n)], a[a_i(2 * n + 1)], dtype) for n in range(4)]
-    inputs += [packed(b[b_i(2 * n)], b[b_i(2 * n + 1)], dtype) for n in range(2)]
-    inputs += [words(c[at], np.float32) for at in c_rows_and_columns()]
-    kind = f"f32.{dtype}.{dtype}.f32"
-    code = (
-        f"mma.sync.aligned.m16n8k16.row.col.{kind} {{ %r11, %r12, %r13, %r14 }}, {{ %r1, %r2, %r3, %r4 }}, "
-        "{ %r5, %r6 }, { %r7, %r8, %r9, %r10 };"
-    )
-    found = execute(code, inputs, ["%r11", "%r12", "%r13", "%r14"])
-    expected = a @ b + c
-    for at, register in zip(c_rows_and_columns(), found, strict=True):
-        assert np.array_equal(register.view(np.float32), expected[at].astype(np.float32))
-
-
-def test_mma_of_tf32_equals_a_matrix_product():
-    rng = np.random.default_rng(0)
-    a, b = rng.integers(-9, 9, (16, 8)) / 4, rng.integers(-9, 9, (8, 8)) / 4
-    c = rng.integers(-9, 9, (16, 8)).astype(np.float32)
-    group, thread = LANES >> 2, LANES % 4
-    places = [(group + 8 * (i & 1), thread + 4 * (i >> 1)) for i in range(4)]
-    inputs = [words(a[at].astype(np.float32) * (1 + 2.0**-20), np.float32) for at in places]  # low bits do not count
-    inputs += [words(b[thread + 4 * i, group], np.float32) for i in range(2)]
-    inputs += [words(c[at], np.float32) for at in c_rows_and_columns()]
-    code = (
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r11, %r12, %r13, %r14}, {%r1, %r2, %r3, %r4}, "
-        "{%r5, %r6}, {%r7, %r8, %r9, %r10};"
-    )
-    found = execute(code, inputs, ["%r11", "%r12", "%r13", "%r14"])
-    for at, register in zip(c_rows_and_columns(), found, strict=True):
-        assert np.array_equal(register.view(np.float32), (a @ b + c)[at].astype(np.float32))
-
-
-@pytest.mark.parametrize(
-    ("product", "exact", "cut_off"),
-    [(0.75 * 2.0**-23, 1 + 12 * 2.0**-23, 1.0), (1.75 * 2.0**-23, 1 + 28 * 2.0**-23, 1 + 16 * 2.0**-23)],
-)
-def test_sums_of_products_are_cut_off_below_the_last_bit_of_the_largest(product, exact, cut_off):
-    # 1 and 16 products: in 24 bits from 1 on, a product is a multiple of 2⁻²³.
-    a = np.full(32, 2.0**-8, np.float16).view(np.uint16)
-    b = np.full(32, product * 2.0**8, np.float16).view(np.uint16)
-    a, b = (x.astype(np.uint32) | x.astype(np.uint32) << 16 for x in (a, b))
-    c = np.ones(32, np.float32)
-    for multiply, expected in ((mma_16, exact), (mma_16_truncating, cut_off)):
-        assert set(multiply(widen_float16, (a,) * 4, (b,) * 2, (c,) * 4).ravel()) == {np.float32(expected)}
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_ldmatrix(transposed):
-    # Thread t stores words 4t … 4t + 3: the 16-bit numbers n and n + 1 in word n / 2.
-    fill = "".join(
-        f"add.s32 %r{10 + n}, %r2, {n}; shl.b32 %r{10 + n}, %r{10 + n}, 1; add.s32 %r{20 + n}, %r{10 + n}, 1; "
-        f"shl.b32 %r{20 + n}, %r{20 + n}, 16; or.b32 %r{10 + n}, %r{10 + n}, %r{20 + n}; "
-        for n in range(4)
-    )
-    trans = ".trans" if transposed else ""
-    code = (
-        f"mov.b32 %r1, global_smem; shl.b32 %r2, %r0, 2; {fill} shl.b32 %r3, %r0, 4; add.s32 %r4, %r3, %r1; "
-        "st.shared.v4.b32 [%r4], {%r10, %r11, %r12, %r13}; bar.warp.sync -1; "
-        f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r30, %r31, %r32, %r33}}, [%r4];"
-    )
-    found = execute(code, [], ["%r30", "%r31", "%r32", "%r33"], shared=512)
-    matrices = np.arange(256).reshape(4, 8, 8)
-    row, column = LANES // 4, 2 * (LANES % 4)
-    for matrix, register in zip(matrices, found, strict=True):
-        pair = (matrix[row, column], matrix[row, column + 1])
-        if transposed:
-            pair = (matrix[column, row], matrix[column + 1, row])
-        assert np.array_equal(register, pair[0] | pair[1] << 16)
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_stmatrix(transposed):
-    # Register n of lane l has the numbers 64n + 2l and 64n + 2l + 1.
-    fill = "".join(
-        f"shl.b32 %r{10 + n}, %r0, 1; add.s32 %r{10 + n}, %r{10 + n}, {64 * n}; add.s32 %r20, %r{10 + n}, 1; "
-        f"shl.b32 %r20, %r20, 16; or.b32 %r{10 + n}, %r{10 + n}, %r20; "
-        for n in range(4)
-    )
-    trans = ".trans" if transposed else ""
-    code = (
-        f"mov.b32 %r1, global_smem; {fill} shl.b32 %r3, %r0, 4; add.s32 %r4, %r3, %r1; "
-        f"stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [%r4], {{%r10, %r11, %r12, %r13}}; bar.warp.sync -1; "
-        "ld.shared.v4.b32 {%r30, %r31, %r32, %r33}, [%r4];"
-    )
-    found = np.stack(execute(code, [], ["%r30", "%r31", "%r32", "%r33"], shared=512), 1)  # a row for each lane
-    matrices = np.ascontiguousarray(found).view(np.uint16).reshape(4, 8, 8)
-    expected = np.arange(256).reshape(4, 8, 8)
-    assert np.array_equal(matrices, expected.transpose(0, 2, 1) if transposed else expected)
-
-
-# Memory and barriers --------------------------------------------------------------------------------------------------
 
 STORE = "mov.b32 %r1, global_smem; shl.b32 %r2, %r0, 2; add.s32 %r3, %r1, %r2; add.s32 %r4, %r0, 7; st.shared.b32 [%r3], %r4;"
 NEIGHBOUR = "xor.b32 %r5, %r2, 128; add.s32 %r5, %r5, %r1; ld.shared.b32 %r6, [%r5];"
@@ -271,10 +124,22 @@ def test_elements_between_those_of_a_tensor_are_not_accessed():
         run(program(even.format("+4"), 1), (1, 1), [rows], 0)
 
 
-def test_loops():
-    code = "mov.b32 %r9, 0; mov.b32 %r2, 0;\n$L1: add.s32 %r9, %r9, %r2; add.s32 %r2, %r2, 1; setp.lt.s32 %p1, %r2, 10; @%p1 bra $L1;"
-    (found,) = execute(code, [], ["%r9"])
-    assert set(found) == {45}
+def test_a_factor_of_wgmma_must_not_change_before_the_wait():
+    memory = Memory({}, 1024, Now())
+    memory.shared.store(SHARED_BASE + 16 * np.arange(64), np.zeros((64, 4), np.uint32))
+    memory.now.barrier()
+    # The descriptor of 8 rows of 128 bytes whose chunks are exchanged.
+    factor = np.full(32, SHARED_BASE // 16 | 1 << 16 | 64 << 32 | 1 << 62, np.uint64)
+    sums, other = (np.zeros(32, np.float32),) * 4, (np.zeros(32, np.uint32),) * 4
+    for store, pending in ((False, 0), (True, 1)):
+        products = Products(memory, 0)
+        products.start("f16", 8, sums, other, factor, False, (False, False))
+        products.commit()
+        if store:
+            memory.shared.store(np.array([SHARED_BASE]), np.array([[7]], np.uint32))
+        products.wait(pending)
+    with pytest.raises(Fault, match="has changed before"):
+        products.wait(0)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The Triton kernels as they are compiled for sm_80 and sm_90: their PTX in the emulator of `ptx/`, against the reference.
 
 Triton's interpreter runs the kernels' Python; here run the layouts, barriers, asynchronous copies, products of 16-bit
-matrices and inline assembly that a GPU gets, with a check of every access to memory. `test_ptx_*.py` prove the emulator.
+matrices and inline assembly that a GPU gets, with a check of every access to memory. `test_ptx_*.py` show what the
+emulator finds, and how it rounds.
 """
 
 import os
@@ -14,12 +15,11 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("Triton compiles nothing where it interprets", allow_module_level=True)
 
-from cope_sweep.kernels import make_problem, operator
-from cope_sweep.kernels.operator import attention
+from cope_sweep.kernels import operator
 from cope_sweep.kernels.triton_attention import launch
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference, output_and_gradients
-from tests.kernels.cases import Case, dropout_seeds, make_inputs, random_tensors
+from tests.kernels.cases import Case, attention_by, dropout_seeds, fused, make_inputs, random_tensors
 from tests.kernels.ptx.launches import emulated
 from tests.kernels.ptx.machine import Shuffled, backwards, forwards
 from tests.kernels.ptx.memory import Fault
@@ -59,8 +59,7 @@ CASES = {
 """The GPUs differ in their products of matrices, so not every case runs as both have it."""
 
 
-def attend(inputs, positions, dropout, seed):
-    return attention(make_problem(inputs, positions, dropout, seed), "triton")
+attend = attention_by("triton")
 
 
 @pytest.mark.parametrize(("problem", "dtype", "capability"), CASES.values(), ids=CASES.keys())
@@ -91,8 +90,7 @@ def forward_pass(problem, dtype, **options):
     # Logits are multiples of 1/8: their sums are exact however they are rounded.
     rng = torch.Generator().manual_seed(0)
     tensors |= {x: torch.randint(-2, 3, tensors[x].shape, generator=rng).to(dtype) for x in ("q", "k")}
-    inputs, positions = make_inputs(problem, tensors)
-    given = make_problem(inputs, positions, problem.dropout, dropout_seeds(problem.batch))
+    given = fused(*make_inputs(problem, tensors), problem.dropout, dropout_seeds(problem.batch))
     outputs = operator.empty_outputs(given, "triton")
     with emulated(**options):
         launch.forward(given, *outputs)

@@ -15,7 +15,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no CUDA device here, and TRITON_INTERPRET is not 1", allow_module_level=True)
 pytest.importorskip("triton")
 
-from cope_benchmarks.exact import compare, computed_by
+from cope_benchmarks.exact import computed_by
 from cope_benchmarks.gpu_problems import DTYPES, Problem
 
 from cope_sweep.kernels import triton_attention
@@ -24,23 +24,6 @@ from cope_sweep.kernels.triton_attention import launch, workspace
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 DEVICE = "cuda" if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1" else "cpu"
 ON_GPU = DEVICE == "cuda"
-
-
-def tiny(problem):
-    """The problem at a size for the interpreter, with the same terms and layout."""
-    tokens = 33 if problem.tokens > 256 else 20
-    changes = {"tokens": tokens, "cached": min(problem.cached, 13), "heads": 2 if problem.per_head else 1}
-    changes |= {"batch": len(problem.lengths) if problem.lengths else 1}
-    if problem.head_dim == BASE.head_dim:
-        changes["head_dim"] = 16
-    if isinstance(problem.p_max, int):
-        changes |= {"p_max": min(problem.p_max, 6)}
-    if isinstance(problem.relative, int):
-        changes |= {"relative": min(problem.relative, 7)}
-    if problem.lengths:
-        total = tokens + changes["cached"]
-        changes |= {"lengths": tuple(length * total // problem.keys for length in problem.lengths)}
-    return replace(problem, **changes)
 
 
 BASE = Problem(batch=2, heads=4, tokens=512, projection=True)
@@ -114,20 +97,22 @@ IN_THE_INTERPRETER = (
     "alibi", "cope-alibi", "t5", "cope-mlp", "padding", "cached keys, padding", "tables in float32", "all at once",
 )  # fmt: skip
 """The others differ from these by their size alone."""
-CASES = {**BY_NAME, **LONG} if ON_GPU else {name: tiny(BY_NAME[name]) for name in IN_THE_INTERPRETER}
+CASES = {**BY_NAME, **LONG} if ON_GPU else {name: BY_NAME[name].tiny() for name in IN_THE_INTERPRETER}
 
 
 def attend(problem):
+    return computed_by(problem.attend, *problem.leaves(DEVICE))
+
+
+def assert_right(problem):
     leaves, weight = problem.leaves(DEVICE)
     assert triton_attention.why_not(problem.build(leaves)) is None
-    return leaves, weight, computed_by(triton_attention.attend, problem.build, leaves, weight)
+    assert problem.wrong(leaves, weight, computed_by(problem.attend, leaves, weight)) is None
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_output_and_gradients_equal_float64(name):
-    problem = CASES[name]
-    leaves, weight, computed = attend(problem)
-    assert compare(problem.build, leaves, weight, computed, DTYPES[problem.dtype]).wrong is None
+    assert_right(CASES[name])
 
 
 @pytest.mark.skipif(not ON_GPU, reason="compiled kernels only")
@@ -135,9 +120,7 @@ def test_output_and_gradients_equal_float64(name):
     "name", ["bfloat16, head dim 64", "4096 tokens", "dropout", "p_max full", "relative", "all at once"]
 )
 def test_gradients_have_the_same_bits_in_every_run(name):
-    problem = CASES[name]
-    *_, first = attend(problem)
-    *_, second = attend(problem)
+    first, second = attend(CASES[name]), attend(CASES[name])
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
@@ -145,11 +128,11 @@ def test_gradients_have_the_same_bits_in_every_run(name):
 def test_forward_and_backward_are_captured_in_a_cuda_graph():
     problem = BASE
     leaves, weight = problem.leaves(DEVICE)
-    expected = computed_by(triton_attention.attend, problem.build, leaves, weight)
+    expected = attend(problem)
     given = {name: x.detach().requires_grad_() for name, x in leaves.items()}
 
     def step():
-        out = triton_attention.attend(problem.build(given))
+        out = problem.attend(given)
         return [out, *torch.autograd.grad(out, list(given.values()), weight)]
 
     stream = torch.cuda.Stream()
@@ -172,24 +155,20 @@ def test_launches_for_some_queries_of_a_head(monkeypatch):
     monkeypatch.setattr(workspace, "MIN_ROWS", 256 if ON_GPU else 128)
     monkeypatch.setattr(workspace, "MIN_BYTES", 1)
     monkeypatch.setattr(launch, "_bytes", lambda _: 0)
-    problem = replace(BASE, **SAME, tokens=1024, p_max="full") if ON_GPU else replace(tiny(BASE), tokens=150, p_max=4)
-    leaves, weight, computed = attend(problem)
-    assert compare(problem.build, leaves, weight, computed, DTYPES[problem.dtype]).wrong is None
+    problem = replace(BASE, **SAME, tokens=1024, p_max="full") if ON_GPU else replace(BASE.tiny(), tokens=150, p_max=4)
+    assert_right(problem)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="too many heads for the interpreter")
 def test_more_heads_than_a_grid_has():
-    problem = replace(BASE, batch=4100, heads=16, tokens=16, projection=False)
-    leaves, weight, computed = attend(problem)
-    assert compare(problem.build, leaves, weight, computed, DTYPES[problem.dtype]).wrong is None
+    assert_right(replace(BASE, batch=4100, heads=16, tokens=16, projection=False))
 
 
 def test_a_gradient_with_strides_of_0():
-    problem = BASE if ON_GPU else tiny(BASE)
+    problem = BASE if ON_GPU else BASE.tiny()
     leaves, weight = problem.leaves(DEVICE)
     ones = torch.ones((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
-    computed = computed_by(triton_attention.attend, problem.build, leaves, ones)
-    assert compare(problem.build, leaves, ones, computed, DTYPES[problem.dtype]).wrong is None
+    assert problem.wrong(leaves, ones, computed_by(problem.attend, leaves, ones)) is None
 
 
 @pytest.mark.skipif(not ON_GPU, reason="memory of a GPU")
@@ -197,11 +176,11 @@ def test_memory_grows_with_the_tokens_and_not_with_the_table():
     # The product q·e would alone take 2 GiB: 64 heads × 4096 queries × 4097 entries.
     problem = replace(BASE, batch=4, heads=16, tokens=4096, p_max="full")
     leaves, weight = problem.leaves(DEVICE)
-    computed_by(triton_attention.attend, problem.build, leaves, weight)
+    attend(problem)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    computed = computed_by(triton_attention.attend, problem.build, leaves, weight)
+    computed = computed_by(problem.attend, leaves, weight)
     torch.cuda.synchronize()
     extra = torch.cuda.max_memory_allocated() - before - sum(x.nbytes for x in computed.values())
     assert extra < 512 * 2**20

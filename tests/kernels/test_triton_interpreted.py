@@ -17,14 +17,14 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from cope_sweep.kernels import make_problem, self_check, triton_attention
+from cope_sweep.kernels import self_check, triton_attention
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.operator import attention
 from cope_sweep.kernels.triton_attention import launch, tables, tiles, workspace
 from cope_sweep.kernels.tuning import using_configurations
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
-from tests.kernels.cases import Case, make_inputs, random_tensors
+from tests.kernels.cases import Case, attention_by, make_inputs, problem_of, random_tensors
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 SLOPE = CoPEALiBi(slopes="learned")
@@ -120,10 +120,7 @@ CASES = {
 }
 
 
-def attend_triton(inputs, positions, dropout, seed):
-    problem = make_problem(inputs, positions, dropout, seed)
-    assert triton_attention.why_not(problem) is None
-    return triton_attention.attend(problem)
+attend_triton = attention_by("triton")
 
 
 @pytest.mark.parametrize(("problem", "dtype"), CASES.values(), ids=CASES.keys())
@@ -173,12 +170,7 @@ def test_heads_in_several_launches(small_launches, monkeypatch):
 
 def float32_arguments(queries, **options):
     """The arguments of the operator for CoPE with 8 embeddings; q, k, v and e have gradients."""
-    problem, dtype = case(CoPE(p_max=8), queries=queries, **options)
-    inputs, positions = make_inputs(problem, random_tensors(problem, dtype))
-    given = make_problem(inputs, positions, 0.0, None)
-    return given._replace(
-        **{name: getattr(given, name).to(dtype, copy=True).requires_grad_() for name in ("q", "k", "v", "e")}
-    )
+    return problem_of(*case(CoPE(p_max=8), queries=queries, **options))
 
 
 def test_tensors_need_not_be_contiguous():
@@ -322,9 +314,8 @@ def test_why_not_names_what_is_not_supported(change, reason):
 
 
 def test_why_not_names_cope_beside_cope_mlp():
-    problem, dtype = case(CoPE(p_max=3), CoPEMLP(hidden=3))
-    inputs, positions = make_inputs(problem, {n: x.to(dtype) for n, x in random_tensors(problem, dtype).items()})
-    assert "CoPE and CoPE-MLP" in triton_attention.why_not(make_problem(inputs, positions, 0.0, None))
+    problem = problem_of(*case(CoPE(p_max=3), CoPEMLP(hidden=3)))
+    assert "CoPE and CoPE-MLP" in triton_attention.why_not(problem)
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.1])

@@ -106,6 +106,17 @@ def test_another_table_and_configurations_for_a_while(tmp_path, monkeypatch):
     assert forward_warps() == 16
 
 
+def refuse(tmp_path, text, message):
+    path = tmp_path / "table.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"^{path}: .*{message}"):
+        read_table(path)
+
+
+def table_of(given):
+    return json.dumps({"version": 1, "entries": [given]})
+
+
 KERNEL_WITHOUT_WARPS = {kernel: {"BLOCK_T": 64, "BLOCK_S": 32, "num_stages": 2} for kernel in KERNELS}
 
 
@@ -124,10 +135,7 @@ KERNEL_WITHOUT_WARPS = {kernel: {"BLOCK_T": 64, "BLOCK_S": 32, "num_stages": 2} 
     ],
 )
 def test_a_bad_entry_is_an_error_that_names_file_entry_and_key(tmp_path, change, message):
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps({"version": 1, "entries": [{**asdict(entry()), **change}]}))
-    with pytest.raises(ValueError, match=f"^{path}: {message}"):
-        read_table(path)
+    refuse(tmp_path, table_of(asdict(entry()) | change), message)
 
 
 @pytest.mark.parametrize(
@@ -141,12 +149,9 @@ def test_a_bad_entry_is_an_error_that_names_file_entry_and_key(tmp_path, change,
     ],
 )
 def test_tile_sizes_are_powers_of_2_and_fit_together(tmp_path, kernel, size, value, message):
-    path = tmp_path / "table.json"
     bad = asdict(entry())
     bad["kernels"][kernel][size] = value
-    path.write_text(json.dumps({"version": 1, "entries": [bad]}))
-    with pytest.raises(ValueError, match=message):
-        read_table(path)
+    refuse(tmp_path, table_of(bad), message)
 
 
 @pytest.mark.parametrize(
@@ -156,19 +161,13 @@ def test_tile_sizes_are_powers_of_2_and_fit_together(tmp_path, kernel, size, val
         ("[]", "not a table of configurations of version 1"),
         ('{"version": 2}', "not a table of configurations of version 1"),
         ('{"version": 1, "entries": []}', "a list with at least one entry is needed"),
+        (Table((entry(), entry(warps=8)), PATH).to_json(), r"entries\[1\]: another entry is for the same problems"),
     ],
 )
 def test_a_bad_file_is_an_error_that_names_it(tmp_path, text, message):
-    path = tmp_path / "table.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=f"^{path}: .*{message}"):
-        read_table(path)
+    refuse(tmp_path, text, message)
 
 
-def test_a_missing_file_and_an_entry_given_twice_are_errors(tmp_path):
-    path = tmp_path / "table.json"
+def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="cannot be read: No such file"):
-        read_table(path)
-    path.write_text(Table((entry(), entry(warps=8)), path).to_json())
-    with pytest.raises(ValueError, match=r"entries\[1\]: another entry is for the same problems"):
-        read_table(path)
+        read_table(tmp_path / "table.json")

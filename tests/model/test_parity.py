@@ -5,7 +5,7 @@ import torch
 
 from cope_sweep.model import Transformer
 from cope_sweep.positions import ALiBi, CoPE
-from tests.positions.test_cope import attention_of
+from tests.positions import naive
 from tests.tiny import tiny_run
 
 pytestmark = pytest.mark.slow  # importing transformers takes seconds
@@ -101,7 +101,7 @@ def test_llama_with_rope(transformers, base):
 
 @pytest.mark.parametrize("heads", [1, 4, 6, 12])
 def test_alibi(x_transformers, heads):
-    attention = attention_of(heads=heads, tokens=9, head_dim=3)
+    attention = naive.attention(heads=heads, tokens=9, head_dim=3)
     reference = x_transformers.AlibiPositionalBias(heads)(9, 9).double()
     model = ALiBi().score({}, attention).view(heads, 9, 9)
     visible = attention.visible_QS
@@ -110,7 +110,7 @@ def test_alibi(x_transformers, heads):
 
 @pytest.mark.parametrize("p_max", [1, 4, 30])
 def test_cope(x_transformers, p_max):
-    attention = attention_of(heads=3, tokens=20, head_dim=5)
+    attention = naive.attention(heads=3, tokens=20, head_dim=5)
     reference = x_transformers.CoPE(dim=5, heads=3, max_pos=p_max).double()
     with torch.no_grad():
         reference.pos_emb.normal_()

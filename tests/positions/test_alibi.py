@@ -1,11 +1,9 @@
 import pytest
 import torch
-from pydantic import ValidationError
 
 from cope_sweep.positions import ALiBi, Attention
 from cope_sweep.positions.alibi import standard_slopes
 from cope_sweep.testing import EncodingContract
-from tests.tiny import tiny_run
 
 
 class TestALiBi(EncodingContract):
@@ -33,8 +31,3 @@ def test_subtracts_the_distance():
     bias = ALiBi(slopes=(1.0, 0.5)).score({}, Attention(q, q, q, torch.zeros(1, 2, 3, 3), visible))
     assert bias[0, 0, 2].tolist() == [-2, -1, 0]
     assert bias[0, 1, 2].tolist() == [-1, -0.5, 0]
-
-
-def test_slopes_fit_the_heads():
-    with pytest.raises(ValidationError, match=r"alibi\.slopes has 3 slopes, and model\.heads = 2"):
-        tiny_run(**{"model.position": [{"kind": "alibi", "slopes": [1, 2, 3]}]})

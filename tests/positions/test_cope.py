@@ -3,13 +3,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cope_benchmarks.peers import listing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from cope_sweep.model.attention import Inputs, Position, attend, reference
 from cope_sweep.positions import Attention, CoPE, Dims, RoPE
 from cope_sweep.testing import EncodingContract
+from tests.positions import naive
 
 
 class TestCoPE(EncodingContract):
@@ -25,31 +26,6 @@ class TestCoPE(EncodingContract):
         [CoPE(p_max=5, rotated_query=True, per_head=True), "rope", "relative"],
     ]
     extrapolates = True
-
-
-class Listing(nn.Module):
-    """The listing of the paper's appendix B, with the same operations in the same order: an independent reference."""
-
-    def __init__(self, npos_max, head_dim, e_PK):
-        super().__init__()
-        self.npos_max, self.head_dim = npos_max, head_dim
-        self.pos_emb = e_PK.T[None]
-
-    def cope(self, query, attn_logits):
-        gates = torch.sigmoid(attn_logits)
-        pos = gates.flip(-1).cumsum(dim=-1).flip(-1)
-        pos = pos.clamp(max=self.npos_max - 1)
-        pos_ceil, pos_floor = pos.ceil().long(), pos.floor().long()
-        logits_int = torch.matmul(query, self.pos_emb)
-        logits_ceil, logits_floor = logits_int.gather(-1, pos_ceil), logits_int.gather(-1, pos_floor)
-        w = pos - pos_floor
-        return logits_ceil * w + logits_floor * (1 - w)
-
-    def forward(self, query, key, val, mask):
-        attn_logits = torch.bmm(query, key.transpose(-1, -2)) / math.sqrt(self.head_dim)
-        attn_logits = attn_logits + mask.log()
-        attn_logits = attn_logits + self.cope(query, attn_logits)
-        return torch.bmm(torch.softmax(attn_logits, dim=-1), val)
 
 
 @given(
@@ -71,25 +47,15 @@ def test_equals_the_papers_listing_in_value_and_gradient(heads, tokens, head_dim
 
     ours = reference(Inputs.plain(q, k, v), [Position(CoPE(p_max=p_max), {"e": e})])[0]
     ours_gradients = torch.autograd.grad((ours * weight).sum(), (q, k, v, e))
-    mask = torch.ones(tokens, tokens, dtype=torch.float64).tril()
-    theirs = Listing(p_max, head_dim, e)(q[0], k[0], v[0], mask)
+    theirs = listing({"q": q, "k": k, "v": v, "e": e})[0]
     theirs_gradients = torch.autograd.grad((theirs * weight).sum(), (q, k, v, e))
 
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
-    for our_gradient, their_gradient in zip(ours_gradients, theirs_gradients, strict=True):
-        torch.testing.assert_close(our_gradient, their_gradient, rtol=1e-8, atol=1e-8)
-
-
-def attention_of(heads, tokens, head_dim, seed=0):
-    """A full pass over random queries, keys and values, in float64."""
-    rng = torch.Generator().manual_seed(seed)
-    q, k, v = torch.randn(3, 1, heads, tokens, head_dim, generator=rng, dtype=torch.float64)
-    visible = torch.ones(tokens, tokens, dtype=torch.bool).tril()
-    return Attention(q, k, v, q @ k.transpose(-1, -2) / head_dim**0.5, visible)
+    torch.testing.assert_close(ours_gradients, theirs_gradients, rtol=1e-8, atol=1e-8)
 
 
 def test_gates_come_from_keys_values_or_separate_keys():
-    keys = attention_of(heads=2, tokens=5, head_dim=3)
+    keys = naive.attention(heads=2, tokens=5, head_dim=3)
     separate = torch.randn(1, 2, 5, 3, dtype=torch.float64)
     for gate, source in (("keys", keys.k_BHSK), ("values", keys.v_BHSK), ("separate", separate)):
         gates = torch.sigmoid(keys.q_BHQK @ source.transpose(-1, -2) / 3**0.5).tril()
@@ -98,7 +64,7 @@ def test_gates_come_from_keys_values_or_separate_keys():
 
 
 def test_gates_use_queries_and_keys_before_rotation_by_default():
-    plain = attention_of(heads=1, tokens=5, head_dim=4)
+    plain = naive.attention(heads=1, tokens=5, head_dim=4)
     rotated = replace(plain, logits_BHQS=plain.logits_BHQS + 1, rotated=True)
     torch.testing.assert_close(CoPE().positions(rotated), CoPE().positions(plain))
     after = CoPE(gate_after_rotation=True).positions(rotated)
@@ -130,29 +96,21 @@ def test_the_listing_in_a_rotated_model_by_hand():
 
 @pytest.mark.parametrize("implementation", ["reference", "blocked", "native"])
 def test_a_rotated_query_is_the_listing_given_rotated_queries_and_keys(implementation):
-    """Output and gradients, with a query of float64 for which finite differences are not needed."""
-    rng = torch.Generator().manual_seed(0)
-    q, k, v, rq, rk = torch.randn(5, 1, 2, 30, 6, generator=rng, dtype=torch.float64)
-    e = torch.randn(9, 6, generator=rng, dtype=torch.float64)
-    grads = []
-    for rotated in (True, False):
-        leaves = [x.clone().requires_grad_() for x in (rq, rk, v, e)]
-        inputs = Inputs(q, k, leaves[2], leaves[0], leaves[1], [None]) if rotated else None
-        if inputs is None:
-            mask = torch.ones(30, 30, dtype=torch.float64).tril()
-            out = Listing(9, 6, leaves[3])(*(x.flatten(0, 1) for x in leaves[:3]), mask).view(1, 2, 30, 6)
-        else:
-            out = attend(
-                inputs, [Position(CoPE(p_max=9, rotated_query=True), {"e": leaves[3]})], 0.0, None, implementation
-            )
-        out.square().sum().backward()
-        grads.append([out.detach(), *(x.grad for x in leaves)])
-    for actual, expected in zip(*grads, strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+    q, k, v, rq, rk = naive.normal(5, 1, 2, 30, 6)
+    leaves = [x.requires_grad_() for x in (rq, rk, v, naive.normal(9, 6, seed=2))]
+
+    def with_gradients(out):
+        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    *rotated, v, e = leaves
+    positions = [Position(CoPE(p_max=9, rotated_query=True), {"e": e})]
+    actual = with_gradients(attend(Inputs(q, k, v, *rotated, [None]), positions, implementation=implementation))
+    expected = with_gradients(listing(dict(zip("qkve", leaves, strict=True))))
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_tables_per_head():
-    attention = attention_of(heads=2, tokens=5, head_dim=3)
+    attention = naive.attention(heads=2, tokens=5, head_dim=3)
     e = torch.randn(2, 4, 3, dtype=torch.float64)
     both = CoPE(p_max=4, per_head=True).score({"e": e}, attention)
     for h in range(2):

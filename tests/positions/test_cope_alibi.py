@@ -1,11 +1,9 @@
 import pytest
 import torch
-from pydantic import ValidationError
 
 from cope_sweep.positions import CoPE, CoPEALiBi, Dims
 from cope_sweep.testing import EncodingContract
-from tests.positions.test_cope import attention_of
-from tests.tiny import tiny_run
+from tests.positions import naive
 
 
 class TestCoPEALiBi(EncodingContract):
@@ -15,7 +13,7 @@ class TestCoPEALiBi(EncodingContract):
 
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_score_is_the_position_times_the_slope(sign):
-    attention = attention_of(heads=2, tokens=6, head_dim=3)
+    attention = naive.attention(heads=2, tokens=6, head_dim=3)
     score = CoPEALiBi(slopes=(1.0, 0.25), slope_sign=sign).score({}, attention)
     p = CoPE().positions(attention)
     torch.testing.assert_close(score[0, 0], sign * p[0, 0])
@@ -27,12 +25,7 @@ def test_learned_slopes_are_per_head_and_layer_start_at_0_and_have_no_sign():
     assert declared.shape == (4,)
     assert declared.per_layer
     assert declared.std == 0
-    attention = attention_of(heads=2, tokens=4, head_dim=3)
+    attention = naive.attention(heads=2, tokens=4, head_dim=3)
     m = torch.tensor([2.0, -1.0], dtype=torch.float64)
     score = CoPEALiBi(slopes="learned", slope_sign=-1).score({"m": m}, attention)
     torch.testing.assert_close(score, m[:, None, None] * CoPE().positions(attention))
-
-
-def test_slopes_fit_the_heads():
-    with pytest.raises(ValidationError, match=r"cope_alibi\.slopes has 1 slopes, and model\.heads = 2"):
-        tiny_run(**{"model.position": [{"kind": "cope_alibi", "slopes": [1]}]})

@@ -5,7 +5,7 @@ from torch.nn.functional import gelu
 from cope_sweep.positions import CoPE, CoPEMLP, Dims
 from cope_sweep.positions.gelu_units import weighted_units
 from cope_sweep.testing import EncodingContract
-from tests.positions.test_cope import attention_of
+from tests.positions import naive
 
 
 class TestCoPEMLP(EncodingContract):
@@ -20,7 +20,7 @@ class TestCoPEMLP(EncodingContract):
 
 @pytest.mark.parametrize(("activation", "function"), [("relu", torch.relu), ("gelu", gelu)])
 def test_is_q_times_the_mlp_of_the_position(activation, function):
-    attention = attention_of(heads=2, tokens=6, head_dim=3)
+    attention = naive.attention(heads=2, tokens=6, head_dim=3)
     mlp = CoPEMLP(hidden=4, activation=activation)
     rng = torch.Generator().manual_seed(1)
     w = {n: torch.randn(p.shape, generator=rng).double() for n, p in mlp.parameters(Dims(6, 2, 1, 9)).items()}

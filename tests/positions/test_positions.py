@@ -61,11 +61,30 @@ class TestHardAttention(EncodingContract):
             r"cope\.rotated_query includes gate_after_rotation; remove",
         ),
         ([{"kind": "cope_mlp", "rotated_query": True}], r"cope_mlp\.rotated_query has no effect.*add rope"),
+        ([{"kind": "alibi", "slopes": [1, 2, 3]}], r"alibi\.slopes has 3 slopes, and model\.heads = 2"),
+        ([{"kind": "cope_alibi", "slopes": [1]}], r"cope_alibi\.slopes has 1 slopes, and model\.heads = 2"),
+        (["stick_breaking", "tra"], "stick_breaking and tra in layer 0, and each replaces the softmax"),
+        ([{"kind": "t5", "buckets": 32, "max_distance": 16}], "must be more than half"),
+        ([{"kind": "rope", "scaling": "yarn", "factor": 2}], r"rope\.scaling: yarn needs rope\.trained"),
+        ([{"kind": "rope", "factor": 2}], r"rope\.factor has no effect with scaling: none"),
     ],
 )
 def test_impossible_combinations_are_errors_with_the_reason(position, message):
     with pytest.raises(ValidationError, match=message):
         tiny_run(**{"model.position": position})
+
+
+@pytest.mark.parametrize(
+    ("dim", "heads", "position", "message"),
+    [
+        (9, 3, "rope", "head dimension 9/3 = 3 is odd"),
+        (9, 3, "sinusoidal", "model.dim = 9 is odd"),
+        (4, 2, {"kind": "rope", "scaling": "ntk", "factor": 2}, "ntk needs a head dimension above 2"),
+    ],
+)
+def test_an_encoding_that_does_not_fit_the_size_is_an_error(dim, heads, position, message):
+    with pytest.raises(ValidationError, match=message):
+        tiny_run(**{"model.position": [position], "model.dim": dim, "model.heads": heads})
 
 
 def test_one_kind_can_occur_twice_in_different_layers():

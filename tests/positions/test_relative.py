@@ -90,11 +90,3 @@ def test_the_table_is_initialised_with_the_declared_std():
     assert abs(table.std().item() - 0.3) < 5 * 0.3 / 20_000**0.5
     [zeros] = Transformer(tiny_run(**{"model.position": ["relative"]})).position.parameters()
     assert not zeros.any()
-
-
-def test_scaled_positions_divide_by_the_root_of_the_head_dimension():
-    rng = torch.Generator().manual_seed(0)
-    q, e = torch.randn(1, 1, 3, 4, generator=rng), torch.randn(3, 4, generator=rng)
-    attention = Attention(q, q, q, torch.zeros(1, 1, 3, 3), torch.ones(3, 3, dtype=torch.bool).tril())
-    plain = Relative(positions=3).score({"e": e}, attention)
-    torch.testing.assert_close(Relative(positions=3, scale_positions=True).score({"e": e}, attention), plain / 2)

@@ -1,12 +1,9 @@
 import math
 
-import pytest
 import torch
-from pydantic import ValidationError
 
 from cope_sweep.positions import Sinusoidal
 from cope_sweep.testing import EncodingContract
-from tests.tiny import tiny_run
 
 
 class TestSinusoidal(EncodingContract):
@@ -23,8 +20,3 @@ def test_sinusoids_of_two_positions():
 def test_amplitude_is_a_factor():
     x = torch.zeros(1, 5, 4)
     torch.testing.assert_close(Sinusoidal(amplitude=0.1).embed({}, x, 0), 0.1 * Sinusoidal().embed({}, x, 0))
-
-
-def test_an_odd_dimension_is_an_error():
-    with pytest.raises(ValidationError, match="model.dim = 9 is odd"):
-        tiny_run(**{"model.position": ["sinusoidal"], "model.dim": 9, "model.heads": 3})

@@ -1,11 +1,9 @@
 import pytest
 import torch
-from pydantic import ValidationError
 
 from cope_sweep.positions.stick_breaking import StickBreaking
 from cope_sweep.testing import EncodingContract
 from tests.positions import naive
-from tests.tiny import tiny_run
 
 
 class TestStickBreaking(EncodingContract):
@@ -36,8 +34,3 @@ def test_scores_of_others_change_the_shares():
     attention = naive.attention()
     shifted = StickBreaking().weights({}, attention, attention.logits_BHQS + 50)
     torch.testing.assert_close(shifted[0, :, 1:].diagonal(dim1=1, dim2=2), torch.ones(2, 5, dtype=torch.float64))
-
-
-def test_two_that_replace_the_softmax_are_an_error():
-    with pytest.raises(ValidationError, match="stick_breaking and tra in layer 0, and each replaces the softmax"):
-        tiny_run(**{"model.position": ["stick_breaking", "tra"]})

@@ -2,11 +2,9 @@ import math
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from cope_sweep.positions import T5, Attention
 from cope_sweep.testing import EncodingContract
-from tests.tiny import tiny_run
 
 
 class TestT5(EncodingContract):
@@ -37,8 +35,3 @@ def test_looks_up_the_bias_of_each_head():
     # Distances 7 … 0; 2, 3 → bucket 2 (log 3/2 ÷ log 3 · 2 = 0.7); 4, 5 → 3; larger ones → 3.
     assert bias[0, 0, 0].tolist() == [4, 4, 4, 4, 3, 3, 2, 1]
     assert bias[0, 1, 0].tolist() == [40, 40, 40, 40, 30, 30, 20, 10]
-
-
-def test_a_maximum_within_the_exact_buckets_is_an_error():
-    with pytest.raises(ValidationError, match="must be more than half"):
-        tiny_run(**{"model.position": [{"kind": "t5", "buckets": 32, "max_distance": 16}]})

@@ -2,7 +2,8 @@
 
 The operator `cope_sweep::attention` calls `forward` and `backward`; the blocked path computes problems for which
 `why_not` has a reason. With TRITON_INTERPRET=1 in the environment when Triton is imported, the same kernels run
-on a CPU, slowly; the tests use that.
+on a CPU, slowly; the tests use that. Same inputs give the same bits. Gate keys and embeddings are converted to the
+type of the queries, slopes and biases to float32.
 
     kernel_forward.py          the output, and for each query the log-sum-exp and where its tables end
     kernel_backward_rows.py    gradients of queries and tables
@@ -19,9 +20,7 @@ from __future__ import annotations
 
 import torch
 import triton  # type: ignore[import-untyped]
-from torch import Tensor
 
-from cope_sweep.kernels import operator
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.choice import constant_when_compiled
 from cope_sweep.kernels.triton_attention.launch import PAIRS, backward, forward
@@ -55,14 +54,6 @@ def why_not(given: Arguments) -> str | None:
     if given.key_bias is not None:
         return "it has no bias of keys"
     return None
-
-
-def attend(given: Arguments) -> Tensor:
-    """Attention, (B, H, T, K), differentiable in all inputs and parameters. Same inputs give the same bits.
-
-    Gate keys and embeddings are converted to the type of the queries, slopes and biases to float32.
-    """
-    return operator.attention(given, "triton")
 
 
 @constant_when_compiled

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cope_benchmarks import peers
 from cope_benchmarks.exact import Expected, computed_by
+from cope_benchmarks.gpu_timing import first_line
 from cope_benchmarks.peers import Attend, Leaves
 from cope_benchmarks.report import interleaved, machine, markdown
 from cope_sweep.kernels import Implementation, Inputs, Position, attend, make_problem
@@ -199,9 +200,9 @@ def _failures(shape: Shape) -> dict[str, str]:
         if encodings not in expected:
             expected[encodings] = Expected(partial(_problem, encodings), leaves, weight, torch.float32)
         try:
-            wrong = expected[encodings].compare(computed_by(alternative, dict, leaves, weight)).wrong
+            wrong = expected[encodings].compare(computed_by(alternative, leaves, weight)).wrong
         except Exception as error:  # an alternative may raise anything; it is then not timed
-            wrong = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            wrong = first_line(error)
         if wrong:
             found[name] = wrong
     return found

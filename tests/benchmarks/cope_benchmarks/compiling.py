@@ -80,7 +80,6 @@ class Compiling:
 
 def compile_kernels(problem: Problem, configurations: Configurations | None, device: str) -> None:
     """Compile the kernels that a problem launches, forward and backward, by launches of a small problem of its kind."""
-    from cope_sweep.kernels import triton_attention
     from cope_sweep.kernels.triton_attention import launch
 
     small = one_sequence(problem)
@@ -88,7 +87,7 @@ def compile_kernels(problem: Problem, configurations: Configurations | None, dev
     chosen = using_configurations(configurations) if configurations else nullcontext()
     compiled = {name: _CompiledOnly(kernel) for name, kernel in launch.KERNELS.items()}
     with chosen, mock.patch.dict(launch.KERNELS, compiled):
-        computed_by(triton_attention.attend, small.build, leaves, weight)
+        computed_by(small.attend, leaves, weight)
 
 
 class _CompiledOnly:

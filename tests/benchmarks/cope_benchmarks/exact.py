@@ -94,11 +94,6 @@ def limits(build: Build, leaves: Leaves, weight: Tensor, expected: Leaves, dtype
     }
 
 
-def compare(build: Build, leaves: Leaves, weight: Tensor, computed: Leaves, dtype: torch.dtype) -> Comparison:
-    """The errors of computed output and gradients."""
-    return Expected(build, leaves, weight, dtype).compare(computed)
-
-
 class Expected:
     """What is expected of a kernel in `dtype`. At 16,384 tokens its computation takes seconds on a GPU."""
 
@@ -137,12 +132,10 @@ class Comparison:
         return "; ".join(wrong) or None
 
 
-def computed_by(
-    attend: Callable[[Any], Tensor], build: Callable[[Leaves], Any], leaves: Leaves, weight: Tensor
-) -> Leaves:
-    """Output and gradients of `attend` for what `build` makes of the leaves, by the names of `exact`."""
+def computed_by(attend: Callable[[Leaves], Tensor], leaves: Leaves, weight: Tensor) -> Leaves:
+    """Output and gradients of `attend` for these leaves, by the names of `exact`."""
     given = {name: x.detach().requires_grad_() for name, x in leaves.items()}
-    out = attend(build(given))
+    out = attend(given)
     gradients = torch.autograd.grad(out, list(given.values()), weight.to(out.dtype), allow_unused=True)
     found = (torch.zeros_like(x) if g is None else g for x, g in zip(given.values(), gradients, strict=True))
     return {"output": out.detach(), **dict(zip(given, found, strict=True))}

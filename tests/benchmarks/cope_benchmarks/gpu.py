@@ -38,7 +38,7 @@ from cope_benchmarks.gpu_timing import (
 )
 from cope_benchmarks.peers import Attend, Leaves
 from cope_benchmarks.report import MEMORY, OF_SDPA, goals_table, markdown
-from cope_sweep.kernels import operator, tuning
+from cope_sweep.kernels import tuning
 
 TOKENS = 65536
 """Tokens of a batch, which determine the number of sequences."""
@@ -102,14 +102,9 @@ DRY_CASES = tuple(case for case in CASES if case.name in ("T 4096", "T 4096, one
 
 def tiny(case: Case) -> Case:
     """The case at a size for Triton's interpreter."""
-    problem = case.problem
-    p_max = min(problem.p_max, 6) if isinstance(problem.p_max, int) else problem.p_max
-    relative = min(problem.relative, 7) if isinstance(problem.relative, int) else problem.relative
-    small = replace(problem, batch=1, heads=1, tokens=20, head_dim=16, p_max=p_max, relative=relative)
-    beside = tuple(
-        name for name in case.beside if name not in (COMPILED, *FUSED_SDPA[1:])
-    )  # a CPU's fused one is "flash"
-    return Case(case.name, small, beside)
+    # A CPU's fused one is "flash".
+    beside = tuple(name for name in case.beside if name not in (COMPILED, *FUSED_SDPA[1:]))
+    return Case(case.name, case.problem.tiny(), beside)
 
 
 def measure(folder: Path, device: str, budget_s: float, cases: tuple[Case, ...] = CASES) -> dict[str, Any]:
@@ -204,12 +199,8 @@ def configurations(problem: Problem, device: str) -> dict[str, dict[str, int]]:
 def _alternative(problem: Problem, name: str, device: str) -> Attend:
     if name in BACKENDS:
         return lambda x: _sdpa(problem, x, BACKENDS[name])
-    if name == TRITON:
-        from cope_sweep.kernels import triton_attention
-
-        return lambda x: triton_attention.attend(problem.build(x))
-    if name == BLOCKED:
-        return lambda x: operator.attention(problem.build(x), "blocked")
+    if name in (TRITON, BLOCKED):
+        return lambda x: problem.attend(x, name)
 
     def listing(x: Leaves) -> Tensor:
         """The paper's listing, under autocast if the type is not float32: then sums of gates are float32, as in its users' code."""
@@ -240,7 +231,7 @@ def _checked(case: Case, name: str, device: str, expected: dict[Problem, Expecte
             return {"failed": f"not fused: {reason}"}
     leaves, weight = problem.leaves(device)
     attend = _alternative(problem, name, device)
-    computed = computed_by(attend, dict, leaves, weight)
+    computed = computed_by(attend, leaves, weight)
     if problem not in expected:
         expected[problem] = Expected(problem.build, leaves, weight, DTYPES[problem.dtype])
     result = expected[problem].compare(computed)

@@ -6,12 +6,14 @@ Shapes: B batch, H heads, T queries (the last of the S tokens), S keys, K head d
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from cope_benchmarks.exact import Expected, Leaves
+from cope_sweep.kernels import operator
 from cope_sweep.kernels.arguments import Arguments
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -73,7 +75,22 @@ class Problem:
         changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         return " ".join(f"{name}={value}" for name, value in changed.items()).replace("'", "")
 
-    def leaves(self, device: str = "cpu", seed: int = 0) -> tuple[dict[str, Tensor], Tensor]:
+    def tiny(self) -> Problem:
+        """The problem at a size for Triton's interpreter, with the same terms and layout."""
+        tokens, cached = 33 if self.tokens > 256 else 20, min(self.cached, 13)
+        return replace(
+            self,
+            batch=len(self.lengths) if self.lengths else 1,
+            heads=2 if self.per_head else 1,
+            tokens=tokens,
+            cached=cached,
+            head_dim=16 if self.head_dim == Problem.head_dim else self.head_dim,
+            p_max=min(self.p_max, 6) if isinstance(self.p_max, int) else self.p_max,
+            relative=min(self.relative, 7) if isinstance(self.relative, int) else self.relative,
+            lengths=self.lengths and tuple(length * (tokens + cached) // self.keys for length in self.lengths),
+        )
+
+    def leaves(self, device: str = "cpu", seed: int = 0) -> tuple[Leaves, Tensor]:
         """The tensors with gradients, by name, and the gradient of the output."""
         rng = torch.Generator(device).manual_seed(seed)
         dtype = DTYPES[self.dtype]
@@ -99,7 +116,7 @@ class Problem:
             assert of_keys is not None
             gate_q.mul_(0.3)[..., 0] = 1
             of_keys[..., 0] = math.log(self.mean_gate / (1 - self.mean_gate)) * K**0.5
-        found: dict[str, Tensor] = {"q": q, "k": k, "v": v}
+        found: Leaves = {"q": q, "k": k, "v": v}
         if self.projection:
             found = {"qkv": torch.stack([x.transpose(1, 2) for x in (q, k, v)], 2)}
         if gate_k is not None:
@@ -120,7 +137,7 @@ class Problem:
             found["segments"] = normal(B, H, T, self.knots + 1, std=0.2).float()
         return found, in_memory(do)
 
-    def build(self, x: dict[str, Tensor]) -> Arguments:
+    def build(self, x: Leaves) -> Arguments:
         """The problem of these leaves, which may have another type."""
         q, k, v = x["qkv"].permute(2, 0, 3, 1, 4) if self.projection else (x["q"], x["k"], x["v"])
         keys = {"logits": None, "values": v}.get(self.gate, x.get("gate_k"))
@@ -145,6 +162,14 @@ class Problem:
             segment_slope=slope,
             segment_intercept=intercept,
         )
+
+    def attend(self, x: Leaves, kernel: str = "triton") -> Tensor:
+        """The attention of these leaves by a fused kernel."""
+        return operator.attention(self.build(x), kernel)
+
+    def wrong(self, leaves: Leaves, weight: Tensor, computed: Leaves) -> str | None:
+        """The results of a kernel that are off by more than rounding explains, for a message; None: all are right."""
+        return Expected(self.build, leaves, weight, DTYPES[self.dtype]).compare(computed).wrong
 
     def _slopes(self, device: torch.device) -> Tensor:
         return -(2.0 ** -torch.linspace(1, 8, self.heads, device=device))

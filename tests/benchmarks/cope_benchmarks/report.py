@@ -12,10 +12,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -170,15 +173,26 @@ def interleaved(
     thread, CPU time is measured.
     """
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    taken: dict[str, list[list[float]]] = {name: [[] for _ in phases] for name, phases in steps.items()}
-    for turn in range(repetitions + 1):
-        for name, phases in steps.items():
-            for phase, times in zip(phases, taken[name], strict=True):
-                start = clock()
-                phase()
-                if turn:
-                    times.append(1e3 * (clock() - start))
-    return {name: [_summary(times) for times in phases] for name, phases in taken.items()}
+
+    def ms(phase: Callable[[], Any]) -> float:
+        start = clock()
+        phase()
+        return 1e3 * (clock() - start)
+
+    ways = {(name, n): partial(ms, phase) for name, phases in steps.items() for n, phase in enumerate(phases)}
+    taken = in_turns(ways, repetitions)
+    return {name: [_summary(taken[name, n]) for n in range(len(phases))] for name, phases in steps.items()}
+
+
+def in_turns(ways: Mapping[T, Callable[[], float]], turns: int) -> dict[T, list[float]]:
+    """What each way returns in so many turns, after one that compiles and starts threads."""
+    found: dict[T, list[float]] = {name: [] for name in ways}
+    for turn in range(turns + 1):
+        for name, way in ways.items():
+            value = way()
+            if turn:
+                found[name].append(value)
+    return found
 
 
 def _summary(times: Sequence[float]) -> dict[str, float]:

@@ -70,11 +70,9 @@ def _check(tool: str, check: str, program: tuple[str, ...], folder: Path) -> str
 
 def main(device: str = "cuda") -> None:
     """Compute output and gradients of each problem."""
-    from cope_sweep.kernels import triton_attention
-
     for problem in PROBLEMS:
         leaves, weight = problem.leaves(device)
-        computed_by(triton_attention.attend, problem.build, leaves, weight)
+        computed_by(problem.attend, leaves, weight)
     if device == "cuda":
         torch.cuda.synchronize()
 

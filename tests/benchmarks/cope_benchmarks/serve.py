@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +29,7 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 
-from cope_benchmarks.report import Rows
+from cope_benchmarks.report import Rows, in_turns
 from cope_benchmarks.store import indexed_row, write_ablation, write_index
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.errors import UserError
@@ -91,7 +92,7 @@ def perplexity(rows: Rows, folder: Path) -> None:
     with serving(folder, {"COPE_SWEEP_MAX_QUEUE_TOKENS": str(QUEUE_TOKENS)}) as (address, start_s):
         requests = [_request(address, run_id, each) for each in tokens]
         expected = [-float(np.nansum(scores)) for scores in predictor.log_probabilities(tokens)]
-        found = [json.loads(answer)["total"]["nll_sum"] for answer in ask(address, requests, CLIENTS)]
+        found = [json.loads(answer)["results"][0]["total"]["nll_sum"] for answer in ask(address, requests, CLIENTS)]
         if not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
             raise RuntimeError("the server's log-probabilities are not those of the model: nothing is measured")
         ways: dict[str, Callable[[], object]] = {
@@ -99,7 +100,7 @@ def perplexity(rows: Rows, folder: Path) -> None:
             f"{CLIENTS} clients": lambda: ask(address, requests, CLIENTS),
             "one at a time": lambda: ask(address, requests, 1),
         }
-        taken = _in_turns({name: lambda way=way: _seconds(way) for name, way in ways.items()})  # type: ignore[misc]
+        taken = in_turns({name: partial(_seconds, way) for name, way in ways.items()}, TURNS)
         added_ms = _idle_added_ms(address, predictor, run_id)
     for name, times in taken.items():
         rows.add(f"perplexity, {name}", scored / statistics.median(times), " tokens/s")
@@ -130,14 +131,14 @@ def reading(rows: Rows, folder: Path, runs: int) -> None:
     paths = {name: f"{API}/ablations/runs{number}/table" for name, number in tables.items()}
     paths["filtered page of runs"] = PAGE
     with serving(folder) as (address, _):
-        first_ms = {name: 1e3 * _seconds(lambda path=path: fetch(address, path)) for name, path in paths.items()}  # type: ignore[misc]
+        first_ms = {name: 1e3 * _seconds(partial(fetch, address, path)) for name, path in paths.items()}
         targets = {"constant route": (_get(address, "/health/live"), 200)}
         for name, path in paths.items():
             targets[name] = (_get(address, path, "Accept-Encoding: gzip\r\n"), 200)
             if name in tables:
                 etag = fetch(address, path)
                 targets[f"{name}, unchanged (304)"] = (_get(address, path, f"If-None-Match: {etag}\r\n"), 304)
-        rates = _in_turns({name: lambda target=target: load(address, *target) for name, target in targets.items()})  # type: ignore[misc]
+        rates = in_turns({name: partial(load, address, *target) for name, target in targets.items()}, TURNS)
         fresh_s = _fresh_s(address, folder)
     for name, found in rates.items():
         rows.add(name, statistics.median(found), " requests/s")
@@ -269,17 +270,6 @@ def _run_clients(
     import uvloop
 
     uvloop.run(all_clients())  # a client then takes a third of the time of asyncio's
-
-
-def _in_turns(ways: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """What each way returns in `TURNS` turns, after one that compiles and starts threads."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(TURNS + 1):
-        for name, way in ways.items():
-            value = way()
-            if turn:
-                found[name].append(value)
-    return found
 
 
 def _ratio(values: Sequence[float], others: Sequence[float]) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from cope_benchmarks.compiling import one_sequence
-from cope_benchmarks.exact import compare, computed_by
+from cope_benchmarks.exact import computed_by
 from cope_benchmarks.gpu import configurations
 from cope_benchmarks.gpu_problems import DTYPES, Problem
 from cope_benchmarks.gpu_timing import facts, first_line, phases, resumed, times
@@ -153,24 +153,20 @@ def _tuned(problem: Problem, device: str) -> dict[str, Any]:
 
 
 def _time_ms(trial: Configurations, phase: str, problem: Problem, device: str) -> float:
-    from cope_sweep.kernels import triton_attention
-
     leaves, do = problem.leaves(device)
     given = {name: x.requires_grad_() for name, x in leaves.items()}
     with tuning.using_configurations(trial):
-        run = phases(lambda: triton_attention.attend(problem.build(given)), list(given.values()), do)[phase]
+        run = phases(lambda: problem.attend(given), list(given.values()), do)[phase]
         return times({phase: run}, device, turns=5, turn_ms=10.0)[phase]["median_ms"]
 
 
 def _wrong(trial: Configurations, problem: Problem, device: str) -> str | None:
     """Why a configuration cannot be used: it needs more registers or memory than there are, or gives wrong results."""
-    from cope_sweep.kernels import triton_attention
-
     small = replace(one_sequence(problem), tokens=min(1024, problem.tokens))
     leaves, weight = small.leaves(device)
     try:
         with tuning.using_configurations(trial):
-            computed = computed_by(triton_attention.attend, small.build, leaves, weight)
+            computed = computed_by(small.attend, leaves, weight)
     except Exception as error:  # Triton's errors have many types
         return first_line(error)
-    return compare(small.build, leaves, weight, computed, DTYPES[problem.dtype]).wrong
+    return small.wrong(leaves, weight, computed)
