@@ -181,7 +181,7 @@ def _draw(
             canvas.say_empty(panel, "not logged")
             continue
         values = [*shown["value"], *shown["low"], *shown["high"]]
-        canvas.metric_axis(panel, values, metric.quantity, log=options.log or False, percent=metric.unit == "%")
+        canvas.metric_axis(panel, values, metric, log=options.log or False)
         canvas.parameter_axis(panel, [], None, log=options.log_x or False)
         panel.set_xlabel(x_label)
     if data.empty:

@@ -117,7 +117,7 @@ def contexts(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
     for name in wanted:
         if name not in known:
             raise FigureError(f"{plan.name} has no metric {name}@…{suggest(name, known)}")
-    panel_key = _panel_key(plan, options.panels) or _default_panels(plan)
+    panel_key = _panel_key(plan, options.panels) or (TRAINING_CONTEXT if TRAINING_CONTEXT in plan.axes else None)
     names = _series(plan, rows, {}, {panel_key, None})
     points = []
     for base in dict.fromkeys(wanted):
@@ -136,11 +136,6 @@ def contexts(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
         ]
     x_title = "length of a test sequence (times the trained length)" if multiples else "evaluation context (tokens)"
     return _figure("contexts", plan, runs, points, options, x_title=x_title, numeric=True)
-
-
-def _default_panels(plan: Plan) -> str | None:
-    """The training length, if it varies."""
-    return TRAINING_CONTEXT if TRAINING_CONTEXT in plan.axes else None
 
 
 def _x_key(plan: Plan, name: str | None) -> str:
@@ -163,8 +158,9 @@ def _x_key(plan: Plan, name: str | None) -> str:
 
 
 def _panel_key(plan: Plan, name: str | None) -> str | None:
-    if name is None or (key := axis_key(plan, name)):
-        return None if name is None else key
+    key = None if name is None else axis_key(plan, name)
+    if key or name is None:
+        return key
     raise FigureError(f"--panels {name}: {plan.name} has no such axis{suggest(name, list(plan.axes))}")
 
 
@@ -192,9 +188,7 @@ def _places(plan: Plan, rows: Sequence[Row], runs: pd.DataFrame, key: str) -> tu
 
 def _series(plan: Plan, rows: Sequence[Row], places: dict[str, float], used: set[str | None]) -> dict[str, str]:
     """Row → the labels of the axes that neither x nor the panels show. Axes that x determines are left out."""
-    keys = [key for key in plan.axes if key not in used]
-    if places:
-        keys = [key for key in keys if not _determined(rows, key, places)]
+    keys = [key for key in plan.axes if key not in used and not _determined(rows, key, places)]
     keys = [key for key in keys if len({row.labels.get(key) for row in rows}) > 1]
     return {row.name: " · ".join(row.labels[key] for key in keys if key in row.labels) for row in rows}
 
@@ -284,7 +278,7 @@ def _draw(
                 handles[each] = _draw_series(panel, lines, canvas.series_style(index))
         same = data[data["metric"] == metric.name]  # panels of one metric share its scale
         drawn = [*same["mean"], *same["low"], *same["high"], *same["published"]]
-        canvas.metric_axis(panel, drawn, metric.quantity, log=options.log, percent=metric.unit == "%")
+        canvas.metric_axis(panel, drawn, metric, log=options.log)
         places = shown.drop_duplicates("x").sort_values("x")
         canvas.parameter_axis(
             panel, places["x"].tolist(), None if numeric else places["x_label"].tolist(), log=options.log_x
@@ -362,10 +356,9 @@ def _draw_summary(
             seeds[metric.name], [rows.index(row) + SEEDS_BELOW for row in seeds["row"]],
             ".", color=MEASURED, alpha=0.45, markersize=3.5, markeredgewidth=0, clip_on=False,
         )  # fmt: skip
-        values = [*shown["mean"], *shown["low"], *shown["high"], *shown["published"]]
-        values += [*seeds[metric.name]]
+        values = [*shown["mean"], *shown["low"], *shown["high"], *shown["published"], *seeds[metric.name]]
         values += [*(shown["published"] - shown["published_std"]).clip(lower=0)]
-        canvas.metric_axis(panel, values, metric.quantity, log=log, percent=metric.unit == "%", which="x")
+        canvas.metric_axis(panel, values, metric, log=log, which="x")
         panel.set_title(canvas.shortened(metric.label), loc="left")
         panel.set_ylim(len(rows) - 0.5, -0.5)
         texts = [_row_text(data[data["row"] == row], row) for row in rows] if index % columns == 0 else [""] * len(rows)

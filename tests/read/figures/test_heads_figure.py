@@ -16,7 +16,7 @@ from cope_sweep.inference.probe import ProbeError, head_statistics, probe
 from cope_sweep.read.figures import FIGURES, FigureError, MapOptions
 from cope_sweep.read.figures import heads as figure
 from cope_sweep.read.figures.canvas import printable
-from cope_sweep.read.figures.heads import HeadFigure, Heatmap, first_mark, head_figures, page, svg
+from cope_sweep.read.figures.heads import HeadFigure, Heatmap, head_figures, page, picture
 from tests.inference.tiny_models import V, tiny_predictor
 from tests.read.figures.files import png_size, svg_texts
 
@@ -30,7 +30,7 @@ LOWER = np.tril_indices(T)
 
 
 def draw(found, labels=LABELS, marks=MARKS, statistics=()):
-    return svg(head_figures(found, marks, statistics), labels, first_mark(marks))
+    return picture(head_figures(found, marks, statistics), labels, marks, "svg").decode()
 
 
 def images(drawing):
@@ -130,7 +130,8 @@ def test_the_same_data_gives_the_same_text(one_head):
 @pytest.mark.parametrize("label", ["<script>", '"><a>', "&amp;", "\n", "\t", "\x00\x07", "\ud800", "é", "$x$", "中"])
 def test_any_label_is_valid_xml_text(label, recwarn):
     head = HeadFigure(f"Head {label}", "", (Heatmap("A", "a", np.ones((2, 2)), 1.0, "Blues"),), None)
-    document = ElementTree.fromstring(svg([head], [label, "1"], np.array([0])))
+    marks = {"first": np.array([True, False])}
+    document = ElementTree.fromstring(picture([head], [label, "1"], marks, "svg"))
     texts = [text.text for text in document.iter(f"{SVG}text")]
     assert f"Head {printable(label)}" in texts
     if len(label) <= 4:  # longer labels are replaced by numbers
