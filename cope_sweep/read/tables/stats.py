@@ -342,9 +342,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @lru_cache(maxsize=1024)
 def scale_of_g(dof: float) -> float:
-    """Hedges' (1981) factor J = Γ(ν/2) / (√(ν/2) Γ((ν − 1)/2)), which makes an effect size unbiased; NaN for ν = 1."""
-    if dof <= 1:
-        return math.nan
+    """Hedges' (1981) factor J = Γ(ν/2) / (√(ν/2) Γ((ν − 1)/2)), which makes an effect size unbiased: ν ≥ 2."""
     return math.exp(math.lgamma(dof / 2) - math.lgamma((dof - 1) / 2)) / math.sqrt(dof / 2)
 
 
