@@ -109,17 +109,10 @@ def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE,
     `kind` is one of `cope_sweep.read.figures.FIGURES`, or the name of a figure that the ablation declares, as `maps-2`.
     `options` are the fields of `cope_sweep.read.figures.Options`. Raises UserError.
     """
-    from cope_sweep.read.figures import FIGURES, Options
-    from cope_sweep.read.figures.available import declared_figures, draw_declared
+    from cope_sweep.read.figures import Options
+    from cope_sweep.read.figures.available import named_figure
 
-    planned, opened = _recorded(ablation, store)
-    declared = {each.name: each for each in declared_figures(planned)}
-    if kind in declared and not options:
-        return draw_declared(planned, opened, declared[kind])
-    able = [name for name, each in FIGURES.items() if each.needs == "ablation"]
-    if kind not in able:
-        raise UserError(f"{planned.name} has no figure {kind!r}{suggest(kind, [*able, *declared])}")
-    return FIGURES[kind].make(planned, opened, Options(**options))
+    return named_figure(*_recorded(ablation, store), kind, Options(**options))
 
 
 def predictor(

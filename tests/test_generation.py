@@ -24,8 +24,8 @@ from cope_sweep.inference import (
     scoring,
 )
 from cope_sweep.inference.generation import _StoppingText, sample
-from cope_sweep.model import Transformer
 from cope_sweep.positions import ENCODINGS
+from tests.inference.tiny_models import random_predictor
 from tests.tiny import tiny_run
 
 COMBINATIONS = [
@@ -39,17 +39,13 @@ COMBINATIONS = [
 CONTEXT = 24
 
 
-def predictor(*position: object, seed: int = 1, copy_from: str = "outputs", **model: object) -> Predictor:
+def predictor(*position: object, copy_from: str = "outputs", **model: object) -> Predictor:
     """A float64 model with random weights; vocabulary 16."""
     task = {"kind": "selective_copy", "tokens": 4, "blanks": 16, "dense_blanks": 2, "sparse_blanks": 16}
     task["copy_from"] = copy_from
     fields = {"layers": 2, "dim": 16, "heads": 2, "position": list(position)} | model
     run = RunSpec.model_validate(tiny_run(task=task).model_dump() | {"task": task, "model": fields})
-    net = Transformer(run).double().eval().requires_grad_(False)
-    rng = torch.Generator().manual_seed(seed)
-    for parameter in net.parameters():
-        parameter.normal_(0, 0.5, generator=rng)
-    return Predictor(net, run)
+    return random_predictor(run, 0.5)
 
 
 def prompt(length: int, seed: int = 0) -> np.ndarray:

@@ -13,6 +13,7 @@ import torch
 from cope_sweep.config import RunSpec
 from cope_sweep.inference import Perplexity, Predictor, TokensError, scoring
 from cope_sweep.model import CheckpointError, Transformer, save_model
+from tests.inference.tiny_models import random_predictor
 
 RNG = np.random.default_rng(0)
 
@@ -28,13 +29,7 @@ def run_spec(*position: str, vocabulary: int = 14, **model: object) -> RunSpec:
 
 def predictor(*position: str, **model: object) -> Predictor:
     """A model with random weights, large enough that every token changes the output."""
-    spec = run_spec(*position, **model)
-    net = Transformer(spec).eval()
-    rng = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.normal_(0, 0.4, generator=rng)
-    return Predictor(net, spec)
+    return random_predictor(run_spec(*position, **model), 0.4, dtype=torch.float32)
 
 
 def sequences(*lengths: int) -> list[list[int]]:

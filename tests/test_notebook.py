@@ -84,18 +84,19 @@ def test_functions_are_found_by_name(folder):
 
 
 @pytest.mark.slow
-def test_the_import_is_light():
-    code = "import sys, cope_sweep; print(*sorted(m for m in sys.modules if m.split('.')[0] in "
-    code += "('torch', 'pandas', 'numpy', 'pydantic', 'ray')))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
-    )
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import cope_sweep", {"torch", "pandas", "numpy", "pydantic", "ray"}),
+        ("import cope_sweep; assert callable(cope_sweep.plan) and callable(cope_sweep.table)", {"torch", "pandas"}),
+        ("import cope_sweep.read.figures", {"torch", "pandas", "numpy", "matplotlib", "pydantic"}),
+        ("import cope_sweep.read.tables", {"torch", "ray", "mlflow", "scipy", "pandas"}),
+    ],
+)
+def test_imports_are_light(code, heavy):
+    script = f"{code}; import sys; print(*sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
-    calls = "import cope_sweep; print(callable(cope_sweep.plan), callable(cope_sweep.table))"
-    done = subprocess.run(
-        [sys.executable, "-c", calls], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
-    )
-    assert done.stdout.split() == ["True", "True"]
 
 
 def tutorial() -> list[str]:

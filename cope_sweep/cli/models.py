@@ -339,8 +339,7 @@ def _write_files(
         from cope_sweep.read.figures import heads as drawn_heads
 
         rows = drawn_heads.head_figures(matrices, marks, statistics)
-        drawing = drawn_heads.svg(rows, labels, drawn_heads.first_mark(marks))
-        svg.write_text(drawing, encoding="utf-8")
+        svg.write_bytes(drawn_heads.picture(rows, labels, marks, "svg"))
     if out:
         arrays = matrices.arrays() | {f"marks/{name}": marked_T for name, marked_T in marks.items()}
         with out.open("wb") as stream:  # given a name, savez would append .npz to it

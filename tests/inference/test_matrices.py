@@ -78,13 +78,6 @@ def test_attention_explains_the_models_output(name):
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["keys", "two contextual", "cope + relative", "plain alibi"])
-def test_position_only_attention_has_a_maximum_of_1_for_each_query(name):
-    for each in probe(tiny_predictor(POSITIONS[name]), TOKENS).layers:
-        np.testing.assert_array_equal(each.position_only_attention_HTT.max(-1), 1)
-        assert (np.triu(each.position_only_attention_HTT, 1) == 0).all()
-
-
 def test_with_gates_of_1_positions_count_tokens():
     # Eq. 4: where all gates are 1, p_ij = i − j + 1.
     predictor = tiny_predictor([{"kind": "cope", "p_max": 4}])

@@ -21,9 +21,13 @@ def tiny_predictor(position, *, layers=2, heads=2, dim=8, seed=1, **model):
         }
         | {f"model.{key}": value for key, value in model.items()}
     )
-    net = Transformer(run).double().eval()
+    return random_predictor(run, 0.6, seed)
+
+
+def random_predictor(run, std, seed=1, dtype=torch.float64):
+    """A model whose weights have this standard deviation."""
+    net = Transformer(run).to(dtype).eval().requires_grad_(False)
     rng = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.normal_(0, 0.6, generator=rng)
-    return Predictor(net.requires_grad_(False), run)
+    for parameter in net.parameters():
+        parameter.normal_(0, std, generator=rng)
+    return Predictor(net, run)

@@ -62,15 +62,19 @@ def draw_available(plan: Plan, store: Store, question: GetFigure) -> bytes:
 
 
 def figure(plan: Plan, store: Store, question: GetFigure) -> Figure:
-    """A declared figure, or one of a kind with the options of the question. Raises as `draw_available`."""
+    """The figure that a question names. Raises as `draw_available`."""
     options = Options(
         tuple(question.metric), tuple(question.row), question.x, question.panels, question.band, question.log,
         question.log_x, question.title,
     )  # fmt: skip
-    name = question.figure
+    return named_figure(plan, store, question.figure, options, scale=question.scale)
+
+
+def named_figure(plan: Plan, store: Store, name: str, options: Options, *, scale: str | None = None) -> Figure:
+    """A declared figure, where no option is given; else one of a kind. Raises as `draw_available`."""
     declared = {each.name: each for each in declared_figures(plan)}
     if name in declared and options == Options():
-        return draw_declared(plan, store, declared[name], scale=question.scale)
+        return draw_declared(plan, store, declared[name], scale=scale)
     if name not in FIGURES or FIGURES[name].needs != "ablation":
         kinds = [each for each, kind in FIGURES.items() if kind.needs == "ablation" and each not in declared]
         raise NotFoundError(f"{plan.name} has no figure {name[:80]!r}{suggest(name, [*declared, *kinds])}")

@@ -14,7 +14,7 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -23,6 +23,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.typing import RcKeyType
+
+if TYPE_CHECKING:
+    from cope_sweep.read.tables.model import Column
 
 DPI = 200
 PANEL_WIDTH, PANEL_HEIGHT = 3.3, 2.6
@@ -178,7 +181,7 @@ def finite(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def metric_axis(
-    axes: Axes, values: Sequence[float], label: str, *, log: bool | None, percent: bool, which: Literal["x", "y"] = "y"
+    axes: Axes, values: Sequence[float], metric: Column, *, log: bool | None, which: Literal["x", "y"] = "y"
 ) -> None:
     """Scale, ticks and label of an axis that shows a metric.
 
@@ -188,12 +191,11 @@ def metric_axis(
     Args:
         axes: The panel, whose data is drawn already.
         values: All drawn values, bounds of intervals included.
-        label: The metric and its unit.
+        metric: The metric; 0 … 100 are the ends of the range of percentages.
         log: None: logarithmic if positive values differ by a factor of LOG_FROM_RATIO.
-        percent: Whether 0 … 100 are the ends of the range.
         which: The axis.
     """
-    label = printable(label)
+    label, percent = printable(metric.quantity), metric.unit == "%"
     found = finite(values)
     positive = found[found > 0]
     if log is None:
@@ -224,7 +226,7 @@ def metric_axis(
             set_scale("log")
             set_limits(low / 1.3, 1.3 * high)
             if high / low < 30:  # decades alone would give one tick or two
-                ticks = _within_decades(first, last)
+                ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in (1, 2, 5)]
         axis.set_major_locator(FixedLocator([tick for tick in ticks if tick <= 1.3 * high]))
         axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(number))
@@ -246,7 +248,7 @@ def parameter_axis(axes: Axes, positions: Sequence[float], labels: Sequence[str]
     if log and len(distinct) and distinct.min() > 0:
         axes.set_xscale("log")
     elif log:
-        axes.set_xscale("symlog", linthresh=_least_positive(distinct), linscale=0.6)
+        axes.set_xscale("symlog", linthresh=float(min(distinct[distinct > 0], default=1.0)), linscale=0.6)
     if 0 < len(distinct) <= MAX_TICKS and _apart(distinct, log=log):
         axes.xaxis.set_major_locator(FixedLocator(distinct.tolist()))
     elif log:
@@ -265,20 +267,9 @@ def share_limits(panels: Sequence[Axes]) -> None:
         panel.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
 
 
-def _within_decades(first: int, last: int) -> list[float]:
-    return [factor * 10.0**power for power in range(first, last + 1) for factor in (1, 2, 5)]
-
-
-def _least_positive(values: np.ndarray) -> float:
-    positive = values[values > 0]
-    return float(positive.min()) if len(positive) else 1.0
-
-
 def _apart(distinct: np.ndarray, *, log: bool) -> bool:
     """Whether ticks at all these values would leave room for their texts."""
-    if len(distinct) < 2:
-        return True
-    if log and distinct.min() <= 0:
+    if len(distinct) < 2 or (log and distinct.min() <= 0):
         return True
     places = np.log(distinct) if log else distinct
     return bool(np.diff(places).min() >= 0.09 * (places[-1] - places[0]))

@@ -128,37 +128,29 @@ def curve_frame(points: pd.DataFrame, rows: Sequence[str], titles: Sequence[Colu
     """
     import pandas as pd
 
-    lines: list[tuple[object, ...]] = []
+    lines: list[dict[Any, Any]] = []
     by_curve = dict(list(points.groupby(["row", "metric"], sort=False)))
     for row in rows:
         for title in titles:
             group = by_curve.get((row, title.name))
             if group is None:
                 continue
-            finished = group[group["status"] == "finished"]
-            lines += _mean_lines(row, title, finished, band)
-            for line in group[group["status"] != "finished"].sort_values(["seed", "step"], kind="stable").itertuples():
-                lines.append(
-                    (row, title.name, line.step, line.time_s, 1, line.value, None, None, line.seed, line.status, False)
-                )
+            is_finished = group["status"] == "finished"
+            lines += _mean_lines(row, title, group[is_finished], band)
+            singles = group[~is_finished].sort_values(["seed", "step"], kind="stable")
+            lines += singles.assign(n=1, best=False).to_dict("records")
     return pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
 
 
-def _mean_lines(row: str, title: Column, finished: pd.DataFrame, band: Band) -> list[tuple[object, ...]]:
-    found = []
+def _mean_lines(row: str, title: Column, finished: pd.DataFrame, band: Band) -> list[dict[Any, Any]]:
+    lines: list[dict[Any, Any]] = []
     for step, group in finished.groupby("step"):
         numbers = seed_statistics(group["value"], title, band)
-        found.append((step, group["time_s"].mean(), numbers))
-    means = [numbers["mean"] for _, _, numbers in found if numbers["n"]]
-    best = (min if title.goal == "min" else max)(means) if means else None
-    lines: list[tuple[object, ...]] = []
-    for step, time_s, numbers in found:
-        is_best = best is not None and numbers["mean"] == best
-        best = None if is_best else best  # the first one only
-        lines.append(
-            (row, title.name, step, time_s, numbers["n"], numbers["mean"], numbers["low"], numbers["high"], None,
-             "finished", is_best)
-        )  # fmt: skip
+        line = {"row": row, "metric": title.name, "step": step, "time_s": group["time_s"].mean(), "status": "finished"}
+        lines.append(line | numbers | {"value": numbers["mean"], "best": False})
+    known = [line for line in lines if line["n"]]
+    if known:  # of equal means the first one
+        (min if title.goal == "min" else max)(known, key=lambda line: line["value"])["best"] = True
     return lines
 
 
@@ -189,7 +181,7 @@ def _draw(
             canvas.say_empty(panel, "not logged")
             continue
         values = [*shown["value"], *shown["low"], *shown["high"]]
-        canvas.metric_axis(panel, values, metric.quantity, log=options.log or False, percent=metric.unit == "%")
+        canvas.metric_axis(panel, values, metric, log=options.log or False)
         canvas.parameter_axis(panel, [], None, log=options.log_x or False)
         panel.set_xlabel(x_label)
     if data.empty:

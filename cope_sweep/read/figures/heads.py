@@ -2,9 +2,9 @@
 
 The heatmaps follow the paper's figures of attention maps and gates: a row per query, a column per key, and a black plus
 on the diagonal for each marked token: the paper's Figure 4 is position-only attention, its Figure 6 gates, with a plus
-on each token that ends a paragraph or is part of a section's title. `head_figures` computes the data of a probe; `svg`
-draws all heatmaps of each head in a row; `page` is an HTML file of them that loads nothing from elsewhere. `maps` is a
-figure of one kind of heatmap for chosen heads.
+on each token that ends a paragraph or is part of a section's title. `head_figures` computes the data of a probe;
+`picture` draws all heatmaps of each head in a row; `page` is an HTML file of them that loads nothing from elsewhere.
+`maps` is a figure of one kind of heatmap for chosen heads.
 
 Shapes: T tokens; index [i, j] is query i and key j ≤ i.
 """
@@ -12,7 +12,7 @@ Shapes: T tokens; index [i, j] is query i and key j ≤ i.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,6 +85,11 @@ class Heatmap:
     def beyond(self) -> bool:
         """Whether a value is larger than the limit."""
         return self.limit is not None and bool((self.values_TT > self.limit).any())
+
+    @property
+    def colour_note(self) -> str:
+        """What a title says of the colour of the values beyond the limit; empty without any."""
+        return f" (grey: beyond {self.limit})" if self.beyond else ""
 
 
 @dataclass(frozen=True)
@@ -161,35 +166,31 @@ def summary(statistics: HeadStatistics, marks: TokenMarks) -> str:
     return ", ".join(parts)
 
 
-def first_mark(marks: TokenMarks) -> np.ndarray:
-    """Indices of the tokens that the first mark has."""
-    return np.flatnonzero(next(iter(marks.values()), np.zeros(0, dtype=bool)))
-
-
-def svg(heads: Sequence[HeadFigure], labels: Sequence[str], marked: np.ndarray, *, id_prefix: str = "") -> str:
-    """One SVG drawing, a row of heatmaps per head. The same arguments give the same text.
-
-    Args:
-        heads: The rows, at least one.
-        labels: The text of each token.
-        marked: Indices of the tokens that get a plus.
-        id_prefix: Prefix of the ids of the images; heatmap c of row r has the id `{id_prefix}{r}-{c}`, its marks have
-            `{id_prefix}{r}-{c}-marks`.
-    """
-    return picture(heads, labels, marked, "svg", id_prefix=id_prefix).decode()
-
-
 def picture(
     heads: Sequence[HeadFigure],
     labels: Sequence[str],
-    marked: np.ndarray,
+    marks: TokenMarks,
     file_format: Literal["png", "svg", "pdf"],
     *,
     id_prefix: str = "",
 ) -> bytes:
-    """The file of the drawing of `svg`, in any format."""
+    """The file of a drawing with a row of heatmaps per head. The same arguments give the same bytes.
+
+    Args:
+        heads: The rows, at least one.
+        labels: The text of each token.
+        marks: The marked tokens; those of the first mark get a plus.
+        file_format: The format of the file.
+        id_prefix: Prefix of the ids of the images; heatmap c of row r has the id `{id_prefix}{r}-{c}`, its marks have
+            `{id_prefix}{r}-{c}-marks`.
+    """
     labels = [printable(label) for label in labels]
-    return render(partial(_draw_rows, heads, labels, marked, id_prefix), file_format)
+    return render(partial(_draw_rows, heads, labels, _first_mark(marks), id_prefix), file_format)
+
+
+def _first_mark(marks: TokenMarks) -> np.ndarray:
+    """Indices of the tokens that the first mark has."""
+    return np.flatnonzero(next(iter(marks.values()), np.zeros(0, dtype=bool)))
 
 
 def _draw_rows(heads: Sequence[HeadFigure], labels: Sequence[str], marked: np.ndarray, id_prefix: str) -> Drawing:
@@ -205,8 +206,7 @@ def _draw_rows(heads: Sequence[HeadFigure], labels: Sequence[str], marked: np.nd
             left = LEFT + column * (SIDE + GAP)
             axes = drawing.add_axes((left / width, (top - TOP - SIDE) / height, SIDE / width, SIDE / height))
             draw_heatmap(axes, heatmap, labels, marked, gid=f"{id_prefix}{row}-{column}")
-            beyond = f" (grey: beyond {heatmap.limit})" if heatmap.beyond else ""
-            axes.set_title(heatmap.title + beyond, loc="left", weight="bold")
+            axes.set_title(heatmap.title + heatmap.colour_note, loc="left", weight="bold")
             axes.tick_params(labelleft=column == 0)  # the heatmaps of a head share their rows
     return drawing
 
@@ -260,15 +260,6 @@ def draw_heatmap(
     )
 
 
-@dataclass(frozen=True)
-class HeadMap:
-    """The map of one head."""
-
-    layer: int
-    head: int
-    heatmap: Heatmap
-
-
 def maps(predictor: Predictor, token_ids: TokenIds, options: MapOptions = MAP_DEFAULTS) -> Figure:
     """Maps of the selected heads over one sequence.
 
@@ -290,7 +281,7 @@ def maps(predictor: Predictor, token_ids: TokenIds, options: MapOptions = MAP_DE
         )
     found = probe(predictor, tokens_T, sorted({layer for layer, _ in heads}), sorted({head for _, head in heads}))
     layers = {layer.layer: layer for layer in found.layers}
-    drawn = [_head_map(layers[layer], head, options.show) for layer, head in heads]
+    drawn = {(layer, head): _head_map(layers[layer], head, options.show) for layer, head in heads}
     data = map_frame(drawn, labels)
     encodings = " + ".join(encoding.kind for encoding in run.model.position) or "no position encoding"
     title = options.title or f"{MAPS[options.show][0]}: {run.task.kind}, {encodings} (run {run.run_id})"
@@ -320,11 +311,11 @@ def _heads(
     return sorted(best[: max(1, wanted)])
 
 
-def _head_map(layer: LayerProbe, head: int, show: Show) -> HeadMap:
+def _head_map(layer: LayerProbe, head: int, show: Show) -> Heatmap:
     title, symbol = MAPS[show]
     for heatmap in layer_heatmaps(layer, layer.heads.index(head)):
         if heatmap.symbol == symbol:
-            return HeadMap(layer.layer, head, heatmap)
+            return heatmap
     exist = {"attention", *(["position_attention"] if layer.position_only_attention_HTT is not None else [])}
     raise FigureError(
         f"layer {layer.layer} has no {title.lower()}: its encodings have no "
@@ -332,7 +323,7 @@ def _head_map(layer: LayerProbe, head: int, show: Show) -> HeadMap:
     )
 
 
-def map_frame(drawn: Sequence[HeadMap], labels: Sequence[str]) -> pd.DataFrame:
+def map_frame(drawn: Mapping[tuple[int, int], Heatmap], labels: Sequence[str]) -> pd.DataFrame:
     """One line per head, query and key ≤ query: layer, head, query, key, query_token, key_token, value (float32)."""
     import pandas as pd
 
@@ -340,22 +331,23 @@ def map_frame(drawn: Sequence[HeadMap], labels: Sequence[str]) -> pd.DataFrame:
     texts = np.array(labels, dtype=object)
     parts = [
         pd.DataFrame({
-            "layer": each.layer, "head": each.head, "query": query, "key": key, "query_token": texts[query],
-            "key_token": texts[key], "value": each.heatmap.values_TT[query, key],
+            "layer": layer, "head": head, "query": query, "key": key, "query_token": texts[query],
+            "key_token": texts[key], "value": heatmap.values_TT[query, key],
         })
-        for each in drawn
+        for (layer, head), heatmap in drawn.items()
     ]  # fmt: skip
     return pd.concat(parts, ignore_index=True)
 
 
-def _draw(drawn: Sequence[HeadMap], labels: Sequence[str], marked: np.ndarray, mark: str | None, title: str) -> Drawing:
+def _draw(
+    drawn: Mapping[tuple[int, int], Heatmap], labels: Sequence[str], marked: np.ndarray, mark: str | None, title: str
+) -> Drawing:
     side = SIDE if len(labels) <= 64 else 1.25 * SIDE
     drawing, axes = panels(len(drawn), title=title, height=side, width=side + 0.9)
-    for index, (panel, each) in enumerate(zip(axes, drawn, strict=True)):
+    for index, (panel, ((layer, head), heatmap)) in enumerate(zip(axes, drawn.items(), strict=True)):
         panel.grid(visible=False)
-        draw_heatmap(panel, each.heatmap, labels, marked, gid=f"{index}", side=side, max_label=10)
-        beyond = f" (grey: beyond {each.heatmap.limit})" if each.heatmap.beyond else ""
-        panel.set_title(f"Layer {each.layer} · head {each.head}{beyond}", loc="left")
+        draw_heatmap(panel, heatmap, labels, marked, gid=f"{index}", side=side, max_label=10)
+        panel.set_title(f"Layer {layer} · head {head}{heatmap.colour_note}", loc="left")
         panel.set(xlabel="key token", ylabel="query token")
     if mark is not None and len(marked):
         sign = axes[0].plot([], [], "+k", markersize=7)[0]
@@ -377,10 +369,10 @@ def page(
 
     Raises ProbeError where there is too much to draw, or nothing.
     """
-    marked = first_mark(marks)
+    marked = _first_mark(marks)
     sections = []
     for index, head in enumerate(head_figures(probe, marks, statistics)):
-        drawing = svg([head], labels, marked, id_prefix=f"{index}-")
+        drawing = picture([head], labels, marks, "svg", id_prefix=f"{index}-").decode()
         sections.append(
             {
                 "svg": Markup(drawing[drawing.index("<svg") :]),  # noqa: S704 - made above; matplotlib escapes its text

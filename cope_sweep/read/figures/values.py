@@ -7,7 +7,7 @@ the table as points with bars, beside the published values.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -57,13 +57,13 @@ class _Point:
     """A row and a metric at one place of the x axis."""
 
     row: Row
-    panel: str
     metric: Column
     column: str
     """A column of the frame of runs."""
-    series: str
-    x: float
-    x_label: str
+    panel: str = ""
+    series: str = ""
+    x: float = 0.0
+    x_label: str = ""
 
 
 def values(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
@@ -81,7 +81,7 @@ def values(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
     names = _series(plan, rows, {} if key.startswith(FACT) else places, {key, panel_key})
     several = len(titles) > 1
     points = [
-        _Point(row, _panel_title(row, panel_key, title if several or not panel_key else None), title, title.name,
+        _Point(row, title, title.name, _panel_title(row, panel_key, title if several or not panel_key else None),
                names[row.name], places[row.name], labels[row.name])
         for title in titles
         for row in rows
@@ -117,7 +117,7 @@ def contexts(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
     for name in wanted:
         if name not in known:
             raise FigureError(f"{plan.name} has no metric {name}@…{suggest(name, known)}")
-    panel_key = _panel_key(plan, options.panels) or _default_panels(plan)
+    panel_key = _panel_key(plan, options.panels) or (TRAINING_CONTEXT if TRAINING_CONTEXT in plan.axes else None)
     names = _series(plan, rows, {}, {panel_key, None})
     points = []
     for base in dict.fromkeys(wanted):
@@ -128,7 +128,7 @@ def contexts(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
         title = Column(base, base, title.unit, title.goal)
         shown = title if len(set(wanted)) > 1 or not panel_key else None
         points += [
-            _Point(row, _panel_title(row, panel_key, shown), title, prefix + column, name, float(length), "")
+            _Point(row, title, prefix + column, _panel_title(row, panel_key, shown), name, float(length))
             for row in rows
             for prefix, name in _evaluations(row, names[row.name])
             for column, length in sorted(columns, key=lambda each: each[1])
@@ -136,11 +136,6 @@ def contexts(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
         ]
     x_title = "length of a test sequence (times the trained length)" if multiples else "evaluation context (tokens)"
     return _figure("contexts", plan, runs, points, options, x_title=x_title, numeric=True)
-
-
-def _default_panels(plan: Plan) -> str | None:
-    """The training length, if it varies."""
-    return TRAINING_CONTEXT if TRAINING_CONTEXT in plan.axes else None
 
 
 def _x_key(plan: Plan, name: str | None) -> str:
@@ -163,8 +158,9 @@ def _x_key(plan: Plan, name: str | None) -> str:
 
 
 def _panel_key(plan: Plan, name: str | None) -> str | None:
-    if name is None or (key := axis_key(plan, name)):
-        return None if name is None else key
+    key = None if name is None else axis_key(plan, name)
+    if key or name is None:
+        return key
     raise FigureError(f"--panels {name}: {plan.name} has no such axis{suggest(name, list(plan.axes))}")
 
 
@@ -192,9 +188,7 @@ def _places(plan: Plan, rows: Sequence[Row], runs: pd.DataFrame, key: str) -> tu
 
 def _series(plan: Plan, rows: Sequence[Row], places: dict[str, float], used: set[str | None]) -> dict[str, str]:
     """Row → the labels of the axes that neither x nor the panels show. Axes that x determines are left out."""
-    keys = [key for key in plan.axes if key not in used]
-    if places:
-        keys = [key for key in keys if not _determined(rows, key, places)]
+    keys = [key for key in plan.axes if key not in used and not _determined(rows, key, places)]
     keys = [key for key in keys if len({row.labels.get(key) for row in rows}) > 1]
     return {row.name: " · ".join(row.labels[key] for key in keys if key in row.labels) for row in rows}
 
@@ -212,22 +206,31 @@ def _figure(
     kind: str, plan: Plan, runs: pd.DataFrame, points: list[_Point], options: Options, *, x_title: str, numeric: bool
 ) -> Figure:
     band = chosen_band(options.band, runs)
-    data = value_frame(runs, points, band)
+    data = result_frame(runs, points, band, COLUMNS)
+    in_order = data.sort_values(["panel", "series", "x"], kind="stable", key=_by_appearance)
+    data = in_order.reset_index(drop=True)
     title = options.title or plan.ablation.content.title
     titles = {point.metric.name: point.metric for point in points}
     series = list(dict.fromkeys(point.series for point in points))
     return Figure(kind, title, data, partial(_draw, data, series, titles, band, title, options, x_title, numeric))
 
 
-def value_frame(runs: pd.DataFrame, points: Sequence[Any], band: Band) -> pd.DataFrame:
-    """One line per panel, series and place on the x axis, where a run is finished or a value is published.
+def _by_appearance(column: pd.Series[Any]) -> pd.Series[Any]:
+    """What lines are sorted by: names in the order in which they first appear, numbers as they are."""
+    import pandas as pd
 
-    panel, metric, series
-    x, x_label          the place on the x axis; its name, if it is no number
-    n, seeds            number of finished runs with a value, and of planned ones
-    mean, std           over the n runs
-    low, high           the band; missing for n < 2
-    published           the paper's number
+    return column if column.name == "x" else pd.Series(pd.factorize(column)[0], column.index)
+
+
+def result_frame(runs: pd.DataFrame, points: Sequence[_Point], band: Band, columns: Mapping[str, str]) -> pd.DataFrame:
+    """One line per point at which a run is finished or a value is published, with some of these columns:
+
+    row, panel, metric, series
+    x, x_label                  the place on the x axis; its name, if it is no number
+    n, seeds                    number of finished runs with a value, and of planned ones
+    mean, std                   over the n runs
+    low, high                   the band; missing for n < 2
+    published, published_std    the paper's numbers
     """
     import pandas as pd
 
@@ -235,17 +238,15 @@ def value_frame(runs: pd.DataFrame, points: Sequence[Any], band: Band) -> pd.Dat
     of_row = dict(list(runs.groupby("row", sort=False)))
     for point in points:
         numbers = seed_statistics(of_row[point.row.name][point.column].astype("float64"), point.metric, band)
-        known = point.row.published.values.get(point.column) if point.row.published else None
-        if numbers["n"] or known is not None:
-            lines.append(
-                (point.panel, point.metric.name, point.series, point.x, point.x_label, numbers["n"],
-                 len(point.row.runs), numbers["mean"], numbers["std"], numbers["low"], numbers["high"], known)
-            )  # fmt: skip
-    data = pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
-    order = {name: index for index, name in enumerate(dict.fromkeys(data["series"]))}
-    places = {name: index for index, name in enumerate(dict.fromkeys(data["panel"]))}
-    keys = pd.DataFrame({"panel": data["panel"].map(places), "series": data["series"].map(order), "x": data["x"]})
-    return data.loc[keys.sort_values(["panel", "series", "x"], kind="stable").index].reset_index(drop=True)
+        known = point.row.published
+        published = known.values.get(point.column) if known else None
+        if numbers["n"] or published is not None:
+            lines.append({
+                "row": point.row.name, "panel": point.panel, "metric": point.metric.name, "series": point.series,
+                "x": point.x, "x_label": point.x_label, "seeds": len(point.row.runs), "published": published,
+                "published_std": known.std.get(point.column) if known else None, **numbers,
+            })  # fmt: skip
+    return pd.DataFrame(lines, columns=list(columns)).astype(columns)
 
 
 def _draw(
@@ -277,7 +278,7 @@ def _draw(
                 handles[each] = _draw_series(panel, lines, canvas.series_style(index))
         same = data[data["metric"] == metric.name]  # panels of one metric share its scale
         drawn = [*same["mean"], *same["low"], *same["high"], *same["published"]]
-        canvas.metric_axis(panel, drawn, metric.quantity, log=options.log, percent=metric.unit == "%")
+        canvas.metric_axis(panel, drawn, metric, log=options.log)
         places = shown.drop_duplicates("x").sort_values("x")
         canvas.parameter_axis(
             panel, places["x"].tolist(), None if numeric else places["x_label"].tolist(), log=options.log_x
@@ -323,37 +324,10 @@ def summary(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
     compared = (metric.name for metric in plan.ablation.content.metrics if metric.compared)
     titles = chosen_metrics(plan, runs, options.metrics, compared)
     band = chosen_band(options.band, runs)
-    data = summary_frame(plan, runs, titles, band, options.rows)
+    points = [_Point(row, title, title.name) for row in selected_rows(plan, options.rows) for title in titles]
+    data = result_frame(runs, points, band, SUMMARY_COLUMNS)
     title = options.title or plan.ablation.content.title
     return Figure("summary", title, data, partial(_draw_summary, data, runs, titles, band, title, options.log))
-
-
-def summary_frame(
-    plan: Plan, runs: pd.DataFrame, titles: Sequence[Column], band: Band, rows: Sequence[str] = ()
-) -> pd.DataFrame:
-    """One line per row and metric, if a run of the row is finished or a value is published.
-
-    row, metric
-    n, seeds                    number of finished runs with a value, and of planned ones
-    mean, std                   over the n runs
-    low, high                   the band; missing for n < 2
-    published, published_std    the paper's numbers
-    """
-    import pandas as pd
-
-    of_row = dict(list(runs.groupby("row", sort=False)))
-    lines = []
-    for row in selected_rows(plan, rows):
-        for title in titles:
-            numbers = seed_statistics(of_row[row.name][title.name].astype("float64"), title, band)
-            known = row.published.values.get(title.name) if row.published else None
-            known_std = row.published.std.get(title.name) if row.published else None
-            if numbers["n"] or known is not None:
-                lines.append(
-                    (row.name, title.name, numbers["n"], len(row.runs), numbers["mean"], numbers["std"], numbers["low"],
-                     numbers["high"], known, known_std)
-                )  # fmt: skip
-    return pd.DataFrame(lines, columns=list(SUMMARY_COLUMNS)).astype(SUMMARY_COLUMNS)
 
 
 def _draw_summary(
@@ -382,10 +356,9 @@ def _draw_summary(
             seeds[metric.name], [rows.index(row) + SEEDS_BELOW for row in seeds["row"]],
             ".", color=MEASURED, alpha=0.45, markersize=3.5, markeredgewidth=0, clip_on=False,
         )  # fmt: skip
-        values = [*shown["mean"], *shown["low"], *shown["high"], *shown["published"]]
-        values += [*seeds[metric.name]]
+        values = [*shown["mean"], *shown["low"], *shown["high"], *shown["published"], *seeds[metric.name]]
         values += [*(shown["published"] - shown["published_std"]).clip(lower=0)]
-        canvas.metric_axis(panel, values, metric.quantity, log=log, percent=metric.unit == "%", which="x")
+        canvas.metric_axis(panel, values, metric, log=log, which="x")
         panel.set_title(canvas.shortened(metric.label), loc="left")
         panel.set_ylim(len(rows) - 0.5, -0.5)
         texts = [_row_text(data[data["row"] == row], row) for row in rows] if index % columns == 0 else [""] * len(rows)

@@ -17,6 +17,7 @@ from cope_sweep.api.questions import GetCurves
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
 from cope_sweep.read.queries.runs import readable
+from cope_sweep.read.tables.stats import finite
 from cope_sweep.store import QueryError, RunFolder, RunRecord, Store
 from cope_sweep.store.artifacts import TIME_KEY
 
@@ -49,7 +50,7 @@ class _Known:
 
     @property
     def points(self) -> list[tuple[int, float | None]]:
-        return [(step, _finite(value)) for step, value in zip(self.steps, self.values, strict=True)]
+        return [(step, finite(value)) for step, value in zip(self.steps, self.values, strict=True)]
 
 
 class KnownCurves:
@@ -127,7 +128,7 @@ def curves_of_runs(folders: Sequence[RunFolder], metric: str, points: int | None
         logged |= dict.fromkeys(key for point in curve for key in point if key not in ("step", TIME_KEY))
         begun_ms = (readable(partial(getattr, folder, "spec")) or {}).get("created_ms")
         found = [
-            (int(point["step"]), _seconds(point.get(TIME_KEY), begun_ms), _finite(point[metric]))
+            (int(point["step"]), _seconds(point.get(TIME_KEY), begun_ms), finite(point[metric]))
             for point in curve
             if metric in point
         ]
@@ -199,11 +200,6 @@ def _order(value: object) -> float:
 def _seconds(time_ms: float | None, begun_ms: Any) -> float | None:
     known = time_ms is not None and _is_number(begun_ms)
     return max(0.0, time_ms - begun_ms) / 1000 if known else None
-
-
-def _finite(value: float) -> float | None:
-    """Null stands for NaN and infinities, which JSON does not have."""
-    return value if math.isfinite(value) else None
 
 
 def _logged(curve: Sequence[Row]) -> dict[str, None]:

@@ -6,13 +6,13 @@ Runs of two sweeps are matched by row, so that only rows of the same name are co
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cope_sweep.api.answers import ChangedValue, MetricChange, MetricTest, RunsDiff
 from cope_sweep.errors import NotFoundError
-from cope_sweep.read.tables.stats import Difference, holm, two_rows
+from cope_sweep.read.tables.stats import Difference, finite, holm, two_rows
 from cope_sweep.store import QueryError, RunRecord, Store
 from cope_sweep.store.index import summaries
 from cope_sweep.store.index.model import Value
@@ -20,6 +20,8 @@ from cope_sweep.store.sweeps import SWEEP_ID
 
 COMPARED_FACTS = ("parameters", "data", "tokenizer", "precision", "device", "torch", "python", "wall_s", "tokens_per_s")
 """Facts of finished runs that a comparison shows if they differ."""
+TESTED = ("difference", "ci_low", "ci_high", "p", "smallest_p")
+"""Numbers of a `Difference` that an answer has."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +89,8 @@ def _changes(left: Sequence[Mapping[str, Value]], right: Sequence[Mapping[str, V
 
 def _values(side: Sequence[Mapping[str, Value]], key: str) -> str | None:
     """All values of a key, each once, sorted; None without one."""
-    values = {each[key] for each in side if key in each}
-    return (
-        ", ".join(_text(value) for value in sorted(values, key=lambda v: (isinstance(v, str), v))) if values else None
-    )
-
-
-def _text(value: Value) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    values = sorted({each[key] for each in side if key in each}, key=lambda value: (isinstance(value, str), value))
+    return ", ".join(f"{each:.6g}" if isinstance(each, float) else str(each) for each in values) or None
 
 
 def _metrics(sides: Sequence[Sequence[Member]], rows: Sequence[str], *, by_row: bool) -> list[MetricChange]:
@@ -105,23 +101,12 @@ def _metrics(sides: Sequence[Sequence[Member]], rows: Sequence[str], *, by_row: 
         names = {name for record in left for name in record.metrics} & {name for r in right for name in r.metrics}
         for name in sorted(names):
             a, b = ({r.seed: r.metrics[name] for r in side if name in r.metrics} for side in (left, right))
-            found.append((row, name, _mean(a), _mean(b), two_rows(b, a)))
+            found.append((row, name, statistics.fmean(a.values()), statistics.fmean(b.values()), two_rows(b, a)))
     adjusted = holm([each[-1].p for each in found])
     return [
         MetricChange(
-            row=row, metric=metric, left=_number(left), right=_number(right), p_adjusted=_number(p),
-            difference=MetricTest(
-                n=test.n, difference=_number(test.difference), ci_low=_number(test.ci_low),
-                ci_high=_number(test.ci_high), p=_number(test.p), smallest_p=_number(test.smallest_p),
-            ),
+            row=row, metric=metric, left=finite(left), right=finite(right), p_adjusted=finite(p),
+            difference=MetricTest(n=test.n, **{name: finite(getattr(test, name)) for name in TESTED}),
         )
         for (row, metric, left, right, test), p in zip(found, adjusted, strict=True)
     ]  # fmt: skip
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _mean(values: Mapping[int, float]) -> float:
-    return math.fsum(values.values()) / len(values) if values else math.nan

@@ -84,11 +84,6 @@ class Evidence:
         return f"{self.plan.name}.{self.scale}" if self.scale else self.plan.name
 
     @property
-    def command(self) -> str:
-        """The command that trains the runs."""
-        return f"cope-sweep run {self.plan.name}" + (f" --scale {self.scale}" if self.scale else "")
-
-    @property
     def size(self) -> str:
         """Description of the scale, from the file."""
         if self.scale is None:

@@ -6,11 +6,11 @@ Its digits are those of the metric, or of the published value beside it if that 
 
 from __future__ import annotations
 
-import html as html_module
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -376,8 +376,7 @@ def html(model: TableModel, *, runs_url: str | None = None, anchors: str = "") -
 def html_table(drawn: Layout, name: str, runs_url: str | None = None, anchors: str = "") -> str:
     """A `<table>` element of the class `name`."""
     headers = "".join(
-        f'<th scope="col"{_html_class(number=header.numeric)}>{_html_text(header.text)}</th>'
-        for header in drawn.headers
+        f'<th scope="col"{_html_class(number=header.numeric)}>{escape(header.text)}</th>' for header in drawn.headers
     )
     rows = []
     for row in drawn.rows:
@@ -385,7 +384,7 @@ def html_table(drawn: Layout, name: str, runs_url: str | None = None, anchors: s
         for index, (cell, header) in enumerate(zip(row, drawn.headers, strict=True)):
             tag, scope = ("th", ' scope="row"') if index == 0 else ("td", "")
             classes = _html_class(number=header.numeric, best=cell.best)
-            hint = f' title="{_html_text(cell.hint)}"' if cell.hint else ""
+            hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
             cells.append(f"<{tag}{scope}{classes}{hint}>{_linked(cell, runs_url, anchors)}</{tag}>")
         rows.append(f"<tr>{''.join(cells)}</tr>\n")
     return (
@@ -395,24 +394,24 @@ def html_table(drawn: Layout, name: str, runs_url: str | None = None, anchors: s
 
 
 def _linked(cell: TextCell, runs_url: str | None, anchors: str) -> str:
-    text = _html_text(cell.text)
+    text = escape(cell.text)
     if not cell.runs:
         return text
     if runs_url is None:
         return f'<a href="#{anchors}run-{cell.runs[0]}">{text}</a>'
     query = "&".join(f"run={quote(run_id)}" for run_id in cell.runs[:MAX_LINKED])
-    return f'<a href="{_html_text(f"{runs_url}?{query}")}">{text}</a>'
+    return f'<a href="{escape(f"{runs_url}?{query}")}">{text}</a>'
 
 
 def _html_notes(drawn: Layout) -> str:
-    warnings = "".join(f"<strong>Warning: {_html_text(text)}</strong> " for text in drawn.warnings)
-    return warnings + _html_text(" ".join(drawn.notes[len(drawn.warnings) :]))
+    warnings = "".join(f"<strong>Warning: {escape(text)}</strong> " for text in drawn.warnings)
+    return warnings + escape(" ".join(drawn.notes[len(drawn.warnings) :]))
 
 
 def _html_runs(model: TableModel, anchors: str) -> str:
     """A `<table class="runs">` with every run: row, seed, status, id, and the values of the table's metrics."""
     columns = [column.name for column in model.columns]
-    headers = "".join(f'<th scope="col">{_html_text(text)}</th>' for text in ("row", "seed", "status", "run", *columns))
+    headers = "".join(f'<th scope="col">{escape(text)}</th>' for text in ("row", "seed", "status", "run", *columns))
     rows = []
     for row in model.rows:
         for run, record in row.runs:
@@ -424,13 +423,9 @@ def _html_runs(model: TableModel, anchors: str) -> str:
                 run.run_id,
                 *("" if v is None else f"{v:.6g}" for v in values),
             ]
-            cells = "".join(f"<td>{_html_text(text)}</td>" for text in texts)
+            cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
             rows.append(f'<tr id="{anchors}run-{run.run_id}">{cells}</tr>\n')
     return f'<table class="runs">\n<thead><tr>{headers}</tr></thead>\n<tbody>\n{"".join(rows)}</tbody>\n</table>\n'
-
-
-def _html_text(text: str) -> str:
-    return html_module.escape(text, quote=True)
 
 
 def _html_class(**classes: bool) -> str:

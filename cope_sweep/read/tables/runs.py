@@ -29,12 +29,13 @@ pandas and pyarrow are imported when a frame is made.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, Row, RunSpec
+from cope_sweep.read.tables.stats import finite
 from cope_sweep.store import RunQuery, RunRecord, Store
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
@@ -135,12 +136,10 @@ def curves(plan: Plan, store: Store) -> pd.DataFrame:
     import pandas as pd
 
     lines = [
-        (run.run_id, row.name, run.seed, int(point["step"]), metric, float(value))
+        (run.run_id, row.name, run.seed, *logged)
         for row in plan.rows
         for run in row.runs
-        for point in store.run(run.run_id).curve()
-        for metric, value in point.items()
-        if metric != "step"
+        for logged in _logged(store, run.run_id)
     ]
     columns = {"run_id": "str", "row": "str", "seed": "int64", "step": "int64", "metric": "str", "value": "float64"}
     return pd.DataFrame(lines, columns=list(columns)).astype(columns)
@@ -297,7 +296,8 @@ def curve_batches(store: Store, query: RunQuery) -> tuple[pa.Schema, Iterator[pa
             places = summaries.places(store.index, batch.records)
             for run_id, record in batch.records.items():
                 _, ablation, row = places.get(run_id, [("", None, None)])[0]
-                lines += [(run_id, ablation, row, record.seed, *logged) for logged in _logged(store, run_id)]
+                with suppress(DamagedError):
+                    lines += [(run_id, ablation, row, record.seed, *logged) for logged in _logged(store, run_id)]
                 if len(lines) >= CURVE_ROWS:
                     yield _record_batch(lines, schema)
                     lines = []
@@ -308,12 +308,8 @@ def curve_batches(store: Store, query: RunQuery) -> tuple[pa.Schema, Iterator[pa
 
 
 def _logged(store: Store, run_id: str) -> Iterator[tuple[int, str, float]]:
-    """Step, metric and value of each value that a run has logged."""
-    try:
-        points = store.run(run_id).curve()
-    except DamagedError:
-        return
-    for point in points:
+    """Step, metric and value of each value that a run has logged. Raises DamagedError."""
+    for point in store.run(run_id).curve():
         for metric, value in point.items():
             if metric != "step":
                 yield int(point["step"]), metric, float(value)
@@ -351,15 +347,10 @@ def _write_json(schema: pa.Schema, found: Iterator[pa.RecordBatch], file: IO[byt
     begin = b"[\n"
     for batch in found:
         for line in batch.to_pylist():
-            file.write(begin + json.dumps(_finite(line), ensure_ascii=False, allow_nan=False).encode())
+            plain = {name: finite(value) if isinstance(value, float) else value for name, value in line.items()}
+            file.write(begin + json.dumps(plain, ensure_ascii=False, allow_nan=False).encode())
             begin = b",\n"
     file.write(b"[]\n" if begin == b"[\n" else b"\n]\n")
-
-
-def _finite(line: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()
-    }
 
 
 WRITERS: Mapping[str, Callable[[pa.Schema, Iterator[pa.RecordBatch], IO[bytes]], None]] = {

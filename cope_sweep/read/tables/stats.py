@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,11 +114,11 @@ def summarise(values: Iterable[float], bounds: Bounds = UNBOUNDED, level: float 
     if n == 0:
         return Summary(0)
     # Rounding can put the mean outside the range of the data by one unit in the last place.
-    mean = min(max(math.fsum(data) / n, data[0]), data[-1])
-    median = _median(data)
+    mean = min(max(statistics.fmean(data), data[0]), data[-1])
+    median = statistics.median(data)
     if n == 1:
         return Summary(1, mean, median=median, low=data[0], high=data[0])
-    std = math.sqrt(math.fsum((value - mean) ** 2 for value in data) / (n - 1))
+    std = _std(data)
     if not bounds.low <= data[0] <= data[-1] <= bounds.high:
         bounds = UNBOUNDED
     low, high, method = _interval(data, mean, std, bounds, level)
@@ -199,21 +200,15 @@ def stuck(values: Sequence[float], goal: Literal["min", "max"], bounds: Bounds =
     """
     if len(values) < STUCK_FROM:
         return [False] * len(values)
-    median = _median(sorted(values))
+    median = statistics.median(values)
     worse = [value - median if goal == "min" else median - value for value in values]
     both = bounds.kind == "both"
     matters = STUCK_RANGE_SHARE * (bounds.high - bounds.low) if both else STUCK_MEDIAN_SHARE * abs(median)
     if max(worse) <= matters:
         return [False] * len(values)
-    deviation = MAD_TO_STD * _median(sorted(map(abs, worse)))
+    deviation = MAD_TO_STD * statistics.median(map(abs, worse))
     limit = max(STUCK_DEVIATIONS * deviation, matters)
     return [value > limit for value in worse]
-
-
-def _median(ordered: Sequence[float]) -> float:
-    """The median of sorted values, as `statistics.median`, which sorts again."""
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 STUCK_RULE = (
@@ -250,7 +245,7 @@ def two_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Difference
     n = (len(a), len(b))
     if not a or not b:
         return Difference(math.nan, n=n)
-    difference = _mean(a) - _mean(b)
+    difference = statistics.fmean(a) - statistics.fmean(b)
     if min(n) < 2:
         return Difference(difference, n=n)
     p, low, high = _permuted(tuple(a), tuple(b))
@@ -324,7 +319,7 @@ def _effect(a: Sequence[float], b: Sequence[float]) -> tuple[tuple[float, float,
     if pooled == 0:
         return (math.nan, math.nan, math.nan), math.nan
     unit = math.sqrt(1 / n + 1 / m)
-    t, scale = (_mean(a) - _mean(b)) / (pooled * unit), scale_of_g(dof) * unit
+    t, scale = (statistics.fmean(a) - statistics.fmean(b)) / (pooled * unit), scale_of_g(dof) * unit
     low, high = noncentrality(t, dof)
     parts = [(_std(each) ** 2 / len(each), len(each) - 1) for each in (a, b)]
     variance = sum(part for part, _ in parts)
@@ -347,9 +342,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @lru_cache(maxsize=1024)
 def scale_of_g(dof: float) -> float:
-    """Hedges' (1981) factor J = Γ(ν/2) / (√(ν/2) Γ((ν − 1)/2)), which makes an effect size unbiased; NaN for ν = 1."""
-    if dof <= 1:
-        return math.nan
+    """Hedges' (1981) factor J = Γ(ν/2) / (√(ν/2) Γ((ν − 1)/2)), which makes an effect size unbiased: ν ≥ 2."""
     return math.exp(math.lgamma(dof / 2) - math.lgamma((dof - 1) / 2)) / math.sqrt(dof / 2)
 
 
@@ -380,13 +373,14 @@ def detectable_t(dof: float) -> float:
     return float(brentq(lambda nc: power(nc) - POWER, 0.0, 3 * critical + 10, xtol=1e-9))
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def _std(values: Sequence[float]) -> float:
     """The sample standard deviation; 0 if all values are equal, whatever rounding does to their mean."""
     if len(set(values)) == 1:
         return 0.0
-    mean = _mean(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
+    mean = statistics.fmean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def finite(value: float) -> float | None:
+    """The value; None for NaN and infinities, which JSON does not have."""
+    return value if math.isfinite(value) else None

@@ -15,6 +15,7 @@ from cope_sweep.config import Plan
 from cope_sweep.read.tables import render
 from cope_sweep.read.tables.model import STATUSES, Comparison, MetricCell, TableModel, TableRow, compared, table_model
 from cope_sweep.read.tables.runs import csv_text, frame_of_records, read_runs
+from cope_sweep.read.tables.stats import finite
 from cope_sweep.store import QueryError, RunRecord, Store
 
 if TYPE_CHECKING:
@@ -62,32 +63,23 @@ class Table:
         """
         import pandas as pd
 
-        rows = self.model.rows
-        columns: dict[str, pd.Series[Any]] = {"row": pd.Series([row.row for row in rows], dtype="str")}
-        for key in self.model.axes:
-            columns[key] = pd.Series([row.labels.get(key) for row in rows], dtype="str")
-        columns["seeds"] = pd.Series([row.seeds for row in rows], dtype="int64")
-        for status in STATUSES:
-            columns[status] = pd.Series([row.counts[status] for row in rows], dtype="int64")
-        columns["parameters"] = pd.Series([row.parameters for row in rows], dtype="Int64")
+        types = {"row": "str"} | dict.fromkeys(self.model.axes, "str") | {"seeds": "int64"}
+        types |= dict.fromkeys((str(status) for status in STATUSES), "int64") | {"parameters": "Int64"}
         for column in self.model.columns:
-            cells = [row.metrics[column.name] for row in rows]
-            for part in ("mean", "std"):
-                columns[f"{column.name}.{part}"] = _floats([getattr(cell.summary, part) for cell in cells])
-            columns[f"{column.name}.n"] = pd.Series([cell.summary.n for cell in cells], dtype="int64")
-            for part in ("ci_low", "ci_high", "median", "low", "high"):
-                columns[f"{column.name}.{part}"] = _floats([getattr(cell.summary, part) for cell in cells])
-            columns[f"{column.name}.stuck"] = pd.Series([len(cell.stuck) for cell in cells], dtype="int64")
-            if column.learned is not None:
-                learned = [cell.learned.k if cell.learned else None for cell in cells]
-                columns[f"{column.name}.learned"] = pd.Series(learned, dtype="Int64")
-            published = [cell.published for cell in cells]
-            columns[f"{column.name}.published"] = _floats([each.value if each else None for each in published])
-            columns[f"{column.name}.published_std"] = _floats([each.std if each else None for each in published])
-            columns[f"{column.name}.best"] = pd.Series([cell.best for cell in cells], dtype="bool")
-            if self.compare is not None:
-                columns |= _comparison_columns(column.name, [cell.comparison for cell in cells])
-        return pd.DataFrame(columns)
+            parts = CELL_TYPES | (COMPARISON_TYPES if self.compare is not None else {})
+            if column.learned is None:
+                del parts["learned"]
+            types |= {f"{column.name}.{part}": kind for part, kind in parts.items()}
+        lines = [
+            {"row": row.row, **row.labels, "seeds": row.seeds, **row.counts, "parameters": row.parameters}
+            | {
+                f"{name}.{part}": value
+                for name, cell in row.metrics.items()
+                for part, value in _cell_line(cell).items()
+            }
+            for row in self.model.rows
+        ]
+        return pd.DataFrame(lines, columns=list(types)).astype(types)
 
     @property
     def complete(self) -> bool:
@@ -174,14 +166,14 @@ def _row_json(row: TableRow) -> dict[str, Any]:
 
 def _cell_json(cell: MetricCell, row: TableRow) -> dict[str, Any]:
     summary, published = cell.summary, cell.published
-    low, high = _number(summary.ci_low), _number(summary.ci_high)
+    low, high = finite(summary.ci_low), finite(summary.ci_high)
     return {
-        "mean": _number(summary.mean),
-        "std": _number(summary.std),
+        "mean": finite(summary.mean),
+        "std": finite(summary.std),
         "n": summary.n,
         "ci": None if low is None or high is None else [low, high],
         "ci_method": summary.method or None,
-        "median": _number(summary.median),
+        "median": finite(summary.median),
         "range": None if summary.n == 0 else [summary.low, summary.high],
         "values": [
             {"run_id": run.run_id, "seed": run.seed, "value": cell.values[run.seed], "stuck": run.seed in cell.stuck}
@@ -202,7 +194,7 @@ def _cell_json(cell: MetricCell, row: TableRow) -> dict[str, Any]:
 
 def _comparison_json(comparison: Comparison) -> dict[str, Any]:
     found = {
-        name: _number(value) if isinstance(value, float) else value
+        name: finite(value) if isinstance(value, float) else value
         for name, value in asdict(comparison.difference).items()
     }
     return found | {
@@ -214,28 +206,30 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _comparison_columns(metric: str, comparisons: list[Comparison | None]) -> dict[str, pd.Series[Any]]:
-    import pandas as pd
-
-    names = {"difference": "difference", "difference_low": "ci_low", "difference_high": "ci_high", "p": "p",
-             "smallest_p": "smallest_p", "effect": "effect", "detectable": "detectable"}  # fmt: skip
-    columns: dict[str, pd.Series[Any]] = {
-        f"{metric}.{name}": _floats([getattr(each.difference, field) if each else None for each in comparisons])
-        for name, field in names.items()
-    }
-    columns[f"{metric}.p_adjusted"] = _floats([each.p_adjusted if each else None for each in comparisons])
-    columns[f"{metric}.verdict"] = pd.Series([each.verdict if each else None for each in comparisons], dtype="str")
-    return columns
+CELL_TYPES = {
+    "mean": "float64", "std": "float64", "n": "int64", "ci_low": "float64", "ci_high": "float64", "median": "float64",
+    "low": "float64", "high": "float64", "stuck": "int64", "learned": "Int64", "published": "float64",
+    "published_std": "float64", "best": "bool",
+}  # fmt: skip
+COMPARISON_TYPES = {
+    "difference": "float64", "difference_low": "float64", "difference_high": "float64", "p": "float64",
+    "smallest_p": "float64", "effect": "float64", "detectable": "float64", "p_adjusted": "float64", "verdict": "str",
+}  # fmt: skip
+"""Column of a frame → its type, for each metric."""
 
 
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def _floats(values: list[float | None]) -> pd.Series[float]:
-    import pandas as pd
-
-    return pd.Series(values, dtype="float64")
+def _cell_line(cell: MetricCell) -> dict[str, Any]:
+    """The values of the columns of a metric, and others."""
+    published, compared = cell.published, cell.comparison
+    line = vars(cell.summary) | {"stuck": len(cell.stuck), "best": cell.best}
+    line |= {"learned": cell.learned.k} if cell.learned else {}
+    line |= {"published": published.value, "published_std": published.std} if published else {}
+    if compared is not None:
+        found = compared.difference
+        line |= {part: getattr(found, part) for part in ("difference", "p", "smallest_p", "effect", "detectable")}
+        line |= {"difference_low": found.ci_low, "difference_high": found.ci_high}
+        line |= {"p_adjusted": compared.p_adjusted, "verdict": compared.verdict}
+    return line
 
 
 ENTRY_POINTS = "cope_sweep.formats"

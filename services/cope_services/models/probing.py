@@ -115,7 +115,7 @@ def probe_json(probed: Probed, request: ProbeRequest) -> bytes:
 
 def probe_picture(probed: Probed, request: ProbeRequest, file_format: Literal["svg", "png"]) -> bytes:
     """A row of heatmaps for each head. Raises ProbeError where the heads have none of the requested matrices."""
-    from cope_sweep.read.figures.heads import first_mark, head_figures, picture
+    from cope_sweep.read.figures.heads import head_figures, picture
 
     symbols = {SYMBOLS[name] for name in request.matrices if name in SYMBOLS}
     heads = [
@@ -129,7 +129,7 @@ def probe_picture(probed: Probed, request: ProbeRequest, file_format: Literal["s
             "`matrices`: attention, and for encodings with position logits or gates "
             f"{', '.join(name for name in SYMBOLS if name != 'attention')}"
         )
-    return picture(drawn, probed.labels, first_mark(probed.marks), file_format)
+    return picture(drawn, probed.labels, probed.marks, file_format)
 
 
 def _request_marks(indices: dict[str, list[int]], tokens: int) -> TokenMarks:

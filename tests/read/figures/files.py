@@ -1,6 +1,7 @@
 """What is in the files that figures are written to."""
 
 import struct
+from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -22,3 +23,30 @@ def svg_texts(content):
 def svg_elements(content):
     """The names of all elements."""
     return {each.tag.removeprefix(SVG) for each in ElementTree.fromstring(content).iter()}
+
+
+class Page(HTMLParser):
+    """The start tags of an HTML text with their attributes, and the content of its scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.scripts, self.is_script = [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.is_script = tag == "script"
+
+    def handle_data(self, data):
+        if self.is_script:
+            self.scripts.append(data)
+
+    def handle_endtag(self, tag):
+        self.is_script = False
+
+    def count(self, name):
+        return sum(tag == name for tag, _ in self.tags)
+
+    def values(self, *attributes):
+        """The values of these attributes, of all tags."""
+        return [attrs[name] for _, attrs in self.tags for name in attributes if name in attrs]

@@ -1,8 +1,6 @@
 """Every kind of figure of an ablation: its files, and what it makes of few, unusual or no runs."""
 
 import io
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import matplotlib as mpl
@@ -137,23 +135,9 @@ def test_the_same_data_gives_the_same_bytes_in_any_thread_and_with_any_settings(
             assert word not in content
 
 
-def test_a_notebook_shows_the_figure(grid_plan, grid_store):
-    figure = FIGURES["summary"].make(grid_plan, grid_store, Options())
-    bundle = figure._repr_mimebundle_()
-    assert bundle["image/png"].startswith("iVBORw0KGgo")
-    assert bundle["text/plain"] == figure.title
-
-
 def test_a_suffix_without_format(grid_plan, grid_store, tmp_path):
     figure = FIGURES["summary"].make(grid_plan, grid_store, Options())
     with pytest.raises(FigureError, match=r"its suffix names no format; end it with \.png, \.svg, \.pdf, \.csv"):
         figure.write(tmp_path / "figure.jpeg")
     figure.write(tmp_path / "figure.jpeg", "csv")
     assert pd.read_csv(io.BytesIO((tmp_path / "figure.jpeg").read_bytes()))["row"].nunique() == 4
-
-
-@pytest.mark.slow
-def test_importing_figures_imports_no_heavy_package():
-    code = "import sys, cope_sweep.read.figures; print([m for m in ('torch', 'pandas', 'numpy', 'matplotlib', 'pydantic') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -2,7 +2,6 @@
 
 import json
 import re
-from html.parser import HTMLParser
 
 import pytest
 
@@ -12,24 +11,8 @@ from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.reports import ReportError, evidence
 from cope_sweep.read.reports.document import ablation_document, document, report_file
 from cope_sweep.store import Store
+from tests.read.figures.files import Page
 from tests.read.tables.ablations import CONTENT, fail, finish
-
-
-class Elements(HTMLParser):
-    """The tags, ids and addresses of a document."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.ids, self.links = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value)
-            if name in ("src", "href"):
-                self.links.append(value)
 
 
 @pytest.fixture
@@ -61,14 +44,15 @@ def store(tmp_path, files):
 def test_the_document(files, store):
     text = document(files, store).to_html()
     assert text == document(files, Store(store.root)).to_html()
-    found = Elements(text)
-    assert "script" not in found.tags
+    found = Page(text)
+    assert found.count("script") == 0
     assert "<i>" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
-    assert len(found.ids) == len(set(found.ids))
-    for link in found.links:
-        assert link.startswith("data:image/svg+xml;base64,") or link.removeprefix("#") in found.ids
-    assert found.tags.count("img") == 3  # first at both scales; second shares its runs
+    ids = found.values("id")
+    assert len(ids) == len(set(ids))
+    for link in found.values("src", "href"):
+        assert link.startswith("data:image/svg+xml;base64,") or link.removeprefix("#") in ids
+    assert found.count("img") == 3  # first at both scales; second shares its runs
     plain = " ".join(re.sub(r"<[^>]+>", " ", text).split())
     assert "10 finished runs, 10 min of training" in plain
     assert "first never not run: 6 runs" in plain

@@ -38,20 +38,19 @@ def test_counts_and_progress():
     }  # fmt: skip
 
 
-def test_the_best_mean_is_the_lowest_or_the_highest():
-    model = model_of(plan_of(), 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
-    assert best(model, "in_dist/token_error") == [True, False, False]
-    assert best(model, "dense/loss") == [False, False, True]
-
-
-def test_rows_with_missing_seeds_are_never_best():
-    model = model_of(plan_of(), 5.0, 5.0, 1.0, None, 6.0, 6.0)
-    assert best(model, "in_dist/token_error") == [True, False, False]
-    assert best(model_of(plan_of(), 5.0, 5.0, 1.0), "in_dist/token_error") == [False, False, False]
-
-
-def test_equal_means_are_all_best():
-    assert best(model_of(plan_of(), 1.0, 3.0, 2.0, 2.0, 9.0, 9.0), "in_dist/token_error") == [True, True, False]
+@pytest.mark.parametrize(
+    ("values", "lowest", "highest"),
+    [
+        ((1.0, 2.0, 3.0, 4.0, 5.0, 6.0), [True, False, False], [False, False, True]),
+        ((5.0, 5.0, 1.0, None, 6.0, 6.0), [True, False, False], [False, False, True]),  # a seed is missing
+        ((5.0, 5.0, 1.0), [False, False, False], [False, False, False]),
+        ((1.0, 3.0, 2.0, 2.0, 9.0, 9.0), [True, True, False], [False, False, True]),  # equal means
+    ],
+)
+def test_the_best_mean_is_the_lowest_or_the_highest_of_the_complete_rows(values, lowest, highest):
+    model = model_of(plan_of(), *values)
+    assert best(model, "in_dist/token_error") == lowest
+    assert best(model, "dense/loss") == highest
 
 
 def test_parameters_are_those_of_the_first_finished_run():
