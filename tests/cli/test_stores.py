@@ -254,6 +254,6 @@ def test_the_bar_counts_on_a_terminal_and_is_a_line_now_and_then_in_a_pipe(monke
             for sent in range(3):
                 bar(sent, 3)
         assert expected in console.file.getvalue()
-        with progress.sending_bar(silent := Console(file=io.StringIO(), force_terminal=terminal), silent=True) as bar:
+        with progress.sending_bar(Console(file=(quiet := io.StringIO()), force_terminal=terminal, quiet=True)) as bar:
             bar(1, 2)
-        assert silent.file.getvalue() == ""
+        assert quiet.getvalue() == ""
