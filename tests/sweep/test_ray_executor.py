@@ -296,13 +296,6 @@ def test_no_room_for_a_run(store: Store, events: EventLog) -> None:
     assert not (store.root / "ray").exists()
 
 
-def test_ray_prints_messages_in_the_thread_that_is_diverted() -> None:
-    """The name is Ray's own; a new version of Ray may change it."""
-    from cope_sweep.sweep.cluster import RAY_MESSAGES_THREAD
-
-    assert RAY_MESSAGES_THREAD in {thread.name for thread in threading.enumerate()}
-
-
 OWN_CLUSTER = """
 import sys
 from cope_sweep.store import Store
@@ -316,7 +309,7 @@ def on_event(event):
     print(event.status, event.step, flush=True)
 
 resources = Resources(checkpoint_every_s=0.2)
-run_on_ray(Workload([tiny_run(**LONG)], Store(sys.argv[1]), resources, "killed", on_event=on_event), cpus=1)
+run_on_ray(Workload([tiny_run(**LONG)], Store(sys.argv[1]), resources, "killed", on_event=on_event))
 """
 
 
