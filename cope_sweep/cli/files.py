@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from cope_sweep.api.questions import ExportRuns, GetFigure, GetReport, GetTable, Question
+from cope_sweep.api.questions import ExportRuns, GetFigure, GetReport, Question
 from cope_sweep.cli.options import load_plan
 from cope_sweep.errors import UserError
 from cope_sweep.read.queries import AblationFiles, LoadedPlan, Queries
@@ -38,15 +38,10 @@ class NamedFiles(AblationFiles):
 
 
 def write(queries: Queries, question: Question[bytes], file: IO[bytes]) -> None:
-    """Write the file that answers a question about a store. Raises UserError."""
+    """Write the export, report or figure that answers a question about a store. Raises UserError."""
     match question:
         case ExportRuns():
             queries.export(question, file)
-        case GetTable():
-            from cope_sweep.read.tables import find_format
-
-            chosen = find_format(question.format or "json")
-            file.write(chosen.file(queries.table(question), runs=question.runs))
         case GetReport():
             from cope_sweep.read.reports.document import report_file
 
