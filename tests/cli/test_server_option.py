@@ -9,12 +9,10 @@ import pytest
 from cope_services.http.settings import Settings
 
 from cope_sweep.store import read_submission
-from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.sweeps import SweepRecord
 from tests.read.tables.ablations import finish
 from tests.services.sample_store import serving
 from tests.services.scripted_cluster import scripted_cluster
-from tests.store.test_store import sweep_record
 
 pytestmark = pytest.mark.slow  # starts servers
 
@@ -165,25 +163,6 @@ def test_errors_are_those_of_the_service(stored, words, message):
 def test_a_service_that_does_not_answer(shell):
     _, err = shell("logs", "0123456789abcdef", "--server", "nonsense://x", code=2)
     assert "is not the address of a service" in err
-
-
-def test_stop_waits_for_the_end(stored):
-    record = sweep_record("20260801-000000-aa", status="running", ended_ms=None)
-    stored.store.write_sweep(record, new_owner(record.sweep_id))
-
-    def sweep():
-        while not stored.store.stop_requested(record.sweep_id):
-            time.sleep(0.05)
-        stored.store.write_sweep(record.model_copy(update={"status": "interrupted", "ended_ms": 5}))
-
-    thread = threading.Thread(target=sweep)
-    thread.start()
-    with service(stored) as url:
-        found = stored.json("stop", record.sweep_id, "--server", url)
-        assert found == {"stopped": [record.sweep_id], "running": []}
-        assert "the sweep has ended" in stored("stop", record.sweep_id, "--server", url)[0]
-        assert "no sweep is running" in stored("stop", "all", "--server", url)[0]
-    thread.join()
 
 
 @pytest.fixture
