@@ -72,6 +72,12 @@ class Shell:
         assert exit_code == code, f"{words} exited with {exit_code}:\n{text}\n{err.getvalue()}"
         return text, err.getvalue()
 
+    def error(self, *words):
+        """The message of a command that refuses its input, in one line."""
+        _, err = self(*words, code=2)
+        assert err.startswith(("error: ", "Usage: "))
+        return " ".join(err.split())
+
     def json(self, *words, code=0):
         return json.loads(self(*words, "--json", code=code)[0])
 

@@ -85,7 +85,7 @@ def test_no_command_silently_uses_a_local_store(stored):
             ["table", "tiny", "--set", "seeds=[0]"],
             ["report", "--all", "--out", "o"],
         ):
-            assert "needs the files of this machine" in " ".join(stored(*words, code=2)[1].split())
+            assert "needs the files of this machine" in stored.error(*words)
 
 
 def test_figures_and_exports_are_files(stored):
@@ -118,9 +118,7 @@ def test_probe(trained):
                 for name, mark in one["marks"].items():
                     assert other["marks"][name] == pytest.approx(mark, rel=1e-4)
         assert "AUC" in trained("probe", run, "--server", url)[0]
-        assert "--count needs the files" in " ".join(
-            trained("probe", run, "--count", "2", "--server", url, code=2)[1].split()
-        )
+        assert "--count needs the files" in trained.error("probe", run, "--count", "2", "--server", url)
 
 
 def test_perplexity(trained):
@@ -156,8 +154,7 @@ def test_perplexity(trained):
 )
 def test_errors_are_those_of_the_service(stored, words, message):
     with service(stored) as url:
-        _, err = stored(*words, "--server", url, code=2)
-    assert message in " ".join(err.split())
+        assert message in stored.error(*words, "--server", url)
 
 
 def test_a_service_that_does_not_answer(shell):
