@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -157,12 +158,10 @@ def test_a_node_where_the_store_is_not_mounted_is_left_out(cluster: str, cluster
     def act(event: Event) -> None:
         if notes and len({each.run_id for each in events if each.step}) >= 2:
             left_out.append(activity(store.index).left_out)
-            events.stop.set()
+            signal.raise_signal(signal.SIGTERM)
 
     with node_without(tmp_path / "shared", cluster):
-        outcome = train(
-            tmp_path / "mounts.yaml", store, on_event=Listener(events, act), on_note=notes.append, stop=events.stop
-        )
+        outcome = train(tmp_path / "mounts.yaml", store, on_event=Listener(events, act), on_note=notes.append)
     (note,) = notes
     assert "is left out" in note
     assert f"cannot see the store {store.location}" in note
