@@ -15,7 +15,6 @@ command line. Errors that a user can correct are `cope_sweep.errors.UserError`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,10 +72,7 @@ def run(ablation: AnyAblation, store: AnyStore = STORE) -> SweepOutcome:
     content = planned.ablation.content
     for task in {each.task for each in planned.runs}:
         task.prepare()
-    return sweep(
-        planned, opened, run_local, resources=content.resources, executor_name="local", tracking_uri=None,
-        stop=threading.Event(),
-    )  # fmt: skip
+    return sweep(planned, opened, run_local, resources=content.resources, executor_name="local", tracking_uri=None)
 
 
 def table(ablation: AnyAblation, store: AnyStore = STORE, *, compare: str | None = None) -> Table:

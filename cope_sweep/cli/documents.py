@@ -80,7 +80,7 @@ def table(
             file.write(find_format(str(question.format)).file(made, runs=question.runs))
 
         save(
-            question, output, write if folder is not None else source.write,
+            question, output, source.write if source.server else write,
             default="terminal" if output is None else "markdown",
             suffixes={each.suffix: each.name for each in formats().values()},
             binary=[each.name for each in formats().values() if each.binary],

@@ -1,4 +1,4 @@
-"""The ablation files that commands name, and the files that answer questions: written by a store, or by a service."""
+"""The ablation files that commands name, and the files that they write."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from cope_sweep.api.questions import ExportRuns, GetFigure, GetReport, GetTable, Question
 from cope_sweep.cli.options import load_plan
 from cope_sweep.errors import UserError
-from cope_sweep.read.queries import AblationFiles, LoadedPlan, Queries
+from cope_sweep.read.queries import AblationFiles, LoadedPlan
 from cope_sweep.read.queries.ablations import Place
 from cope_sweep.store.files import replacing
 
@@ -35,32 +34,6 @@ class NamedFiles(AblationFiles):
     def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:
         """None."""
         return {}
-
-
-def write(queries: Queries, question: Question[bytes], file: IO[bytes]) -> None:
-    """Write the file that answers a question about a store. Raises UserError."""
-    match question:
-        case ExportRuns():
-            queries.export(question, file)
-        case GetTable():
-            from cope_sweep.read.tables import find_format
-
-            chosen = find_format(question.format or "json")
-            file.write(chosen.file(queries.table(question), runs=question.runs))
-        case GetReport():
-            from cope_sweep.read.reports.document import report_file
-
-            file.write(report_file(queries, question, lambda figure: f"{question.name}.{figure}.svg"))
-        case GetFigure(name=name, scale=scale):
-            from cope_sweep.read.figures.available import figure
-
-            made = figure(queries.load(name, scale).plan, queries.store, question)
-            if made.empty:
-                raise UserError(
-                    f"nothing to draw: no run, or too few, of {name} are finished in the store "
-                    f"{queries.store.location}; train them with: cope-sweep run {name}"
-                )
-            file.write(made.render(question.format or "svg"))
 
 
 def save(

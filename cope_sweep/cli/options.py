@@ -26,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, g
 
 import typer
 
-from cope_sweep.api.questions import RUN_PREFIX, GetRun, Parameter
+from cope_sweep.api.questions import RUN_PREFIX, ExportRuns, GetFigure, GetReport, GetRun, Parameter
 from cope_sweep.cli.output import print_json
 from cope_sweep.errors import UserError
 
@@ -202,13 +202,28 @@ class Source:
         return text if text in names else self.run_id(text)
 
     def write(self, question: Question[bytes], file: IO[bytes]) -> None:
-        """Write the file that answers a question. Raises UserError."""
+        """Write the file that answers a question: of a service any, of a store all but tables. Raises UserError."""
         if self.client is not None:
             file.write(self.client.ask(question))
             return
-        from cope_sweep.cli.files import write
+        queries = self.queries
+        match question:
+            case ExportRuns():
+                queries.export(question, file)
+            case GetReport():
+                from cope_sweep.read.reports.document import report_file
 
-        write(self.queries, question, file)
+                file.write(report_file(queries, question, lambda figure: f"{question.name}.{figure}.svg"))
+            case GetFigure(name=name, scale=scale):
+                from cope_sweep.read.figures.available import figure
+
+                made = figure(queries.load(name, scale).plan, queries.store, question)
+                if made.empty:
+                    raise UserError(
+                        f"nothing to draw: no run, or too few, of {name} are finished in the store "
+                        f"{queries.store.location}; train them with: cope-sweep run {name}"
+                    )
+                file.write(made.render(question.format or "svg"))
 
     def plan(self, name: str, scale: str | None) -> Plan:
         """The plan of an ablation of this machine, with the values of `--set`. Raises UserError."""

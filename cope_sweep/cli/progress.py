@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import signal
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -258,7 +256,7 @@ def progress_display(plan: Plan, store: Store, console: Console, leave_out: Coll
 
 
 @contextlib.contextmanager
-def sending_bar(console: Console, *, silent: bool = False) -> Iterator[Callable[[int, int], None]]:
+def sending_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
     """A function that is called with the number of runs and sweeps that were sent to MLflow, and with that of all.
 
     It shows a bar on a terminal, and a plain line now and then in logs and pipes; nothing before the first call.
@@ -270,8 +268,6 @@ def sending_bar(console: Console, *, silent: bool = False) -> Iterator[Callable[
 
     def show(sent: int, total: int) -> None:
         nonlocal printed_s
-        if silent:
-            return
         if console.is_terminal and not console.is_dumb_terminal:
             bar.start()
             bar.update(task, total=total, completed=sent)
@@ -294,24 +290,3 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-@contextlib.contextmanager
-def stopping() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set. A second Ctrl-C raises KeyboardInterrupt."""
-    stop = threading.Event()
-
-    def request_stop(signum: int, frame: object) -> None:
-        if stop.is_set() and signum == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {signum: signal.signal(signum, request_stop) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)

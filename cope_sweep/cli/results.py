@@ -239,7 +239,7 @@ def _show_sweeps(source: Source) -> None:
         return
     table = grid("sweep", "ablation", "status", "executor", "runs")
     for sweep in oldest_first:
-        cells = (sweep.sweep_id, sweep.ablation, sweep.status, sweep.executor, _counts_text(sweep.counts))
+        cells = (sweep.sweep_id, sweep.ablation, sweep.status, sweep.executor, counts_text(sweep.counts))
         table.add_row(*map(escaped, cells))
     console = make_console()
     if page.total > len(page.sweeps):
@@ -269,7 +269,7 @@ def _show_sweep(source: Source, sweep_id: str) -> None:
     if source.printed(sweep):
         return
     console = make_console()
-    console.print(escaped(f"{sweep.sweep_id}: {sweep.ablation}, {sweep.status}, {_counts_text(sweep.counts)}"))
+    console.print(escaped(f"{sweep.sweep_id}: {sweep.ablation}, {sweep.status}, {counts_text(sweep.counts)}"))
     if sweep.error is not None:
         console.print(f"[red]{escaped(sweep.error)}[/red]")
     for note in sweep.notes:
@@ -305,7 +305,7 @@ def _print_runs(runs: Iterable[RunCost | SweepMember]) -> None:
     print_table(table, ["worker", "resources"])
 
 
-def _counts_text(counts: Counts) -> str:
+def counts_text(counts: Counts) -> str:
     """`3 finished, 1 failed`."""
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda each: -each[1]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -196,8 +197,9 @@ def sync(
 
     Example: `cope-sweep sync --mlflow http://mlflow.example:5000`
     """
-    from cope_sweep.cli.progress import sending_bar, stopping
+    from cope_sweep.cli.progress import sending_bar
     from cope_sweep.store.index.database import redacted
+    from cope_sweep.sweep.sweep import stopping_on_signals
     from cope_sweep.tracking.sync import RETRY_INTERVAL_S, MirrorReport, MirrorSession, backlog_count
     from cope_sweep.tracking.translate import TrackingError
     from cope_sweep.tracking.uri import check, resolve_uri
@@ -214,11 +216,13 @@ def sync(
             left = f"{before} runs and sweeps are not in MLflow at {shown} yet."
             console.print(left if before else f"MLflow at {shown} has everything.")
         return
-    with stopping() as stop:
+    stop = threading.Event()
+    with stopping_on_signals(stop):
         try:
             check(uri)
-            display = sending_bar(make_console(stderr=True), silent=source.as_json)
-            with MirrorSession(store, uri) as session, display as bar:
+            display = make_console(stderr=True)
+            display.quiet = source.as_json
+            with MirrorSession(store, uri) as session, sending_bar(display) as bar:
                 tries = max(1, round(timeout_s / RETRY_INTERVAL_S))
                 report = session.send_all(tries=tries, interrupted=stop.is_set, on_sending=bar)
         except TrackingError as error:

@@ -21,6 +21,7 @@ import typer
 from cope_sweep.api.questions import GetPlan, GetSweep
 from cope_sweep.cli.options import ABLATION, ABLATIONS, STORE, Sets, Source, asks, find_ablation, option, seconds_in
 from cope_sweep.cli.output import duration, escaped, estimated_time, make_console
+from cope_sweep.cli.results import counts_text
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
@@ -540,8 +541,7 @@ def _followed(client: Client, sweep_id: str) -> SweepProgress:
 
 def _line(progress: SweepProgress) -> str:
     """`3 finished, 1 running; 2 worker groups on 1 machine; 120 steps/s; about 3 min 20 s left`."""
-    counts = sorted(progress.counts.items(), key=lambda each: -each[1])
-    parts = [", ".join(f"{number} {status}" for status, number in counts) or progress.status]
+    parts = [counts_text(progress.counts) or progress.status]
     if progress.groups:
         machines = f" on {progress.nodes} machine{'s' * (progress.nodes != 1)}" if progress.nodes else ""
         parts.append(f"{progress.groups} worker group{'s' * (progress.groups != 1)}{machines}")

@@ -91,12 +91,12 @@ def validate(source: Source, name: str, *, folder: Path | None = None, allow_plu
     return LoadedAblation(name, content, source)
 
 
-def load_ablation(path: Path, *, allow_plugins: bool = True) -> LoadedAblation:
-    """Read an ablation file and import its plugins. The ablation's name is the file's name without suffix.
+def load_ablation(path: Path) -> LoadedAblation:
+    """Read an ablation file and import its plugins. Raises SpecError.
 
-    Raises SpecError; also where the file names plugins and `allow_plugins` is false.
+    The ablation's name is the file's name without suffix.
     """
-    return validate(read_source(path), path.stem, folder=path.parent, allow_plugins=allow_plugins)
+    return validate(read_source(path), path.stem, folder=path.parent)
 
 
 # -- inherit: NAME -----------------------------------------------------------------------------------------------------

@@ -17,13 +17,14 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO, cast
+from typing import Any
 
 import ray
+from ray._private import worker as ray_worker
 
 from cope_sweep.config import Resources
 from cope_sweep.registry import load_plugins
@@ -109,25 +110,16 @@ class Needs:
             fits = min(fits, gpus * int(1 / self.gpus + 1e-9) if self.gpus < 1 else gpus // self.gpus)
         return int(fits)
 
-    def fits(self, nodes: Iterable[Mapping[str, float]]) -> bool:
-        """Whether the workers of a run fit on the nodes together."""
-        missing = self.workers
-        for node in nodes:
-            missing -= self.workers_on(node)
-            if missing <= 0:
-                return True
-        return False
-
     def misfit(self, nodes: Collection[Mapping[str, float]]) -> str | None:
-        """Why they do not fit on the nodes together, all of them free; None if it does."""
-        if self.fits(nodes):
+        """Why the workers of a run do not fit on the nodes together, all of them free; None if they do."""
+        room = sum(map(self.workers_on, nodes))
+        if room >= self.workers:
             return None
         for name, amount in sorted(self.bundle.items(), reverse=True):
             largest = max((node.get(name, 0) for node in nodes), default=0)
             if largest < amount:
                 return f"needs {_counted(amount, name)}, the largest node has {largest:g}"
         wanted = " and ".join(_counted(amount, name) for name, amount in self.bundle.items())
-        room = sum(map(self.workers_on, nodes))
         return f"needs {_counted(self.workers, 'worker')} with {wanted} each, the nodes have room for {room}"
 
 
@@ -136,9 +128,7 @@ def _counted(amount: float, name: str) -> str:
 
 
 @contextlib.contextmanager
-def connected(
-    address: str | None, log: Path, cpus: int | None = None, *, runtime_env: Mapping[str, Any] | None = None
-) -> Iterator[bool]:
+def connected(address: str | None, log: Path, *, runtime_env: Mapping[str, Any] | None = None) -> Iterator[bool]:
     """Connect this process to Ray while the block runs. What Ray logs goes to the file `log`.
 
     Yields whether the cluster is this process's own, to which no nodes come.
@@ -149,7 +139,6 @@ def connected(
         address: "auto", "host:port", or None for RAY_ADDRESS; without that, a new cluster on this machine, which ends
             with the block.
         log: The log file.
-        cpus: CPUs of a new cluster; None: those that this process may use.
         runtime_env: The runtime environment of the processes that Ray starts for this one.
 
     Raises:
@@ -165,7 +154,7 @@ def connected(
                 stack.enter_context(_private_token())
             stack.push(_disconnect)
             if address == "local":
-                _start(cpus or usable_cpus(), dict(runtime_env or {}))
+                _start(dict(runtime_env or {}))
             else:
                 _connect(address, dict(runtime_env or {}))
             divert_logs()
@@ -275,42 +264,22 @@ def _logging_to(path: Path) -> Iterator[Callable[[], None]]:
         handler.close()
 
 
-RAY_MESSAGES_THREAD = "ray_listen_error_messages"
-"""The thread in which Ray 2.60 prints the cluster's messages."""
-
-
-class _StdoutFilter:
-    """A replacement of `sys.stdout` that logs what Ray's thread writes and passes on the rest."""
-
-    def __init__(self, stdout: TextIO, logger: logging.Logger) -> None:
-        self._stdout, self._logger = stdout, logger
-
-    def write(self, text: str) -> int:
-        if threading.current_thread().name != RAY_MESSAGES_THREAD:
-            return self._stdout.write(text)
-        if text.strip():
-            self._logger.warning("%s", text.rstrip())
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stdout, name)
-
-
 @contextlib.contextmanager
 def _cluster_messages_to(logger: logging.Logger) -> Iterator[None]:
     """Log the cluster's messages ("8 PYTHON worker processes have been started …"), which would break the live table.
 
     Ray 2.60 prints them to standard output in a thread of its own. It has no setting for that: `log_to_driver=False`
-    turns off the output of workers only. So they are recognised by their thread, in this place only.
+    turns off the output of workers only. So the function that prints them is replaced.
     """
-    stdout = sys.stdout
-    diverted = cast(TextIO, _StdoutFilter(stdout, logger))
-    sys.stdout = diverted
+
+    def log(data: dict[str, str], print_file: Any, ignore_prefix: bool = False) -> None:
+        logger.warning("%s", "\n".join(data["lines"]))
+
+    printing, ray_worker.print_worker_logs = ray_worker.print_worker_logs, log
     try:
         yield
     finally:
-        if sys.stdout is diverted:
-            sys.stdout = stdout
+        ray_worker.print_worker_logs = printing
 
 
 @contextlib.contextmanager
@@ -332,36 +301,26 @@ def _private_token() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _start(cpus: int, runtime_env: dict[str, Any]) -> None:
+def _start(runtime_env: dict[str, Any]) -> None:
     # In this thread, because Linux ends Ray's processes together with the thread that started them.
-    try:
-        with _signal_handler_kept():
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                include_dashboard=False,  # nobody has its token, and it takes a second of CPU time
-                log_to_driver=False,
-                configure_logging=False,
-                runtime_env=runtime_env or None,
-                # Keeps the cluster's ports off the network. `ray.init` documents this argument as experimental; Ray
-                # 2.60 has no other for it.
-                _node_ip_address="127.0.0.1",
-            )
-    except Exception as error:
-        raise ClusterError(f"Ray cannot start here: {first_line(error)}; --local works without Ray") from error
-
-
-@contextlib.contextmanager
-def _signal_handler_kept() -> Iterator[None]:
-    """Restore the caller's handler of SIGTERM, which `ray.init` replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.getsignal(signal.SIGTERM)
     try:
-        yield
+        ray.init(
+            address="local",
+            num_cpus=usable_cpus(),
+            include_dashboard=False,  # nobody has its token, and it takes a second of CPU time
+            log_to_driver=False,
+            configure_logging=False,
+            runtime_env=runtime_env or None,
+            # Keeps the cluster's ports off the network. `ray.init` documents this argument as experimental; Ray
+            # 2.60 has no other for it.
+            _node_ip_address="127.0.0.1",
+        )
+    except Exception as error:
+        raise ClusterError(f"Ray cannot start here: {first_line(error)}; --local works without Ray") from error
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # `ray.init` replaces it
 
 
 def _connect(address: str, runtime_env: dict[str, Any]) -> None:

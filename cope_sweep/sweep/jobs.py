@@ -68,8 +68,6 @@ class Cluster:
     """Patterns, as in .gitignore, of files that are not sent."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Further environment variables of jobs."""
-    token: str | None = None
-    """The cluster's token; None: that of Ray's own settings."""
 
 
 def package_cluster(address: str, environment: Mapping[str, str]) -> Cluster:
@@ -133,11 +131,11 @@ def check_cluster(cluster: Cluster) -> JobSubmissionClient:
     if not (cluster.working_dir / "cope_sweep").is_dir():
         folder = cluster.working_dir.absolute()
         raise ClusterError(f"{folder} is not a checkout of this project: there is no cope_sweep/ in it")
-    return _client(cluster.address, cluster.token)
+    return _client(cluster.address)
 
 
-def _client(address: str, token: str | None) -> JobSubmissionClient:
-    """A client that the dashboard accepts. Raises ClusterError."""
+def _client(address: str) -> JobSubmissionClient:
+    """A client that the dashboard accepts, with the token of Ray's own settings. Raises ClusterError."""
     url = address if "://" in address else f"http://{address}"
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -151,7 +149,7 @@ def _client(address: str, token: str | None) -> JobSubmissionClient:
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
-    token = token or _ray_token()
+    token = _ray_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         with _without_address_variables():
@@ -229,12 +227,12 @@ def _submit(client: JobSubmissionClient, arguments: Sequence[str], cluster: Clus
         time.sleep(POLL_INTERVAL_S)
 
 
-def job_outcome(address: str, job_id: str, token: str | None = None) -> JobOutcome | None:
+def job_outcome(address: str, job_id: str) -> JobOutcome | None:
     """How a job has ended; its status is PENDING or RUNNING while it has not. None: the cluster knows no such job.
 
     Raises ClusterError: the dashboard does not answer, or refuses the token.
     """
-    client = _client(address, token)
+    client = _client(address)
     known = within(CONNECT_TIMEOUT_S, client.list_jobs)
     return next((_outcome(job_id, each) for each in known if each.submission_id == job_id), None)
 
@@ -245,7 +243,7 @@ def stop_job(address: str, job_id: str) -> None:
     Raises ClusterError as `job_outcome`.
     """
     with contextlib.suppress(OSError, RuntimeError):
-        _client(address, None).stop_job(job_id)
+        _client(address).stop_job(job_id)
 
 
 def entrypoint(arguments: Sequence[str]) -> str:

@@ -1,16 +1,7 @@
 """The Ray executor: Ray Tune schedules trials, each trains one run (`trial`), and this process follows them.
 
-    Tune's feature          what it does here (`tune_adapters`)
-    Searcher                `RunSearch`: gives Tune the next run; `RunGenerator`: whether there may be more
-    placement groups        a trial asks for what its run takes; Ray places it, and an autoscaler sees the demand
-    reuse_actors            the process of a trial trains the next run that takes the same
-    scheduler               ends runs early
-    ConcurrencyLimiter      `resources.groups`
-    Callback                `TrialEvents`: results, ends and errors of trials
-    Stopper                 ends the experiment with the sweep
-    FailureConfig           not at all: see `RaySweep._handle_error`
-
-What runs have done is in the index: leases, progress, ends. Requests to stop go the same way.
+README.md lists which features of Tune it uses, and which not. What runs have done is in the index: leases, progress,
+ends. Requests to stop go the same way.
 """
 
 from __future__ import annotations
@@ -72,7 +63,7 @@ TUNE_TIMEOUT_S = 60.0
 """For Tune to end its trials after the sweep. It takes 1 s, or as long as the start of a process."""
 
 
-def run_on_ray(work: Workload, *, address: str | None = None, cpus: int | None = None) -> None:
+def run_on_ray(work: Workload, *, address: str | None = None) -> None:
     """An `Executor` on a Ray cluster. The store has to be in a folder that all nodes share, or an object store.
 
     Files of plugins are copied to the nodes.
@@ -80,7 +71,6 @@ def run_on_ray(work: Workload, *, address: str | None = None, cpus: int | None =
     Args:
         work: What is to be trained.
         address: "auto", "host:port", or None for RAY_ADDRESS; without that, a new cluster on this machine.
-        cpus: CPUs of a new cluster; None: those that this process may use.
     """
     todo, store = work.unfinished(), work.store
     if not todo and not (work.suggestions and work.suggestions.has_run()):
@@ -89,7 +79,7 @@ def run_on_ray(work: Workload, *, address: str | None = None, cpus: int | None =
     prefetch = threading.Thread(target=importlib.import_module, args=["cope_sweep.sweep.tune_adapters"], daemon=True)
     prefetch.start()
     logs = store.root / "logs" / work.sweep_id
-    cluster = connected(address, logs / "ray.log", cpus, runtime_env=plugin_runtime_env(work.plugins))
+    cluster = connected(address, logs / "ray.log", runtime_env=plugin_runtime_env(work.plugins))
     with _scratch(store) as (scratch, token), cluster as is_own:
         prefetch.join()
         RaySweep(work, todo, scratch, may_grow=not is_own).execute(token, logs)

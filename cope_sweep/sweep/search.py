@@ -53,7 +53,6 @@ class RowSearch:
         self,
         plan: Plan,
         results: Mapping[str, Known],
-        on_suggest: Callable[[Row], None],
         *,
         claim: Callable[[Row], Sequence[Row]] = lambda row: (),
         retry_failed: bool = True,
@@ -65,8 +64,6 @@ class RowSearch:
         Args:
             plan: A plan whose `search` is not None.
             results: Run id → what is known of the runs of its rows; no entry: nothing.
-            on_suggest: Called with each row before its id is returned. It must record the row's labels with the sweep,
-                so that the next sweep can continue.
             claim: Called with each row that is new. Returns nothing, and the row is this search's; or the rows that
                 other searches have suggested meanwhile, and the row is not.
             retry_failed: Whether failed rows are suggested again.
@@ -74,7 +71,7 @@ class RowSearch:
         if plan.search is None:
             raise ValueError(f"the ablation {plan.name} has no search by suggestions")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.plan, self.on_suggest, self.claim = plan, on_suggest, claim
+        self.plan, self.claim = plan, claim
         self.metric = str(plan.search.metric)
         self.dimensions = dimensions_of(plan.ablation)
         self.results: dict[str, Known] = {}
@@ -115,11 +112,11 @@ class RowSearch:
         """How many runs are still to be suggested."""
         return len(self._again) + len(self._foreign) + self.open
 
-    def next_run(self) -> str | None:
-        """The id of the next run. None: nothing new now; for good where `left` is 0.
+    def next_row(self) -> Row | None:
+        """The next row. None: nothing new now; for good where `left` is 0.
 
-        Rows of other searches are suggested, too: whoever asks waits for their results, and trains them if they are
-        given up.
+        Whoever asks records its labels with the sweep, so that the next sweep can continue. Rows of other searches are
+        suggested, too: whoever asks waits for their results, and trains them if they are given up.
         """
         for _ in range(MAX_ASKS if self.left and not self._stuck else 0):
             if self._foreign:
@@ -138,8 +135,7 @@ class RowSearch:
             self._again.discard(run_id)
             self._trials[run_id] = trial
             self.results[run_id] = "running", None
-            self.on_suggest(row)
-            return run_id
+            return row
         if self._foreign:
             return self._suggest_foreign()
         self._stuck = True
@@ -168,12 +164,10 @@ class RowSearch:
             self.results[run_id] = "running", None
             self._foreign.append(row)
 
-    def _suggest_foreign(self) -> str:
+    def _suggest_foreign(self) -> Row:
         row = self._foreign.popleft()
-        run_id = row.runs[0].run_id
-        self._running_foreign[run_id] = row
-        self.on_suggest(row)
-        return run_id
+        self._running_foreign[row.runs[0].run_id] = row
+        return row
 
     def report(self, run_id: str, step: int, value: float) -> None:
         """Tell the metric's value at an evaluation of a suggested run. A value that is not finite is ignored.
@@ -328,7 +322,7 @@ class Suggestions:
         """The runs whose rows this sweep has claimed."""
         self.is_recorded = False
         """Whether the index has this sweep."""
-        self._search = RowSearch(plan, known, self._add, claim=self._claim, retry_failed=retry_failed)
+        self._search = RowSearch(plan, known, claim=self._claim, retry_failed=retry_failed)
 
     @property
     def metric(self) -> str:
@@ -414,12 +408,13 @@ class Suggestions:
     def _next(self) -> RunSpec | None:
         kept = ("finished", "stopped") if self.early_ends else ("finished",)
         while self._budget and self._search.left:
-            run_id = self._search.next_run()
-            if run_id is None:
+            row = self._search.next_row()
+            if row is None:
                 if not self._search.left:
                     self._notes.append("the search ended early: every row that it can suggest was trained")
                 return None
-            run = self.runs[-1]
+            run = self._add(row)
+            run_id = run.run_id
             record = self._waiting(partial(self.store.index.records, [run_id])).get(run_id)
             if record is not None and record.status in kept:
                 self._end(run_id, self._known(run_id, record.status, record.value(self.metric)))
@@ -449,12 +444,12 @@ class Suggestions:
                     return int(row["step"]), row[self.metric]
         return 0, None
 
-    def _add(self, row: Row) -> None:
-        """Note a row that the search suggests."""
+    def _add(self, row: Row) -> RunSpec:
+        """Note a row that the search suggests, and return its run."""
         (run,) = row.runs
         self.runs.append(run)
         if run.run_id in self._recorded:
-            return
+            return run
         self._recorded.add(run.run_id)
         if row.resources is not None:
             self.own_resources[run.run_id] = row.resources
@@ -467,6 +462,7 @@ class Suggestions:
             update={"runs": [*self.record.runs, new], "reused": [*self.record.reused, *[run.run_id] * reused]}
         )
         self._written = False
+        return run
 
     def _claim(self, row: Row) -> list[Row]:
         """Claim a new row; or, and then it is not claimed, the rows that other sweeps have claimed meanwhile."""

@@ -113,7 +113,6 @@ def sweep(
     on_note: Callable[[str], None] = lambda text: None,
     on_row: Callable[[Row], None] = lambda row: None,
     on_sending: Callable[[int, int], None] = lambda sent, total: None,
-    stop: threading.Event | None = None,
     submission: Submission | None = None,
 ) -> SweepOutcome:
     """Train the runs of a plan that have not ended, and record the sweep in the store and in MLflow.
@@ -134,13 +133,12 @@ def sweep(
         on_note: Called with what the user should know at once.
         on_row: Called with each row that the plan's search suggests, before the events of its run.
         on_sending: Called at the end with the number of runs and sweeps that were sent to MLflow, and with that of all.
-        stop: Set to interrupt the sweep, as Ctrl-C does.
         submission: What was submitted, if a job executes the sweep. Its record is in the store.
 
     Raises:
         ClusterError: And whatever else the executor raises, after the sweep was recorded as failed or interrupted.
     """
-    stop, budget = stop or threading.Event(), budget or Budget()
+    stop, budget = threading.Event(), budget or Budget()
     notes: list[str] = []
 
     def note(text: str) -> None:

@@ -6,12 +6,12 @@ They cannot be in a conftest.py: pytest reads the options of a conftest.py befor
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
-from cope_sweep.registry import PLUGINS_VARIABLE, load_plugins
+import pytest
 
-if TYPE_CHECKING:
-    import pytest
+from cope_sweep.registry import PLUGINS_VARIABLE, Registry, load_plugins
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,9 +39,25 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[PLUGINS_VARIABLE] = ",".join(filter(None, [os.environ.get(PLUGINS_VARIABLE), *names]))
 
 
-def kinds_to_test(config: pytest.Config) -> set[str]:
-    """The kinds of `--only`; empty without the option, or if this module is not loaded as a plugin."""
-    return set(_names(config.getoption("cope_only", default="")))
+def registered(config: pytest.Config, registry: Registry[Any], contract: str, small: Mapping[str, Any]) -> list[Any]:
+    """A parameter for each registered class, or for those of `--only`: its spec, or a skip if that needs fields.
+
+    Args:
+        config: Without `--only` if this module is not loaded as a plugin.
+        registry: The registry.
+        contract: The class to derive tests from, for the reason of a skip.
+        small: Kind → what is tested in place of the spec with its default fields.
+    """
+    only = _names(config.getoption("cope_only", default=""))
+    parameters = []
+    for kind, cls in registry.items():
+        if only and kind not in only:
+            continue
+        required = [name for name, field in cls.model_fields.items() if field.is_required() and kind not in small]
+        reason = f"{kind} needs {', '.join(required)}; subclass {contract}"
+        spec = small.get(kind) or (None if required else registry.validate(kind))
+        parameters.append(pytest.param(spec, id=kind, marks=[pytest.mark.skip(reason=reason)] * bool(required)))
+    return parameters
 
 
 def _names(text: str) -> list[str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cope_sweep.tasks import MQAR, MQRAR, TASKS, Code, Counting, FlipFlop, LastSentence, SelectiveCopy, Task, WikiText
-from cope_sweep.testing.options import kinds_to_test
+from cope_sweep.testing.options import registered
 from cope_sweep.testing.task_contract import TaskContract
 
 
@@ -52,17 +51,5 @@ class TestRegisteredTasks(TaskContract):
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "task" in metafunc.fixturenames:
-            only = kinds_to_test(metafunc.config)
-            tasks = [_task(kind) for kind in TASKS if not only or kind in only]
-            metafunc.parametrize("task", tasks, indirect=True)
-
-
-def _task(kind: str) -> Any:
-    """A parameter: the spec, or a skip if it cannot be constructed without fields."""
-    if kind in SMALL:
-        return pytest.param(SMALL[kind], id=kind)
-    required = [name for name, field in TASKS[kind].model_fields.items() if field.is_required()]
-    if required:
-        skip = pytest.mark.skip(reason=f"{kind} needs {', '.join(required)}; subclass TaskContract")
-        return pytest.param(None, id=kind, marks=skip)
-    return pytest.param(TASKS.validate(kind), id=kind)
+            parameters = registered(metafunc.config, TASKS, "TaskContract", SMALL)
+            metafunc.parametrize("task", parameters, indirect=True)

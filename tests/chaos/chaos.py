@@ -40,6 +40,7 @@ grid:
     RoPE: [rope]
 resources: {groups: 2, checkpoint_every_s: 0.5, max_failures: 50}
 """
+COMMAND = [sys.executable, "-m", "cope_sweep.cli"]
 MIN_DELAY_S, MAX_DELAY_S = 4.0, 20.0
 """The time before a process is killed. Ray needs about 10 s to start."""
 END_TIMEOUT_S = 300.0
@@ -83,7 +84,7 @@ class Trial:
             output.write(f"\n--- start {self.starts}\n")
             output.flush()
             return subprocess.Popen(
-                [*command(self.folder), *(arguments or ("run", "chaos"))],
+                [*COMMAND, *(arguments or ("run", "chaos"))],
                 stdout=output, stderr=output, cwd=self.folder, start_new_session=True,
                 env=os.environ | {"RAY_AUTH_MODE": "disabled"},
             )  # fmt: skip
@@ -114,11 +115,6 @@ def kind_of(process: psutil.Process) -> str:
     return "driver" if "cope_sweep.cli" in line else process.name()
 
 
-def command(folder: Path) -> list[str]:
-    """The beginning of a command line on the store of a folder."""
-    return [sys.executable, "-m", "cope_sweep.cli"]
-
-
 def prepare(folder: Path) -> Path:
     """A folder with the ablation file, in which commands find it and the store."""
     (folder / "ablations").mkdir(parents=True)
@@ -128,7 +124,7 @@ def prepare(folder: Path) -> Path:
 
 def undisturbed(folder: Path) -> None:
     """The sweep that nobody disturbs."""
-    subprocess.run([*command(folder), "run", "chaos", "--local"], cwd=prepare(folder), check=True, capture_output=True)
+    subprocess.run([*COMMAND, "run", "chaos", "--local"], cwd=prepare(folder), check=True, capture_output=True)
 
 
 def results(folder: Path) -> dict[str, object]:

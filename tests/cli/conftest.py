@@ -13,8 +13,9 @@ import pytest
 
 from cope_sweep.cli import main
 from cope_sweep.config import expand, load_ablation
-from cope_sweep.store import Store, SweepRecord, SweepRun
+from cope_sweep.store import Store
 from tests.read.tables.ablations import end, fail, finish, stop
+from tests.store.sweeps import write_sweep
 
 TINY = textwrap.dedent("""\
     title: A tiny copy
@@ -71,6 +72,12 @@ class Shell:
         assert exit_code == code, f"{words} exited with {exit_code}:\n{text}\n{err.getvalue()}"
         return text, err.getvalue()
 
+    def error(self, *words):
+        """The message of a command that refuses its input, in one line."""
+        _, err = self(*words, code=2)
+        assert err.startswith(("error: ", "Usage: "))
+        return " ".join(err.split())
+
     def json(self, *words, code=0):
         return json.loads(self(*words, "--json", code=code)[0])
 
@@ -106,13 +113,6 @@ def stored(shell):
     (damaged.path / "result.json").write_text("{")
     end(shell.store, damaged)
     shell.sweep_id = "20260730-120000-abcd"
-    members = [
-        SweepRun(run_id=run.run_id, row=shell.plan.row_name(run.run_id), labels={}, seed=run.seed) for run in shell.runs
-    ]
-    record = SweepRecord(
-        sweep_id=shell.sweep_id, ablation="tiny", title="A tiny copy", hypothesis="", executor="local",
-        command=["cope-sweep", "run", "tiny"], status="failed", started_ms=1_000, ended_ms=2_000, versions={},
-        machine={}, metrics=[], runs=members, reused=[], notes=["node-3 was left out: no GPU"],
-    )  # fmt: skip
-    shell.store.write_sweep(record)
+    ended = {"status": "failed", "started_ms": 1_000, "ended_ms": 2_000, "notes": ["node-3 was left out: no GPU"]}
+    write_sweep(shell.store, shell.plan, sweep_id=shell.sweep_id, **ended)
     return shell

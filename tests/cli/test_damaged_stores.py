@@ -161,8 +161,9 @@ def test_run_notices_what_is_missing(trained, tmp_path):
     shutil.rmtree(second / "checkpoint")
     folder(third / "curve.jsonl")
     garble(fourth / "result.json")
-    _, err = shell("perplexity", second.name, "--tokens", "1 2 3", code=2)
-    assert f"{second.name}/checkpoint/config.json: missing; the `cope-sweep run`" in " ".join(err.split())
+    assert f"{second.name}/checkpoint/config.json: missing; the `cope-sweep run`" in shell.error(
+        "perplexity", second.name, "--tokens", "1 2 3"
+    )
     out, err = shell("run", "tiny", "--local", "--no-mlflow")
     assert "note: 4 finished runs are damaged, and what is lost is trained again: " in " ".join(err.split())
     assert "Nothing to train" not in out

@@ -83,9 +83,7 @@ def test_maps_of_a_run_and_of_an_ablation(trained):
     ],
 )
 def test_errors_say_what_exists(stored, words, message):
-    _, err = stored("figure", "tiny", *words, code=2)
-    assert err.startswith("error: ")
-    assert message in " ".join(err.split())
+    assert message in stored.error("figure", "tiny", *words)
 
 
 def test_an_ablation_without_runs_says_how_to_train(shell, stored):
@@ -197,4 +195,4 @@ def test_declared_figures_are_drawn_without_a_kind(declaring):
     ],
 )
 def test_errors_of_reports(declaring, words, message):
-    assert message in " ".join(declaring(*words, code=2)[1].split())
+    assert message in declaring.error(*words)

@@ -1,15 +1,13 @@
 """The command `probe`: its table, JSON, files and errors. Commands run in this process."""
 
-import io
 import json
-import sys
+from functools import partial
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from cope_sweep.cli import main
 from cope_sweep.inference import Predictor
 from cope_sweep.inference.probe import head_statistics, probe, text_marks
 from cope_sweep.model import Transformer, save_model
@@ -40,21 +38,10 @@ def predictor(sample):
 
 
 @pytest.fixture
-def command(sample, tmp_path, monkeypatch, capsys):
+def command(sample, shell):
     """A function that runs `cope-sweep probe` in a temporary folder and returns its output and its error output."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COPE_SWEEP_STORE", str(sample.folder / "store"))
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments, code=0):
-        monkeypatch.setattr(sys, "argv", ["cope-sweep", "probe", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        assert (stop.value.code or 0) == code, err
-        return out, err
-
-    return run
+    shell.environment["COPE_SWEEP_STORE"] = str(sample.folder / "store")
+    return partial(shell, "probe")
 
 
 def test_json_has_the_statistics_of_the_library(command, sample, predictor):
@@ -212,7 +199,7 @@ def text_checkpoint(tmp_path):
     return folder, tokenizer
 
 
-def test_a_text(command, text_checkpoint, tmp_path, monkeypatch):
+def test_a_text(command, text_checkpoint, tmp_path):
     folder, tokenizer = text_checkpoint
     text = "One.\nTwo. Three.\n"
     (tmp_path / "notes.txt").write_text(text)
@@ -223,7 +210,6 @@ def test_a_text(command, text_checkpoint, tmp_path, monkeypatch):
         assert tokens_on == {name: int(on.sum()) for name, on in expected.items()}
         assert tokens_on["sentence"] == 3
     assert answer == json.loads(command(str(folder), "--json", "--text", text)[0])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    assert answer == json.loads(command(str(folder), "--json", "--text", "-")[0])
+    assert answer == json.loads(command(str(folder), "--json", "--text", "-", stdin=text)[0])
     assert ">Three</span>" in (tmp_path / "text.html").read_text(encoding="utf-8").replace("> T", ">T")
     assert "No such file" in command(str(folder), "--file", "none.txt", code=2)[1]

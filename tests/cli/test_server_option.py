@@ -9,12 +9,10 @@ import pytest
 from cope_services.http.settings import Settings
 
 from cope_sweep.store import read_submission
-from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.sweeps import SweepRecord
 from tests.read.tables.ablations import finish
 from tests.services.sample_store import serving
 from tests.services.scripted_cluster import scripted_cluster
-from tests.store.test_store import sweep_record
 
 pytestmark = pytest.mark.slow  # starts servers
 
@@ -87,7 +85,7 @@ def test_no_command_silently_uses_a_local_store(stored):
             ["table", "tiny", "--set", "seeds=[0]"],
             ["report", "--all", "--out", "o"],
         ):
-            assert "needs the files of this machine" in " ".join(stored(*words, code=2)[1].split())
+            assert "needs the files of this machine" in stored.error(*words)
 
 
 def test_figures_and_exports_are_files(stored):
@@ -120,9 +118,7 @@ def test_probe(trained):
                 for name, mark in one["marks"].items():
                     assert other["marks"][name] == pytest.approx(mark, rel=1e-4)
         assert "AUC" in trained("probe", run, "--server", url)[0]
-        assert "--count needs the files" in " ".join(
-            trained("probe", run, "--count", "2", "--server", url, code=2)[1].split()
-        )
+        assert "--count needs the files" in trained.error("probe", run, "--count", "2", "--server", url)
 
 
 def test_perplexity(trained):
@@ -158,32 +154,12 @@ def test_perplexity(trained):
 )
 def test_errors_are_those_of_the_service(stored, words, message):
     with service(stored) as url:
-        _, err = stored(*words, "--server", url, code=2)
-    assert message in " ".join(err.split())
+        assert message in stored.error(*words, "--server", url)
 
 
 def test_a_service_that_does_not_answer(shell):
     _, err = shell("logs", "0123456789abcdef", "--server", "nonsense://x", code=2)
     assert "is not the address of a service" in err
-
-
-def test_stop_waits_for_the_end(stored):
-    record = sweep_record("20260801-000000-aa", status="running", ended_ms=None)
-    stored.store.write_sweep(record, new_owner(record.sweep_id))
-
-    def sweep():
-        while not stored.store.stop_requested(record.sweep_id):
-            time.sleep(0.05)
-        stored.store.write_sweep(record.model_copy(update={"status": "interrupted", "ended_ms": 5}))
-
-    thread = threading.Thread(target=sweep)
-    thread.start()
-    with service(stored) as url:
-        found = stored.json("stop", record.sweep_id, "--server", url)
-        assert found == {"stopped": [record.sweep_id], "running": []}
-        assert "the sweep has ended" in stored("stop", record.sweep_id, "--server", url)[0]
-        assert "no sweep is running" in stored("stop", "all", "--server", url)[0]
-    thread.join()
 
 
 @pytest.fixture

@@ -1,10 +1,14 @@
 """The command `stop`."""
 
+import contextlib
 import threading
 import time
 
+import pytest
+
 from cope_sweep.store import Store
 from cope_sweep.store.index.owners import new_owner
+from tests.cli.test_server_option import service
 from tests.store.test_store import sweep_record
 
 
@@ -15,7 +19,8 @@ def running_sweep(shell, sweep_id="20260801-000000-aa"):
     return store, record
 
 
-def test_stop_asks_a_sweep_and_waits_for_its_end(shell):
+@pytest.mark.parametrize("served", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_stop_asks_a_sweep_and_waits_for_its_end(shell, served):
     store, record = running_sweep(shell)
 
     def sweep():
@@ -25,10 +30,12 @@ def test_stop_asks_a_sweep_and_waits_for_its_end(shell):
 
     thread = threading.Thread(target=sweep)
     thread.start()
-    assert shell.json("stop", record.sweep_id) == {"stopped": [record.sweep_id], "running": []}
+    with service(shell) if served else contextlib.nullcontext() as url:
+        server = ("--server", url) if served else ()
+        assert shell.json("stop", record.sweep_id, *server) == {"stopped": [record.sweep_id], "running": []}
+        assert "the sweep has ended" in shell("stop", record.sweep_id, *server)[0]
+        assert "no sweep is running" in shell("stop", "all", *server)[0]
     thread.join()
-    assert "the sweep has ended" in shell("stop", record.sweep_id)[0]
-    assert "no sweep is running" in shell("stop", "all")[0]
 
 
 def test_stop_says_that_a_sweep_goes_on(shell):
@@ -40,4 +47,4 @@ def test_stop_says_that_a_sweep_goes_on(shell):
 
 
 def test_stop_of_an_unknown_sweep(shell):
-    assert "no sweep 'none'" in " ".join(shell("stop", "none", code=2)[1].split())
+    assert "no sweep 'none'" in shell.error("stop", "none")

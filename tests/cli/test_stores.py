@@ -97,8 +97,7 @@ def test_runs_in_training_are_left_alone(stored):
 
 @pytest.mark.parametrize("command", ["rebuild", "check"])
 def test_a_folder_that_is_no_store(shell, command):
-    _, err = shell("store", command, code=2)
-    assert "is no store" in " ".join(err.split())
+    assert "is no store" in shell.error("store", command)
 
 
 def test_prune_shows_and_deletes(stored):
@@ -124,12 +123,10 @@ def test_prune_of_runs_that_no_ablation_has(stored):
 
 
 def test_prune_refuses_what_it_cannot_do(shell, stored):
-    assert "--states running: choose from finished" in " ".join(
-        stored("prune", "--states", "running", code=2)[1].split()
-    )
+    assert "--states running: choose from finished" in stored.error("prune", "--states", "running")
     for path in (stored.folder / "ablations").iterdir():
         path.unlink()
-    assert "all runs would be deleted" in " ".join(stored("prune", "--orphans", code=2)[1].split())
+    assert "all runs would be deleted" in stored.error("prune", "--orphans")
 
 
 @pytest.fixture
@@ -254,6 +251,6 @@ def test_the_bar_counts_on_a_terminal_and_is_a_line_now_and_then_in_a_pipe(monke
             for sent in range(3):
                 bar(sent, 3)
         assert expected in console.file.getvalue()
-        with progress.sending_bar(silent := Console(file=io.StringIO(), force_terminal=terminal), silent=True) as bar:
+        with progress.sending_bar(Console(file=(quiet := io.StringIO()), force_terminal=terminal, quiet=True)) as bar:
             bar(1, 2)
-        assert silent.file.getvalue() == ""
+        assert quiet.getvalue() == ""

@@ -20,6 +20,8 @@ from cope_sweep.config import (
     with_overrides,
 )
 from cope_sweep.config.ablation import Ablation, Curves, Distribution, Maps, Values
+from cope_sweep.config.loading import validate
+from cope_sweep.config.source import parse_source
 from tests.config.ablations import TEXT, error_of, load
 
 
@@ -166,28 +168,12 @@ def test_a_missing_plugin_is_an_error_with_its_line(plugin):
     assert "ModuleNotFoundError" in message
 
 
-def test_a_plugin_that_fails_is_an_error_with_its_line(plugin):
-    message = error_of(with_plugins(plugin("spec_test_broken", "raise ValueError('no such file')")))
-    assert message.startswith("test.yaml:9: plugins[0]: the plugin spec_test_broken cannot be imported")
-    assert "ValueError: no such file" in message
-
-
-def test_a_kind_that_exists_already_is_an_error_with_its_line(plugin):
-    source = PLUGIN.replace('Literal["KIND"] = "KIND"', 'Literal["cope"] = "cope"')
-    message = error_of(with_plugins(plugin("spec_test_duplicate", source)))
-    assert message.startswith(
-        "test.yaml:9: plugins[0]: spec_test_duplicate.TestEncoding: the encoding 'cope' already exists"
-    )
-
-
-def test_plugins_can_be_refused_and_are_not_imported_then(plugin, tmp_path):
-    path = tmp_path / "sent.yaml"
-    path.write_text(with_plugins(plugin("spec_test_refused")))
-    with pytest.raises(SpecError, match=r"sent\.yaml:9: plugins: plugins \(spec_test_refused\) are not allowed here"):
-        load_ablation(path, allow_plugins=False)
+def test_plugins_can_be_refused_and_are_not_imported_then(plugin):
+    text = with_plugins(plugin("spec_test_refused"))
+    with pytest.raises(SpecError, match=r"sent:9: plugins: plugins \(spec_test_refused\) are not allowed here"):
+        validate(parse_source(text, "sent"), "sent", allow_plugins=False)
     assert "spec_test_refused" not in sys.modules
-    path.write_text(TEXT)
-    assert load_ablation(path, allow_plugins=False).content.plugins == []
+    assert validate(parse_source(TEXT, "sent"), "sent", allow_plugins=False).content.plugins == []
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------

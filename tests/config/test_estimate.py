@@ -14,10 +14,9 @@ from cope_sweep.config import (
     total_seconds,
 )
 from cope_sweep.config.estimate import Estimate, StepCost, memory_bytes, run_flops, shape_of, step_flops
-from cope_sweep.config.loading import validate
-from cope_sweep.config.source import parse_source
 from cope_sweep.families import base
 from cope_sweep.model import Transformer, loss
+from tests.config.ablations import load
 from tests.config.test_expand import BASE
 from tests.tiny import tiny_run
 
@@ -152,7 +151,7 @@ def test_longer_sequences_cost_more():
 
 
 def test_times_follow_the_measured_rates_of_equal_shapes_or_their_median():
-    plan = expand(validate(parse_source(BASE + "grid: {model.layers: [1, 2, 3]}\nseeds: [0, 1]\n", "t"), "t"))
+    plan = expand(load(BASE + "grid: {model.layers: [1, 2, 3]}\nseeds: [0, 1]\n"))
     one, two, three = (row.runs for row in plan.rows)
     resources = Resources()
     without = estimates(plan)
@@ -170,7 +169,7 @@ def test_times_follow_the_measured_rates_of_equal_shapes_or_their_median():
 
 
 def test_probed_shapes_take_the_time_and_memory_of_their_probe():
-    plan = expand(validate(parse_source(BASE + "grid: {model.layers: [1, 2], train.steps: [10, 20]}\n", "t"), "t"))
+    plan = expand(load(BASE + "grid: {model.layers: [1, 2], train.steps: [10, 20]}\n"))
     probed = estimates(plan, {}, {shape_of(plan.runs[0]): StepCost(0.25, 123)})
     resources = Resources()
     for run in plan.runs[:2]:
@@ -185,7 +184,7 @@ def test_probed_shapes_take_the_time_and_memory_of_their_probe():
 
 
 def test_a_shape_that_ran_out_of_memory_does_not_fit():
-    plan = expand(validate(parse_source(BASE, "t"), "t"))
+    plan = expand(load(BASE))
     found = estimates(plan, {}, {shape_of(plan.runs[0]): StepCost(math.inf, 123)})[plan.runs[0].run_id]
     assert not found.fits
     assert found == replace(estimates(plan)[plan.runs[0].run_id], fits=False)
@@ -193,7 +192,7 @@ def test_a_shape_that_ran_out_of_memory_does_not_fit():
 
 def test_what_a_search_will_suggest_costs_the_mean_of_its_extremes():
     text = BASE + "search: {kind: optuna, samples: 5, space: {model.layers: {int_uniform: [1, 9]}}}\nseeds: [0]\n"
-    loaded = validate(parse_source(text, "t"), "t")
+    loaded = load(text)
     found = estimates(expand(loaded))
     low, high = (found[row.runs[0].run_id] for row in expand(loaded).examples)
     suggested = suggested_estimates(expand(loaded), found)
@@ -201,12 +200,12 @@ def test_what_a_search_will_suggest_costs_the_mean_of_its_extremes():
     assert suggested[0].memory_bytes == high.memory_bytes
     plan = plan_of_draws(loaded, [{"model.layers": "3"}, {"model.layers": "4"}])
     assert len(suggested_estimates(plan, estimates(plan))) == 3
-    assert suggested_estimates(expand(validate(parse_source(BASE, "t"), "t")), {}) == []
+    assert suggested_estimates(expand(load(BASE)), {}) == []
 
 
 def test_rows_of_equal_cost_share_an_estimate():
     text = BASE + "grid: {train.lr: [1e-3, 2e-3], model.layers: [1, 2], train.optimizer: [adamw, muon]}\n"
-    plan = expand(validate(parse_source(text, "t"), "t"))
+    plan = expand(load(text))
     found = estimates(plan)
     for run in plan.runs:
         assert found[run.run_id].parameters == parameter_count(run)
@@ -217,7 +216,7 @@ def test_rows_of_equal_cost_share_an_estimate():
 def test_the_rule_of_thumb_counts_cores_of_workers_that_have_a_sequence():
     def seconds(**resources):
         content = BASE.replace("layers: 1}", "layers: 1}\n  train: {batch: 2, steps: 10}") + f"resources: {resources}\n"
-        plan = expand(validate(parse_source(content, "t"), "t"))
+        plan = expand(load(content))
         return estimates(plan)[plan.runs[0].run_id].seconds
 
     assert seconds(cpus=1) > seconds(cpus=2) == seconds(workers=2) == seconds(workers=8)

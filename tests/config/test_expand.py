@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.config import RunSpec, SpecError, expand, load_ablation, points
-from cope_sweep.config.loading import validate
-from cope_sweep.config.source import parse_source
+from tests.config.ablations import load
 
 BASE = textwrap.dedent("""\
     title: A test
@@ -24,8 +23,8 @@ BASE = textwrap.dedent("""\
 HEAD = "title: A test\nmetrics: [{name: in_dist/token_error}]\n"
 
 
-def plan(text, name="test.yaml"):
-    return expand(validate(parse_source(BASE + textwrap.dedent(text), name), "test"))
+def plan(text):
+    return expand(load(BASE + textwrap.dedent(text)))
 
 
 def rows(text):
@@ -150,7 +149,7 @@ def test_every_field_of_an_encoding_reaches_its_parameters():
           model: {dim: 8, heads: 2, layers: 1}
         grid: {model.position: {default: [relative], wide: [{kind: relative, std: 0.5}]}}
         """
-    default, wide = (row.runs[0] for row in expand(validate(parse_source(HEAD + textwrap.dedent(text), "t"), "t")).rows)
+    default, wide = (row.runs[0] for row in expand(load(HEAD + textwrap.dedent(text))).rows)
     stds = [
         {parameter.std for parameter in run.model.position[0].parameters(run.dims).values()} for run in (default, wide)
     ]
@@ -160,23 +159,23 @@ def test_every_field_of_an_encoding_reaches_its_parameters():
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ("grid: {seed: [1, 2]}", r"t\.yaml:6: grid\.seed\[0\]"),
-        ("include: [{seed: 3}]", r"t\.yaml:6: include\[0\]\.seed"),
+        ("grid: {seed: [1, 2]}", r"test\.yaml:6: grid\.seed\[0\]"),
+        ("include: [{seed: 3}]", r"test\.yaml:6: include\[0\]\.seed"),
         (
             "grid: {model.layers: [1, 2]}\nwhen: [{if: {model.layers: 2}, set: {seed: 1}}]",
-            r"t\.yaml:7: when\[0\]\.set\.seed",
+            r"test\.yaml:7: when\[0\]\.set\.seed",
         ),
     ],
 )
 def test_seeds_are_not_part_of_a_row(text, where):
     with pytest.raises(SpecError, match=where + ": seeds are not part of a row; write `seeds:"):
-        plan(text, "t.yaml")
+        plan(text)
 
 
 def test_a_seed_in_the_base_is_refused():
     text = BASE.replace("  model: {", "  seed: 3\n  model: {")
-    with pytest.raises(SpecError, match=r"t\.yaml:4: base\.seed: seeds are not part of a row"):
-        expand(validate(parse_source(text, "t.yaml"), "t"))
+    with pytest.raises(SpecError, match=r"test\.yaml:4: base\.seed: seeds are not part of a row"):
+        expand(load(text))
 
 
 def test_rows_are_found_by_run():
@@ -194,18 +193,18 @@ TEXT = "base: {task: {kind: code, tokens: 64}, evaluate: {contexts: [64, 128]}}\
 
 @pytest.mark.parametrize("name", ["test/perplexity@128", "validation/loss@64", "test/perplexity", "facts.tokens_per_s"])
 def test_metrics_can_name_contexts_and_facts(name):
-    assert expand(validate(parse_source(f'title: T\n{TEXT}metrics: [{{name: "{name}"}}]', "t"), "t")).rows
+    assert expand(load(f'title: T\n{TEXT}metrics: [{{name: "{name}"}}]')).rows
 
 
 @pytest.mark.parametrize("name", ["test/perplexity@256", "test/token_error@64", "facts.speed"])
 def test_unknown_metrics_are_refused(name):
     with pytest.raises(SpecError, match=f"the task code has no metric '{name}'.* did you mean"):
-        expand(validate(parse_source(f'title: T\n{TEXT}metrics: [{{name: "{name}"}}]', "t"), "t"))
+        expand(load(f'title: T\n{TEXT}metrics: [{{name: "{name}"}}]'))
 
 
 def test_the_primary_metric_must_be_one_that_rows_are_compared_by():
     def expanded(text):
-        return expand(validate(parse_source(f"title: T\n{TEXT}{text}", "t"), "t"))
+        return expand(load(f"title: T\n{TEXT}{text}"))
 
     text = "metrics: [{name: test/perplexity, compared: false}, {name: test/loss}]"
     with pytest.raises(SpecError, match=r"metrics\[0\]\.compared: the primary metric decides which row is best"):
@@ -271,7 +270,7 @@ def test_a_plan_of_100_000_runs():
     """A bound on CPU time far above what it takes (2 s), so that a quadratic step is noticed."""
     lrs = [round(1e-5 * (1 + index), 8) for index in range(5000)]
     text = f"grid: {{model.position: [[cope], [rope], [absolute], []], train.lr: {lrs}}}\nseeds: [0, 1, 2, 3, 4]\n"
-    loaded = validate(parse_source(BASE + text, "t"), "t")
+    loaded = load(BASE + text)
     started_s = time.process_time()
     whole = expand(loaded)
     rows = {run.run_id: whole.row_name(run.run_id) for run in whole.runs}
@@ -290,14 +289,14 @@ when: [{if: {model.position: Relative}, set: {evaluate.variants: {capped: {relat
 def test_a_variant_of_some_rows_can_be_a_column():
     """Cells of the rows without it stay empty; a name that no row has is refused."""
     text = f'title: T\n{VARIANTS}metrics: [{{name: "%s"}}]'
-    relative, cope = expand(validate(parse_source(text % "capped/test/perplexity@128", "t"), "t")).rows
+    relative, cope = expand(load(text % "capped/test/perplexity@128")).rows
     assert relative.runs[0].variant_metrics
     assert not cope.runs[0].variant_metrics
     with pytest.raises(SpecError, match=r"no metric 'caped/test/perplexity'.* did you mean"):
-        expand(validate(parse_source(text % "caped/test/perplexity", "t"), "t"))
+        expand(load(text % "caped/test/perplexity"))
     schedule = "\nschedule: {kind: asha, metric: capped/test/perplexity}"
     with pytest.raises(SpecError, match="is not measured before the last step|has no metric"):
-        expand(validate(parse_source(text % "capped/test/perplexity" + schedule, "t"), "t"))
+        expand(load(text % "capped/test/perplexity" + schedule))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from cope_sweep.config import SpecError, expand, load_ablation, with_overrides
 from cope_sweep.config.loading import validate
-from cope_sweep.config.source import parse_source
+from cope_sweep.config.source import parse_source, read_source
 from tests.config.ablations import TEXT
 
 FIGURE = "figures: [{kind: curves, metrics: [in_dist/token_error]}]\n"
@@ -163,8 +163,9 @@ def test_plugins_are_inherited_and_can_be_refused(load, tmp_path):
     text = TEXT.replace("seeds: [0, 1]", "plugins: [no_such_plugin]")
     (tmp_path / "parent.yaml").write_text(text)
     (tmp_path / "child.yaml").write_text("title: C\ninherit: parent\n")
+    source = read_source(tmp_path / "child.yaml")
     with pytest.raises(SpecError, match=r"parent\.yaml:9 \(inherited by .*child\.yaml:2\): plugins.* are not allowed"):
-        load_ablation(tmp_path / "child.yaml", allow_plugins=False)
+        validate(source, "child", folder=tmp_path, allow_plugins=False)
 
 
 def test_overrides_apply_after_inheritance(load):

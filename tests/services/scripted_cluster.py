@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
 VERSION = b'{"version": "4", "ray_version": "2.60.0", "ray_commit": "", "session_name": ""}'
 
@@ -59,9 +59,12 @@ class ScriptedCluster:
         return 404, b"unknown"
 
 
+C = TypeVar("C", bound=ScriptedCluster)
+
+
 @contextmanager
-def scripted_cluster() -> Iterator[ScriptedCluster]:
-    cluster = ScriptedCluster()
+def serving_jobs(cluster: C) -> Iterator[C]:
+    """Serve the dashboard of a scripted cluster."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -84,3 +87,8 @@ def scripted_cluster() -> Iterator[ScriptedCluster]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def scripted_cluster() -> AbstractContextManager[ScriptedCluster]:
+    """A cluster without jobs, with its dashboard."""
+    return serving_jobs(ScriptedCluster())

@@ -23,8 +23,8 @@ from ruamel.yaml import YAML
 from tests.deploy.test_kuberay import load_all
 from tests.services.prose_store import ProseStore
 from tests.services.sample_store import API, serving
+from tests.store.waiting import until
 from tests.sweep.ports import free_port
-from tests.sweep.runs import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -96,7 +96,7 @@ def serve(prose: ProseStore) -> Iterator[Serve]:
         with (folder / "log").open("w") as log:
             started = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log)
         with ending(started):
-            wait_until(lambda: started.poll() is not None or is_ready(url, key), timeout_s=600)
+            until(lambda: started.poll() is not None or is_ready(url, key), timeout_s=600)
             assert started.poll() is None, (folder / "log").read_text()[-3000:]
             yield Serve(psutil.Process(started.pid), folder, url, key, reading_key)
     finally:
@@ -216,4 +216,4 @@ def test_a_killed_replica_loses_no_request(serve: Serve, prose: ProseStore) -> N
         assert answer["run_id"] == runs[number % len(runs)]
         assert answer["total"] == answers[number % len(runs)]["total"]
     assert "a replica died before its response" in serve.log("gateway")
-    wait_until(lambda: len(serve.replicas()) == 2)  # Serve has started another one
+    until(lambda: len(serve.replicas()) == 2)  # Serve has started another one

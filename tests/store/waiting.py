@@ -9,7 +9,7 @@ from cope_sweep.store.index import Index
 from cope_sweep.store.index.tables import locks, runs
 
 TIMEOUT_S = 240
-"""Importing mlflow takes 4 s on an idle machine and minutes on a busy one."""
+"""Importing mlflow or starting Ray takes seconds on an idle machine and minutes on a busy one."""
 
 
 def until(condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:

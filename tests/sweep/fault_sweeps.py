@@ -11,7 +11,7 @@ import psutil
 
 from cope_sweep.config import Plan, expand, load_ablation
 from cope_sweep.store import Store
-from tests.sweep import runs
+from tests.store import waiting
 
 ABLATION = """\
 title: Tiny
@@ -29,7 +29,7 @@ resources: {groups: GROUPS, device: cpu, checkpoint_every_s: 0.2}
 SHORT, LONG = 20, 1500
 """Steps of runs. The long ones take seconds on an idle machine, so that a fault can happen meanwhile."""
 RUN = [sys.executable, "-m", "cope_sweep.cli", "run"]
-wait_until = partial(runs.wait_until, timeout_s=600.0)
+until = partial(waiting.until, timeout_s=600.0)
 """Each fault happens after a cluster, a command and its workers have started."""
 SWEEP_PROCESSES = ("ray::IndexActor", "ray::RunTrial", "ray::JobSupervisor")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 
 from cope_sweep.sweep.cluster import connection_error
+from tests.store.waiting import until
 from tests.sweep.ports import free_port
-from tests.sweep.runs import wait_until
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ def started_head(environment: Mapping[str, str], *, token: str) -> Iterator[str]
         env={**environment, **own}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        wait_until(lambda: process.poll() is not None or connection_error("127.0.0.1", dashboard) is None)
+        until(lambda: process.poll() is not None or connection_error("127.0.0.1", dashboard) is None)
         assert process.poll() is None
         yield f"http://127.0.0.1:{dashboard}"
     finally:

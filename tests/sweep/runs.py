@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +13,6 @@ from tests.tiny import tiny_run
 
 LONG = {"train.steps": 100_000, "evaluate.every": 100_000}
 ONE_GROUP = Resources(groups=1, device="cpu", checkpoint_every_s=0.2)
-TIMEOUT_S = 240.0
-"""Limit of every wait for a condition. Ray starts in seconds on an idle machine and in minutes on a busy one."""
 
 
 def seeds(count: int, **overrides: object) -> list[RunSpec]:
@@ -26,14 +23,6 @@ def seeds(count: int, **overrides: object) -> list[RunSpec]:
 def train_by(executor: Executor, runs: Sequence[RunSpec], store: Store, resources: Resources, **options: Any) -> None:
     """Have an executor train runs in the sweep `this-sweep`, if `options` name no other."""
     executor(Workload(runs, store, resources, **{"sweep_id": "this-sweep", **options}))
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
-    """Wait for a condition; fail after `timeout_s`."""
-    until = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.1)
 
 
 class EventLog(list[Event]):

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from cope_sweep.store import Event, Store, SweepRecord
 from cope_sweep.store.index.summaries import activity
 from cope_sweep.sweep.ray_executor import run_on_ray
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
-from tests.sweep.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, logged, wait_until, write_ablation
+from tests.sweep.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, logged, until, write_ablation
 from tests.sweep.ports import free_port
 from tests.sweep.runs import EventLog, Listener, other_sweep
 
@@ -109,7 +110,7 @@ def test_two_drivers_on_different_nodes_train_each_run_once(cluster: str, cluste
         return ray.get_runtime_context().get_node_id(), outcome
 
     second = second_driver.remote(file, store.location)
-    wait_until(lambda: (tmp_path / "ready").exists() or len(ray.wait([second], timeout=0)[0]) > 0)
+    until(lambda: (tmp_path / "ready").exists() or len(ray.wait([second], timeout=0)[0]) > 0)
     (tmp_path / "go").touch()
     outcome = train(file, store)
     node_id, other = ray.get(second)
@@ -137,13 +138,13 @@ def node_without(folder: Path, address: str) -> Iterator[None]:
     before = len(ray.nodes())  # type: ignore[no-untyped-call]
     process = subprocess.Popen([*enter, "sh", "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
     try:
-        wait_until(lambda: process.poll() is not None or len(ray.nodes()) > before)  # type: ignore[no-untyped-call]
+        until(lambda: process.poll() is not None or len(ray.nodes()) > before)  # type: ignore[no-untyped-call]
         assert process.poll() is None
         yield
     finally:
         process.terminate()  # `ray start --block` then ends its node
         process.wait()
-        wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) < before + 1)  # type: ignore[no-untyped-call]
+        until(lambda: sum(node["Alive"] for node in ray.nodes()) < before + 1)  # type: ignore[no-untyped-call]
 
 
 def test_a_node_where_the_store_is_not_mounted_is_left_out(cluster: str, cluster_nodes: Any, tmp_path: Path) -> None:
@@ -157,12 +158,10 @@ def test_a_node_where_the_store_is_not_mounted_is_left_out(cluster: str, cluster
     def act(event: Event) -> None:
         if notes and len({each.run_id for each in events if each.step}) >= 2:
             left_out.append(activity(store.index).left_out)
-            events.stop.set()
+            signal.raise_signal(signal.SIGTERM)
 
     with node_without(tmp_path / "shared", cluster):
-        outcome = train(
-            tmp_path / "mounts.yaml", store, on_event=Listener(events, act), on_note=notes.append, stop=events.stop
-        )
+        outcome = train(tmp_path / "mounts.yaml", store, on_event=Listener(events, act), on_note=notes.append)
     (note,) = notes
     assert "is left out" in note
     assert f"cannot see the store {store.location}" in note
@@ -193,7 +192,7 @@ def test_the_death_of_the_head_is_noticed_and_another_cluster_goes_on(
     command = [*RUN, str(tmp_path / "head.yaml"), "--store", str(store.root), "--no-mlflow", "--address"]
     with (tmp_path / "output").open("w") as output:
         process = subprocess.Popen([*command, str(second_cluster.address)], stdout=output, stderr=output)
-        wait_until(lambda: process.poll() is not None or all(is_training(store, run.run_id) for run in plan.runs))
+        until(lambda: process.poll() is not None or all(is_training(store, run.run_id) for run in plan.runs))
         (head,) = second_cluster.head_node.all_processes["gcs_server"]
         head.process.kill()
         process.wait()
@@ -220,7 +219,7 @@ def test_a_sweep_whose_raylet_dies_has_no_failed_runs(ray_environment: dict[str,
     command = [*RUN, str(tmp_path / "raylet.yaml"), "--store", str(store.root), "--no-mlflow"]
     with (tmp_path / "output").open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
-        wait_until(lambda: process.poll() is not None or all(is_training(store, run.run_id) for run in plan.runs))
+        until(lambda: process.poll() is not None or all(is_training(store, run.run_id) for run in plan.runs))
         started = psutil.Process(process.pid).children(recursive=True)
         (raylet,) = [each for each in started if each.name() == "raylet"]
         raylet.kill()
@@ -229,7 +228,7 @@ def test_a_sweep_whose_raylet_dies_has_no_failed_runs(ray_environment: dict[str,
     assert process.returncode == 130, text
     (error,) = [line for line in text.splitlines() if line.startswith("error:")]
     assert error.startswith("error: Ray's process on this machine, the raylet, has died")
-    wait_until(lambda: not any(map(_runs, started)))
+    until(lambda: not any(map(_runs, started)))
     # A worker may outlive the sweep by some seconds. Then its run is running until it ends.
     assert {store.status(run.run_id) for run in plan.runs} == {"interrupted"}
 

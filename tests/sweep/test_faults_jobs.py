@@ -25,7 +25,7 @@ from tests.sweep.fault_sweeps import (
     is_training,
     logged,
     processes,
-    wait_until,
+    until,
     write_ablation,
 )
 from tests.sweep.runs import ONE_GROUP
@@ -77,7 +77,7 @@ def test_a_job_whose_supervisor_is_killed_is_continued_by_the_same_command(
     arguments = [str(tmp_path / "jobs.yaml"), "--store", str(store.root)]
 
     killed = Job(cluster_nodes, tree, arguments)
-    wait_until(lambda: not killed.thread.is_alive() or is_training(store, long))
+    until(lambda: not killed.thread.is_alive() or is_training(store, long))
     (supervisor,) = processes(cluster_nodes, "ray::JobSupervisor")
     supervisor.kill()
     outcome = killed.outcome()
@@ -86,7 +86,7 @@ def test_a_job_whose_supervisor_is_killed_is_continued_by_the_same_command(
     result = store.run(short).result
     assert result is not None
     assert store.run(long).result is None
-    wait_until(lambda: not processes(cluster_nodes) and not commands_on(str(store.root)))
+    until(lambda: not processes(cluster_nodes) and not commands_on(str(store.root)))
 
     again = Job(cluster_nodes, tree, arguments)
     assert again.outcome().exit_code == 0, again.lines
@@ -100,7 +100,7 @@ def test_a_job_whose_supervisor_is_killed_is_continued_by_the_same_command(
         points = Counter((metric, step) for metric, step, _ in mlflow_points(store.root)[run.run_id])
         assert max(points.values()) == 1
         assert max(step for _, step in points) == run.train.steps
-    wait_until(lambda: not processes(cluster_nodes) and not commands_on(str(store.root)))
+    until(lambda: not processes(cluster_nodes) and not commands_on(str(store.root)))
 
 
 @pytest.fixture

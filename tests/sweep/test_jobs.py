@@ -6,9 +6,9 @@ import shutil
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,10 @@ from cope_sweep.store import Store
 from cope_sweep.sweep import jobs
 from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.jobs import Cluster, JobOutcome, entrypoint, submit_job
+from tests.services.scripted_cluster import VERSION, ScriptedCluster, serving_jobs
+from tests.store.waiting import until
 from tests.sweep.heads import started_head
 from tests.sweep.ports import free_port
-from tests.sweep.runs import wait_until
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a" * 64
@@ -57,8 +58,11 @@ def head(ray_environment: dict[str, str], tmp_path_factory: pytest.TempPathFacto
 def run(head: Head, name: str, store: Path, *more: str, **options: object) -> tuple[JobOutcome, list[str]]:
     lines: list[str] = []
     arguments = ["run", f"{name}.yaml", "--store", str(store), "--no-mlflow", *more]
-    cluster = Cluster(head.address, head.tree, token=TOKEN)
-    outcome = submit_job(arguments, cluster, on_line=lines.append, **options)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_AUTH_MODE")
+        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        cluster = Cluster(head.address, head.tree)
+        outcome = submit_job(arguments, cluster, on_line=lines.append, **options)  # type: ignore[arg-type]
     return outcome, lines
 
 
@@ -104,7 +108,7 @@ def test_ctrl_c_stops_the_job_and_leaves_the_run_to_resume(head: Head, tmp_path:
     assert any(line.startswith("stopping job") for line in lines)
     (folder,) = Store(tmp_path).run_folders()
     # The workers may end a little later than the job.
-    wait_until(lambda: folder.status != "running")
+    until(lambda: folder.status != "running")
     assert folder.status == "interrupted"
     assert folder.resume.exists()
 
@@ -116,12 +120,13 @@ def test_without_following_it_returns_at_once(head: Head, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("token", "message"), [(None, "asks for a token"), ("b" * 64, "does not accept the token")])
-def test_a_token_is_required(head: Head, monkeypatch: pytest.MonkeyPatch, token: str | None, message: str) -> None:
+@pytest.mark.parametrize(("token", "message"), [("", "asks for a token"), ("b" * 64, "does not accept the token")])
+def test_a_token_is_required(head: Head, monkeypatch: pytest.MonkeyPatch, token: str, message: str) -> None:
     monkeypatch.setenv("HOME", "/nowhere")
     monkeypatch.delenv("RAY_AUTH_MODE")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", token)
     with pytest.raises(ClusterError, match=f"{message}.*RAY_AUTH_TOKEN"):
-        submit_job(["list"], Cluster(head.address, head.tree, token=token))
+        submit_job(["list"], Cluster(head.address, head.tree))
 
 
 @pytest.mark.slow
@@ -142,8 +147,8 @@ def test_the_token_is_that_of_ray(head: Head, monkeypatch: pytest.MonkeyPatch, t
 
 
 @dataclass
-class Dashboard:
-    """A dashboard with one job, which answers as its fields say. Ray's own client talks to it."""
+class Dashboard(ScriptedCluster):
+    """A dashboard with one job, which answers as its fields say."""
 
     statuses: list[str] = field(default_factory=lambda: ["SUCCEEDED"])
     """The status of the job at each request; the last one stays. "500" is an error of the server."""
@@ -155,31 +160,28 @@ class Dashboard:
     interrupt_at: int = 0
     """The request for the status at which Ctrl-C is pressed."""
     exit_code: int | None = None
-    version: bytes = b'{"version": "4", "ray_version": "2.60.0", "ray_commit": "", "session_name": ""}'
-    submitted: int = 0
-    stopped: int = 0
-    asked: int = 0
+    version: bytes = VERSION
+    asked: Counter[str] = field(default_factory=Counter)
+    """How often it was asked to start and to stop the job, and for its status."""
 
-    def answer(self, method: str, path: str) -> tuple[int, bytes]:
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         match method, path.removeprefix("/api/").split("/"):
             case "GET", ["version"]:
                 return 200, self.version
-            case "GET", ["packages", *_]:
-                return 200, b""  # the package is there
             case "POST", ["jobs", ""]:
-                self.submitted += 1
-                if self.submitted <= self.refusals:
+                self.asked["start"] += 1
+                if self.asked["start"] <= self.refusals:
                     return 500, self.refusal.encode()
                 return 200, b'{"job_id": "job-1", "submission_id": "job-1"}'
             case "POST", ["jobs", "job-1", "stop"]:
-                self.stopped += 1
-                if self.stopped <= self.stop_refusals:
+                self.asked["stop"] += 1
+                if self.asked["stop"] <= self.stop_refusals:
                     return 500, b"busy"
                 self.statuses = ["STOPPED"]
                 return 200, b'{"stopped": true}'
             case "GET", ["jobs", "job-1"]:
-                self.asked += 1
-                if self.asked == self.interrupt_at:
+                self.asked["status"] += 1
+                if self.asked["status"] == self.interrupt_at:
                     os.kill(os.getpid(), signal.SIGINT)
                 status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
                 if status == "500":
@@ -188,33 +190,15 @@ class Dashboard:
                 return 200, json.dumps(job | {"driver_exit_code": self.exit_code, "message": "a message"}).encode()
             case "GET", ["jobs", "job-1", "logs"]:
                 return 200, json.dumps({"logs": "first\nsecond"}).encode()
-        return 500, b"no log to follow"
+        return super().answer(method, path, body)
 
 
 @pytest.fixture
-def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Dashboard, str]]:
+def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
     monkeypatch.setattr(jobs, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    scripted = Dashboard()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            code, body = scripted.answer(self.command, self.path)
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_POST = do_GET
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield scripted, f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving_jobs(Dashboard()) as scripted:
+        yield scripted
 
 
 @pytest.fixture
@@ -224,71 +208,64 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
-def test_a_submission_is_repeated_until_the_cluster_has_an_agent(dashboard: tuple[Dashboard, str], tree: Path) -> None:
-    scripted, address = dashboard
-    scripted.refusals = 2
+def test_a_submission_is_repeated_until_the_cluster_has_an_agent(dashboard: Dashboard, tree: Path) -> None:
+    dashboard.refusals = 2
     lines: list[str] = []
-    assert submit_job(["list"], Cluster(address, tree), on_line=lines.append) == JobOutcome("job-1", "SUCCEEDED", 0)
-    assert scripted.submitted == 3
+    assert submit_job(["list"], Cluster(dashboard.url, tree), on_line=lines.append) == JobOutcome(
+        "job-1", "SUCCEEDED", 0
+    )
+    assert dashboard.asked["start"] == 3
     assert lines == ["first", "second"]
 
 
-def test_another_refusal_is_an_error(dashboard: tuple[Dashboard, str], tree: Path) -> None:
-    scripted, address = dashboard
-    scripted.refusals, scripted.refusal = 1, "the job is invalid"
+def test_another_refusal_is_an_error(dashboard: Dashboard, tree: Path) -> None:
+    dashboard.refusals, dashboard.refusal = 1, "the job is invalid"
     with pytest.raises(ClusterError, match="the cluster refused the job: .*the job is invalid"):
-        submit_job(["list"], Cluster(address, tree))
-    assert scripted.submitted == 1
+        submit_job(["list"], Cluster(dashboard.url, tree))
+    assert dashboard.asked["start"] == 1
 
 
 def test_a_cluster_that_never_has_an_agent_is_an_error(
-    dashboard: tuple[Dashboard, str], tree: Path, monkeypatch: pytest.MonkeyPatch
+    dashboard: Dashboard, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "AGENT_TIMEOUT_S", 0.05)
-    scripted, address = dashboard
-    scripted.refusals = 10**9
+    dashboard.refusals = 10**9
     with pytest.raises(ClusterError, match="the cluster refused the job: .*No available agent"):
-        submit_job(["list"], Cluster(address, tree))
+        submit_job(["list"], Cluster(dashboard.url, tree))
 
 
-def test_a_stop_request_is_repeated_until_it_is_accepted(dashboard: tuple[Dashboard, str], tree: Path) -> None:
-    scripted, address = dashboard
-    scripted.statuses, scripted.interrupt_at, scripted.stop_refusals = ["RUNNING"], 3, 2
+def test_a_stop_request_is_repeated_until_it_is_accepted(dashboard: Dashboard, tree: Path) -> None:
+    dashboard.statuses, dashboard.interrupt_at, dashboard.stop_refusals = ["RUNNING"], 3, 2
     lines: list[str] = []
-    outcome = submit_job(["list"], Cluster(address, tree), on_line=lines.append)
+    outcome = submit_job(["list"], Cluster(dashboard.url, tree), on_line=lines.append)
     assert outcome == JobOutcome("job-1", "STOPPED", 130)
-    assert scripted.stopped == 3
+    assert dashboard.asked["stop"] == 3
     assert lines == ["first", "stopping job job-1: its runs write checkpoints first"]
 
 
 def test_a_job_that_cannot_be_stopped_is_reported(
-    dashboard: tuple[Dashboard, str], tree: Path, monkeypatch: pytest.MonkeyPatch
+    dashboard: Dashboard, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "STOP_TIMEOUT_S", 0.05)
     monkeypatch.setattr(jobs, "KILL_TIMEOUT_S", 0.05)
-    scripted, address = dashboard
-    scripted.statuses, scripted.interrupt_at, scripted.stop_refusals = ["RUNNING"], 1, 10**9
-    outcome = submit_job(["list"], Cluster(address, tree))
+    dashboard.statuses, dashboard.interrupt_at, dashboard.stop_refusals = ["RUNNING"], 1, 10**9
+    outcome = submit_job(["list"], Cluster(dashboard.url, tree))
     assert (outcome.status, outcome.exit_code) == ("RUNNING", 130)
     assert "ray job stop job-1" in str(outcome.message)
 
 
-def test_a_dashboard_may_fail_to_answer_for_a_while(dashboard: tuple[Dashboard, str], tree: Path) -> None:
-    scripted, address = dashboard
-    scripted.statuses = ["RUNNING", "500", "500", "SUCCEEDED"]
+def test_a_dashboard_may_fail_to_answer_for_a_while(dashboard: Dashboard, tree: Path) -> None:
+    dashboard.statuses = ["RUNNING", "500", "500", "SUCCEEDED"]
     lines: list[str] = []
-    assert submit_job(["list"], Cluster(address, tree), on_line=lines.append).status == "SUCCEEDED"
+    assert submit_job(["list"], Cluster(dashboard.url, tree), on_line=lines.append).status == "SUCCEEDED"
     assert lines == ["first", "second"]
 
 
-def test_a_lost_dashboard_is_an_error(
-    dashboard: tuple[Dashboard, str], tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_dashboard_is_an_error(dashboard: Dashboard, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "ANSWER_TIMEOUT_S", 0.05)
-    scripted, address = dashboard
-    scripted.statuses = ["RUNNING", "500"]
+    dashboard.statuses = ["RUNNING", "500"]
     with pytest.raises(ClusterError, match=r"dashboard has not answered .*busy.*; job job-1 may still be running"):
-        submit_job(["list"], Cluster(address, tree))
+        submit_job(["list"], Cluster(dashboard.url, tree))
 
 
 @pytest.mark.parametrize(
@@ -300,12 +277,9 @@ def test_a_lost_dashboard_is_an_error(
         ("STOPPED", None, JobOutcome("job-1", "STOPPED", 130)),
     ],
 )
-def test_outcomes(
-    dashboard: tuple[Dashboard, str], tree: Path, status: str, exit_code: int | None, expected: JobOutcome
-) -> None:
-    scripted, address = dashboard
-    scripted.statuses, scripted.exit_code = [status], exit_code
-    assert submit_job(["list"], Cluster(address, tree)) == expected
+def test_outcomes(dashboard: Dashboard, tree: Path, status: str, exit_code: int | None, expected: JobOutcome) -> None:
+    dashboard.statuses, dashboard.exit_code = [status], exit_code
+    assert submit_job(["list"], Cluster(dashboard.url, tree)) == expected
 
 
 def test_nothing_answers() -> None:
@@ -314,11 +288,10 @@ def test_nothing_answers() -> None:
 
 
 @pytest.mark.parametrize("version", [b"hello", b"{}", b"[]"])
-def test_another_service_answers(dashboard: tuple[Dashboard, str], version: bytes) -> None:
-    scripted, address = dashboard
-    scripted.version = version
+def test_another_service_answers(dashboard: Dashboard, version: bytes) -> None:
+    dashboard.version = version
     with pytest.raises(ClusterError, match="is no Ray dashboard"):
-        submit_job(["list"], Cluster(address, ROOT))
+        submit_job(["list"], Cluster(dashboard.url, ROOT))
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://"])

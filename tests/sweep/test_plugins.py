@@ -92,16 +92,7 @@ def test_workers_train_with_plugins_from_another_folder(
     assert [run.status for run in folders] == ["finished", "finished"]
 
 
-CHANGING = """
-from typing import Literal
-
-from cope_sweep.positions import ENCODINGS
-
-
-@ENCODINGS.register
-class Changing(ENCODINGS["absolute"]):
-    kind: Literal["changing"] = "changing"
-"""
+CHANGING = ENCODING.replace("Renamed", "Changing").replace("renamed", "changing")
 CHANGING_ABLATION = f"""
 title: A plugin that changes
 plugins: [changing_position]

@@ -24,8 +24,9 @@ from cope_sweep.sweep import executor, ray_executor
 from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from tests.read.tables.ablations import plan_of
+from tests.store.waiting import TIMEOUT_S, until
 from tests.sweep.ports import free_port
-from tests.sweep.runs import LONG, ONE_GROUP, TIMEOUT_S, EventLog, Listener, seeds, train_by, wait_until
+from tests.sweep.runs import LONG, ONE_GROUP, EventLog, Listener, seeds, train_by
 from tests.tiny import TINY, tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
@@ -92,7 +93,7 @@ def test_the_end_of_a_run_is_told_once_to_a_slow_listener(store: Store, events: 
 
     def wait_for_the_second(event: Event) -> None:
         if (event.run_id, event.status) == (runs[0].run_id, "finished"):
-            wait_until(lambda: store.status(runs[1].run_id) == "finished")
+            until(lambda: store.status(runs[1].run_id) == "finished")
             time.sleep(2.0 * ray_executor.LOOK_INTERVAL_S)
 
     run_on_ray(runs, store, ONE_GROUP, on_event=Listener(events, wait_for_the_second), stop=events.stop)
@@ -296,13 +297,6 @@ def test_no_room_for_a_run(store: Store, events: EventLog) -> None:
     assert not (store.root / "ray").exists()
 
 
-def test_ray_prints_messages_in_the_thread_that_is_diverted() -> None:
-    """The name is Ray's own; a new version of Ray may change it."""
-    from cope_sweep.sweep.cluster import RAY_MESSAGES_THREAD
-
-    assert RAY_MESSAGES_THREAD in {thread.name for thread in threading.enumerate()}
-
-
 OWN_CLUSTER = """
 import sys
 from cope_sweep.store import Store
@@ -316,7 +310,7 @@ def on_event(event):
     print(event.status, event.step, flush=True)
 
 resources = Resources(checkpoint_every_s=0.2)
-run_on_ray(Workload([tiny_run(**LONG)], Store(sys.argv[1]), resources, "killed", on_event=on_event), cpus=1)
+run_on_ray(Workload([tiny_run(**LONG)], Store(sys.argv[1]), resources, "killed", on_event=on_event))
 """
 
 

@@ -49,19 +49,23 @@ class Sweep:
     def search(self) -> RowSearch:
         recorded = [(row.runs[0].run_id, row.labels) for row in self.rows]
         plan = plan_of_recorded(load(self.text), recorded)
-        return RowSearch(plan, self.results, self.rows.append, retry_failed=self.retry_failed)
+        return RowSearch(plan, self.results, retry_failed=self.retry_failed)
 
-    def train(self, search: RowSearch, run_id: str) -> None:
-        run = self.rows[-1].runs[0]
-        assert run.run_id == run_id
-        search.report(run_id, 10, 9.0)
-        self.results[run_id] = ("finished", error_of(run))
-        search.end(run_id, "finished", error_of(run))
+    def next_run(self, search: RowSearch) -> RunSpec | None:
+        if (row := search.next_row()) is None:
+            return None
+        self.rows.append(row)
+        return row.runs[0]
+
+    def train(self, search: RowSearch, run: RunSpec) -> None:
+        search.report(run.run_id, 10, 9.0)
+        self.results[run.run_id] = ("finished", error_of(run))
+        search.end(run.run_id, "finished", error_of(run))
 
     def run(self, runs: int | None = None) -> None:
         search = self.search()
         for _ in range(search.left if runs is None else runs):
-            self.train(search, search.next_run())
+            self.train(search, self.next_run(search))
 
     @property
     def ids(self) -> list[str]:
@@ -117,7 +121,7 @@ def test_rows_that_are_not_finished_are_suggested_first():
     before = sweep.ids
     search = sweep.search()
     assert search.left == 54 + 4
-    again = [search.next_run() for _ in range(6)]
+    again = [sweep.next_run(search).run_id for _ in range(6)]
     assert again[:4] == [before[1], before[2], before[4], before[5]]
     assert not set(again[4:]) & set(before)
 
@@ -128,7 +132,7 @@ def test_failed_rows_are_left_alone_on_request():
     sweep.results[sweep.ids[0]] = ("failed", None)
     search = sweep.search()
     assert search.left == 57
-    assert search.next_run() not in sweep.ids[:3]
+    assert sweep.next_run(search).run_id not in sweep.ids[:3]
 
 
 def test_a_changed_ablation_starts_a_new_search():
@@ -148,8 +152,8 @@ def test_stopped_runs_are_pruned_and_failed_ones_have_no_value():
     sweep = Sweep()
     search = sweep.search()
     ended: list[Status] = ["stopped", "failed", "interrupted", "finished"]
-    for run_id in [search.next_run() for _ in ended]:
-        search.report(run_id, 10, 3.0)
+    for run in [sweep.next_run(search) for _ in ended]:
+        search.report(run.run_id, 10, 3.0)
     for run_id, status in zip(sweep.ids, ended, strict=True):
         search.end(run_id, status, 3.0)
         sweep.results[run_id] = ("failed" if status == "interrupted" else status, 3.0)
@@ -163,7 +167,7 @@ def test_stopped_runs_are_pruned_and_failed_ones_have_no_value():
 
 def test_values_that_are_not_finite_are_no_results():
     search = Sweep().search()
-    run_id = search.next_run()
+    run_id = search.next_row().runs[0].run_id
     search.report(run_id, 10, math.nan)
     search.end(run_id, "finished", math.inf)
     assert states(search) == ["FAIL"]
@@ -172,25 +176,25 @@ def test_values_that_are_not_finite_are_no_results():
 def test_no_more_runs_are_suggested_than_asked_for():
     sweep = Sweep(TEXT.replace("samples: 60", "samples: 3"))
     search = sweep.search()
-    assert len({search.next_run() for _ in range(3)}) == 3
-    assert (search.left, search.next_run()) == (0, None)
+    assert len({sweep.next_run(search).run_id for _ in range(3)}) == 3
+    assert (search.left, search.next_row()) == (0, None)
 
 
 def test_a_small_space_is_exhausted():
     sweep = Sweep(SMALL)
     search = sweep.search()
     for _ in range(2):
-        sweep.train(search, search.next_run())
-    last = search.next_run()
+        sweep.train(search, sweep.next_run(search))
+    last = sweep.next_run(search)
     assert sorted(row.name for row in sweep.rows) == ["CoPE", "RoPE", "none"]
-    assert search.next_run() is None
+    assert search.next_row() is None
     assert search.left == 7  # a run has not ended, and its result may lead to another suggestion
     sweep.train(search, last)
-    assert search.next_run() is None
+    assert search.next_row() is None
     assert search.left == 0
 
 
 def test_a_plan_without_suggestions_is_refused():
     grid = expand(load(TEXT[: TEXT.index("search:")]))
     with pytest.raises(ValueError, match="the ablation test has no search by suggestions"):
-        RowSearch(grid, {}, lambda row: None)
+        RowSearch(grid, {})

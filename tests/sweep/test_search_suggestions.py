@@ -1,5 +1,6 @@
 """The suggestions of a sweep, trained in this process."""
 
+import signal
 import threading
 from collections import Counter
 from typing import Any
@@ -65,15 +66,13 @@ def test_a_sweep_trains_what_is_suggested_and_the_next_one_continues(store: Stor
 def test_an_interrupted_run_is_suggested_again_first(store: Store) -> None:
     plan = search_of(base=TINY | {"train": {"steps": 100_000, "batch": 4}})
     rows: list[Row] = []
-    interrupt = threading.Event()
 
     def on_event(event: Event) -> None:
         if event.step:
-            interrupt.set()
+            signal.raise_signal(signal.SIGTERM)
 
     for _ in range(2):
-        interrupt.clear()
-        outcome = start(plan, store, on_event=on_event, on_row=rows.append, stop=interrupt)
+        outcome = start(plan, store, on_event=on_event, on_row=rows.append)
         assert (outcome.interrupted, outcome.not_started, outcome.exit_code) == (1, 3, 130)
     (run_id,) = ids(rows)
     assert store.index.records([run_id])[run_id].attempt == 2

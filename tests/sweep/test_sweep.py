@@ -16,7 +16,8 @@ from cope_sweep.sweep import sweep as sweep_module
 from cope_sweep.sweep.executor import ClusterError, Workload
 from cope_sweep.sweep.sweep import SweepOutcome, stopping_on_signals, sweep
 from tests.read.tables.ablations import plan_of
-from tests.sweep.runs import TIMEOUT_S, Recorded, other_sweep
+from tests.store.waiting import TIMEOUT_S
+from tests.sweep.runs import Recorded, other_sweep
 
 METRICS = {"in_dist/token_error": 12.5, "dense/loss": 0.5}
 

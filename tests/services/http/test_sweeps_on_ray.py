@@ -11,9 +11,9 @@ from cope_sweep.api.answers import SweepProgress
 from cope_sweep.client import Client
 from cope_sweep.store import Store
 from tests.services.sample_store import TINY, ServedFolders, server_process
+from tests.store.waiting import until
 from tests.sweep.conftest import ray_environment  # noqa: F401 - a fixture
 from tests.sweep.heads import started_head
-from tests.sweep.runs import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -59,7 +59,7 @@ def test_submitted_followed_stopped_and_retried(service: tuple[str, Path]) -> No
                 stopped = True
                 # The long run has been begun: it can write a checkpoint.
                 (long,) = [each for each in client.sweep(sweep.sweep_id).members if each.status == "running"]
-                wait_until(lambda run_id=long.run_id: bool(Store(folder).run(run_id).curve()))
+                until(lambda run_id=long.run_id: bool(Store(folder).run(run_id).curve()))
                 assert client.stop(sweep.sweep_id).stop_requested
         assert seen[0].status in ("pending", "running")
         assert stopped, seen
