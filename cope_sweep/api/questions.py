@@ -140,7 +140,10 @@ class GetTable(Question[bytes], path="/ablations/{name}/table"):
     format: Annotated[
         str | None,
         MaxLen(100),
-        Doc("json, csv, markdown, latex, html, parquet, terminal, or one of an installed package. Default: json."),
+        Doc(
+            "json, csv, markdown, latex, latex_stars, html, parquet, terminal, or one of an installed package. "
+            "Default: json."
+        ),
     ] = None
     scale: Scale = None
     compare: Annotated[

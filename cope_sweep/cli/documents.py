@@ -33,8 +33,8 @@ OutputOpt = Annotated[Path | None, typer.Option("--output", "-o", help="Write to
     json_help="The same as `--format json`.",
     format=option(
         metavar="FORMAT",
-        help="json, csv, markdown, latex, html, parquet, terminal, or one of an installed package. Default: by the "
-        "suffix of --output, or else terminal.",
+        help="json, csv, markdown, latex, latex_stars (at the numbers, in place of the comparisons), html, parquet, "
+        "terminal, or one of an installed package. Default: by the suffix of --output, or else terminal.",
     ),
 )  # fmt: skip
 def table(

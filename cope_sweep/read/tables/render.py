@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MISSING = "–"
 MAX_DECIMALS = 6
+STARS = (0.05, 0.01, 0.001)
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class TextCell:
     """Details, for formats that can show them on demand."""
     runs: tuple[str, ...] = ()
     """Ids of the runs that the number was computed from, for formats that can link to them."""
+    stars: int = 0
+    """The number of `STARS` that the p of the comparison does not exceed, where the comparison was tested."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,9 @@ def _metric_cell(metric: MetricCell, column: Column, row: TableRow) -> TextCell:
     if summary.n != row.seeds:
         text += f" (n={summary.n})"
     runs = tuple(run.run_id for run, _ in row.runs if run.seed in metric.values)
-    return TextCell(text, metric.best, "; ".join(hints), runs)
+    p = metric.comparison and metric.comparison.p_adjusted
+    stars = 0 if p is None else sum(p <= bound for bound in STARS)
+    return TextCell(text, metric.best, "; ".join(hints), runs, stars)
 
 
 def _printer(column: Column, digits: int, sign: str = "") -> Callable[[float], str]:
@@ -305,10 +310,14 @@ def markdown_text(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.split()))
 
 
-def latex(model: TableModel) -> str:
-    """A LaTeX `table` environment with the rules of booktabs."""
+def latex(model: TableModel, *, stars: bool = False) -> str:
+    """A LaTeX `table` environment with the rules of booktabs; with `stars` in place of the comparisons."""
     drawn = _layouts(model)
     notes = " ".join(text for each in drawn for text in each.notes)
+    if stars:
+        drawn = drawn[:1]
+        bounds = ", ".join(f"{'*' * (index + 1)} p ≤ {bound:g}" for index, bound in enumerate(STARS))
+        notes += f" {bounds}." if any(cell.stars for row in drawn[0].rows for cell in row) else ""
     lines = [
         r"\begin{table}",
         r"  \centering",
@@ -316,11 +325,11 @@ def latex(model: TableModel) -> str:
         rf"  \label{{tab:{re.sub(r'[^A-Za-z0-9:-]+', '-', model.ablation)}}}",
     ]
     for index, each in enumerate(drawn):
-        lines += [r"", r"  \medskip"] * (index > 0) + _latex_tabular(each)
+        lines += [r"", r"  \medskip"] * (index > 0) + _latex_tabular(each, stars=stars)
     return "\n".join([*lines, r"\end{table}"]) + "\n"
 
 
-def _latex_tabular(drawn: Layout) -> list[str]:
+def _latex_tabular(drawn: Layout, *, stars: bool) -> list[str]:
     lines = [
         rf"  \begin{{tabular}}{{{''.join('r' if header.numeric else 'l' for header in drawn.headers)}}}",
         r"    \toprule",
@@ -329,7 +338,8 @@ def _latex_tabular(drawn: Layout) -> list[str]:
     ]
     for row in drawn.rows:
         texts = [rf"\textbf{{{_latex_text(cell.text)}}}" if cell.best else _latex_text(cell.text) for cell in row]
-        lines.append(f"    {' & '.join(texts)} \\\\")
+        marks = [f"$^{{{'*' * cell.stars}}}$" if stars and cell.stars else "" for cell in row]
+        lines.append(f"    {' & '.join(map(''.join, zip(texts, marks, strict=True)))} \\\\")
     return [*lines, r"    \bottomrule", r"  \end{tabular}"]
 
 

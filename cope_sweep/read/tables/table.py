@@ -121,9 +121,9 @@ class Table:
         """GitHub-flavoured Markdown tables and their notes."""
         return render.markdown(self.model)
 
-    def to_latex(self) -> str:
-        """A LaTeX `table` environment; it needs the package booktabs."""
-        return render.latex(self.model)
+    def to_latex(self, *, stars: bool = False) -> str:
+        """A LaTeX `table` environment; it needs the package booktabs. With `stars` in place of the comparisons."""
+        return render.latex(self.model, stars=stars)
 
     def to_html(self, *, runs_url: str | None = None, anchors: str = "") -> str:
         """HTML `<table>` elements: rows, comparisons, runs; all text is escaped. Arguments: see `render.html`."""
@@ -318,6 +318,10 @@ BUILT_IN = (
     ),
     Format("markdown", "text/markdown", ".md", lambda table, _: table.to_markdown().encode()),
     Format("latex", "application/x-tex", ".tex", lambda table, _: table.to_latex().encode()),
+    Format(
+        "latex_stars", "application/x-tex; stars=1", ".stars.tex",
+        lambda table, _: table.to_latex(stars=True).encode(),
+    ),
     Format("html", "text/html", ".html", lambda table, runs_url: table.to_html(runs_url=runs_url).encode()),
     Format(
         "parquet", "application/vnd.apache.parquet", ".parquet", lambda table, _: table.to_parquet(),

@@ -84,6 +84,24 @@ def test_latex(partial, complete):
     assert text.isascii()
 
 
+def test_latex_with_stars(store):
+    """The smallest p of 5 against 5 seeds is 2/252; of two comparisons it counts twice: 0.016."""
+    plan = plan_of(
+        grid={"model.position": {"CoPE": ["cope"], "Far": ["rope"], "Near": ["absolute"]}}, seeds=[0, 1, 2, 3, 4]
+    )
+    values = {"CoPE": [1, 2, 3, 4, 5], "Far": [11, 12, 13, 14, 15], "Near": [1, 2, 3, 4, 6]}
+    for row in plan.rows:
+        for run, value in zip(row.runs, values[row.name], strict=True):
+            finish(store, run, {"in_dist/token_error": float(value)})
+    drawn = table(plan, store, compare="CoPE")
+    assert r"Far & 1,234 & 13.00 $\pm$ 1.58$^{*}$ &" in drawn.to_latex(stars=True)
+    assert r"Near & 1,234 & 3.20 $\pm$ 1.92 &" in drawn.to_latex(stars=True)
+    assert "* p $\\leq$ 0.05, ** p $\\leq$ 0.01" in drawn.to_latex(stars=True)
+    assert drawn.to_latex(stars=True).count(r"\begin{tabular}") == 1
+    assert drawn.to_latex().count(r"\begin{tabular}") == 2
+    assert "^{*}" not in drawn.to_latex() + table(plan, store).to_latex(stars=True)
+
+
 def test_html(partial, complete):
     cells = Cells(partial.to_html())
     assert cells.rows[:4] == [HEADS, *PARTIAL]
@@ -226,7 +244,7 @@ def installed(monkeypatch):
     formats.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["json", "csv", "markdown", "latex", "html", "parquet", "terminal"])
+@pytest.mark.parametrize("name", ["json", "csv", "markdown", "latex", "latex_stars", "html", "parquet", "terminal"])
 def test_every_format_renders_a_table(partial, name):
     content = find_format(name).render(partial, None)
     assert b"CoPE" in content
@@ -258,7 +276,8 @@ def test_an_installed_format_that_cannot_be_used_is_named(installed, name):
 
 def test_an_unknown_format_names_all():
     with pytest.raises(
-        QueryError, match="no format 'exe'; the formats are: json, csv, markdown, latex, html, parquet, terminal"
+        QueryError,
+        match="no format 'exe'; the formats are: json, csv, markdown, latex, latex_stars, html, parquet, terminal",
     ):
         find_format("exe")
 
