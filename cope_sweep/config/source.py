@@ -193,7 +193,10 @@ def _parsed(text: str, name: str) -> _Node | None:
                 open_nodes.append(node)
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
-        raise error(problem.problem or problem.context, mark.line + 1 if mark else None) from problem
+        text = str(problem.problem or problem.context)
+        # libyaml 0.2.6 (PyYAML 6.0.4) has a limit of its own, which is met first where it looks far ahead.
+        text = TOO_LARGE if "nesting depth" in text else text
+        raise error(text, mark.line + 1 if mark else None) from problem
     except UnicodeEncodeError as problem:  # of a command line that is no UTF-8, or of JSON
         raise error("no Unicode text: it has half of a surrogate pair", None) from problem
     except yaml.YAMLError as problem:
