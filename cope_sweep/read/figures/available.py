@@ -6,7 +6,6 @@ This module imports neither pandas, matplotlib nor torch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from cope_sweep.config.ablation import AnyFigure, Contexts, Convergence, Curves,
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.figures.figure import FIGURES, Figure, FigureError, MapOptions, Options
+from cope_sweep.read.figures.metrics import varying_axes
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def available_figures(plan: Plan) -> tuple[Available, ...]:
         for each in declared_figures(plan)
     )
     names = {each.name for each in declared}
-    return (*declared, *(Available(kind, kind, FIGURES[kind].shows) for kind in _kinds(plan) if kind not in names))
+    kinds = (*COMMON, *(VARYING if varying_axes(plan, plan.rows) else ()))
+    return (*declared, *(Available(kind, kind, FIGURES[kind].shows) for kind in kinds if kind not in names))
 
 
 def draw_available(plan: Plan, store: Store, question: GetFigure) -> bytes:
@@ -79,12 +80,6 @@ def named_figure(plan: Plan, store: Store, name: str, options: Options, *, scale
         kinds = [each for each, kind in FIGURES.items() if kind.needs == "ablation" and each not in declared]
         raise NotFoundError(f"{plan.name} has no figure {name[:80]!r}{suggest(name, [*declared, *kinds])}")
     return FIGURES[name].make(plan, store, options)
-
-
-def _kinds(plan: Plan) -> Iterator[str]:
-    yield from COMMON
-    if any(len({row.labels.get(key) for row in plan.rows}) > 1 for key in plan.axes):
-        yield from VARYING
 
 
 @dataclass(frozen=True)

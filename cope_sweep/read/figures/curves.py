@@ -150,7 +150,7 @@ def _mean_lines(row: str, title: Column, finished: pd.DataFrame, band: Band) -> 
         lines.append(line | numbers | {"value": numbers["mean"], "best": False})
     known = [line for line in lines if line["n"]]
     if known:  # of equal means the first one
-        (min if title.goal == "min" else max)(known, key=lambda line: line["value"])["best"] = True
+        title.best(known, key=lambda line: line["value"])["best"] = True
     return lines
 
 

@@ -31,6 +31,7 @@ from cope_sweep.read.figures.metrics import (
     final_values,
     is_number,
     selected_rows,
+    varying_axes,
 )
 from cope_sweep.read.tables.model import Column
 from cope_sweep.read.tables.runs import setting
@@ -169,7 +170,7 @@ def parallel(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
         raise FigureError("parallel coordinates show one metric; give --metric once")
     (metric,) = chosen_metrics(plan, runs, options.metrics, [plan.ablation.content.primary_metric.name])
     rows = selected_rows(plan, options.rows)
-    keys = [key for key in plan.axes if len({row.labels.get(key) for row in rows}) > 1]
+    keys = varying_axes(plan, rows)
     if not keys:
         raise FigureError(f"{plan.name} has no axis with several values, so there are no coordinates")
     data = parallel_frame(runs, rows, keys, metric.name)

@@ -90,6 +90,11 @@ def band_text(band: Band) -> str:
     return "min–max over seeds" if band == "range" else "95 % interval of the mean"
 
 
+def varying_axes(plan: Plan, rows: Sequence[Row]) -> list[str]:
+    """The keys of the axes in which these rows differ."""
+    return [key for key in plan.axes if len({row.labels.get(key) for row in rows}) > 1]
+
+
 def axis_key(plan: Plan, name: str) -> str | None:
     """The key of an axis, given the key or its short name."""
     return next((key for key, short in plan.axes.items() if name in (key, short)), None)

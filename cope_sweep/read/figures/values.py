@@ -26,6 +26,7 @@ from cope_sweep.read.figures.metrics import (
     metric_title,
     seed_statistics,
     selected_rows,
+    varying_axes,
 )
 from cope_sweep.read.tables.model import Column
 from cope_sweep.read.tables.runs import FACT, setting
@@ -141,7 +142,7 @@ def contexts(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
 def _x_key(plan: Plan, name: str | None) -> str:
     """The key that the x axis shows: of an axis, of another value of the spec, or a fact. Raises FigureError."""
     if name is None:
-        several = [key for key in plan.axes if len({row.labels.get(key) for row in plan.rows}) > 1]
+        several = varying_axes(plan, plan.rows)
         numeric = [
             key for key in several if all(is_number(setting(row, key)) for row in plan.rows if key in row.labels)
         ]
@@ -188,8 +189,7 @@ def _places(plan: Plan, rows: Sequence[Row], runs: pd.DataFrame, key: str) -> tu
 
 def _series(plan: Plan, rows: Sequence[Row], places: dict[str, float], used: set[str | None]) -> dict[str, str]:
     """Row → the labels of the axes that neither x nor the panels show. Axes that x determines are left out."""
-    keys = [key for key in plan.axes if key not in used and not _determined(rows, key, places)]
-    keys = [key for key in keys if len({row.labels.get(key) for row in rows}) > 1]
+    keys = [key for key in varying_axes(plan, rows) if key not in used and not _determined(rows, key, places)]
     return {row.name: " · ".join(row.labels[key] for key in keys if key in row.labels) for row in rows}
 
 

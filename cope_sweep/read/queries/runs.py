@@ -302,18 +302,14 @@ def attempts(folder: RunFolder) -> list[Attempt]:
 
 
 def _lines(folder: RunFolder) -> tuple[list[str], bool]:
-    """The lines at the end of the log, and whether there are more before them."""
-    content, cut = _tail(folder)
+    """The lines in the last MAX_LOG_BYTES of the log, and whether there are more before them. Raises DamagedError."""
+    if folder.objects:
+        content = folder.content(LOG_FILE) or b""
+        content, cut = content[-MAX_LOG_BYTES:], len(content) > MAX_LOG_BYTES
+    else:
+        check_no_link(folder.path)
+        content, cut = read_tail(folder.path / LOG_FILE, MAX_LOG_BYTES) or (b"", False)
     if cut:  # the first line has lost its beginning
         content = content.partition(b"\n")[2]
     text = content.decode(errors="replace")
     return text.removesuffix("\n").split("\n") if text else [], cut
-
-
-def _tail(folder: RunFolder) -> tuple[bytes, bool]:
-    """The last MAX_LOG_BYTES of the log, and whether there are more before them. Raises DamagedError."""
-    if folder.objects:
-        content = folder.content(LOG_FILE) or b""
-        return content[-MAX_LOG_BYTES:], len(content) > MAX_LOG_BYTES
-    check_no_link(folder.path)
-    return read_tail(folder.path / LOG_FILE, MAX_LOG_BYTES) or (b"", False)

@@ -398,11 +398,11 @@ def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
         curves: The learning curves of its runs, as `tables.curves` has them.
     """
     column = next((column for column in model.columns if column.learned is not None), None)
-    if column is None or column.learned is None:
+    if column is None:
         return None
     # A run that has not finished may still learn the task.
     finished = [run.run_id for row in model.rows for run, record in row.runs if record.status == "finished"]
-    first_steps = _first_steps(curves[curves["run_id"].isin(finished)], column, column.learned)
+    first_steps = _first_steps(curves[curves["run_id"].isin(finished)], column)
     lines = []
     for row in model.rows:
         train = row.runs[0][0].train
@@ -414,9 +414,8 @@ def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
     if not any(map(math.isfinite, first_steps.values())):
         return None
     headers = [ColumnHeader("row", numeric=False), *map(ColumnHeader, ("seeds", "steps", "sequences"))]
-    sign = "≤" if column.goal == "min" else "≥"
     note = (
-        f"The first evaluation with {column.label} {sign} {column.learned * column.scale:g} {column.unit}: the median "
+        f"The first evaluation with {column.learned_title} {column.unit}: the median "
         f"of the seeds, and its {100 * LEVEL:g} % bootstrap interval. A seed that never reaches it counts as later "
         "than the end of training. A seed that reaches it may lose it again."
     )
@@ -432,11 +431,10 @@ def bootstrap_median(values: Sequence[float]) -> tuple[float, float, float]:
     return float(np.median(seeds)), float(low), float(high)
 
 
-def _first_steps(curves: pd.DataFrame, column: Column, threshold: float) -> dict[str, float]:
-    """Run id → the first step at which its value has reached the threshold; infinite if none has."""
+def _first_steps(curves: pd.DataFrame, column: Column) -> dict[str, float]:
+    """Run id → the first step at which its value says that the task is learned; infinite if none does."""
     own = curves[curves["metric"] == column.name]
-    reached = own["value"] <= threshold if column.goal == "min" else own["value"] >= threshold
-    steps = own["step"].where(reached, math.inf).groupby(own["run_id"]).min()
+    steps = own["step"].where(column.is_learned(own["value"]), math.inf).groupby(own["run_id"]).min()
     return {str(run_id): float(step) for run_id, step in steps.items()}
 
 

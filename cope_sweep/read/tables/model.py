@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.config.ablation import Metric
@@ -137,6 +137,20 @@ class Column:
         """Name of the measure, without the test set, with its unit: `token error (%)`."""
         text = self.name.rpartition("/")[2].replace("_", " ")
         return f"{text} ({self.unit})" if self.unit else text
+
+    @property
+    def best(self) -> Callable[..., Any]:
+        """The function that chooses the best of some values."""
+        return min if self.goal == "min" else max
+
+    def is_learned(self, value: Any) -> Any:
+        """Whether a value, or each value of a pandas series, is that of a run that has learned the task."""
+        return value <= self.learned if self.goal == "min" else value >= self.learned
+
+    @property
+    def learned_title(self) -> str:
+        """From which value on the task is learned: `In-dist. ≤ 1`."""
+        return f"{self.label} {'≤' if self.goal == 'min' else '≥'} {(self.learned or 0.0) * self.scale:g}"
 
     @property
     def exact(self) -> bool:
@@ -301,23 +315,18 @@ def _table_row(row: Row, records: Mapping[str, RunRecord], columns: Iterable[Col
     for column in columns:
         found = {seed: record.value(column.name) for seed, record in finished}
         values = {seed: float(value) for seed, value in found.items() if value is not None and value == value}  # no NaN
+        learned = None
+        if column.learned is not None:
+            learned = Share(sum(map(column.is_learned, values.values())), len(values))
         far = stuck(list(values.values()), column.goal, column.bounds) if column.compared else [False] * len(values)
         cells[column.name] = MetricCell(
             summarise(values.values(), column.bounds),
             _published_value(row, column.name),
             values=values,
             stuck=tuple(seed for seed, is_far in zip(values, far, strict=True) if is_far),
-            learned=_learned(column, values.values()),
+            learned=learned,
         )
     return TableRow(row.name, row.labels, runs, cells)
-
-
-def _learned(column: Column, values: Iterable[float]) -> Share | None:
-    """The values that are at least as good as the one from which on the task is learned."""
-    if column.learned is None:
-        return None
-    are = [value <= column.learned if column.goal == "min" else value >= column.learned for value in values]
-    return Share(sum(are), len(are))
 
 
 def _published_value(row: Row, metric: str) -> PublishedValue | None:
@@ -339,7 +348,7 @@ def _mark_best(rows: list[TableRow], columns: Iterable[Column]) -> list[TableRow
         }
         if len(means) < 2:
             continue
-        best = (min if column.goal == "min" else max)(means.values())
+        best = column.best(means.values())
         for index, mean in means.items():
             if mean == best:
                 row = rows[index]
@@ -485,8 +494,8 @@ def _order(model: TableModel) -> TableModel:
 def _published_best(model: TableModel, column: Column) -> TableRow | None:
     rows = [(row.metrics[column.name].published, row) for row in model.rows]
     published = [(each.value, row) for each, row in rows if each is not None]
-    sign = 1 if column.goal == "min" else -1
-    return min(published, key=lambda pair: sign * pair[0])[1] if published else None
+    best: TableRow | None = column.best(published, key=lambda pair: pair[0])[1] if published else None
+    return best
 
 
 def _tested(

@@ -92,7 +92,7 @@ def layout(model: TableModel) -> Layout:
     for column in model.columns:
         headers.append(ColumnHeader(column.title))
         if column.learned is not None:
-            headers.append(ColumnHeader(_learned_title(column)))
+            headers.append(ColumnHeader(column.learned_title))
         if column.name in published:
             headers.append(ColumnHeader(f"{column.label}, published"))
     headers += [ColumnHeader("runs", numeric=False)] if incomplete else []
@@ -148,11 +148,6 @@ def comparison_layout(model: TableModel) -> Layout | None:
 
 def _label_cells(model: TableModel, row: TableRow) -> list[TextCell]:
     return [TextCell(row.labels.get(key, "")) for key in model.axes] or [TextCell(row.row)]
-
-
-def _learned_title(column: Column) -> str:
-    sign = "≤" if column.goal == "min" else "≥"
-    return f"{column.label} {sign} {(column.learned or 0.0) * column.scale:g}"
 
 
 def _learned_cell(cell: MetricCell) -> TextCell:
