@@ -208,7 +208,7 @@ def _metric_cell(metric: MetricCell, column: Column, row: TableRow) -> TextCell:
     if summary.n != row.seeds:
         text += f" (n={summary.n})"
     runs = tuple(run.run_id for run, _ in row.runs if run.seed in metric.values)
-    p = metric.comparison and metric.comparison.p_adjusted
+    p = None if metric.comparison is None else metric.comparison.p_adjusted
     stars = 0 if p is None else sum(p <= bound for bound in STARS)
     return TextCell(text, metric.best, "; ".join(hints), runs, stars)
 
