@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from cope_benchmarks.command import app as bench
-from cope_services.http.app import create_app
-from cope_services.http.settings import Settings
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -124,21 +122,6 @@ def test_every_family_optimizer_schedule_and_search(kind):
 def test_every_ablation(path):
     content = load_ablation(path).content
     assert f"| `{path.stem}` | {content.title} | {content.reproduces} |" in read("ablations/README.md")
-
-
-def test_every_endpoint(tmp_path):
-    text = read("services/README.md")
-    Store(tmp_path / "store", create=True)
-    paths = create_app(Settings(store=tmp_path / "store", ablations=ROOT / "ablations")).openapi()["paths"]
-    for path, methods in paths.items():
-        for method in methods:
-            assert f"`{method.upper()} {path}`" in text, f"services/README.md does not name {method.upper()} {path}"
-    assert set(re.findall(r"`(?:GET|POST|PUT|DELETE) (/[^`]*)`", text)) <= set(paths)
-
-
-@pytest.mark.parametrize("name", Settings.model_fields)
-def test_every_setting(name):
-    assert f"`COPE_SWEEP_{name.upper()}`" in read("services/README.md")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests/benchmarks/results").glob("*.md")), ids=lambda path: path.stem)
