@@ -413,6 +413,13 @@ def test_a_sweep_is_followed_until_it_ends_and_a_retry_is_confirmed(visitor: Vis
     visitor.problems.clear()
 
 
+def test_the_table_of_a_sweep_is_a_table(visitor: Visitor, site: Site) -> None:
+    part = visitor.open(f"sweeps/{site.sweep_id}", "#table").locator("section[aria-labelledby=table]")
+    assert part.locator("th, td").all_inner_texts() == ["position", "In-dist. (%)", "a_b <i>|", "0.50 ± 0.71"]
+    assert part.locator("strong").all_inner_texts() == ["0.50 ± 0.71"]
+    assert part.locator("p").all_inner_texts() == ["Mean ± standard deviation over 2 seeds."]
+
+
 def test_a_sweep_is_submitted_by_a_form(
     context: BrowserContext, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
