@@ -692,7 +692,7 @@ def test_a_run_that_an_mlflow_server_has_leads_to_its_page(
     uri = "https://user:secret@mlflow.example.org"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     store, run = own_sample.store, own_sample.ids[0]
-    Mirrored(store.index, tracker_key(store, uri)).mark(run, 1, "a1b2")
+    Mirrored(store.index, tracker_key(store, uri)).mark({run: (1, "a1b2")})
     with serving(own_sample.settings()) as client:
         assert get(client, f"/runs/{run}")["mlflow_url"] == "https://mlflow.example.org/#/runs/a1b2"
         assert get(client, f"/runs/{own_sample.ids[1]}")["mlflow_url"] is None
