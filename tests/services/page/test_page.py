@@ -379,6 +379,10 @@ def test_the_playground_shows_the_numbers_of_the_api(visitor: Visitor, site: Sit
     run_id = site.sample.ids[0]
     text = "1 _ 0 _ > 1 0"
     page = visitor.open(f"playground?run={run_id}", "input:checked")
+    page.get_by_role("button", name="Insert an example").click()
+    sequence, copy = page.get_by_label("Text", exact=True).input_value().split(" > ")
+    assert sorted(sequence.split().count(each) for each in ("_", *copy.split())) == [1, 1, 2]  # the size of its task
+    assert sequence.replace("_ ", "").replace(" _", "") == copy
     page.get_by_label("Text", exact=True).fill(text)
     page.get_by_role("button", name="Measure").click()
     page.locator(".matrix canvas").first.wait_for()

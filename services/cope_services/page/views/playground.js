@@ -13,7 +13,10 @@ import { legend, surprise } from "./surprise.js";
 const hasGates = (run) => run.spec?.model.position.some((each) => each.kind.startsWith("cope"));
 
 /** A text that a run's task can read; null if there is no example. */
-const exampleOf = (run) => (run?.spec ? (EXAMPLES[run.spec.task.kind] ?? null) : null);
+function exampleOf(run) {
+  const example = EXAMPLES[run?.spec?.task.kind] ?? null;
+  return typeof example === "function" ? example(run.spec.task) : example;
+}
 
 const DEFAULT_ROWS = 4; // whose best seeds are chosen at first
 
