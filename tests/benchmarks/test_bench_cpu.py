@@ -138,7 +138,7 @@ def test_a_synthetic_store_is_a_finished_ablation(tmp_path):
     plan = store.write_ablation(tmp_path / "all.yaml", 200)
     found = store.write_store(tmp_path / "store", plan)
     assert set(found.index.statuses().values()) == {"finished"}
-    assert list(check(found.files, found.index, checksums=True)) == []
+    assert list(check(found, found.index, checksums=True)) == []
     assert [each.runs for each in found.index.sweeps()] == [200]
 
 
