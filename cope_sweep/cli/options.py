@@ -224,6 +224,8 @@ class Source:
                         f"{queries.store.location}; train them with: cope-sweep run {name}"
                     )
                 file.write(made.render(question.format or "svg"))
+            case _:
+                raise TypeError(f"the command writes the file of {type(question).__name__} itself")
 
     def plan(self, name: str, scale: str | None) -> Plan:
         """The plan of an ablation of this machine, with the values of `--set`. Raises UserError."""

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from cope_sweep.api.answers import Counts
+
 RIGHT_ALIGNED = ("seed", "parameters", "time", "memory", "step", "finished")
 """Columns that hold numbers."""
 NAMES = ("run", "ablation", "sweep", "status")
@@ -35,6 +37,11 @@ def make_console(*, stderr: bool = False) -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = UNLIMITED
     return console
+
+
+def counts_text(counts: Counts) -> str:
+    """`3 finished, 1 failed`."""
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda each: -each[1]))
 
 
 def grid(*columns: str) -> Table:

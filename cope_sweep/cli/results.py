@@ -28,13 +28,23 @@ from cope_sweep.api.questions import (
     RunFilter,
 )
 from cope_sweep.cli.options import ABLATION, Source, argument, asks, option
-from cope_sweep.cli.output import escaped, estimated_time, grid, make_console, print_json, print_table, quantity, size
+from cope_sweep.cli.output import (
+    counts_text,
+    escaped,
+    estimated_time,
+    grid,
+    make_console,
+    print_json,
+    print_table,
+    quantity,
+    size,
+)
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cope_sweep.api.answers import Counts, PlanCost, RunCost, SweepMember
+    from cope_sweep.api.answers import PlanCost, RunCost, SweepMember
     from cope_sweep.config import Plan
     from cope_sweep.read.tables.best import Tuned
 
@@ -303,11 +313,6 @@ def _print_runs(runs: Iterable[RunCost | SweepMember]) -> None:
         cells += (run.worker_id or "", run.message or "")
         table.add_row(*map(escaped, cells), style="red" if run.status in BROKEN else "")
     print_table(table, ["worker", "resources"])
-
-
-def counts_text(counts: Counts) -> str:
-    """`3 finished, 1 failed`."""
-    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda each: -each[1]))
 
 
 # -- diff -------------------------------------------------------------------------------------------------------------

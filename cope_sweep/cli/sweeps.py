@@ -20,8 +20,7 @@ import typer
 
 from cope_sweep.api.questions import GetPlan, GetSweep
 from cope_sweep.cli.options import ABLATION, ABLATIONS, STORE, Sets, Source, asks, find_ablation, option, seconds_in
-from cope_sweep.cli.output import duration, escaped, estimated_time, make_console
-from cope_sweep.cli.results import counts_text
+from cope_sweep.cli.output import counts_text, duration, escaped, estimated_time, make_console
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:

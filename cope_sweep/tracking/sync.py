@@ -372,8 +372,10 @@ class MirrorSession:
             before = left
             if self.sync(interrupted=interrupted, on_sent=on_sent):
                 return MirrorReport(self.written, [])
-            # Without an own sync, another process sends.
-            left = self._sync.left if self._sync else known_left(self.store, self.uri)
+            left = self._sync.left if self._sync else math.inf
+            if self._sync is None:  # another process sends
+                with contextlib.suppress(StoreError):
+                    left = backlog_count(self.store, self.uri)
             failed = 0 if left < before < math.inf else failed + 1
             if interrupted() or failed == tries:
                 break

@@ -6,8 +6,10 @@ import time
 
 import pytest
 
+from cope_sweep.store import StoreError
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
+from cope_sweep.tracking import sync
 from cope_sweep.tracking.sync import TrackerSync, backlog_count
 from cope_sweep.tracking.translate import TAG, TrackingError, flat
 from cope_sweep.tracking.uri import tracker_key
@@ -29,6 +31,23 @@ METRICS = {"in_dist/token_error": 100 / 3, "dense/loss": 0.5}
 def plan(request):
     """Different runs for every test, because all tests share the server."""
     return plan_of(f"copying-{secrets.token_hex(4)}", seeds=[secrets.randbelow(2**30), secrets.randbelow(2**30)])
+
+
+def test_an_index_that_answers_now_and_then_does_not_prolong_the_tries(store, monkeypatch):
+    """Another process is to send, and sends nothing: an index that is away is no progress."""
+    answers = iter([3, StoreError("away")] * 20)
+
+    def count(*_):
+        if isinstance(answer := next(answers), StoreError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(sync, "backlog_count", count)
+    monkeypatch.setattr(sync, "RETRY_INTERVAL_S", 0)
+    session = sync.MirrorSession(store, URI)
+    monkeypatch.setattr(session, "sync", lambda **_: False)
+    assert session.send_all(tries=4).left == 3
+    assert len(list(answers)) == 40 - 5
 
 
 def test_a_sweep_with_every_status(store, plan, tracking):

@@ -175,6 +175,8 @@ MOST_ROWS = 10
 def overview(reports: Iterable[Committed], folder: str) -> str:
     """A Markdown table: for each report the values of the primary metric and what they say, with a link into `folder`.
 
+    Of more than `MOST_ROWS` rows, the lowest and the highest value.
+
     Raises UserError where a report is stale.
     """
     lines = ["| ablation | scale | mean ± standard deviation over seeds | result |", "| --- | --- | --- | --- |"]
