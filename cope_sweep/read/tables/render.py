@@ -357,8 +357,8 @@ _LATEX_ESCAPES = {
 
 
 def _latex_text(text: str) -> str:
-    escaped = "".join(_LATEX_ESCAPES.get(character, character) for character in " ".join(text.split()))
-    return re.sub(r"(?<![\w.])-(?=[\d.])", "$-$", escaped)
+    signed = re.sub(r"(?<![\w.])-(?=[\d.])", "−", " ".join(text.split()))  # before a dash becomes two hyphens
+    return "".join(_LATEX_ESCAPES.get(character, character) for character in signed)
 
 
 def html(model: TableModel, *, runs_url: str | None = None, anchors: str = "") -> str:

@@ -10,6 +10,7 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from cope_sweep.read.tables import Format, find_format, formats, table
+from cope_sweep.read.tables.render import _latex_text
 from cope_sweep.store import QueryError
 from tests.read.tables.ablations import finish, plan_of
 
@@ -308,3 +309,11 @@ def test_latex_compiles(store, tmp_path, against):
     )
     assert done.returncode == 0, done.stdout[-2000:]
     assert (tmp_path / "table.pdf").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "latex"),
+    [("2/2 (34–100 %)", r"2/2 (34--100 \%)"), ("-12.3", "$-$12.3"), ("1e-3", "1e-3"), ("a\n b_c", r"a b\_c")],
+)
+def test_dashes_and_minus_signs_in_latex(text, latex):
+    assert _latex_text(text) == latex
