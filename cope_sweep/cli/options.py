@@ -448,6 +448,20 @@ def find_ablation(ablation: str, folder: Path) -> Path:
     return loading.find_ablation(ablation, folder, "choose the folder with --ablations")
 
 
+def ablation_fields(ablation: str) -> dict[str, str]:
+    """The fields of a request to a service for an ablation: a name that it knows, or the text of a file here.
+
+    Raises UserError where the file cannot be read.
+    """
+    path = Path(ablation)
+    if path.suffix not in (".yaml", ".yml") and not path.is_file():
+        return {"ablation": ablation}
+    try:
+        return {"name": path.stem, "spec": path.read_text(encoding="utf-8")}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: {error}") from error
+
+
 def load_plan(ablation: str, folder: Path, scale: str | None, sets: Sequence[str]) -> Plan:
     """The plan of an ablation at a scale, with the values of `--set`. Raises UserError."""
     from cope_sweep.config import expand, load_ablation, with_overrides

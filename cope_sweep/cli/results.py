@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +27,7 @@ from cope_sweep.api.questions import (
     ListSweeps,
     RunFilter,
 )
-from cope_sweep.cli.options import ABLATION, Source, argument, asks, option
+from cope_sweep.cli.options import ABLATION, Sets, Source, ablation_fields, argument, asks, option
 from cope_sweep.cli.output import (
     counts_text,
     escaped,
@@ -100,10 +100,11 @@ def list_ablations(question: ListAblations, source: Source) -> None:
         )
 
 
-@asks(GetPlan, "sets", "ablations", local=["measure", "attention"], name=ABLATION)
+@asks(GetPlan, "ablations", local=["measure", "attention"], name=ABLATION)
 def plan(
     question: GetPlan,
     source: Source,
+    sets: Sets = [],
     measure: Annotated[
         bool,
         typer.Option(
@@ -123,10 +124,11 @@ def plan(
 
     Example: `cope-sweep plan quickstart --set train.steps=1000 --measure`
     """
+    source = replace(source, sets=sets)
     if attention:
         _show_attention(source, source.plan(question.name, question.scale))
         return
-    costs = _measured(source, question) if measure else source.ask(question)
+    costs = _measured(source, question) if measure else _plan_cost(source, question)
     if source.printed(costs):
         return
     shapes_differ = len({run.resources for run in costs.runs}) > 1
@@ -153,6 +155,15 @@ def plan(
         text += f": {about} ({costs.basis})"
     text += f"; {too_large} do not fit in the memory of this machine" if too_large else ""
     console.print(text)
+
+
+def _plan_cost(source: Source, question: GetPlan) -> PlanCost:
+    """The plan of the machine that is asked; a service is sent the values of `--set`, and a file of this machine."""
+    if source.client is not None:
+        fields: dict[str, Any] = ablation_fields(question.name)
+        if source.sets or "spec" in fields:
+            return source.client.preview(**fields, scale=question.scale, set=list(source.sets))
+    return source.ask(question)
 
 
 def _measured(source: Source, question: GetPlan) -> PlanCost:

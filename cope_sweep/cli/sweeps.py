@@ -19,7 +19,18 @@ from urllib.parse import urlsplit
 import typer
 
 from cope_sweep.api.questions import GetPlan, GetSweep
-from cope_sweep.cli.options import ABLATION, ABLATIONS, STORE, Sets, Source, asks, find_ablation, option, seconds_in
+from cope_sweep.cli.options import (
+    ABLATION,
+    ABLATIONS,
+    STORE,
+    Sets,
+    Source,
+    ablation_fields,
+    asks,
+    find_ablation,
+    option,
+    seconds_in,
+)
 from cope_sweep.cli.output import counts_text, duration, escaped, estimated_time, make_console
 from cope_sweep.errors import UserError
 
@@ -490,19 +501,11 @@ def _submit_to(
 ) -> None:
     """Submit a sweep to a service, show its progress and exit with the code of the sweep.
 
-    The ablation is a name that the service knows, or the path of a file, whose text is sent. `options` are fields of a
-    `SweepRequest`; None: not given.
+    `options` are fields of a `SweepRequest`; None: not given.
     """
-    path = Path(question.name)
-    body: dict[str, Any] = {"ablation": question.name}
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        try:
-            body = {"name": path.stem, "spec": path.read_text(encoding="utf-8")}
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: {error}") from error
-    options |= {"scale": question.scale}
+    options |= {"scale": question.scale, "set": sets, **ablation_fields(question.name)}
     with client:
-        state = client.submit(**body, set=sets, **{name: value for name, value in options.items() if value is not None})
+        state = client.submit(**{name: value for name, value in options.items() if value is not None})
         if not follow:
             if not source.printed(state):
                 make_console().print(escaped(f"sweep {state.sweep_id}: {state.runs} runs, {state.status}"))

@@ -46,6 +46,14 @@ class Optimizer(Kind):
         The trainer scales the `lr` that each parameter group is built with by the schedule.
         """
 
+    def rates(self, lr: float) -> dict[str, float]:
+        """The full learning rates by the name under which a curve shows them; the schedule applies to each.
+
+        Args:
+            lr: `train.lr`.
+        """
+        return {"train/lr": lr}
+
     @abstractmethod
     def state_bytes(self, name: str, shape: Shape) -> int:
         """Bytes of optimiser state for each element of the parameter `name`."""

@@ -67,5 +67,8 @@ class Muon(Optimizer):
         )
         return [muon, build_adamw(rest, settings)]
 
+    def rates(self, lr: float) -> dict[str, float]:
+        return super().rates(lr) | ({} if self.lr is None else {"train/lr_matrices": self.lr})
+
     def state_bytes(self, name: str, shape: Shape) -> int:
         return FLOAT32_BYTES if is_hidden_matrix(name, shape) else STATE_BYTES

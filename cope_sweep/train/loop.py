@@ -186,7 +186,9 @@ class TrainingLoop:
         trainer, train, evaluate = self.trainer, self.spec.train, self.spec.evaluate
         step = self.reporter.step = trainer.step
         if step == 1 or step % LOG_EVERY == 0 or trainer.done:
-            self.reporter.log({"train/loss": trainer.mean_loss(), "train/lr": train.learning_rate(train.lr, step)})
+            rates = train.optimizer.rates(train.lr)
+            rates = {name: train.learning_rate(rate, step) for name, rate in rates.items()}
+            self.reporter.log({"train/loss": trainer.mean_loss(), **rates})
         if step % evaluate.every == 0 and not trainer.done:
             with self.clock.paused():
                 self._log_evaluation(trainer.evaluate(evaluate.sequences))

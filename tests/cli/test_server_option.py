@@ -54,6 +54,8 @@ def test_questions_are_answered_as_from_the_store(stored):
         ("logs", stored.runs[1].run_id),
         ("plan", "tiny"),
         ("plan", "tiny", "--json"),
+        ("plan", "tiny", "--set", "seeds=[0]", "--set", "train.steps=7"),
+        ("plan", "mine.yaml", "--json"),
         ("table", "tiny", "--compare", "CoPE"),
         ("runs", "--ablation", "tiny"),
         ("runs", "--format", "csv", "--filter", "model.position=cope"),
@@ -62,6 +64,7 @@ def test_questions_are_answered_as_from_the_store(stored):
         ("figure", "tiny", "--kind", "summary", "--format", "csv"),
     ]
     stored.environment["COLUMNS"] = "160"  # the width at which the service renders a table
+    (stored.folder / "mine.yaml").write_text((stored.folder / "ablations" / "tiny.yaml").read_text())
     with service(stored) as url:
         for words in questions:
             here, there = stored(*words)[0], stored(*words, "--server", url)[0]
@@ -144,6 +147,7 @@ def test_perplexity(trained):
         (("logs", "0123456789abcdef"), "no run"),
         (("stop", "20200101-000000-00"), "no sweep"),
         (("table", "tiny", "--set", "seeds=[0]"), "--set needs the files of this machine"),
+        (("plan", "tiny", "--set", "train.stepz=1"), "train.stepz"),
         (("report", "tiny", "--out", "o"), "--out needs the files of this machine"),
         (("figure", "tiny", "--kind", "maps", "--show", "gates"), "--show needs the files of this machine"),
         (("figure", "0123456789abcdef"), "need a checkpoint on this machine"),

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+from unittest import mock
 
 import pytest
 
@@ -26,6 +27,20 @@ def test_a_run_from_start_to_result(store):
     assert [events[0].status, events[-1].status] == ["running", "finished"]
     assert events[-1].metrics["in_dist/token_error"] == result["metrics"]["in_dist/token_error"]
     assert json.loads((folder.checkpoint / "config.json").read_text())["run_id"] == run.run_id
+
+
+@pytest.mark.parametrize(("lr", "own"), [(None, {}), (0.02, {"train/lr_matrices": [0.01, 0.02, 0.01]})])
+def test_each_learning_rate_is_in_the_curve(store, lr, own):
+    run = tiny_run(**{
+        "train.optimizer": {"kind": "muon", "lr": lr}, "train.lr": 1e-3, "train.schedule": "linear", "train.warmup": 2,
+        "train.steps": 4, "evaluate.every": 4,
+    })  # fmt: skip
+    with mock.patch("cope_sweep.train.loop.LOG_EVERY", 2):
+        assert train_run(run, store, Runtime()) == "finished"
+    curve = [row for row in store.run(run.run_id).curve() if "train/lr" in row]
+    assert {name: [row[name] for row in curve] for name in curve[0] if name.startswith("train/lr")} == {
+        "train/lr": pytest.approx([5e-4, 1e-3, 5e-4])
+    } | {name: pytest.approx(values) for name, values in own.items()}
 
 
 def test_a_finished_run_is_not_trained_again(store):
