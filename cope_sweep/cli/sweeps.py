@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from urllib.parse import urlsplit
 
 import typer
@@ -37,7 +37,7 @@ from cope_sweep.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cope_sweep.api.answers import SweepProgress
+    from cope_sweep.api.answers import SweepProgress, SweepState
     from cope_sweep.client import Client
     from cope_sweep.config import Plan, RunSpec
     from cope_sweep.store import Budget, Status, Store, Submission
@@ -142,7 +142,10 @@ def _in_seconds(budget: dict[str, Any]) -> dict[str, Any]:
     return budget | {"time_budget_s": seconds_in(time, "--time-budget") if time else None}
 
 
-@asks(GetPlan, "ablations", local=["local", "address", "groups", "mlflow", "no_mlflow"], name=ABLATION)
+@asks(
+    GetPlan, "ablations", local=["local", "address", "groups", "mlflow", "no_mlflow"],
+    name=ABLATION | {"metavar": "ABLATION|SWEEP", "help": f"{ABLATION['help']} With --server also the id of a sweep."},
+)  # fmt: skip
 def retry(
     *,
     question: GetPlan,
@@ -161,9 +164,22 @@ def retry(
     """Train only the runs of an ablation that failed, or were stopped early; `run` trains all that are not finished.
 
     Example: `cope-sweep retry quickstart --failed`
+
+    Example: `cope-sweep retry 20261124-101500-3f --server http://service:8000`
     """
     from cope_sweep.store import Budget
+    from cope_sweep.store.sweeps import SWEEP_ID
 
+    if SWEEP_ID.fullmatch(question.name):
+        if source.client is None:
+            raise UserError(
+                f"{question.name} is a sweep: the service that it was submitted to trains it again, with --server URL; "
+                "here name its ablation"
+            )
+        if failed or stopped or sets or question.scale:
+            raise UserError("a sweep is trained again as it was submitted; leave out all options but --server")
+        with source.client as client:
+            _show_submitted(client, client.retry(question.name), source)
     if not failed and not stopped:
         raise UserError("say which runs to train again: --failed, --stopped, or both")
     wanted = (["failed"] if failed else []) + (["stopped"] if stopped else [])
@@ -499,19 +515,20 @@ def submit(
 def _submit_to(
     client: Client, question: GetPlan, sets: list[str], source: Source, *, follow: bool = True, **options: Any
 ) -> None:
-    """Submit a sweep to a service, show its progress and exit with the code of the sweep.
-
-    `options` are fields of a `SweepRequest`; None: not given.
-    """
+    """Submit a sweep to a service, and show it. `options` are fields of a `SweepRequest`; None: not given."""
     options |= {"scale": question.scale, "set": sets, **ablation_fields(question.name)}
     with client:
         state = client.submit(**{name: value for name, value in options.items() if value is not None})
-        if not follow:
-            if not source.printed(state):
-                make_console().print(escaped(f"sweep {state.sweep_id}: {state.runs} runs, {state.status}"))
-            return
-        end = _followed(client, state.sweep_id)
-        table = client.sweep(state.sweep_id).table
+        if follow:
+            _show_submitted(client, state, source)
+        elif not source.printed(state):
+            make_console().print(escaped(f"sweep {state.sweep_id}: {state.runs} runs, {state.status}"))
+
+
+def _show_submitted(client: Client, state: SweepState, source: Source) -> NoReturn:
+    """Show the progress of a sweep of a service and its table, and exit with the code of the sweep."""
+    end = _followed(client, state.sweep_id)
+    table = client.sweep(state.sweep_id).table
     if not source.printed({"sweep": end, "table": (table or {}).get("json")}):
         console = make_console()
         if table is not None:

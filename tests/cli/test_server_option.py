@@ -175,11 +175,12 @@ def cluster(monkeypatch):
 
 def ended_when_submitted(shell, cluster, status):
     """Record the end of the next sweep that is submitted, as its job would."""
+    before = len(cluster.submitted)
 
     def work():
-        while not cluster.submitted:
+        while len(cluster.submitted) == before:
             time.sleep(0.05)
-        sweep_id = cluster.submitted[0]["submission_id"]
+        sweep_id = cluster.submitted[before]["submission_id"]
         record = shell.store.sweep(sweep_id)
         if status == "finished":
             for run in shell.runs:
@@ -191,7 +192,7 @@ def ended_when_submitted(shell, cluster, status):
         }
         shell.store.write_sweep(SweepRecord.model_validate({**record.model_dump(), **changes}))
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
 
@@ -230,3 +231,23 @@ def test_retry_trains_the_failed_runs_only(stored, cluster):
     assert (set(submission.leave_out), submission.sets) == (
         {"pending", "interrupted", "damaged"}, ["schedule.kind=none"],
     )  # fmt: skip
+
+
+def test_retry_of_a_sweep_trains_what_it_has_left(stored, cluster):
+    words = ("submit", "tiny", "--set", "seeds=[0, 7]", "--max-runs", "3")
+    with service(stored, ray_address=cluster.url) as url:
+        server = ("--server", url)
+        thread = ended_when_submitted(stored, cluster, "interrupted")
+        stored(*words, *server, code=130)
+        thread.join()
+        first = cluster.submitted[0]["submission_id"]
+        assert "leave out all options" in stored.error("retry", first, "--failed", *server)
+        thread = ended_when_submitted(stored, cluster, "failed")
+        out, _ = stored("retry", first, *server, code=1)
+        thread.join()
+        assert "no sweep" in stored.error("retry", "20200101-000000-00", *server)
+    second = cluster.submitted[1]["submission_id"]
+    assert out.splitlines()[:2] == ["| a table |", f"sweep {second}: failed"]
+    submission = read_submission(stored.store, second)
+    assert (submission.retry_of, submission.sets, submission.max_runs) == (first, ["seeds=[0, 7]"], 3)
+    assert "with --server URL" in stored.error("retry", first)
