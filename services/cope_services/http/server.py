@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import socket
@@ -53,8 +54,10 @@ def serve(settings: Settings) -> int:
         if settings.access_log:
             _log_requests()
         sys.setswitchinterval(SWITCH_S)
+        server = uvicorn.Server(configuration(settings))
+        gc.freeze()  # a collection that looks at all modules holds every request up for 60 ms
         with suppress(KeyboardInterrupt):  # uvicorn stops gracefully, and then raises the signal again
-            uvicorn.Server(configuration(settings)).run(sockets=[listener])
+            server.run(sockets=[listener])
     return 0
 
 
