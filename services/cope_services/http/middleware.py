@@ -83,7 +83,7 @@ class BodyLimit:
             if brackets > MAX_BRACKETS:
                 raise HTTPException(
                     TooLargeError.status,
-                    f"the body has more than {MAX_BRACKETS} lists and objects; send several smaller requests",
+                    f"the body has more than {MAX_BRACKETS} `[` and `{{`; send several smaller requests",
                 )
             return received
 
@@ -100,7 +100,13 @@ class HeadAsGet:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app({**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope, receive, send)
+        if scope.get("method") != "HEAD":
+            return await self.app(scope, receive, send)
+        as_get = {**scope, "method": "GET"}
+        try:
+            await self.app(as_get, receive, send)
+        finally:
+            scope["endpoint"] = as_get.get("endpoint")  # for the metrics
 
 
 def compression(app: ASGIApp) -> ASGIApp:

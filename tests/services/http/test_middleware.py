@@ -88,7 +88,7 @@ def test_a_body_of_too_many_lists_is_refused_before_it_is_parsed(client: httpx.C
             response = client.post(path, content=content, headers={"content-type": "application/json"})
             error = response.json().get("error") or response.json()
             assert (response.status_code, error["code"]) == (413, "too_large")
-            assert f"more than {MAX_BRACKETS} lists and objects" in (error.get("detail") or error["message"])
+            assert f"more than {MAX_BRACKETS} `[` and `{{`" in (error.get("detail") or error["message"])
     text = "[" * (MAX_BRACKETS - 10)
     response = client.post(f"{API}/perplexity", json={"models": [sample.ids[0]], "text": text})
     assert response.json()["code"] == "invalid_tokens"
