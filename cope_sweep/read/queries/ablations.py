@@ -71,6 +71,8 @@ class AblationFiles:
         self.folder = folder
         self._error_text = error_text
         self._max_runs = max_runs
+        self.made = 0
+        """Plans that were made."""
         self._plans: dict[tuple[str, str | None], Known] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._listed: tuple[int, dict[str, Path]] | None = None
@@ -120,6 +122,7 @@ class AblationFiles:
 
     def _make(self, name: str, scale: str | None, path: Path) -> LoadedPlan | SpecError:
         """Parse a file and make its plan. Raises QueryError for an unknown scale."""
+        self.made += 1
         # What a faulty file depends on is not known: any file of the folder.
         everything = _stamps([path, *(other for other in self.files().values() if other != path)])
         own_size = None

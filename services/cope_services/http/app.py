@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import platform
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -228,17 +229,28 @@ def create_model_app(settings: Settings) -> ModelRoutes:
     return app
 
 
+COLLECT_S = 60.0
+"""Between two full garbage collections."""
+
+
 @asynccontextmanager
-async def _with_sweeps(app: Service) -> AsyncIterator[None]:
-    """While the application runs, sweeps whose jobs have died are noticed."""
-    task = asyncio.create_task(app.components.sweeps.keep_reconciled())
+async def _in_background(app: Service) -> AsyncIterator[None]:
+    """While the application runs, sweeps whose jobs have died are noticed, and garbage is collected."""
+    tasks = [asyncio.create_task(app.components.sweeps.keep_reconciled()), asyncio.create_task(_collect_garbage())]
     yield
-    task.cancel()
+    for task in tasks:
+        task.cancel()
+
+
+async def _collect_garbage() -> None:
+    while True:
+        await asyncio.sleep(COLLECT_S)
+        gc.collect()
 
 
 def create_app(settings: Settings) -> Service:
     """The service for the ablations and the store of `settings`. This reads no file and starts no thread."""
-    app = Service(settings, lifespan=_with_sweeps)
+    app = Service(settings, lifespan=_in_background)
     app.include_router(health)
     _include_models(app)  # first: routers are asked in this order, and these requests take part of the models' cores
     _include_api(app, *reading.ROUTERS, *sweeps.ROUTERS, reading.comparisons)

@@ -46,11 +46,16 @@ def test_sigterm_stops_the_server(sample: SampleStore) -> None:
 def test_collections_leave_out_what_was_made_before_the_first_request(
     sample: SampleStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    usual = gc.get_threshold()
     gc.unfreeze()
     frozen: list[int] = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: frozen.append(gc.get_freeze_count()))
-    assert serve(sample.settings(port=0)) == 0
-    assert frozen[0] > 50_000
+    try:
+        assert serve(sample.settings(port=0)) == 0
+        assert frozen[0] > 50_000
+        assert gc.get_threshold() > usual
+    finally:
+        gc.set_threshold(*usual)
 
 
 @pytest.mark.parametrize(
