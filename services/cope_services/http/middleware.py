@@ -106,7 +106,9 @@ class HeadAsGet:
         try:
             await self.app(as_get, receive, send)
         finally:
-            scope["endpoint"] = as_get.get("endpoint")  # for the metrics
+            scope.update(
+                {name: as_get[name] for name in ("endpoint", "path_params") if name in as_get}
+            )  # for the metrics
 
 
 def compression(app: ASGIApp) -> ASGIApp:
