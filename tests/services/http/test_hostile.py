@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import shutil
 import time
@@ -132,14 +133,18 @@ def test_records_of_sweeps(own_sample: SampleStore, kind: str) -> None:
 
 
 MAX_BYTES = 1 << 20
-LOOP_S = 0.15
-"""CPU time of a request in the event loop. It is 0.03 s at most on an idle machine, and was 0.4 to 0.8 s for many lists."""
+MOST = 4.0
+"""CPU time of a request in the event loop, as a multiple of that which 500,000 numbers take to be parsed: 12 ms on an idle
+machine. Most bodies take 2; many lists took 5, and with the collections of a server 40."""
 
 
 def filled(begin: str, part: str, end: str) -> bytes:
     """A body of the largest size: `begin`, many times `part` with commas between, `end`."""
     parts = (MAX_BYTES - len(begin) - len(end)) // (len(part) + 1)
     return f"{begin}{','.join([part] * parts)}{end}".encode()
+
+
+NUMBERS = filled("[", "1", "]")
 
 
 def large_bodies(run_id: str) -> dict[str, bytes]:
@@ -162,21 +167,27 @@ def large_bodies(run_id: str) -> dict[str, bytes]:
 ])  # fmt: skip
 def test_no_body_occupies_the_event_loop(sample: SampleStore, path: str) -> None:
     gc.freeze()  # as the server does
-    run_id, took_s = sample.ids[0], {}
+    run_id, took = sample.ids[0], {}
 
     async def ask() -> None:
         transport = httpx.ASGITransport(create_app(sample.settings()))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             await client.post(f"{API}/perplexity", json={"models": [run_id], "tokens": [[1, 15, 3]]})
             for name, content in large_bodies(run_id).items():
-                headers = {"content-type": "application/json"}
-                began_s = time.thread_time()
-                answer = await client.post(path.replace("{run}", run_id), content=content, headers=headers)
-                took_s[name] = time.thread_time() - began_s
-                assert answer.status_code < 500 or answer.json()["code"] == "no_cluster", name
+                for _ in range(3):  # other processes take parts of the time of one
+                    began_s = time.thread_time()
+                    json.loads(NUMBERS)
+                    parsed_s = time.thread_time()
+                    answer = await client.post(
+                        path.replace("{run}", run_id), content=content, headers={"content-type": "application/json"}
+                    )
+                    took[name] = (time.thread_time() - parsed_s) / (parsed_s - began_s)
+                    assert answer.status_code < 500 or answer.json()["code"] == "no_cluster", name
+                    if took[name] < MOST:
+                        break
 
     asyncio.run(ask())
-    assert {name: seconds for name, seconds in took_s.items() if seconds > LOOP_S} == {}
+    assert {name: multiple for name, multiple in took.items() if multiple >= MOST} == {}
 
 
 # -- requests that are generated from the OpenAPI document -------------------------------------------------------------
