@@ -43,9 +43,6 @@ class AblationSummary(BaseModel):
         description="Scales whose results are kept with the ablation files (`table?committed=true`). An empty name is "
         "the own size.",
     )
-    loading: bool = Field(
-        default=False, description="Its plan, or that of a scale, is still being made; numbers are missing until then."
-    )
     error: str | None = Field(default=None, description="Why the file is invalid; the other fields are then empty.")
 
 

@@ -98,7 +98,7 @@ class Relay:
             return None
         try:
             # Whether replicas have a route for the request.
-            paths = READ_PATH if scope["method"] in ("GET", "HEAD") else INFERENCE_PATH
+            paths = READ_PATH if scope["method"] == "GET" else INFERENCE_PATH
             if not paths.fullmatch(scope["path"]):
                 raise _UnknownPathError(f"there is no {scope['path']} here; `cope-sweep serve` has the other routes")
             await self._answer(await _read(scope, receive), send)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +59,6 @@ class AblationFiles:
         folder: Path,
         *,
         max_runs: int | None = None,
-        waits: bool = True,
         error_text: Callable[[str], str] = str,
     ) -> None:
         """Name the folder.
@@ -67,13 +66,13 @@ class AblationFiles:
         Args:
             folder: The folder of the files.
             max_runs: A file whose plan has more runs counts as faulty; None: any number.
-            waits: Whether questions about all plans make those that are not made yet. Otherwise they leave them out.
             error_text: What is told of the message of a faulty file: a service leaves out where its files are.
         """
         self.folder = folder
-        self.waits = waits
         self._error_text = error_text
         self._max_runs = max_runs
+        self.made = 0
+        """Plans that were made."""
         self._plans: dict[tuple[str, str | None], Known] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._listed: tuple[int, dict[str, Path]] | None = None
@@ -114,24 +113,6 @@ class AblationFiles:
         found = (path.stem.partition(".") for path in (self.folder / RESULTS).glob("*.parquet"))
         return sorted(scale for own, _, scale in found if own == name and scale.rpartition(".")[2] != "curves")
 
-    def is_ready(self, name: str, scale: str | None = None) -> bool:
-        """Whether `load` answers at once, with a plan or with an error."""
-        path = self.files().get(name)
-        return path is None or self._current(name, scale, path) is not None
-
-    def missing(self) -> list[tuple[str, str | None]]:
-        """Ablations and scales whose plans are not made: first those without scale. Raises OSError."""
-        own: list[tuple[str, str | None]] = []
-        scales: list[tuple[str, str | None]] = []
-        for name, path in self.files().items():
-            found = self._current(name, None, path)
-            if found is None:
-                own.append((name, None))
-            elif isinstance(found, LoadedPlan):
-                names = found.plan.ablation.content.scales
-                scales += [(name, scale) for scale in names if self._current(name, scale, path) is None]
-        return own + scales
-
     def _current(self, name: str, scale: str | None, path: Path) -> LoadedPlan | SpecError | None:
         """Facts about an ablation at a scale, if its files have not changed since."""
         known = self._plans.get((name, scale))
@@ -141,6 +122,7 @@ class AblationFiles:
 
     def _make(self, name: str, scale: str | None, path: Path) -> LoadedPlan | SpecError:
         """Parse a file and make its plan. Raises QueryError for an unknown scale."""
+        self.made += 1
         # What a faulty file depends on is not known: any file of the folder.
         everything = _stamps([path, *(other for other in self.files().values() if other != path)])
         own_size = None
@@ -156,7 +138,7 @@ class AblationFiles:
         """Run id → where it is in the plans of all valid ablations at all scales."""
         wanted = list(run_ids)
         found: dict[str, list[Place]] = {}
-        for each in self._all():
+        for each in self.all():
             for run_id in wanted:
                 if (spec := each.runs.get(run_id)) is not None:
                     place = Place(each.plan.name, each.plan.row_name(run_id), spec)
@@ -164,32 +146,22 @@ class AblationFiles:
         return found
 
     def state(self) -> tuple[object, ...]:
-        """A value that changes when a file changes, or when a plan is made that the last answers left out."""
+        """A value that changes when a file changes."""
         kept = (self.folder / RESULTS).glob("*.parquet")
         paths = {str(path): None for path in (*self.files().values(), self.folder / RESULTS, *kept)}
-        known = list(self._plans.values())
-        paths |= {stamp[0]: None for stamps, _ in known for stamp in stamps}
-        return _stamps(paths), len(known)
+        paths |= {stamp[0]: None for stamps, _ in list(self._plans.values()) for stamp in stamps}
+        return _stamps(paths)
 
-    def ready(self, name: str, scale: str | None = None) -> LoadedPlan | None:
-        """The plan of an ablation at a scale; None if it is not made yet and this object does not wait for it.
-
-        Raises as `load` does.
-        """
-        return self.load(name, scale) if self.waits or self.is_ready(name, scale) else None
-
-    def _all(self) -> Iterator[LoadedPlan]:
+    def all(self) -> list[LoadedPlan]:
+        """The plans of all valid ablations at all scales."""
+        found: list[LoadedPlan] = []
         for name in self.files():
-            try:
-                base = self.ready(name)
-                if base is None:
-                    continue
-                yield base
-                for scale in base.plan.ablation.content.scales:
-                    if (at_scale := self.ready(name, scale)) is not None:
-                        yield at_scale
-            except (SpecError, NotFoundError):
-                continue
+            with contextlib.suppress(SpecError, NotFoundError):
+                own_size = self.load(name)
+                found.append(own_size)
+                for scale in own_size.plan.ablation.content.scales:
+                    found.append(self.load(name, scale))  # noqa: PERF401 - a faulty scale leaves those before it
+        return found
 
 
 def _is_inside(path: Path, folder: Path) -> bool:

@@ -87,9 +87,7 @@ class Queries:
         entries = []
         for name in self.files.files():
             try:
-                ready = self.files.waits or self.files.is_ready(name)
-                fields = self._ablation_fields(self.load(name)) if ready else {"name": name, "loading": True}
-                entries.append(answers.AblationSummary(**fields))
+                entries.append(answers.AblationSummary(**self._ablation_fields(self.load(name))))
             except SpecError as error:
                 entries.append(answers.AblationSummary(name=name, error=str(error)))
         return entries
@@ -135,8 +133,7 @@ class Queries:
         content, index = loaded.plan.ablation.content, self.store.index
         name = loaded.plan.name
         counts = summaries.plan_counts(index, list(loaded.runs))
-        ready = [scale for scale in content.scales if self.files.waits or self.files.is_ready(name, scale)]
-        scales = {scale: list(self.load(name, scale).runs) for scale in ready}
+        scales = {scale: list(self.load(name, scale).runs) for scale in content.scales}
         times = [summaries.newest_ms(index, runs) for runs in (loaded.runs, *scales.values())]
         return {
             "name": name,
@@ -152,7 +149,6 @@ class Queries:
             "counts": counts,
             "newest_ms": max((ms for ms in times if ms is not None), default=None),
             "committed": self.files.committed(name),
-            "loading": len(ready) < len(content.scales),
         }
 
     def _scale_summary(self, runs: list[str]) -> answers.ScaleSummary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import platform
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import swagger_ui_bundle
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -21,17 +22,17 @@ from starlette.types import ASGIApp
 
 from cope_services.http import reading, sweeps
 from cope_services.http.access import READ, AllowedHosts, ApiKey, Authentication, KeysFile, is_loopback
-from cope_services.http.caching import Answers, Freshness, Plans, ReadRoute
+from cope_services.http.caching import Answers, Freshness, Plans
 from cope_services.http.components import Components, ComponentsDep
 from cope_services.http.errors import NotReadyError, complete, error_responses, install_error_handlers
 from cope_services.http.metrics import Measurement, Metrics
 from cope_services.http.middleware import (
     PAGE_POLICY,
     BodyLimit,
-    Compression,
-    PlainErrors,
+    HeadAsGet,
     Refusals,
     SecurityHeaders,
+    compression,
     overload_check,
 )
 from cope_services.http.settings import Settings
@@ -102,12 +103,12 @@ def guarded(app: ASGIApp, settings: Settings, *checks: Any, always: bool) -> ASG
     """
     hosts = AllowedHosts(settings.host, settings.allowed_hosts)
     keys = Authentication(KeysFile(settings.keys_file), always)
-    app = Refusals(BodyLimit(app, settings.max_body_bytes), hosts.check, keys.check, *checks)
-    return SecurityHeaders(Compression(PlainErrors(app)))
+    app = Refusals(BodyLimit(HeadAsGet(app), settings.max_body_bytes), hosts.check, keys.check, *checks)
+    return SecurityHeaders(compression(app))
 
 
 def _components(settings: Settings) -> Components:
-    files = AblationFiles(settings.ablations, max_runs=settings.max_plan_runs, waits=False, error_text=settings.shown)
+    files = AblationFiles(settings.ablations, max_runs=settings.max_plan_runs, error_text=settings.shown)
     queries = Queries(Store(settings.store, index=settings.index or None), files)
     return Components(
         queries=queries,
@@ -131,9 +132,9 @@ DOCUMENTATION_FILES = {
 }
 PAGE_HEADERS = {"content-security-policy": PAGE_POLICY}
 
-pages = APIRouter(include_in_schema=False, route_class=ReadRoute)
-health = APIRouter(tags=["health"], route_class=ReadRoute)
-version = APIRouter(tags=["health"], dependencies=[READ], route_class=ReadRoute)
+pages = APIRouter(include_in_schema=False)
+health = APIRouter(tags=["health"])
+version = APIRouter(tags=["health"], dependencies=[READ])
 
 
 @pages.get("/")
@@ -207,8 +208,9 @@ def _torch_version() -> str:
 def _include_models(app: FastAPI) -> None:
     """Add the routes that ask models, those of the OpenAI protocol, and the version."""
     _include_api(app, models.perplexity, models.probes, version)
+    app.include_router(openai.models)
     app.include_router(openai.router)
-    app.include_router(openai.run_router)
+    app.include_router(openai.router, prefix="/openai/{run_id}", dependencies=[Depends(openai.of_run)])
 
 
 def _include_api(app: FastAPI, *routers: APIRouter) -> None:
@@ -227,17 +229,28 @@ def create_model_app(settings: Settings) -> ModelRoutes:
     return app
 
 
+COLLECT_S = 60.0
+"""Between two full garbage collections."""
+
+
 @asynccontextmanager
-async def _with_sweeps(app: Service) -> AsyncIterator[None]:
-    """While the application runs, sweeps whose jobs have died are noticed."""
-    task = asyncio.create_task(app.components.sweeps.keep_reconciled())
+async def _in_background(app: Service) -> AsyncIterator[None]:
+    """While the application runs, sweeps whose jobs have died are noticed, and garbage is collected."""
+    tasks = [asyncio.create_task(app.components.sweeps.keep_reconciled()), asyncio.create_task(_collect_garbage())]
     yield
-    task.cancel()
+    for task in tasks:
+        task.cancel()
+
+
+async def _collect_garbage() -> None:
+    while True:
+        await asyncio.sleep(COLLECT_S)
+        gc.collect()
 
 
 def create_app(settings: Settings) -> Service:
     """The service for the ablations and the store of `settings`. This reads no file and starts no thread."""
-    app = Service(settings, lifespan=_with_sweeps)
+    app = Service(settings, lifespan=_in_background)
     app.include_router(health)
     _include_models(app)  # first: routers are asked in this order, and these requests take part of the models' cores
     _include_api(app, *reading.ROUTERS, *sweeps.ROUTERS, reading.comparisons)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import time
 from collections.abc import Callable, Coroutine, Hashable
@@ -22,8 +23,6 @@ from cachetools import LRUCache
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
-from starlette.routing import Match
-from starlette.types import Receive, Scope, Send
 from werkzeug.http import parse_etags
 
 from cope_services.http.access import check_scopes
@@ -32,18 +31,14 @@ from cope_sweep.errors import UserError
 from cope_sweep.read.queries import AblationFiles, Queries
 
 PATIENCE_S = 1.0
-"""How long a request waits for a store that stalls, if an older version is known, and how long answers about all
-ablations wait for plans that are being made; then they leave them out."""
+"""How long a request waits for a store that stalls, if an older version is known."""
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
 class Shared(Generic[K, T]):
-    """Work that goes on: who asks for it with the same key gets the same task. Who stops to wait does not end it.
-
-    `forget` ends the sharing, not the work: who asks after it gets another task.
-    """
+    """Work that goes on: who asks for it with the same key gets the same task. Who stops to wait does not end it."""
 
     def __init__(self) -> None:
         self.tasks: dict[K, asyncio.Task[T]] = {}
@@ -56,13 +51,8 @@ class Shared(Generic[K, T]):
             task.add_done_callback(lambda done: self._end(key, done))
         return asyncio.shield(task)
 
-    def forget(self, key: K) -> None:
-        """Have the next request for this key begin another task."""
-        del self.tasks[key]
-
     def _end(self, key: K, task: asyncio.Task[T]) -> None:
-        if self.tasks.get(key) is task:
-            self.forget(key)
+        del self.tasks[key]
         if not task.cancelled():
             task.exception()  # those who wait raise it
 
@@ -110,9 +100,10 @@ MAX_BYTES = 128 << 20
 """All answers in memory."""
 THREAD_BYTES = 1 << 19
 """Larger bodies are hashed in a thread: they would block the event loop for half a millisecond or more."""
+
 PACE = 4.0
 """An answer that took t seconds is shown for at least this many times t. So those of a store that changes all the time
-take at most a fifth of a core each."""
+take at most a fifth of a core each, and several viewers do not have the same figure drawn all the time."""
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -175,7 +166,7 @@ class Answers:
         del headers["content-length"]
         media_type = headers.pop("content-type", "application/json")
         # `no-cache` lets a client store the body if it validates the ETag before each use.
-        headers |= {"etag": f'"{digest}"', "cache-control": "no-cache", "vary": "Accept"}
+        headers |= {"etag": f'W/"{digest}"', "cache-control": "no-cache", "vary": "Accept"}
         now_s = time.monotonic()
         answer = Answer(version, now_s, now_s - began_s, body, media_type, headers)
         if answer.size_bytes <= MAX_BYTES // 4:
@@ -187,37 +178,7 @@ def _digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()[:32]
 
 
-class ReadRoute(APIRoute):
-    """A route that answers HEAD where it answers GET. The documentation has GET alone."""
-
-    ASKED = "cope_services.method"
-    """The key of a scope for the method of a request that is answered as GET."""
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Like GET."""
-        return super().matches(self._as_get(scope))
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Like GET; the server leaves out the body of a response to HEAD."""
-        await super().handle(self._as_get(scope), receive, send)
-
-    def get_route_handler(self) -> Handler:
-        """FastAPI's handler. Responses see the method of the request: that of a file does not read it for HEAD."""
-        make = super().get_route_handler()
-
-        async def handler(request: Request) -> Response:
-            request.scope["method"] = request.scope.pop(self.ASKED, request.scope["method"])
-            return await make(request)
-
-        return handler
-
-    def _as_get(self, scope: Scope) -> Scope:
-        if scope["type"] == "http" and scope["method"] == "HEAD" and "GET" in (self.methods or ()):
-            return {**scope, "method": "GET", self.ASKED: "HEAD"}
-        return scope
-
-
-class CachedRoute(ReadRoute):
+class CachedRoute(APIRoute):
     """A GET route whose answers are kept."""
 
     max_age_s = float("inf")
@@ -243,73 +204,29 @@ class RunFilesRoute(CachedRoute):
 
 def matches_etag(if_none_match: str | None, etag: str) -> bool:
     """Whether an If-None-Match header names this ETag."""
-    return parse_etags(if_none_match).contains_weak(etag.strip('"'))
+    return parse_etags(if_none_match).contains_weak(etag.removeprefix("W/").strip('"'))
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------
 
-MAX_THREADS = 4
-"""Plans that are made at a time."""
-
-PlanKey = tuple[str, str | None]
-
 
 class Plans:
-    """Makes the plans of a folder of ablation files off the request path: a plan of many runs takes seconds.
-
-    Requests wait for a plan without occupying a thread, and those that need the same plan share its making.
-    """
+    """Has plans made once for all requests that wait for them, who occupy no threads: one of 100,000 runs takes 4 s."""
 
     def __init__(self, files: AblationFiles) -> None:
         self._files = files
-        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="plans")
-        self._making: Shared[PlanKey, None] = Shared()
-        self._all: Shared[None, None] = Shared()
-        self._all_began_s = 0.0
+        self._making: Shared[tuple[str | None, str | None], None] = Shared()
 
-    async def prepare(self, name: str, scale: str | None) -> None:
-        """Return when `AblationFiles.load` answers at once for this ablation and scale, with a plan or an error."""
-        key = name, scale
-        if key in self._making.tasks or not await run_in_threadpool(self._is_ready, key):
-            await self._make(key)
+    async def prepare(self, name: str | None = None, scale: str | None = None) -> None:
+        """Return when the plan of an ablation, or all of all ablations, are made or known to be faulty."""
+        await self._making.get((name, scale), lambda: run_in_threadpool(self._prepare, name, scale))
 
-    async def prepare_all(self) -> None:
-        """Begin to make the plans that are not ready, of all ablations at all scales, and wait a moment for them."""
-        if not self._all.tasks:
-            if not await run_in_threadpool(self._missing):
-                return
-            if not self._all.tasks:
-                self._all_began_s = time.monotonic()
-        making = self._all.get(None, self._make_all)
-        left_s = self._all_began_s + PATIENCE_S - time.monotonic()
-        if left_s > 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(making, left_s)
-
-    def _make(self, key: PlanKey) -> asyncio.Future[None]:
-        async def make() -> None:
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._load, key)
-
-        return self._making.get(key, make)
-
-    async def _make_all(self) -> None:
-        """One plan at a time: the other threads are for plans that somebody asks for."""
-        tried: set[PlanKey] = set()
-        while keys := [key for key in await run_in_threadpool(self._missing) if key not in tried]:
-            tried.add(keys[0])
-            await self._make(keys[0])
-
-    def _load(self, key: PlanKey) -> None:
-        with contextlib.suppress(UserError, OSError):  # the request that asks for the plan raises it
-            self._files.load(*key)
-
-    def _is_ready(self, key: PlanKey) -> bool:
-        with contextlib.suppress(OSError):
-            return self._files.is_ready(*key)
-        return True
-
-    def _missing(self) -> list[PlanKey]:
-        """Parts that are not ready: the sizes of the files first, then their scales."""
-        with contextlib.suppress(OSError):
-            return self._files.missing()
-        return []
+    def _prepare(self, name: str | None, scale: str | None) -> None:
+        made = self._files.made
+        with contextlib.suppress(UserError, OSError):  # the request raises it
+            if name is None:
+                self._files.all()
+            else:
+                self._files.load(name, scale)
+        if self._files.made != made:
+            gc.freeze()  # plans have no cycles, and a collection that looks at 100,000 runs takes half a second

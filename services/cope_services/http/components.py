@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 from fastapi import Depends, Header, Request
 
 from cope_services.http.errors import MediaTypeError, ServiceError, time_limit
-from cope_sweep.read.queries import NotFoundError, Queries
+from cope_sweep.read.queries import Queries
 from cope_sweep.store import RunFolder
 
 if TYPE_CHECKING:
@@ -42,15 +42,7 @@ class Components:
 
     async def predictor(self, run_id: str) -> Predictor:
         """The model of a finished run. Raises as `Predictors.get`."""
-        return await self.find(lambda: self.predictors.get(run_id, lambda: self.queries.finished(run_id)))
-
-    async def find(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Result of `work`. A run that it does not find may be in a plan that is not made yet: then once more."""
-        try:
-            return await work()
-        except NotFoundError:
-            await self.plans.prepare_all()
-            return await work()
+        return await self.predictors.get(run_id, lambda: self.queries.finished(run_id))
 
 
 class ClientGoneError(ServiceError):
@@ -114,13 +106,12 @@ def _finished_run(run_id: str, components: ComponentsDep) -> RunFolder:
     return components.queries.finished(run_id)
 
 
-async def _prepare_all(components: ComponentsDep) -> None:
-    await components.plans.prepare_all()
+async def _prepare_plans(components: ComponentsDep) -> None:
+    await components.plans.prepare()
 
 
 RequireJson = Depends(_require_json)
-PreparePlans = Depends(_prepare_all)
-"""The plans of all ablations are made, or are being made."""
+PreparePlans = Depends(_prepare_plans)
 FinishedRun = Annotated[RunFolder, Depends(_finished_run)]
 Accept = Annotated[str | None, Header(description="Media type of the file; the parameter `format` has priority.")]
 IfNoneMatch = Annotated[str | None, Header(description="ETag of the version that the client has.")]

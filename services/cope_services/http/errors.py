@@ -115,9 +115,8 @@ INVALID_JSON = "the body is not valid JSON"
 def install_error_handlers(app: FastAPI, shown: Callable[[str], str] = str) -> None:
     """Make `app` answer every error with problem details, or on a route of the OpenAI protocol with its error object.
 
-    `shown` leaves out of a message what clients are not told.
-
-    `middleware.PlainErrors` does the same for the errors that starlette's responses answer themselves.
+    `shown` leaves out of a message what clients are not told. A `Range` that cannot be sent is answered by starlette's
+    file responses, in plain text.
     """
 
     @app.exception_handler(ServiceError)
@@ -143,23 +142,19 @@ def install_error_handlers(app: FastAPI, shown: Callable[[str], str] = str) -> N
         if status == 400:  # FastAPI raises it for a body that its JSON parser rejects
             return error_response(request.scope, status, "invalid_json", INVALID_JSON)
         detail = "" if error.detail == status.phrase else str(error.detail)
-        return error_response(request.scope, status, code_of(status), detail, error.headers)
+        code = TooLargeError.code if status == 413 else status.name.lower()
+        return error_response(request.scope, status, code, detail, error.headers)
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:
         return error_response(request.scope, 500, "internal_error", INTERNAL_ERROR)
 
 
-def code_of(status: int) -> str:
-    """The code of an error that is known by its status only, as `method_not_allowed`."""
-    return {413: TooLargeError.code, 416: "range_not_satisfiable"}.get(status) or HTTPStatus(status).name.lower()
-
-
 def error_response(
     scope: Scope, status: int, code: str, detail: str, headers: Mapping[str, str] | None = None
 ) -> Response:
     """The response to a request that failed. An empty `detail` is replaced by a sentence about the status."""
-    detail = detail or _status_detail(scope, status, headers or {})
+    detail = detail or _status_detail(scope, status)
     headers = dict(headers) if headers else None
     if not OPENAI_PATH.match(scope["path"]):
         return Response(problem_details(status, code, detail), status, headers, media_type=PROBLEM_JSON)
@@ -181,16 +176,13 @@ def error_object(status: int, code: str, message: str) -> bytes:
     return json.dumps({"error": {"message": message, "type": openai_type, "param": None, "code": code}}).encode()
 
 
-def _status_detail(scope: Scope, status: int, headers: Mapping[str, str]) -> str:
+def _status_detail(scope: Scope, status: int) -> str:
     path = scope["path"]
     match status:
         case 404:
             return f"there is no {path}; /docs lists all paths"
         case 405:
             return f"{path} does not support {scope['method']}; /docs lists all methods"
-        case 416:
-            size = headers.get("content-range", "").rpartition("/")[2]
-            return f"the range begins after the end of the file, which has {size} bytes"
     return HTTPStatus(status).phrase
 
 

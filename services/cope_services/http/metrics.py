@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import threading
 import time
@@ -110,7 +111,7 @@ class Measurement:
         self.metrics = metrics
         self.log = log
         self._routes = routes
-        self._templates: dict[object, str] = {}
+        self._templates: dict[tuple[object, ...], str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -148,8 +149,10 @@ class Measurement:
         if not self._templates:
             for context in iter_route_contexts(self._routes):
                 handler = context.route.app if isinstance(context.route, Mount) else context.endpoint
-                self._templates[handler] = context.path or ""
-        return self._templates.get(scope.get("endpoint"), UNKNOWN)
+                path = context.path or ""
+                # A function may answer two paths, of which one has another parameter.
+                self._templates[handler, *re.findall(r"{(\w+)", path)] = path
+        return self._templates.get((scope.get("endpoint"), *scope.get("path_params", ())), UNKNOWN)
 
     def _write_line(self, scope: Scope, status: int, seconds: float) -> None:
         client = scope["client"][0] if scope.get("client") else "-"

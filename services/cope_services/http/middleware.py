@@ -1,20 +1,16 @@
-"""ASGI middleware around all routes: refusals, the size of bodies, errors in plain text, compression, and headers."""
+"""ASGI middleware around all routes: refusals, the size of bodies, HEAD, compression, and headers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
 
-from isal import isal_zlib
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware, GZipResponder, IdentityResponder
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from werkzeug.http import parse_accept_header
 
-from cope_services.http.errors import ServiceError, TooLargeError, code_of, error_response
+from cope_services.http.errors import ServiceError, TooLargeError, error_response
 
 INFERENCE_PATH = re.compile(
     r"/api/v1/perplexity|/api/v1/runs/[^/]+/probe|(/openai/[^/]+)?/(v1/completions|tokenize|detokenize)"
@@ -55,8 +51,12 @@ def overload_check(check_room: Callable[[], None]) -> Callable[[Scope], None]:
     return check
 
 
+MAX_BRACKETS = 1 << 16
+"""`[` and `{` of a body. A body of 1 MB may have 350,000 lists, which take the event loop half a second to make."""
+
+
 class BodyLimit:
-    """Answers 413 to a body of more than `max_bytes`: by its Content-Length, or as soon as more bytes arrive."""
+    """Answers 413 to a body that is too large: by its Content-Length, or as soon as more arrives than is allowed."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self.app = app
@@ -69,15 +69,22 @@ class BodyLimit:
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self.max_bytes:
             return await error_response(scope, TooLargeError.status, TooLargeError.code, message)(scope, receive, send)
-        received_bytes = 0
+        size_bytes = brackets = 0
 
         async def limited_receive() -> Message:
-            nonlocal received_bytes
+            nonlocal size_bytes, brackets
             received = await receive()
-            received_bytes += len(received.get("body", b""))
-            if received_bytes > self.max_bytes:
-                # FastAPI reports any other exception here as a body that it cannot parse.
+            body = received.get("body", b"")
+            size_bytes += len(body)
+            brackets += body.count(b"[") + body.count(b"{")
+            # FastAPI reports any other exception here as a body that it cannot parse.
+            if size_bytes > self.max_bytes:
                 raise HTTPException(TooLargeError.status, message)
+            if brackets > MAX_BRACKETS:
+                raise HTTPException(
+                    TooLargeError.status,
+                    f"the body has more than {MAX_BRACKETS} `[` and `{{`; send several smaller requests",
+                )
             return received
 
         return await self.app(scope, limited_receive, send)
@@ -86,90 +93,33 @@ class BodyLimit:
 # -- responses ---------------------------------------------------------------------------------------------------------
 
 
-class PlainErrors:
-    """Gives errors in plain text the body of the others.
-
-    Starlette's file responses answer a `Range` header that they cannot satisfy themselves, without an exception.
-    """
+class HeadAsGet:
+    """Has HEAD answered as GET is; the server leaves out the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        plain: Message | None = None
-        text = b""
-
-        async def structured_send(message: Message) -> None:
-            nonlocal plain, text
-            if message["type"] == "http.response.start" and message["status"] >= 400:
-                media_type = Headers(raw=message["headers"]).get("content-type", "text/plain")
-                plain = message if media_type.startswith("text/plain") else None
-                if plain is not None:
-                    return
-            if plain is None:
-                await send(message)
-                return
-            text += message.get("body", b"")
-            if not message.get("more_body", False):
-                headers = MutableHeaders(raw=plain["headers"])
-                del headers["content-type"], headers["content-length"]
-                status, detail = plain["status"], text.decode(errors="replace")
-                await error_response(scope, status, code_of(status), detail, headers)(scope, receive, send)
-
-        await self.app(scope, receive, structured_send)
-
-
-MIN_BYTES = 1024
-"""Smaller bodies are sent as they are: they fit into one packet."""
-THREAD_BYTES = 1 << 19
-"""Larger pieces are compressed in a thread: they would block the event loop for a millisecond or more."""
-LEVEL = 1
-"""Level of ISA-L, 0 to 3. A page of runs takes a tenth of zlib's time at level 5, and is a twelfth larger."""
-NOT_COMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/octet-stream", "application/pdf",
-                  "application/vnd.apache.parquet")  # fmt: skip
-"""Media types of event streams, downloads and pictures."""
-
-
-class Compression(GZipMiddleware):
-    """Starlette's compression, with a faster gzip, and ETags that say that the bytes are others."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        super().__init__(app, MIN_BYTES, LEVEL, THREAD_BYTES, exclude_content_types=NOT_COMPRESSED)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] == "HEAD":
+        if scope.get("method") != "HEAD":
             return await self.app(scope, receive, send)
-
-        async def send_weakened(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(raw=message["headers"])
-                if "content-encoding" in headers:
-                    del headers["accept-ranges"]
-                    if headers.get("etag", "W/").startswith('"'):
-                        headers["etag"] = f"W/{headers['etag']}"
-            await send(message)
-
-        responder: IdentityResponder = IdentityResponder(self.app, MIN_BYTES, exclude_content_types=())
-        if accepts_gzip(Headers(scope=scope).get("accept-encoding", "")):
-            responder = _Gzip(self.app, MIN_BYTES, LEVEL, thread_minimum_size=THREAD_BYTES, exclude_content_types=())
-        responder.exclude_content_types = self.exclude_content_types  # normalised once, not for each response
-        return await responder(scope, receive, send_weakened)
+        as_get = {**scope, "method": "GET"}
+        try:
+            await self.app(as_get, receive, send)
+        finally:
+            scope.update(
+                {name: as_get[name] for name in ("endpoint", "path_params") if name in as_get}
+            )  # for the metrics
 
 
-class _Gzip(GZipResponder):
-    _compressor: Any
-
-    @property
-    def compressor(self) -> Any:
-        if self._compressor is None:
-            self._compressor = isal_zlib.compressobj(self.compresslevel, wbits=31)
-        return self._compressor
-
-
-@lru_cache(maxsize=256)
-def accepts_gzip(header: str) -> bool:
-    """Whether an `Accept-Encoding` header names gzip, and not with `q=0`."""
-    return any(name.lower() == "gzip" and quality > 0 for name, quality in parse_accept_header(header))
+def compression(app: ASGIApp) -> ASGIApp:
+    """An application whose text and JSON is compressed. Event streams, downloads and pictures are sent as they are."""
+    excluded = (
+        *DEFAULT_EXCLUDED_CONTENT_TYPES,
+        "application/octet-stream",
+        "application/pdf",
+        "application/vnd.apache.parquet",
+    )
+    return GZipMiddleware(app, minimum_size=1024, compresslevel=1, exclude_content_types=excluded)
 
 
 NO_FRAMES = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

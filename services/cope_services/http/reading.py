@@ -26,15 +26,8 @@ from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
 from cope_services.http.access import READ
-from cope_services.http.caching import CachedRoute, ReadRoute, RunFilesRoute, matches_etag
-from cope_services.http.components import (
-    Accept,
-    Components,
-    ComponentsDep,
-    FinishedRun,
-    IfNoneMatch,
-    PreparePlans,
-)
+from cope_services.http.caching import CachedRoute, RunFilesRoute, matches_etag
+from cope_services.http.components import Accept, Components, ComponentsDep, FinishedRun, IfNoneMatch, PreparePlans
 from cope_services.http.errors import BusyError, NotAcceptableError, Responses, error_responses
 from cope_services.models.predictors import StoredFile, checkpoint_file, checkpoint_listing
 from cope_sweep.api.answers import Checkpoint, FigureInfo
@@ -222,10 +215,7 @@ async def _prepare(components: Components, question: Question[Any]) -> None:
     if isinstance(question, WITHOUT_PLANS):
         return
     name = getattr(question, "name", None) or getattr(question, "ablation", None)
-    if name is None or isinstance(question, ListRuns):
-        await components.plans.prepare_all()
-    if name is not None:
-        await components.plans.prepare(name, getattr(question, "scale", None))
+    await components.plans.prepare(None if isinstance(question, ListRuns) else name, getattr(question, "scale", None))
 
 
 async def _ask(components: Components, question: Question[Any], accept: str | None) -> Response:
@@ -253,8 +243,6 @@ FIGURE_TYPES: dict[Literal["svg", "png", "pdf", "csv"], str] = {
     "svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf", "csv": "text/csv",
 }  # fmt: skip
 REPORT_TYPES: dict[Literal["html", "markdown"], str] = {"html": "text/html", "markdown": "text/markdown"}
-REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""A report has its styles and pictures in itself, and no script."""
 EXPORT_TYPES: dict[Literal["csv", "parquet", "json"], str] = {
     "csv": "text/csv", "parquet": "application/vnd.apache.parquet", "json": "application/json",
 }  # fmt: skip
@@ -312,8 +300,7 @@ async def _report(components: Components, question: GetReport, accept: str | Non
         except ReportError as error:
             raise NotFinishedError(str(error)) from error
 
-    headers = {"content-security-policy": REPORT_POLICY}
-    return Response(await components.pictures.make(draw), media_type=REPORT_TYPES[chosen], headers=headers)
+    return Response(await components.pictures.make(draw), media_type=REPORT_TYPES[chosen])
 
 
 async def _figures(components: Components, question: ListFigures, accept: str | None) -> Response:
@@ -363,9 +350,9 @@ add_question(ablations, GetReport, _report, _files(REPORT_TYPES, 429))
 
 READING: dict[str, Any] = {"prefix": "/runs", "tags": ["runs"], "dependencies": [READ]}
 pages = APIRouter(**READING, responses={304: {}}, route_class=CachedRoute)
-exports = APIRouter(**READING, route_class=ReadRoute)
+exports = APIRouter(**READING)
 files = APIRouter(**READING, responses={304: {}}, route_class=RunFilesRoute)
-checkpoints = APIRouter(**READING, route_class=ReadRoute)
+checkpoints = APIRouter(**READING)
 
 FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 304: {}, **error_responses(409)}
 

@@ -3,7 +3,7 @@
     /v1/completions                   the request names the model, a run id
     /openai/{run_id}/v1/completions   the path does, for clients whose other requests cannot
 
-`router` has the first, `run_router` the second. Prompts are scored and continued in batches with other requests.
+Prompts are scored and continued in batches with other requests.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -445,15 +445,26 @@ END_OF_STREAM = b"data: [DONE]\n\n"
 
 COMPLETION_RESPONSES: Responses = {200: {"model": Completion, "content": {"text/event-stream": {}}}, **OPENAI_ERRORS}
 
+models = APIRouter(tags=["OpenAI protocol"])
+router = APIRouter(tags=["OpenAI protocol"])
+"""Routes that ask a model: `create_app` has them twice, the second time below `/openai/{run_id}`."""
+
+
+async def of_run(run_id: Annotated[str, Path(description="A run id.")]) -> None:
+    """Document the parameter of the second ones."""
+
+
+async def _path_run(request: Request) -> str | None:
+    run_id: str | None = request.path_params.get("run_id")
+    return run_id
+
+
+PathRun = Annotated[str | None, Depends(_path_run)]
+"""The run of the path; None where it has none."""
 ModelParameter = Annotated[str | None, Query(max_length=200, description="A run id.")]
 
-router = APIRouter(tags=["OpenAI protocol"])
-run_router = APIRouter(prefix="/openai/{run_id}", tags=["OpenAI protocol, one run"])
 
-R = TypeVar("R", CompletionRequest, TokenizeRequest, DetokenizeRequest)
-
-
-@router.get("/v1/models", dependencies=[READ, PreparePlans], response_model_exclude_none=True, responses=OPENAI_ERRORS)
+@models.get("/v1/models", dependencies=[READ, PreparePlans], response_model_exclude_none=True, responses=OPENAI_ERRORS)
 def list_models(
     components: ComponentsDep,
     limit: Annotated[int, Query(ge=1, le=MAX_MODELS)] = MAX_MODELS,
@@ -466,7 +477,7 @@ def list_models(
     return ModelList(data=[_model(run) for run in page.runs])
 
 
-@router.get(
+@models.get(
     "/v1/models/{model}", dependencies=[READ, PreparePlans], response_model_exclude_none=True, responses=OPENAI_ERRORS
 )
 def get_model(model: str, components: ComponentsDep) -> Model:
@@ -480,9 +491,12 @@ def _model(run: RunSummary) -> Model:
 
 
 @router.post("/v1/completions", dependencies=[INFER, RequireJson], responses=COMPLETION_RESPONSES, response_model=None)
-async def create_completion(body: CompletionRequest, components: ComponentsDep, request: Request) -> Response:
+async def create_completion(
+    body: CompletionRequest, components: ComponentsDep, request: Request, run: PathRun
+) -> Response:
     """Continue and score prompts. With `stream`, the response is a stream of server-sent events."""
-    predictor = await components.infer(request, lambda: _predictor(body.model, components))
+    named = _named(run, body.model)
+    predictor = await components.infer(request, lambda: components.predictor(named))
     if not body.stream:
         completion = await components.infer(request, lambda: complete(components.predictors, predictor, body))
         return Response(completion.model_dump_json(), media_type="application/json")
@@ -493,9 +507,9 @@ async def create_completion(body: CompletionRequest, components: ComponentsDep, 
 
 
 @router.get("/tokenizer_info", dependencies=[INFER], responses=OPENAI_ERRORS)
-async def get_tokenizer_info(components: ComponentsDep, model: ModelParameter = None) -> TokenizerInfo:
+async def get_tokenizer_info(components: ComponentsDep, run: PathRun, model: ModelParameter = None) -> TokenizerInfo:
     """The special tokens of a model."""
-    predictor = await _waiting(model, components)
+    predictor = await _predictor(_named(run, model), components)
     with service_errors():
         end = predictor.vocabulary.end_of_text
         label = None if end is None else predictor.vocabulary.label(end)
@@ -511,9 +525,11 @@ async def get_tokenizer_info(components: ComponentsDep, model: ModelParameter = 
 
 
 @router.post("/tokenize", dependencies=[INFER, RequireJson], responses=OPENAI_ERRORS)
-async def tokenize(body: TokenizeRequest, components: ComponentsDep, model: ModelParameter = None) -> Tokens:
+async def tokenize(
+    body: TokenizeRequest, components: ComponentsDep, run: PathRun, model: ModelParameter = None
+) -> Tokens:
     """The ids of a text. A text that is nothing but the end-of-text token is that token."""
-    predictor = await _waiting(body.model or model, components)
+    predictor = await _predictor(_named(run, body.model or model), components)
     with service_errors():
         vocabulary = predictor.vocabulary
         end = vocabulary.end_of_text
@@ -525,66 +541,36 @@ async def tokenize(body: TokenizeRequest, components: ComponentsDep, model: Mode
 
 
 @router.post("/detokenize", dependencies=[INFER, RequireJson], responses=OPENAI_ERRORS)
-async def detokenize(body: DetokenizeRequest, components: ComponentsDep, model: ModelParameter = None) -> Detokenized:
+async def detokenize(
+    body: DetokenizeRequest, components: ComponentsDep, run: PathRun, model: ModelParameter = None
+) -> Detokenized:
     """The text of token ids."""
     from cope_sweep.inference import decode, validate_token_ids
 
-    predictor = await _waiting(body.model or model, components)
+    predictor = await _predictor(_named(run, body.model or model), components)
+
+    def text() -> str:
+        return decode(predictor.vocabulary, validate_token_ids(body.tokens, predictor.vocabulary_size))
+
     with service_errors():
-        tokens_T = validate_token_ids(body.tokens, predictor.vocabulary_size)
-        return Detokenized(prompt=decode(predictor.vocabulary, tokens_T))
+        return Detokenized(prompt=await components.predictors.batcher.prepare(text))
 
 
-# -- the same, with the model in the path
-
-
-@run_router.post(
-    "/v1/completions", dependencies=[INFER, RequireJson], responses=COMPLETION_RESPONSES, response_model=None
-)
-async def create_run_completion(
-    run_id: str, body: CompletionRequest, components: ComponentsDep, request: Request
-) -> Response:
-    """Like `/v1/completions`."""
-    return await create_completion(_of_run(run_id, body), components, request)
-
-
-@run_router.get("/tokenizer_info", dependencies=[INFER], responses=OPENAI_ERRORS)
-async def get_run_tokenizer_info(run_id: str, components: ComponentsDep) -> TokenizerInfo:
-    """Like `/tokenizer_info`."""
-    return await get_tokenizer_info(components, run_id)
-
-
-@run_router.post("/tokenize", dependencies=[INFER, RequireJson], responses=OPENAI_ERRORS)
-async def tokenize_for_run(run_id: str, body: TokenizeRequest, components: ComponentsDep) -> Tokens:
-    """Like `/tokenize`."""
-    return await tokenize(_of_run(run_id, body), components)
-
-
-@run_router.post("/detokenize", dependencies=[INFER, RequireJson], responses=OPENAI_ERRORS)
-async def detokenize_for_run(run_id: str, body: DetokenizeRequest, components: ComponentsDep) -> Detokenized:
-    """Like `/detokenize`."""
-    return await detokenize(_of_run(run_id, body), components)
-
-
-def _of_run(run_id: str, body: R) -> R:
-    """The request, for the run of the path. Raises InvalidError where it names another one."""
-    if body.model not in (None, run_id):
+def _named(in_path: str | None, named: str | None) -> str:
+    """The run that a request asks. Raises InvalidError where it names none, or another one than its path."""
+    if in_path is not None and named is not None and named != in_path:
         raise InvalidError(
-            f"the path is of the run {run_id[:40]}, but `model` is {body.model[:40]!r}; send the same or none"
+            f"the path is of the run {in_path[:40]}, but `model` is {named[:40]!r}; send the same or none"
         )
-    return body.model_copy(update={"model": run_id})
-
-
-async def _predictor(model: str | None, components: Components) -> Predictor:
-    if model is None:
+    if (run_id := in_path or named) is None:
         raise InvalidError("no model is named: send `model`, or use /openai/RUN_ID/; /v1/models lists the models")
-    return await components.predictor(model)
+    return run_id
 
 
-async def _waiting(model: str | None, components: Components) -> Predictor:
-    """`_predictor`, if not too many requests wait."""
+async def _predictor(run_id: str, components: Components) -> Predictor:
+    """The model of a run, if not too many requests wait."""
     with components.predictors.batcher.entered():
-        return await _predictor(model, components)
+        return await components.predictor(run_id)
 
 
 async def _events(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
+import gc
 import hashlib
 import os
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
-from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter, to_thread
 from cachetools import LRUCache, TTLCache, cached
@@ -107,35 +107,26 @@ MODEL_SUFFIX = ".safetensors"
 LOOKUPS = 16
 """Threads that look for runs and load models."""
 MAX_KNOWN = 4096
-"""Runs whose state is in memory."""
-CHECK_S = 2.0
-"""Time to find out whether the files of a model in memory have changed."""
+"""Models that are used without asking again."""
 FRESH_S = 0.25
 """Time for which a model in memory is used without asking again whether its run or its files have changed."""
 
 
 class Lookups:
-    """Looks things up in threads, for each key in one at a time. All requests that waited for a result share it.
+    """Looks things up in threads. Requests that ask for the same at the same time share one look-up.
 
-    A look-up begins after it was asked for, so what it finds is as new as the request. A request that is cancelled
-    stops to wait; the look-up goes on. So a store that does not answer occupies one thread for each key, however many
-    requests ask for it, and at most `threads` in all.
+    A request that is cancelled stops to wait; the look-up goes on. So a store that does not answer occupies one thread
+    for each key, however many requests ask for it, and at most `threads` in all.
     """
 
     def __init__(self, threads: int) -> None:
         self._limiter = CapacityLimiter(threads)
         self._waiting: Shared[Hashable, Any] = Shared()
-        self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
     async def get(self, key: Hashable, compute: Callable[[], T]) -> T:
         """Result of `compute`, or its error."""
-        result: T = await self._waiting.get(key, lambda: self._run(key, compute))
+        result: T = await self._waiting.get(key, lambda: to_thread.run_sync(compute, limiter=self._limiter))
         return result
-
-    async def _run(self, key: Hashable, compute: Callable[[], T]) -> T:
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            self._waiting.forget(key)  # who asks from now on needs another look
-            return await to_thread.run_sync(compute, limiter=self._limiter)
 
 
 class Predictors:
@@ -147,8 +138,7 @@ class Predictors:
         self.lookups = Lookups(LOOKUPS)
         self.asked = self.loads = 0
         """Totals of the times that a model was asked for, and that one was read from files."""
-        self._latest: WeakValueDictionary[Hashable, Predictor] = WeakValueDictionary()
-        self._fresh: TTLCache[Hashable, bool] = TTLCache(MAX_KNOWN, FRESH_S)
+        self._fresh: TTLCache[Hashable, Predictor] = TTLCache(MAX_KNOWN, FRESH_S)
         # With the condition, threads that need the same model wait until one of them has loaded it.
         self.models: LRUCache[Hashable, Predictor] = LRUCache(settings.max_model_bytes, lambda model: model.size_bytes)
         self._load_cached: Callable[[Path, Hashable], Predictor] = cached(self.models, condition=Condition())(
@@ -158,23 +148,12 @@ class Predictors:
     async def get(self, key: Hashable, find: Callable[[], RunFolder]) -> Predictor:
         """The model of the finished run that `find` finds; `key` says what is looked for.
 
-        Where the files do not answer within CHECK_S, and the model is in memory, it is used as it is.
-
         Raises TooLargeError, DamagedCheckpointError, NotFiniteOutputError, NotFoundError, and what `find` raises.
         """
         self.asked += 1
-        known = self._latest.get(key)
-        if known is not None and key in self._fresh:
-            return known
-        try:
-            async with asyncio.timeout(None if known is None else CHECK_S) as limit:
-                predictor = await self.lookups.get(key, lambda: self._find(find))
-        except TimeoutError:
-            if known is None or not limit.expired():
-                raise
-            return known
-        self._latest[key] = predictor
-        self._fresh[key] = True
+        predictor = self._fresh.get(key)
+        if predictor is None:
+            predictor = self._fresh[key] = await self.lookups.get(key, lambda: self._find(find))
         return predictor
 
     async def probe(self, predictor: Predictor, request: ProbeRequest, output_format: ProbeFormat) -> bytes:
@@ -197,6 +176,7 @@ class Predictors:
                 return await self.batcher.prepare(lambda: probe_picture(probed, request, output_format))
 
     def _find(self, find: Callable[[], RunFolder]) -> Predictor:
+        _import_models()
         try:
             return self._predictor(find())
         except DamagedError as error:  # links, pipes: the store refuses to open them
@@ -223,6 +203,18 @@ class Predictors:
         with suppress(CheckpointError):  # a request that needs the vocabulary says so
             predictor.vocabulary  # noqa: B018 - read here, so that no request reads a file in the event loop
         return predictor
+
+
+@cache
+def _import_models() -> None:
+    """Import what models need, and leave it out of collections, which take 150 ms with it and hold every request up."""
+    gc.disable()
+    try:
+        import cope_services.models.probing  # noqa: F401 - imports torch
+
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 @contextmanager

@@ -28,7 +28,7 @@ async def compare_perplexity(body: PerplexityRequest, components: ComponentsDep,
     """Perplexity of token ids or texts, in total and per sequence, under one or several models: runs, or the best runs
     of rows.
     """
-    answer = await components.infer(request, lambda: components.find(lambda: compare(components, body)))
+    answer = await components.infer(request, lambda: compare(components, body))
     return Response(answer, media_type="application/json")
 
 

@@ -48,12 +48,16 @@ def test_requests_are_counted_by_template_method_and_status(asked: TestClient, s
     asked.head(f"{API}/runs/{sample.ids[0]}/checkpoint/model.safetensors")
     asked.get("/static/style.css")
     asked.get("/static/none.css")
+    asked.get("/tokenizer_info?model=none")
+    asked.get("/openai/none/tokenizer_info")
     found = samples(asked)
     route = f"{API}/runs/{{run_id}}"
     assert found[COUNTER, "GET", route, "200"] == 3
     assert found[COUNTER, "GET", route, "404"] == 1
     assert found[COUNTER, "DELETE", route, "405"] == 1
     assert found[COUNTER, "HEAD", f"{API}/runs/{{run_id}}/checkpoint/{{file}}", "200"] == 1
+    assert found[COUNTER, "GET", "/tokenizer_info", "404"] == 1
+    assert found[COUNTER, "GET", "/openai/{run_id}/tokenizer_info", "404"] == 1
     assert found[COUNTER, "GET", "/static", "200"] == 1
     assert found[COUNTER, "GET", "/static", "404"] == 1
     assert found[f"{SECONDS}_count", "GET", route] == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from cope_sweep import inference
 from tests.services.prose_store import ProseStore
 
 TEXTS = ["the cat is a species", "日本 , naïve lobster of the European", "a"]
@@ -34,6 +36,22 @@ def streamed(client: httpx.Client, run_id: str, prompt: Any, **fields: Any) -> l
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
+
+
+def test_many_tokens_are_decoded_outside_of_the_event_loop(
+    prose_client: httpx.Client, prose: ProseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """500,000 of them take 0.2 s."""
+    decode = inference.decode
+
+    def checked(*args: Any) -> str:
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        return decode(*args)
+
+    monkeypatch.setattr(inference, "decode", checked)
+    text = ask(prose_client, "/detokenize", {"model": prose.cope[0], "tokens": [1] * 500_000})["prompt"]
+    assert text == "!" * 500_000
 
 
 def test_models_are_the_finished_runs(prose_client: httpx.Client, prose: ProseStore) -> None:

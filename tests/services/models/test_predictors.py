@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import os
 import shutil
@@ -179,6 +180,12 @@ def test_a_pipe_as_tokenizer_does_not_stop_what_needs_none(own_sample: SampleSto
         assert (response.status_code, response.json()["code"]) == (409, "damaged_checkpoint")
 
 
+def test_collections_leave_out_what_models_import(client: httpx.Client, sample: SampleStore) -> None:
+    """With the objects of torch's modules, a collection took 150 ms, in which nothing was answered."""
+    ask(client, sample.ids[0])
+    assert gc.get_freeze_count() > 100_000
+
+
 # -- a store that does not answer --------------------------------------------------------------------------------------
 
 
@@ -223,26 +230,6 @@ def test_a_checkpoint_that_does_not_answer_delays_no_other(sample: SampleStore, 
         assert ask(client, sample.ids[0])["total"]["tokens"] == 1
 
 
-def test_a_model_in_memory_does_not_need_its_files(sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictors_module, "CHECK_S", 0.1)
-    released, stalled = threading.Event(), threading.Event()
-    with serving(sample.settings(max_seconds=PATIENCE_S)) as client:
-        before = ask(client, sample.ids[0])
-        find = predictors_module.Predictors._predictor
-
-        def stalling(self: Any, folder: Any) -> Any:
-            stalled.set()
-            assert released.wait(PATIENCE_S)
-            return find(self, folder)
-
-        monkeypatch.setattr(predictors_module.Predictors, "_predictor", stalling)
-        try:
-            assert ask(client, sample.ids[0]) == before
-            assert stalled.is_set()
-        finally:
-            released.set()
-
-
 # -- look-ups that requests share --------------------------------------------------------------------------------------
 
 
@@ -269,18 +256,14 @@ async def called(slow: Slow) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_requests_share_a_lookup_that_begins_after_they_asked() -> None:
+def test_requests_share_a_lookup() -> None:
     async def work() -> None:
         lookups, slow = Lookups(4), Slow()
-        first = asyncio.create_task(lookups.get("a", slow))
+        asked = [asyncio.create_task(lookups.get("a", slow)) for _ in range(20)]
         await called(slow)
-        later = [asyncio.create_task(lookups.get("a", slow)) for _ in range(20)]
-        await asyncio.sleep(0.01)
-        assert slow.calls == 1
         slow.release.set()
-        assert await first == 1
-        assert set(await asyncio.gather(*later)) == {2}  # not 1: that one began before they asked
-        assert not lookups._locks
+        assert set(await asyncio.gather(*asked)) == {1}
+        assert await lookups.get("a", slow) == 2
 
     run(work)
 

@@ -3,14 +3,13 @@
 import { at, download, get } from "../api.js";
 import { changes, crumbs, empty, h, marked, replace, segmented, table, tabs } from "../dom.js";
 import { change, link } from "../route.js";
-import { badge, begun, dot, fullestScale, progress, STATUSES, summary } from "../status.js";
+import { badge, dot, fullestScale, progress, STATUSES, summary } from "../status.js";
 import { figures } from "./figures.js";
 import { learningCurves } from "./learning_curves.js";
 import { resultsTable } from "./results_table.js";
 import { rowComparison } from "./row_comparison.js";
 import { canSubmit, trainForm } from "./train.js";
 
-const RECOUNT_MS = 1000; // a server that has just been started counts the runs of each scale
 const TABS = [["results", "Results"], ["figures", "Figures"], ["runs", "Runs"], ["file", "File"]];
 const FORMATS = [
   ["CSV", "csv", "csv"],
@@ -100,7 +99,7 @@ export function ablation(root, name) {
   const part = changes();
   const [head, main, comparison, curves, other] = [h("div"), h("div"), h("div"), h("div"), h("div")];
   const plot = learningCurves(curves);
-  let [started, title, again] = [false, name, null];
+  let [started, title] = [false, name];
   const draft = {}; // of the form that submits a sweep
 
   async function results(detail, scale, params) {
@@ -126,16 +125,11 @@ export function ablation(root, name) {
   return {
     title: () => title,
     close() {
-      clearTimeout(again);
       plot.close();
     },
     async refresh(params) {
       const own = await get(at(["ablations", name]));
       const asked = params.get("scale");
-      if (asked === null && own.loading && !begun(own.counts)) {
-        again = setTimeout(() => dispatchEvent(new Event("routechange")), RECOUNT_MS); // the scale to open is not known yet
-        return;
-      }
       const scale = asked === null ? fullestScale(own) : asked === "own" ? "" : asked;
       const detail = scale ? await get(at(["ablations", name], { scale })) : own;
       const pages = (await canSubmit()) ? [...TABS, ["train", "Train"]] : TABS;

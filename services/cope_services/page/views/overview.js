@@ -32,7 +32,7 @@ function card(ablation) {
           ),
         ),
     h("small", { class: "when", title: newest ? moment(newest) : null },
-      newest ? ago(newest) : ablation.loading ? "counting …" : "",
+      newest ? ago(newest) : "",
     ),
   );
 }
