@@ -233,6 +233,8 @@ def test_sweeps_at_the_same_time_suggest_as_many_rows_as_one(
 
 
 def test_two_drivers_at_the_same_time_train_as_many_runs_as_one(store: Store) -> None:
+    """Both continue a search that had fewer samples."""
+    assert start(search_of(search=LEARNING_RATES | {"samples": 2}), store).trained == 2
     plan = search_of(search=LEARNING_RATES | {"samples": 6})
     outcomes: dict[int, SweepOutcome] = {}
 
@@ -244,7 +246,7 @@ def test_two_drivers_at_the_same_time_train_as_many_runs_as_one(store: Store) ->
         driver.start()
     for driver in drivers:
         driver.join()
-    assert sum(outcome.trained for outcome in outcomes.values()) == 6
+    assert sum(outcome.trained for outcome in outcomes.values()) == 4
     assert {outcome.exit_code for outcome in outcomes.values()} == {0}
     assert Counter(store.index.statuses().values()) == {"finished": 6}
     assert len(recorded_plan(plan, store).rows) == 6
