@@ -13,7 +13,7 @@ import math
 import random
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -89,12 +89,8 @@ class RowSearch:
                 again.append(row)
         self.open = plan.open_samples
         """How many rows may still be new."""
-        self._again = {row.runs[0].run_id for row in again}
-        """The rows of the plan that are still to be suggested again."""
-        self._foreign: deque[Row] = deque()
-        """Rows of other searches that are still to be suggested."""
-        self._running_foreign: dict[str, Row] = {}
-        """Run id → row, of those of them that have not ended."""
+        self._again: set[str] = set()
+        """Rows of earlier and of other searches that are still to be suggested here. Optuna has them in its queue."""
         self.distributions = {dimension.name: _distribution(dimension) for dimension in self.dimensions}
         # Without the number of rows, the random draws at the start of a search would be repeated.
         seed = random.Random(f"{plan.search.seed}/{len(plan.rows)}").getrandbits(31)
@@ -103,14 +99,14 @@ class RowSearch:
             direction="minimize" if plan.search.goal == "min" else "maximize",
         )
         for row in again:
-            self.study.enqueue_trial(self._parameters(row))
+            self._suggest_again(row)
         for row, status, value in evaluated:
             self._add_evaluated(row, status, value)
 
     @property
     def left(self) -> int:
         """How many runs are still to be suggested."""
-        return len(self._again) + len(self._foreign) + self.open
+        return len(self._again) + self.open
 
     def next_row(self) -> Row | None:
         """The next row. None: nothing new now; for good where `left` is 0.
@@ -119,8 +115,6 @@ class RowSearch:
         suggested, too: whoever asks waits for their results, and trains them if they are given up.
         """
         for _ in range(MAX_ASKS if self.left and not self._stuck else 0):
-            if self._foreign:
-                return self._suggest_foreign()
             trial = self.study.ask(self.distributions)
             try:
                 row = row_of_draw(self.plan.ablation, self._labels(trial.params))
@@ -136,10 +130,8 @@ class RowSearch:
             self._trials[run_id] = trial
             self.results[run_id] = "running", None
             return row
-        if self._foreign:
-            return self._suggest_foreign()
         self._stuck = True
-        if not self._trials and not self._running_foreign:
+        if not self._trials:
             # Every suggestion is known, and no result can change that.
             self.open = 0
             self._again.clear()
@@ -148,32 +140,23 @@ class RowSearch:
     def _claims(self, row: Row) -> bool:
         """Whether a new row becomes one of this search. Else other searches have suggested it, or all that are left."""
         run_id = row.runs[0].run_id
-        while self.open > 0 and run_id not in self.results:
+        while self.open > 0 and run_id not in self._again:
             others = self.claim(row)
             if not others:
                 self.open -= 1
                 return True
             for other in others:
-                self._add_foreign(other)
-        return False
+                if other.runs[0].run_id not in self.results.keys() | self._again:
+                    self.open = max(0, self.open - 1)
+                    self._suggest_again(other)
+        return run_id in self._again
 
-    def _add_foreign(self, row: Row) -> None:
-        run_id = row.runs[0].run_id
-        if run_id not in self.results and run_id not in self._again:
-            self.open = max(0, self.open - 1)
-            self.results[run_id] = "running", None
-            self._foreign.append(row)
-
-    def _suggest_foreign(self) -> Row:
-        row = self._foreign.popleft()
-        self._running_foreign[row.runs[0].run_id] = row
-        return row
+    def _suggest_again(self, row: Row) -> None:
+        self._again.add(row.runs[0].run_id)
+        self.study.enqueue_trial(self._parameters(row))
 
     def report(self, run_id: str, step: int, value: float) -> None:
-        """Tell the metric's value at an evaluation of a suggested run. A value that is not finite is ignored.
-
-        Of a row of another search, only the end counts.
-        """
+        """Tell the metric's value at an evaluation of a suggested run. A value that is not finite is ignored."""
         if math.isfinite(value) and run_id in self._trials:
             self._trials[run_id].report(value, step)
 
@@ -188,9 +171,6 @@ class RowSearch:
         """
         self._stuck = False
         self.results[run_id] = status, value
-        if (row := self._running_foreign.pop(run_id, None)) is not None:
-            self._add_evaluated(row, status, value)
-            return
         self._tell(self._trials.pop(run_id), status, value)
 
     def _tell(self, trial: Trial, status: Status, value: float | None) -> None:
