@@ -136,21 +136,6 @@ def final_event(run: RunSpec, store: Store) -> Event:
     )
 
 
-def evaluations_of(run: RunSpec, store: Store) -> list[Event]:
-    """The evaluations that an unfinished run made before, from its curve, as the events that it sent."""
-    found: dict[int, Event] = {}
-    metrics: dict[str, float] = {}
-    with contextlib.suppress(DamagedError):
-        for row in store.run(run.run_id).curve():
-            step = int(row["step"])
-            metrics |= {name: value for name, value in row.items() if name != "step"}
-            if any(name != "step" and not name.startswith("train/") for name in row):
-                found[step] = Event(
-                    run.run_id, "running", step, run.train.steps, dict(metrics), evaluated=True
-                )  # fmt: skip
-    return list(found.values())
-
-
 @dataclass(frozen=True)
 class RunEnd:
     """How a process came to an end with a run."""
@@ -178,7 +163,6 @@ def train_leased(
     parent_id: str | None,
     on_event: Callable[[Event], None],
     should_stop: Callable[[], StopRequest | None],
-    stop_reason: Callable[[], str] = lambda: "",
 ) -> RunEnd:
     """Train a run whose lease this process holds, and end the lease.
 
@@ -191,7 +175,6 @@ def train_leased(
         parent_id: A finished run that it continues, unless it was begun before.
         on_event: Called with the progress of the run, while it trains.
         should_stop: Asked after each step. A lease that was lost, and a stop of the sweep, are noticed without it.
-        stop_reason: Why `should_stop` has answered "stopped".
     """
     from cope_sweep.train import train_run
 
@@ -218,7 +201,7 @@ def train_leased(
     if outcome == "fenced" or leases.is_lost(run.run_id):
         return elsewhere
     if outcome == "stopped":
-        record_stop(run, store, stop_reason())
+        record_stop(run, store, leases.stop_reason(run.run_id) or "")
     leases.end(run.run_id)
     if leases.is_lost(run.run_id):
         return elsewhere

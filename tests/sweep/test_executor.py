@@ -15,7 +15,6 @@ from cope_sweep.sweep import executor as executor_module
 from cope_sweep.sweep.executor import (
     Parents,
     Workload,
-    evaluations_of,
     final_event,
     record_failure,
     record_stop,
@@ -172,23 +171,6 @@ def test_the_final_event_has_metrics_and_message(store: Store) -> None:
     recorded.end("finished", {"train/loss": 2.0})
     expected = Event(finished.run_id, "finished", 6, steps, {"train/loss": 2.0}, worker_id="host:1")
     assert final_event(finished, store) == expected
-
-
-def test_the_evaluations_of_a_curve_are_those_that_the_run_reported(store: Store, events: EventLog) -> None:
-    run = tiny_run(**{"train.steps": 8, "evaluate.every": 2})
-    train_here([run], store, ONE_GROUP, on_event=events, stop=events.stop)
-    found = evaluations_of(run, store)
-    assert [event.step for event in found] == [2, 4, 6, 8]
-    assert found[-1].metrics == events[-1].metrics
-    assert all(event.evaluated and "in_dist/loss" in event.metrics for event in found)
-
-
-def test_a_damaged_curve_has_no_evaluations(store: Store) -> None:
-    (run,) = seeds(1)
-    recorded = Recorded(store, run)
-    recorded.log(3, {"in_dist/loss": 2.0})
-    (recorded.folder.path / "curve.jsonl").write_bytes(b"\xff\n\xff\n")
-    assert evaluations_of(run, store) == []
 
 
 @pytest.mark.parametrize("begun", [True, False])
