@@ -512,7 +512,9 @@ class RaySweep:
             run.errors += not is_death
             if run.deaths > self.work.resources.max_failures or run.errors > 1:
                 text = " ".join(reason.split())
-                self._fail(run, f"its process died {run.deaths} times: {text}" if is_death else text, reason, not is_death)
+                self._fail(
+                    run, f"its process died {run.deaths} times: {text}" if is_death else text, reason, not is_death
+                )
                 return
         self._wait(run, first=True)
 

@@ -89,7 +89,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("index", "message"), [("", "database or disk is full; mend that"), ("index.db", "cannot be written .No space left")]
+    ("index", "message"),
+    [("", "database or disk is full; mend that"), ("index.db", "cannot be written .No space left")],
 )
 def test_a_full_disk_ends_the_sweep_and_with_room_it_goes_on(
     small_disk: Path, tmp_path: Path, events: EventLog, index: str, message: str
