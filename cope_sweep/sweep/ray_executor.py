@@ -478,6 +478,8 @@ class RaySweep:
             self.ending.pop(run.spec.run_id, None)
         if event.status == "failed":
             self.failed.add(run.spec.run_id)
+        if self.suggestions is not None:  # of most runs it knows since their trial has ended
+            self.suggestions.end(event.run_id, event.status, event.metrics.get(self.suggestions.metric))
         self.work.on_event(event)
 
     def _handle_error(self, run: _Run, result: Mapping[str, Any], error: Exception) -> None:

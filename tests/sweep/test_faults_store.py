@@ -16,8 +16,9 @@ from cope_sweep.store import Event, Store, StoreError
 from cope_sweep.sweep.executor import Workload, run_local
 from cope_sweep.sweep.ray_executor import run_on_ray
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
+from tests.read.tables.ablations import plan_of
 from tests.sweep.fault_sweeps import LONG, SHORT, attempts, is_training, logged, until, write_ablation
-from tests.sweep.runs import ONE_GROUP, EventLog, Listener, seeds, train_by
+from tests.sweep.runs import ONE_GROUP, EventLog, Listener, Recorded, other_sweep, seeds, train_by
 from tests.tiny import tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
@@ -48,6 +49,25 @@ def test_an_ablation_grows_while_another_sweep_trains_a_part_of_it(store: Store,
     assert (record.parent_id, record.facts["resumed_from_step"]) == (finished[0].run_id, SHORT)
     assert [row["counts"]["finished"] for row in table(plan, store).to_json()["rows"]] == [2, 2, 2]
     assert train(tmp_path / "grows.yaml", store).sweep_id is None
+
+
+def test_a_search_ends_although_another_sweep_has_one_of_its_last_runs(store: Store) -> None:
+    """The search suggests no more when it knows how the run has ended there."""
+    plan = plan_of(search={"kind": "optuna", "samples": 9}, seeds=[0])
+    taken = plan_of(seeds=[0]).runs[0]
+    with other_sweep(store) as other:
+        other.acquire(taken)
+
+        def release(event: Event) -> None:
+            if Counter(store.index.statuses().values())["finished"] == 2:
+                Recorded(store, taken).end("finished", {"in_dist/token_error": 50.0})
+                other.end(taken.run_id)
+
+        outcome = sweep(
+            plan, store, run_on_ray, resources=ONE_GROUP, executor_name="ray", tracking_uri=None, on_event=release
+        )
+    assert (outcome.trained, outcome.reused, outcome.not_started, outcome.exit_code) == (2, 1, 0, 0)
+    assert outcome.notes == ("the search ended early: every row that it can suggest was trained",)
 
 
 def test_a_state_that_is_damaged_in_the_middle_of_a_run_is_trained_again(
