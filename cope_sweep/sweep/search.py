@@ -283,14 +283,13 @@ class Suggestions:
         self.own_resources = dict(plan.own_resources)
         """Run id → resources, of the runs that have their own. It grows with every such row."""
         self._recorded = {run.run_id for run in record.runs}
-        self._open: dict[str, RunSpec] = {}
-        """The runs that were returned and have not ended."""
+        self._open: set[str] = set()
+        """Ids of the runs that were returned and have not ended."""
         self._reported: set[str] = set()
         """Ids of those that have reported a value."""
         self._buffered: RunSpec | None = None
-        self._unpublished: list[Row] = []
-        self._ended: list[Event] = []
-        self._notes: list[str] = []
+        self._unpublished: list[Callable[[], None]] = []
+        """Calls of `on_row`, `on_event` and `on_note` that are still to be made, in order."""
         self._written, self._next_write_s, self._closed = True, 0.0, False
         self._stopped = False
         self._lock = threading.RLock()
@@ -358,7 +357,7 @@ class Suggestions:
         """
         with self._lock:
             if run_id in self._open and status in ("finished", "failed", "stopped"):
-                del self._open[run_id]
+                self._open.remove(run_id)
                 self._end(run_id, self._known(run_id, status, value))
 
     def stop(self) -> None:
@@ -368,16 +367,10 @@ class Suggestions:
     def publish(self) -> None:
         """Pass on what is new, and write the record if that is due. From the thread of the display."""
         with self._lock:
-            rows, self._unpublished = self._unpublished, []
-            ended, self._ended = self._ended, []
-            notes, self._notes = self._notes, []
+            calls, self._unpublished = self._unpublished, []
             self._write_if_due()
-        for row in rows:
-            self.on_row(row)
-        for event in ended:
-            self.on_event(event)
-        for note in notes:
-            self.on_note(note)
+        for call in calls:
+            call()
 
     def close(self) -> SweepRecord:
         """Write the record no more, and return it with all rows."""
@@ -391,17 +384,18 @@ class Suggestions:
             row = self._search.next_row()
             if row is None:
                 if not self._search.left:
-                    self._notes.append("the search ended early: every row that it can suggest was trained")
+                    note = "the search ended early: every row that it can suggest was trained"
+                    self._unpublished.append(partial(self.on_note, note))
                 return None
             run = self._add(row)
             run_id = run.run_id
             record = self._waiting(partial(self.store.index.records, [run_id])).get(run_id)
             if record is not None and record.status in kept:
                 self._end(run_id, self._known(run_id, record.status, record.value(self.metric)))
-                self._ended.append(final_event(run, self.store))
+                self._unpublished.append(partial(self.on_event, final_event(run, self.store)))
                 continue
             self._budget -= 1
-            self._open[run_id] = run
+            self._open.add(run_id)
             return run
         return None
 
@@ -434,7 +428,7 @@ class Suggestions:
         if row.resources is not None:
             self.own_resources[run.run_id] = row.resources
         self._rows.append(row)
-        self._unpublished.append(row)
+        self._unpublished.append(partial(self.on_row, row))
         new, reused = self._member(row)
         if self.is_recorded and run.run_id not in self._claimed:
             self._waiting(lambda: append_row(self.store.index, self.record.sweep_id, _entry(new, reused)))

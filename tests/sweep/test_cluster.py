@@ -61,11 +61,6 @@ def test_a_run_takes_a_gpu_if_the_cluster_has_any(
     assert needs_of(resources, cluster.nodes()) == Needs(resources.workers, resources.cpus, gpus)
 
 
-def test_nodes_that_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "nodes", lambda: nodes({"CPU": 4}))
-    assert cluster.nodes() == {"id-0": Node("10.0.0.0", {"CPU": 4})}
-
-
 @pytest.mark.parametrize(
     ("needs", "held", "workers"),
     [
@@ -97,20 +92,6 @@ def test_workers_share_a_gpu_and_none_has_parts_of_two(needs: Needs, held: dict[
 )
 def test_why_a_run_never_fits(needs: Needs, nodes: list[dict[str, float]], reason: str | None) -> None:
     assert needs.misfit(nodes) == reason
-
-
-def test_usable_cpus_are_those_of_the_affinity() -> None:
-    assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
-
-
-def test_within_returns_raises_and_gives_up() -> None:
-    assert within(60, lambda: 7) == 7
-    with pytest.raises(KeyError):
-        within(60, lambda: {}["missing"])
-    released = threading.Event()
-    with pytest.raises(TimeoutError, match="no answer within 0.01 s"):
-        within(0.01, lambda: released.wait(60))
-    released.set()
 
 
 @pytest.mark.parametrize(

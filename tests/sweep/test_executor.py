@@ -150,29 +150,6 @@ def test_an_error_of_the_event_handler_stops_the_sweep(
     assert store.status(runs[1].run_id) == "pending"
 
 
-def test_unfinished_runs_are_listed_once_and_in_order(store: Store) -> None:
-    done, failed, new = seeds(3)
-    Recorded(store, done).end("finished")
-    Recorded(store, failed).end("failed")
-    assert Workload([new, done, failed, new], store, ONE_GROUP, "this-sweep").unfinished() == [new, failed]
-
-
-def test_the_final_event_has_metrics_and_message(store: Store) -> None:
-    failed, finished = seeds(2)
-    steps = finished.train.steps
-    assert final_event(failed, store) == Event(failed.run_id, "pending", 0, steps)
-    recorded = Recorded(store, failed)
-    recorded.log(3, {"train/loss": 2.0})
-    recorded.end("failed")
-    message = "Diverged: the loss is nan"
-    assert final_event(failed, store) == Event(failed.run_id, "failed", 3, steps, worker_id="host:1", message=message)
-    recorded = Recorded(store, finished)
-    recorded.log(6, {"train/loss": 2.0})
-    recorded.end("finished", {"train/loss": 2.0})
-    expected = Event(finished.run_id, "finished", 6, steps, {"train/loss": 2.0}, worker_id="host:1")
-    assert final_event(finished, store) == expected
-
-
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_failure_is_recorded_in_place_of_the_worker(store: Store, begun: bool) -> None:
     (run,) = seeds(1)

@@ -15,6 +15,7 @@ from cope_sweep.read.tables import table
 from cope_sweep.store import Event, Store, StoreError
 from cope_sweep.sweep.executor import Workload, run_local
 from cope_sweep.sweep.ray_executor import run_on_ray
+from cope_sweep.sweep.search import RowSearch
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from tests.read.tables.ablations import plan_of
 from tests.sweep.fault_sweeps import LONG, SHORT, attempts, is_training, logged, until, write_ablation
@@ -54,7 +55,9 @@ def test_an_ablation_grows_while_another_sweep_trains_a_part_of_it(store: Store,
 def test_a_search_ends_although_another_sweep_has_one_of_its_last_runs(store: Store) -> None:
     """The search suggests no more when it knows how the run has ended there."""
     plan = plan_of(search={"kind": "optuna", "samples": 9}, seeds=[0])
-    taken = plan_of(seeds=[0]).runs[0]
+    first = RowSearch(plan, {}).next_row()
+    assert first is not None
+    taken = first.runs[0]
     with other_sweep(store) as other:
         other.acquire(taken)
 

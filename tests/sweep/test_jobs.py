@@ -1,11 +1,12 @@
 """Submission of sweeps as Ray jobs: to a cluster with token authentication, and to scripted dashboards."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -87,30 +88,58 @@ def test_bad_input_is_exit_code_2(head: Head, tmp_path: Path) -> None:
     assert outcome.exit_code == 2
 
 
-@pytest.mark.slow
-def test_ctrl_c_stops_the_job_and_leaves_the_run_to_resume(head: Head, tmp_path: Path) -> None:
-    returned = threading.Event()
-
-    def interrupt_when_it_trains() -> None:
-        while not returned.wait(0.1):
-            if any(folder.curve() for folder in Store(tmp_path).run_folders()):
-                os.kill(os.getpid(), signal.SIGINT)
-                return
-
-    thread = threading.Thread(target=interrupt_when_it_trains)
-    thread.start()
+@contextlib.contextmanager
+def command(head: Head, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A command of a user who has the cluster's token, beside the ablations."""
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=head.tree,
+        env=os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     try:
-        outcome, lines = run(head, "long", tmp_path)
+        yield process
     finally:
-        returned.set()
-        thread.join()
-    assert (outcome.status, outcome.exit_code) == ("STOPPED", 130), lines
-    assert any(line.startswith("stopping job") for line in lines)
-    (folder,) = Store(tmp_path).run_folders()
-    # The workers may end a little later than the job.
-    until(lambda: folder.status != "running")
-    assert folder.status == "interrupted"
-    assert folder.resume.exists()
+        process.kill()
+        process.communicate()
+
+
+def trained_step(folder: Path) -> int:
+    """How far the only run of a store is."""
+    (run,) = Store(folder).run_folders() or (None,)
+    return int(run.curve()[-1]["step"]) if run and run.curve() else 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_of_submit_stops_the_job_and_leaves_the_run_to_resume(head: Head, tmp_path: Path) -> None:
+    words = ["submit", "long.yaml", "--address", head.address, "--working-dir", str(head.tree)]
+    with command(head, sys.executable, "-m", "cope_sweep.cli", *words, "--store", str(tmp_path)) as process:
+        until(lambda: process.poll() is not None or ((tmp_path / "runs").exists() and trained_step(tmp_path)))
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate()
+    assert process.returncode == 130, output
+    assert "stopping job" in output
+    store = Store(tmp_path)
+    (folder,) = store.run_folders()
+    assert (folder.status, folder.resume.exists()) == ("interrupted", True)
+    assert set(store.index.statuses().values()) == {"interrupted"}  # no lease is left
+    (sweep,) = store.index.sweeps()
+    assert sweep.status == "interrupted"
+
+
+@pytest.mark.slow
+def test_ctrl_c_of_ray_job_submit_ends_its_log_alone(head: Head, tmp_path: Path) -> None:
+    job = [sys.executable, "-m", "cope_sweep.cli", "run", "long.yaml", "--store", str(tmp_path), "--no-mlflow"]
+    words = ["job", "submit", "--address", head.address, "--working-dir", str(head.tree), "--", *job]
+    with command(head, str(Path(sys.executable).with_name("ray")), *words) as process:
+        until(lambda: process.poll() is not None or ((tmp_path / "runs").exists() and trained_step(tmp_path)))
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate()
+    assert "submitted successfully" in output
+    before, store = trained_step(tmp_path), Store(tmp_path)
+    until(lambda: trained_step(tmp_path) > before)  # the job goes on
+    (sweep,) = store.index.sweeps()
+    store.request_stop(sweep.sweep_id)
+    until(lambda: store.index.sweeps()[0].status == "interrupted")
+    assert set(store.index.statuses().values()) == {"interrupted"}
 
 
 @pytest.mark.slow

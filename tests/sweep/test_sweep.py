@@ -284,17 +284,3 @@ def test_a_signal_asks_the_sweep_to_stop(signum: int) -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signum) is before
-
-
-def test_signal_handlers_are_kept_outside_of_the_main_thread() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    seen: list[object] = []
-
-    def run() -> None:
-        with stopping_on_signals(threading.Event()):
-            seen.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert seen == [before]
