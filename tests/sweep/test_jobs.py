@@ -91,15 +91,14 @@ def test_bad_input_is_exit_code_2(head: Head, tmp_path: Path) -> None:
 @contextlib.contextmanager
 def command(head: Head, *words: str) -> Iterator[subprocess.Popen[str]]:
     """A command of a user who has the cluster's token, beside the ablations."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=head.tree,
         env=os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def trained_step(folder: Path) -> int:
@@ -247,20 +246,17 @@ def test_a_submission_is_repeated_until_the_cluster_has_an_agent(dashboard: Dash
     assert lines == ["first", "second"]
 
 
-def test_another_refusal_is_an_error(dashboard: Dashboard, tree: Path) -> None:
-    dashboard.refusals, dashboard.refusal = 1, "the job is invalid"
-    with pytest.raises(ClusterError, match="the cluster refused the job: .*the job is invalid"):
-        submit_job(["list"], Cluster(dashboard.url, tree))
-    assert dashboard.asked["start"] == 1
-
-
-def test_a_cluster_that_never_has_an_agent_is_an_error(
-    dashboard: Dashboard, tree: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("refusal", "tries"), [("the job is invalid", 1), ("No available agent to submit job, please try again later.", 2)]
+)
+def test_a_refusal_that_stays_is_an_error(
+    dashboard: Dashboard, tree: Path, monkeypatch: pytest.MonkeyPatch, refusal: str, tries: int
 ) -> None:
     monkeypatch.setattr(jobs, "AGENT_TIMEOUT_S", 0.05)
-    dashboard.refusals = 10**9
-    with pytest.raises(ClusterError, match="the cluster refused the job: .*No available agent"):
+    dashboard.refusals, dashboard.refusal = 10**9, refusal
+    with pytest.raises(ClusterError, match=f"the cluster refused the job: .*{refusal[:18]}"):
         submit_job(["list"], Cluster(dashboard.url, tree))
+    assert min(dashboard.asked["start"], 2) == tries
 
 
 def test_a_stop_request_is_repeated_until_it_is_accepted(dashboard: Dashboard, tree: Path) -> None:
