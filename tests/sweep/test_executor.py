@@ -128,11 +128,6 @@ def test_after_too_many_failed_runs_no_more_are_started(
     assert not store.run(after.run_id).path.exists()
 
 
-def test_no_runs(executor: Callable[..., None], store: Store, events: EventLog) -> None:
-    executor([], store, ONE_GROUP, on_event=events, stop=events.stop)
-    assert not events
-
-
 def test_an_error_of_the_event_handler_stops_the_sweep(
     executor: Callable[..., None], store: Store, events: EventLog
 ) -> None:
@@ -148,25 +143,6 @@ def test_an_error_of_the_event_handler_stops_the_sweep(
     assert store.status(runs[0].run_id) == "interrupted"
     assert store.run(runs[0].run_id).resume.exists()
     assert store.status(runs[1].run_id) == "pending"
-
-
-@pytest.mark.parametrize("begun", [True, False])
-def test_a_failure_is_recorded_in_place_of_the_worker(store: Store, begun: bool) -> None:
-    (run,) = seeds(1)
-    if begun:
-        Recorded(store, run)
-    record_failure(run, store, "its worker died " + "x" * 1000, "all of it", keep_recorded=False)
-    state = store.run(run.run_id).state
-    assert (state["status"], len(state["message"]), state["traceback"]) == ("failed", 500, "all of it")
-
-
-def test_a_failure_that_the_worker_recorded_is_kept(store: Store) -> None:
-    (run,) = seeds(1)
-    Recorded(store, run).end("failed")
-    record_failure(run, store, "rank 0: RuntimeError", "all of it", keep_recorded=True)
-    assert store.run(run.run_id).state["message"] == "Diverged: the loss is nan"
-    record_stop(run, store, "stopped by ASHA")
-    assert store.run(run.run_id).state["status"] == "failed"
 
 
 def test_nothing_replaces_a_result(store: Store) -> None:

@@ -30,7 +30,7 @@ title: Tiny
 base:
   task: {kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4, vocabulary: 6}
   model: {layers: 1, dim: 8, heads: 2}
-  train: {steps: STEPS, batch: 4, lr: LR}
+  train: {steps: STEPS, batch: 4, lr: 1e-3}
   evaluate: {every: 1000000, sequences: 8, final_sequences: 8}
 metrics: [{name: in_dist/token_error, label: In-dist.}]
 resources: {groups: 1, device: cpu}
@@ -50,8 +50,8 @@ class Head:
 def head(ray_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     tree = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "cope_sweep", tree / "cope_sweep", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, steps, lr in (("good", 6, "1e-3"), ("bad", 300, "1e20"), ("long", 1_000_000, "1e-3")):
-        (tree / f"{name}.yaml").write_text(ABLATION.replace("STEPS", str(steps)).replace("LR", lr))
+    for name, steps in (("good", 6), ("long", 1_000_000)):
+        (tree / f"{name}.yaml").write_text(ABLATION.replace("STEPS", str(steps)))
     with started_head(ray_environment, token=TOKEN) as address:
         yield Head(address, tree)
 
@@ -73,13 +73,6 @@ def test_a_job_trains_and_its_log_and_exit_code_are_passed_on(head: Head, tmp_pa
     assert outcome == JobOutcome(outcome.job_id, "SUCCEEDED", 0), lines
     assert any("finished" in line for line in lines)
     assert [folder.status for folder in Store(tmp_path).run_folders()] == ["finished"]
-
-
-@pytest.mark.slow
-def test_failed_runs_are_exit_code_1(head: Head, tmp_path: Path) -> None:
-    outcome, lines = run(head, "bad", tmp_path)
-    assert (outcome.status, outcome.exit_code, outcome.message) == ("FAILED", 1, None), lines
-    assert any("Diverged" in line for line in lines)
 
 
 @pytest.mark.slow
@@ -139,12 +132,6 @@ def test_ctrl_c_of_ray_job_submit_ends_its_log_alone(head: Head, tmp_path: Path)
     store.request_stop(sweep.sweep_id)
     until(lambda: store.index.sweeps()[0].status == "interrupted")
     assert set(store.index.statuses().values()) == {"interrupted"}
-
-
-@pytest.mark.slow
-def test_without_following_it_returns_at_once(head: Head, tmp_path: Path) -> None:
-    outcome, lines = run(head, "good", tmp_path, follow=False)
-    assert (outcome.status, outcome.exit_code, lines) == ("SUBMITTED", 0, [])
 
 
 @pytest.mark.slow

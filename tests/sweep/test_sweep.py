@@ -73,22 +73,6 @@ def record_of(store: Store, outcome: SweepOutcome) -> SweepRecord:
     return record
 
 
-@pytest.mark.parametrize(
-    ("counts", "code"),
-    [
-        ({}, 0),
-        ({"failed": 2}, 1),
-        ({"interrupted": 3}, 130),
-        ({"failed": 2, "interrupted": 3}, 130),
-        ({"not_started": 1}, 130),
-        ({"stopped": 3}, 0),
-    ],
-)
-def test_exit_codes(counts: dict[str, int], code: int) -> None:
-    values: dict[str, Any] = {"failed": 0, "interrupted": 0} | counts
-    assert SweepOutcome("id", trained=1, reused=0, seconds=1.0, **values).exit_code == code
-
-
 def test_a_sweep_trains_unfinished_runs_and_records_the_table(store: Store) -> None:
     plan = plan_of()
     with other_sweep(store) as other:
