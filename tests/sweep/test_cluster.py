@@ -1,13 +1,10 @@
 """Connection to a cluster, and what it has room for. Without a cluster; test_ray_executor has one."""
 
 import logging
-import os
 import socket
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import ray
@@ -15,16 +12,8 @@ from ray._private import worker
 
 from cope_sweep.config import Resources
 from cope_sweep.sweep import cluster
-from cope_sweep.sweep.cluster import (
-    Needs,
-    Node,
-    check_cluster,
-    connected,
-    needs_of,
-    usable_cpus,
-    within,
-)
-from cope_sweep.sweep.executor import ClusterError, ClusterLost
+from cope_sweep.sweep.cluster import Needs, connected, needs_of
+from cope_sweep.sweep.executor import ClusterError
 from tests.sweep.ports import free_port
 
 

@@ -16,9 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cope_sweep.read.tables import table
 from cope_sweep.store import Event, Store, SweepRecord
 from cope_sweep.store.index.summaries import activity
 from cope_sweep.sweep.ray_executor import run_on_ray

@@ -3,9 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-import pytest
-
-from cope_sweep.config import Row, RunSpec, expand, plan_of_recorded
+from cope_sweep.config import Row, RunSpec, plan_of_recorded
 from cope_sweep.store import Status
 from cope_sweep.sweep.search import Known, RowSearch
 from tests.config.ablations import load

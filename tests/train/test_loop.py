@@ -1,13 +1,6 @@
-import signal
-import subprocess
-import sys
-import textwrap
-import time
-
 import pytest
 import torch
 
-from cope_sweep.config import Resources
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train.resume import load_resume

@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 
 from cope_sweep.model import CheckpointError
 from cope_sweep.store import RunFolder, Store
-from cope_sweep.store.errors import FencedError
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train import resume as module
 from cope_sweep.train.resume import ResumeWriter, load_resume, take_state, write_state
