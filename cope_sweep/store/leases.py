@@ -18,6 +18,7 @@ LEASE_S = 30.0
 """How long a lease holds after its owner was last heard of."""
 RENEWAL_S = 2.0
 """Time between two renewals, which also tell how far a run is, and learn of requests to stop."""
+WAIT_NOTE_S = 3.0
 STOP_WAIT_S = 15.0
 """How long a sweep that was stopped waits for a database that does not answer."""
 
@@ -32,12 +33,19 @@ class LeaseHolder:
     """
 
     def __init__(
-        self, store: Store, sweep_id: str, *, ttl_s: float = LEASE_S, stop: threading.Event | None = None
+        self,
+        store: Store,
+        sweep_id: str,
+        *,
+        ttl_s: float = LEASE_S,
+        stop: threading.Event | None = None,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start to renew the leases that this process takes for the sweep `sweep_id`, which `stop` interrupts."""
-        self.store, self.sweep_id, self.ttl_s, self._stop = store, sweep_id, ttl_s, stop
-        self.waits_since_s: float | None = None
-        """Since when a call waits for the database, by the monotonic clock."""
+        """Start to renew the leases that this process takes for the sweep `sweep_id`, which `stop` interrupts.
+
+        `on_wait` is called, from the thread that waits, when the database has not answered for `WAIT_NOTE_S`.
+        """
+        self.store, self.sweep_id, self.ttl_s, self._stop, self._on_wait = store, sweep_id, ttl_s, stop, on_wait
         self._stopped_s: float | None = None
         self.owner = new_owner(sweep_id)
         self._held: set[str] = set()
@@ -120,21 +128,22 @@ class LeaseHolder:
                     continue
 
     def waiting(self, call: Callable[[], T]) -> T:
-        """The result of `call`, which is tried until the database answers; `waits_since_s` tells that it does not.
+        """The result of `call`, which is tried until the database answers.
 
         Raises:
             IndexUnusable: At once.
             IndexUnavailable: The holder was closed, or the sweep was stopped `STOP_WAIT_S` ago.
         """
+        is_told = False
 
         def gives_up(waited_s: float) -> bool:
+            nonlocal is_told
             now_s = time.monotonic()
-            self.waits_since_s = self.waits_since_s or now_s - waited_s
+            if waited_s >= WAIT_NOTE_S and not is_told:
+                is_told = True
+                self._on_wait()
             if self._stop is not None and self._stop.is_set():
                 self._stopped_s = self._stopped_s or now_s
             return self._closed.is_set() or (self._stopped_s or now_s) < now_s - STOP_WAIT_S
 
-        try:
-            return waiting(call, gives_up)
-        finally:
-            self.waits_since_s = None
+        return waiting(call, gives_up)

@@ -62,6 +62,9 @@ SETTINGS = {
     "TUNE_DISABLE_AUTO_INIT": "1",
     # A cluster on this machine trains at the priority of this process, as `--local` does, not at niceness 15.
     "RAY_worker_niceness": "0",
+    # How long a call of a process that has died waits until Ray knows whether its node has died, too: 5 to 20 s, and
+    # more than 30 s where its machine hangs. The default is 1 s.
+    "RAY_timeout_ms_task_wait_for_death_info": "90000",
     # The sweep reports failures itself.
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import queue
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,8 +38,6 @@ PORT_TIMEOUT_S = 3.0
 MAX_MESSAGE_CHARACTERS = 500
 STEPS_ARE_FRESH_S = 10.0
 """How long the numbers of steps that occur in the store are remembered."""
-WAIT_NOTE_S = 3.0
-"""Time without an event after which the local executor notes its wait for a database."""
 
 
 T = TypeVar("T")
@@ -136,21 +133,6 @@ def final_event(run: RunSpec, store: Store) -> Event:
     )
 
 
-def evaluations_of(run: RunSpec, store: Store) -> list[Event]:
-    """The evaluations that an unfinished run made before, from its curve, as the events that it sent."""
-    found: dict[int, Event] = {}
-    metrics: dict[str, float] = {}
-    with contextlib.suppress(DamagedError):
-        for row in store.run(run.run_id).curve():
-            step = int(row["step"])
-            metrics |= {name: value for name, value in row.items() if name != "step"}
-            if any(name != "step" and not name.startswith("train/") for name in row):
-                found[step] = Event(
-                    run.run_id, "running", step, run.train.steps, dict(metrics), evaluated=True
-                )  # fmt: skip
-    return list(found.values())
-
-
 @dataclass(frozen=True)
 class RunEnd:
     """How a process came to an end with a run."""
@@ -178,7 +160,6 @@ def train_leased(
     parent_id: str | None,
     on_event: Callable[[Event], None],
     should_stop: Callable[[], StopRequest | None],
-    stop_reason: Callable[[], str] = lambda: "",
 ) -> RunEnd:
     """Train a run whose lease this process holds, and end the lease.
 
@@ -191,7 +172,6 @@ def train_leased(
         parent_id: A finished run that it continues, unless it was begun before.
         on_event: Called with the progress of the run, while it trains.
         should_stop: Asked after each step. A lease that was lost, and a stop of the sweep, are noticed without it.
-        stop_reason: Why `should_stop` has answered "stopped".
     """
     from cope_sweep.train import train_run
 
@@ -218,7 +198,7 @@ def train_leased(
     if outcome == "fenced" or leases.is_lost(run.run_id):
         return elsewhere
     if outcome == "stopped":
-        record_stop(run, store, stop_reason())
+        record_stop(run, store, leases.stop_reason(run.run_id) or "")
     leases.end(run.run_id)
     if leases.is_lost(run.run_id):
         return elsewhere
@@ -287,7 +267,7 @@ class Parents:
 
 
 def run_local(work: Workload) -> None:
-    """The local executor, without Ray: one run after another, with one worker, in a thread of this process.
+    """The local executor, without Ray: one run after another, with one worker, in this process.
 
     No run is ended early by the schedule, which compares runs that are trained side by side.
     """
@@ -299,89 +279,63 @@ def run_local(work: Workload) -> None:
         work.on_note(f"{work.schedule.rule} ends no run here: --local trains one run after another, each to its end")
     if any(work.resources_of(run.run_id).workers > 1 for run in todo):
         work.on_note("--local trains with one worker; runs that ask for several have the same results")
-    worker = _Worker(work, todo)
-    worker.start()
-    try:
-        for event in worker.sent():
-            if work.suggestions is not None:
-                work.suggestions.publish()
-            work.on_event(event)
-    except BaseException:
-        # Ctrl-C, or an error in `on_event`. The current run can still write its checkpoint, unless it was given that
-        # time before.
-        already_stopping = work.stop.is_set()
-        work.stop.set()
-        if not already_stopping:
-            worker.join(INTERRUPT_TIMEOUT_S)
-        raise
-    worker.join()
-    if work.suggestions is not None:
-        work.suggestions.publish()
-    if worker.error is not None:
-        raise worker.error
+    _LocalSweep(work).execute(deque(todo))
 
 
-class _Worker(threading.Thread):
-    """Trains in a thread, so that a signal handler in the main thread never interrupts a training step."""
+class _LocalSweep:
+    """One sweep in this process."""
 
-    def __init__(self, work: Workload, runs: list[RunSpec]) -> None:
-        super().__init__(name="training", daemon=True)
-        self.work, self.runs = work, deque(runs)
-        self.store, self.suggestions = work.store, work.suggestions
-        self.leases = LeaseHolder(work.store, work.sweep_id, stop=work.stop)
+    def __init__(self, work: Workload) -> None:
+        self.work, self.store, self.suggestions = work, work.store, work.suggestions
+        self.leases = LeaseHolder(
+            work.store, work.sweep_id, stop=work.stop,
+            on_wait=lambda: work.on_note("the index does not answer: waiting for it"),
+        )  # fmt: skip
         self.failed = 0
         self.elsewhere: dict[str, RunSpec] = {}
         """Runs that other sweeps train."""
-        self.events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        """Events of the runs; None after the last one."""
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
+        """An error of `on_event`, which is raised again when the run in training has written its state."""
 
-    def sent(self) -> Iterator[Event]:
-        """The events of the runs, as they come. Notes where a database keeps the runs waiting."""
-        noted_s: float | None = None
-        while True:
-            try:
-                event = self.events.get(timeout=WAIT_NOTE_S)
-            except queue.Empty:
-                if self.leases.waits_since_s not in (None, noted_s):
-                    noted_s = self.leases.waits_since_s
-                    self.work.on_note("the index does not answer: waiting for it")
-                continue
-            if event is None:
-                return
-            yield event
-
-    def run(self) -> None:
-        try:
-            self._train_all()
-        except Exception as error:
-            self.error = error
-        finally:
-            self.events.put(None)
-
-    def _train_all(self) -> None:
+    def execute(self, runs: deque[RunSpec]) -> None:
+        """Train the runs, then those that the search suggests."""
         try:
             while not self.work.is_draining(self.failed):
-                if (run := self._next()) is not None:
+                run = runs.popleft() if runs else self.suggestions.next_run() if self.suggestions else None
+                if run is not None:
                     self._train(run)
                 elif self.elsewhere:
                     self.work.stop.wait(FOREIGN_POLL_INTERVAL_S)
                     self._follow_elsewhere()
                 else:
-                    return
+                    break
         finally:
             self.leases.close()
+        if self.error is not None:
+            raise self.error
+        if self.suggestions is not None:
+            self.suggestions.publish()
 
-    def _next(self) -> RunSpec | None:
-        if self.runs:
-            return self.runs.popleft()
-        return None if self.suggestions is None else self.suggestions.next_run()
+    def _tell(self, event: Event) -> None:
+        if self.error is not None:
+            return
+        was_stopping = self.work.stop.is_set()
+        try:
+            if self.suggestions is not None:
+                self.suggestions.publish()
+            self.work.on_event(event)
+        except BaseException as error:
+            if was_stopping and not isinstance(error, Exception):  # a second Ctrl-C: the run was given its time
+                raise
+            self.error = error
+            self.work.stop.set()
 
     def _end(self, event: Event) -> None:
         """Pass on the last event of a run."""
+        self.failed += event.status == "failed"
         if self.suggestions is not None:
             self.suggestions.end(event.run_id, event.status, event.metrics.get(self.suggestions.metric))
-        self.events.put(event)
+        self._tell(event)
 
     def _train(self, run: RunSpec) -> None:
         """Train a run, if no other sweep does."""
@@ -395,15 +349,13 @@ class _Worker(threading.Thread):
             parent_id = self.leases.waiting(lambda: Parents(self.store).of(run))
             end = train_leased(
                 run, self.store, runtime, self.leases, lease,
-                parent_id=parent_id, on_event=self.events.put,
+                parent_id=parent_id, on_event=self._tell,
                 should_stop=lambda: "interrupted" if self.work.stop.is_set() else None,
             )  # fmt: skip
         if end.elsewhere:
             self.elsewhere[run.run_id] = run
-        if end.elsewhere or end.event.status == "pending":
-            return
-        self.failed += end.event.status == "failed"
-        self._end(end.event)
+        elif end.event.status != "pending":
+            self._end(end.event)
 
     def _follow_elsewhere(self) -> None:
         """Report the runs that other sweeps have ended; train those that they gave up."""

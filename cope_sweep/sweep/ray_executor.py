@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -31,7 +31,6 @@ from cope_sweep.store.index import IndexUnavailable, IndexUnusable
 from cope_sweep.store.index.summaries import note_left_out
 from cope_sweep.sweep.cluster import (
     IndexActor,
-    Needs,
     Node,
     check_cluster,
     connected,
@@ -57,8 +56,6 @@ MAX_IDLE_DEATHS = 2
 """A node is left out when this many processes in a row died there before they trained anything."""
 PENDING_TRIALS = 16
 """On a small cluster that may grow, the trials that wait for a place."""
-NODE_TIMEOUT_S = 30.0
-"""Ray needs 5 to 20 s to notice that a node is gone. Until then a process on it looks like one that crashed."""
 TUNE_TIMEOUT_S = 60.0
 """For Tune to end its trials after the sweep. It takes 1 s, or as long as the start of a process."""
 
@@ -120,25 +117,17 @@ def _default_setting(name: str, value: str) -> Iterator[None]:
 # -- the sweep ---------------------------------------------------------------------------------------------------------
 
 
-State = Literal["waiting", "alive", "stopping", "elsewhere", "ended"]
-"""State of a run. `alive`: it has a trial. `stopping`: its trial has ended, and this process has not noted how.
-`elsewhere`: another sweep trains it."""
-
-
 @dataclass
 class _Run:
     spec: RunSpec
     kind: Resources
     """Its resources: runs of one kind use the same processes."""
-    state: State = "waiting"
     deaths: int = 0
     """How often its process died."""
     errors: int = 0
     """How often one of its ranks, of several, ended with an error."""
     begun: bool = False
     """Whether the process of its trial was heard of."""
-    decided: bool = True
-    """False while the end of its trial waits to be looked at."""
     node: str = ""
     """The node of that process."""
     stop_reason: str = ""
@@ -158,7 +147,6 @@ class _End:
     run: _Run
     result: Mapping[str, Any]
     error: Exception | None
-    at_s: float
 
 
 class RaySweep:
@@ -174,23 +162,21 @@ class RaySweep:
         """
         self.work, self.scratch, self.may_grow = work, scratch, may_grow
         self.store, self.sweep_id, self.suggestions = work.store, work.sweep_id, work.suggestions
-        self.rule = work.schedule.rule if work.schedule else ""
         self.leases = LeaseHolder(self.store, self.sweep_id, stop=work.stop)
         """For runs whose end this process records."""
-        self.runs: dict[str, _Run] = {}
-        self.states: dict[State, dict[str, _Run]] = {state: {} for state in get_args(State)}
-        """State → its runs, by id. The inner dictionaries are ordered sets."""
         self.waiting: dict[Resources, deque[_Run]] = {}
         """Kind → its runs without a trial, in order."""
-        self.alive: Counter[Resources] = Counter()
-        """Kind → number of its trials."""
         self.trials: dict[str, _Run] = {}
         """Trial → its run."""
+        self.ending: dict[str, _Run] = {}
+        """Runs whose trial has ended, until the caller's thread has noted how."""
+        self.followed: dict[str, _Run] = {}
+        """Runs that other sweeps train, and those that the scheduler has stopped: their end is in the index."""
         self.failed: set[str] = set()
         self.lock = threading.RLock()
         """For what is above, which Tune's thread uses, too."""
+        self.any_ended = False
         self.nodes: dict[str, Node] = {}
-        self.needs: dict[Resources, Needs] = {}
         self.refused: dict[Resources, str] = {}
         """Kind for which there is no room → why."""
         self.node_of: dict[str, str] = {}
@@ -201,8 +187,6 @@ class RaySweep:
         """Node id, or "" where it is not known → deaths in a row of processes that had not begun a run."""
         self.news: queue.SimpleQueue[Event | _End | Exception] = queue.SimpleQueue()
         """Starts and ends of trials, and the error with which Tune gave up."""
-        self.open_ends: list[_End] = []
-        """Errors of processes whose node may be gone."""
         self.ended = threading.Event()
         """Set when the sweep has ended."""
         self.tune: threading.Thread | None = None
@@ -215,23 +199,21 @@ class RaySweep:
 
     def _add(self, spec: RunSpec) -> None:
         kind = self.work.resources_of(spec.run_id).model_copy(update={"groups": self.work.resources.groups})
-        run = self.runs[spec.run_id] = _Run(spec, kind)
-        if kind not in self.needs and self.nodes:
+        if kind not in self.waiting and self.nodes:
             self._note_kind(kind)
-        self._wait(run)
-
-    def _move(self, run: _Run, state: State) -> None:
-        with self.lock:
-            self.states[run.state].pop(run.spec.run_id, None)
-            run.state = state
-            self.states[state][run.spec.run_id] = run
+        self._wait(_Run(spec, kind))
 
     def _wait(self, run: _Run, *, first: bool = False) -> None:
         """Have a run wait for a trial."""
         with self.lock:
-            self._move(run, "waiting")
             waiting = self.waiting.setdefault(run.kind, deque())
             (waiting.appendleft if first else waiting.append)(run)
+            self.ending.pop(run.spec.run_id, None)
+
+    def _follow_in_index(self, run: _Run) -> None:
+        with self.lock:
+            self.followed[run.spec.run_id] = run
+            self.ending.pop(run.spec.run_id, None)
 
     # -- in Tune's thread ------------------------------------------------------------------------------------------
 
@@ -243,19 +225,16 @@ class RaySweep:
             run = self._next_waiting() or self._next_suggested()
             if run is None:
                 return None
-            self._move(run, "alive")
             run.begun, run.seen, run.first = False, None, None
-            self.alive[run.kind] += 1
             self.trials[trial_id] = run
+            needs = needs_of(run.kind, self.nodes)
             return {
                 "run_id": run.spec.run_id,
                 "run": run.spec.model_dump_json(),
                 "resources": run.kind,
-                "gpus": self.needs[run.kind].gpus,
-                "bundle": self.needs[run.kind].bundle,
+                "gpus": needs.gpus,
+                "bundle": needs.bundle,
                 "excluded": tuple(sorted(self.excluded)),
-                # What a run has reported before its process died was passed on.
-                "replay": self.work.schedule is not None and not run.step,
             }
 
     def gives_no_run(self) -> bool:
@@ -263,7 +242,7 @@ class RaySweep:
         if self.ended.is_set():
             return True
         with self.lock:
-            if not self.trials or self.states["stopping"]:
+            if self.ending or not self.trials:
                 return False
             may_suggest = self.suggestions is not None and self.suggestions.left > 0
             return self._is_draining() or not (may_suggest or self._kinds())
@@ -280,21 +259,24 @@ class RaySweep:
         """
         kinds = [kind for kind, waiting in self.waiting.items() if waiting and kind not in self.refused]
         several = [kind for kind in kinds if kind.workers > 1]
-        if several or any(number for kind, number in self.alive.items() if kind.workers > 1):
-            return [kind for kind in several if self.alive[kind] < self._room(kind)]
+        alive = self._alive()
+        if several or any(kind.workers > 1 for kind in alive):
+            return [kind for kind in several if alive[kind] < self._room(kind)]
         return kinds
+
+    def _alive(self) -> Counter[Resources]:
+        """Kind → number of its trials."""
+        return Counter(run.kind for run in self.trials.values())
 
     def _next_waiting(self) -> _Run | None:
         """The next run that waits: of the kind with the fewest trials, of several the larger one."""
-        kinds = self._kinds()
-        if not kinds:
-            return None
-        kind = min(kinds, key=lambda kind: (self.alive[kind], [-amount for amount in self.needs[kind].size]))
-        return self.waiting[kind].popleft()
+        alive = self._alive()
+        kinds = sorted(self._kinds(), key=lambda kind: (alive[kind], [-x for x in needs_of(kind, self.nodes).size]))
+        return self.waiting[kinds[0]].popleft() if kinds else None
 
     def _room(self, kind: Resources) -> int:
         """How many runs of a kind the cluster holds, if nothing else uses it; at least one."""
-        needs = self.needs[kind]
+        needs = needs_of(kind, self.nodes)
         return max(1, sum(needs.workers_on(node.resources) for node in self._usable()) // needs.workers)
 
     def _next_suggested(self) -> _Run | None:
@@ -331,9 +313,7 @@ class RaySweep:
         """A trial has ended, with this last result."""
         with self.lock:
             run = self.trials.pop(trial_id)
-            self.alive[run.kind] -= 1
-            self._move(run, "stopping")  # until the caller's thread has decided
-            run.decided = False
+            self.ending[run.spec.run_id] = run
         event: Event | None = result.get("event")
         if event is not None and event.status == "failed":
             self.failed.add(run.spec.run_id)  # at once, so that no other run is started
@@ -344,7 +324,7 @@ class RaySweep:
                 self.suggestions.end(event.run_id, "stopped", value)
             elif result["outcome"] == "ended":
                 self.suggestions.end(event.run_id, event.status, value)
-        self.news.put(_End(run, result, error, time.monotonic()))
+        self.news.put(_End(run, result, error))
 
     # -- in the caller's thread ------------------------------------------------------------------------------------
 
@@ -390,7 +370,7 @@ class RaySweep:
             )
         context = SweepContext(
             self.sweep_id, self.store.location, token, self.store.index_url, actor, self.this_node,
-            tuple(self.work.plugins), self.rule,
+            tuple(self.work.plugins),
         )  # fmt: skip
         tuner = tune_adapters.tuner_of(self, context)
 
@@ -452,27 +432,30 @@ class RaySweep:
                         self.work.on_note("the index does not answer: waiting for it")
                 if deadline_s is not None and (now_s > deadline_s or not self._any_training()) and self.news.empty():
                     break
-        for state in ("alive", "stopping"):  # those that did not answer in time
-            for run in list(self.states[state].values()):
-                if run.begun:
-                    self._end(run, final_event(run.spec, self.store))
+        for run in self._own():  # those that did not answer in time
+            if run.begun:
+                self._end(run, final_event(run.spec, self.store))
+
+    def _own(self) -> list[_Run]:
+        """The runs that processes of this sweep train, or have trained."""
+        with self.lock:
+            stopped = [run for run in self.followed.values() if run.stop_reason]
+            return [*self.trials.values(), *self.ending.values(), *stopped]
 
     def _is_over(self) -> bool:
         with self.lock:
-            states = self.states
-            if states["alive"] or states["stopping"]:
+            if self._own():
                 return False
-            more = states["waiting"] or states["elsewhere"] or (self.suggestions is not None and self.suggestions.left)
+            more = self.followed or any(self.waiting.values()) or (self.suggestions and self.suggestions.left)
             return self._is_draining() or not more
 
     # -- ends of trials --------------------------------------------------------------------------------------------
 
     def _handle_end(self, end: _End) -> None:
         run, event = end.run, end.result.get("event")
-        run.decided = True
         match end.result.get("outcome"):
             case "elsewhere":
-                self._move(run, "elsewhere")
+                self._follow_in_index(run)
             case "ended" if event is not None:
                 left_node = event.status == "interrupted" and not self.work.stop.is_set()
                 if left_node or event.status == "pending":  # or it was not begun, because no more runs are started
@@ -480,20 +463,26 @@ class RaySweep:
                 else:
                     self._end(run, event)
             case _ if end.error is not None:
-                self._handle_error(end, end.error)
+                self._handle_error(run, end.result, end.error)
             case _:  # the scheduler has ended it. Tune may keep its process as it is, for a next run.
-                run.stop_reason = f"stopped by {self.rule} at step {run.step}"
+                rule = self.work.schedule.rule if self.work.schedule else ""
+                run.stop_reason = f"stopped by {rule} at step {run.step}"
                 self.leases.waiting(
                     lambda: self.store.index.request_stop(self.sweep_id, run.spec.run_id, run.stop_reason)
                 )
+                self._follow_in_index(run)
 
     def _end(self, run: _Run, event: Event) -> None:
-        self._move(run, "ended")
+        self.any_ended = True
+        with self.lock:
+            self.ending.pop(run.spec.run_id, None)
         if event.status == "failed":
             self.failed.add(run.spec.run_id)
+        if self.suggestions is not None:  # of most runs it knows since their trial has ended
+            self.suggestions.end(event.run_id, event.status, event.metrics.get(self.suggestions.metric))
         self.work.on_event(event)
 
-    def _handle_error(self, end: _End, error: Exception) -> None:
+    def _handle_error(self, run: _Run, result: Mapping[str, Any], error: Exception) -> None:
         """Start a run again whose process ended with an error, or record that it failed.
 
         Tune's `FailureConfig` cannot do this: it starts a trial again with the resources that it was created with, so
@@ -503,39 +492,33 @@ class RaySweep:
         """
         from ray.train import PreemptionError, WorkerGroupError
 
-        run, cause = end.run, getattr(error, "cause", None) or error
-        if "problem" in end.result:
-            self._exclude(str(end.result["node"]), str(end.result["problem"]))
-            self._wait(run, first=True)
-            return
+        cause = getattr(error, "cause", None) or error
+        reason = str(cause).strip() or type(cause).__name__
         process = str(getattr(error, "actor_id", None))
         node = self.node_of.get(process, run.node if run.begun else "")
+        self._look_at_nodes()
         is_gone = bool(node) and node not in self.nodes
-        maybe_alive = isinstance(error, ray.exceptions.ActorUnavailableError) and not is_gone
-        run.decided = not maybe_alive or time.monotonic() - end.at_s >= NODE_TIMEOUT_S
-        if not run.decided:
-            self.open_ends.append(end)
-            return
-        reason = str(cause).strip() or type(cause).__name__
-        if is_gone or getattr(cause, "preempted", False) or isinstance(cause, PreemptionError):
-            self._wait(run, first=True)
-            return
-        if not node:  # nothing was heard of that process
+        if "problem" in result:
+            self._exclude(str(result["node"]), str(result["problem"]))
+        elif is_gone or getattr(cause, "preempted", False) or isinstance(cause, PreemptionError):
+            pass  # the process was to leave its node, or the node has gone
+        elif not node:  # nothing was heard of that process
             node = node_of_process(process)
             self.idle_deaths[node] += 1
             if self.idle_deaths[node] >= MAX_IDLE_DEATHS:
                 self._exclude(node, f"its processes end before they train anything: {' '.join(reason.split())}")
-            self._wait(run, first=True)
-            return
-        failures = cause.worker_failures.values() if isinstance(cause, WorkerGroupError) else [cause]
-        is_death = any(isinstance(each, ray.exceptions.RayError) for each in failures)
-        run.deaths += is_death
-        run.errors += not is_death
-        if run.deaths > self.work.resources.max_failures or run.errors > 1:
-            text = " ".join(reason.split())
-            self._fail(run, f"its process died {run.deaths} times: {text}" if is_death else text, reason, not is_death)
         else:
-            self._wait(run, first=True)
+            failures = cause.worker_failures.values() if isinstance(cause, WorkerGroupError) else [cause]
+            is_death = any(isinstance(each, ray.exceptions.RayError) for each in failures)
+            run.deaths += is_death
+            run.errors += not is_death
+            if run.deaths > self.work.resources.max_failures or run.errors > 1:
+                text = " ".join(reason.split())
+                self._fail(
+                    run, f"its process died {run.deaths} times: {text}" if is_death else text, reason, not is_death
+                )
+                return
+        self._wait(run, first=True)
 
     def _fail(self, run: _Run, message: str, details: str, keep_recorded: bool = False) -> None:
         self._record(run, lambda: record_failure(run.spec, self.store, message, details, keep_recorded))
@@ -544,11 +527,15 @@ class RaySweep:
         """Write the end of a run, in place of its process, under a lease of its own."""
         lease = self.leases.acquire(run.spec)
         if isinstance(lease, Refusal) and lease.reason == "leased":
-            self._move(run, "elsewhere")  # what became of it is seen there
+            self._follow_in_index(run)  # what became of it is seen there
         elif isinstance(lease, Refusal) and lease.reason == "stopped":
             self._wait(run)  # for a later sweep
         else:
-            write()
+            try:
+                write()
+            except OSError as error:
+                folder = self.store.run(run.spec.run_id).path
+                raise StoreError(f"{folder}: cannot be written ({error.strerror or error})") from error
             self.leases.end(run.spec.run_id)
             self._end(run, final_event(run.spec, self.store))
 
@@ -561,25 +548,22 @@ class RaySweep:
             ClusterError: No node is left that can train, or none has room for any run.
             ClusterLost: The cluster's head is gone, or the node of this process.
         """
+        self._look_at_nodes()
+        with self.lock:
+            for kind in self.waiting:
+                self._note_kind(kind)
+        self._refuse_misfits()
+
+    def _look_at_nodes(self) -> None:
         try:
-            there = check_cluster(self.this_node)
+            self.nodes = check_cluster(self.this_node)
         except ClusterLost:
             self.cluster_lost = True
             raise
-        with self.lock:
-            self.nodes = there
-            for kind in list(self.waiting):
-                self._note_kind(kind)
-            ends, self.open_ends = self.open_ends, []
-        for end in ends:
-            if end.error is not None:
-                self._handle_error(end, end.error)
-        self._refuse_misfits()
 
     def _note_kind(self, kind: Resources) -> None:
-        """Find out what runs of a kind take, and whether there can be room for one."""
-        self.needs[kind] = needs_of(kind, self.nodes)
-        reason = self.needs[kind].misfit([node.resources for node in self._usable()])
+        """Find out whether there can be room for a run of a kind."""
+        reason = needs_of(kind, self.nodes).misfit([node.resources for node in self._usable()])
         if reason is None or (self.work.resources.groups != "auto" and not self.excluded):
             self.refused.pop(kind, None)  # with a fixed number, runs wait for nodes that an autoscaler adds
         elif self.excluded:
@@ -600,10 +584,8 @@ class RaySweep:
         with self.lock:
             wanted = [kind for kind, waiting in self.waiting.items() if waiting]
             misfits = [kind for kind in wanted if kind in self.refused]
-        if not misfits:
-            return
-        none_trains = len(misfits) == len(wanted) and not any(run.begun for run in self.states["alive"].values())
-        if none_trains and (self.excluded or not self.states["ended"]):
+            none_trains = len(misfits) == len(wanted) and not any(run.begun for run in self.trials.values())
+        if misfits and none_trains and (self.excluded or not self.any_ended):
             raise ClusterError(self.refused[misfits[0]])
         for kind in misfits:
             with self.lock:
@@ -632,7 +614,7 @@ class RaySweep:
 
     def _any_training(self) -> bool:
         """Whether a process of this sweep still trains a run."""
-        run_ids = [*self.states["alive"], *self.states["stopping"]]
+        run_ids = [run.spec.run_id for run in self._own()]
         try:
             return "running" in self.store.index.statuses(run_ids).values()
         except StoreError:
@@ -641,22 +623,22 @@ class RaySweep:
     def _look_at_runs(self) -> None:
         """Pass on the progress of runs in training, and the ends of those that were stopped or trained elsewhere."""
         with self.lock:
-            alive, others = dict(self.states["alive"]), {**self.states["stopping"], **self.states["elsewhere"]}
-            elsewhere = set(self.states["elsewhere"])
+            alive, followed = {run.spec.run_id: run for run in self.trials.values()}, dict(self.followed)
         for run_id, record in self.store.index.records(alive).items():
             if record.status == "running":
                 self._pass_progress(alive[run_id], record)
-        statuses = self.store.index.statuses(others) if others else {}
-        for run_id, run in others.items():
-            status = statuses.get(run_id, "pending")
-            if status == "running" or not run.decided or run.state not in ("stopping", "elsewhere"):
+        statuses = self.store.index.statuses(followed) if followed else {}
+        for run_id, run in followed.items():
+            if (status := statuses.get(run_id, "pending")) == "running":
                 continue
+            with self.lock:
+                del self.followed[run_id]
             if status in ("finished", "failed", "stopped"):
                 self._end(run, final_event(run.spec, self.store))
-            elif run_id in elsewhere:
-                self._wait(run, first=True)  # the other sweep gave it up
             elif run.stop_reason:  # its process died meanwhile
                 self._record(run, partial(record_stop, run.spec, self.store, run.stop_reason))
+            else:
+                self._wait(run, first=True)  # the other sweep gave it up
 
     def _pass_progress(self, run: _Run, record: RunRecord) -> None:
         now_s = time.monotonic()

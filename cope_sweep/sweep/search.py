@@ -13,7 +13,7 @@ import math
 import random
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -89,12 +89,8 @@ class RowSearch:
                 again.append(row)
         self.open = plan.open_samples
         """How many rows may still be new."""
-        self._again = {row.runs[0].run_id for row in again}
-        """The rows of the plan that are still to be suggested again."""
-        self._foreign: deque[Row] = deque()
-        """Rows of other searches that are still to be suggested."""
-        self._running_foreign: dict[str, Row] = {}
-        """Run id → row, of those of them that have not ended."""
+        self._again: set[str] = set()
+        """Rows of earlier and of other searches that are still to be suggested here. Optuna has them in its queue."""
         self.distributions = {dimension.name: _distribution(dimension) for dimension in self.dimensions}
         # Without the number of rows, the random draws at the start of a search would be repeated.
         seed = random.Random(f"{plan.search.seed}/{len(plan.rows)}").getrandbits(31)
@@ -103,14 +99,14 @@ class RowSearch:
             direction="minimize" if plan.search.goal == "min" else "maximize",
         )
         for row in again:
-            self.study.enqueue_trial(self._parameters(row))
+            self._suggest_again(row)
         for row, status, value in evaluated:
             self._add_evaluated(row, status, value)
 
     @property
     def left(self) -> int:
         """How many runs are still to be suggested."""
-        return len(self._again) + len(self._foreign) + self.open
+        return len(self._again) + self.open
 
     def next_row(self) -> Row | None:
         """The next row. None: nothing new now; for good where `left` is 0.
@@ -119,8 +115,6 @@ class RowSearch:
         suggested, too: whoever asks waits for their results, and trains them if they are given up.
         """
         for _ in range(MAX_ASKS if self.left and not self._stuck else 0):
-            if self._foreign:
-                return self._suggest_foreign()
             trial = self.study.ask(self.distributions)
             try:
                 row = row_of_draw(self.plan.ablation, self._labels(trial.params))
@@ -136,10 +130,8 @@ class RowSearch:
             self._trials[run_id] = trial
             self.results[run_id] = "running", None
             return row
-        if self._foreign:
-            return self._suggest_foreign()
         self._stuck = True
-        if not self._trials and not self._running_foreign:
+        if not self._trials:
             # Every suggestion is known, and no result can change that.
             self.open = 0
             self._again.clear()
@@ -148,32 +140,23 @@ class RowSearch:
     def _claims(self, row: Row) -> bool:
         """Whether a new row becomes one of this search. Else other searches have suggested it, or all that are left."""
         run_id = row.runs[0].run_id
-        while self.open > 0 and run_id not in self.results:
+        while self.open > 0 and run_id not in self._again:
             others = self.claim(row)
             if not others:
                 self.open -= 1
                 return True
             for other in others:
-                self._add_foreign(other)
-        return False
+                if other.runs[0].run_id not in self.results.keys() | self._again:
+                    self.open = max(0, self.open - 1)
+                    self._suggest_again(other)
+        return run_id in self._again
 
-    def _add_foreign(self, row: Row) -> None:
-        run_id = row.runs[0].run_id
-        if run_id not in self.results and run_id not in self._again:
-            self.open = max(0, self.open - 1)
-            self.results[run_id] = "running", None
-            self._foreign.append(row)
-
-    def _suggest_foreign(self) -> Row:
-        row = self._foreign.popleft()
-        self._running_foreign[row.runs[0].run_id] = row
-        return row
+    def _suggest_again(self, row: Row) -> None:
+        self._again.add(row.runs[0].run_id)
+        self.study.enqueue_trial(self._parameters(row))
 
     def report(self, run_id: str, step: int, value: float) -> None:
-        """Tell the metric's value at an evaluation of a suggested run. A value that is not finite is ignored.
-
-        Of a row of another search, only the end counts.
-        """
+        """Tell the metric's value at an evaluation of a suggested run. A value that is not finite is ignored."""
         if math.isfinite(value) and run_id in self._trials:
             self._trials[run_id].report(value, step)
 
@@ -188,9 +171,6 @@ class RowSearch:
         """
         self._stuck = False
         self.results[run_id] = status, value
-        if (row := self._running_foreign.pop(run_id, None)) is not None:
-            self._add_evaluated(row, status, value)
-            return
         self._tell(self._trials.pop(run_id), status, value)
 
     def _tell(self, trial: Trial, status: Status, value: float | None) -> None:
@@ -303,14 +283,13 @@ class Suggestions:
         self.own_resources = dict(plan.own_resources)
         """Run id → resources, of the runs that have their own. It grows with every such row."""
         self._recorded = {run.run_id for run in record.runs}
-        self._open: dict[str, RunSpec] = {}
-        """The runs that were returned and have not ended."""
+        self._open: set[str] = set()
+        """Ids of the runs that were returned and have not ended."""
         self._reported: set[str] = set()
         """Ids of those that have reported a value."""
         self._buffered: RunSpec | None = None
-        self._unpublished: list[Row] = []
-        self._ended: list[Event] = []
-        self._notes: list[str] = []
+        self._unpublished: list[Callable[[], None]] = []
+        """Calls of `on_row`, `on_event` and `on_note` that are still to be made, in order."""
         self._written, self._next_write_s, self._closed = True, 0.0, False
         self._stopped = False
         self._lock = threading.RLock()
@@ -378,7 +357,7 @@ class Suggestions:
         """
         with self._lock:
             if run_id in self._open and status in ("finished", "failed", "stopped"):
-                del self._open[run_id]
+                self._open.remove(run_id)
                 self._end(run_id, self._known(run_id, status, value))
 
     def stop(self) -> None:
@@ -388,16 +367,10 @@ class Suggestions:
     def publish(self) -> None:
         """Pass on what is new, and write the record if that is due. From the thread of the display."""
         with self._lock:
-            rows, self._unpublished = self._unpublished, []
-            ended, self._ended = self._ended, []
-            notes, self._notes = self._notes, []
+            calls, self._unpublished = self._unpublished, []
             self._write_if_due()
-        for row in rows:
-            self.on_row(row)
-        for event in ended:
-            self.on_event(event)
-        for note in notes:
-            self.on_note(note)
+        for call in calls:
+            call()
 
     def close(self) -> SweepRecord:
         """Write the record no more, and return it with all rows."""
@@ -411,17 +384,18 @@ class Suggestions:
             row = self._search.next_row()
             if row is None:
                 if not self._search.left:
-                    self._notes.append("the search ended early: every row that it can suggest was trained")
+                    note = "the search ended early: every row that it can suggest was trained"
+                    self._unpublished.append(partial(self.on_note, note))
                 return None
             run = self._add(row)
             run_id = run.run_id
             record = self._waiting(partial(self.store.index.records, [run_id])).get(run_id)
             if record is not None and record.status in kept:
                 self._end(run_id, self._known(run_id, record.status, record.value(self.metric)))
-                self._ended.append(final_event(run, self.store))
+                self._unpublished.append(partial(self.on_event, final_event(run, self.store)))
                 continue
             self._budget -= 1
-            self._open[run_id] = run
+            self._open.add(run_id)
             return run
         return None
 
@@ -454,7 +428,7 @@ class Suggestions:
         if row.resources is not None:
             self.own_resources[run.run_id] = row.resources
         self._rows.append(row)
-        self._unpublished.append(row)
+        self._unpublished.append(partial(self.on_row, row))
         new, reused = self._member(row)
         if self.is_recorded and run.run_id not in self._claimed:
             self._waiting(lambda: append_row(self.store.index, self.record.sweep_id, _entry(new, reused)))

@@ -40,7 +40,7 @@ from cope_sweep.registry import PluginError, load_plugins
 from cope_sweep.store import Event, LeaseHolder, Refusal, Store, StoreError
 from cope_sweep.store.index import Index, Lease
 from cope_sweep.sweep.cluster import RemoteIndex
-from cope_sweep.sweep.executor import Parents, RunEnd, evaluations_of, refused, train_leased, worker_id
+from cope_sweep.sweep.executor import Parents, RunEnd, refused, train_leased, worker_id
 
 if TYPE_CHECKING:
     from cope_sweep.train import StopRequest
@@ -74,8 +74,6 @@ class SweepContext:
     """The node where the file of a SQLite index is."""
     plugins: tuple[str, ...] = ()
     """Modules to import before a run is received."""
-    rule: str = ""
-    """Name of the scheduler in reasons."""
 
 
 class NodeProblem(Exception):
@@ -207,7 +205,6 @@ def train_loop(config: dict[str, Any]) -> RunEnd:
 
         process   a Process
         deliver   called with each evaluation; with several workers a callback of Train's controller does this
-        request   returns why the scheduler has ended the run; None: it has not
 
     The model is not wrapped by `prepare_model`, and gradients are summed by the trainer over *sequences*, so that a run
     has the same result with any number of workers (up to rounding), which is part of its definition.
@@ -227,13 +224,10 @@ def train_loop(config: dict[str, Any]) -> RunEnd:
     runtime = Runtime.of(resources, worker_id=worker_id(), rank=rank, world_size=workers)
     lease: Lease | Refusal | None = None
     parent_id: str | None = None
-    replayed: list[Event] = []
     if rank == 0:
         lease = process.leases.acquire(run)
         parent_id = process.leases.waiting(lambda: process.parents.of(run))
-        replayed = evaluations_of(run, process.store) if config["replay"] else []
-    decision = (not isinstance(lease, Refusal), parent_id, len(replayed))
-    may_train, parent_id, replays = broadcast_from_rank_zero(decision)
+    may_train, parent_id = broadcast_from_rank_zero((not isinstance(lease, Refusal), parent_id))
     elsewhere = RunEnd(Event(run.run_id, "pending"), elsewhere=True)
     if isinstance(lease, Refusal):
         return refused(run, process.store, lease)
@@ -241,34 +235,25 @@ def train_loop(config: dict[str, Any]) -> RunEnd:
         return elsewhere
     watchdog = Watchdog(resources.step_timeout_s, process.log)
 
-    def report(event: Event) -> None:
-        ray.train.report({"event": event})  # every rank has to call it
-        if "deliver" in config:
-            config["deliver"](event)
-
     def on_event(event: Event) -> None:
         watchdog.note_step(event.step)
         if event.evaluated and event.status == "running":
-            report(event)
-
-    reason: str | None = None
+            ray.train.report({"event": event})  # every rank has to call it
+            if "deliver" in config:
+                config["deliver"](event)
 
     def should_stop() -> StopRequest | None:
-        nonlocal reason
-        reason = config.get("request", lambda: None)() or process.leases.stop_reason(run.run_id)
-        if reason is not None:
+        if process.leases.stop_reason(run.run_id) is not None:
             return "stopped"
         return "interrupted" if process.preempted.is_set() else None
 
     try:
-        for number in range(replays):
-            report(replayed[number] if rank == 0 else elsewhere.event)
         if lease is None:
             train_run(run, process.store, runtime, parent_id=parent_id, on_event=on_event)
             return elsewhere
         return train_leased(
             run, process.store, runtime, process.leases, lease,
-            parent_id=parent_id, on_event=on_event, should_stop=should_stop, stop_reason=lambda: reason or "",
+            parent_id=parent_id, on_event=on_event, should_stop=should_stop,
         )  # fmt: skip
     finally:
         watchdog.close()
@@ -302,8 +287,7 @@ class RunTrial(tune.Trainable):
 
     The keys of its configuration are `sweep` (a SweepContext), `run_id`, `run` (as JSON: it is read after the plugins
     were imported, which may define its types), `resources`, `gpus` and `bundle` (what a worker takes), `excluded` (ids
-    of nodes that cannot train), `replay` (whether evaluations of earlier attempts are reported first), and `metrics`
-    (of an evaluation, those that the sweep needs).
+    of nodes that cannot train), and `metrics` (of an evaluation, those that the sweep needs).
 
     A result has `step`, `outcome`, `event`, `actor`, `node`, the metrics of an evaluation that the sweep needs, and
     `leaves`. That says why this process has to end; the next call of `step` ends it. `problem`: its node cannot train.
@@ -384,10 +368,10 @@ class RunTrial(tune.Trainable):
         }
 
     def _end_current(self) -> None:
-        """End the run that Tune gives no more time, and wait until it has written its state."""
+        """Wait until a run has written its state to which Tune gives no more time. The driver has asked it to end."""
         attempt, self.current = self.current, None
         if attempt is not None:
-            attempt.end()
+            wait([attempt.training])
 
 
 class _Attempt:
@@ -400,8 +384,6 @@ class _Attempt:
         """Evaluations, then the end."""
         self.broken = ""
         """Why the process cannot train another run."""
-        self.step = 0
-        self.request: str | None = None
         self.run_id: str = trial["run_id"]
         self.training = process.training.submit(self._train)
 
@@ -426,7 +408,7 @@ class _Attempt:
         trial = self.trial
         config = dict(trial)
         if self.workers == 1:
-            config |= {"process": self.process, "deliver": self._deliver, "request": lambda: self.request}
+            config |= {"process": self.process, "deliver": self._deliver}
             scaling = ScalingConfig(num_workers=0, use_gpu=trial["gpus"] > 0)
             trainer = TorchTrainer(train_loop, train_loop_config=config, scaling_config=scaling)
             return cast(RunEnd, trainer.fit().return_value)
@@ -453,7 +435,6 @@ class _Attempt:
                 evaluations.shutdown(force=True)
 
     def _deliver(self, event: Event) -> None:
-        self.step = event.step
         if self.trial["metrics"]:  # nothing else of an evaluation concerns Tune
             self.messages.put(event)
 
@@ -461,13 +442,3 @@ class _Attempt:
         with contextlib.suppress(ray.exceptions.RayError):
             while True:
                 self._deliver(evaluations.get())
-
-    def end(self) -> None:
-        """Ask the run to end, and wait until it has written its state: the scheduler has stopped it, or the sweep ends.
-
-        With several workers, which are other processes, the driver has asked them.
-        """
-        with contextlib.suppress(StoreError):
-            if "" not in self.process.store.index.stops(self.process.leases.sweep_id):
-                self.request = f"stopped by {self.trial['sweep'].rule} at step {self.step}"
-        wait([self.training])

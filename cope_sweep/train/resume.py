@@ -45,14 +45,6 @@ class ResumeState:
     """When the copy from a GPU is complete; None: it is."""
 
 
-def save_resume(path: Path, trainer: Trainer, notes: Mapping[str, Any]) -> None:
-    """Write the trainer's whole state and `notes`, which have to be JSON values.
-
-    Raises TypeError for optimiser state that is neither a tensor nor a JSON value.
-    """
-    write_state(path, take_state(trainer, notes))
-
-
 def write_state(path: Path, state: ResumeState) -> None:
     """Write a state to a file. Raises OSError."""
     if state.copied is not None:
@@ -61,9 +53,10 @@ def write_state(path: Path, state: ResumeState) -> None:
 
 
 def take_state(trainer: Trainer, notes: Mapping[str, Any], *, copy: bool = False) -> ResumeState:
-    """The trainer's whole state and `notes`, as in `save_resume`; with `copy`, training may go on before it is written.
+    """The trainer's whole state and `notes`, which have to be JSON values.
 
-    A copy from a GPU goes to pinned memory of the host and does not block this thread.
+    With `copy`, training may go on before it is written. A copy from a GPU goes to pinned memory of the host and does
+    not block this thread. Raises TypeError for optimiser state that is neither a tensor nor a JSON value.
     """
     tensors = {f"model/{name}": value for name, value in distinct(trainer.model.state_dict()).items()}
     values: dict[str, Any] = {}
@@ -93,7 +86,7 @@ def take_state(trainer: Trainer, notes: Mapping[str, Any], *, copy: bool = False
 
 
 def load_resume(path: Path, trainer: Trainer, *, run_id: str | None = None) -> dict[str, Any]:
-    """Restore the state that `save_resume` wrote; training continues to the bit. Returns the notes.
+    """Restore the state that `write_state` wrote; training continues to the bit. Returns the notes.
 
     `run_id` is the run whose file it is; None: the trainer's. Raises CheckpointError where the file is damaged or
     belongs to another run.

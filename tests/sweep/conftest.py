@@ -27,6 +27,7 @@ def ray_environment() -> Iterator[dict[str, str]]:
         patch.setenv("RAY_TMPDIR", f"{folder}/r")
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAY_worker_niceness", "0")  # else a busy machine gives the workers no time
+        patch.setenv("RAY_timeout_ms_task_wait_for_death_info", "90000")  # as `connected` sets it before it connects
         for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
             patch.delenv(name, raising=False)
         if os.environ.get("PYTHONDONTWRITEBYTECODE"):

@@ -1,13 +1,10 @@
 """Connection to a cluster, and what it has room for. Without a cluster; test_ray_executor has one."""
 
 import logging
-import os
 import socket
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import ray
@@ -15,16 +12,8 @@ from ray._private import worker
 
 from cope_sweep.config import Resources
 from cope_sweep.sweep import cluster
-from cope_sweep.sweep.cluster import (
-    Needs,
-    Node,
-    check_cluster,
-    connected,
-    needs_of,
-    usable_cpus,
-    within,
-)
-from cope_sweep.sweep.executor import ClusterError, ClusterLost
+from cope_sweep.sweep.cluster import Needs, connected, needs_of
+from cope_sweep.sweep.executor import ClusterError
 from tests.sweep.ports import free_port
 
 
@@ -61,11 +50,6 @@ def test_a_run_takes_a_gpu_if_the_cluster_has_any(
     assert needs_of(resources, cluster.nodes()) == Needs(resources.workers, resources.cpus, gpus)
 
 
-def test_nodes_that_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "nodes", lambda: nodes({"CPU": 4}))
-    assert cluster.nodes() == {"id-0": Node("10.0.0.0", {"CPU": 4})}
-
-
 @pytest.mark.parametrize(
     ("needs", "held", "workers"),
     [
@@ -97,20 +81,6 @@ def test_workers_share_a_gpu_and_none_has_parts_of_two(needs: Needs, held: dict[
 )
 def test_why_a_run_never_fits(needs: Needs, nodes: list[dict[str, float]], reason: str | None) -> None:
     assert needs.misfit(nodes) == reason
-
-
-def test_usable_cpus_are_those_of_the_affinity() -> None:
-    assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
-
-
-def test_within_returns_raises_and_gives_up() -> None:
-    assert within(60, lambda: 7) == 7
-    with pytest.raises(KeyError):
-        within(60, lambda: {}["missing"])
-    released = threading.Event()
-    with pytest.raises(TimeoutError, match="no answer within 0.01 s"):
-        within(0.01, lambda: released.wait(60))
-    released.set()
 
 
 @pytest.mark.parametrize(
@@ -192,51 +162,3 @@ def test_what_ray_logs_and_prints_goes_to_a_file(
     assert "a trial" in text
     assert "a node died" in text
     assert capsys.readouterr().out == "a table\n"
-
-
-def test_a_new_cluster_changes_no_authentication_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    seen: dict[str, str | None] = {}
-
-    def init(**_: object) -> None:
-        seen["token"] = os.environ.get("RAY_AUTH_TOKEN")
-        os.environ["RAY_AUTH_MODE"] = "token"  # as Ray does
-
-    monkeypatch.setattr(ray, "init", init)
-    with connected(None, tmp_path / "ray.log"):
-        pass
-    assert len(str(seen["token"])) == 64
-    assert "RAY_AUTH_MODE" not in os.environ
-    assert "RAY_AUTH_TOKEN" not in os.environ
-    assert not (tmp_path / ".ray").exists()
-
-
-@pytest.fixture
-def head_at(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the address of the cluster's head, which is given up at once."""
-
-    def set_port(port: int) -> None:
-        context = SimpleNamespace(gcs_address=f"127.0.0.1:{port}")
-        monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-        monkeypatch.setattr(cluster, "HEAD_TIMEOUT_S", 0.0)
-
-    return set_port
-
-
-def test_a_head_that_accepts_connections_is_there(head_at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = {"this node": Node("127.0.0.1", {"CPU": 2})}
-    monkeypatch.setattr(cluster, "nodes", lambda: there)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        head_at(server.getsockname()[1])
-        assert check_cluster("this node") == there
-        with pytest.raises(ClusterLost, match="raylet, has died; finished runs are kept; run the same command again"):
-            check_cluster("another node")
-
-
-def test_a_head_that_does_not_is_lost_and_nothing_has_failed(head_at: Any) -> None:
-    port = free_port()
-    head_at(port)
-    with pytest.raises(ClusterLost, match=f"127.0.0.1:{port}.*does not answer any more .*run the same command again"):
-        check_cluster("this node")

@@ -15,7 +15,6 @@ from cope_sweep.sweep import executor as executor_module
 from cope_sweep.sweep.executor import (
     Parents,
     Workload,
-    evaluations_of,
     final_event,
     record_failure,
     record_stop,
@@ -129,11 +128,6 @@ def test_after_too_many_failed_runs_no_more_are_started(
     assert not store.run(after.run_id).path.exists()
 
 
-def test_no_runs(executor: Callable[..., None], store: Store, events: EventLog) -> None:
-    executor([], store, ONE_GROUP, on_event=events, stop=events.stop)
-    assert not events
-
-
 def test_an_error_of_the_event_handler_stops_the_sweep(
     executor: Callable[..., None], store: Store, events: EventLog
 ) -> None:
@@ -149,65 +143,6 @@ def test_an_error_of_the_event_handler_stops_the_sweep(
     assert store.status(runs[0].run_id) == "interrupted"
     assert store.run(runs[0].run_id).resume.exists()
     assert store.status(runs[1].run_id) == "pending"
-
-
-def test_unfinished_runs_are_listed_once_and_in_order(store: Store) -> None:
-    done, failed, new = seeds(3)
-    Recorded(store, done).end("finished")
-    Recorded(store, failed).end("failed")
-    assert Workload([new, done, failed, new], store, ONE_GROUP, "this-sweep").unfinished() == [new, failed]
-
-
-def test_the_final_event_has_metrics_and_message(store: Store) -> None:
-    failed, finished = seeds(2)
-    steps = finished.train.steps
-    assert final_event(failed, store) == Event(failed.run_id, "pending", 0, steps)
-    recorded = Recorded(store, failed)
-    recorded.log(3, {"train/loss": 2.0})
-    recorded.end("failed")
-    message = "Diverged: the loss is nan"
-    assert final_event(failed, store) == Event(failed.run_id, "failed", 3, steps, worker_id="host:1", message=message)
-    recorded = Recorded(store, finished)
-    recorded.log(6, {"train/loss": 2.0})
-    recorded.end("finished", {"train/loss": 2.0})
-    expected = Event(finished.run_id, "finished", 6, steps, {"train/loss": 2.0}, worker_id="host:1")
-    assert final_event(finished, store) == expected
-
-
-def test_the_evaluations_of_a_curve_are_those_that_the_run_reported(store: Store, events: EventLog) -> None:
-    run = tiny_run(**{"train.steps": 8, "evaluate.every": 2})
-    train_here([run], store, ONE_GROUP, on_event=events, stop=events.stop)
-    found = evaluations_of(run, store)
-    assert [event.step for event in found] == [2, 4, 6, 8]
-    assert found[-1].metrics == events[-1].metrics
-    assert all(event.evaluated and "in_dist/loss" in event.metrics for event in found)
-
-
-def test_a_damaged_curve_has_no_evaluations(store: Store) -> None:
-    (run,) = seeds(1)
-    recorded = Recorded(store, run)
-    recorded.log(3, {"in_dist/loss": 2.0})
-    (recorded.folder.path / "curve.jsonl").write_bytes(b"\xff\n\xff\n")
-    assert evaluations_of(run, store) == []
-
-
-@pytest.mark.parametrize("begun", [True, False])
-def test_a_failure_is_recorded_in_place_of_the_worker(store: Store, begun: bool) -> None:
-    (run,) = seeds(1)
-    if begun:
-        Recorded(store, run)
-    record_failure(run, store, "its worker died " + "x" * 1000, "all of it", keep_recorded=False)
-    state = store.run(run.run_id).state
-    assert (state["status"], len(state["message"]), state["traceback"]) == ("failed", 500, "all of it")
-
-
-def test_a_failure_that_the_worker_recorded_is_kept(store: Store) -> None:
-    (run,) = seeds(1)
-    Recorded(store, run).end("failed")
-    record_failure(run, store, "rank 0: RuntimeError", "all of it", keep_recorded=True)
-    assert store.run(run.run_id).state["message"] == "Diverged: the loss is nan"
-    record_stop(run, store, "stopped by ASHA")
-    assert store.run(run.run_id).state["status"] == "failed"
 
 
 def test_nothing_replaces_a_result(store: Store) -> None:

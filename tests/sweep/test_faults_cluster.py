@@ -16,9 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cope_sweep.read.tables import table
 from cope_sweep.store import Event, Store, SweepRecord
 from cope_sweep.store.index.summaries import activity
 from cope_sweep.sweep.ray_executor import run_on_ray
@@ -77,54 +75,6 @@ def test_a_sweep_waits_for_postgresql_and_goes_on(cluster: str, postgres: Any, t
     assert Counter(events.ends()) == {(run.run_id, "finished"): 1 for run in plan.runs}
     assert attempts(store, plan) == [1, 1, 1]
     assert record_of(store, outcome).status == "finished"
-
-
-@pytest.mark.thorough
-def test_two_drivers_on_different_nodes_train_each_run_once(cluster: str, cluster_nodes: Any, tmp_path: Path) -> None:
-    file = tmp_path / "shared.yaml"
-    plan = write_ablation(file, {"Short": SHORT, "Long": LONG}, seeds=2)
-    store = Store(tmp_path / "store", create=True)
-    here = ray.get_runtime_context().get_node_id()
-    (elsewhere,) = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - {here}  # type: ignore[no-untyped-call]
-
-    @ray.remote(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(elsewhere, soft=False))
-    def second_driver(file: Path, location: str) -> tuple[str, SweepOutcome]:
-        # It names nothing of this module, which workers cannot import.
-        import time
-
-        import ray
-
-        from cope_sweep.config import expand, load_ablation
-        from cope_sweep.store import Store
-        from cope_sweep.sweep.ray_executor import run_on_ray
-        from cope_sweep.sweep.sweep import sweep
-
-        (file.parent / "ready").touch()
-        while not (file.parent / "go").exists():
-            time.sleep(0.1)
-        plan = expand(load_ablation(file))
-        outcome = sweep(
-            plan, Store(location), run_on_ray,
-            resources=plan.ablation.content.resources, executor_name="ray", tracking_uri=None,
-        )  # fmt: skip
-        return ray.get_runtime_context().get_node_id(), outcome
-
-    second = second_driver.remote(file, store.location)
-    until(lambda: (tmp_path / "ready").exists() or len(ray.wait([second], timeout=0)[0]) > 0)
-    (tmp_path / "go").touch()
-    outcome = train(file, store)
-    node_id, other = ray.get(second)
-    assert node_id == elsewhere
-    assert (outcome.exit_code, other.exit_code) == (0, 0)
-    assert outcome.trained + other.trained == len(plan.runs)
-    for each in (outcome, other):
-        assert each.trained + each.reused == len(plan.runs)
-    assert attempts(store, plan) == [1] * len(plan.runs)
-    records = [record_of(store, each) for each in (outcome, other)]
-    assert records[0].started_ms < (records[1].ended_ms or 0)
-    assert records[1].started_ms < (records[0].ended_ms or 0)
-    assert records[0].table == records[1].table
-    assert [row["counts"]["finished"] for row in table(plan, store).to_json()["rows"]] == [2, 2]
 
 
 @contextlib.contextmanager

@@ -65,15 +65,6 @@ def test_a_run_that_is_worse_than_the_others_is_stopped_after_the_grace(rule: Ea
 
 
 @pytest.mark.parametrize("rule", [ASHA, MEDIAN])
-def test_the_best_run_is_trained_to_its_last_step(rule: EarlyStopping) -> None:
-    trials = Trials(scheduler_of(rule), 5)
-    for step in (10, 20, 40, 500, 1000):
-        for trial in range(1, 5):
-            trials.report(trial, step, **{"in_dist/loss": 2.0})
-        assert trials.report(0, step, **{"in_dist/loss": 1.0}) == "CONTINUE"
-
-
-@pytest.mark.parametrize("rule", [ASHA, MEDIAN])
 def test_results_without_the_metric_change_nothing(rule: EarlyStopping) -> None:
     """A run that failed before its first evaluation, and one of a task that has another metric."""
     trials = Trials(scheduler_of(rule), 6)

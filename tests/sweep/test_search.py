@@ -3,9 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-import pytest
-
-from cope_sweep.config import Row, RunSpec, expand, plan_of_recorded
+from cope_sweep.config import Row, RunSpec, plan_of_recorded
 from cope_sweep.store import Status
 from cope_sweep.sweep.search import Known, RowSearch
 from tests.config.ablations import load
@@ -173,13 +171,6 @@ def test_values_that_are_not_finite_are_no_results():
     assert states(search) == ["FAIL"]
 
 
-def test_no_more_runs_are_suggested_than_asked_for():
-    sweep = Sweep(TEXT.replace("samples: 60", "samples: 3"))
-    search = sweep.search()
-    assert len({sweep.next_run(search).run_id for _ in range(3)}) == 3
-    assert (search.left, search.next_row()) == (0, None)
-
-
 def test_a_small_space_is_exhausted():
     sweep = Sweep(SMALL)
     search = sweep.search()
@@ -192,9 +183,3 @@ def test_a_small_space_is_exhausted():
     sweep.train(search, last)
     assert search.next_row() is None
     assert search.left == 0
-
-
-def test_a_plan_without_suggestions_is_refused():
-    grid = expand(load(TEXT[: TEXT.index("search:")]))
-    with pytest.raises(ValueError, match="the ablation test has no search by suggestions"):
-        RowSearch(grid, {})

@@ -73,22 +73,6 @@ def record_of(store: Store, outcome: SweepOutcome) -> SweepRecord:
     return record
 
 
-@pytest.mark.parametrize(
-    ("counts", "code"),
-    [
-        ({}, 0),
-        ({"failed": 2}, 1),
-        ({"interrupted": 3}, 130),
-        ({"failed": 2, "interrupted": 3}, 130),
-        ({"not_started": 1}, 130),
-        ({"stopped": 3}, 0),
-    ],
-)
-def test_exit_codes(counts: dict[str, int], code: int) -> None:
-    values: dict[str, Any] = {"failed": 0, "interrupted": 0} | counts
-    assert SweepOutcome("id", trained=1, reused=0, seconds=1.0, **values).exit_code == code
-
-
 def test_a_sweep_trains_unfinished_runs_and_records_the_table(store: Store) -> None:
     plan = plan_of()
     with other_sweep(store) as other:
@@ -284,17 +268,3 @@ def test_a_signal_asks_the_sweep_to_stop(signum: int) -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signum) is before
-
-
-def test_signal_handlers_are_kept_outside_of_the_main_thread() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    seen: list[object] = []
-
-    def run() -> None:
-        with stopping_on_signals(threading.Event()):
-            seen.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert seen == [before]

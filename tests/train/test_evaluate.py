@@ -54,19 +54,6 @@ def test_every_metric_that_a_task_names_exists():
     assert {name for task in TASKS.values() for name in task.METRICS} <= set(METRICS)
 
 
-def test_sums_do_not_depend_on_how_sequences_were_batched():
-    whole = sums_of((BATCH, P)).result()
-    one_by_one = sums_of((BATCH[0:1], P[0:1]), (BATCH[1:2], P[1:2]), (BATCH[2:], P[2:])).result()
-    assert one_by_one == pytest.approx(whole)
-
-
-def test_workers_without_sequences_have_vectors_of_the_same_length():
-    vectors = []
-    for share in (BATCH[0:1], BATCH[1:1]):
-        sums_of((share, P[: len(share)])).result(lambda vector: vectors.append(vector) or vector)
-    assert vectors[0].shape == vectors[1].shape
-
-
 def test_an_overflow_is_infinite_and_an_empty_metric_is_zero():
     assert metrics({"nats": 1e6, "targets": 1}, ["perplexity"]) == {"perplexity": math.inf}
     assert metrics({}, ["token_error", "majority_baseline_error", "cut", "loss"]) == dict.fromkeys(

@@ -1,13 +1,6 @@
-import signal
-import subprocess
-import sys
-import textwrap
-import time
-
 import pytest
 import torch
 
-from cope_sweep.config import Resources
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train.resume import load_resume
@@ -97,44 +90,6 @@ def test_facts_have_the_time_of_all_attempts(store):
     assert facts["wall_s"] > before["wall_s"] > before["train_s"]
 
 
-@pytest.mark.slow
-def test_a_killed_run_continues_from_its_last_resume_file(tmp_path):
-    run = tiny_run(**{"train.steps": 400, "evaluate.every": 400})
-    script = textwrap.dedent(f"""
-        from cope_sweep.store import Store
-        from cope_sweep.config import RunSpec
-        from cope_sweep.train import Runtime, train_run
-        run = RunSpec.model_validate_json({run.model_dump_json()!r})
-        train_run(run, Store({str(tmp_path)!r}, create=True), Runtime(checkpoint_every_s=0.02))
-        """)
-    store = Store(tmp_path, create=True)
-    folder = store.run(run.run_id)
-    child = subprocess.Popen([sys.executable, "-c", script])
-    deadline = time.monotonic() + 60
-    while not folder.resume.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    assert folder.status == "running"  # by its files: nobody was there to write anything else
-    assert train_run(run, store, Runtime()) == "finished"
-    assert folder.result["facts"]["resumed_from_step"] > 0
-    untouched = Store(tmp_path / "whole", create=True)
-    train_run(run, untouched, Runtime())
-    for name, tensor in weights(folder).items():
-        assert torch.equal(tensor, weights(untouched.run(run.run_id))[name]), name
-    assert folder.curve() == untouched.run(run.run_id).curve()
-
-
-def test_a_truncated_resume_file_is_ignored(store):
-    run = tiny_run(**{"train.steps": 12})
-    train_run(run, store, Runtime(), should_stop=stop_after(5))
-    folder = store.run(run.run_id)
-    folder.resume.write_bytes(folder.resume.read_bytes()[:100])
-    assert train_run(run, store, Runtime()) == "finished"
-    assert folder.result["facts"]["resumed_from_step"] == 0
-    assert "resume.safetensors" in folder.result["facts"]["restarted"]
-
-
 @pytest.mark.parametrize("damage", ["shorter", "changed", "gone", "a folder"])
 def test_a_curve_that_lost_rows_is_trained_again(store, tmp_path, damage):
     run = tiny_run(**{"train.steps": 12})
@@ -165,13 +120,3 @@ def test_rows_after_the_resume_file_are_trained_again_once(store):
     assert train_run(run, store, Runtime()) == "finished"
     assert 9.0 not in [row.get("train/loss") for row in folder.curve()]
     assert folder.result["facts"]["resumed_from_step"] == 6
-
-
-@pytest.mark.parametrize("attention", ["reference", "blocked", "auto"])
-def test_attention_implementations_give_the_same_result(tmp_path, attention):
-    run = tiny_run(**{"model.position": ["cope"]})
-    plain, other = Store(tmp_path / "a", create=True), Store(tmp_path / "b", create=True)
-    train_run(run, plain, Runtime(attention="reference"))
-    train_run(run, other, Runtime.of(Resources(attention=attention), worker_id="here"))
-    metrics, others = plain.run(run.run_id).result["metrics"], other.run(run.run_id).result["metrics"]
-    assert metrics["train/loss"] == pytest.approx(others["train/loss"], rel=1e-4)

@@ -1,4 +1,4 @@
-""""""
+"""What a step costs: measured here, or in a process of its own that may run out of memory."""
 
 from __future__ import annotations
 
@@ -113,25 +113,19 @@ def test_a_shape_that_needs_more_memory_than_there_is_does_not_fit_and_the_other
     assert [found[run.run_id].fits for run in (large, huge, small)] == [False, False, True]
 
 
-def dies(signum):
-    def serve(connection, *settings):
-        connection.recv()
-        os.kill(os.getpid(), signum)
-
-    return serve
-
-
 def raises(connection, *settings):
     connection.recv()
     connection.send(UserError("no such text"))
 
 
 def dies_of_memory(connection, *settings):
-    dies(signal.SIGKILL)(connection)
+    connection.recv()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def crashes(connection, *settings):
-    dies(signal.SIGSEGV)(connection)
+    connection.recv()
+    os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def test_a_process_that_linux_ends_for_its_memory_is_no_error(monkeypatch):
@@ -140,15 +134,10 @@ def test_a_process_that_linux_ends_for_its_memory_is_no_error(monkeypatch):
     assert [cost.step_s for cost in measure_plan(plan).values()] == [float("inf")] * 3
 
 
-def test_a_process_that_crashes_is_an_error(monkeypatch):
-    monkeypatch.setattr(measure_module, "_serve", crashes)
-    with pytest.raises(UserError, match="ended with exit code -11"):
-        measure_plan(plan_of())
-
-
-def test_what_is_wrong_with_the_data_is_raised_here(monkeypatch):
-    monkeypatch.setattr(measure_module, "_serve", raises)
-    with pytest.raises(UserError, match="no such text"):
+@pytest.mark.parametrize(("serve", "message"), [(crashes, "ended with exit code -11"), (raises, "no such text")])
+def test_a_process_that_crashes_or_cannot_read_its_data_is_an_error(monkeypatch, serve, message):
+    monkeypatch.setattr(measure_module, "_serve", serve)
+    with pytest.raises(UserError, match=message):
         measure_plan(plan_of())
 
 

@@ -1,4 +1,4 @@
-""""""
+"""Resume files: a run that continues from one is the same to the bit, whatever happens while it is written."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ from safetensors.torch import load_file, save_file
 
 from cope_sweep.model import CheckpointError
 from cope_sweep.store import RunFolder, Store
-from cope_sweep.store.errors import FencedError
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train import resume as module
-from cope_sweep.train.resume import ResumeWriter, load_resume, save_resume
+from cope_sweep.train.resume import ResumeWriter, load_resume, take_state, write_state
 from tests.tiny import tiny_run
 from tests.train.stores import stop_after, text_run, weights
+
+OFTEN = Runtime(checkpoint_every_s=1e-6)
+"""Files are written in the background, one after another."""
+
+
+def save_resume(path, trainer, notes):
+    write_state(path, take_state(trainer, notes))
 
 
 @pytest.mark.parametrize(
@@ -44,9 +50,9 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, dropout, position, optim
     )
     whole, parts = Store(tmp_path / "whole", create=True), Store(tmp_path / "parts", create=True)
     train_run(run, whole, Runtime())
-    assert train_run(run, parts, Runtime(), should_stop=stop_after(4)) == "interrupted"
+    assert train_run(run, parts, OFTEN, should_stop=stop_after(4)) == "interrupted"
     assert parts.run(run.run_id).status == "interrupted"
-    assert train_run(run, parts, Runtime(), should_stop=stop_after(9)) == "interrupted"
+    assert train_run(run, parts, OFTEN, should_stop=stop_after(9)) == "interrupted"
     assert train_run(run, parts, Runtime()) == "finished"
     a, b = whole.run(run.run_id), parts.run(run.run_id)
     assert a.result["metrics"] == b.result["metrics"]
@@ -180,9 +186,6 @@ def test_files_of_other_runs_and_damaged_files_are_refused(trained, tmp_path):
         load_resume(path, Trainer(trained.spec, Runtime()))
 
 
-OFTEN = Runtime(checkpoint_every_s=1e-6)
-
-
 @pytest.fixture
 def trainer():
     trainer = Trainer(tiny_run(**{"model.position": ["cope"]}), Runtime())
@@ -230,41 +233,12 @@ def test_the_file_has_the_state_at_the_call(trainer, folder, gate):
     writer.close()
 
 
-def test_at_most_one_file_is_pending(trainer, folder, gate):
-    writer = ResumeWriter(folder)
-    writer.write(trainer, {"number": 1})
-    second = threading.Thread(target=writer.write, args=(trainer, {"number": 2}))
-    second.start()
-    second.join(0.2)
-    assert second.is_alive()  # it waits for the first file
-    gate.set()
-    second.join(60)
-    writer.wait()
-    assert load_resume(folder.resume, Trainer(trainer.spec, Runtime())) == {"number": 2}
-    writer.close()
-
-
 def test_a_large_state_on_a_cpu_is_not_copied(trainer, folder, monkeypatch):
     monkeypatch.setattr(module, "COPIED_BYTES", 0)
     writer = ResumeWriter(folder)
     writer.write(trainer, {})
     assert folder.resume.exists()
     assert not writer.busy
-    writer.close()
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), FencedError("a newer attempt")])
-def test_an_error_of_the_thread_is_raised_once_by_the_next_call(trainer, folder, monkeypatch, error):
-    def fail(path, state):
-        raise error
-
-    writer = ResumeWriter(folder)
-    monkeypatch.setattr(module, "write_state", fail)
-    writer.write(trainer, {})
-    with pytest.raises(type(error)):
-        writer.wait()
-    assert not writer.busy
-    assert [file.name for file in folder.path.iterdir() if "resume" in file.name] == []
     writer.close()
 
 
@@ -281,17 +255,6 @@ def test_a_full_disk_in_the_background_fails_the_run(store, monkeypatch):
 def test_the_thread_ends_with_the_run(store):
     train_run(tiny_run(**{"train.steps": 30}), store, OFTEN)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith(("resume", "batches"))]
-
-
-def test_a_run_with_files_in_the_background_resumes_to_the_bit(tmp_path):
-    run = tiny_run(**{"train.steps": 40, "model.dropout": 0.2, "model.position": ["cope"]})
-    whole, parts = Store(tmp_path / "whole", create=True), Store(tmp_path / "parts", create=True)
-    train_run(run, whole, Runtime())
-    assert train_run(run, parts, OFTEN, should_stop=stop_after(17)) == "interrupted"
-    assert train_run(run, parts, OFTEN) == "finished"
-    a, b = whole.run(run.run_id), parts.run(run.run_id)
-    assert a.curve() == b.curve()
-    assert all(torch.equal(value, weights(b)[name]) for name, value in weights(a).items())
 
 
 @pytest.mark.slow

@@ -26,6 +26,9 @@ def test_a_run_from_start_to_result(store):
     assert not folder.resume.exists()
     assert [events[0].status, events[-1].status] == ["running", "finished"]
     assert events[-1].metrics["in_dist/token_error"] == result["metrics"]["in_dist/token_error"]
+    assert [(event.step, event.status) for event in events if event.evaluated] == [(3, "running"), (6, "finished")]
+    assert result["facts"]["model_flops_per_s"] > result["facts"]["tokens_per_s"] > 0
+    assert "mfu" not in result["facts"]
     assert json.loads((folder.checkpoint / "config.json").read_text())["run_id"] == run.run_id
 
 
@@ -63,6 +66,13 @@ def test_divergence_fails_the_run_with_its_traceback(store):
     assert folder.result is None
 
 
+def test_progress_events_are_throttled(store, monkeypatch):
+    monkeypatch.setattr("cope_sweep.train.reporter.REPORT_EVERY_S", 3600)
+    events = []
+    train_run(tiny_run(**{"evaluate.every": 100}), store, Runtime(), on_event=events.append)
+    assert [event.status for event in events] == ["running", "finished"]
+
+
 def test_a_failed_run_can_be_tried_again(store, monkeypatch):
     run = tiny_run()
     with monkeypatch.context() as patch:
@@ -81,12 +91,6 @@ def test_a_run_that_a_scheduler_stops_keeps_its_state(store):
     assert folder.resume.exists()
     assert train_run(run, store, Runtime()) == "finished"
     assert folder.result["facts"]["resumed_from_step"] == 3
-
-
-def test_evaluations_are_announced(store):
-    events = []
-    train_run(tiny_run(), store, Runtime(), on_event=events.append)
-    assert [(event.step, event.status) for event in events if event.evaluated] == [(3, "running"), (6, "finished")]
 
 
 def test_an_older_attempt_cannot_begin(store):

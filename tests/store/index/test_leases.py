@@ -178,11 +178,12 @@ def test_a_full_disk_is_an_error_at_once(tmp_path):
     store = Store(tmp_path / "store", create=True)
     with store.index.database.engine.connect() as connection:  # the pool gives this connection to the next caller
         connection.exec_driver_sql("PRAGMA max_page_count = 1")
-    leases = LeaseHolder(store, "sweep")
+    waits = []
+    leases = LeaseHolder(store, "sweep", on_wait=lambda: waits.append(1))
     with pytest.raises(IndexUnusable, match=r"index.db cannot be used: database or disk is full; .*--store"):
         for seed in range(1000):
             leases.acquire(tiny_run(seed=seed))
-    assert leases.waits_since_s is None
+    assert waits == []
 
 
 @pytest.mark.parametrize(
@@ -203,21 +204,20 @@ def test_a_damaged_database_is_no_reason_to_wait(tmp_path, damage, reason):
 
 def test_a_stopped_sweep_waits_for_a_database_for_a_limited_time(store, monkeypatch):
     monkeypatch.setattr(leases_module, "STOP_WAIT_S", 0.1)
-    stop = threading.Event()
-    leases = LeaseHolder(store, "sweep", stop=stop)
-    waited = []
+    monkeypatch.setattr(leases_module, "WAIT_NOTE_S", 0.01)
+    stop, told, calls = threading.Event(), [], []
+    leases = LeaseHolder(store, "sweep", stop=stop, on_wait=lambda: told.append(len(calls)))
 
     def away():
-        waited.append(leases.waits_since_s)
-        if len(waited) == 3:
+        calls.append(1)
+        if len(calls) == 3:
             stop.set()
         raise IndexUnavailable("the server is away")
 
     with pytest.raises(IndexUnavailable):
         leases.waiting(away)
-    assert len(waited) > 3
-    assert waited[0] is None
-    assert waited[2] == waited[1] is not None
+    assert len(calls) > 3
+    assert len(told) == 1
 
 
 def test_a_call_is_repeated_while_the_database_does_not_answer(monkeypatch):
