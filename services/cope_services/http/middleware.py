@@ -93,6 +93,10 @@ class BodyLimit:
 # -- responses ---------------------------------------------------------------------------------------------------------
 
 
+ASKED = "cope_services.method"
+"""The key of a scope for the method of a request that is answered as GET."""
+
+
 class HeadAsGet:
     """Has HEAD answered as GET is; the server leaves out the body."""
 
@@ -102,7 +106,7 @@ class HeadAsGet:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get("method") != "HEAD":
             return await self.app(scope, receive, send)
-        as_get = {**scope, "method": "GET"}
+        as_get = {**scope, "method": "GET", ASKED: "HEAD"}
         try:
             await self.app(as_get, receive, send)
         finally:

@@ -22,6 +22,7 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field, TypeAdapter, create_model
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
@@ -29,6 +30,7 @@ from cope_services.http.access import READ
 from cope_services.http.caching import CachedRoute, RunFilesRoute, matches_etag
 from cope_services.http.components import Accept, Components, ComponentsDep, FinishedRun, IfNoneMatch, PreparePlans
 from cope_services.http.errors import BusyError, NotAcceptableError, Responses, error_responses
+from cope_services.http.middleware import ASKED
 from cope_services.models.predictors import StoredFile, checkpoint_file, checkpoint_listing
 from cope_sweep.api.answers import Checkpoint, FigureInfo
 from cope_sweep.api.questions import (
@@ -73,9 +75,16 @@ def json_response(answer: BaseModel | Sequence[BaseModel], *, exclude_unset: boo
     return Response(_ANY.dump_json(list(answer)), media_type="application/json")
 
 
+class Download(FileResponse):
+    """A file, which is not read for HEAD."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__({**scope, "method": scope.get(ASKED, scope["method"])}, receive, send)
+
+
 def download(file: StoredFile, if_none_match: str | None) -> Response:
     """The file or the requested byte range, or 304 if the client has this version."""
-    response = FileResponse(file.path, filename=file.path.name, stat_result=file.stat)
+    response = Download(file.path, filename=file.path.name, stat_result=file.stat)
     if matches_etag(if_none_match, response.headers["etag"]):
         return Response(status_code=304, headers={"etag": response.headers["etag"]})
     return response

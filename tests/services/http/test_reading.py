@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import hashlib
 import html
@@ -489,6 +490,22 @@ def test_head_and_304(client: httpx.Client, url: str) -> None:
     assert head.content == b""
     same = client.get(f"{url}/model.safetensors", headers={"if-none-match": head.headers["etag"]})
     assert (same.status_code, same.content) == (304, b"")
+
+
+def test_head_does_not_read_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(1000))
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await reading.Download(file)(scope, receive, send)
+
+    asyncio.run(middleware.HeadAsGet(application)({"type": "http", "method": "HEAD", "headers": []}, None, send))
+    assert (b"content-length", b"1000") in sent[0]["headers"]
+    assert [message.get("body") for message in sent[1:]] == [b""]
 
 
 def test_no_name_gives_another_file(own_sample: SampleStore) -> None:
