@@ -120,11 +120,9 @@ def test_a_verdict_by_hand():
         ([0.5, 0.4, 0.6], 0.0, 0.0, "differs"),
         ([0.003, 0.009, 0.0, 0.001, 0.002], 0.004, 0.006, "agrees"),
         ([40.0, 0.0, 1.0], 6.8, 6.9, "cannot tell"),
-        ([5.0], 5.3, 0.8, "cannot tell"),  # one run has no spread, and theirs is too wide
-        ([5.0], 67.6, 1.5, "differs"),
-        ([23.5, 23.4, 23.45], 23.46, None, "agrees"),  # a value without std: 1 %
-        ([23.5, 23.4, 23.45], 25.0, None, "differs"),
-        ([5.0], 5.0, None, "cannot tell"),
+        ([5.0, 5.1], 67.6, 1.5, "descriptive"),  # two runs
+        ([18.72, 18.76, 18.74], 19.1, None, "descriptive"),  # one run of the paper, of an unknown spread
+        ([0.0, 0.0, 0.0], 0.02, None, "descriptive"),
     ],
 )
 def test_verdicts(values, value, std, expected):
@@ -165,11 +163,13 @@ def test_what_is_assumed_about_published_values_is_printed():
         return drawn.rules[0], [cell.text for row in drawn.rows for cell in row]
 
     text, drawn = rules()
-    assert "without a standard deviation count as one run" in text
+    assert text.startswith("A published value without a standard deviation is one run")
+    assert drawn[2:5] == ["-0.10", "–", "descriptive"]
     assert "does not say how many seeds" not in text
     assert drawn[-5:] == ["CoPE", "facts.parameters", "-0.7", "± 0.1", "differs"]
     assert "does not say how many seeds are behind Table 9; 2 are" in rules(std={"in_dist/token_error": 1.0})[0]
     assert "2 are assumed" not in rules(std={"in_dist/token_error": 1.0}, seeds=3)[0]
+    assert "Rows of fewer than 3 finished runs" not in text
     assert text.endswith("The number of parameters agrees within one unit of the last published digit.")
 
 
