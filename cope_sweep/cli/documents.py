@@ -155,7 +155,7 @@ def report(
             from cope_sweep.read.reports.document import report_file
 
             found = _committed(question, source, folder)
-            file.write(report_file(found, question, lambda figure: f"{found.path.stem}.{figure}.svg", found.scale))
+            file.write(report_file(found, question, lambda figure: f"{found.path.stem}.{figure}.svg"))
 
         own = source.write if folder is None else write
         save(question, output, own, default="markdown", suffixes={".html": "html"})
@@ -190,12 +190,8 @@ def _committed(question: GetReport, source: Source, folder: Path | None) -> Comm
 def _evidence(out: Path, question: GetReport, source: Source, folder: Path | None, compare: str | None) -> list[Path]:
     from cope_sweep.read.reports import evidence, write_evidence
 
-    if folder is None:
-        results, scale = source.queries.results(question.name, question.scale), question.scale
-    else:
-        results = found = _committed(question, source, folder)
-        scale = found.scale
-    return list(write_evidence(evidence(results, scale, compare=compare), out))
+    own = source.queries.results(question.name, question.scale) if folder is None else None
+    return list(write_evidence(evidence(own or _committed(question, source, folder), compare), out))
 
 
 def _document(out: Path, question: GetReport, source: Source, folder: Path | None) -> list[Path]:

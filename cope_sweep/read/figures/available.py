@@ -68,15 +68,15 @@ def figure(results: Results, question: GetFigure) -> Figure:
         tuple(question.metric), tuple(question.row), question.x, question.panels, question.band, question.log,
         question.log_x, question.title,
     )  # fmt: skip
-    return named_figure(results, question.figure, options, scale=question.scale)
+    return named_figure(results, question.figure, options)
 
 
-def named_figure(results: Results, name: str, options: Options, *, scale: str | None = None) -> Figure:
+def named_figure(results: Results, name: str, options: Options) -> Figure:
     """A declared figure, where no option is given; else one of a kind. Raises as `draw_available`."""
     plan = results.plan
     declared = {each.name: each for each in declared_figures(plan)}
     if name in declared and options == Options():
-        return draw_declared(results, declared[name], scale=scale)
+        return draw_declared(results, declared[name])
     if name not in FIGURES or FIGURES[name].needs != "ablation":
         kinds = [each for each, kind in FIGURES.items() if kind.needs == "ablation" and each not in declared]
         raise NotFoundError(f"{plan.name} has no figure {name[:80]!r}{suggest(name, [*declared, *kinds])}")
@@ -106,14 +106,13 @@ def declared_figures(plan: Plan) -> tuple[Declared, ...]:
     return tuple(found)
 
 
-def draw_declared(results: Results, declared: Declared, *, scale: str | None = None) -> Figure:
+def draw_declared(results: Results, declared: Declared) -> Figure:
     """A declared figure of some results; maps are those of a finished run's checkpoint.
 
-    `scale` is that of the plan, for the command that errors name. Raises FigureError, StoreError, and what a probe of a
-    checkpoint raises.
+    Raises FigureError, StoreError, and what a probe of a checkpoint raises.
     """
     if isinstance(declared.figure, Maps):
-        return _draw_maps(results, declared, declared.figure, scale)
+        return _draw_maps(results, declared, declared.figure)
     return FIGURES[declared.figure.kind].make(results, ablation_options(declared))
 
 
@@ -136,7 +135,7 @@ def ablation_options(declared: Declared) -> Options:
             )
 
 
-def _draw_maps(results: Results, declared: Declared, figure: Maps, scale: str | None) -> Figure:
+def _draw_maps(results: Results, declared: Declared, figure: Maps) -> Figure:
     from cope_sweep.inference import Predictor
     from cope_sweep.inference.probe import split_sequences
 
@@ -145,11 +144,10 @@ def _draw_maps(results: Results, declared: Declared, figure: Maps, scale: str | 
     run = next(run for run in row.runs if figure.seed in (None, run.seed))
     status = results.records[run.run_id].status
     if status != "finished" or store is None:
-        options = f" --scale {scale}" if scale else ""
         raise FigureError(
             f"{declared.name} of {plan.name} shows the checkpoint of run {run.run_id} ({declared.rows[0]}, seed "
             f"{run.seed}), which is {status} in {results.place}; train it with: "
-            f"cope-sweep run {plan.name}{options}"
+            f"cope-sweep run {plan.ablation.words}"
         )
     predictor: Predictor = Predictor.load(store.run(run.run_id).fetch_checkpoint())
     token_ids = split_sequences(run.task, figure.split, figure.index)[0][: figure.first]

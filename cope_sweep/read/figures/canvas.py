@@ -48,8 +48,9 @@ MAX_DECADES = 6
 MAX_TICKS = 8
 MAX_TICKS_ACROSS = 5
 """The same for a logarithmic x axis, whose texts are side by side."""
-MANY_LINES = 6
-"""More lines than this in a panel cannot be told apart: each then has a panel of its own, with the others in grey."""
+FEW_LINES, MOST_PANELS = 6, 24
+"""More lines than FEW_LINES in a panel cannot be told apart: up to MOST_PANELS, each has a panel of its own, with the
+others in grey."""
 FLATTENS = 0.2
 """A series that makes an axis more than 1 / FLATTENS times as long as all others need it ends at the edge."""
 
@@ -177,6 +178,11 @@ def legend(drawing: Drawing, handles: Sequence[Artist], labels: Sequence[str], *
     )
 
 
+def are_apart(lines: int) -> bool:
+    """Whether each of so many lines has a panel of its own."""
+    return FEW_LINES < lines <= MOST_PANELS
+
+
 def background(axes: Axes, x: Sequence[float], y: Sequence[float]) -> Artist:
     """A thin grey line: a series that is only there to compare with."""
     return axes.plot(x, y, color="#c3c7cc", linewidth=0.8, zorder=1)[0]
@@ -275,15 +281,14 @@ def parameter_axis(axes: Axes, positions: Sequence[float], labels: Sequence[str]
 
 
 def share_limits(panels: Sequence[Axes]) -> None:
-    """Give panels the same limits of y, so that heights compare, unless one would be flat: less than a third of it."""
+    """Give panels the same limits of y, so that heights compare; not where one would be flat, less than a third of it."""
     limits = [panel.get_ylim() for panel in panels]
     low, high = min(low for low, _ in limits), max(high for _, high in limits)
-    if all(
-        panel.get_yscale() != "linear" or 3 * (top - bottom) >= high - low
-        for panel, (bottom, top) in zip(panels, limits, strict=True)
-    ):
-        for panel in panels:
-            panel.set_ylim(low, high)
+    are_linear = all(panel.get_yscale() == "linear" for panel in panels)
+    if are_linear and min(top - bottom for bottom, top in limits) < (high - low) / 3:
+        return
+    for panel in panels:
+        panel.set_ylim(low, high)
 
 
 def flattening(spans: Mapping[str, Sequence[float]], metric: Column) -> str | None:

@@ -144,7 +144,7 @@ def _draw(
 
     styles = {row: canvas.series_style(index) for index, row in enumerate(rows)}  # the same ones while a sweep goes on
     rows = list(dict.fromkeys(data["row"]))
-    many = len(rows) > canvas.MANY_LINES
+    many = canvas.are_apart(len(rows))
     texts = {row: _legend_text(data[data["row"] == row], labels[row]) for row in rows}
     names = [(metric, row) for metric in titles for row in (rows if many else [None])]
     drawing, axes = canvas.panels(max(1, len(names)), title=title, small=many)

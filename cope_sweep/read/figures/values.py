@@ -264,10 +264,11 @@ def _draw(
 ) -> Drawing:
     from cope_sweep.read.figures import canvas
 
-    lines_of = data[data["x_label"] == ""].groupby("series", sort=False)["x"].nunique()
-    many = [each for each in series if each in lines_of.index] if (lines_of > 1).sum() > canvas.MANY_LINES else None
-    names = [(name, each) for name in dict.fromkeys(data["panel"]) for each in many or [None]]
-    drawing, axes = canvas.panels(max(1, len(names)), title=title, small=bool(many))
+    known = [each for each in series if each in set(data["series"])]
+    places_of = data[data["x_label"] == ""].groupby("series")["x"].nunique()
+    many = canvas.are_apart(len(known)) and bool((places_of > 1).any())
+    names = [(name, each) for name in dict.fromkeys(data["panel"]) for each in (known if many else [None])]
+    drawing, axes = canvas.panels(max(1, len(names)), title=title, small=many)
     if data.empty:
         canvas.say_empty(axes[0])
         return drawing
@@ -276,8 +277,8 @@ def _draw(
     for panel, (name, own) in zip(axes, names, strict=True):
         shown = data[data["panel"] == name]
         metric = titles[of_panel[name]]
-        texts = filter(None, (own, name if own is None or len(of_panel) > 1 else ""))
-        panel.set_title(canvas.shortened(" · ".join(texts), 36 if own else canvas.MAX_LABEL), loc="left")
+        parts = ([own] if own else []) + ([name] if own is None or len(of_panel) > 1 else [])
+        panel.set_title(canvas.shortened(" · ".join(parts), 36 if own else canvas.MAX_LABEL), loc="left")
         for index, each in enumerate(series):  # styles stay the same while a sweep goes on
             lines = shown[shown["series"] == each]
             if own in (None, each) and len(lines):
@@ -298,12 +299,10 @@ def _draw(
         )
     note = f"mean; bars: {band_text(band)}" if (data["n"] > 1).any() else "single seeds"
     if many:
-        artists = [handles[many[0]], canvas.background(axes[0], [], [])]
-        canvas.legend(drawing, artists, [_count_text(data), "the other rows"], title=note)
-        return drawing
-    drawn_series = [each for each in series if each in handles]
-    artists = [handles[each] for each in drawn_series]
-    texts = [", ".join(filter(None, (each, _count_text(data[data["series"] == each])))) for each in drawn_series]
+        artists, texts = [handles[known[0]], canvas.background(axes[0], [], [])], [_count_text(data), "the other rows"]
+    else:
+        artists = [handles[each] for each in known]
+        texts = [", ".join(filter(None, (each, _count_text(data[data["series"] == each])))) for each in known]
     if data["published"].notna().any():
         artists.append(axes[0].plot([], [], "ko", markersize=8, markerfacecolor="none")[0])
         texts.append("published (hollow)")

@@ -20,7 +20,7 @@ from cope_sweep.store.index import summaries
 from cope_sweep.store.store import MEMORY
 
 if TYPE_CHECKING:
-    from cope_sweep.read.tables import Results, Table
+    from cope_sweep.read.tables import Results, read_results, Table
 
 A = TypeVar("A")
 
@@ -82,9 +82,9 @@ class Queries:
 
     def results(self, name: str, scale: str | None = None) -> Results:
         """The results of an ablation at a scale, of which tables, figures and reports are made."""
-        from cope_sweep.read.tables import Results
+        from cope_sweep.read.tables import Results, read_results
 
-        return Results(self.load(name, scale).plan, self.store)
+        return read_results(self.load(name, scale).plan, self.store)
 
     # -- ablations -----------------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class Queries:
 
     def version(self, loaded: LoadedPlan) -> tuple[object, ...]:
         """A value that changes when an ablation's file or anything in the store changes."""
-        return loaded.stamp, loaded.scale, *self._store_version()
+        return loaded.stamp, loaded.plan.ablation.scale, *self._store_version()
 
     def state(self) -> tuple[object, ...]:
         """A value that changes when any file or anything in the store changes: `stat` calls and two queries."""

@@ -26,8 +26,8 @@ from cope_sweep.read.reports.evidence import (
     evidence,
     provenance,
 )
-from cope_sweep.read.reports.runs import Committed
-from cope_sweep.read.tables import Results
+from cope_sweep.read.reports.runs import read_report
+from cope_sweep.read.tables import Results, read_results
 from cope_sweep.read.tables.render import Layout, html_table
 from cope_sweep.store import Store
 
@@ -130,14 +130,12 @@ def document(files: AblationFiles, source: Store | Path, scale: str | None = Non
     return Document(tuple(chapters), provenance(each.runs for each in found))
 
 
-def report_file(
-    results: Results, question: GetReport, figure_url: Callable[[str], str], scale: str | None = None
-) -> bytes:
+def report_file(results: Results, question: GetReport, figure_url: Callable[[str], str]) -> bytes:
     """The report of one ablation at one scale. In Markdown, `figure_url` gives the addresses of its figures.
 
     Raises ReportError where no run is finished, StoreError.
     """
-    found = evidence(results, scale or question.scale)
+    found = evidence(results)
     if question.format == "markdown":
         return found.to_markdown({each.name: figure_url(each.name) for each in found.figures if each.svg}).encode()
     return ablation_document(found).to_html().encode()
@@ -145,7 +143,7 @@ def report_file(
 
 def ablation_document(found: Evidence) -> Document:
     """The document of one ablation at one scale."""
-    return Document((_sized(found.plan, (_size(found.results, found.scale, found),)),), found.provenance)
+    return Document((_sized(found.plan, (_size(found.results, found),)),), found.provenance)
 
 
 def _chapter(files: AblationFiles, source: Store | Path, name: str, wanted: Sequence[str] | None) -> Chapter:
@@ -158,21 +156,22 @@ def _chapter(files: AblationFiles, source: Store | Path, name: str, wanted: Sequ
         for each in scales:
             if each is None or each in content.scales:
                 plan = base if each is None else files.load(name, each).plan
-                sizes.append(_source_size(plan, source, each))
+                sizes.append(_source_size(plan, source))
     except (SpecError, NotFoundError) as error:
         return Chapter(name, "", "", "", (), str(error))
     return _sized(base, tuple(sizes))
 
 
-def _source_size(plan: Plan, source: Store | Path, scale: str | None) -> Size:
+def _source_size(plan: Plan, source: Store | Path) -> Size:
     """The size of a plan, of a store or of the report that is named as it."""
     if isinstance(source, Store):
-        return _size(Results(recorded_plan(plan, source), source), scale)
+        return _size(read_results(recorded_plan(plan, source), source))
+    scale = plan.ablation.scale
     path = source / f"{plan.name}.{scale}.parquet" if scale else source / f"{plan.name}.parquet"
-    if not path.exists():
-        return Size(scale, len(plan.runs), 0, None, "no report")
-    results = Committed(plan, None, path, scale)
-    return Size(scale, len(plan.runs), 0, None, results.stale) if results.stale else _size(results, scale)
+    results = read_report(plan, path) if path.exists() else None
+    if results is None or results.stale:
+        return Size(scale, len(plan.runs), 0, None, results.stale if results else "no report")
+    return _size(results)
 
 
 def _sized(plan: Plan, sizes: tuple[Size, ...]) -> Chapter:
@@ -180,9 +179,10 @@ def _sized(plan: Plan, sizes: tuple[Size, ...]) -> Chapter:
     return Chapter(plan.name, content.title, content.reproduces, " ".join(content.hypothesis.split()), sizes)
 
 
-def _size(results: Results, scale: str | None, found: Evidence | None = None) -> Size:
+def _size(results: Results, found: Evidence | None = None) -> Size:
     finished = sum(record.status == "finished" for record in results.records.values())
-    return Size(scale, len(results.plan.runs), finished, found or (evidence(results, scale) if finished else None))
+    found = found or (evidence(results) if finished else None)
+    return Size(results.plan.ablation.scale, len(results.plan.runs), finished, found)
 
 
 def _tables(found: Evidence) -> tuple[Markup, Markup]:

@@ -72,8 +72,6 @@ class Evidence:
     """Evidence of an ablation: table, figures and gaps of its finished runs."""
 
     results: Results
-    scale: str | None
-    """None: the ablation's own size."""
     table: Table
     figures: tuple[Drawn, ...]
 
@@ -81,6 +79,11 @@ class Evidence:
     def plan(self) -> Plan:
         """The plan of the ablation at this scale."""
         return self.results.plan
+
+    @property
+    def scale(self) -> str | None:
+        """None: the ablation's own size."""
+        return self.plan.ablation.scale
 
     @cached_property
     def runs(self) -> pd.DataFrame:
@@ -166,7 +169,7 @@ class Evidence:
                 title = markdown_text(each.title) + (f", as {markdown_text(each.source)}" if each.source else "")
                 parts.append(f"![{title}]({pictures[each.name]})")
         parts += ["## Missing", "\n".join(f"- {line}" for line in self.missing)] if self.missing else []
-        rows = [*self.provenance.lines, ("This report", f"`cope-sweep report {self.plan.name}{self._options}`")]
+        rows = [*self.provenance.lines, ("This report", f"`cope-sweep report {self.plan.ablation.words}{self._options}`")]
         cells = [(name, text.replace("|", r"\|")) for name, text in rows]
         parts += ["## Provenance", "\n".join(["| | |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in cells)])]
         return "\n\n".join(parts) + "\n"
@@ -174,31 +177,28 @@ class Evidence:
     @property
     def _options(self) -> str:
         against = self.table.compare
-        scale = f" --scale {self.scale}" if self.scale else ""
-        return scale + (f" --compare {_quoted(against)}" if against else "") + " --out ablations/results"
+        return (f" --compare {_quoted(against)}" if against else "") + " --out ablations/results"
 
 
-def evidence(results: Results, scale: str | None = None, *, compare: str | None = None) -> Evidence:
+def evidence(results: Results, compare: str | None = None) -> Evidence:
     """The evidence of a plan at a scale, from the runs that are finished.
 
     Args:
         results: The plan and its runs.
-        scale: The scale that the plan was made with.
         compare: What the rows are compared with, as in `tables.Table`; None: `reference(plan)`.
 
     Raises ReportError where no run is finished, StoreError.
     """
     plan = results.plan
     if not any(record.status == "finished" for record in results.records.values()):
-        option = f" --scale {scale}" if scale else ""
+        words = plan.ablation.words
         raise ReportError(
-            f"no run of {plan.name}{option} is finished in {results.place}; train them with: "
-            f"cope-sweep run {plan.name}{option}"
+            f"no run of {words} is finished in {results.place}; train them with: cope-sweep run {words}"
         )
-    figures = tuple(_drawn(results, each, scale) for each in declared_figures(plan))
+    figures = tuple(_drawn(results, each) for each in declared_figures(plan))
     if not figures:
         figures = (Drawn("summary", plan.ablation.content.title, "", _svg(FIGURES["summary"].make(results))),)
-    return Evidence(results, scale, Table(results, compare or reference(plan)), figures)
+    return Evidence(results, Table(results, compare or reference(plan)), figures)
 
 
 def write_evidence(found: Evidence, folder: Path) -> tuple[Path, ...]:
@@ -213,7 +213,7 @@ def write_evidence(found: Evidence, folder: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def _drawn(results: Results, declared: Declared, scale: str | None) -> Drawn:
+def _drawn(results: Results, declared: Declared) -> Drawn:
     title = declared.figure.title or results.plan.ablation.content.title
     source, is_map = declared.figure.source, isinstance(declared.figure, Maps)
     if is_map and isinstance(results, Committed):
@@ -221,7 +221,7 @@ def _drawn(results: Results, declared: Declared, scale: str | None) -> Drawn:
         problem = "" if kept else "no picture is in the report, and no checkpoint"
         return Drawn(declared.name, title, source, (lambda: kept) if kept else None, problem)
     try:
-        made = draw_declared(results, declared, scale=scale)
+        made = draw_declared(results, declared)
     except UserError as error:  # no checkpoint, or no such mark in the tokens
         return Drawn(declared.name, title, source, None, str(error).replace(f" in {results.place}", ""))
     if made.empty and not is_map:

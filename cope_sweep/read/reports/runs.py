@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cope_sweep.config import expand, load_ablation, with_overrides
+from cope_sweep.config import Plan, expand, load_ablation, with_overrides
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.model import reference
@@ -105,9 +105,8 @@ def run_files(folder: Path, pattern: str = "*") -> list[Path]:
 class Committed(Results):
     """The results in the files of a report, with today's plan of its ablation at its scale."""
 
-    path: Path
+    path: Path = Path()
     """The file of its runs: `<ablation>.<scale>.parquet`."""
-    scale: str | None
 
     @property
     def place(self) -> str:
@@ -120,14 +119,6 @@ class Committed(Results):
         import pandas as pd
 
         return pd.read_parquet(self.path)
-
-    @cached_property
-    def records(self) -> Mapping[str, RunRecord]:
-        """Run id → record: status, seed, sweep, times, metrics and facts. Raises UserError for a damaged file."""
-        try:
-            return {line["run_id"]: _record(line) for line in self.file.to_dict("records")}
-        except (ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
-            raise UserError(f"{self.path}: not the runs of a report ({str(error).splitlines()[0]})") from error
 
     @cached_property
     def curves(self) -> pd.DataFrame:
@@ -151,12 +142,11 @@ class Committed(Results):
         gone, new = self.records.keys() - planned, planned - self.records.keys()
         if not gone and not new:
             return ""
-        option = f" --scale {self.scale}" if self.scale else ""
-        command = f"cope-sweep run {self.plan.name}{option}"
+        words = self.plan.ablation.words
         return (
-            f"{self.path.name} is stale: {len(gone)} of its runs are not in the plan of {self.plan.name}{option} "
-            f"today, and {len(new)} of the plan are missing; train them with `{command}`, "
-            f"then `cope-sweep report {self.plan.name}{option} --out {self.path.parent.name}`"
+            f"{self.path.name} is stale: {len(gone)} of its runs are not in the plan of {words} today, and {len(new)} of "
+            f"the plan are missing; train them with `cope-sweep run {words}`, then "
+            f"`cope-sweep report {words} --out {self.path.parent.name}`"
         )
 
     def check(self) -> None:
@@ -189,6 +179,17 @@ def _record(line: Mapping[Any, Any]) -> RunRecord:
     )
 
 
+def read_report(plan: Plan, path: Path) -> Committed:
+    """The results in a file of runs, with the plan of its ablation and scale. Raises UserError for a damaged file."""
+    import pandas as pd
+
+    try:
+        lines = pd.read_parquet(path).to_dict("records")
+        return Committed(plan, {line["run_id"]: _record(line) for line in lines}, None, path)
+    except (ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
+        raise UserError(f"{path}: not the runs of a report ({str(error).splitlines()[0]})") from error
+
+
 def find_committed(folder: Path, ablations: Path, name: str, scale: str | None) -> Committed:
     """One report of a folder. Without `scale`, that of the ablation's own size, or else its only one.
 
@@ -216,7 +217,7 @@ def _read(path: Path, ablations: Path) -> Committed:
     if not file.exists():
         raise UserError(f"{path}: there is no ablation {name!r} in {ablations}; delete the report")
     plan = expand(with_overrides(load_ablation(file), scale=scale or None))
-    return Committed(plan, None, path, scale or None)
+    return read_report(plan, path)
 
 
 MOST_ROWS = 10
@@ -247,5 +248,5 @@ def overview(reports: Iterable[Committed], folder: str) -> str:
             values = f"{len(named)} rows, from {' to '.join(named[end] for end in ends)}"
         link = f"[{markdown_text(model.title)}]({folder}/{each.path.stem}.md)"
         values = f"{markdown_text(model.primary.title)}: {values}"
-        lines.append(f"| {link} | {each.scale or 'own'} | {values} | {markdown_text(model.answer)} |")
+        lines.append(f"| {link} | {each.plan.ablation.scale or 'own'} | {values} | {markdown_text(model.answer)} |")
     return "\n".join(lines) + "\n"

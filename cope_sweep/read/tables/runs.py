@@ -70,27 +70,18 @@ _FORMULA, _NUMBER = re.compile(FORMULA), re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE
 
 @dataclass(frozen=True)
 class Results:
-    """The runs of a plan and what a store knows of them; each part is read when it is first asked for.
-
-    Raises StoreError.
-    """
+    """The runs of a plan with what is known of them: of a store (`read_results`), or of a report (`reports.runs`)."""
 
     plan: Plan
-    store: Store | None
-    """Where the runs are; None: in the files of a report (`reports.runs.Kept`), without checkpoints."""
+    records: Mapping[str, RunRecord]
+    """Run id → record, for every run of the plan."""
+    store: Store | None = None
+    """Where curves and checkpoints are; None: in the files of a report, which has no checkpoints."""
 
     @property
     def place(self) -> str:
         """Where the runs are, for messages."""
         return f"the store {self.store.location}" if self.store else "a report"
-
-    @cached_property
-    def records(self) -> Mapping[str, RunRecord]:
-        """Run id → record, for every run of the plan."""
-        if self.store is None:
-            raise NotImplementedError
-        found = self.store.index.records(run.run_id for run in self.plan.runs)
-        return {run.run_id: found.get(run.run_id) or RunRecord(run.run_id) for run in self.plan.runs}
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -121,6 +112,15 @@ class Results:
             for metric, value in point.items():
                 if metric != "step":
                     yield run.run_id, row.name, run.seed, int(point["step"]), metric, float(value), status, time_s
+
+
+def read_results(plan: Plan, store: Store) -> Results:
+    """The results of a plan as the index has them now; curves are read when they are first asked for.
+
+    Raises StoreError.
+    """
+    found = store.index.records(run.run_id for run in plan.runs)
+    return Results(plan, {run.run_id: found.get(run.run_id) or RunRecord(run.run_id) for run in plan.runs}, store)
 
 
 def frame_of_records(plan: Plan, records: Mapping[str, RunRecord], label: str = "") -> pd.DataFrame:

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from cope_sweep.config import Plan
 from cope_sweep.read.tables import render
 from cope_sweep.read.tables.model import STATUSES, Comparison, MetricCell, TableModel, TableRow, compared, table_model
-from cope_sweep.read.tables.runs import Results, csv_text
+from cope_sweep.read.tables.runs import Results, csv_text, read_results
 from cope_sweep.read.tables.stats import finite
 from cope_sweep.store import QueryError, Store
 
@@ -139,7 +139,7 @@ class Table:
 
 def table(plan: Plan, store: Store, *, compare: str | None = None) -> Table:
     """The table of `plan` from the runs in the store, finished or not; `compare`: see `Table`. Raises StoreError."""
-    return Table(Results(plan, store), compare)
+    return Table(read_results(plan, store), compare)
 
 
 def _row_json(row: TableRow) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.reports import ReportError, evidence, write_evidence
 from cope_sweep.read.reports.document import ablation_document, document, report_file
-from cope_sweep.read.tables import Results
+from cope_sweep.read.tables import read_results
 from cope_sweep.store import Store
 from tests.read.figures.files import Page
 from tests.read.tables.ablations import CONTENT, fail, finish
@@ -65,7 +65,7 @@ def test_the_document(files, store):
 
 def test_the_document_of_a_folder_of_reports(files, store, tmp_path):
     for scale in (None, "small"):
-        write_evidence(evidence(Queries(store, files).results("first", scale), scale), tmp_path / "reports")
+        write_evidence(evidence(Queries(store, files).results("first", scale)), tmp_path / "reports")
     found = document(files, tmp_path / "reports")
     own = document(files, store).chapters[0]
     assert found.chapters[0].reports[0].to_markdown({}) == own.reports[0].to_markdown({})
@@ -98,7 +98,7 @@ def test_the_document_of_one_ablation(files, tmp_path):
         report_file(Queries(store, files).results(name), question, str)
     plan = files.load(name).plan
     finish(store, plan.runs[0], {metric.name: 1.0 for metric in plan.ablation.content.metrics})
-    found = ablation_document(evidence(Results(plan, store)))
+    found = ablation_document(evidence(read_results(plan, store)))
     assert [(chapter.name, [size.scale for size in chapter.sizes]) for chapter in found.chapters] == [(name, [None])]
     assert found.chapters[0].sizes[0].finished == 1
     page = report_file(Queries(store, files).results(name), question, str).decode()

@@ -10,8 +10,8 @@ import pytest
 
 from cope_sweep.read.reports import ReportError, evidence, write_evidence
 from cope_sweep.read.reports.evidence import SEQUENCES, bootstrap_median, duration, provenance
-from cope_sweep.read.reports.runs import Committed, public_command, run_frame
-from cope_sweep.read.tables import Results
+from cope_sweep.read.reports.runs import public_command, read_report, run_frame
+from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.model import reference
 from cope_sweep.store import Store, SweepRecord, SweepRun
 from tests.read.figures.files import svg_texts
@@ -40,7 +40,7 @@ def finished_runs(plan, store, facts=FACTS):
 def test_files(store, tmp_path):
     plan = plan_of(figures=FIGURES[:1])
     finished_runs(plan, store)
-    found = evidence(Results(plan, store))
+    found = evidence(read_results(plan, store))
     paths = write_evidence(found, tmp_path / "new" / "out")
     assert sorted(path.name for path in paths) == [
         "copying.curves.parquet",
@@ -48,7 +48,7 @@ def test_files(store, tmp_path):
         "copying.md",
         "copying.parquet",
     ]
-    assert [path.read_bytes() for path in paths] == list(evidence(Results(plan, Store(store.root))).files().values())
+    assert [path.read_bytes() for path in paths] == list(evidence(read_results(plan, Store(store.root))).files().values())
     text = (tmp_path / "new/out/copying.md").read_text()
     assert text.startswith("# Does it copy? 100 % & more\n")
     assert "![Two](copying.curves.svg)" in text
@@ -65,9 +65,9 @@ def test_files(store, tmp_path):
 def test_the_runs_come_back_from_their_file(store, tmp_path):
     plan = plan_of()
     finished_runs(plan, store)
-    found = evidence(Results(plan, store))
+    found = evidence(read_results(plan, store))
     write_evidence(found, tmp_path)
-    kept = Committed(plan, None, tmp_path / "copying.parquet", None)
+    kept = read_report(plan, tmp_path / "copying.parquet")
     back = kept.records
     assert back.keys() == {run.run_id for run in plan.runs}
     for run_id, record in found.results.records.items():
@@ -86,7 +86,7 @@ def test_what_is_missing(store):
     plan = plan_of(figures=FIGURES)
     finish(store, plan.rows[0].runs[0], {"in_dist/token_error": 5.0, "dense/loss": 0.5})
     fail(store, plan.rows[1].runs[0])
-    found = evidence(Results(plan, store))
+    found = evidence(read_results(plan, store))
     runs, maps = found.missing
     assert runs == "5 of 6 runs: 1 failed, 4 pending"
     assert maps.startswith("maps: maps of copying shows the checkpoint of run ")
@@ -96,7 +96,7 @@ def test_what_is_missing(store):
 
 def test_nothing_finished(store):
     with pytest.raises(ReportError, match=r"no run of copying is finished in the store .*: cope-sweep run copying$"):
-        evidence(Results(plan_of(), store))
+        evidence(read_results(plan_of(), store))
 
 
 def test_the_reference():
@@ -112,7 +112,7 @@ def test_the_reference():
 def test_a_row_without_finished_reference_is_not_compared(store):
     plan = plan_of()
     finish(store, plan.rows[1].runs[0], {"in_dist/token_error": 5.0, "dense/loss": 0.5})
-    found = evidence(Results(plan, store))
+    found = evidence(read_results(plan, store))
     assert found.answer == ""
     assert "+nan" not in found.to_markdown({})
 
@@ -122,7 +122,7 @@ def test_each_row_is_compared_with_the_one_of_the_same_width(store):
     for index, row in enumerate(plan.rows):
         for run in row.runs:
             finish(store, run, {"in_dist/token_error": 10.0 * index + run.seed, "dense/loss": 0.5})
-    rows = {row.row: row.metrics["in_dist/token_error"] for row in evidence(Results(plan, store)).table.model.rows}
+    rows = {row.row: row.metrics["in_dist/token_error"] for row in evidence(read_results(plan, store)).table.model.rows}
     assert rows["CoPE · 8"].comparison is None
     assert rows["CoPE · 16"].comparison is None
     assert rows["None · 8"].comparison.difference.difference == 40.0  # row 4 minus row 0
@@ -148,9 +148,9 @@ def test_provenance_is_that_of_the_sweeps(store):
         runs=[SweepRun(run_id=run.run_id, row="", labels={}, seed=run.seed) for run in plan.runs], reused=[],
     )  # fmt: skip
     store.write_sweep(sweep)
-    results = Results(plan, store)
-    vars(results)["records"] = {i: replace(each, sweep_id=sweep.sweep_id) for i, each in results.records.items()}
-    frame = run_frame(results)
+    results = read_results(plan, store)
+    records = {i: replace(each, sweep_id=sweep.sweep_id) for i, each in results.records.items()}
+    frame = run_frame(replace(results, records=records))
     found = provenance([frame, frame])
     assert found.commits == ("abc",)
     assert found.versions == ("numpy 1", "torch 2.1")  # the run's own
@@ -198,20 +198,20 @@ def test_rows_that_score_like_a_shortcut_are_named(store):
     for row, errors in zip(plan.rows, ([0.0, 0.1, near], [near, 1.1 * near, 0.0], [2 * near] * 3), strict=True):
         for run, error in zip(row.runs, errors, strict=True):
             finish(store, run, {"in_dist/token_error": error, "longer/token_error": 99.0, "in_dist/loss": 1.0})
-    found = evidence(Results(plan, store)).shortcuts
+    found = evidence(read_results(plan, store)).shortcuts
     assert [header.text for header in found.layout.headers] == ["rule", "In-dist. (%)", "Longer (%)"]
     assert len(found.layout.rows) == 4
     assert [text for text in found.alike if "without resets" in text] == [
         f"a_b <c> scores like “its increments, without resets” in In-dist.: median {near:.2f}, the rule {near:.2f} %."
     ]
-    assert "### Shortcuts" in evidence(Results(plan, store)).to_markdown({})
+    assert "### Shortcuts" in evidence(read_results(plan, store)).to_markdown({})
 
 
 def test_a_task_without_shortcuts_has_no_table_of_them(store):
     plan = plan_of()
     finished_runs(plan, store)
-    assert evidence(Results(plan, store)).shortcuts is None
-    assert "Shortcuts" not in evidence(Results(plan, store)).to_markdown({})
+    assert evidence(read_results(plan, store)).shortcuts is None
+    assert "Shortcuts" not in evidence(read_results(plan, store)).to_markdown({})
 
 
 ERROR = "in_dist/token_error"
@@ -240,7 +240,7 @@ def plan_with(**metric):
 def test_median_and_interval_by_hand(store):
     plan = plan_with(learned=5.0)
     finished(plan.runs, store, CURVES)
-    found = evidence(Results(plan, store))
+    found = evidence(read_results(plan, store))
     batch = plan.runs[0].train.batch
     assert [[cell.text for cell in line] for line in found.thresholds.rows] == [
         ["CoPE", "2/3", "4 [2, > 6]", f"{4 * batch} [{2 * batch}, > {6 * batch}]"]
@@ -254,15 +254,15 @@ def test_runs_that_have_not_finished_are_left_out(store):
     plan = plan_with(learned=5.0)
     finished(plan.runs[:2], store, CURVES)
     begin(store, plan.runs[2]).log({"step": 2, ERROR: 70.0})  # in training, or killed
-    ((_, seeds, *_),) = evidence(Results(plan, store)).thresholds.rows
+    ((_, seeds, *_),) = evidence(read_results(plan, store)).thresholds.rows
     assert seeds.text == "2/2"
 
 
 def test_no_table_where_no_seed_learns_or_nothing_is_to_be_learned(store):
     never, nothing = plan_with(learned=0.1), plan_with()
     finished(never.runs, store, CURVES)
-    assert evidence(Results(never, store)).thresholds is None
-    assert evidence(Results(nothing, store)).thresholds is None
+    assert evidence(read_results(never, store)).thresholds is None
+    assert evidence(read_results(nothing, store)).thresholds is None
 
 
 @pytest.mark.parametrize("values", [[1.0, 2.0, 5.0, 9.0, 30.0], [3.0, 4.0, math.inf, math.inf], [7.0, 7.0]])

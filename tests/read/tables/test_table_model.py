@@ -212,7 +212,7 @@ def test_rows_are_compared_with_one_of_them_by_the_primary_metric():
     assert rule.endswith("The other metrics are descriptive.")
     assert (
         model.answer
-        == "By In-dist. (%): a_b <c> is worse than CoPE (p = 0.016); None cannot be told from CoPE (p ≥ 1.000)."
+        == "By In-dist. (%): a_b <c> is worse than CoPE (p = 0.016); None cannot be told from CoPE (p = 1.000)."
     )
     drawn = comparison_layout(model)
     assert [header.text for header in drawn.headers] == [
@@ -280,16 +280,16 @@ def test_an_unknown_row_names_the_rows():
 def test_cells_are_compared_with_the_paper():
     plan = plan_of(published=PUBLISHED, metrics=METRIC, seeds=[0, 1, 2])
     model = compared(model_of(plan, 4.8, 4.9, 5.0, 60.0, 61.0, 62.0, 5.0, None, 40.0), "paper")
-    assert [each.verdict for each in cells(model)] == ["agrees", "differs", "cannot tell"]
+    assert [each.verdict for each in cells(model)] == ["agrees", "differs", "descriptive"]
     drawn = comparison_layout(model)
     assert [header.text for header in drawn.headers] == ["position", "metric", "difference", "margin", "verdict"]
     assert [[cell.text for cell in row][2:] for row in drawn.rows] == [
-        ["+0.00", "± 0.80", "agrees"], ["+40.70", "± 5.80", "differs"], ["+0.80", "± 15.80", "cannot tell"],
+        ["+0.00", "± 0.80", "agrees"], ["+40.70", "± 5.80", "differs"], ["+0.80", "–", "descriptive"],
     ]  # fmt: skip
     assert "90 % interval" in drawn.notes[-1]
     assert (
         model.answer
-        == "Of 3 published numbers, 1 agrees with ours, 1 differs from ours and 1 cannot be told from ours."
+        == "Of 3 published numbers, 1 agrees with ours, 1 differs from ours and 1 was not tested."
     )
 
 
