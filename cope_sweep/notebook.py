@@ -87,14 +87,14 @@ def table(ablation: AnyAblation, store: AnyStore = STORE, *, compare: str | None
 
 def frame(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
     """One line per run, with its labels, metrics and facts: `Results.frame`. Raises UserError."""
-    from cope_sweep.read.tables import Results, read_results
+    from cope_sweep.read.tables import read_results
 
     return read_results(*_recorded(ablation, store)).frame
 
 
 def curves(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
     """The learning curves: run_id, row, seed, step, metric, value, status, time_s. Raises UserError."""
-    from cope_sweep.read.tables import Results, read_results
+    from cope_sweep.read.tables import read_results
 
     return read_results(*_recorded(ablation, store)).curves
 
@@ -107,7 +107,7 @@ def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE,
     """
     from cope_sweep.read.figures import Options
     from cope_sweep.read.figures.available import named_figure
-    from cope_sweep.read.tables import Results, read_results
+    from cope_sweep.read.tables import read_results
 
     return named_figure(read_results(*_recorded(ablation, store)), kind, Options(**options))
 

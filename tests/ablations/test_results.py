@@ -133,7 +133,7 @@ def test_a_wrong_number_and_a_stale_report_are_found(tmp_path):
     with pytest.raises(AssertionError):
         check(report, good.replace("42.05", "42.06", 1))
     run_id = report.plan.rows[1].runs[0].run_id
-    wrong = replace(report.records[run_id], metrics={name: 50.0 for name in report.records[run_id].metrics})
+    wrong = replace(report.records[run_id], metrics=dict.fromkeys(report.records[run_id].metrics, 50.0))
     with pytest.raises(AssertionError):
         check(replace(report, records={**report.records, run_id: wrong}), good)
 

@@ -48,6 +48,7 @@ MAX_DECADES = 6
 MAX_TICKS = 8
 MAX_TICKS_ACROSS = 5
 """The same for a logarithmic x axis, whose texts are side by side."""
+SMALL_COLUMNS = 4
 FEW_LINES, MOST_PANELS = 6, 24
 """More lines than FEW_LINES in a panel cannot be told apart: up to MOST_PANELS, each has a panel of its own, with the
 others in grey."""
@@ -125,7 +126,7 @@ def panels(
     count: int, *, title: str = "", height: float = PANEL_HEIGHT, width: float | None = None, small: bool = False
 ) -> tuple[Drawing, list[Axes]]:
     """A drawing with `count` panels of these inches, three side by side, or four small ones; each has a light grid."""
-    columns = 4 if small else 3
+    columns = SMALL_COLUMNS if small else 3
     if small:
         height, width = 1.75, 2.5
     across = min(columns, count) if count != 4 else 2
@@ -178,12 +179,26 @@ def legend(drawing: Drawing, handles: Sequence[Artist], labels: Sequence[str], *
     )
 
 
+def panel_title(axes: Axes, parts: Sequence[str]) -> None:
+    """A title of parts, in a smaller font where it is long."""
+    text = " · ".join(parts)
+    axes.set_title(shortened(text), loc="left", fontsize=9 if len(text) <= 36 else 7.5)
+
+
+def label_edges(axes: Sequence[Axes]) -> None:
+    """Of small panels, only those at the left and at the bottom name what is on their axes."""
+    for index, each in enumerate(axes):
+        each.set_xlabel("" if index + SMALL_COLUMNS < len(axes) else textwrap.fill(each.get_xlabel(), 28))
+        if index % SMALL_COLUMNS:
+            each.set_ylabel("")
+
+
 def are_apart(lines: int) -> bool:
     """Whether each of so many lines has a panel of its own."""
     return FEW_LINES < lines <= MOST_PANELS
 
 
-def background(axes: Axes, x: Sequence[float], y: Sequence[float]) -> Artist:
+def background(axes: Axes, x: Any, y: Any) -> Artist:
     """A thin grey line: a series that is only there to compare with."""
     return axes.plot(x, y, color="#c3c7cc", linewidth=0.8, zorder=1)[0]
 
@@ -281,7 +296,7 @@ def parameter_axis(axes: Axes, positions: Sequence[float], labels: Sequence[str]
 
 
 def share_limits(panels: Sequence[Axes]) -> None:
-    """Give panels the same limits of y, so that heights compare; not where one would be flat, less than a third of it."""
+    """Give panels the same limits of y, so that heights compare; not where one would fill less than a third of them."""
     limits = [panel.get_ylim() for panel in panels]
     low, high = min(low for low, _ in limits), max(high for _, high in limits)
     are_linear = all(panel.get_yscale() == "linear" for panel in panels)

@@ -153,7 +153,7 @@ def _draw(
     for panel, (metric, own) in zip(axes, names, strict=False):
         shown = data[data["metric"] == metric.name]
         parts = ([labels[own]] if own else []) + ([metric.label] if own is None or len(titles) > 1 else [])
-        panel.set_title(canvas.shortened(" · ".join(parts), 36 if own else canvas.MAX_LABEL), loc="left")
+        canvas.panel_title(panel, parts)
         for row in rows:
             lines = shown[shown["row"] == row]
             if own in (None, row):
@@ -179,6 +179,7 @@ def _draw(
     note += "; ring: best mean" if rings else ""
     artists, legend = [handles[row] for row in rows], [texts[row] for row in rows]
     if many:
+        canvas.label_edges(axes)
         found = data.loc[data["status"] == "finished"].groupby("row")["n"].max()
         counts = f"n = {found.min()}" + (f"–{found.max()}" if found.max() > found.min() else "")
         artists, legend = [artists[0], canvas.background(axes[0], [], [])], [counts, "the other rows"]

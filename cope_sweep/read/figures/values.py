@@ -278,7 +278,7 @@ def _draw(
         shown = data[data["panel"] == name]
         metric = titles[of_panel[name]]
         parts = ([own] if own else []) + ([name] if own is None or len(of_panel) > 1 else [])
-        panel.set_title(canvas.shortened(" · ".join(parts), 36 if own else canvas.MAX_LABEL), loc="left")
+        canvas.panel_title(panel, parts)
         for index, each in enumerate(series):  # styles stay the same while a sweep goes on
             lines = shown[shown["series"] == each]
             if own in (None, each) and len(lines):
@@ -299,6 +299,7 @@ def _draw(
         )
     note = f"mean; bars: {band_text(band)}" if (data["n"] > 1).any() else "single seeds"
     if many:
+        canvas.label_edges(axes)
         artists, texts = [handles[known[0]], canvas.background(axes[0], [], [])], [_count_text(data), "the other rows"]
     else:
         artists = [handles[each] for each in known]
@@ -384,9 +385,9 @@ def _draw_summary(
         panel.set_ylim(len(rows) - 0.5, -0.5)
         panel.set_yticks(range(len(rows)), texts if index % columns == 0 else [""] * len(rows))
         for mean in far["mean"]:  # at the edge, with its value, so that the others can be told apart
-            is_right = mean > shown["mean"].mean()
+            is_right, text = mean > shown["mean"].mean(), canvas.number(float(f"{mean:.4g}"))
             panel.text(
-                float(is_right), rows.index(str(beyond)), f"{mean:.4g} →" if is_right else f"← {mean:.4g}",
+                float(is_right), rows.index(str(beyond)), f"{text} →" if is_right else f"← {text}",
                 transform=panel.get_yaxis_transform(), ha="right" if is_right else "left", va="center", fontsize=7,
                 color=MEASURED,
             )  # fmt: skip
@@ -395,11 +396,11 @@ def _draw_summary(
         f"mean of {seeds_text}; small dots: seeds; bars: {band_text(band)}" if (data["n"] > 1).any() else "single seeds"
     )
     handles = [axes[0].plot([], [], "o", color=MEASURED)[0]]
-    labels = ["measured"]
+    names = ["measured"]
     if data["published"].notna().any():
         handles.append(axes[0].plot([], [], "D", color=PUBLISHED, markerfacecolor="none")[0])
-        labels.append("published" + (" ± std" if data["published_std"].notna().any() else ""))
-    canvas.legend(drawing, handles, labels, title=note)
+        names.append("published" + (" ± std" if data["published_std"].notna().any() else ""))
+    canvas.legend(drawing, handles, names, title=note)
     return drawing
 
 

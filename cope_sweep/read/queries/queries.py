@@ -20,7 +20,7 @@ from cope_sweep.store.index import summaries
 from cope_sweep.store.store import MEMORY
 
 if TYPE_CHECKING:
-    from cope_sweep.read.tables import Results, read_results, Table
+    from cope_sweep.read.tables import Results, Table
 
 A = TypeVar("A")
 
@@ -82,7 +82,7 @@ class Queries:
 
     def results(self, name: str, scale: str | None = None) -> Results:
         """The results of an ablation at a scale, of which tables, figures and reports are made."""
-        from cope_sweep.read.tables import Results, read_results
+        from cope_sweep.read.tables import read_results
 
         return read_results(self.load(name, scale).plan, self.store)
 

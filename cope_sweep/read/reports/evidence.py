@@ -169,7 +169,10 @@ class Evidence:
                 title = markdown_text(each.title) + (f", as {markdown_text(each.source)}" if each.source else "")
                 parts.append(f"![{title}]({pictures[each.name]})")
         parts += ["## Missing", "\n".join(f"- {line}" for line in self.missing)] if self.missing else []
-        rows = [*self.provenance.lines, ("This report", f"`cope-sweep report {self.plan.ablation.words}{self._options}`")]
+        rows = [
+            *self.provenance.lines,
+            ("This report", f"`cope-sweep report {self.plan.ablation.words}{self._options}`"),
+        ]
         cells = [(name, text.replace("|", r"\|")) for name, text in rows]
         parts += ["## Provenance", "\n".join(["| | |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in cells)])]
         return "\n\n".join(parts) + "\n"
@@ -192,9 +195,7 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
     plan = results.plan
     if not any(record.status == "finished" for record in results.records.values()):
         words = plan.ablation.words
-        raise ReportError(
-            f"no run of {words} is finished in {results.place}; train them with: cope-sweep run {words}"
-        )
+        raise ReportError(f"no run of {words} is finished in {results.place}; train them with: cope-sweep run {words}")
     figures = tuple(_drawn(results, each) for each in declared_figures(plan))
     if not figures:
         figures = (Drawn("summary", plan.ablation.content.title, "", _svg(FIGURES["summary"].make(results))),)

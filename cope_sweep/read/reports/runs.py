@@ -144,8 +144,8 @@ class Committed(Results):
             return ""
         words = self.plan.ablation.words
         return (
-            f"{self.path.name} is stale: {len(gone)} of its runs are not in the plan of {words} today, and {len(new)} of "
-            f"the plan are missing; train them with `cope-sweep run {words}`, then "
+            f"{self.path.name} is stale: {len(gone)} of its runs are not in the plan of {words} today, and {len(new)} "
+            f"of the plan are missing; train them with `cope-sweep run {words}`, then "
             f"`cope-sweep report {words} --out {self.path.parent.name}`"
         )
 

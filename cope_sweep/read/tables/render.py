@@ -241,7 +241,8 @@ def _note(model: TableModel) -> str:
     counts = " or ".join(map(str, seeds))
     parts = ["One seed" if seeds == [1] else f"Mean ± standard deviation over {counts} seeds"]
     quantities = {column.quantity for column in model.columns if column.compared and column.unit == "%"}
-    parts += [f"(%): {quantities.pop().removesuffix(' (%)')}"] * (len(quantities) == 1)
+    if len(quantities) == 1:
+        parts += [f"(%): {quantity.removesuffix(' (%)')}" for quantity in quantities]
     cells = [(row, column, row.metrics[column.name]) for row in model.rows for column in model.columns]
     if any(0 < cell.summary.n < row.seeds for row, _, cell in cells):
         parts.append("(n=…): only n seeds are finished")

@@ -122,7 +122,9 @@ def test_default_metrics_are_those_with_several_points(store):
     plan = plan_of()
     for run in plan.runs:
         finish(store, run, {"in_dist/token_error": 5.0})
-    assert FIGURES["curves"].make(read_results(plan, store), Options()).frame["metric"].unique().tolist() == ["train/loss"]
+    assert FIGURES["curves"].make(read_results(plan, store), Options()).frame["metric"].unique().tolist() == [
+        "train/loss"
+    ]
     convergence = FIGURES["convergence"].make(read_results(plan, store), Options())
     assert convergence.frame["metric"].unique().tolist() == ["in_dist/token_error"]  # the other one was never logged
 

@@ -56,7 +56,9 @@ def test_panels_are_metrics_and_the_values_of_an_axis(grid_plan, grid_store):
 
 def test_x_is_an_axis_by_either_name_a_key_a_fact_or_a_label(grid_plan, grid_store):
     def places(x):
-        figure = FIGURES["values"].make(read_results(grid_plan, grid_store), Options(x=x, metrics=("in_dist/token_error",)))
+        figure = FIGURES["values"].make(
+            read_results(grid_plan, grid_store), Options(x=x, metrics=("in_dist/token_error",))
+        )
         return [tuple(each) for each in lines(figure, "x", "x_label")]
 
     assert places("dim") == places("model.dim") == places(None)
@@ -179,6 +181,29 @@ def test_the_summary_by_hand(grid_plan, grid_store):
     texts = svg_texts(figure.render("svg"))
     assert {"CoPE · dim 8", "measured", "published ± std", "In-dist.", "token error (%)"} <= set(texts)
     assert "mean of 2 seeds; small dots: seeds; bars: min–max over seeds" in texts
+
+
+def test_a_row_that_diverges_does_not_flatten_the_axis(store):
+    plan = plan_of(metrics=[{"name": "dense/loss"}, {"name": "in_dist/token_error", "unit": "%"}])
+    for row, loss in zip(plan.rows, (0.5, 0.52, 9.0), strict=True):
+        for run in row.runs:
+            finish(store, run, {"dense/loss": loss + 0.01 * run.seed, "in_dist/token_error": 10 * loss})
+    drawn = FIGURES["summary"].make(read_results(plan, store), Options()).draw()
+    assert drawn.axes[0].get_xlim()[1] < 1
+    assert [each.get_text() for each in drawn.axes[0].texts] == ["9.005 →"]
+    assert drawn.axes[1].get_xlim()[1] > 90, "a percentage has two ends"
+
+
+@pytest.mark.parametrize(("rows", "panels"), [(6, 1), (7, 7), (25, 1)])
+def test_many_lines_have_panels_of_their_own(rows, panels, store):
+    plan = plan_of(grid={"model.dim": [8 * (index + 1) for index in range(rows)]}, seeds=[0])
+    for run in plan.runs:
+        finish(store, run, {"in_dist/token_error": 5.0, "dense/loss": 0.5})
+    drawn = FIGURES["curves"].make(read_results(plan, store), Options(metrics=("train/loss",))).draw()
+    assert len(drawn.axes) == panels
+    assert [text.get_text() for text in drawn.legends[0].get_texts()][-1:] == (
+        ["the other rows"] if panels > 1 else [f"dim {8 * rows}, n = 1"]
+    )
 
 
 def test_shares_of_variance_by_hand():

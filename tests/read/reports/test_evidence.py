@@ -48,7 +48,9 @@ def test_files(store, tmp_path):
         "copying.md",
         "copying.parquet",
     ]
-    assert [path.read_bytes() for path in paths] == list(evidence(read_results(plan, Store(store.root))).files().values())
+    assert [path.read_bytes() for path in paths] == list(
+        evidence(read_results(plan, Store(store.root))).files().values()
+    )
     text = (tmp_path / "new/out/copying.md").read_text()
     assert text.startswith("# Does it copy? 100 % & more\n")
     assert "![Two](copying.curves.svg)" in text

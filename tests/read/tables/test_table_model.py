@@ -287,10 +287,7 @@ def test_cells_are_compared_with_the_paper():
         ["+0.00", "± 0.80", "agrees"], ["+40.70", "± 5.80", "differs"], ["+0.80", "–", "descriptive"],
     ]  # fmt: skip
     assert "90 % interval" in drawn.notes[-1]
-    assert (
-        model.answer
-        == "Of 3 published numbers, 1 agrees with ours, 1 differs from ours and 1 was not tested."
-    )
+    assert model.answer == "Of 3 published numbers, 1 agrees with ours, 1 differs from ours and 1 was not tested."
 
 
 def scaled(**changes):

@@ -11,7 +11,7 @@ from cope_services.http.access import KeysFile
 
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.reports.evidence import evidence, write_evidence
-from cope_sweep.read.tables import Results, read_results
+from cope_sweep.read.tables import read_results
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.sweep.jobs import job_submission
 from tests.services.page import page_site
