@@ -42,7 +42,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.read.tables.stats import finite
-from cope_sweep.store import RunQuery, RunRecord, Store
+from cope_sweep.store import RunFolder, RunQuery, RunRecord, Store
 from cope_sweep.store.artifacts import TIME_KEY
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
@@ -102,16 +102,13 @@ class Results:
             return
         folder = self.store.run(run.run_id)
         try:
-            points = folder.curve(times=True)
-            begun_ms = (folder.spec or {}).get("created_ms") if points else None
+            logged = list(_logged(folder))
+            begun_ms = (folder.spec or {}).get("created_ms") if logged else None
         except DamagedError:
             return
-        for point in points:
-            time_ms = point.pop(TIME_KEY, None)
+        for step, metric, value, time_ms in logged:
             time_s = None if time_ms is None or begun_ms is None else max(0.0, time_ms - begun_ms) / 1000
-            for metric, value in point.items():
-                if metric != "step":
-                    yield run.run_id, row.name, run.seed, int(point["step"]), metric, float(value), status, time_s
+            yield run.run_id, row.name, run.seed, step, metric, value, status, time_s
 
 
 def read_results(plan: Plan, store: Store) -> Results:
@@ -336,7 +333,7 @@ def curve_batches(store: Store, query: RunQuery) -> tuple[pa.Schema, Iterator[pa
             for run_id, record in batch.records.items():
                 _, ablation, row = places.get(run_id, [("", None, None)])[0]
                 with suppress(DamagedError):
-                    lines += [(run_id, ablation, row, record.seed, *logged) for logged in _logged(store, run_id)]
+                    lines += [(run_id, ablation, row, record.seed, *each[:3]) for each in _logged(store.run(run_id))]
                 if len(lines) >= CURVE_ROWS:
                     yield _record_batch(lines, schema)
                     lines = []
@@ -346,12 +343,13 @@ def curve_batches(store: Store, query: RunQuery) -> tuple[pa.Schema, Iterator[pa
     return schema, read()
 
 
-def _logged(store: Store, run_id: str) -> Iterator[tuple[int, str, float]]:
-    """Step, metric and value of each value that a run has logged. Raises DamagedError."""
-    for point in store.run(run_id).curve():
+def _logged(folder: RunFolder) -> Iterator[tuple[int, str, float, float | None]]:
+    """Step, metric, value and time of each value that a run has logged. Raises DamagedError."""
+    for point in folder.curve(times=True):
+        time_ms = point.get(TIME_KEY)
         for metric, value in point.items():
-            if metric != "step":
-                yield int(point["step"]), metric, float(value)
+            if metric not in ("step", TIME_KEY):
+                yield int(point["step"]), metric, float(value), time_ms
 
 
 def _record_batch(lines: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
