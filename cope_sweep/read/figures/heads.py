@@ -296,6 +296,8 @@ def maps(predictor: Predictor, token_ids: TokenIds, options: MapOptions = MAP_DE
     encodings = " + ".join(encoding.kind for encoding in run.model.position) or "no position encoding"
     title = options.title or f"{MAPS[options.show][0]}: {run.task.kind}, {encodings} (run {run.run_id})"
     means = {(each.layer, each.head): ", ".join(gate_means(each, marks)) for each in statistics}
+    if mark and not marked_T.any():
+        means = dict.fromkeys(drawn, f"no {mark} token in this text")
     return Figure("maps", title, data, partial(_draw, drawn, means, labels, np.flatnonzero(marked_T), mark, title))
 
 
