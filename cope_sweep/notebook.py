@@ -86,17 +86,17 @@ def table(ablation: AnyAblation, store: AnyStore = STORE, *, compare: str | None
 
 
 def frame(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
-    """One line per run, with its labels, metrics and facts: `cope_sweep.read.tables.frame`. Raises UserError."""
-    from cope_sweep.read.tables import frame as make_frame
+    """One line per run, with its labels, metrics and facts: `Results.frame`. Raises UserError."""
+    from cope_sweep.read.tables import read_results
 
-    return make_frame(*_recorded(ablation, store))
+    return read_results(*_recorded(ablation, store)).frame
 
 
 def curves(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
-    """The learning curves: run_id, row, seed, step, metric, value. Raises UserError."""
-    from cope_sweep.read.tables import curves as make_curves
+    """The learning curves: run_id, row, seed, step, metric, value, status, time_s. Raises UserError."""
+    from cope_sweep.read.tables import read_results
 
-    return make_curves(*_recorded(ablation, store))
+    return read_results(*_recorded(ablation, store)).curves
 
 
 def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE, **options: Any) -> Figure:
@@ -107,8 +107,9 @@ def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE,
     """
     from cope_sweep.read.figures import Options
     from cope_sweep.read.figures.available import named_figure
+    from cope_sweep.read.tables import read_results
 
-    return named_figure(*_recorded(ablation, store), kind, Options(**options))
+    return named_figure(read_results(*_recorded(ablation, store)), kind, Options(**options))
 
 
 def predictor(

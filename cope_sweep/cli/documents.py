@@ -19,12 +19,21 @@ from cope_sweep.read.figures.figure import FIGURES, MapOptions, Show
 
 if TYPE_CHECKING:
     from cope_sweep.read.figures import Figure
+    from cope_sweep.read.reports.runs import Committed
     from cope_sweep.read.tables import Table
 
 DOCUMENT = "report.html"
 COMPARE = "paper|ROW|AXIS=LABEL"
 MAPS_PANEL = "Options of maps"
 SUFFIXES = {".png": "png", ".svg": "svg", ".pdf": "pdf", ".csv": "csv"}
+FromOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="DIR",
+        help="The runs of a report in this folder, as `report --out` writes it, instead of those of a store.",
+    ),
+]
 OutputOpt = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")]
 
 
@@ -41,14 +50,7 @@ def table(
     question: GetTable,
     source: Source,
     output: OutputOpt = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            metavar="DIR",
-            help="The runs of a report in this folder, as `report --out` writes it, instead of those of a store.",
-        ),
-    ] = None,
+    folder: FromOpt = None,
 ) -> None:
     """Print the table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
 
@@ -91,13 +93,13 @@ def _table(question: GetTable, source: Source, folder: Path | None) -> Table:
     """The table of a store, or of a report in a folder. Raises UserError."""
     if folder is None:
         return source.queries.table(question)
-    from cope_sweep.read.reports.runs import committed_table
+    from cope_sweep.read.reports.runs import find_committed
 
-    return committed_table(folder, source.ablations, question.name, question.scale, question.compare)
+    return find_committed(folder, source.ablations, question.name, question.scale).table(question.compare)
 
 
 @asks(
-    GetReport, "sets", "ablations", local=["out", "all_ablations", "compare"],
+    GetReport, "sets", "ablations", local=["out", "all_ablations", "compare", "folder"],
     json_help="Print the paths of the files of --out as JSON.",
     name=argument(metavar="[ABLATION]", help=f"{ABLATION['help']} None with --all.", default=None),
     format=option(help="markdown or html. Default: by the suffix of --output, or else markdown."),
@@ -127,6 +129,7 @@ def report(
     all_ablations: Annotated[
         bool, typer.Option("--all", help="All ablations, at all scales or at that of --scale; needs --out.")
     ] = False,
+    folder: FromOpt = None,
 ) -> None:
     """Report on the finished runs of an ablation: table with comparisons, figures, what is missing, and what made it.
 
@@ -134,9 +137,11 @@ def report(
 
     Example: `cope-sweep report flip_flop --scale small --out ablations/results`
 
-    Example: `cope-sweep report --all --out results`
+    Example: `cope-sweep report --all --from ablations/results --out results`
     """
     name: str | None = question.name
+    if folder is not None and source.sets:
+        raise UserError("--from shows the runs of a report as they are; leave out --set")
     if all_ablations and out is None:
         raise UserError("--all writes a document; name a folder for it with --out DIR")
     if all_ablations != (name is None):
@@ -146,7 +151,14 @@ def report(
             raise UserError("--compare and --json are of the files of --out DIR")
         from cope_sweep.cli.files import save
 
-        save(question, output, source.write, default="markdown", suffixes={".html": "html"})
+        def write(question: GetReport, file: IO[bytes]) -> None:
+            from cope_sweep.read.reports.document import report_file
+
+            found = _committed(question, source, folder)
+            file.write(report_file(found, question, lambda figure: f"{found.path.stem}.{figure}.svg"))
+
+        own = source.write if folder is None else write
+        save(question, output, own, default="markdown", suffixes={".html": "html"})
         return
     if output is not None or question.format is not None or (all_ablations and (compare or source.sets)):
         raise UserError(
@@ -154,7 +166,11 @@ def report(
             "--set"
         )
     try:
-        paths = _document(out, question, source) if name is None else _evidence(out, question, source, compare)
+        paths = (
+            _document(out, question, source, folder)
+            if name is None
+            else _evidence(out, question, source, folder, compare)
+        )
     except OSError as error:
         place = error.filename or out
         raise UserError(f"{place}: {error.strerror or error}; name another folder with --out") from error
@@ -162,18 +178,27 @@ def report(
         sys.stdout.writelines(f"{path}\n" for path in paths)
 
 
-def _evidence(out: Path, question: GetReport, source: Source, compare: str | None) -> list[Path]:
+def _committed(question: GetReport, source: Source, folder: Path | None) -> Committed:
+    """A report of a folder. Raises UserError where it is stale."""
+    from cope_sweep.read.reports.runs import find_committed
+
+    found = find_committed(Path(folder or ""), source.ablations, question.name, question.scale)
+    found.check()
+    return found
+
+
+def _evidence(out: Path, question: GetReport, source: Source, folder: Path | None, compare: str | None) -> list[Path]:
     from cope_sweep.read.reports import evidence, write_evidence
 
-    plan = source.queries.load(question.name, question.scale).plan
-    return list(write_evidence(evidence(plan, source.store, question.scale, compare=compare), out))
+    own = source.queries.results(question.name, question.scale) if folder is None else None
+    return list(write_evidence(evidence(own or _committed(question, source, folder), compare), out))
 
 
-def _document(out: Path, question: GetReport, source: Source) -> list[Path]:
+def _document(out: Path, question: GetReport, source: Source, folder: Path | None) -> list[Path]:
     from cope_sweep.read.reports.document import document
     from cope_sweep.store.files import write_bytes
 
-    content = document(source.queries.files, source.store, question.scale).to_html().encode()
+    content = document(source.queries.files, folder or source.store, question.scale).to_html().encode()
     out.mkdir(parents=True, exist_ok=True)
     write_bytes(out / DOCUMENT, content)
     return [out / DOCUMENT]

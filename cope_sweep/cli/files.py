@@ -29,7 +29,7 @@ class NamedFiles(AblationFiles):
         if not self._sets and self.folder.is_dir() and name in self.files():
             return super().load(name, scale)
         plan = load_plan(name, self.folder, scale, self._sets)
-        return LoadedPlan(plan, {run.run_id: run for run in plan.runs}, (), scale)
+        return LoadedPlan(plan, {run.run_id: run for run in plan.runs}, ())
 
     def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:
         """None."""

@@ -213,11 +213,12 @@ class Source:
             case GetReport():
                 from cope_sweep.read.reports.document import report_file
 
-                file.write(report_file(queries, question, lambda figure: f"{question.name}.{figure}.svg"))
+                results = queries.results(question.name, question.scale)
+                file.write(report_file(results, question, lambda figure: f"{question.name}.{figure}.svg"))
             case GetFigure(name=name, scale=scale):
                 from cope_sweep.read.figures.available import figure
 
-                made = figure(queries.load(name, scale).plan, queries.store, question)
+                made = figure(queries.results(name, scale), question)
                 if made.empty:
                     raise UserError(
                         f"nothing to draw: no run, or too few, of {name} are finished in the store "

@@ -476,8 +476,8 @@ def best(
     Example: `cope-sweep best encodings_tuning --yaml`
     """
     from cope_sweep.config.checks import validation_metric
+    from cope_sweep.read.tables import read_results
     from cope_sweep.read.tables.best import conditions, tuned_rows
-    from cope_sweep.read.tables.runs import read_runs
 
     if as_yaml and source.as_json:
         raise UserError("--yaml and --json are two forms of the answer; leave one out")
@@ -487,7 +487,7 @@ def best(
     goal = goals.get(name, plan.ablation.content.primary_metric.goal)
     if unknown := next((run for run in plan.runs if name not in run.metrics), None):
         raise UserError(f"--metric {name}: the task {unknown.task.kind} has no such metric")
-    found = tuned_rows(plan, read_runs(plan, source.store), name, goal)
+    found = tuned_rows(plan, read_results(plan, source.store).records, name, goal)
     if as_yaml:
         sys.stdout.write(conditions(found))
         return

@@ -55,6 +55,13 @@ class LoadedAblation:
     source: Source
     replaced: tuple[str, ...] = ()
     """Keys that a scale or `--set` has replaced and that decide what is trained: not what the paper trained."""
+    scale: str | None = None
+    """The scale that was chosen; None: the ablation's own size."""
+
+    @property
+    def words(self) -> str:
+        """Name and scale, as commands take them: `counting --scale small`."""
+        return f"{self.name} --scale {self.scale}" if self.scale else self.name
 
 
 def validate(source: Source, name: str, *, folder: Path | None = None, allow_plugins: bool = True) -> LoadedAblation:
@@ -223,7 +230,8 @@ def with_overrides(
     for assignment in assignments:
         _apply_assignment(data, lines, assignment)
     trained = tuple(key for key in dict.fromkeys(replaced) if key.partition(".")[0] in TRAINED_KEYS)
-    return replace(validate(replace(loaded.source, data=data, lines=lines), loaded.name), replaced=trained)
+    changed = validate(replace(loaded.source, data=data, lines=lines), loaded.name)
+    return replace(changed, replaced=trained, scale=scale or loaded.scale)
 
 
 def _replaced_keys(content: Ablation, scale: Scale) -> list[str]:

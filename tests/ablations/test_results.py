@@ -3,82 +3,50 @@
 import itertools
 import re
 import shutil
+from dataclasses import replace
 from fractions import Fraction
 from xml.etree import ElementTree
 
-import pandas as pd
 import pytest
 
 from cope_sweep.errors import UserError
 from cope_sweep.read.reports.runs import overview, read_committed, run_files
-from cope_sweep.read.tables.render import markdown_text
-from cope_sweep.read.tables.stats import summarise
 from cope_sweep.store import Store
 from tests.ablations.update_readme import ABLATIONS, RESULTS, ROOT, all_results, with_results
 
 PAPER_SIZE = RESULTS / "paper_size"
 STEMS = [path.stem for path in run_files(RESULTS)]
-VALUE = re.compile(r"(?P<mean>-?\d+\.\d+)(?: ± (?P<std>\d+\.\d+))?(?: \(n=(?P<n>\d+)\))?")
 
 
-def table_lines(text, number=0):
-    """The cells of a table of the results: headings, then rows."""
-    results = text.partition("\n## Results\n")[2].partition("\n## Provenance\n")[0]
-    block = re.findall(r"(?:^\|.*\n)+", results, re.MULTILINE)[number]
-    split = [re.split(r"(?<!\\)\|", line)[1:-1] for line in block.splitlines()]
-    cells = [[re.sub(r"\\(.)", r"\1", cell.strip().strip("*")) for cell in line] for line in split]
-    return cells[0], cells[2:]
-
-
-def check_numbers(report, text):
-    """Compare every mean, deviation and count of a report with the statistics of the runs in its frame."""
-    frame = pd.read_parquet(report.path)
-    headings, rows = table_lines(text)
-    assert len(rows) == len(report.plan.rows)
-    checked = 0
-    for metric in report.plan.ablation.content.metrics:
-        column = headings.index(metric.title)
-        for row, cells in zip(report.plan.rows, rows, strict=True):
-            own = frame[frame["run_id"].isin([run.run_id for run in row.runs]) & (frame["status"] == "finished")]
-            found = summarise(own[metric.name].dropna() if metric.name in own else [])
-            if found.n == 0:
-                assert cells[column] == "–"
-                continue
-            shown = VALUE.fullmatch(cells[column])
-            assert shown, cells[column]
-            half_unit = 0.5000001 * 10.0 ** -len(shown["mean"].partition(".")[2])
-            assert float(shown["mean"]) == pytest.approx(found.mean * metric.scale, abs=half_unit), (
-                report.path.stem,
-                row.name,
-            )
-            assert int(shown["n"] or len(row.runs)) == found.n
-            if shown["std"] is None:  # one value, or a number that every seed has, as that of parameters
-                assert found.n == 1 or found.std == 0
-            else:
-                deviation = pytest.approx(found.std * metric.scale, abs=half_unit)
-                assert float(shown["std"]) == deviation, (report.path.stem, row.name)
-            checked += 1
-    assert checked > 0
-
-
-def check_verdicts(report, text):
-    """Compare the verdicts of a report with those that follow from its runs."""
-    model = report.table.model
-    if any(row.published for row in report.plan.rows):
-        check_published(report, text)
-        return
-    due = [row.metrics[model.primary.name].comparison for row in model.rows]
-    due = [each for each in due if each]
-    if not due:
-        assert "**Result" not in text
-        return
-    headings, rows = table_lines(text, 1)
-    assert [cells[headings.index("verdict")] for cells in rows] == [each.verdict for each in due]
-    assert f"**Result: {markdown_text(model.answer)}**\n" in text
-    for each in due:  # by other code
-        a, b = (row.metrics[model.primary.name].values for row in (_row_of(model, each), _reference(model, each)))
+def check(report, text):
+    """The report has the table of its runs, whose numbers are computed again by other code."""
+    assert not report.stale, report.stale
+    table = report.table()
+    assert table.to_markdown() in text, f"run: cope-sweep report {report.path.stem} --from … --out ablations/results"
+    model, frame, checked = table.model, report.file, 0
+    for row in model.rows:
+        own = frame[frame["run_id"].isin([run.run_id for run, _ in row.runs]) & (frame["status"] == "finished")]
+        for column in model.columns:
+            values = own[column.name].dropna() if column.name in own else own["seed"][:0]
+            summary, published = row.metrics[column.name].summary, row.metrics[column.name].published
+            assert summary.n == len(values)
+            if summary.n:
+                assert summary.mean == pytest.approx(values.mean()), (report.path.stem, row.row)
+                checked += 1
+            if summary.n > 1:
+                assert summary.std == pytest.approx(values.std(), abs=1e-9), (report.path.stem, row.row)
+            compared = row.metrics[column.name].comparison
+            if compared is not None and compared.against == "paper":
+                assert compared.difference.difference == pytest.approx(values.mean() - published.value)
+    assert checked
+    assert (f"**Result: {model.answer}**\n" in text.replace("\\", "")) == bool(model.answer)
+    for row in model.rows:
+        compared = row.metrics[model.primary.name].comparison
+        if compared is None or compared.against == "paper":
+            continue
+        a, b = (each.metrics[model.primary.name].values for each in (row, _reference(model, row, compared)))
         if min(len(a), len(b)) > 1:
-            assert each.difference.p == pytest.approx(exact_p(list(a.values()), list(b.values()))), each
+            assert compared.difference.p == pytest.approx(exact_p(list(a.values()), list(b.values()))), row.row
 
 
 def exact_p(a, b):
@@ -94,27 +62,8 @@ def exact_p(a, b):
     return sum(each >= divisions[0] for each in divisions) / len(divisions)
 
 
-def check_published(report, text):
-    """Compare the differences from published numbers with the runs in the report's frame."""
-    frame = pd.read_parquet(report.path)
-    expected = []
-    for name in (metric.name for metric in report.plan.ablation.content.metrics):
-        for row in report.plan.rows:
-            values = frame[frame["run_id"].isin([run.run_id for run in row.runs])][name]
-            published = row.published.values.get(name) if row.published else None
-            if published is not None and values.notna().any():
-                expected.append(values.mean() - published)
-    headings, rows = table_lines(text, 1)
-    assert [float(cells[headings.index("difference")]) for cells in rows] == pytest.approx(expected, abs=0.00501)
-
-
-def _row_of(model, comparison):
-    return next(row for row in model.rows if row.metrics[model.primary.name].comparison is comparison)
-
-
-def _reference(model, comparison):
+def _reference(model, row, comparison):
     """The row that a row was compared with: of a label, the one with the same labels of the other axes."""
-    row = _row_of(model, comparison)
     known = {each.row: each for each in model.rows}
     if comparison.against in known:
         return known[comparison.against]
@@ -135,9 +84,7 @@ def reports():
 @pytest.mark.parametrize("stem", STEMS)
 def test_the_numbers_of_a_report_are_those_of_its_runs(stem, reports):
     report, text = reports[stem], (RESULTS / f"{stem}.md").read_text(encoding="utf-8")
-    assert not report.stale, report.stale
-    check_numbers(report, text)
-    check_verdicts(report, text)
+    check(report, text)
     for name in re.findall(r"\]\(([^)]+\.svg)\)", text):
         assert ElementTree.parse(RESULTS / name).getroot().tag.endswith("svg")
 
@@ -148,6 +95,9 @@ def test_every_file_belongs_to_a_report():
             tuple(f"{stem}." for stem in STEMS)
         )
         assert known, f"{path.name} belongs to no report; delete it"
+        if path.suffix == ".svg" and path.name != "quickstart.svg":
+            stem = next(stem for stem in STEMS if path.name.startswith(f"{stem}."))
+            assert f"({path.name})" in (RESULTS / f"{stem}.md").read_text(encoding="utf-8"), f"delete {path.name}"
 
 
 def test_the_report_of_the_paper_s_size_is_that_of_its_store(tmp_path, reports):
@@ -179,12 +129,13 @@ def test_a_wrong_number_and_a_stale_report_are_found(tmp_path):
     (ablations / "quickstart.yaml").write_text(text)
     (report,) = read_committed(results, ablations)
     good = (RESULTS / "quickstart.md").read_text(encoding="utf-8")
-    check_numbers(report, good)
-    shown = re.search(r" (\d+)(\.\d+ ± )", good)
+    check(report, good)
     with pytest.raises(AssertionError):
-        check_numbers(report, good.replace(shown[0], f" {int(shown[1]) + 1}{shown[2]}", 1))
+        check(report, good.replace("42.05", "42.06", 1))
+    run_id = report.plan.rows[1].runs[0].run_id
+    wrong = replace(report.records[run_id], metrics=dict.fromkeys(report.records[run_id].metrics, 50.0))
     with pytest.raises(AssertionError):
-        check_verdicts(report, good.replace("| descriptive", "| better", 1))
+        check(replace(report, records={**report.records, run_id: wrong}), good)
 
     (ablations / "quickstart.yaml").write_text(text.replace("steps: 450", "steps: 451"))
     (report,) = read_committed(results, ablations)

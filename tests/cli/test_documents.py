@@ -143,6 +143,11 @@ def test_a_report_is_shown_without_a_store(declaring, tmp_path):
     assert means[0] == means[1]
     assert found["compared"]["against"] == "model.position=CoPE"
     assert declaring.json("table", "tiny", "--from", "out", "--compare", "none")["compared"]["against"] == "none"
+    again = declaring("report", "tiny", "--from", "out", "--out", "again", "--store", str(tmp_path / "nowhere"))[0]
+    for name in again.splitlines():
+        assert (declaring.folder / name).read_bytes() == (declaring.folder / "out" / Path(name).name).read_bytes()
+    declaring("report", "tiny", "--from", "out", "-o", "tiny.html")
+    assert "data:image/svg+xml" in (declaring.folder / "tiny.html").read_text()
     assert not (tmp_path / "nowhere").exists()
     for words, message in (
         (("table", "quickstart", "--from", "out"), "out has no report of quickstart"),
@@ -151,6 +156,8 @@ def test_a_report_is_shown_without_a_store(declaring, tmp_path):
             "no report of tiny --scale small; it has reports at: its own size",
         ),
         (("table", "tiny", "--from", "out", "--set", "seeds=[0]"), "leave out --set"),
+        (("report", "tiny", "--from", "out", "--set", "seeds=[0]"), "leave out --set"),
+        (("report", "quickstart", "--from", "out"), "out has no report of quickstart"),
     ):
         assert message in declaring(*words, code=2)[1].replace("\n", " ")
     (declaring.folder / "out/tiny.parquet").write_bytes(b"PAR1 not really")

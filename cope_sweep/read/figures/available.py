@@ -16,7 +16,7 @@ from cope_sweep.config.explain import suggest
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.figures.figure import FIGURES, Figure, FigureError, MapOptions, Options
 from cope_sweep.read.figures.metrics import varying_axes
-from cope_sweep.store import Store
+from cope_sweep.read.tables.runs import Results
 
 if TYPE_CHECKING:
     from cope_sweep.inference import Predictor
@@ -51,35 +51,36 @@ def available_figures(plan: Plan) -> tuple[Available, ...]:
     return (*declared, *(Available(kind, kind, FIGURES[kind].shows) for kind in kinds if kind not in names))
 
 
-def draw_available(plan: Plan, store: Store, question: GetFigure) -> bytes:
+def draw_available(results: Results, question: GetFigure) -> bytes:
     """The file of a figure. Raises NotFoundError, StoreError, and FigureError for one that cannot be drawn now."""
-    file_format = question.format or "svg"
+    plan, file_format = results.plan, question.format or "svg"
     if len(plan.rows) > MAX_ROWS and file_format != "csv" and not question.row:
         raise FigureError(
             f"{plan.name} has {len(plan.rows):,} rows, and pictures show at most {MAX_ROWS}; take the data as csv, or "
             "draw some rows with `row`"
         )
-    return figure(plan, store, question).render(file_format)
+    return figure(results, question).render(file_format)
 
 
-def figure(plan: Plan, store: Store, question: GetFigure) -> Figure:
+def figure(results: Results, question: GetFigure) -> Figure:
     """The figure that a question names. Raises as `draw_available`."""
     options = Options(
         tuple(question.metric), tuple(question.row), question.x, question.panels, question.band, question.log,
         question.log_x, question.title,
     )  # fmt: skip
-    return named_figure(plan, store, question.figure, options, scale=question.scale)
+    return named_figure(results, question.figure, options)
 
 
-def named_figure(plan: Plan, store: Store, name: str, options: Options, *, scale: str | None = None) -> Figure:
+def named_figure(results: Results, name: str, options: Options) -> Figure:
     """A declared figure, where no option is given; else one of a kind. Raises as `draw_available`."""
+    plan = results.plan
     declared = {each.name: each for each in declared_figures(plan)}
     if name in declared and options == Options():
-        return draw_declared(plan, store, declared[name], scale=scale)
+        return draw_declared(results, declared[name])
     if name not in FIGURES or FIGURES[name].needs != "ablation":
         kinds = [each for each, kind in FIGURES.items() if kind.needs == "ablation" and each not in declared]
         raise NotFoundError(f"{plan.name} has no figure {name[:80]!r}{suggest(name, [*declared, *kinds])}")
-    return FIGURES[name].make(plan, store, options)
+    return FIGURES[name].make(results, options)
 
 
 @dataclass(frozen=True)
@@ -105,15 +106,14 @@ def declared_figures(plan: Plan) -> tuple[Declared, ...]:
     return tuple(found)
 
 
-def draw_declared(plan: Plan, store: Store, declared: Declared, *, scale: str | None = None) -> Figure:
-    """A declared figure from the finished runs of a store; maps are those of a finished run's checkpoint.
+def draw_declared(results: Results, declared: Declared) -> Figure:
+    """A declared figure of some results; maps are those of a finished run's checkpoint.
 
-    `scale` is that of the plan, for the command that errors name. Raises FigureError, StoreError, and what a probe of a
-    checkpoint raises.
+    Raises FigureError, StoreError, and what a probe of a checkpoint raises.
     """
     if isinstance(declared.figure, Maps):
-        return _draw_maps(plan, store, declared, declared.figure, scale)
-    return FIGURES[declared.figure.kind].make(plan, store, ablation_options(declared))
+        return _draw_maps(results, declared, declared.figure)
+    return FIGURES[declared.figure.kind].make(results, ablation_options(declared))
 
 
 def ablation_options(declared: Declared) -> Options:
@@ -135,22 +135,21 @@ def ablation_options(declared: Declared) -> Options:
             )
 
 
-def _draw_maps(plan: Plan, store: Store, declared: Declared, figure: Maps, scale: str | None) -> Figure:
+def _draw_maps(results: Results, declared: Declared, figure: Maps) -> Figure:
     from cope_sweep.inference import Predictor
     from cope_sweep.inference.probe import split_sequences
 
+    plan, store = results.plan, results.store
     row = next(row for row in plan.rows if row.name in declared.rows)
     run = next(run for run in row.runs if figure.seed in (None, run.seed))
-    folder = store.run(run.run_id)
-    status = store.status(run.run_id)
-    if status != "finished":
-        options = f" --scale {scale}" if scale else ""
+    status = results.records[run.run_id].status
+    if status != "finished" or store is None:
         raise FigureError(
             f"{declared.name} of {plan.name} shows the checkpoint of run {run.run_id} ({declared.rows[0]}, seed "
-            f"{run.seed}), which is {status} in the store {store.location}; train it with: "
-            f"cope-sweep run {plan.name}{options}"
+            f"{run.seed}), which is {status} in {results.place}; train it with: "
+            f"cope-sweep run {plan.ablation.words}"
         )
-    predictor: Predictor = Predictor.load(folder.fetch_checkpoint())
+    predictor: Predictor = Predictor.load(store.run(run.run_id).fetch_checkpoint())
     token_ids = split_sequences(run.task, figure.split, figure.index)[0][: figure.first]
     heads = figure.heads if isinstance(figure.heads, int) else tuple(figure.heads)
     return FIGURES["maps"].make(

@@ -13,7 +13,7 @@ import math
 import textwrap
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib as mpl
@@ -46,6 +46,14 @@ LOG_X_FROM_RATIO = 8
 MAX_DECADES = 6
 """Decades above the part of the axis that is linear around 0."""
 MAX_TICKS = 8
+MAX_TICKS_ACROSS = 5
+"""The same for a logarithmic x axis, whose texts are side by side."""
+SMALL_COLUMNS = 4
+FEW_LINES, MOST_PANELS = 6, 24
+"""More lines than FEW_LINES in a panel cannot be told apart: up to MOST_PANELS, each has a panel of its own, with the
+others in grey."""
+FLATTENS = 0.2
+"""A series that makes an axis more than 1 / FLATTENS times as long as all others need it ends at the edge."""
 
 STYLE: dict[RcKeyType, Any] = {
     "font.family": ["sans-serif"],
@@ -115,9 +123,12 @@ def number(value: float, _: object = None) -> str:
 
 
 def panels(
-    count: int, *, title: str = "", height: float = PANEL_HEIGHT, width: float | None = None, columns: int = 3
+    count: int, *, title: str = "", height: float = PANEL_HEIGHT, width: float | None = None, small: bool = False
 ) -> tuple[Drawing, list[Axes]]:
-    """A drawing with `count` panels of these inches, at most `columns` side by side, each with a light grid."""
+    """A drawing with `count` panels of these inches, three side by side, or four small ones; each has a light grid."""
+    columns = SMALL_COLUMNS if small else 3
+    if small:
+        height, width = 1.75, 2.5
     across = min(columns, count) if count != 4 else 2
     down = math.ceil(count / across)
     if width is None:  # one panel is wider, so that its legend has room
@@ -168,6 +179,30 @@ def legend(drawing: Drawing, handles: Sequence[Artist], labels: Sequence[str], *
     )
 
 
+def panel_title(axes: Axes, parts: Sequence[str]) -> None:
+    """A title of parts, in a smaller font where it is long."""
+    text = " · ".join(parts)
+    axes.set_title(shortened(text), loc="left", fontsize=9 if len(text) <= 36 else 7.5)
+
+
+def label_edges(axes: Sequence[Axes]) -> None:
+    """Of small panels, only those at the left and at the bottom name what is on their axes."""
+    for index, each in enumerate(axes):
+        each.set_xlabel("" if index + SMALL_COLUMNS < len(axes) else textwrap.fill(each.get_xlabel(), 28))
+        if index % SMALL_COLUMNS:
+            each.set_ylabel("")
+
+
+def are_apart(lines: int) -> bool:
+    """Whether each of so many lines has a panel of its own."""
+    return FEW_LINES < lines <= MOST_PANELS
+
+
+def background(axes: Axes, x: Any, y: Any) -> Artist:
+    """A thin grey line: a series that is only there to compare with."""
+    return axes.plot(x, y, color="#c3c7cc", linewidth=0.8, zorder=1)[0]
+
+
 def say_empty(axes: Axes, text: str = "no finished run") -> None:
     """Say in a panel that there is nothing to draw."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY)
@@ -214,10 +249,10 @@ def metric_axis(
         first = math.floor(math.log10(low) + 1e-9)
         last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
         first = max(first, last - MAX_DECADES)
-        stride = math.ceil((last - first + 1) / MAX_TICKS)
+        stride = math.ceil((last - first + 1) / (MAX_TICKS_ACROSS if which == "x" else MAX_TICKS))
         ticks = [10.0**power for power in range(first, last + 1, stride)]
         if (found == 0).any() or low < 10.0**first:
-            set_scale("symlog", linthresh=10.0**first, linscale=0.6)
+            set_scale("symlog", linthresh=10.0**first, linscale=1.0 if which == "x" else 0.6)
             set_limits(-0.15 * 10.0**first, 1.3 * max(high, ticks[0]))
             zero_line(0, color=GREY, linewidth=0.8, zorder=1)
             ticks = [0.0, *ticks]
@@ -261,10 +296,31 @@ def parameter_axis(axes: Axes, positions: Sequence[float], labels: Sequence[str]
 
 
 def share_limits(panels: Sequence[Axes]) -> None:
-    """Give panels with the same scale of y the same limits, so that heights compare."""
+    """Give panels the same limits of y, so that heights compare; not where one would fill less than a third of them."""
     limits = [panel.get_ylim() for panel in panels]
+    low, high = min(low for low, _ in limits), max(high for _, high in limits)
+    are_linear = all(panel.get_yscale() == "linear" for panel in panels)
+    if are_linear and min(top - bottom for bottom, top in limits) < (high - low) / 3:
+        return
     for panel in panels:
-        panel.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+        panel.set_ylim(low, high)
+
+
+def flattening(spans: Mapping[str, Sequence[float]], metric: Column) -> str | None:
+    """The series, by its values, that leaves the others less than FLATTENS of the axis; None without one.
+
+    A metric with two ends, as a percentage, has none: its axis is logarithmic where values differ by much.
+    """
+    known = {name: finite(values) for name, values in spans.items() if len(finite(values))}
+
+    def length(without: str | None) -> float:
+        rest = np.concatenate([values for name, values in known.items() if name != without])
+        return float(rest.max() - rest.min())
+
+    if metric.bounds.kind == "both" or len(known) < 3:
+        return None
+    found = min(known, key=length)
+    return found if 0 < length(found) < FLATTENS * length(None) else None
 
 
 def _apart(distinct: np.ndarray, *, log: bool) -> bool:

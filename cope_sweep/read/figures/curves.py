@@ -6,24 +6,24 @@ in the legend. `convergence` also marks where each row's mean has its best value
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from cope_sweep.config import Plan, Row
+from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
 from cope_sweep.read.figures.figure import DEFAULTS, Band, Figure, FigureError, Options
 from cope_sweep.read.figures.metrics import (
     band_text,
     chosen_band,
     metric_title,
+    of_rows,
     seed_statistics,
     selected_rows,
+    short_labels,
 )
 from cope_sweep.read.tables.model import Column
-from cope_sweep.store import Store
-from cope_sweep.store.artifacts import TIME_KEY
-from cope_sweep.store.errors import DamagedError
+from cope_sweep.read.tables.runs import Results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,21 +38,22 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def curves(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
+def curves(results: Results, options: Options = DEFAULTS) -> Figure:
     """Learning curves. Default metrics: the training loss, and the table's metrics that were logged while training."""
-    return _figure("curves", plan, store, options, default=(TRAIN_LOSS, *_table_metrics(plan)))
+    return _figure("curves", results, options, default=(TRAIN_LOSS, *_table_metrics(results.plan)))
 
 
-def convergence(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
+def convergence(results: Results, options: Options = DEFAULTS) -> Figure:
     """The table's metrics by step, with a ring at the step of each row's best mean."""
-    return _figure("convergence", plan, store, options, default=_table_metrics(plan))
+    return _figure("convergence", results, options, default=_table_metrics(results.plan))
 
 
-def _figure(kind: str, plan: Plan, store: Store, options: Options, default: tuple[str, ...]) -> Figure:
+def _figure(kind: str, results: Results, options: Options, default: tuple[str, ...]) -> Figure:
+    plan = results.plan
     x = options.x or "step"
     if x not in ("step", "time"):
         raise FigureError(f"--x {x}: {kind} is drawn by step or by time")
-    points = read_points(plan, store, options.rows)
+    points = of_rows(results.curves, plan, options.rows)
     logged = list(dict.fromkeys(points["metric"]))
     metrics = options.metrics or _evaluated_often(points, default)
     for metric in options.metrics:
@@ -63,8 +64,18 @@ def _figure(kind: str, plan: Plan, store: Store, options: Options, default: tupl
     rows = [row.name for row in selected_rows(plan, options.rows)]
     data = curve_frame(points, rows, titles, band)
     title = options.title or plan.ablation.content.title
+    labels = short_labels(plan, plan.rows)
     draw = partial(
-        _draw, data, rows, titles, "time" if x == "time" else "step", band, title, options, kind == "convergence"
+        _draw,
+        data,
+        rows,
+        labels,
+        titles,
+        "time" if x == "time" else "step",
+        band,
+        title,
+        options,
+        kind == "convergence",
     )
     return Figure(kind, title, data, draw)
 
@@ -78,42 +89,6 @@ def _evaluated_often(points: pd.DataFrame, names: tuple[str, ...]) -> tuple[str,
     steps = points.groupby("metric")["step"].nunique()
     often = tuple(name for name in names if steps.get(name, 0) > 1)
     return often or tuple(name for name in names if name in steps.index) or names
-
-
-def read_points(plan: Plan, store: Store, rows: Sequence[str] = ()) -> pd.DataFrame:
-    """The logged values of started runs: row, seed, status, step, time_s, metric, value.
-
-    `time_s` is the time since the run was first begun; pauses of a run that was interrupted are part of it. It is
-    missing where the curve has no times. A curve that cannot be read is left out.
-    """
-    import pandas as pd
-
-    selected = selected_rows(plan, rows)
-    statuses = store.index.statuses(run.run_id for row in selected for run in row.runs)
-    lines = [line for row in selected for line in _row_points(row, statuses, store)]
-    columns = {"row": "str", "seed": "int64", "status": "str", "step": "int64", "time_s": "float64", "metric": "str",
-               "value": "float64"}  # fmt: skip
-    return pd.DataFrame(lines, columns=list(columns)).astype(columns)
-
-
-def _row_points(row: Row, statuses: Any, store: Store) -> list[tuple[object, ...]]:
-    lines: list[tuple[object, ...]] = []
-    for run in row.runs:
-        status = statuses.get(run.run_id, "pending")
-        folder = store.run(run.run_id)
-        try:
-            points = folder.curve(times=True) if status != "pending" else []
-            begun_ms = (folder.spec or {}).get("created_ms") if points else None
-        except DamagedError:
-            continue
-        for point in points:
-            time_ms = point.pop(TIME_KEY, None)
-            time_s = None if time_ms is None or begun_ms is None else max(0.0, time_ms - begun_ms) / 1000
-            step = int(point.pop("step"))
-            lines += [
-                (row.name, run.seed, status, step, time_s, metric, float(value)) for metric, value in point.items()
-            ]
-    return lines
 
 
 def curve_frame(points: pd.DataFrame, rows: Sequence[str], titles: Sequence[Column], band: Band) -> pd.DataFrame:
@@ -157,6 +132,7 @@ def _mean_lines(row: str, title: Column, finished: pd.DataFrame, band: Band) -> 
 def _draw(
     data: pd.DataFrame,
     rows: Sequence[str],
+    labels: Mapping[str, str],
     titles: Sequence[Column],
     x: X,
     band: Band,
@@ -168,15 +144,24 @@ def _draw(
 
     styles = {row: canvas.series_style(index) for index, row in enumerate(rows)}  # the same ones while a sweep goes on
     rows = list(dict.fromkeys(data["row"]))
-    drawing, axes = canvas.panels(max(1, len(titles)), title=title)
+    many = canvas.are_apart(len(rows))
+    texts = {row: _legend_text(data[data["row"] == row], labels[row]) for row in rows}
+    names = [(metric, row) for metric in titles for row in (rows if many else [None])]
+    drawing, axes = canvas.panels(max(1, len(names)), title=title, small=many)
     handles: dict[str, Any] = {}
     column, factor, x_label = _x_axis(data, x)
-    for panel, metric in zip(axes, titles, strict=False):
+    for panel, (metric, own) in zip(axes, names, strict=False):
         shown = data[data["metric"] == metric.name]
-        panel.set_title(canvas.shortened(metric.label), loc="left")
+        parts = ([labels[own]] if own else []) + ([metric.label] if own is None or len(titles) > 1 else [])
+        canvas.panel_title(panel, parts)
         for row in rows:
-            handle = _draw_row(panel, shown[shown["row"] == row], styles[row], column, factor, rings)
-            handles.setdefault(row, handle)
+            lines = shown[shown["row"] == row]
+            if own in (None, row):
+                style = canvas.series_style(0) if own else styles[row]
+                handles.setdefault(row, _draw_row(panel, lines, style, column, factor, rings))
+            else:
+                mean = lines[lines["status"] == "finished"]
+                canvas.background(panel, mean[column] * factor, mean["value"])
         if shown.empty:
             canvas.say_empty(panel, "not logged")
             continue
@@ -188,9 +173,17 @@ def _draw(
         for panel in axes:
             canvas.say_empty(panel, "no learning curve")
         return drawing
-    labels = [_legend_text(data[data["row"] == row], row) for row in rows]
+    for metric in titles if many else ():
+        canvas.share_limits([panel for panel, (own, _) in zip(axes, names, strict=False) if own is metric])
     note = f"mean; band: {band_text(band)}" if (data["n"] > 1).any() else "single seeds"
-    canvas.legend(drawing, [handles[row] for row in rows], labels, title=note + ("; ring: best mean" if rings else ""))
+    note += "; ring: best mean" if rings else ""
+    artists, legend = [handles[row] for row in rows], [texts[row] for row in rows]
+    if many:
+        canvas.label_edges(axes)
+        found = data.loc[data["status"] == "finished"].groupby("row")["n"].max()
+        counts = f"n = {found.min()}" + (f"–{found.max()}" if found.max() > found.min() else "")
+        artists, legend = [artists[0], canvas.background(axes[0], [], [])], [counts, "the other rows"]
+    canvas.legend(drawing, artists, legend, title=note)
     return drawing
 
 

@@ -115,7 +115,7 @@ class FigureKind:
     shows: str
     """Content of the figure in one line."""
     needs: Literal["ablation", "checkpoint"]
-    """ablation: made of a plan, a store and Options. checkpoint: of a Predictor, token ids and MapOptions."""
+    """ablation: made of Results and Options. checkpoint: of a Predictor, token ids and MapOptions."""
     module: str
     """Where the function is that computes its data; it has the name of the kind."""
 

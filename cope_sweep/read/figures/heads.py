@@ -12,6 +12,7 @@ Shapes: T tokens; index [i, j] is query i and key j ≤ i.
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +42,7 @@ from cope_sweep.inference.probe import (
     token_labels,
     token_marks,
 )
-from cope_sweep.read.figures.canvas import legend, number, panels, printable, render
+from cope_sweep.read.figures.canvas import legend, number, panels, printable, render, shortened
 from cope_sweep.read.figures.figure import MAP_DEFAULTS, Figure, FigureError, MapOptions, Show
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ if TYPE_CHECKING:
 MAX_CELLS = 8 << 20
 """Limit for the cells of all heatmaps of one drawing."""
 MAX_TOKEN_TICKS = 50
-"""Longer sequences have numbers at the axes instead of tokens."""
+"""Of longer sequences, every n-th token is named, or numbers are at the axes."""
+SHORT_TOKEN = 4
+"""Characters of a token that has room at each cell of a heatmap."""
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 BEYOND_LIMIT_COLOUR = "#9aa3ad"
@@ -151,19 +154,21 @@ def layer_heatmaps(layer: LayerProbe, row: int) -> list[Heatmap]:
 def summary(statistics: HeadStatistics, marks: TokenMarks) -> str:
     """The statistics of a head on the first mark, as text."""
     name = next(iter(marks), "")
-    parts = []
-    if name in statistics.marks:
-        found = statistics.marks[name]
-        if found.on is not None:
-            parts.append(f"mean gate {found.on:.2f} on {name}")
-        if found.off is not None:
-            parts.append(f"{found.off:.2f} elsewhere")
-        if found.auc is not None:
-            parts.append(f"AUC {found.auc:.2f}")
+    parts = gate_means(statistics, marks)
+    if name in statistics.marks and (auc := statistics.marks[name].auc) is not None:
+        parts.append(f"AUC {auc:.2f}")
     parts.append(f"positions up to {statistics.position_max:.1f}")
     if statistics.clamped is not None:
         parts.append(f"{100 * statistics.clamped:.1f} % of pairs beyond {statistics.limit}")
     return ", ".join(parts)
+
+
+def gate_means(statistics: HeadStatistics, marks: TokenMarks) -> list[str]:
+    """The mean gate of a head on the tokens of the first mark, and on the others."""
+    name = next(iter(marks), "")
+    found = statistics.marks.get(name)
+    on = [f"mean gate {found.on:.2f} on {name}"] if found and found.on is not None else []
+    return on + ([f"{found.off:.2f} elsewhere"] if found and found.off is not None else [])
 
 
 def picture(
@@ -219,11 +224,12 @@ def draw_heatmap(
     gid: str,
     *,
     side: float = SIDE,
-    max_label: int = 4,
+    max_label: int | None = None,
 ) -> None:
     """Draw a heatmap with its colour bar into a panel of `side` inches.
 
-    Tokens are the ticks where there are at most MAX_TOKEN_TICKS of at most `max_label` characters; else numbers are.
+    The ticks are at most MAX_TOKEN_TICKS tokens, of at most `max_label` characters; without `max_label`, all tokens
+    where they are few and short, else numbers.
     """
     T = len(labels)
     colours = mpl.colormaps[heatmap.colours].with_extremes(over=BEYOND_LIMIT_COLOUR, bad="white")
@@ -239,10 +245,12 @@ def draw_heatmap(
     axes.figure.colorbar(image, cax=bar, extend="max" if heatmap.beyond else "neither")
     bar.yaxis.set_major_formatter(FuncFormatter(number))
     longest = max(map(len, labels))
-    if longest <= max_label and T <= MAX_TOKEN_TICKS:
-        size = min(8.0, 0.9 * 72 * side / T)
-        axes.set_xticks(range(T), labels, fontsize=size, rotation=90 if longest > 1 else 0)
-        axes.set_yticks(range(T), labels, fontsize=size)
+    if max_label or (longest <= SHORT_TOKEN and T <= MAX_TOKEN_TICKS):
+        stride = math.ceil(T / MAX_TOKEN_TICKS)
+        size = min(8.0, 0.9 * 72 * side * stride / T)
+        texts = [shortened(label, max_label or SHORT_TOKEN) for label in labels[::stride]]
+        axes.set_xticks(range(0, T, stride), texts, fontsize=size, rotation=90 if longest > 1 else 0)
+        axes.set_yticks(range(0, T, stride), texts, fontsize=size)
     else:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(8, integer=True))
@@ -273,7 +281,9 @@ def maps(predictor: Predictor, token_ids: TokenIds, options: MapOptions = MAP_DE
         raise FigureError(f"no mark {options.mark!r}{suggest(options.mark, known) or ': these tokens have none'}")
     mark = options.mark or next((name for name, on in known.items() if on.any()), None)
     marked_T = known[mark] if mark else np.zeros(len(tokens_T), dtype=bool)
-    heads = _heads(predictor, tokens_T, {mark: marked_T} if mark else {}, options.heads)
+    marks: TokenMarks = {mark: marked_T} if mark else {}
+    statistics = head_statistics(predictor, [tokens_T], [marks]) if mark else []
+    heads = _heads(predictor, statistics, options.heads)
     if len(tokens_T) ** 2 * len(heads) > MAX_CELLS:
         raise FigureError(
             f"{len(heads)} maps of {len(tokens_T)} tokens have more than {MAX_CELLS:,} cells; "
@@ -285,11 +295,14 @@ def maps(predictor: Predictor, token_ids: TokenIds, options: MapOptions = MAP_DE
     data = map_frame(drawn, labels)
     encodings = " + ".join(encoding.kind for encoding in run.model.position) or "no position encoding"
     title = options.title or f"{MAPS[options.show][0]}: {run.task.kind}, {encodings} (run {run.run_id})"
-    return Figure("maps", title, data, partial(_draw, drawn, labels, np.flatnonzero(marked_T), mark, title))
+    means = {(each.layer, each.head): ", ".join(gate_means(each, marks)) for each in statistics}
+    if mark and not marked_T.any():
+        means = dict.fromkeys(drawn, f"no {mark} token in this text")
+    return Figure("maps", title, data, partial(_draw, drawn, means, labels, np.flatnonzero(marked_T), mark, title))
 
 
 def _heads(
-    predictor: Predictor, tokens_T: np.ndarray, marks: TokenMarks, wanted: Sequence[tuple[int, int]] | int
+    predictor: Predictor, statistics: Sequence[HeadStatistics], wanted: Sequence[tuple[int, int]] | int
 ) -> list[tuple[int, int]]:
     """The selected pairs of layer and head: those given, or those whose gates separate the marks best."""
     model = predictor.run.model
@@ -303,7 +316,7 @@ def _heads(
                 )
         return [(layer, head) for layer, head in dict.fromkeys(map(tuple, wanted))]
     scores: dict[tuple[int, int], float] = {}
-    for each in head_statistics(predictor, [tokens_T], [marks]) if marks else ():
+    for each in statistics:
         for found in each.marks.values():
             if found.auc is not None:
                 scores[each.layer, each.head] = max(found.auc, scores.get((each.layer, each.head), 0.0))
@@ -340,14 +353,21 @@ def map_frame(drawn: Mapping[tuple[int, int], Heatmap], labels: Sequence[str]) -
 
 
 def _draw(
-    drawn: Mapping[tuple[int, int], Heatmap], labels: Sequence[str], marked: np.ndarray, mark: str | None, title: str
+    drawn: Mapping[tuple[int, int], Heatmap],
+    means: Mapping[tuple[int, int], str],
+    labels: Sequence[str],
+    marked: np.ndarray,
+    mark: str | None,
+    title: str,
 ) -> Drawing:
+    labels = [printable(label) for label in labels]
     side = SIDE if len(labels) <= 64 else 1.25 * SIDE
     drawing, axes = panels(len(drawn), title=title, height=side, width=side + 0.9)
     for index, (panel, ((layer, head), heatmap)) in enumerate(zip(axes, drawn.items(), strict=True)):
         panel.grid(visible=False)
         draw_heatmap(panel, heatmap, labels, marked, gid=f"{index}", side=side, max_label=10)
-        panel.set_title(f"Layer {layer} · head {head}{heatmap.colour_note}", loc="left")
+        lines = [f"Layer {layer} · head {head}{heatmap.colour_note}", means.get((layer, head), "")]
+        panel.set_title("\n".join(filter(None, lines)), loc="left")
         panel.set(xlabel="key token", ylabel="query token")
     if mark is not None and len(marked):
         sign = axes[0].plot([], [], "+k", markersize=7)[0]

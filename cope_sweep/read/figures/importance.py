@@ -28,14 +28,13 @@ from cope_sweep.config import Plan, Row
 from cope_sweep.read.figures.figure import DEFAULTS, Figure, FigureError, Options
 from cope_sweep.read.figures.metrics import (
     chosen_metrics,
-    final_values,
     is_number,
+    of_rows,
     selected_rows,
     varying_axes,
 )
 from cope_sweep.read.tables.model import Column
-from cope_sweep.read.tables.runs import setting
-from cope_sweep.store import Store
+from cope_sweep.read.tables.runs import Results, setting
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,9 +50,10 @@ MAX_TICKS = 9
 INTERACTIONS, SEEDS = "interactions", "seeds"
 
 
-def importance(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
+def importance(results: Results, options: Options = DEFAULTS) -> Figure:
     """The shares of variance of metrics (default: those of the table). Raises FigureError where nothing varies."""
-    runs = final_values(plan, store, options.rows)
+    plan = results.plan
+    runs = of_rows(results.frame, plan, options.rows)
     titles = chosen_metrics(plan, runs, options.metrics, (each.name for each in plan.ablation.content.metrics))
     factors = axis_levels(plan, runs, options.rows)
     if factors.empty:
@@ -163,9 +163,10 @@ def _draw(data: pd.DataFrame, titles: Sequence[Column], title: str) -> Drawing:
     return drawing
 
 
-def parallel(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
+def parallel(results: Results, options: Options = DEFAULTS) -> Figure:
     """The axes with several values, and one metric (default: the primary one). Raises FigureError without axes."""
-    runs = final_values(plan, store, options.rows)
+    plan = results.plan
+    runs = of_rows(results.frame, plan, options.rows)
     if len(options.metrics) > 1:
         raise FigureError("parallel coordinates show one metric; give --metric once")
     (metric,) = chosen_metrics(plan, runs, options.metrics, [plan.ablation.content.primary_metric.name])

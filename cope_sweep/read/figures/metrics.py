@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.explain import suggest
 from cope_sweep.read.figures.figure import Band, FigureError
-from cope_sweep.read.tables import frame, summarise
+from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of
-from cope_sweep.store import Store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,15 +46,14 @@ def chosen_metrics(plan: Plan, runs: pd.DataFrame, names: Sequence[str], default
     return [metric_title(plan, name) for name in dict.fromkeys(names or default)]
 
 
-def final_values(plan: Plan, store: Store, rows: Sequence[str]) -> pd.DataFrame:
-    """`tables.frame` of the selected rows. Raises FigureError, StoreError."""
+def of_rows(runs: pd.DataFrame, plan: Plan, rows: Sequence[str]) -> pd.DataFrame:
+    """The lines of the selected rows of a frame of `Results`. Raises FigureError."""
     names = {row.name for row in selected_rows(plan, rows)}
-    runs = frame(plan, store)
     return runs[runs["row"].isin(names)].reset_index(drop=True)
 
 
 def metric_columns(runs: pd.DataFrame, plan: Plan) -> list[str]:
-    """The columns of `tables.frame` that are metrics or numeric facts."""
+    """The columns of `Results.frame` that are metrics or numeric facts."""
     left_out = {"run_id", "status", "row", "seed", "message", *plan.axes}
     return [name for name in runs.columns if name not in left_out and runs[name].dtype.kind in "fiu"]
 
@@ -93,6 +91,18 @@ def band_text(band: Band) -> str:
 def varying_axes(plan: Plan, rows: Sequence[Row]) -> list[str]:
     """The keys of the axes in which these rows differ."""
     return [key for key in plan.axes if len({row.labels.get(key) for row in rows}) > 1]
+
+
+def row_label(plan: Plan, row: Row, keys: Iterable[str]) -> str:
+    """The labels of some axes; a number has the name of its axis: `Absolute · heads 4`."""
+    labels = [(plan.axes[key], row.labels[key]) for key in keys if key in row.labels]
+    return " · ".join(f"{short} {label}" if label[:1].isdecimal() else label for short, label in labels)
+
+
+def short_labels(plan: Plan, rows: Sequence[Row]) -> dict[str, str]:
+    """Name of a row → its labels of the axes in which these rows differ."""
+    keys = varying_axes(plan, rows)
+    return {row.name: row_label(plan, row, keys) or row.name for row in rows}
 
 
 def axis_key(plan: Plan, name: str) -> str | None:

@@ -20,17 +20,18 @@ from cope_sweep.read.figures.metrics import (
     band_text,
     chosen_band,
     chosen_metrics,
-    final_values,
     is_number,
     metric_columns,
     metric_title,
+    of_rows,
+    row_label,
     seed_statistics,
     selected_rows,
+    short_labels,
     varying_axes,
 )
 from cope_sweep.read.tables.model import Column
-from cope_sweep.read.tables.runs import FACT, setting
-from cope_sweep.store import Store
+from cope_sweep.read.tables.runs import FACT, Results, setting
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,13 +68,14 @@ class _Point:
     x_label: str = ""
 
 
-def values(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
+def values(results: Results, options: Options = DEFAULTS) -> Figure:
     """Metrics (default: the table's) against `options.x` (default: the first axis with numbers, or else the first).
 
     Against a fact, such as a cost, each row is a series of its own: its place is measured.
     """
+    plan = results.plan
     rows = selected_rows(plan, options.rows)
-    runs = final_values(plan, store, options.rows)
+    runs = of_rows(results.frame, plan, options.rows)
     key = _x_key(plan, options.x)
     table = (metric.name for metric in plan.ablation.content.metrics)
     titles = chosen_metrics(plan, runs, options.metrics, table)
@@ -98,13 +100,14 @@ def _evaluations(row: Row, name: str) -> list[tuple[str, str]]:
     return [("", name), *((f"{variant}/", f"{name}, {variant}") for variant in row.runs[0].evaluate.variants)]
 
 
-def contexts(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
+def contexts(results: Results, options: Options = DEFAULTS) -> Figure:
     """A metric at several lengths against the length (default: the first such metric of the table).
 
     The lengths are tokens, or, where sequences are generated, times the trained length, at which the metric itself is.
     """
+    plan = results.plan
     rows = selected_rows(plan, options.rows)
-    runs = final_values(plan, store, options.rows)
+    runs = of_rows(results.frame, plan, options.rows)
     columns_of_runs = metric_columns(runs, plan)
     found = {name: match for name in columns_of_runs if (match := LENGTH.fullmatch(name))}
     known = list(dict.fromkeys(match["metric"] for match in found.values()))
@@ -190,7 +193,7 @@ def _places(plan: Plan, rows: Sequence[Row], runs: pd.DataFrame, key: str) -> tu
 def _series(plan: Plan, rows: Sequence[Row], places: dict[str, float], used: set[str | None]) -> dict[str, str]:
     """Row → the labels of the axes that neither x nor the panels show. Axes that x determines are left out."""
     keys = [key for key in varying_axes(plan, rows) if key not in used and not _determined(rows, key, places)]
-    return {row.name: " · ".join(row.labels[key] for key in keys if key in row.labels) for row in rows}
+    return {row.name: row_label(plan, row, keys) for row in rows}
 
 
 def _determined(rows: Sequence[Row], key: str, places: dict[str, float]) -> bool:
@@ -261,21 +264,27 @@ def _draw(
 ) -> Drawing:
     from cope_sweep.read.figures import canvas
 
-    names = list(dict.fromkeys(data["panel"]))
-    drawing, axes = canvas.panels(max(1, len(names)), title=title)
+    known = [each for each in series if each in set(data["series"])]
+    places_of = data[data["x_label"] == ""].groupby("series")["x"].nunique()
+    many = canvas.are_apart(len(known)) and bool((places_of > 1).any())
+    names = [(name, each) for name in dict.fromkeys(data["panel"]) for each in (known if many else [None])]
+    drawing, axes = canvas.panels(max(1, len(names)), title=title, small=many)
     if data.empty:
         canvas.say_empty(axes[0])
         return drawing
     handles: dict[str, Any] = {}
     of_panel = dict(zip(data["panel"], data["metric"], strict=True))
-    for panel, name in zip(axes, names, strict=True):
+    for panel, (name, own) in zip(axes, names, strict=True):
         shown = data[data["panel"] == name]
         metric = titles[of_panel[name]]
-        panel.set_title(canvas.shortened(name), loc="left")
+        parts = ([own] if own else []) + ([name] if own is None or len(of_panel) > 1 else [])
+        canvas.panel_title(panel, parts)
         for index, each in enumerate(series):  # styles stay the same while a sweep goes on
             lines = shown[shown["series"] == each]
-            if len(lines):
-                handles[each] = _draw_series(panel, lines, canvas.series_style(index))
+            if own in (None, each) and len(lines):
+                handles[each] = _draw_series(panel, lines, canvas.series_style(0 if own else index))
+            elif len(lines):
+                canvas.background(panel, lines["x"], lines["mean"])
         same = data[data["metric"] == metric.name]  # panels of one metric share its scale
         drawn = [*same["mean"], *same["low"], *same["high"], *same["published"]]
         canvas.metric_axis(panel, drawn, metric, log=options.log)
@@ -285,11 +294,16 @@ def _draw(
         )
         panel.set_xlabel(canvas.shortened(x_title))
     for metric_name in titles:
-        canvas.share_limits([panel for panel, name in zip(axes, names, strict=True) if of_panel[name] == metric_name])
-    drawn_series = [each for each in series if each in handles]
-    artists = [handles[each] for each in drawn_series]
-    texts = [", ".join(filter(None, (each, _count_text(data[data["series"] == each])))) for each in drawn_series]
+        canvas.share_limits(
+            [panel for panel, (name, _) in zip(axes, names, strict=True) if of_panel[name] == metric_name]
+        )
     note = f"mean; bars: {band_text(band)}" if (data["n"] > 1).any() else "single seeds"
+    if many:
+        canvas.label_edges(axes)
+        artists, texts = [handles[known[0]], canvas.background(axes[0], [], [])], [_count_text(data), "the other rows"]
+    else:
+        artists = [handles[each] for each in known]
+        texts = [", ".join(filter(None, (each, _count_text(data[data["series"] == each])))) for each in known]
     if data["published"].notna().any():
         artists.append(axes[0].plot([], [], "ko", markersize=8, markerfacecolor="none")[0])
         texts.append("published (hollow)")
@@ -318,22 +332,25 @@ def _count_text(lines: pd.DataFrame) -> str:
     return text if low == seeds else f"{text} of {seeds}"
 
 
-def summary(plan: Plan, store: Store, options: Options = DEFAULTS) -> Figure:
+def summary(results: Results, options: Options = DEFAULTS) -> Figure:
     """Final metrics (default: those of the table by which rows are compared) of every row, with those of each seed."""
-    runs = final_values(plan, store, options.rows)
+    plan = results.plan
+    runs = of_rows(results.frame, plan, options.rows)
     compared = (metric.name for metric in plan.ablation.content.metrics if metric.compared)
     titles = chosen_metrics(plan, runs, options.metrics, compared)
     band = chosen_band(options.band, runs)
     points = [_Point(row, title, title.name) for row in selected_rows(plan, options.rows) for title in titles]
     data = result_frame(runs, points, band, SUMMARY_COLUMNS)
     title = options.title or plan.ablation.content.title
-    return Figure("summary", title, data, partial(_draw_summary, data, runs, titles, band, title, options.log))
+    labels = short_labels(plan, plan.rows)
+    return Figure("summary", title, data, partial(_draw_summary, data, runs, titles, labels, band, title, options.log))
 
 
 def _draw_summary(
     data: pd.DataFrame,
     runs: pd.DataFrame,
     titles: Sequence[Column],
+    labels: Mapping[str, str],
     band: Band,
     title: str,
     log: bool | None,
@@ -348,32 +365,42 @@ def _draw_summary(
             panel.remove()
         return drawing
     columns = 2 if len(titles) == 4 else 3
+    counts = {row: _count_text(data[data["row"] == row].nlargest(1, "n")) for row in rows}
+    same = len(set(counts.values())) == 1 and len(rows) > 1
+    texts = [canvas.shortened(labels[row], 60) + ("" if same else f"  {counts[row]}") for row in rows]
     for index, (panel, metric) in enumerate(zip(axes, titles, strict=True)):
         shown = data[data["metric"] == metric.name]
-        _draw_points(panel, shown, [rows.index(row) for row in shown["row"]])
         seeds = runs.loc[runs["row"].isin(rows) & runs[metric.name].notna(), ["row", metric.name]]
+        beyond = canvas.flattening({row: _drawn(shown, seeds, row) for row in rows}, metric)
+        far, shown, seeds = shown[shown["row"] == beyond], shown[shown["row"] != beyond], seeds[seeds["row"] != beyond]
+        _draw_points(panel, shown, [rows.index(row) for row in shown["row"]])
         panel.plot(
             seeds[metric.name], [rows.index(row) + SEEDS_BELOW for row in seeds["row"]],
-            ".", color=MEASURED, alpha=0.45, markersize=3.5, markeredgewidth=0, clip_on=False,
+            "o", color=MEASURED, alpha=0.5, markersize=2.4, markeredgewidth=0, clip_on=False,
         )  # fmt: skip
         values = [*shown["mean"], *shown["low"], *shown["high"], *shown["published"], *seeds[metric.name]]
         values += [*(shown["published"] - shown["published_std"]).clip(lower=0)]
         canvas.metric_axis(panel, values, metric, log=log, which="x")
         panel.set_title(canvas.shortened(metric.label), loc="left")
         panel.set_ylim(len(rows) - 0.5, -0.5)
-        texts = [_row_text(data[data["row"] == row], row) for row in rows] if index % columns == 0 else [""] * len(rows)
-        panel.set_yticks(range(len(rows)), [canvas.shortened(text, 40) for text in texts])
+        panel.set_yticks(range(len(rows)), texts if index % columns == 0 else [""] * len(rows))
+        for mean in far["mean"]:  # at the edge, with its value, so that the others can be told apart
+            is_right, text = mean > shown["mean"].mean(), canvas.number(float(f"{mean:.4g}"))
+            panel.text(
+                float(is_right), rows.index(str(beyond)), f"{text} →" if is_right else f"← {text}",
+                transform=panel.get_yaxis_transform(), ha="right" if is_right else "left", va="center", fontsize=7,
+                color=MEASURED,
+            )  # fmt: skip
+    seeds_text = f"{counts[rows[0]].removeprefix('n = ')} seeds" if same else "n seeds"
     note = (
-        f"mean of n finished seeds; small dots: seeds; bars: {band_text(band)}"
-        if (data["n"] > 1).any()
-        else "single seeds"
+        f"mean of {seeds_text}; small dots: seeds; bars: {band_text(band)}" if (data["n"] > 1).any() else "single seeds"
     )
     handles = [axes[0].plot([], [], "o", color=MEASURED)[0]]
-    labels = ["measured"]
+    names = ["measured"]
     if data["published"].notna().any():
         handles.append(axes[0].plot([], [], "D", color=PUBLISHED, markerfacecolor="none")[0])
-        labels.append("published" + (" ± std" if data["published_std"].notna().any() else ""))
-    canvas.legend(drawing, handles, labels, title=note)
+        names.append("published" + (" ± std" if data["published_std"].notna().any() else ""))
+    canvas.legend(drawing, handles, names, title=note)
     return drawing
 
 
@@ -393,6 +420,7 @@ def _draw_points(panel: Axes, lines: pd.DataFrame, places: Sequence[int]) -> Non
     )
 
 
-def _row_text(lines: pd.DataFrame, row: str) -> str:
-    n, seeds = int(lines["n"].max()), int(lines["seeds"].max())
-    return f"{row}  n = {n}" + (f" of {seeds}" if n < seeds else "")
+def _drawn(shown: pd.DataFrame, seeds: pd.DataFrame, row: str) -> list[float]:
+    """All values that are drawn of a row."""
+    lines = shown.loc[shown["row"] == row, ["mean", "low", "high", "published"]]
+    return [*lines.to_numpy().ravel(), *seeds.loc[seeds["row"] == row].iloc[:, 1]]

@@ -35,7 +35,6 @@ class LoadedPlan:
     runs: dict[str, RunSpec]
     stamp: tuple[FileStamp, ...]
     """State of its file, and of those that it inherits from."""
-    scale: str | None
 
 
 @dataclass(frozen=True)
@@ -201,4 +200,4 @@ def _parse(path: Path, scale: str | None, own_size: LoadedPlan | None, max_runs:
         return SpecError(f"{path}: nested too deeply")
     plan.row_of("")  # makes the table of rows now, not during a request
     stamp = before + _stamps(ablation.source.parents) if own_size is None else own_size.stamp
-    return LoadedPlan(plan, {run.run_id: run for run in plan.runs}, stamp, scale)
+    return LoadedPlan(plan, {run.run_id: run for run in plan.runs}, stamp)

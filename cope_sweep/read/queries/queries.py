@@ -20,7 +20,7 @@ from cope_sweep.store.index import summaries
 from cope_sweep.store.store import MEMORY
 
 if TYPE_CHECKING:
-    from cope_sweep.read.tables import Table
+    from cope_sweep.read.tables import Results, Table
 
 A = TypeVar("A")
 
@@ -79,6 +79,12 @@ class Queries:
         if plan is loaded.plan:
             return loaded
         return replace(loaded, plan=plan, runs={run.run_id: run for run in plan.runs})
+
+    def results(self, name: str, scale: str | None = None) -> Results:
+        """The results of an ablation at a scale, of which tables, figures and reports are made."""
+        from cope_sweep.read.tables import read_results
+
+        return read_results(self.load(name, scale).plan, self.store)
 
     # -- ablations -----------------------------------------------------------------------------------------------
 
@@ -160,7 +166,7 @@ class Queries:
 
     def version(self, loaded: LoadedPlan) -> tuple[object, ...]:
         """A value that changes when an ablation's file or anything in the store changes."""
-        return loaded.stamp, loaded.scale, *self._store_version()
+        return loaded.stamp, loaded.plan.ablation.scale, *self._store_version()
 
     def state(self) -> tuple[object, ...]:
         """A value that changes when any file or anything in the store changes: `stat` calls and two queries."""
@@ -207,19 +213,15 @@ class Queries:
         """
         name, scale, compare = question.name, question.scale, question.compare
         if not question.committed:
-            from cope_sweep.read.tables import table
+            from cope_sweep.read.tables import Table
 
-            return table(self.load(name, scale).plan, self.store, compare=compare)
-        from cope_sweep.read.reports.runs import committed_table
+            return Table(self.results(name, scale), compare)
+        from cope_sweep.read.reports.runs import find_committed
 
         self.files.file(name)
-        known = self.files.committed(name)
-        if scale not in known and (scale or len(known) != 1):
-            hint = ", ".join(each or "its own size" for each in known) or "none"
-            raise NotFoundError(f"no results of {name} at {scale or 'its own size'} are kept; kept are: {hint}")
         try:
-            return committed_table(self.files.folder / RESULTS, self.files.folder, name, scale, compare)
-        except (QueryError, SpecError):
+            return find_committed(self.files.folder / RESULTS, self.files.folder, name, scale).table(compare)
+        except (NotFoundError, QueryError, SpecError):
             raise
         except UserError as error:
             raise NotFinishedError(str(error)) from error

@@ -15,7 +15,8 @@ from markupsafe import Markup
 
 from cope_sweep.api.questions import GetReport
 from cope_sweep.config import Plan, SpecError
-from cope_sweep.read.queries import AblationFiles, NotFoundError, Queries, recorded_plan
+from cope_sweep.errors import NotFoundError
+from cope_sweep.read.queries import AblationFiles, recorded_plan
 from cope_sweep.read.reports.evidence import (
     EXPLORATORY,
     Evidence,
@@ -25,8 +26,10 @@ from cope_sweep.read.reports.evidence import (
     evidence,
     provenance,
 )
+from cope_sweep.read.reports.runs import read_report
+from cope_sweep.read.tables import Results, read_results
 from cope_sweep.read.tables.render import Layout, html_table
-from cope_sweep.store import RunRecord, Store
+from cope_sweep.store import Store
 
 TEMPLATE = Path(__file__).with_name("document.html.jinja")
 TITLE = "Ablations of position encodings"
@@ -41,6 +44,8 @@ class Size:
     finished: int
     evidence: Evidence | None
     """None: no run is finished."""
+    problem: str = ""
+    """Why a report cannot be shown."""
 
     @property
     def name(self) -> str:
@@ -96,61 +101,53 @@ class Document:
                 yield chapter.name, "", chapter.error
             for size in chapter.sizes:
                 if size.evidence is None:
-                    yield chapter.name, size.name, f"not run: {size.runs} runs"
+                    yield chapter.name, size.name, size.problem or f"not run: {size.runs} runs"
                 else:
                     yield from ((chapter.name, size.name, line) for line in size.evidence.missing)
 
 
-def document(files: AblationFiles, store: Store, scale: str | None = None) -> Document:
+def document(files: AblationFiles, source: Store | Path, scale: str | None = None) -> Document:
     """The document of all ablations in a folder.
 
     Args:
         files: The ablation files.
-        store: The store.
+        source: The store, or a folder of reports.
         scale: Only this scale, of the ablations that have it; None: each ablation's own size and all its scales.
 
     Raises ReportError where no run is finished, or no ablation has the scale; StoreError, OSError.
     """
-    records: dict[str, RunRecord] = {}
-    scales = None if scale is None else (scale,)
-    chapters = [_chapter(files, store, name, scales, records) for name in files.files()]
+    chapters = [_chapter(files, source, name, None if scale is None else (scale,)) for name in files.files()]
     if scale is not None:
         chapters = [each for each in chapters if each.sizes or each.error]
-    if not any(chapter.reports for chapter in chapters):
+    found = [each for chapter in chapters for each in chapter.reports]
+    if not found:
         option = f" at the scale {scale}" if scale else ""
+        place = f"the store {source.location}" if isinstance(source, Store) else f"a report of {source}"
         raise ReportError(
-            f"no run of an ablation in {files.folder}{option} is finished in the store {store.location}; train one "
-            "with: cope-sweep run quickstart"
+            f"no run of an ablation in {files.folder}{option} is finished in {place}; train one with: cope-sweep run "
+            "quickstart"
         )
-    return Document(tuple(chapters), provenance(records.values(), store))
+    return Document(tuple(chapters), provenance(each.runs for each in found))
 
 
-def report_file(queries: Queries, question: GetReport, figure_url: Callable[[str], str]) -> bytes:
+def report_file(results: Results, question: GetReport, figure_url: Callable[[str], str]) -> bytes:
     """The report of one ablation at one scale. In Markdown, `figure_url` gives the addresses of its figures.
 
-    Raises ReportError where no run is finished, NotFoundError, QueryError, SpecError, StoreError.
+    Raises ReportError where no run is finished, StoreError.
     """
-    found = evidence(queries.load(question.name, question.scale).plan, queries.store, question.scale)
+    found = evidence(results)
     if question.format == "markdown":
-        return found.to_markdown({each.name: figure_url(each.name) for each in found.figures if each.figure}).encode()
-    return ablation_document(found, queries.store).to_html().encode()
+        return found.to_markdown({each.name: figure_url(each.name) for each in found.figures if each.svg}).encode()
+    return ablation_document(found).to_html().encode()
 
 
-def ablation_document(found: Evidence, store: Store) -> Document:
+def ablation_document(found: Evidence) -> Document:
     """The document of one ablation at one scale."""
-    finished = sum(record.status == "finished" for record in found.table.records.values())
-    size = Size(found.scale, len(found.plan.runs), finished, found)
-    return Document((_sized(found.plan, (size,)),), provenance(found.table.records.values(), store))
+    return Document((_sized(found.plan, (_size(found.results, found),)),), found.provenance)
 
 
-def _chapter(
-    files: AblationFiles,
-    store: Store,
-    name: str,
-    wanted: Sequence[str] | None,
-    records: dict[str, RunRecord],
-) -> Chapter:
-    """The chapter of an ablation at some scales (None: all). Adds the records of its finished runs to `records`."""
+def _chapter(files: AblationFiles, source: Store | Path, name: str, wanted: Sequence[str] | None) -> Chapter:
+    """The chapter of an ablation at some scales (None: all)."""
     try:
         base = files.load(name).plan
         content = base.ablation.content
@@ -159,12 +156,22 @@ def _chapter(
         for each in scales:
             if each is None or each in content.scales:
                 plan = base if each is None else files.load(name, each).plan
-                sizes.append(_size(recorded_plan(plan, store), store, each))
+                sizes.append(_source_size(plan, source))
     except (SpecError, NotFoundError) as error:
         return Chapter(name, "", "", "", (), str(error))
-    for size in sizes:
-        records |= size.evidence.table.records if size.evidence else {}
     return _sized(base, tuple(sizes))
+
+
+def _source_size(plan: Plan, source: Store | Path) -> Size:
+    """The size of a plan, of a store or of the report that is named as it."""
+    if isinstance(source, Store):
+        return _size(read_results(recorded_plan(plan, source), source))
+    scale = plan.ablation.scale
+    path = source / f"{plan.name}.{scale}.parquet" if scale else source / f"{plan.name}.parquet"
+    results = read_report(plan, path) if path.exists() else None
+    if results is None or results.stale:
+        return Size(scale, len(plan.runs), 0, None, results.stale if results else "no report")
+    return _size(results)
 
 
 def _sized(plan: Plan, sizes: tuple[Size, ...]) -> Chapter:
@@ -172,11 +179,10 @@ def _sized(plan: Plan, sizes: tuple[Size, ...]) -> Chapter:
     return Chapter(plan.name, content.title, content.reproduces, " ".join(content.hypothesis.split()), sizes)
 
 
-def _size(plan: Plan, store: Store, scale: str | None) -> Size:
-    statuses = store.index.statuses(run.run_id for run in plan.runs)
-    finished = sum(status == "finished" for status in statuses.values())
-    found = evidence(plan, store, scale) if finished else None
-    return Size(scale, len(plan.runs), finished, found)
+def _size(results: Results, found: Evidence | None = None) -> Size:
+    finished = sum(record.status == "finished" for record in results.records.values())
+    found = found or (evidence(results) if finished else None)
+    return Size(results.plan.ablation.scale, len(results.plan.runs), finished, found)
 
 
 def _tables(found: Evidence) -> tuple[Markup, Markup]:
@@ -194,10 +200,10 @@ def _pictures(found: Evidence) -> list[dict[str, str]]:
     """Source, text and origin of each figure that was drawn."""
     return [
         {
-            "uri": "data:image/svg+xml;base64," + base64.b64encode(each.figure.render("svg")).decode(),
+            "uri": "data:image/svg+xml;base64," + base64.b64encode(each.svg()).decode(),
             "title": each.title,
             "source": each.source,
         }
         for each in found.figures
-        if each.figure is not None
+        if each.svg
     ]

@@ -1,8 +1,8 @@
 """The evidence of one ablation at one scale: its table with comparisons, its figures, and what made its runs.
 
-`provenance` has commits, versions, machines, commands, dates and time: from the results of the finished runs, and from
-the records of the sweeps that trained them last. `shortcuts` has the errors of rules that do not solve the task
-(`Task.shortcuts`), `thresholds` the steps until it is learned (`learned` of a metric).
+`provenance` has commits, versions, machines, commands, dates and time of the finished runs. `shortcuts` has the errors
+of rules that do not solve the task (`Task.shortcuts`), `thresholds` the steps until it is learned (`learned` of a
+metric).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,19 +24,19 @@ from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures import FIGURES, Figure
 from cope_sweep.read.figures.available import Declared, declared_figures, draw_declared
-from cope_sweep.read.reports.runs import CURVES, run_frame, to_parquet
-from cope_sweep.read.tables import Table, table
+from cope_sweep.read.reports.runs import CURVE_COLUMNS, CURVES, Committed, run_frame, to_parquet
+from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, reference
 from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell, decimals_of, markdown_table, markdown_text
-from cope_sweep.read.tables.runs import curves
-from cope_sweep.store import RunRecord, Store, SweepRecord
-from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.files import write_bytes
 
 EXPLORATORY = "Exploratory: the recipe was chosen by looking at results like these."
-PRIVATE_OPTIONS = ("--store", "--index", "--mlflow", "--address", "--ablations")
-"""Options that name folders, hosts or passwords. They do not change a result, so a report leaves them out."""
 UNKNOWN = "not recorded"
+PROVENANCE_COLUMNS = [
+    "run_id", "status", "commit", "versions", "cpu", "cores", "system", "command", "created_ms", "ended_ms",
+    "facts.wall_s", "facts.device", "facts.threads", "facts.python", "facts.torch",
+]  # fmt: skip
+"""Columns of a frame of `reports.runs` that say what made its runs."""
 ERROR = "token_error"
 SEQUENCES = 4096
 """Of each test set."""
@@ -62,7 +62,8 @@ class Drawn:
     title: str
     source: str
     """The figure of the paper that it makes again; may be empty."""
-    figure: Figure | None
+    svg: Callable[[], bytes] | None
+    """Draws it, or reads the picture of a report, which has no checkpoint."""
     problem: str = ""
 
 
@@ -70,13 +71,29 @@ class Drawn:
 class Evidence:
     """Evidence of an ablation: table, figures and gaps of its finished runs."""
 
-    plan: Plan
-    scale: str | None
-    """None: the ablation's own size."""
+    results: Results
     table: Table
     figures: tuple[Drawn, ...]
-    provenance: Provenance
-    store: Store
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the ablation at this scale."""
+        return self.results.plan
+
+    @property
+    def scale(self) -> str | None:
+        """None: the ablation's own size."""
+        return self.plan.ablation.scale
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """The runs, as `reports.runs` writes them."""
+        return run_frame(self.results)
+
+    @property
+    def provenance(self) -> Provenance:
+        """What made the finished runs."""
+        return provenance([self.runs])
 
     @property
     def stem(self) -> str:
@@ -101,7 +118,7 @@ class Evidence:
         lines = lines if runs else []
         if self.plan.open_samples:
             lines.append(f"{self.plan.open_samples} rows that the search has still to suggest")
-        return (*lines, *(f"{each.name}: {each.problem}" for each in self.figures if each.figure is None))
+        return (*lines, *(f"{each.name}: {each.problem}" for each in self.figures if each.svg is None))
 
     @property
     def answer(self) -> str:
@@ -114,25 +131,17 @@ class Evidence:
         return shortcuts(self.table.model)
 
     @cached_property
-    def curves(self) -> pd.DataFrame:
-        """The learning curves of the runs, as `tables.curves` has them."""
-        return curves(self.plan, self.store)
-
-    @cached_property
     def thresholds(self) -> Layout | None:
         """Steps and sequences until the task is learned; None where the file does not say from which value on."""
-        return thresholds(self.table.model, self.curves)
+        return thresholds(self.table.model, self.results.curves)
 
     def files(self) -> dict[str, bytes]:
         """File name → content: runs, learning curves, report and figures. The same store gives the same bytes."""
-        records = self.table.records
-        frame = run_frame(self.plan, records, sweeps_of(records.values(), self.store))
-        found = {
-            f"{self.stem}.parquet": to_parquet(frame),
-            f"{self.stem}{CURVES}": to_parquet(self.curves),
-        }
-        pictures = {each.name: f"{self.stem}.{each.name}.svg" for each in self.figures if each.figure is not None}
-        found |= {pictures[each.name]: each.figure.render("svg") for each in self.figures if each.figure is not None}
+        found = {f"{self.stem}.parquet": to_parquet(self.runs)}
+        if not self.results.curves.empty:
+            found[f"{self.stem}{CURVES}"] = to_parquet(self.results.curves[CURVE_COLUMNS])
+        pictures = {each.name: f"{self.stem}.{each.name}.svg" for each in self.figures if each.svg}
+        found |= {pictures[each.name]: each.svg() for each in self.figures if each.svg}
         return found | {f"{self.stem}.md": self.to_markdown(pictures).encode()}
 
     def to_markdown(self, pictures: dict[str, str]) -> str:
@@ -160,7 +169,10 @@ class Evidence:
                 title = markdown_text(each.title) + (f", as {markdown_text(each.source)}" if each.source else "")
                 parts.append(f"![{title}]({pictures[each.name]})")
         parts += ["## Missing", "\n".join(f"- {line}" for line in self.missing)] if self.missing else []
-        rows = [*self.provenance.lines, ("This report", f"`cope-sweep report {self.plan.name}{self._options}`")]
+        rows = [
+            *self.provenance.lines,
+            ("This report", f"`cope-sweep report {self.plan.ablation.words}{self._options}`"),
+        ]
         cells = [(name, text.replace("|", r"\|")) for name, text in rows]
         parts += ["## Provenance", "\n".join(["| | |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in cells)])]
         return "\n\n".join(parts) + "\n"
@@ -168,32 +180,26 @@ class Evidence:
     @property
     def _options(self) -> str:
         against = self.table.compare
-        scale = f" --scale {self.scale}" if self.scale else ""
-        return scale + (f" --compare {_quoted(against)}" if against else "") + " --out ablations/results"
+        return (f" --compare {_quoted(against)}" if against else "") + " --out ablations/results"
 
 
-def evidence(plan: Plan, store: Store, scale: str | None = None, *, compare: str | None = None) -> Evidence:
+def evidence(results: Results, compare: str | None = None) -> Evidence:
     """The evidence of a plan at a scale, from the runs that are finished.
 
     Args:
-        plan: The plan.
-        store: The store.
-        scale: The scale that the plan was made with.
+        results: The plan and its runs.
         compare: What the rows are compared with, as in `tables.Table`; None: `reference(plan)`.
 
     Raises ReportError where no run is finished, StoreError.
     """
-    results = table(plan, store, compare=compare or reference(plan))
+    plan = results.plan
     if not any(record.status == "finished" for record in results.records.values()):
-        option = f" --scale {scale}" if scale else ""
-        raise ReportError(
-            f"no run of {plan.name}{option} is finished in the store {store.location}; train them with: "
-            f"cope-sweep run {plan.name}{option}"
-        )
-    figures = tuple(_drawn(plan, store, each, scale) for each in declared_figures(plan))
+        words = plan.ablation.words
+        raise ReportError(f"no run of {words} is finished in {results.place}; train them with: cope-sweep run {words}")
+    figures = tuple(_drawn(results, each) for each in declared_figures(plan))
     if not figures:
-        figures = (Drawn("summary", plan.ablation.content.title, "", FIGURES["summary"].make(plan, store)),)
-    return Evidence(plan, scale, results, figures, provenance(results.records.values(), store), store)
+        figures = (Drawn("summary", plan.ablation.content.title, "", _svg(FIGURES["summary"].make(results))),)
+    return Evidence(results, Table(results, compare or reference(plan)), figures)
 
 
 def write_evidence(found: Evidence, folder: Path) -> tuple[Path, ...]:
@@ -208,16 +214,24 @@ def write_evidence(found: Evidence, folder: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def _drawn(plan: Plan, store: Store, declared: Declared, scale: str | None) -> Drawn:
-    title = declared.figure.title or plan.ablation.content.title
-    source = declared.figure.source
+def _drawn(results: Results, declared: Declared) -> Drawn:
+    title = declared.figure.title or results.plan.ablation.content.title
+    source, is_map = declared.figure.source, isinstance(declared.figure, Maps)
+    if is_map and isinstance(results, Committed):
+        kept = results.picture(declared.name)
+        problem = "" if kept else "no picture is in the report, and no checkpoint"
+        return Drawn(declared.name, title, source, (lambda: kept) if kept else None, problem)
     try:
-        made = draw_declared(plan, store, declared, scale=scale)
+        made = draw_declared(results, declared)
     except UserError as error:  # no checkpoint, or no such mark in the tokens
-        return Drawn(declared.name, title, source, None, str(error).replace(f" in the store {store.location}", ""))
-    if made.empty and not isinstance(declared.figure, Maps):
+        return Drawn(declared.name, title, source, None, str(error).replace(f" in {results.place}", ""))
+    if made.empty and not is_map:
         return Drawn(declared.name, title, source, None, "too few finished runs")
-    return Drawn(declared.name, title, source, made)
+    return Drawn(declared.name, title, source, _svg(made))
+
+
+def _svg(figure: Figure) -> Callable[[], bytes]:
+    return lambda: figure.render("svg")
 
 
 def _quoted(text: str) -> str:
@@ -257,41 +271,22 @@ class Provenance:
         )
 
 
-def provenance(records: Iterable[RunRecord], store: Store) -> Provenance:
-    """Provenance of the finished runs among `records`. Raises StoreError."""
-    finished = sorted(
-        {each.run_id: each for each in records if each.status == "finished"}.values(), key=lambda each: each.run_id
-    )
-    sweeps = sweeps_of(finished, store)
-    own = [sweeps.get(each.sweep_id or "") for each in finished]
+def provenance(frames: Iterable[pd.DataFrame]) -> Provenance:
+    """Provenance of the finished runs of frames of `reports.runs`; a run that several frames have counts once."""
+    needed = [frame.reindex(columns=PROVENANCE_COLUMNS).astype(object) for frame in frames]
+    runs = pd.concat(needed).drop_duplicates("run_id")
+    finished = runs[runs["status"] == "finished"]
+    lines = finished.where(finished.notna(), None).to_dict("records")
     return Provenance(
-        len(finished),
-        _ordered(each.git_commit for each in own if each and each.git_commit),
-        _ordered(text for record, sweep in zip(finished, own, strict=True) for text in _versions(record, sweep)),
-        _ordered(_machine(record, sweep) for record, sweep in zip(finished, own, strict=True)),
-        _ordered(public_command(each.command) for each in own if each),
-        _date(min((each.created_ms for each in finished if each.created_ms is not None), default=None)),
-        _date(max((each.ended_ms for each in finished if each.ended_ms is not None), default=None)),
-        float(sum(each.facts.get("wall_s") or 0.0 for each in finished)),
+        len(lines),
+        _ordered(line["commit"] for line in lines),
+        _ordered(text for line in lines for text in _versions(line)),
+        _ordered(map(_machine, lines)),
+        _ordered(line["command"] for line in lines),
+        _date(min((line["created_ms"] for line in lines if line["created_ms"] is not None), default=None)),
+        _date(max((line["ended_ms"] for line in lines if line["ended_ms"] is not None), default=None)),
+        float(sum(line["facts.wall_s"] or 0.0 for line in lines)),
     )
-
-
-def sweeps_of(records: Iterable[RunRecord], store: Store) -> dict[str, SweepRecord]:
-    """Sweep id → record, of the sweeps that trained these runs last and whose records can be read."""
-    ids = sorted({each.sweep_id for each in records if each.sweep_id})
-    return {sweep_id: sweep for sweep_id in ids if (sweep := _sweep(store, sweep_id)) is not None}
-
-
-def public_command(words: Sequence[str]) -> str:
-    """A command without the options that name folders, hosts or passwords."""
-    kept = ["cope-sweep"]
-    rest = iter(words[1:])
-    for word in rest:
-        if word in PRIVATE_OPTIONS:
-            next(rest, None)
-        elif not word.startswith(tuple(f"{option}=" for option in PRIVATE_OPTIONS)):
-            kept.append(Path(word).stem if word.endswith((".yaml", ".yml")) else word)
-    return " ".join(kept)
 
 
 def duration(seconds: float) -> str:
@@ -302,29 +297,20 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _sweep(store: Store, sweep_id: str) -> SweepRecord | None:
-    try:
-        return store.sweep(sweep_id)
-    except DamagedError:
-        return None
-
-
-def _versions(record: RunRecord, sweep: SweepRecord | None) -> Iterable[str]:
-    known = {name: record.facts.get(name) for name in ("python", "torch")}
-    known = {**(sweep.versions if sweep else {}), **{name: text for name, text in known.items() if text}}
+def _versions(line: Mapping[Any, Any]) -> Iterable[str]:
+    """Each like `torch 2.15.0`: of the run, and else of the sweep that trained it."""
+    known = dict(text.split(" ", 1) for text in (line["versions"] or "").split(", ") if text)
+    known |= {name: text for name in ("python", "torch") if (text := line[f"facts.{name}"])}
     return (f"{name} {known[name]}" for name in sorted(known))
 
 
-def _machine(record: RunRecord, sweep: SweepRecord | None) -> str:
+def _machine(line: Mapping[Any, Any]) -> str:
     """The device of a run, and processor, cores and system of the machine that its sweep was started on."""
-    facts, found = record.facts, sweep.machine if sweep else {}
-    threads = facts.get("threads")
-    parts = [str(facts.get("device", "")) + (f", {threads} threads" if threads else "")]
-    if found.get("cpus"):
-        parts.append(", ".join([*([str(found["cpu"])] if found.get("cpu") else []), f"{found['cpus']} cores"]))
-    if found.get("system"):
-        parts.append(str(found["system"]))
-    return "; ".join(part for part in parts if part)
+    threads, cores = line["facts.threads"], line["cores"]
+    parts = [str(line["facts.device"] or "") + (f", {threads} threads" if threads else "")]
+    if cores:
+        parts.append(", ".join([*([line["cpu"]] if line["cpu"] else []), f"{cores} cores"]))
+    return "; ".join(part for part in (*parts, line["system"]) if part)
 
 
 def _ordered(texts: Iterable[Any]) -> tuple[str, ...]:
@@ -395,7 +381,7 @@ def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
 
     Args:
         model: The table of results.
-        curves: The learning curves of its runs, as `tables.curves` has them.
+        curves: The learning curves of its runs, as `Results.curves` has them.
     """
     column = next((column for column in model.columns if column.learned is not None), None)
     if column is None:

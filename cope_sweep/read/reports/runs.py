@@ -4,60 +4,90 @@ One line per run of the plan, finished or not, in the plan's order:
 
     run_id, status, row, seed, label.<axis key>, …, <key of the spec>, …, <metric>, …, facts.<name>, …: as `tables.runs`
     sweep_id, created_ms, ended_ms
-    commit, versions, cpu      of the sweep that trained it last: the Git commit, the packages, the processor
+    commit, versions, cpu, cores, system, command    of the sweep that trained it last: the Git commit, the packages,
+                                                     the processor, its cores, the system, and the command
 
-Names of hosts and processes are left out, and so are the messages of failed runs, which may name folders.
+Names of hosts and processes are left out, and so are the messages of failed runs and the options of commands that may
+name folders. Reports of older versions lack the last columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
-from cope_sweep.errors import UserError
-from cope_sweep.read.tables import Table
+from cope_sweep.errors import NotFoundError, UserError
+from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.model import reference
 from cope_sweep.read.tables.render import layout, markdown_text
-from cope_sweep.read.tables.runs import frame_of_records
-from cope_sweep.store import RunRecord, SweepRecord
+from cope_sweep.read.tables.runs import CURVE_TYPES, frame_of_records
+from cope_sweep.store import RunRecord, Store, SweepRecord
+from cope_sweep.store.errors import DamagedError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 CURVES = ".curves.parquet"
 """Suffix of a second file, with the learning curves: run_id, row, seed, step, metric and value of each logged value."""
+CURVE_COLUMNS = ["run_id", "row", "seed", "step", "metric", "value"]
 LEFT_OUT = ("message", "facts.host", "facts.worker_id")
 LABEL, FACT = "label.", "facts."
 TIMES = ("created_ms", "ended_ms")
+PRIVATE_OPTIONS = ("--store", "--index", "--mlflow", "--address", "--ablations")
+"""Options that name folders, hosts or passwords. They do not change a result, so a report leaves them out."""
 
 
-def run_frame(
-    plan: Plan, records: Mapping[str, RunRecord], sweeps: Mapping[str, SweepRecord] = MappingProxyType({})
-) -> pd.DataFrame:
-    """The frame; the module describes it. `records` has every run of the plan, `sweeps` those that trained them."""
+def run_frame(results: Results) -> pd.DataFrame:
+    """The frame; the module describes it. That of a report is its file."""
     import pandas as pd
 
-    results = frame_of_records(plan, records, LABEL)
-    ordered = [run for row in plan.rows for run in row.runs]
-    own = [records[run.run_id] for run in ordered]
+    if isinstance(results, Committed):
+        return results.file
+    plan, records = results.plan, results.records
+    frame = frame_of_records(plan, records, LABEL)
+    own = [records[run.run_id] for row in plan.rows for run in row.runs]
+    sweep_ids = {each.sweep_id for each in own if each.sweep_id}
+    sweeps = {each: _sweep(results.store, each) for each in sweep_ids}
+    trained = [sweeps.get(each.sweep_id or "") for each in own]
     places: dict[str, Any] = {"sweep_id": pd.Series([each.sweep_id for each in own], dtype="str")}
     places |= {name: pd.Series([getattr(each, name) for each in own], dtype="Int64") for name in TIMES}
-    trained = [sweeps.get(each.sweep_id or "") for each in own]
     places |= {
         "commit": pd.Series([each and each.git_commit for each in trained], dtype="str"),
         "versions": pd.Series([each and _versions(each) for each in trained], dtype="str"),
         "cpu": pd.Series([each and each.machine.get("cpu") for each in trained], dtype="str"),
+        "cores": pd.Series([each and each.machine.get("cpus") for each in trained], dtype="Int64"),
+        "system": pd.Series([each and each.machine.get("system") for each in trained], dtype="str"),
+        "command": pd.Series([each and public_command(each.command) for each in trained], dtype="str"),
     }
-    results = results.drop(columns=[name for name in LEFT_OUT if name in results])
-    return pd.concat([results, pd.DataFrame(places)], axis=1)
+    frame = frame.drop(columns=[name for name in LEFT_OUT if name in frame])
+    return pd.concat([frame, pd.DataFrame(places)], axis=1)
+
+
+def _sweep(store: Store | None, sweep_id: str) -> SweepRecord | None:
+    try:
+        return store.sweep(sweep_id) if store else None
+    except DamagedError:
+        return None
 
 
 def _versions(sweep: SweepRecord) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(sweep.versions.items()))
+
+
+def public_command(words: Sequence[str]) -> str:
+    """A command without the options that name folders, hosts or passwords."""
+    kept = ["cope-sweep"]
+    rest = iter(words[1:])
+    for word in rest:
+        if word in PRIVATE_OPTIONS:
+            next(rest, None)
+        elif not word.startswith(tuple(f"{option}=" for option in PRIVATE_OPTIONS)):
+            kept.append(Path(word).stem if word.endswith((".yaml", ".yml")) else word)
+    return " ".join(kept)
 
 
 def to_parquet(frame: pd.DataFrame) -> bytes:
@@ -71,42 +101,39 @@ def run_files(folder: Path, pattern: str = "*") -> list[Path]:
     return [path for path in sorted(folder.glob(f"{pattern}.parquet")) if not path.name.endswith(CURVES)]
 
 
-def read_records(path: Path) -> dict[str, RunRecord]:
-    """Run id → record, from a file of `to_parquet`: status, seed, metrics and facts. Raises OSError."""
-    import pandas as pd
-
-    frame = pd.read_parquet(path)
-    names = [name for name in frame.columns if "/" in name]
-    facts = [name for name in frame.columns if name.startswith(FACT)]
-    return {
-        line["run_id"]: RunRecord(
-            line["run_id"],
-            line["status"],
-            seed=int(line["seed"]),
-            sweep_id=_known(line["sweep_id"]),
-            metrics={name: float(line[name]) for name in names if not pd.isna(line[name])},
-            facts={name.removeprefix(FACT): _known(line[name]) for name in facts if not pd.isna(line[name])},
-            **{name: _known(line[name]) for name in TIMES},
-        )
-        for line in frame.to_dict("records")
-    }
-
-
-def _known(value: Any) -> Any:
-    import pandas as pd
-
-    return None if pd.isna(value) else value
-
-
 @dataclass(frozen=True)
-class Committed:
-    """The runs of a report, and today's plan of its ablation at its scale."""
+class Committed(Results):
+    """The results in the files of a report, with today's plan of its ablation at its scale."""
 
-    path: Path
+    path: Path = Path()
     """The file of its runs: `<ablation>.<scale>.parquet`."""
-    scale: str | None
-    plan: Plan
-    records: Mapping[str, RunRecord]
+
+    @property
+    def place(self) -> str:
+        """The file, for messages."""
+        return f"the report {self.path.name}"
+
+    @cached_property
+    def file(self) -> pd.DataFrame:
+        """The content of its file; the module describes the columns."""
+        import pandas as pd
+
+        return pd.read_parquet(self.path)
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """The learning curves, without times; empty in a report of an older version."""
+        import pandas as pd
+
+        path = self.path.with_suffix(CURVES)
+        found = pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=CURVE_COLUMNS)
+        statuses = {run_id: record.status for run_id, record in self.records.items()}
+        return found.assign(status=found["run_id"].map(statuses), time_s=None).astype(CURVE_TYPES)
+
+    def picture(self, name: str) -> bytes | None:
+        """The SVG of a figure in the report; None without it."""
+        path = self.path.with_suffix(f".{name}.svg")
+        return path.read_bytes() if path.exists() else None
 
     @property
     def stale(self) -> str:
@@ -115,29 +142,58 @@ class Committed:
         gone, new = self.records.keys() - planned, planned - self.records.keys()
         if not gone and not new:
             return ""
-        option = f" --scale {self.scale}" if self.scale else ""
-        command = f"cope-sweep run {self.plan.name}{option}"
+        words = self.plan.ablation.words
         return (
-            f"{self.path.name} is stale: {len(gone)} of its runs are not in the plan of {self.plan.name}{option} "
-            f"today, and {len(new)} of the plan are missing; train them with `{command}`, "
-            f"then `cope-sweep report {self.plan.name}{option} --out {self.path.parent.name}`"
+            f"{self.path.name} is stale: {len(gone)} of its runs are not in the plan of {words} today, and {len(new)} "
+            f"of the plan are missing; train them with `cope-sweep run {words}`, then "
+            f"`cope-sweep report {words} --out {self.path.parent.name}`"
         )
 
-    @property
-    def table(self) -> Table:
-        """The table of the runs, with the comparisons of a report. Raises UserError where they are stale."""
+    def check(self) -> None:
+        """Raises UserError where the results are stale or damaged."""
         if self.stale:
             raise UserError(self.stale)
-        return Table(self.plan, self.records, reference(self.plan))
+
+    def table(self, compare: str | None = None) -> Table:
+        """The table of the runs; `compare` is as in `tables.Table`; None: the comparison of a report.
+
+        Raises UserError where they are stale.
+        """
+        self.check()
+        return Table(self, compare or reference(self.plan))
 
 
-def committed_table(folder: Path, ablations: Path, name: str, scale: str | None, compare: str | None) -> Table:
-    """The table of one report of a folder.
+def _record(line: Mapping[Any, Any]) -> RunRecord:
+    import pandas as pd
 
-    Without `scale` it is that of the ablation's own size, or else the only one of the ablation. `compare` is as in
-    `tables.Table`; None: the comparison of the report.
+    known = {str(name): value for name, value in line.items() if not pd.isna(value)}
+    return RunRecord(
+        known["run_id"],
+        known["status"],
+        seed=int(known["seed"]),
+        sweep_id=known.get("sweep_id"),
+        metrics={name: float(value) for name, value in known.items() if "/" in name},
+        facts={name.removeprefix(FACT): value for name, value in known.items() if name.startswith(FACT)},
+        created_ms=known.get("created_ms"),
+        ended_ms=known.get("ended_ms"),
+    )
 
-    Raises UserError where there is no such report, or a stale one.
+
+def read_report(plan: Plan, path: Path) -> Committed:
+    """The results in a file of runs, with the plan of its ablation and scale. Raises UserError for a damaged file."""
+    import pandas as pd
+
+    try:
+        lines = pd.read_parquet(path).to_dict("records")
+        return Committed(plan, {line["run_id"]: _record(line) for line in lines}, None, path)
+    except (ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
+        raise UserError(f"{path}: not the runs of a report ({str(error).splitlines()[0]})") from error
+
+
+def find_committed(folder: Path, ablations: Path, name: str, scale: str | None) -> Committed:
+    """One report of a folder. Without `scale`, that of the ablation's own size, or else its only one.
+
+    Raises NotFoundError where there is no such report.
     """
     known = {path.stem.partition(".")[2]: path for path in (*run_files(folder, name), *run_files(folder, f"{name}.*"))}
     wanted = scale or ("" if "" in known or len(known) != 1 else next(iter(known)))
@@ -145,14 +201,13 @@ def committed_table(folder: Path, ablations: Path, name: str, scale: str | None,
         others = ", ".join(f"--scale {each}" if each else "its own size" for each in known)
         hint = f"; it has reports at: {others}" if known else ""
         option = f" --scale {wanted}" if wanted else ""
-        raise UserError(f"{folder} has no report of {name}{option}{hint}")
-    found = _read(known[wanted], ablations)
-    return found.table if compare is None else replace(found.table, compare=compare)
+        raise NotFoundError(f"{folder.name} has no report of {name}{option}{hint}")
+    return _read(known[wanted], ablations)
 
 
-def read_committed(results: Path, ablations: Path) -> Iterator[Committed]:
+def read_committed(folder: Path, ablations: Path) -> Iterator[Committed]:
     """The reports of a folder by name. Raises UserError for one without ablation file, or without its scale."""
-    for path in run_files(results):
+    for path in run_files(folder):
         yield _read(path, ablations)
 
 
@@ -162,10 +217,7 @@ def _read(path: Path, ablations: Path) -> Committed:
     if not file.exists():
         raise UserError(f"{path}: there is no ablation {name!r} in {ablations}; delete the report")
     plan = expand(with_overrides(load_ablation(file), scale=scale or None))
-    try:
-        return Committed(path, scale or None, plan, read_records(path))
-    except (ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
-        raise UserError(f"{path}: not the runs of a report ({str(error).splitlines()[0]})") from error
+    return read_report(plan, path)
 
 
 MOST_ROWS = 10
@@ -181,7 +233,8 @@ def overview(reports: Iterable[Committed], folder: str) -> str:
     """
     lines = ["| ablation | scale | mean ± standard deviation over seeds | result |", "| --- | --- | --- | --- |"]
     for each in reports:
-        drawn, model = layout(each.table.model), each.table.model
+        model = each.table().model
+        drawn = layout(model)
         column = next(i for i, header in enumerate(drawn.headers) if header.text == model.primary.title)
         named = {
             row.row: f"{markdown_text(row.row)} {cells[column].text}"
@@ -195,5 +248,5 @@ def overview(reports: Iterable[Committed], folder: str) -> str:
             values = f"{len(named)} rows, from {' to '.join(named[end] for end in ends)}"
         link = f"[{markdown_text(model.title)}]({folder}/{each.path.stem}.md)"
         values = f"{markdown_text(model.primary.title)}: {values}"
-        lines.append(f"| {link} | {each.scale or 'own'} | {values} | {markdown_text(model.answer)} |")
+        lines.append(f"| {link} | {each.plan.ablation.scale or 'own'} | {values} | {markdown_text(model.answer)} |")
     return "\n".join(lines) + "\n"

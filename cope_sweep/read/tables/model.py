@@ -15,9 +15,10 @@ With the paper, at its scale, a cell
 The paper gives no values of single runs to permute, so this interval is Welch's, from our mean and standard deviation
 over n runs, and from the published ones, over the number of seeds that the paper names; half a unit of the last
 published digit is uncertain as well. If the paper gives a standard deviation and no number of seeds, 2 are assumed, the
-least possible: the interval is then the widest. A value without a standard deviation counts as one further run that
-varies as ours do. The margin is `MARGIN_STDS` published standard deviations, or `MARGIN_SHARE` of a value without one,
-but at least one unit of its last digit.
+least possible: the interval is then the widest. The margin is `MARGIN_STDS` published standard deviations, but at least
+one unit of the last digit. A value without a standard deviation is one run, and nothing says how such runs vary, so its
+difference is descriptive: a rank test of one run against n needs n ≥ 19, and any other test a distribution. So is that
+of a row of fewer than `LEAST_RUNS` finished runs.
 
 A number of parameters is the same for all seeds. It agrees within one unit of the last published digit, else differs.
 
@@ -39,6 +40,7 @@ from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.config.ablation import Metric
 from cope_sweep.config.explain import suggest
 from cope_sweep.read.tables.stats import (
+    POWER,
     TELLS,
     Bounds,
     Difference,
@@ -55,8 +57,8 @@ from cope_sweep.store import QueryError, RunRecord, Status
 
 STATUSES: tuple[Status, ...] = ("finished", "stopped", "failed", "damaged", "running", "interrupted", "pending")
 
-LEAST_RUNS = 2
-"""The smallest number of runs that has a standard deviation."""
+LEAST_RUNS = 3
+"""The smallest number of our runs that is tested against published ones."""
 COMPARED = {"data": "data fingerprint", "tokenizer": "tokenizer", "precision": "precision"}
 """Fact of a finished run → what a warning calls it."""
 SHOWN_ROWS = 3
@@ -65,9 +67,13 @@ SHOWN_ROWS = 3
 PAPER = "paper"
 POSITION, METHOD = "model.position", "cope"
 """The axis and the encoding of the default reference."""
-MARGIN_STDS, MARGIN_SHARE = 2.0, 0.01
+MARGIN_STDS = 2.0
 
-ROW_RULE = "Difference of {metric}: row minus {row}, with its 95 % interval, which holds for one comparison alone. "
+ROW_RULE = (
+    "Difference of {metric}: row minus {row}, with its 95 % interval, which holds for one comparison alone. "
+    "Detectable is the least true difference that a t test at this n and spread finds with a probability of "
+    f"{100 * POWER:g} %. "
+)
 TEST_RULE = (
     "Exact permutation test; p is corrected for {tests} (Holm). With {runs} it is at least {floor}; up to "
     "0.05 {means}, else this n cannot tell. "
@@ -80,12 +86,16 @@ OTHERS_RULE = "The other metrics are descriptive."
 MEANS = "the row is better or worse", "the order is the same or opposite"
 PAPER_RULE = (
     "Compared with the paper: agrees, if the 90 % interval of the difference (Welch, from the published standard "
-    f"deviation and number of seeds) is within ± {MARGIN_STDS:g} published standard deviations "
-    f"({100 * MARGIN_SHARE:g} % of a value without one; at least one unit of its last digit); else differs, if the "
-    "95 % interval excludes 0; else this n cannot tell. Not corrected for the number of cells."
+    f"deviation and number of seeds) is within ± {MARGIN_STDS:g} published standard deviations (at least one unit of "
+    "the last digit); else differs, if the 95 % interval excludes 0; else this n cannot tell. Not corrected for the "
+    "number of cells."
 )
 UNKNOWN_RULE = "The paper does not say how many seeds are behind {sources}; 2 are assumed, the least possible."
-SINGLE_RULE = "Published values without a standard deviation count as one run that varies as ours do."
+SINGLE_RULE = (
+    "A published value without a standard deviation is one run, and nothing says how such runs vary: its difference is "
+    "descriptive."
+)
+FEW_RULE = f"Rows of fewer than {LEAST_RUNS} finished runs are descriptive."
 EXACT_RULE = "The number of parameters agrees within one unit of the last published digit."
 ORDER_RULE = (
     "These runs are not of the paper's size ({keys} differ), so their values cannot agree with it. Compared is the "
@@ -106,6 +116,7 @@ PAPER_PHRASES = {
     "agrees": ("agrees with ours", "agree with ours"),
     "differs": ("differs from ours", "differ from ours"),
     "cannot tell": ("cannot be told from ours", "cannot be told from ours"),
+    DESCRIPTIVE: ("was not tested", "were not tested"),
 }
 
 
@@ -135,7 +146,7 @@ class Column:
     @property
     def quantity(self) -> str:
         """Name of the measure, without the test set, with its unit: `token error (%)`."""
-        text = self.name.rpartition("/")[2].replace("_", " ")
+        text = self.name.rpartition("/")[2].partition("@")[0].replace("_", " ")
         return f"{text} ({self.unit})" if self.unit else text
 
     @property
@@ -176,7 +187,7 @@ class PublishedValue:
     @property
     def runs(self) -> int:
         """Number of runs that a comparison assumes: 1 without a standard deviation, at least 2 with one."""
-        return 1 if self.std is None else self.seeds or LEAST_RUNS
+        return 1 if self.std is None else self.seeds or 2
 
 
 @dataclass(frozen=True)
@@ -552,10 +563,9 @@ def _answer(model: TableModel, column: Column) -> str:
             p = [e.p_adjusted for _, e in rows if e.p_adjusted is not None]
             are, were = ("is", "was") if len(rows) == 1 else ("are", "were")
             text = f"{listed} {PHRASES[verdict].format(are=are, were=were, against=against)}"
-            if verdict == "cannot tell" and p:
-                text += f" (p ≥ {p_text(min(p))})"
-            elif verdict != DESCRIPTIVE and p:
-                text += f" (p {'=' if len(p) == 1 else '≤'} {p_text(max(p))})"
+            if verdict != DESCRIPTIVE and p:
+                sign, bound = ("≥", min(p)) if verdict == "cannot tell" else ("≤", max(p))
+                text += f" (p {sign if p_text(min(p)) != p_text(max(p)) else '='} {p_text(bound)})"
             parts.append(text)
     return f"By {column.title}: {'; '.join(parts)}."
 
@@ -584,26 +594,33 @@ def _with_paper(model: TableModel) -> TableModel:
         for row, column, summary, published in pairs
         if published is not None
     }
-    rule = " ".join(_paper_rules((c, p) for _, c, _, p in pairs if p is not None))
+    rule = " ".join(_paper_rules([(c, s, p) for _, c, s, p in pairs if p is not None]))
     counts = Counter(each.verdict for each in comparisons.values())
     texts = [f"{n} {words[n > 1]}" for verdict, words in PAPER_PHRASES.items() if (n := counts[verdict])]
     answer = f"Of {len(comparisons)} published numbers, {_listed(texts)}." if texts else ""
     return replace(_filled(model, comparisons, rule), answer=answer)
 
 
-def _paper_rules(compared_cells: Iterable[tuple[Column, PublishedValue]]) -> Iterable[str]:
+def _paper_rules(compared_cells: Sequence[tuple[Column, Summary, PublishedValue]]) -> Iterable[str]:
     """The rule of verdicts, and what is assumed about the published values that were compared."""
-    cells = list(compared_cells)
-    varying = [published for column, published in cells if not column.exact]
-    yield PAPER_RULE
-    unknown = [published.source for published in varying if published.std is not None and published.seeds is None]
+    varying = [(ours, published) for column, ours, published in compared_cells if not column.exact]
+    tested = [published for ours, published in varying if _is_tested(ours, published)]
+    if tested:
+        yield PAPER_RULE
+    unknown = [published.source for published in tested if published.seeds is None]
     if unknown:
         sources = " and ".join(dict.fromkeys(source for source in unknown if source)) or "the published values"
         yield UNKNOWN_RULE.format(sources=sources)
-    if any(published.std is None for published in varying):
+    if any(published.std is None for _, published in varying):
         yield SINGLE_RULE
-    if len(varying) < len(cells):
+    if any(published.std is not None and ours.n < LEAST_RUNS for ours, published in varying):
+        yield FEW_RULE
+    if len(varying) < len(compared_cells):
         yield EXACT_RULE
+
+
+def _is_tested(ours: Summary, published: PublishedValue) -> bool:
+    return published.std is not None and ours.n >= LEAST_RUNS
 
 
 def _filled(model: TableModel, comparisons: dict[tuple[str, str], Comparison], rule: str) -> TableModel:
@@ -625,11 +642,15 @@ def with_published(ours: Summary, published: PublishedValue, *, scale: float = 1
     if exact:
         verdict = "agrees" if abs(difference) <= unit * (1 + 1e-9) else "differs"
         return Comparison(PAPER, Difference(difference, n=n), verdict, margin=unit)
-    margin = MARGIN_SHARE * abs(published.value) if published.std is None else MARGIN_STDS * published.std
-    margin = max(margin, unit)
-    error, dof = _standard_error(ours, published, unit)
-    if math.isnan(error):
-        return Comparison(PAPER, Difference(difference, n=n), "cannot tell", margin=margin)
+    theirs = published.std
+    if theirs is None or not _is_tested(ours, published):
+        return Comparison(PAPER, Difference(difference, n=n), DESCRIPTIVE)
+    margin = max(MARGIN_STDS * theirs, unit)
+    # Welch–Satterthwaite. The error of rounding is uniform over a unit of the last digit: its variance is unit² / 12.
+    parts = [(ours.std**2 / ours.n, ours.n - 1), (theirs**2 / published.runs, published.runs - 1)]
+    variance = unit**2 / 12 + sum(part for part, _ in parts)
+    spread = sum(part**2 / dof for part, dof in parts)
+    error, dof = math.sqrt(variance), min(variance**2 / spread, 1e6) if spread else 1e6
     t95, t90 = (t_quantile(probability, dof) * error for probability in (0.975, 0.95))
     from scipy.special import stdtr
 
@@ -638,26 +659,6 @@ def with_published(ours: Summary, published: PublishedValue, *, scale: float = 1
     agrees = abs(difference) + t90 <= margin * (1 + 1e-9)
     verdict = "agrees" if agrees else "differs" if abs(difference) > t95 else "cannot tell"
     return Comparison(PAPER, test, verdict, margin=margin)
-
-
-def _standard_error(ours: Summary, published: PublishedValue, unit: float) -> tuple[float, float]:
-    """Standard error of the difference, and its degrees of freedom (Welch–Satterthwaite); NaN without any deviation.
-
-    The error of rounding is uniform over a unit of the last digit, so that its variance is unit² / 12.
-    """
-    rounding = unit**2 / 12
-    theirs, runs = published.std, published.runs
-    if ours.n >= 2 and theirs is not None:
-        parts = [(ours.std**2 / ours.n, ours.n - 1), (theirs**2 / runs, runs - 1)]
-    elif ours.n >= 2:
-        parts = [(ours.std**2 * (1 + 1 / ours.n), ours.n - 1)]
-    elif theirs is not None:
-        parts = [(theirs**2 * (1 + 1 / runs), runs - 1)]
-    else:
-        return math.nan, math.nan
-    variance = rounding + sum(part for part, _ in parts)
-    spread = sum(part**2 / dof for part, dof in parts)
-    return math.sqrt(variance), min(variance**2 / spread, 1e6) if spread else 1e6
 
 
 def places(value: float, scale: float = 1.0) -> int:

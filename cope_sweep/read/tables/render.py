@@ -161,7 +161,8 @@ def _paper_cells(column: Column, cell: MetricCell, each: Comparison) -> tuple[st
     """Metric, difference, margin, verdict."""
     digits = decimals_of(column, cell)
     show, margin = _printer(column, digits, "+z"), _printer(column, digits)
-    return column.label, show(each.difference.difference), f"± {margin(each.margin or 0)}", each.verdict
+    within = MISSING if each.margin is None else f"± {margin(each.margin)}"
+    return column.label, show(each.difference.difference), within, each.verdict
 
 
 def _tested_cells(column: Column, cell: MetricCell, each: Comparison) -> tuple[str, ...]:
@@ -239,6 +240,9 @@ def _note(model: TableModel) -> str:
     seeds = sorted({row.seeds for row in model.rows})
     counts = " or ".join(map(str, seeds))
     parts = ["One seed" if seeds == [1] else f"Mean ± standard deviation over {counts} seeds"]
+    quantities = {column.quantity for column in model.columns if column.compared and column.unit == "%"}
+    if len(quantities) == 1:
+        parts += [f"(%): {quantity.removesuffix(' (%)')}" for quantity in quantities]
     cells = [(row, column, row.metrics[column.name]) for row in model.rows for column in model.columns]
     if any(0 < cell.summary.n < row.seeds for row, _, cell in cells):
         parts.append("(n=…): only n seeds are finished")
@@ -250,9 +254,9 @@ def _note(model: TableModel) -> str:
         f"{len(c.stuck)} of {c.summary.n} seeds of {row.row} ({column.label})" for row, column, c in cells if c.stuck
     ]
     if far:
-        parts += [f"stuck: {', '.join(far)}", STUCK_RULE]
+        parts.append(f"stuck: {', '.join(far)} ({STUCK_RULE})")
     if any(column.learned is not None for column in model.columns):
-        parts.append("k/n: seeds that learned the task, with the 95 % interval of their share (Wilson)")
+        parts.append("k/n: seeds with such a value, and the 95 % interval of their share (Wilson)")
     sources = dict.fromkeys(c.published.source for _, _, c in cells if c.published and c.published.source)
     if sources:
         parts.append(f"published: {', '.join(sources)}")

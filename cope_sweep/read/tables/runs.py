@@ -1,6 +1,7 @@
-"""Frames of runs, and their files.
+"""The results of a plan, frames of runs, and their files.
 
-pandas frames of an ablation: `frame` has one line per run of the plan, started or not, with the columns
+`Results` has what is known of the runs of a plan: their records from the index, and two pandas frames, of which tables,
+figures and reports are made. `frame` has one line per run of the plan, started or not, with the columns
 
     run_id, status, row, seed      `row` is the name of the plan's row
     <axis key>, …                  the label of the axis value (`model.position`: "CoPE"); missing if the row has none
@@ -10,6 +11,9 @@ pandas frames of an ablation: `frame` has one line per run of the plan, started 
     message                        why a run failed, was stopped or is damaged, in one line
 
 The metrics of the ablation always have a column, so that the frame of an untrained ablation has the same shape.
+`curves` has one line per logged value of a started run, finished or not: run_id, row, seed, step, metric, value, and
+
+    status, time_s    of the run; the time since it was first begun, pauses included, missing where no times are known
 
 Arrow tables of any runs of a store, in batches, so that memory does not grow with the number of runs: `run_batches` has
 one line per run, read from the index, no file of a run, with the columns
@@ -32,11 +36,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.read.tables.stats import finite
-from cope_sweep.store import RunQuery, RunRecord, Store
+from cope_sweep.store import RunFolder, RunQuery, RunRecord, Store
+from cope_sweep.store.artifacts import TIME_KEY
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
 from cope_sweep.store.index.model import Value, flatten
@@ -50,21 +57,67 @@ if TYPE_CHECKING:
 
 RECORD_COLUMNS = ("attempt", "step", "steps", "created_ms", "updated_ms", "ended_ms", "parent_id", "message")
 FACT = "facts."
+CURVE_TYPES = {
+    "run_id": "str", "row": "str", "seed": "int64", "step": "int64", "metric": "str", "value": "float64",
+    "status": "str", "time_s": "float64",
+}  # fmt: skip
+"""Column of `Results.curves` → its type."""
 CURVE_ROWS = 50_000
 """Logged values in a batch of curves, at least."""
 FORMULA = r"^[=+\-@\t\r]"
 _FORMULA, _NUMBER = re.compile(FORMULA), re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-def read_runs(plan: Plan, store: Store) -> dict[str, RunRecord]:
-    """Run id → record, for every run of the plan, from the index. Raises StoreError."""
-    records = store.index.records(run.run_id for run in plan.runs)
-    return {run.run_id: records.get(run.run_id) or RunRecord(run.run_id) for run in plan.runs}
+@dataclass(frozen=True)
+class Results:
+    """The runs of a plan with what is known of them: of a store (`read_results`), or of a report (`reports.runs`)."""
+
+    plan: Plan
+    records: Mapping[str, RunRecord]
+    """Run id → record, for every run of the plan."""
+    store: Store | None = None
+    """Where curves and checkpoints are; None: in the files of a report, which has no checkpoints."""
+
+    @property
+    def place(self) -> str:
+        """Where the runs are, for messages."""
+        return f"the store {self.store.location}" if self.store else "a report"
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The runs, row by row; the module describes the columns."""
+        return frame_of_records(self.plan, self.records)
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """The learning curves; the module describes the columns. A curve that cannot be read is left out."""
+        import pandas as pd
+
+        lines = [line for row in self.plan.rows for run in row.runs for line in self._curve(row, run)]
+        return pd.DataFrame(lines, columns=list(CURVE_TYPES)).astype(CURVE_TYPES)
+
+    def _curve(self, row: Row, run: RunSpec) -> Iterator[tuple[object, ...]]:
+        status = self.records[run.run_id].status
+        if self.store is None or status == "pending":
+            return
+        folder = self.store.run(run.run_id)
+        try:
+            logged = list(_logged(folder))
+            begun_ms = (folder.spec or {}).get("created_ms") if logged else None
+        except DamagedError:
+            return
+        for step, metric, value, time_ms in logged:
+            time_s = None if time_ms is None or begun_ms is None else max(0.0, time_ms - begun_ms) / 1000
+            yield run.run_id, row.name, run.seed, step, metric, value, status, time_s
 
 
-def frame(plan: Plan, store: Store) -> pd.DataFrame:
-    """The runs of `plan`, row by row; the module describes the columns. Raises StoreError."""
-    return frame_of_records(plan, read_runs(plan, store))
+def read_results(plan: Plan, store: Store) -> Results:
+    """The results of a plan as the index has them now; curves are read when they are first asked for.
+
+    Raises StoreError.
+    """
+    found = store.index.records(run.run_id for run in plan.runs)
+    return Results(plan, {run.run_id: found.get(run.run_id) or RunRecord(run.run_id) for run in plan.runs}, store)
 
 
 def frame_of_records(plan: Plan, records: Mapping[str, RunRecord], label: str = "") -> pd.DataFrame:
@@ -126,23 +179,6 @@ def setting(row: Row, key: str) -> Any:
         else:
             return None
     return value
-
-
-def curves(plan: Plan, store: Store) -> pd.DataFrame:
-    """The learning curves of started runs, finished or not: one line per logged value.
-
-    The columns are run_id, row, seed, step, metric and value.
-    """
-    import pandas as pd
-
-    lines = [
-        (run.run_id, row.name, run.seed, *logged)
-        for row in plan.rows
-        for run in row.runs
-        for logged in _logged(store, run.run_id)
-    ]
-    columns = {"run_id": "str", "row": "str", "seed": "int64", "step": "int64", "metric": "str", "value": "float64"}
-    return pd.DataFrame(lines, columns=list(columns)).astype(columns)
 
 
 def _typed_series(values: list[Any]) -> pd.Series[Any]:
@@ -297,7 +333,7 @@ def curve_batches(store: Store, query: RunQuery) -> tuple[pa.Schema, Iterator[pa
             for run_id, record in batch.records.items():
                 _, ablation, row = places.get(run_id, [("", None, None)])[0]
                 with suppress(DamagedError):
-                    lines += [(run_id, ablation, row, record.seed, *logged) for logged in _logged(store, run_id)]
+                    lines += [(run_id, ablation, row, record.seed, *each[:3]) for each in _logged(store.run(run_id))]
                 if len(lines) >= CURVE_ROWS:
                     yield _record_batch(lines, schema)
                     lines = []
@@ -307,12 +343,13 @@ def curve_batches(store: Store, query: RunQuery) -> tuple[pa.Schema, Iterator[pa
     return schema, read()
 
 
-def _logged(store: Store, run_id: str) -> Iterator[tuple[int, str, float]]:
-    """Step, metric and value of each value that a run has logged. Raises DamagedError."""
-    for point in store.run(run_id).curve():
+def _logged(folder: RunFolder) -> Iterator[tuple[int, str, float, float | None]]:
+    """Step, metric, value and time of each value that a run has logged. Raises DamagedError."""
+    for point in folder.curve(times=True):
+        time_ms = point.get(TIME_KEY)
         for metric, value in point.items():
-            if metric != "step":
-                yield int(point["step"]), metric, float(value)
+            if metric not in ("step", TIME_KEY):
+                yield int(point["step"]), metric, float(value), time_ms
 
 
 def _record_batch(lines: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:

@@ -2,9 +2,8 @@
 
 The interval of a mean is Student's, on a scale that keeps it inside the metric's range (`Bounds`): the t interval of
 the logit of the mean for percentages, of its logarithm for metrics that are never negative, both by the delta method,
-as in R's `survey::svyciprop(method = "logit")`; the plain t interval otherwise. With `BOOTSTRAP_FROM` seeds or more, it
-is the BCa bootstrap interval (Efron, 1987), which assumes no distribution. If all values are at the same end of the
-range, there is no interval.
+as in R's `survey::svyciprop(method = "logit")`; the plain t interval otherwise. If all values are at the same end of
+the range, there is no interval.
 
 The test of two rows is the exact permutation test of the difference of their means. One rule for all rows, which no
 data switch: under the null hypothesis any of the runs could have belonged to either row, so p is the share of all ways
@@ -32,12 +31,8 @@ LEVEL = 0.95
 """Level of the confidence intervals in tables."""
 TELLS = 1 - LEVEL
 """The largest p with which rows differ."""
-BOOTSTRAP_FROM = 20
-"""Number of seeds from which the interval is bootstrapped. With fewer, BCa intervals cover too little."""
 NORMAL_QUANTILE = 1.959963984540054
 """z with P(Z ≤ z) = 0.975."""
-RESAMPLES = 2_000
-"""Resamples of a bootstrap, drawn with a fixed seed."""
 
 STUCK_FROM = 3
 """Smallest number of seeds in which stuck ones are looked for."""
@@ -59,7 +54,7 @@ RANDOM_DIVISIONS = 9_999
 ROUNDING = 1e-12
 """Relative difference below which two statistics are equal."""
 
-Method = Literal["t", "logit t", "log t", "bootstrap", ""]
+Method = Literal["t", "logit t", "log t", ""]
 
 
 @dataclass(frozen=True)
@@ -131,8 +126,6 @@ def _interval(
     """The interval of the mean of sorted values inside `bounds`, and its method."""
     if mean in (bounds.low, bounds.high):
         return math.nan, math.nan, ""
-    if len(data) >= BOOTSTRAP_FROM and std > 0:
-        return *_bootstrap(data, level), "bootstrap"
     half = t_quantile((1 + level) / 2, len(data) - 1) * std / math.sqrt(len(data))
     if bounds.kind == "none" or std == 0:
         return mean - half, mean + half, "t"
@@ -151,17 +144,6 @@ def _interval(
 def _exp(value: float) -> float:
     """exp(value), and a very large number where a float overflows."""
     return math.exp(min(value, 600.0))
-
-
-def _bootstrap(data: Sequence[float], level: float) -> tuple[float, float]:
-    import numpy as np
-    from scipy import stats
-
-    found = stats.bootstrap(
-        (np.asarray(data),), np.mean, confidence_level=level, n_resamples=RESAMPLES, method="BCa",
-        rng=np.random.default_rng(0),
-    )  # fmt: skip
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
 @lru_cache(maxsize=4096)
@@ -212,7 +194,7 @@ def stuck(values: Sequence[float], goal: Literal["min", "max"], bounds: Bounds =
 
 
 STUCK_RULE = (
-    f"stuck: worse than the median of its row by more than {STUCK_DEVIATIONS:g} standard deviations (1.4826 MAD) and "
+    f"worse than the median of its row by more than {STUCK_DEVIATIONS:g} standard deviations (1.4826 MAD) and "
     f"{100 * STUCK_RANGE_SHARE:g} percentage points (other units: {100 * STUCK_MEDIAN_SHARE:g} % of the median)"
 )
 

@@ -14,9 +14,9 @@ from pydantic_core import to_json
 from cope_sweep.config import Plan
 from cope_sweep.read.tables import render
 from cope_sweep.read.tables.model import STATUSES, Comparison, MetricCell, TableModel, TableRow, compared, table_model
-from cope_sweep.read.tables.runs import csv_text, frame_of_records, read_runs
+from cope_sweep.read.tables.runs import Results, csv_text, read_results
 from cope_sweep.read.tables.stats import finite
-from cope_sweep.store import QueryError, RunRecord, Store
+from cope_sweep.store import QueryError, Store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,23 +27,15 @@ if TYPE_CHECKING:
 class Table:
     """The results of an ablation, and their output formats."""
 
-    plan: Plan
-    records: Mapping[str, RunRecord]
-    """Run id → record, for every run of the plan."""
-
+    results: Results
     compare: str | None = None
     """Reference of the comparison: the name of a row, or `paper`."""
 
     @cached_property
     def model(self) -> TableModel:
         """The content of the table. Raises UserError if it cannot be compared with `compare`."""
-        model = table_model(self.plan, self.records)
+        model = table_model(self.results.plan, self.results.records)
         return model if self.compare is None else compared(model, self.compare)
-
-    @cached_property
-    def runs(self) -> pd.DataFrame:
-        """One line per run: `tables.frame`."""
-        return frame_of_records(self.plan, self.records)
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -110,11 +102,11 @@ class Table:
 
     def to_csv(self, *, runs: bool = False) -> str:
         """`frame` as CSV, or one line per run."""
-        return csv_text(self.runs if runs else self.frame)
+        return csv_text(self.results.frame if runs else self.frame)
 
     def to_parquet(self, *, runs: bool = False) -> bytes:
         """`frame`, or one line per run, as a Parquet file."""
-        content: bytes = (self.runs if runs else self.frame).to_parquet(None, engine="pyarrow", index=False)
+        content: bytes = (self.results.frame if runs else self.frame).to_parquet(None, engine="pyarrow", index=False)
         return content
 
     def to_markdown(self) -> str:
@@ -133,7 +125,8 @@ class Table:
         return self.to_markdown()
 
     def __repr__(self) -> str:
-        return f"<table of {self.plan.name}: {len(self.plan.rows)} rows, {len(self.plan.runs)} runs; print() shows it>"
+        plan = self.results.plan
+        return f"<table of {plan.name}: {len(plan.rows)} rows, {len(plan.runs)} runs; print() shows it>"
 
     def _repr_html_(self) -> str:
         """How notebooks show the table."""
@@ -146,7 +139,7 @@ class Table:
 
 def table(plan: Plan, store: Store, *, compare: str | None = None) -> Table:
     """The table of `plan` from the runs in the store, finished or not; `compare`: see `Table`. Raises StoreError."""
-    return Table(plan, read_runs(plan, store), compare)
+    return Table(read_results(plan, store), compare)
 
 
 def _row_json(row: TableRow) -> dict[str, Any]:

@@ -281,9 +281,9 @@ async def _figure(components: Components, question: GetFigure, accept: str | Non
     def draw() -> bytes:
         from cope_sweep.read.figures.available import draw_available
 
-        plan = components.queries.load(question.name, question.scale).plan
+        results = components.queries.results(question.name, question.scale)
         try:
-            return draw_available(plan, components.queries.store, replace(question, format=chosen))
+            return draw_available(results, replace(question, format=chosen))
         except (NotFoundError, QueryError, SpecError, StoreError):
             raise
         except UserError as error:  # no finished run, no checkpoint, no such mark in the tokens
@@ -302,7 +302,7 @@ async def _report(components: Components, question: GetReport, accept: str | Non
 
         try:
             return report_file(
-                components.queries,
+                components.queries.results(question.name, question.scale),
                 replace(question, format=chosen),
                 lambda figure: f"{_figures_url(question.name)}{quote(figure)}?{query}",
             )

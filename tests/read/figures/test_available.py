@@ -3,7 +3,7 @@
 import pytest
 
 from cope_sweep.api.questions import GetFigure
-from cope_sweep.config import expand, load_ablation
+from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.figures import FigureError, Options
 from cope_sweep.read.figures.available import (
@@ -13,6 +13,7 @@ from cope_sweep.read.figures.available import (
     draw_available,
     draw_declared,
 )
+from cope_sweep.read.tables import read_results
 from cope_sweep.store import Store
 from tests.config.test_expand import BASE
 from tests.read.tables.ablations import finish, plan_of
@@ -39,7 +40,7 @@ def filled(plan, store):
 
 
 def draw(plan, store, name, file_format, **options):
-    return draw_available(plan, store, GetFigure(plan.name, name, format=file_format, **options))
+    return draw_available(read_results(plan, store), GetFigure(plan.name, name, format=file_format, **options))
 
 
 def test_options_are_of_a_kind_not_of_a_declared_figure(plan, filled):
@@ -122,7 +123,7 @@ def test_the_axis_of_x_is_logarithmic_as_its_values_ask_for_or_as_the_file_says(
     plan = plan_of(grid={"model.dim": [8, 16, 32, 64, 128, 256]}, figures=[figure])
     for run in plan.runs:
         finish(store, run, {ERROR: 10.0})
-    drawn = draw_declared(plan, store, declared_figures(plan)[0]).draw()
+    drawn = draw_declared(read_results(plan, store), declared_figures(plan)[0]).draw()
     assert (drawn.axes[0].get_xscale() == "log") is log
 
 
@@ -130,17 +131,18 @@ def test_drawings_hold_the_declared_rows(store):
     plan = plan_of(grid=GRID, figures=FIGURES)
     for run in plan.runs:
         finish(store, run, {ERROR: 10.0 + run.seed, "dense/loss": 0.5})
-    curves, values, *_ = (draw_declared(plan, store, each) for each in declared_figures(plan)[:2])
+    curves, values, *_ = (draw_declared(read_results(plan, store), each) for each in declared_figures(plan)[:2])
     assert curves.title == "A"
     assert set(curves.frame["row"]) == {"CoPE · 16"}
     assert values.frame["x"].tolist() == [8.0, 16.0]
 
 
 def test_maps_need_their_checkpoint(store):
-    plan = plan_of(grid=GRID, figures=FIGURES)
+    small = {"small": {"set": {"train.steps": 3}}}
+    plan = expand(with_overrides(plan_of(grid=GRID, figures=FIGURES, scales=small).ablation, scale="small"))
     run = plan.rows[0].runs[1]
     with pytest.raises(FigureError) as raised:
-        draw_declared(plan, store, declared_figures(plan)[3], scale="small")
+        draw_declared(read_results(plan, store), declared_figures(plan)[3])
     assert str(raised.value) == (
         f"maps of copying shows the checkpoint of run {run.run_id} (CoPE · 8, seed 1), which is pending in the store "
         f"{store.location}; train it with: cope-sweep run copying --scale small"
@@ -171,7 +173,7 @@ def test_variants_have_lines_of_their_own(store, tmp_path):
         if index == 0:
             values |= {f"capped/validation/perplexity@{n}": n / 2 for n in (16, 32)}
         finish(store, row.runs[0], values)
-    frame = draw_declared(plan, Store(store.root), declared_figures(plan)[0]).frame
+    frame = draw_declared(read_results(plan, Store(store.root)), declared_figures(plan)[0]).frame
     lines = {series: part["mean"].tolist() for series, part in frame.groupby("series")}
     assert sorted(lines.values()) == [[8.0, 16.0], [16.0, 32.0], [17.0, 33.0]]
     assert [each for each in lines if each.endswith(", capped")]

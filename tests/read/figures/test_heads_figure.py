@@ -193,6 +193,7 @@ def test_the_drawing_has_a_panel_for_each_head_and_the_tokens(predictor):
     assert {"Layer 0 · head 0", "Layer 1 · head 1", "key token", "query token", "data token"} <= set(texts)
     assert f"Gates: selective_copy, cope (run {predictor.run.run_id})" in " ".join(texts)
     assert all(predictor.run.task.token_label(token) in texts for token in TOKENS.tolist())
+    assert re.search(r"mean gate 0\.\d\d on data, 0\.\d\d elsewhere", " ".join(texts))
     assert figure.render("svg") == figure.render("svg")
     assert png_size(figure.render("png"))[0] > 1000
     assert figure.render("pdf").startswith(b"%PDF")
@@ -224,6 +225,11 @@ def test_maps_of_any_length(predictor, tokens):
     figure = maps(predictor, np.zeros(tokens, dtype=int), MapOptions(heads=1))
     assert len(figure.frame) == tokens * (tokens + 1) / 2
     assert svg_texts(figure.render("svg"))
+
+
+def test_a_mark_that_no_token_has_is_said(predictor):
+    figure = maps(predictor, np.zeros(5, dtype=int), MapOptions(heads=1, mark="marker"))
+    assert "no marker token in this text" in " ".join(svg_texts(figure.render("svg")))
 
 
 def test_what_does_not_exist(predictor, monkeypatch):

@@ -8,8 +8,9 @@ import pytest
 from cope_sweep.api.questions import GetReport
 from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.read.queries import AblationFiles, Queries
-from cope_sweep.read.reports import ReportError, evidence
+from cope_sweep.read.reports import ReportError, evidence, write_evidence
 from cope_sweep.read.reports.document import ablation_document, document, report_file
+from cope_sweep.read.tables import read_results
 from cope_sweep.store import Store
 from tests.read.figures.files import Page
 from tests.read.tables.ablations import CONTENT, fail, finish
@@ -62,6 +63,19 @@ def test_the_document(files, store):
     assert "wrong.yaml" in plain
 
 
+def test_the_document_of_a_folder_of_reports(files, store, tmp_path):
+    for scale in (None, "small"):
+        write_evidence(evidence(Queries(store, files).results("first", scale)), tmp_path / "reports")
+    found = document(files, tmp_path / "reports")
+    own = document(files, store).chapters[0]
+    assert found.chapters[0].reports[0].to_markdown({}) == own.reports[0].to_markdown({})
+    assert [size.problem for size in found.chapters[0].sizes] == ["", "", "no report"]
+    path = files.file("first")
+    path.write_text(path.read_text().replace('"seeds": [0, 1]', '"seeds": [0, 2]'))
+    with pytest.raises(ReportError, match="is finished in a report of"):
+        document(AblationFiles(files.folder), tmp_path / "reports")
+
+
 def test_one_scale(files, store):
     found = document(files, store, "small")
     assert [each.name for each in found.chapters] == ["first", "wrong"]
@@ -81,12 +95,12 @@ def test_the_document_of_one_ablation(files, tmp_path):
     name = next(iter(files.files()))
     question = GetReport(name)
     with pytest.raises(ReportError, match=f"cope-sweep run {name}"):
-        report_file(Queries(store, files), question, str)
+        report_file(Queries(store, files).results(name), question, str)
     plan = files.load(name).plan
     finish(store, plan.runs[0], {metric.name: 1.0 for metric in plan.ablation.content.metrics})
-    found = ablation_document(evidence(plan, store), store)
+    found = ablation_document(evidence(read_results(plan, store)))
     assert [(chapter.name, [size.scale for size in chapter.sizes]) for chapter in found.chapters] == [(name, [None])]
     assert found.chapters[0].sizes[0].finished == 1
-    page = report_file(Queries(store, files), question, str).decode()
+    page = report_file(Queries(store, files).results(name), question, str).decode()
     assert page == found.to_html()
     assert "<script>alert" not in page

@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 from cope_sweep.read.reports import ReportError, evidence, write_evidence
-from cope_sweep.read.reports.evidence import SEQUENCES, bootstrap_median, duration, provenance, public_command
-from cope_sweep.read.reports.runs import read_records, run_frame
+from cope_sweep.read.reports.evidence import SEQUENCES, bootstrap_median, duration, provenance
+from cope_sweep.read.reports.runs import public_command, read_report, run_frame
+from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.model import reference
 from cope_sweep.store import Store, SweepRecord, SweepRun
 from tests.read.figures.files import svg_texts
@@ -39,7 +40,7 @@ def finished_runs(plan, store, facts=FACTS):
 def test_files(store, tmp_path):
     plan = plan_of(figures=FIGURES[:1])
     finished_runs(plan, store)
-    found = evidence(plan, store)
+    found = evidence(read_results(plan, store))
     paths = write_evidence(found, tmp_path / "new" / "out")
     assert sorted(path.name for path in paths) == [
         "copying.curves.parquet",
@@ -47,7 +48,9 @@ def test_files(store, tmp_path):
         "copying.md",
         "copying.parquet",
     ]
-    assert [path.read_bytes() for path in paths] == list(evidence(plan, Store(store.root)).files().values())
+    assert [path.read_bytes() for path in paths] == list(
+        evidence(read_results(plan, Store(store.root))).files().values()
+    )
     text = (tmp_path / "new/out/copying.md").read_text()
     assert text.startswith("# Does it copy? 100 % & more\n")
     assert "![Two](copying.curves.svg)" in text
@@ -64,16 +67,18 @@ def test_files(store, tmp_path):
 def test_the_runs_come_back_from_their_file(store, tmp_path):
     plan = plan_of()
     finished_runs(plan, store)
-    found = evidence(plan, store)
+    found = evidence(read_results(plan, store))
     write_evidence(found, tmp_path)
-    back = read_records(tmp_path / "copying.parquet")
+    kept = read_report(plan, tmp_path / "copying.parquet")
+    back = kept.records
     assert back.keys() == {run.run_id for run in plan.runs}
-    for run_id, record in found.table.records.items():
+    for run_id, record in found.results.records.items():
         assert (back[run_id].status, back[run_id].seed, back[run_id].metrics) == (
             record.status, record.seed, record.metrics,
         )  # fmt: skip
         assert back[run_id].facts["wall_s"] == 30.5
-    frame = run_frame(plan, found.table.records)
+    assert evidence(kept).files() == found.files()
+    frame = run_frame(found.results)
     assert frame["model.position"].tolist() == ["cope", "cope", "absolute", "absolute", "none", "none"]
     assert frame["label.model.position"].unique().tolist() == ["CoPE", "a_b <c>", "None"]
     assert frame["model.dim"].tolist() == [8] * 6
@@ -83,7 +88,7 @@ def test_what_is_missing(store):
     plan = plan_of(figures=FIGURES)
     finish(store, plan.rows[0].runs[0], {"in_dist/token_error": 5.0, "dense/loss": 0.5})
     fail(store, plan.rows[1].runs[0])
-    found = evidence(plan, store)
+    found = evidence(read_results(plan, store))
     runs, maps = found.missing
     assert runs == "5 of 6 runs: 1 failed, 4 pending"
     assert maps.startswith("maps: maps of copying shows the checkpoint of run ")
@@ -93,7 +98,7 @@ def test_what_is_missing(store):
 
 def test_nothing_finished(store):
     with pytest.raises(ReportError, match=r"no run of copying is finished in the store .*: cope-sweep run copying$"):
-        evidence(plan_of(), store)
+        evidence(read_results(plan_of(), store))
 
 
 def test_the_reference():
@@ -109,7 +114,7 @@ def test_the_reference():
 def test_a_row_without_finished_reference_is_not_compared(store):
     plan = plan_of()
     finish(store, plan.rows[1].runs[0], {"in_dist/token_error": 5.0, "dense/loss": 0.5})
-    found = evidence(plan, store)
+    found = evidence(read_results(plan, store))
     assert found.answer == ""
     assert "+nan" not in found.to_markdown({})
 
@@ -119,7 +124,7 @@ def test_each_row_is_compared_with_the_one_of_the_same_width(store):
     for index, row in enumerate(plan.rows):
         for run in row.runs:
             finish(store, run, {"in_dist/token_error": 10.0 * index + run.seed, "dense/loss": 0.5})
-    rows = {row.row: row.metrics["in_dist/token_error"] for row in evidence(plan, store).table.model.rows}
+    rows = {row.row: row.metrics["in_dist/token_error"] for row in evidence(read_results(plan, store)).table.model.rows}
     assert rows["CoPE · 8"].comparison is None
     assert rows["CoPE · 16"].comparison is None
     assert rows["None · 8"].comparison.difference.difference == 40.0  # row 4 minus row 0
@@ -145,9 +150,10 @@ def test_provenance_is_that_of_the_sweeps(store):
         runs=[SweepRun(run_id=run.run_id, row="", labels={}, seed=run.seed) for run in plan.runs], reused=[],
     )  # fmt: skip
     store.write_sweep(sweep)
-    records = store.index.records(run.run_id for run in plan.runs)
-    records = [replace(each, sweep_id=sweep.sweep_id) for each in records.values()]
-    found = provenance(records, store)
+    results = read_results(plan, store)
+    records = {i: replace(each, sweep_id=sweep.sweep_id) for i, each in results.records.items()}
+    frame = run_frame(replace(results, records=records))
+    found = provenance([frame, frame])
     assert found.commits == ("abc",)
     assert found.versions == ("numpy 1", "torch 2.1")  # the run's own
     assert found.machines == ("cpu, 2 threads; A processor, 4 cores; Linux",)
@@ -194,20 +200,20 @@ def test_rows_that_score_like_a_shortcut_are_named(store):
     for row, errors in zip(plan.rows, ([0.0, 0.1, near], [near, 1.1 * near, 0.0], [2 * near] * 3), strict=True):
         for run, error in zip(row.runs, errors, strict=True):
             finish(store, run, {"in_dist/token_error": error, "longer/token_error": 99.0, "in_dist/loss": 1.0})
-    found = evidence(plan, store).shortcuts
+    found = evidence(read_results(plan, store)).shortcuts
     assert [header.text for header in found.layout.headers] == ["rule", "In-dist. (%)", "Longer (%)"]
     assert len(found.layout.rows) == 4
     assert [text for text in found.alike if "without resets" in text] == [
         f"a_b <c> scores like “its increments, without resets” in In-dist.: median {near:.2f}, the rule {near:.2f} %."
     ]
-    assert "### Shortcuts" in evidence(plan, store).to_markdown({})
+    assert "### Shortcuts" in evidence(read_results(plan, store)).to_markdown({})
 
 
 def test_a_task_without_shortcuts_has_no_table_of_them(store):
     plan = plan_of()
     finished_runs(plan, store)
-    assert evidence(plan, store).shortcuts is None
-    assert "Shortcuts" not in evidence(plan, store).to_markdown({})
+    assert evidence(read_results(plan, store)).shortcuts is None
+    assert "Shortcuts" not in evidence(read_results(plan, store)).to_markdown({})
 
 
 ERROR = "in_dist/token_error"
@@ -236,7 +242,7 @@ def plan_with(**metric):
 def test_median_and_interval_by_hand(store):
     plan = plan_with(learned=5.0)
     finished(plan.runs, store, CURVES)
-    found = evidence(plan, store)
+    found = evidence(read_results(plan, store))
     batch = plan.runs[0].train.batch
     assert [[cell.text for cell in line] for line in found.thresholds.rows] == [
         ["CoPE", "2/3", "4 [2, > 6]", f"{4 * batch} [{2 * batch}, > {6 * batch}]"]
@@ -250,15 +256,15 @@ def test_runs_that_have_not_finished_are_left_out(store):
     plan = plan_with(learned=5.0)
     finished(plan.runs[:2], store, CURVES)
     begin(store, plan.runs[2]).log({"step": 2, ERROR: 70.0})  # in training, or killed
-    ((_, seeds, *_),) = evidence(plan, store).thresholds.rows
+    ((_, seeds, *_),) = evidence(read_results(plan, store)).thresholds.rows
     assert seeds.text == "2/2"
 
 
 def test_no_table_where_no_seed_learns_or_nothing_is_to_be_learned(store):
     never, nothing = plan_with(learned=0.1), plan_with()
     finished(never.runs, store, CURVES)
-    assert evidence(never, store).thresholds is None
-    assert evidence(nothing, store).thresholds is None
+    assert evidence(read_results(never, store)).thresholds is None
+    assert evidence(read_results(nothing, store)).thresholds is None
 
 
 @pytest.mark.parametrize("values", [[1.0, 2.0, 5.0, 9.0, 30.0], [3.0, 4.0, math.inf, math.inf], [7.0, 7.0]])

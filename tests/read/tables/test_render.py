@@ -69,7 +69,8 @@ def test_markdown(partial, complete):
     assert cells_of_markdown(text)[0] == HEADS[:-1]
     assert "**0.50 ± 0.71**" in text
     assert text.count("**") == 4
-    assert text.splitlines()[-1] == "Mean ± standard deviation over 2 seeds; bold: best; published: Table 1."
+    note = "Mean ± standard deviation over 2 seeds; (%): token error; bold: best; published: Table 1."
+    assert text.splitlines()[-1] == note
     assert len({len(line) for line in text.splitlines()[:5]}) == 1
 
 
@@ -117,7 +118,7 @@ def test_html(partial, complete):
 
 
 def test_numbers_in_html_link_to_their_runs(partial):
-    first, second = (run.run_id for run in partial.plan.rows[0].runs)
+    first, second = (run.run_id for run in partial.results.plan.rows[0].runs)
     text = partial.to_html()
     assert f'<a href="#run-{first}">12.00 ± 2.83</a>' in text
     assert Cells(text).rows[4] == ["row", "seed", "status", "run", "in_dist/token_error", "dense/loss"]
@@ -158,7 +159,7 @@ def test_an_ablation_without_axes_has_one_row(store):
         ["row", "parameters", "In-dist. (%)", "dense/loss"],
         ["base", "1,234", "3.00", "1.000"],
     ]
-    assert text.endswith("One seed.\n")
+    assert text.endswith("One seed; (%): token error.\n")
 
 
 def test_a_metric_that_a_row_lacks_is_an_empty_cell(plan, store):

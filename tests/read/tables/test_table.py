@@ -90,7 +90,7 @@ def test_csv_and_parquet_hold_rows_or_runs(partial, tmp_path):
     (tmp_path / "rows.parquet").write_bytes(partial.to_parquet())
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "rows.parquet"), partial.frame)
     (tmp_path / "runs.parquet").write_bytes(partial.to_parquet(runs=True))
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "runs.parquet"), partial.runs)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "runs.parquet"), partial.results.frame)
 
 
 def test_stopped_and_damaged_runs_enter_no_mean(plan, store):
@@ -128,7 +128,7 @@ def test_no_folder_is_read(tmp_path):
     store.asked = 0
     whole = table(plan, store)
     assert whole.frame["pending"].tolist() == [499, 500]
-    assert len(whole.to_json()["rows"][1]["runs"]) == len(whole.runs) / 2 == 500
+    assert len(whole.to_json()["rows"][1]["runs"]) == len(whole.results.frame) / 2 == 500
     assert store.asked == 0
 
 
@@ -164,7 +164,7 @@ def test_the_seeds_that_learned_the_task_are_counted(store):
     assert (found["k"], found["n"]) == (3, 5)
     assert found["interval"] == pytest.approx([0.2307, 0.8824], abs=1e-4)
     assert drawn.frame["in_dist/token_error.learned"].tolist()[0] == 3
-    assert "seeds that learned the task" in drawn.to_markdown()
+    assert "k/n: seeds with such a value" in drawn.to_markdown()
 
 
 PLAN = plan_of(

@@ -24,7 +24,7 @@ from cope_sweep.read.figures import available
 from cope_sweep.read.figures.available import available_figures
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.reports.evidence import evidence, write_evidence
-from cope_sweep.read.tables import table
+from cope_sweep.read.tables import read_results, table
 from cope_sweep.store import Lease, SweepRun
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.reading import read_run
@@ -268,7 +268,7 @@ def changed(client: httpx.Client, path: str, etag: str) -> httpx.Response:
 
 
 def test_results_that_are_kept_with_the_files_need_no_store(own_sample: SampleStore, tmp_path: Path) -> None:
-    write_evidence(evidence(own_sample.plan, own_sample.store), own_sample.ablations / "results")
+    write_evidence(evidence(read_results(own_sample.plan, own_sample.store)), own_sample.ablations / "results")
     with serving(own_sample.settings(store=tmp_path / "empty")) as client:
         (tiny,) = [each for each in get(client, "/ablations") if each["name"] == "tiny"]
         assert (tiny["committed"], tiny["finished"]) == ([""], 0)
@@ -279,8 +279,8 @@ def test_results_that_are_kept_with_the_files_need_no_store(own_sample: SampleSt
             row["metrics"]["in_dist/token_error"]["n"] == 0 for row in get(client, "/ablations/tiny/table")["rows"]
         )
         missing = get(client, "/ablations/tiny/table", 404, committed=True, scale="longer")
-        assert "no results of tiny at longer are kept; kept are: its own size" in missing["detail"]
-    own = table(own_sample.plan, own_sample.store)
+        assert "results has no report of tiny --scale longer; it has reports at: its own size" in missing["detail"]
+    own = read_results(own_sample.plan, own_sample.store)
     for row in kept:
         assert row["metrics"]["in_dist/token_error"]["values"] == [
             {"run_id": run_id, "seed": 0, "value": own.records[run_id].metrics["in_dist/token_error"], "stuck": False}
@@ -290,7 +290,7 @@ def test_results_that_are_kept_with_the_files_need_no_store(own_sample: SampleSt
 
 
 def test_kept_results_that_are_stale_or_damaged_are_a_conflict(own_sample: SampleStore, tmp_path: Path) -> None:
-    write_evidence(evidence(own_sample.plan, own_sample.store), own_sample.ablations / "results")
+    write_evidence(evidence(read_results(own_sample.plan, own_sample.store)), own_sample.ablations / "results")
     file = own_sample.ablations / "tiny.yaml"
     with serving(own_sample.settings(store=tmp_path / "empty")) as client:
         file.write_text(file.read_text().replace("seeds: [0, 1]", "seeds: [0, 7]"))

@@ -11,6 +11,7 @@ from cope_services.http.access import KeysFile
 
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.reports.evidence import evidence, write_evidence
+from cope_sweep.read.tables import read_results
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.sweep.jobs import job_submission
 from tests.services.page import page_site
@@ -315,7 +316,7 @@ def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
     context: BrowserContext, site: Site, tmp_path: Path
 ) -> None:
     sample = site.sample.copy_to(tmp_path / "sample")
-    write_evidence(evidence(sample.plan, sample.store), sample.ablations / "results")
+    write_evidence(evidence(read_results(sample.plan, sample.store)), sample.ablations / "results")
     with serving(sample.settings(store=tmp_path / "empty")) as client:
         visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
         page = visitor.open("ablations", ".unstarted")
