@@ -350,16 +350,9 @@ def _pairs(heads: list[str]) -> tuple[tuple[int, int], ...]:
 
 def _checkpoint(question: GetFigure, source: Source, seed: int | None) -> Path:
     """The checkpoint of a run, of a folder, or of the first finished run of an ablation. Raises UserError."""
-    name, rows = question.name, list(question.row)
-    if _is_checkpoint(name):
-        return source.checkpoint(name)
-    from cope_sweep.read.figures.metrics import selected_rows
+    if _is_checkpoint(question.name):
+        return source.checkpoint(question.name)
+    from cope_sweep.read.queries import finished_run
 
-    plan, store = source.queries.load(name, question.scale).plan, source.store
-    runs = [run for row in selected_rows(plan, rows) for run in row.runs if seed is None or run.seed == seed]
-    statuses = store.index.statuses(run.run_id for run in runs)
-    for run in runs:
-        if statuses.get(run.run_id) == "finished":
-            return store.run(run.run_id).fetch_checkpoint()
-    wanted = "".join([f" of {', '.join(rows)}" if rows else "", f" with seed {seed}" if seed is not None else ""])
-    raise UserError(f"no run{wanted} of {plan.name} is finished in the store {store.location}; see `cope-sweep status`")
+    plan = source.queries.load(question.name, question.scale).plan
+    return source.store.run(finished_run(plan, source.store, question.row, seed).run_id).fetch_checkpoint()

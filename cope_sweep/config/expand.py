@@ -345,7 +345,8 @@ class RunBuilder:
         except ValidationError as error:
             problems = (_located(self.loaded, point, *problem) for problem in explain_all(error, RunSpec))
             return SpecError("\n".join(problems))
-        assert lost, "a run is valid exactly if its parts and their combination are"
+        if not lost:
+            raise AssertionError("a run is valid exactly if its parts and their combination are")
         return SpecError("\n".join(lost))
 
 

@@ -57,7 +57,7 @@ class SpecError(UserError):
 
 
 Place = int | str
-"""Where a key or item was written: its line in the file; or, as text, a command-line option or a place in another file."""
+"""Where a key or item was written: its line; or, as text, a command-line option or a place in another file."""
 
 
 class FileMapping(dict[str, Json]):
@@ -331,7 +331,7 @@ class _Reader:
         return key
 
     def _scalar(self, node: _Node, path: KeyPath, line: int) -> Json:
-        """The value of a scalar by the core schema. Raises SpecError for a number that JSON does not have, or a date."""
+        """The value of a scalar by the core schema. Raises SpecError for dates, and numbers that JSON does not have."""
         text = node.text
         if not node.is_plain:
             return text

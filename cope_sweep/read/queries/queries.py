@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -137,7 +138,6 @@ class Queries:
         counts = summaries.plan_counts(index, list(loaded.runs))
         ready = [scale for scale in content.scales if self.files.waits or self.files.is_ready(name, scale)]
         scales = {scale: list(self.load(name, scale).runs) for scale in ready}
-        times = [summaries.newest_ms(index, runs) for runs in (loaded.runs, *scales.values())]
         return {
             "name": name,
             "title": content.title,
@@ -150,7 +150,7 @@ class Queries:
             "runs": len(loaded.runs),
             "finished": counts.get("finished", 0),
             "counts": counts,
-            "newest_ms": max((ms for ms in times if ms is not None), default=None),
+            "newest_ms": summaries.newest_ms(index, {*loaded.runs, *itertools.chain.from_iterable(scales.values())}),
             "committed": self.files.committed(name),
             "loading": len(ready) < len(content.scales),
         }
