@@ -453,9 +453,11 @@ def ablation_fields(ablation: str) -> dict[str, str]:
 
     Raises UserError where the file cannot be read.
     """
-    path = Path(ablation)
-    if path.suffix not in (".yaml", ".yml") and not path.is_file():
+    from cope_sweep.config.loading import names_a_file
+
+    if not names_a_file(ablation):
         return {"ablation": ablation}
+    path = Path(ablation)
     try:
         return {"name": path.stem, "spec": path.read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:

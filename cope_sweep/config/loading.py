@@ -42,7 +42,7 @@ TRAINED_KEYS = ("task", "model", "train")
 """Keys of a run that decide what is trained; `evaluate` only decides how it is measured."""
 ABLATION_KEYS = ("seeds", "metrics", "primary", "search", "schedule", "resources")
 """Top-level keys of an ablation that `--set` replaces, in addition to the keys of a run."""
-SCALED_KEYS = ("title", "exclude", "seeds", "metrics", "primary", "exploratory", "published", "search", "schedule")
+SCALED_KEYS = tuple(name for name in Scale.model_fields if name not in ("description", "set", "grid"))
 """Top-level keys of an ablation that a scale replaces."""
 REGISTRIES: dict[str, Registry[Any]] = {"search": SEARCHES, "schedule": SCHEDULERS}
 
@@ -341,14 +341,18 @@ def _remove_distribution(data: dict[str, Json], key: str) -> None:
         data["search"] = GridSearch().kind
 
 
+def names_a_file(ablation: str | Path) -> bool:
+    """Whether this is the path of an ablation file, and not the name of an ablation."""
+    return Path(ablation).suffix in SUFFIXES or Path(ablation).is_file()
+
+
 def find_ablation(ablation: str | Path, folder: Path, otherwise: str) -> Path:
     """The file of an ablation, given its path, or its name in a folder.
 
     Raises UserError where there is none; it says `otherwise` where the folder has no ablation at all.
     """
-    path = Path(ablation)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        return path
+    if names_a_file(ablation):
+        return Path(ablation)
     if (named := folder / f"{ablation}.yaml").exists():
         return named
     known = sorted(file.stem for file in folder.glob("*.yaml"))
