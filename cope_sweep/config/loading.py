@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from cope_sweep.config.ablation import SCHEDULERS, SEARCHES, Ablation, Axis, Gri
 from cope_sweep.config.explain import explain_all, suggest
 from cope_sweep.config.run import RunSpec
 from cope_sweep.config.source import (
+    OPTION,
     FileList,
     FileMapping,
     Json,
     KeyPath,
-    Place,
     Source,
     SpecError,
     copied,
@@ -119,10 +119,14 @@ def with_inherited(source: Source, folder: Path | None) -> Source:
     chain = [source]
     while chain[-1].data.get("inherit") is not None:
         chain.append(_parent(chain, folder))
+    heir = source.location(("inherit",))
     merged = FileMapping()
-    for each in reversed(chain):
-        data: FileMapping = copied(each.data, _inherited_by(source, each))
-        merged = _merged(merged, data if each is source else _without(data, OWN_KEYS), ())
+    for each in reversed(chain[1:]):
+        inherited = copied(each.data, lambda place: f"{place} (inherited by {heir})")
+        merged = _merged(
+            merged, {key: value for key, value in inherited.items() if key not in OWN_KEYS}, inherited.places
+        )
+    merged = _merged(merged, source.data, places_of(source.data))
     return replace(source, data=merged, parents=tuple(Path(parent.name) for parent in chain[1:]))
 
 
@@ -151,28 +155,18 @@ def _parent(chain: list[Source], folder: Path | None) -> Source:
         raise SpecError(f"{error} (inherited by {child.location(path)})") from error
 
 
-def _inherited_by(source: Source, each: Source) -> Callable[[Place], Place]:
-    """How error messages about `source` show a place in a file of its chain."""
-    if each is source:
-        return lambda place: place
-    child = source.location(("inherit",))
-    return lambda place: f"{each.name}:{place} (inherited by {child})"
-
-
-def _without(data: FileMapping, keys: Collection[str]) -> FileMapping:
-    return FileMapping({key: value for key, value in data.items() if key not in keys}, data.places)
-
-
-def _merged(inherited: FileMapping, own: FileMapping, path: KeyPath) -> FileMapping:
-    """Two mappings at the same key path, merged."""
-    merged = inherited.copy()
+def _merged(
+    inherited: FileMapping, own: Mapping[str, Json], places: Mapping[str, str], path: KeyPath = ()
+) -> FileMapping:
+    """Two mappings at the same key path, merged. `places`: those of `own`."""
+    merged = FileMapping(inherited, inherited.places)
     for key, value in own.items():
         here = (*path, key)
         if value is None and _is_removable(here):
             merged.pop(key, None)
         else:
             both = _merges(merged.get(key), value, here)
-            merged.put(key, _merged(merged[key], value, here) if both else value, own.places.get(key))
+            merged.put(key, _merged(merged[key], value, places_of(value), here) if both else value, places.get(key))
     return merged
 
 
@@ -253,7 +247,7 @@ def _apply_scale(source: Source, data: FileMapping, scale: str) -> None:
 
 def _apply_assignment(data: FileMapping, assignment: str) -> None:
     key, equals, text = assignment.partition("=")
-    option = f"--set {assignment}"
+    option = f"{OPTION}{assignment}"
     if not equals or not key:
         raise SpecError(f"{option}: expected key=value, as in --set model.dim=128")
     value = parse_value(text, option)
@@ -284,7 +278,7 @@ def _replace_kind(data: FileMapping, head: str, kind: Json, option: str) -> None
     data.put(head, FileMapping(kept | {"kind": kind}, {**places_of(before), "kind": option}), option)
 
 
-def _fix(data: FileMapping, key: str, value: Json, place: Place | None) -> None:
+def _fix(data: FileMapping, key: str, value: Json, place: str | None) -> None:
     """Set a run's key in the base, remove its axis or distribution, and resolve the conditions on it.
 
     An entry of `published`, `when` or `exclude` that asks for another value of the key is dropped, and a figure whose

@@ -38,6 +38,9 @@ TOO_MANY_DIGITS = "the number has too many digits; whole numbers have at most 18
 MAX_DIGITS = 100
 """Longer whole numbers are not read: Python takes a time that grows with the square of the digits."""
 
+OPTION = "--set "
+"""The beginning of a place that is a command-line option."""
+
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CONSTANTS: dict[str, bool | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
@@ -56,25 +59,20 @@ class SpecError(UserError):
     """A declaration is not valid. The message names the file, line, key and value, and what would be accepted."""
 
 
-Place = int | str
-"""Where a key or item was written: its line; or, as text, a command-line option or a place in another file."""
-
-
 class FileMapping(dict[str, Json]):
-    """A mapping of a file, with the places of its keys. They stay with it where it is moved or merged."""
+    """A mapping of a file, with the places of its keys. They stay with it where it is moved or merged.
+
+    A place is `file:line`, or the command-line option that has set the key.
+    """
 
     __slots__ = ("places",)
 
-    def __init__(self, data: Mapping[str, Json] = {}, places: Mapping[Any, Place] = {}) -> None:
+    def __init__(self, data: Mapping[str, Json] = {}, places: Mapping[Any, str] = {}) -> None:
         super().__init__(data)
         self.places = dict(places)
 
-    def copy(self) -> FileMapping:
-        """A shallow copy."""
-        return FileMapping(self, self.places)
-
-    def put(self, key: str, value: Json, place: Place | None) -> None:
-        """Set a key. `place`: where it was written; None: not known."""
+    def put(self, key: str, value: Json, place: str | None) -> None:
+        """Set a key, and where it was written; None: not known."""
         self[key] = value
         self.places.pop(key, None)
         if place is not None:
@@ -86,17 +84,17 @@ class FileList(list[Json]):
 
     __slots__ = ("places",)
 
-    def __init__(self, items: Iterable[Json] = (), places: Mapping[Any, Place] = {}) -> None:
+    def __init__(self, items: Iterable[Json] = (), places: Mapping[Any, str] = {}) -> None:
         super().__init__(items)
         self.places = dict(places)
 
 
-def places_of(value: Json) -> Mapping[Any, Place]:
+def places_of(value: Json) -> Mapping[Any, str]:
     """The places of the keys or items of a value; of JSON that was no file, none."""
     return getattr(value, "places", {})
 
 
-def copied(value: Json, shown: Callable[[Place], Place] = lambda place: place) -> Json:
+def copied(value: Json, shown: Callable[[str], str] = str) -> Json:
     """A deep copy of a value, with its places as `shown` gives them."""
     places = {part: shown(place) for part, place in places_of(value).items()}
     if isinstance(value, dict):
@@ -121,18 +119,16 @@ class Source:
         Of an error about several keys, `--set` options of some of them are the place: without them the file is valid.
         """
         value: Json = self.data
-        place: Place | None = None
+        own, place = "", self.name
         for part in path:
-            own = places_of(value).get(part)
-            place = place if own is None else own
+            own = places_of(value).get(part, "")
+            place = own or place
             try:
                 value = value[part]
             except (LookupError, TypeError):
-                value = own = None
-                break
-        if path and not isinstance(own, str) and (options := list(dict.fromkeys(_options(value)))):
-            return ", ".join(options)
-        return self.name if place is None else place if isinstance(place, str) else f"{self.name}:{place}"
+                return place
+        options = [] if own.startswith(OPTION) or not path else list(dict.fromkeys(_options(value)))
+        return ", ".join(options) or place
 
     def error(self, path: KeyPath, message: str) -> SpecError:
         """An error about the value at `path`; an empty path means the whole file."""
@@ -141,7 +137,7 @@ class Source:
 
 def _options(value: Json) -> Iterator[str]:
     """The `--set` options that have set a part of a value."""
-    yield from (place for place in places_of(value).values() if isinstance(place, str) and place.startswith("--set "))
+    yield from (place for place in places_of(value).values() if place.startswith(OPTION))
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _options(inner)
 
@@ -154,12 +150,12 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
-def set_key(data: dict[str, Json], key: str, value: Json, place: Place | None = None) -> None:
+def set_key(data: dict[str, Json], key: str, value: Json, place: str | None = None) -> None:
     """Set the dotted `key` of a nested mapping in place: `data["model"]["dim"]` for `model.dim`. See `set_path`."""
     set_path(data, key.split("."), value, place)
 
 
-def set_path(data: dict[str, Json], path: Sequence[str], value: Json, place: Place | None = None) -> None:
+def set_path(data: dict[str, Json], path: Sequence[str], value: Json, place: str | None = None) -> None:
     """Set the value at a key path of a nested mapping in place, and where it was written.
 
     The inner mappings on the way are copied first, because other data may share them. Text on the way is a `kind`, as
@@ -172,12 +168,11 @@ def set_path(data: dict[str, Json], path: Sequence[str], value: Json, place: Pla
             inner = {"kind": inner}
         if not isinstance(inner, dict):
             raise ValueError(f"{'.'.join(parents[: index + 1])} is {json.dumps(inner)}, which has no keys")
-        data[parent] = inner = inner.copy() if isinstance(inner, FileMapping) else FileMapping(inner)
+        data[parent] = inner = FileMapping(inner, places_of(inner))
         data = inner
-    if isinstance(data, FileMapping):
-        data.put(last, value, place)
-    else:
-        data[last] = value
+    data[last] = value
+    if place is not None and isinstance(data, FileMapping):
+        data.places[last] = place
 
 
 def read_source(path: Path) -> Source:
@@ -202,7 +197,7 @@ def parse_source(text: str, name: str) -> Source:
     root = _parsed(text, name)
     if root is None or root.kind != "mapping":
         raise SpecError(f"{name}: expected a mapping of keys, as in ablations/quickstart.yaml")
-    return Source(name, _Reader(name).value(root, (), root.line))
+    return Source(name, _Reader(name).value(root, (), name))
 
 
 @dataclass(eq=False, slots=True)
@@ -293,66 +288,70 @@ def parse_value(text: str, name: str) -> Json:
 
 
 class _Reader:
-    """Makes plain data of YAML nodes."""
+    """Makes plain data of the YAML nodes of a file."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.values = 0
         """How many were read, each as often as aliases repeat it."""
 
-    def value(self, node: _Node, path: KeyPath, line: int) -> Json:
-        """The value of a node, whose key is on `line`. Raises SpecError."""
+    def value(self, node: _Node, path: KeyPath, place: str) -> Json:
+        """The value of a node, whose key or item is at `place`. Raises SpecError."""
         self.values += 1
         if len(path) > MAX_DEPTH or self.values > MAX_VALUES:
             message = f"the file is too deep or too large: {TOO_LARGE}; does an alias contain itself?"
-            raise self._error(line, path[:3], message)
+            raise _error(place, path[:3], message)
         if node.tag is not None:
-            raise self._error(line, path, f"the YAML tag {node.tag} is not supported; remove it")
+            raise _error(place, path, f"the YAML tag {node.tag} is not supported; remove it")
         if node.kind == "sequence":
-            items = [self.value(item, (*path, index), item.line) for index, item in enumerate(node.items)]
-            return FileList(items, {index: item.line for index, item in enumerate(node.items)})
+            places = {index: f"{self.name}:{item.line}" for index, item in enumerate(node.items)}
+            items = (self.value(item, (*path, index), places[index]) for index, item in enumerate(node.items))
+            return FileList(items, places)
         if node.kind == "mapping":
             result = FileMapping()
             for key_node, value in zip(node.items[::2], node.items[1::2], strict=True):
-                key = self._key(key_node, path)
+                at = f"{self.name}:{key_node.line}"
+                key = _key(key_node, path, at)
                 if key in result:
-                    raise SpecError(f"{self.name}:{key_node.line}: not valid YAML: the key {key!r} is here twice")
-                result.put(key, self.value(value, (*path, key), key_node.line), key_node.line)
+                    raise SpecError(f"{at}: not valid YAML: the key {key!r} is here twice")
+                result.put(key, self.value(value, (*path, key), at), at)
             return result
-        return self._scalar(node, path, line)
+        return _scalar(node, path, place)
 
-    def _key(self, node: _Node, path: KeyPath) -> str:
-        key = self._scalar(node, path, node.line) if node.kind == "scalar" else None
-        if key == "<<" and node.is_plain:
-            raise SpecError(f"{self.name}:{node.line}: merge keys (<<) are not supported; write the keys, or `inherit`")
-        if not isinstance(key, str) or node.tag is not None:
-            written = node.text or f"a {node.kind}"
-            raise SpecError(f"{self.name}:{node.line}: {dotted(path)}: key {written} is not text; quote it")
-        return key
 
-    def _scalar(self, node: _Node, path: KeyPath, line: int) -> Json:
-        """The value of a scalar by the core schema. Raises SpecError for dates, and numbers that JSON does not have."""
-        text = node.text
-        if not node.is_plain:
-            return text
-        if text in _CONSTANTS:
-            return _CONSTANTS[text]
-        if _INTEGER.fullmatch(text):
-            base = _BASES.get(text.lstrip("+-")[:2], 10)
-            value = int(text.replace("_", ""), base) if len(text) < MAX_DIGITS else MAX_NUMBER
-            if abs(value) >= MAX_NUMBER:
-                raise self._error(line, path, TOO_MANY_DIGITS)
-            return value
-        if _FLOAT.fullmatch(text):
-            number = float(text.replace("_", ""))
-            if math.isfinite(number):
-                return number
-        elif not (_NOT_FINITE.fullmatch(text) or _DATE.match(text)):
-            return text
-        raise self._error(line, path, f"{text} is not text, a number, true, false or null")
+def _key(node: _Node, path: KeyPath, place: str) -> str:
+    key = _scalar(node, path, place) if node.kind == "scalar" else None
+    if key == "<<" and node.is_plain:
+        raise SpecError(f"{place}: merge keys (<<) are not supported; write the keys, or `inherit`")
+    if not isinstance(key, str) or node.tag is not None:
+        raise _error(place, path, f"key {node.text or f'a {node.kind}'} is not text; quote it")
+    return key
 
-    def _error(self, line: int, path: KeyPath, message: str) -> SpecError:
-        return SpecError(f"{self.name}:{line}: {dotted(path)}: {message}")
+
+def _scalar(node: _Node, path: KeyPath, place: str) -> Json:
+    """The value of a scalar by the core schema. Raises SpecError for a number that JSON does not have, or a date."""
+    text = node.text
+    if not node.is_plain:
+        return text
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if _INTEGER.fullmatch(text):
+        base = _BASES.get(text.lstrip("+-")[:2], 10)
+        value = int(text.replace("_", ""), base) if len(text) < MAX_DIGITS else MAX_NUMBER
+        if abs(value) >= MAX_NUMBER:
+            raise _error(place, path, TOO_MANY_DIGITS)
+        return value
+    if _FLOAT.fullmatch(text):
+        number = float(text.replace("_", ""))
+        if math.isfinite(number):
+            return number
+    elif not (_NOT_FINITE.fullmatch(text) or _DATE.match(text)):
+        return text
+    raise _error(place, path, f"{text} is not text, a number, true, false or null")
+
+
+def _error(place: str, path: KeyPath, message: str) -> SpecError:
+    return SpecError(f"{place}: {dotted(path)}: {message}")
 
 
 def default_label(value: Json) -> str:
