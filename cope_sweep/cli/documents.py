@@ -12,7 +12,7 @@ import typer
 
 from cope_sweep.api.questions import GetFigure, GetReport, GetTable
 from cope_sweep.cli.models import text_ids
-from cope_sweep.cli.options import ABLATION, Source, argument, asks, option, without_collection
+from cope_sweep.cli.options import ABLATION, Source, argument, asks, option
 from cope_sweep.cli.output import escaped, make_console, size
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures.figure import FIGURES, MapOptions, Show
@@ -68,23 +68,22 @@ def table(
         option = "--committed" if folder is None else "--from"
         raise UserError(f"{option} shows the runs of a report as they are; leave out --set")
     question = replace(question, format="json" if source.as_json else question.format)
-    with without_collection():
-        if output is None and question.format in (None, "terminal") and not (source.server or question.runs):
-            make_console().print(_table(question, source, folder).to_rich())
-            return
-        from cope_sweep.cli.files import save
-        from cope_sweep.read.tables import find_format, formats
+    if output is None and question.format in (None, "terminal") and not (source.server or question.runs):
+        make_console().print(_table(question, source, folder).to_rich())
+        return
+    from cope_sweep.cli.files import save
+    from cope_sweep.read.tables import find_format, formats
 
-        def write(question: GetTable, file: IO[bytes]) -> None:
-            made = _table(question, source, folder)
-            file.write(find_format(str(question.format)).file(made, runs=question.runs))
+    def write(question: GetTable, file: IO[bytes]) -> None:
+        made = _table(question, source, folder)
+        file.write(find_format(str(question.format)).file(made, runs=question.runs))
 
-        save(
-            question, output, source.write if source.server else write,
-            default="terminal" if output is None else "markdown",
-            suffixes={each.suffix: each.name for each in formats().values()},
-            binary=[each.name for each in formats().values() if each.binary],
-        )  # fmt: skip
+    save(
+        question, output, source.write if source.server else write,
+        default="terminal" if output is None else "markdown",
+        suffixes={each.suffix: each.name for each in formats().values()},
+        binary=[each.name for each in formats().values() if each.binary],
+    )  # fmt: skip
 
 
 def _table(question: GetTable, source: Source, folder: Path | None) -> Table:
