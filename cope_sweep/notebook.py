@@ -19,12 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cope_sweep.config import LoadedAblation, Plan, RunSpec, expand, with_overrides
+from cope_sweep.config import LoadedAblation, Plan, expand, with_overrides
 from cope_sweep.config import load_ablation as _load_file
-from cope_sweep.config.explain import suggest
 from cope_sweep.config.loading import find_ablation
 from cope_sweep.config.source import ablations_folder
-from cope_sweep.errors import UserError
 from cope_sweep.store import Store
 
 if TYPE_CHECKING:
@@ -120,9 +118,11 @@ def predictor(
     Raises UserError where that run is not finished.
     """
     from cope_sweep.inference import Predictor
+    from cope_sweep.read.queries import finished_run
 
     planned, opened = _recorded(ablation, store)
-    return Predictor.load(opened.run(_finished_run(planned, opened, row, seed).run_id).fetch_checkpoint())
+    rows = [each.name for each in planned.rows[:1]] if row is None else [row]
+    return Predictor.load(opened.run(finished_run(planned, opened, rows, seed).run_id).fetch_checkpoint())
 
 
 def probe(
@@ -150,20 +150,3 @@ def _recorded(ablation: AnyAblation, store: AnyStore, *, create: bool = False) -
 
     opened = store if isinstance(store, Store) else Store(store, create=create)
     return recorded_plan(plan(ablation), opened), opened
-
-
-def _finished_run(planned: Plan, store: Store, row: str | None, seed: int | None) -> RunSpec:
-    names = [each.name for each in planned.rows]
-    if row is not None and row not in names:
-        raise UserError(f"{planned.name} has no row {row!r}{suggest(row, names)}")
-    chosen = [each for each in planned.rows if row in (None, each.name)][:1]
-    runs = [run for each in chosen for run in each.runs if seed in (None, run.seed)]
-    statuses = store.index.statuses(run.run_id for run in runs)
-    for each in runs:
-        if statuses.get(each.run_id) == "finished":
-            return each
-    text = f" with seed {seed}" if seed is not None else ""
-    raise UserError(
-        f"no run{text} of {', '.join(each.name for each in chosen) or planned.name} is finished in the store "
-        f"{store.location}; train it with: cope-sweep run {planned.name}"
-    )

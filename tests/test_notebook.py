@@ -65,7 +65,10 @@ def test_a_second_run_trains_nothing(names, folder):
         (lambda a, store: cope_sweep.load_ablation("quickstrat"), "no ablation 'quickstrat' in"),
         (lambda a, store: cope_sweep.figure(a, "curve", store), "has no figure 'curve'; did you mean 'curves'?"),
         (lambda a, store: cope_sweep.predictor(a, store, row="Cope"), "has no row 'Cope'; did you mean 'CoPE'?"),
-        (lambda a, store: cope_sweep.probe(a, store, seed=9), "no run with seed 9 of CoPE is finished in the store"),
+        (
+            lambda a, store: cope_sweep.probe(a, store, seed=9),
+            "no run with seed 9 of CoPE of quickstart is finished in the store",
+        ),
     ],
 )
 def test_errors(names, folder, call, message):

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from cope_sweep.store import Status
 
 Counts = dict[Status, int]
 
 
-class ScaleSummary(BaseModel):
+class Answer(BaseModel):
+    """The base class of answers. Each is compiled when it is used first: a command needs one or two of forty."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class ScaleSummary(Answer):
     """The number of an ablation's runs at a scale."""
 
     runs: int
@@ -19,7 +25,7 @@ class ScaleSummary(BaseModel):
     counts: Counts = {}
 
 
-class AblationSummary(BaseModel):
+class AblationSummary(Answer):
     """An ablation, with the number of its runs by status."""
 
     name: str
@@ -46,13 +52,13 @@ class AblationSummary(BaseModel):
     error: str | None = Field(default=None, description="Why the file is invalid; the other fields are then empty.")
 
 
-class PlannedRun(BaseModel):
+class PlannedRun(Answer):
     run_id: str
     seed: int
     status: Status
 
 
-class PlannedRow(BaseModel):
+class PlannedRow(Answer):
     """A row of the table and its runs."""
 
     row: str
@@ -60,7 +66,7 @@ class PlannedRow(BaseModel):
     runs: list[PlannedRun]
 
 
-class MetricInfo(BaseModel):
+class MetricInfo(Answer):
     name: str
     title: str
     goal: str
@@ -81,7 +87,7 @@ class AblationDetail(AblationSummary):
     text: str = Field(description="The content of the file.")
 
 
-class FigureInfo(BaseModel):
+class FigureInfo(Answer):
     """A figure of an ablation."""
 
     name: str
@@ -92,7 +98,7 @@ class FigureInfo(BaseModel):
     url: str = Field(description="Of the figure; add `format`.")
 
 
-class RunSummary(BaseModel):
+class RunSummary(Answer):
     """The main facts of a run."""
 
     run_id: str
@@ -115,7 +121,7 @@ class RunSummary(BaseModel):
     )
 
 
-class RunPage(BaseModel):
+class RunPage(Answer):
     """A page of runs. Of chosen fields, each run has these, `run_id` and `status`, and the values of chosen keys."""
 
     total: int = Field(description="Runs that match, on all pages.")
@@ -125,14 +131,14 @@ class RunPage(BaseModel):
     runs: list[RunSummary]
 
 
-class Failure(BaseModel):
+class Failure(Answer):
     """Why the last attempt of a run failed."""
 
     message: str
     traceback: str = ""
 
 
-class Attempt(BaseModel):
+class Attempt(Answer):
     """One attempt to train a run, from the run's log."""
 
     number: int
@@ -157,7 +163,7 @@ class RunDetail(RunSummary):
     curve: list[dict[str, int | float]] = Field(default=[], description="The logged rows, by step.")
 
 
-class Series(BaseModel):
+class Series(Answer):
     """The learning curve of one run."""
 
     run_id: str
@@ -166,14 +172,14 @@ class Series(BaseModel):
     points: list[tuple[int, float | None]] = Field(description="(step, value); null: not finite")
 
 
-class RowCurves(BaseModel):
+class RowCurves(Answer):
     """The learning curves of a row, one per seed."""
 
     row: str
     series: list[Series]
 
 
-class Curves(BaseModel):
+class Curves(Answer):
     """Learning curves of one metric for all runs of an ablation."""
 
     metric: str
@@ -183,7 +189,7 @@ class Curves(BaseModel):
     next: int | None = Field(default=None, description="The `offset` of the next page; null on the last one.")
 
 
-class RunCurve(BaseModel):
+class RunCurve(Answer):
     """A metric of one run."""
 
     run_id: str
@@ -192,14 +198,14 @@ class RunCurve(BaseModel):
     )
 
 
-class CurvesOfRuns(BaseModel):
+class CurvesOfRuns(Answer):
     """A metric of several runs, in the order in which they were asked for."""
 
     metric: str
     series: list[RunCurve]
 
 
-class RunLog(BaseModel):
+class RunLog(Answer):
     """The end of a run's log."""
 
     run_id: str
@@ -207,7 +213,7 @@ class RunLog(BaseModel):
     truncated: bool = Field(description="Whether the log has more lines before these.")
 
 
-class ChangedValue(BaseModel):
+class ChangedValue(Answer):
     """A value that differs; null where one side has none."""
 
     key: str
@@ -215,7 +221,7 @@ class ChangedValue(BaseModel):
     right: str | None
 
 
-class MetricTest(BaseModel):
+class MetricTest(Answer):
     """Right minus left: of the means over finished runs, with a test where there are enough of them."""
 
     n: tuple[int, int]
@@ -226,7 +232,7 @@ class MetricTest(BaseModel):
     smallest_p: float | None = Field(description="The least p that so many runs can have.")
 
 
-class MetricChange(BaseModel):
+class MetricChange(Answer):
     """A metric of both sides. A number that is undefined is null."""
 
     row: str
@@ -237,7 +243,7 @@ class MetricChange(BaseModel):
     p_adjusted: float | None = Field(description="With Holm's correction for all metrics of the comparison.")
 
 
-class RunsDiff(BaseModel):
+class RunsDiff(Answer):
     """Two runs or two sweeps side by side."""
 
     left: str
@@ -251,7 +257,7 @@ class RunsDiff(BaseModel):
     only_right: list[str] = []
 
 
-class SweepEntry(BaseModel):
+class SweepEntry(Answer):
     """A sweep, with the present number of its runs by status."""
 
     sweep_id: str
@@ -266,7 +272,7 @@ class SweepEntry(BaseModel):
     counts: Counts = {}
 
 
-class SweepPage(BaseModel):
+class SweepPage(Answer):
     """Sweeps, newest first."""
 
     total: int
@@ -275,7 +281,7 @@ class SweepPage(BaseModel):
     sweeps: list[SweepEntry]
 
 
-class FailedMember(BaseModel):
+class FailedMember(Answer):
     """A run of a sweep that failed."""
 
     run_id: str
@@ -283,7 +289,7 @@ class FailedMember(BaseModel):
     message: str | None
 
 
-class SweepProgress(BaseModel):
+class SweepProgress(Answer):
     """How far a sweep is."""
 
     sweep_id: str
@@ -298,7 +304,7 @@ class SweepProgress(BaseModel):
     failures: list[FailedMember] = Field(default=[], description="The newest failed runs; `counts` has their number.")
 
 
-class SweepState(BaseModel):
+class SweepState(Answer):
     """A sweep that was submitted, stopped or retried."""
 
     sweep_id: str
@@ -311,7 +317,7 @@ class SweepState(BaseModel):
     events: str = Field(description="Where its progress is sent as server-sent events.")
 
 
-class SweepMember(BaseModel):
+class SweepMember(Answer):
     """A run of a sweep."""
 
     run_id: str
@@ -342,7 +348,7 @@ class SweepDetail(SweepEntry):
     error: str | None = Field(default=None, description="Why its record cannot be read; its fields are then empty.")
 
 
-class RunCost(BaseModel):
+class RunCost(Answer):
     """A run of a plan: how far it is, and its estimated cost."""
 
     run_id: str
@@ -362,7 +368,7 @@ class RunCost(BaseModel):
     resources: str = Field(description="What a worker group takes that trains it.")
 
 
-class PlanCost(BaseModel):
+class PlanCost(Answer):
     """The runs of a plan in its order, and the estimated wall time of those that are to do."""
 
     ablation: str
@@ -378,7 +384,7 @@ class PlanCost(BaseModel):
     runs: list[RunCost]
 
 
-class CheckpointFile(BaseModel):
+class CheckpointFile(Answer):
     """A file of a checkpoint."""
 
     name: str
@@ -387,7 +393,7 @@ class CheckpointFile(BaseModel):
     url: str = Field(description="Where it can be downloaded.")
 
 
-class Checkpoint(BaseModel):
+class Checkpoint(Answer):
     """The files of a finished run's checkpoint."""
 
     run_id: str

@@ -12,7 +12,7 @@ import typer
 
 from cope_sweep.api.questions import GetFigure, GetReport, GetTable
 from cope_sweep.cli.models import text_ids
-from cope_sweep.cli.options import ABLATION, Source, argument, asks, option, without_collection
+from cope_sweep.cli.options import ABLATION, Source, argument, asks, option
 from cope_sweep.cli.output import escaped, make_console, size
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures.figure import FIGURES, MapOptions, Show
@@ -70,23 +70,22 @@ def table(
         option = "--committed" if folder is None else "--from"
         raise UserError(f"{option} shows the runs of a report as they are; leave out --set")
     question = replace(question, format="json" if source.as_json else question.format)
-    with without_collection():
-        if output is None and question.format in (None, "terminal") and not (source.server or question.runs):
-            make_console().print(_table(question, source, folder).to_rich())
-            return
-        from cope_sweep.cli.files import save
-        from cope_sweep.read.tables import find_format, formats
+    if output is None and question.format in (None, "terminal") and not (source.server or question.runs):
+        make_console().print(_table(question, source, folder).to_rich())
+        return
+    from cope_sweep.cli.files import save
+    from cope_sweep.read.tables import find_format, formats
 
-        def write(question: GetTable, file: IO[bytes]) -> None:
-            made = _table(question, source, folder)
-            file.write(find_format(str(question.format)).file(made, runs=question.runs))
+    def write(question: GetTable, file: IO[bytes]) -> None:
+        made = _table(question, source, folder)
+        file.write(find_format(str(question.format)).file(made, runs=question.runs))
 
-        save(
-            question, output, source.write if source.server else write,
-            default="terminal" if output is None else "markdown",
-            suffixes={each.suffix: each.name for each in formats().values()},
-            binary=[each.name for each in formats().values() if each.binary],
-        )  # fmt: skip
+    save(
+        question, output, source.write if source.server else write,
+        default="terminal" if output is None else "markdown",
+        suffixes={each.suffix: each.name for each in formats().values()},
+        binary=[each.name for each in formats().values() if each.binary],
+    )  # fmt: skip
 
 
 def _table(question: GetTable, source: Source, folder: Path | None) -> Table:
@@ -375,16 +374,9 @@ def _pairs(heads: list[str]) -> tuple[tuple[int, int], ...]:
 
 def _checkpoint(question: GetFigure, source: Source, seed: int | None) -> Path:
     """The checkpoint of a run, of a folder, or of the first finished run of an ablation. Raises UserError."""
-    name, rows = question.name, list(question.row)
-    if _is_checkpoint(name):
-        return source.checkpoint(name)
-    from cope_sweep.read.figures.metrics import selected_rows
+    if _is_checkpoint(question.name):
+        return source.checkpoint(question.name)
+    from cope_sweep.read.queries import finished_run
 
-    plan, store = source.queries.load(name, question.scale).plan, source.store
-    runs = [run for row in selected_rows(plan, rows) for run in row.runs if seed is None or run.seed == seed]
-    statuses = store.index.statuses(run.run_id for run in runs)
-    for run in runs:
-        if statuses.get(run.run_id) == "finished":
-            return store.run(run.run_id).fetch_checkpoint()
-    wanted = "".join([f" of {', '.join(rows)}" if rows else "", f" with seed {seed}" if seed is not None else ""])
-    raise UserError(f"no run{wanted} of {plan.name} is finished in the store {store.location}; see `cope-sweep status`")
+    plan = source.queries.load(question.name, question.scale).plan
+    return source.store.run(finished_run(plan, source.store, question.row, seed).run_id).fetch_checkpoint()

@@ -10,8 +10,6 @@ that are `local` need the files of this machine: with a service they are refused
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import inspect
 import os
@@ -119,18 +117,6 @@ WHERE: dict[str, tuple[Any, Any]] = {
 """Parameter → its type and default: what names a store and ablation files, or a service."""
 
 
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
-    """Pause the garbage collector: an answer keeps its objects, and looking through 100,000 runs takes seconds."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 @dataclass
 class Source:
     """Answers questions: the store and the ablation files of this machine, or a service."""
@@ -184,8 +170,7 @@ class Source:
 
     def ask(self, question: Question[A]) -> A:
         """The answer to a question. Raises UserError."""
-        with without_collection():
-            return (self.client or self.queries).ask(question)
+        return (self.client or self.queries).ask(question)
 
     def run_id(self, text: str) -> str:
         """The id of the run whose id begins with these digits, at least four; else the text. Raises UserError."""
@@ -454,9 +439,11 @@ def ablation_fields(ablation: str) -> dict[str, str]:
 
     Raises UserError where the file cannot be read.
     """
-    path = Path(ablation)
-    if path.suffix not in (".yaml", ".yml") and not path.is_file():
+    from cope_sweep.config.loading import names_a_file
+
+    if not names_a_file(ablation):
         return {"ablation": ablation}
+    path = Path(ablation)
     try:
         return {"name": path.stem, "spec": path.read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:

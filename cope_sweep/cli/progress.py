@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cope_sweep.cli.output import duration, make_console
+from cope_sweep.cli.output import duration
 from cope_sweep.config import Metric, Plan, Row
 from cope_sweep.store import Event, Status, Store
 
@@ -25,9 +25,11 @@ LINE_INTERVAL_S = 10.0
 MAX_ROWS = 24
 """Runs that the live table shows at a time."""
 MAX_METRICS = 3
-DISPLAY_ORDER = ("running", "failed", "interrupted", "stopped", "finished", "pending")
+DISPLAY_ORDER = ("running", "failed", "damaged", "interrupted", "stopped", "finished", "pending")
 """The runs of the first statuses are shown if not all fit."""
 SUMMARY_ORDER = ("finished", "running", "pending", "interrupted", "stopped", "failed")
+SENDING = "sending to MLflow", "runs and sweeps"
+"""Title and unit of a `progress_bar`."""
 UNFINISHED = ("running", "pending", "interrupted")
 STYLES = {
     "running": "cyan",
@@ -41,26 +43,18 @@ STYLES = {
 
 @dataclass
 class Board:
-    """The latest event of every run, with totals that an update changes in constant time."""
+    """The latest event of every run."""
 
     names: dict[str, str]
     """Run id → row and seed, in the order of the plan."""
     latest: dict[str, Event]
-    """Run id → its latest event."""
+    """Run id → its latest event, in the same order."""
     started_s: float
     """`time.monotonic()` at the start of the sweep."""
     to_suggest: int = 0
     """How many rows the plan's search has still to suggest."""
     any_event: bool = False
     """Whether this sweep has reported an event yet."""
-    by_status: dict[str, dict[str, None]] = field(init=False, default_factory=dict)
-    """Status → ids of the runs that have it. The inner dictionaries are ordered sets."""
-    steps_left: int = field(init=False, default=0)
-    """Steps of all runs that are not at their end."""
-
-    def __post_init__(self) -> None:
-        for event in self.latest.values():
-            self._add(event)
 
     @staticmethod
     def of(plan: Plan, store: Store, leave_out: Collection[Status] = ()) -> Board:
@@ -87,59 +81,42 @@ class Board:
         for run in row.runs:
             self.names[run.run_id] = f"{row.name} · seed {run.seed}"
             self.latest[run.run_id] = Event(run.run_id, "pending", 0, run.train.steps)
-            self._add(self.latest[run.run_id])
         self.to_suggest = max(0, self.to_suggest - 1)
 
     def update(self, event: Event) -> None:
         """Replace a run's latest event. An event without metrics, such as a failure, keeps the metrics before it."""
         self.any_event = True
-        before = self.latest.get(event.run_id)
-        if before is None:  # a search has suggested the run
-            before = Event(event.run_id, "pending", 0, event.steps)
-            self.names[event.run_id] = event.run_id
-            self._add(before)
-        self._remove(before)
-        metrics: Mapping[str, float] = event.metrics or before.metrics
-        self.latest[event.run_id] = replace(event, metrics=metrics)
-        self._add(event)
+        self.names.setdefault(event.run_id, event.run_id)  # a search has suggested the run
+        before = self.latest.get(event.run_id, event)
+        self.latest[event.run_id] = replace(event, metrics=event.metrics or before.metrics)
 
-    def _add(self, event: Event) -> None:
-        self.by_status.setdefault(event.status, {})[event.run_id] = None
-        if event.status in UNFINISHED:
-            self.steps_left += event.steps - event.step
-
-    def _remove(self, event: Event) -> None:
-        del self.by_status[event.status][event.run_id]
-        if event.status in UNFINISHED:
-            self.steps_left -= event.steps - event.step
-
-    def count(self, status: str) -> int:
-        """The number of runs with a status."""
-        return len(self.by_status.get(status, ()))
+    def counts(self) -> Counter[str]:
+        """Status → number of runs."""
+        return Counter(event.status for event in self.latest.values())
 
     def remaining_s(self) -> float | None:
         """Seconds until every run is finished, from the speed of the runs in training.
 
         None if none has a speed, or while rows are still to be suggested.
         """
-        running = self.by_status.get("running", {})
-        steps_per_s = sum(self.latest[run_id].steps_per_s or 0.0 for run_id in running)
-        return self.steps_left / steps_per_s if steps_per_s and not self.to_suggest else None
+        unfinished = [event for event in self.latest.values() if event.status in UNFINISHED]
+        steps_per_s = sum(event.steps_per_s or 0.0 for event in unfinished if event.status == "running")
+        steps_left = sum(event.steps - event.step for event in unfinished)
+        return steps_left / steps_per_s if steps_per_s and not self.to_suggest else None
 
     def first(self, limit: int) -> list[Event]:
         """At most `limit` runs in the order of the plan: those in training or failed before the others."""
-        if len(self.latest) <= limit:
-            return list(self.latest.values())
-        ordered = itertools.chain.from_iterable(self.by_status.get(status, ()) for status in DISPLAY_ORDER)
-        chosen = set(itertools.islice(ordered, limit))
-        return [self.latest[run_id] for run_id in list(self.names) if run_id in chosen]
+        ordered = sorted(self.latest, key=lambda run_id: DISPLAY_ORDER.index(self.latest[run_id].status))
+        chosen = set(ordered[:limit])
+        return [event for run_id, event in self.latest.items() if run_id in chosen]
 
     def summary(self) -> str:
         """One line: the number of runs by status, the time since the start, the time left."""
-        parts = [f"{self.count(status)} {status}" for status in SUMMARY_ORDER if self.count(status)]
+        counts = self.counts()
+        parts = [f"{counts[status]} {status}" for status in SUMMARY_ORDER if counts[status]]
         if self.to_suggest:
             parts.append(f"{self.to_suggest} to suggest")
-        if not self.any_event and self.count("finished") < len(self.latest) + self.to_suggest:
+        if not self.any_event and counts["finished"] < len(self.latest) + self.to_suggest:
             parts.append("starting workers")
         parts.append(f"{duration(time.monotonic() - self.started_s)} elapsed")
         if (remaining_s := self.remaining_s()) is not None:
@@ -169,7 +146,7 @@ class PlainLines:
         self.board.add(row)
 
     def __call__(self, event: Event) -> None:
-        before = self.board.latest[event.run_id].status
+        before = self.board.latest.get(event.run_id, event).status
         self.board.update(event)
         now = time.monotonic()
         if event.status == before and now - self.printed_s.get(event.run_id, -LINE_INTERVAL_S) < LINE_INTERVAL_S:
@@ -256,37 +233,26 @@ def progress_display(plan: Plan, store: Store, console: Console, leave_out: Coll
 
 
 @contextlib.contextmanager
-def sending_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A function that is called with the number of runs and sweeps that were sent to MLflow, and with that of all.
+def progress_bar(console: Console, title: str, unit: str = "runs") -> Iterator[Callable[[int, int], None]]:
+    """A function that is called with the number of things that are done, and with that of all.
 
     It shows a bar on a terminal, and a plain line now and then in logs and pipes; nothing before the first call.
     """
-    columns = (TextColumn("sending to MLflow"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console)
+    bar = Progress(TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
     task = bar.add_task("", total=None)
     printed_s = time.monotonic()
 
-    def show(sent: int, total: int) -> None:
+    def show(done: int, total: int) -> None:
         nonlocal printed_s
         if console.is_terminal and not console.is_dumb_terminal:
             bar.start()
-            bar.update(task, total=total, completed=sent)
+            bar.update(task, total=total, completed=done)
         elif time.monotonic() - printed_s >= LINE_INTERVAL_S:
             printed_s = time.monotonic()
-            console.print(f"sending to MLflow: {sent}/{total} runs and sweeps", highlight=False)
+            console.print(f"{title}: {done}/{total} {unit}", highlight=False)
 
     try:
         yield show
     finally:
         if bar.live.is_started:
             bar.stop()
-
-
-@contextlib.contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, if that is a terminal, which is called with the number of done things, and of all."""
-    console = make_console(stderr=True)
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

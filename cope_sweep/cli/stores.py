@@ -43,7 +43,7 @@ def rebuild(source: Source) -> None:
     from cope_sweep.store.rebuild import rebuild as rebuild_index
 
     store = _existing_store(source)
-    with progress_bar("reading runs") as on_progress:
+    with progress_bar(make_console(stderr=True), "reading runs") as on_progress:
         report = rebuild_index(store, Index(store.index_url), on_progress)
     if source.printed(report.__dict__):
         return
@@ -84,7 +84,7 @@ def check(
     from cope_sweep.store.rebuild import repair as repair_store
 
     store = _existing_store(source)
-    with progress_bar("checking runs") as on_progress:
+    with progress_bar(make_console(stderr=True), "checking runs") as on_progress:
         found = list(check_store(store, store.index, checksums=checksums, on_progress=on_progress))
         if repair and found:
             repair_store(store, store.index, found)
@@ -197,7 +197,7 @@ def sync(
 
     Example: `cope-sweep sync --mlflow http://mlflow.example:5000`
     """
-    from cope_sweep.cli.progress import sending_bar
+    from cope_sweep.cli.progress import SENDING, progress_bar
     from cope_sweep.store.index.database import redacted
     from cope_sweep.sweep.sweep import stopping_on_signals
     from cope_sweep.tracking.sync import RETRY_INTERVAL_S, MirrorReport, MirrorSession, backlog_count
@@ -222,7 +222,7 @@ def sync(
             check(uri)
             display = make_console(stderr=True)
             display.quiet = source.as_json
-            with MirrorSession(store, uri) as session, sending_bar(display) as bar:
+            with MirrorSession(store, uri) as session, progress_bar(display, *SENDING) as bar:
                 tries = max(1, round(timeout_s / RETRY_INTERVAL_S))
                 report = session.send_all(tries=tries, interrupted=stop.is_set, on_sending=bar)
         except TrackingError as error:

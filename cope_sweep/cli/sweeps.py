@@ -32,7 +32,7 @@ from cope_sweep.cli.options import (
     seconds_in,
 )
 from cope_sweep.cli.output import counts_text, duration, escaped, estimated_time, make_console
-from cope_sweep.errors import UserError
+from cope_sweep.errors import NotFoundError, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -144,7 +144,7 @@ def _in_seconds(budget: dict[str, Any]) -> dict[str, Any]:
 
 @asks(
     GetPlan, "ablations", local=["local", "address", "groups", "mlflow", "no_mlflow"],
-    name=ABLATION | {"metavar": "ABLATION|SWEEP", "help": f"{ABLATION['help']} With --server also the id of a sweep."},
+    name=ABLATION | {"metavar": "ABLATION|SWEEP", "help": f"{ABLATION['help']} Or the id of a submitted sweep."},
 )  # fmt: skip
 def retry(
     *,
@@ -161,7 +161,10 @@ def retry(
     no_mlflow: NoMlflowOpt = False,
     source: Source,
 ) -> None:
-    """Train only the runs of an ablation that failed, or were stopped early; `run` trains all that are not finished.
+    """Train runs again: those of an ablation that failed or were stopped early, or all that a sweep has left.
+
+    A sweep is trained again as it was submitted, although its file may have changed since. `run` trains all runs of an
+    ablation that are not finished.
 
     Example: `cope-sweep retry quickstart --failed`
 
@@ -171,13 +174,14 @@ def retry(
     from cope_sweep.store.sweeps import SWEEP_ID
 
     if SWEEP_ID.fullmatch(question.name):
-        if source.client is None:
-            raise UserError(
-                f"{question.name} is a sweep: the service that it was submitted to trains it again, with --server URL; "
-                "here name its ablation"
-            )
         if failed or stopped or sets or question.scale:
-            raise UserError("a sweep is trained again as it was submitted; leave out all options but --server")
+            raise UserError(
+                "a sweep is trained again as it was submitted; leave out --failed, --stopped, --set and --scale"
+            )
+        if source.client is None:
+            _retry_sweep(
+                question.name, source, local=local, address=address, groups=groups, mlflow=mlflow, no_mlflow=no_mlflow
+            )
         with source.client as client:
             _show_submitted(client, client.retry(question.name), source)
     if not failed and not stopped:
@@ -194,7 +198,7 @@ def retry(
     )  # fmt: skip
 
 
-def _run(question: GetPlan, sets: list[str], source: Source, *, to_the_end: bool = False, **options: Any) -> None:
+def _run(question: GetPlan, sets: list[str], source: Source, *, to_the_end: bool = False, **options: Any) -> NoReturn:
     """Train runs of an ablation, show the table and exit.
 
     `options` are those of `_train`. With `to_the_end` the file's schedule stops no run.
@@ -212,7 +216,31 @@ def _run(question: GetPlan, sets: list[str], source: Source, *, to_the_end: bool
     _train(plan, source.open_store(create=True), source, same_plan, file_text=file_text, **options)
 
 
-def _run_submission(sweep_id: str, source: Source, *, local: bool, address: str | None) -> None:
+def _retry_sweep(sweep_id: str, source: Source, *, mlflow: str | None, no_mlflow: bool, **options: Any) -> NoReturn:
+    """Train what a submitted sweep has left, as a sweep of its own, show the table and exit.
+
+    `options` are those of `_train`.
+    """
+    from cope_sweep.store import read_submission
+    from cope_sweep.sweep.jobs import submitted_plan
+
+    sweep = source.ask(GetSweep(sweep_id))  # raises UserError for an unknown sweep
+    if sweep_id in _active(source):
+        raise UserError(f"sweep {sweep_id} is {sweep.status}; stop it first, or wait for its end")
+    try:
+        submitted = read_submission(source.store, sweep_id)
+    except NotFoundError:
+        raise UserError(
+            f"sweep {sweep_id} was not submitted; the command that started it trains on: {shlex.join(sweep.command)}"
+        ) from None
+    _train(
+        submitted_plan(submitted), source.store, source, shlex.join(submitted.command[2:]),
+        file_text=submitted.file_text, mlflow=mlflow or submitted.mlflow, no_mlflow=no_mlflow or submitted.no_mlflow,
+        leave_out=set(), budget=submitted, **options,
+    )  # fmt: skip
+
+
+def _run_submission(sweep_id: str, source: Source, *, local: bool, address: str | None) -> NoReturn:
     """Execute a submitted sweep, show the table and exit. Where that cannot begin, the sweep is recorded as failed."""
     from cope_sweep.sweep.jobs import failing, job_submission
 
@@ -241,7 +269,7 @@ def _train(
     leave_out: set[Status],
     budget: Budget,
     submission: Submission | None = None,
-) -> None:
+) -> NoReturn:
     """Train runs of a plan with a display of its progress on standard error, show the table and exit.
 
     Args:
@@ -259,7 +287,7 @@ def _train(
         budget: What the sweep may use.
         submission: What was submitted, if a job executes the sweep.
     """
-    from cope_sweep.cli.progress import progress_display, sending_bar
+    from cope_sweep.cli.progress import SENDING, progress_bar, progress_display
     from cope_sweep.read.queries import recorded_plan
     from cope_sweep.read.tables import table
     from cope_sweep.sweep.sweep import sweep
@@ -286,7 +314,7 @@ def _train(
             task.prepare()
     console = make_console(stderr=True)
     _print_cost(console, plan, store, leave_out=leave_out, max_runs=budget.max_runs)
-    with contextlib.ExitStack() as stack, sending_bar(console) as bar:
+    with contextlib.ExitStack() as stack, progress_bar(console, *SENDING) as bar:
         display = stack.enter_context(progress_display(plan, store, console, leave_out))
 
         def on_sending(sent: int, total: int) -> None:

@@ -290,7 +290,7 @@ class RunBuilder:
         try:
             parts = {name: self._part(name, keys, point) for name, keys in assigned.items()}
             return RunSpec.model_validate(parts | {"seed": self.loaded.content.seeds[0]})
-        except ValidationError:
+        except ValueError:  # of pydantic or of `set_key`
             return None
 
     def _part(self, name: str, keys: list[str], point: Assignments) -> Any:
@@ -334,14 +334,20 @@ class RunBuilder:
     def _error(self, point: Assignments) -> SpecError:
         """Errors of the run of a point. The whole run is validated, so that paths start at its top."""
         data = self.loaded.content.base | {"seed": self.loaded.content.seeds[0]}
+        lost: list[str] = []
         for key, value in point.items():
-            set_key(data, key, value.value)
+            try:
+                set_key(data, key, value.value)
+            except ValueError as error:
+                lost.append(f"{self.loaded.source.location(value.origin)}: {key}: {error}")
         try:
             RunSpec.model_validate(data)
         except ValidationError as error:
             problems = (_located(self.loaded, point, *problem) for problem in explain_all(error, RunSpec))
             return SpecError("\n".join(problems))
-        raise AssertionError("a run is valid exactly if its parts and their combination are")
+        if not lost:
+            raise AssertionError("a run is valid exactly if its parts and their combination are")
+        return SpecError("\n".join(lost))
 
 
 def _located(loaded: LoadedAblation, point: Assignments, path: KeyPath, message: str) -> str:

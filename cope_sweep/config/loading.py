@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +14,17 @@ from cope_sweep.config.ablation import SCHEDULERS, SEARCHES, Ablation, Axis, Gri
 from cope_sweep.config.explain import explain_all, suggest
 from cope_sweep.config.run import RunSpec
 from cope_sweep.config.source import (
+    OPTION,
+    FileList,
+    FileMapping,
     Json,
     KeyPath,
     Source,
     SpecError,
+    copied,
     default_label,
     parse_value,
+    places_of,
     read_source,
     set_key,
     set_path,
@@ -38,12 +42,9 @@ TRAINED_KEYS = ("task", "model", "train")
 """Keys of a run that decide what is trained; `evaluate` only decides how it is measured."""
 ABLATION_KEYS = ("seeds", "metrics", "primary", "search", "schedule", "resources")
 """Top-level keys of an ablation that `--set` replaces, in addition to the keys of a run."""
-SCALED_KEYS = ("title", "exclude", "seeds", "metrics", "primary", "exploratory", "published", "search", "schedule")
+SCALED_KEYS = tuple(name for name in Scale.model_fields if name not in ("description", "set", "grid"))
 """Top-level keys of an ablation that a scale replaces."""
 REGISTRIES: dict[str, Registry[Any]] = {"search": SEARCHES, "schedule": SCHEDULERS}
-
-Lines = dict[KeyPath, int | str]
-"""As in a `Source`."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +126,15 @@ def with_inherited(source: Source, folder: Path | None) -> Source:
     chain = [source]
     while chain[-1].data.get("inherit") is not None:
         chain.append(_parent(chain, folder))
-    merged: dict[str, Json] = {}
-    lines: dict[KeyPath, int | str] = {}
-    for each in reversed(chain):
-        own = {key: value for key, value in each.data.items() if each is source or key not in OWN_KEYS}
-        merged, lines = _merged(merged, own, lines, _lines_in(each, source), ())
-    return replace(source, data=merged, lines=lines, parents=tuple(Path(parent.name) for parent in chain[1:]))
+    heir = source.location(("inherit",))
+    merged = FileMapping()
+    for each in reversed(chain[1:]):
+        inherited = copied(each.data, lambda place: f"{place} (inherited by {heir})")
+        merged = _merged(
+            merged, {key: value for key, value in inherited.items() if key not in OWN_KEYS}, inherited.places
+        )
+    merged = _merged(merged, source.data, places_of(source.data))
+    return replace(source, data=merged, parents=tuple(Path(parent.name) for parent in chain[1:]))
 
 
 def _parent(chain: list[Source], folder: Path | None) -> Source:
@@ -158,36 +162,19 @@ def _parent(chain: list[Source], folder: Path | None) -> Source:
         raise SpecError(f"{error} (inherited by {child.location(path)})") from error
 
 
-def _lines_in(each: Source, source: Source) -> dict[KeyPath, int | str]:
-    """The lines of a file of the chain, as error messages about `source` show them."""
-    if each is source:
-        return dict(each.lines)
-    child = source.location(("inherit",))
-    return {path: f"{each.name}:{line} (inherited by {child})" for path, line in each.lines.items()}
-
-
 def _merged(
-    inherited: dict[str, Json],
-    own: dict[str, Json],
-    inherited_lines: Mapping[KeyPath, int | str],
-    own_lines: Mapping[KeyPath, int | str],
-    path: KeyPath,
-) -> tuple[dict[str, Json], dict[KeyPath, int | str]]:
-    """Two mappings at the same key path, merged, with the lines of what is kept of each."""
-    data, lines = dict(inherited), dict(inherited_lines)
+    inherited: FileMapping, own: Mapping[str, Json], places: Mapping[str, str], path: KeyPath = ()
+) -> FileMapping:
+    """Two mappings at the same key path, merged. `places`: those of `own`."""
+    merged = FileMapping(inherited, inherited.places)
     for key, value in own.items():
         here = (*path, key)
         if value is None and _is_removable(here):
-            data.pop(key, None)
-        elif _merges(data.get(key), value, here):
-            data[key], lines = _merged(data[key], value, lines, own_lines, here)
-            lines |= {here: own_lines[here]} if here in own_lines else {}
-            continue
+            merged.pop(key, None)
         else:
-            data[key] = value
-        lines = {known: line for known, line in lines.items() if known[: len(here)] != here}
-        lines |= {known: line for known, line in own_lines.items() if known[: len(here)] == here}
-    return data, lines
+            both = _merges(merged.get(key), value, here)
+            merged.put(key, _merged(merged[key], value, places_of(value), here) if both else value, places.get(key))
+    return merged
 
 
 def _is_axis(path: KeyPath) -> bool:
@@ -219,18 +206,18 @@ def with_overrides(
     """
     if scale is None and not assignments:
         return loaded
-    data, lines = copy.deepcopy(loaded.source.data), dict(loaded.source.lines)
+    data: FileMapping = copied(loaded.source.data)
     replaced = [*loaded.replaced, *(assignment.partition("=")[0] for assignment in assignments)]
     if scale is not None:
         if scale not in loaded.content.scales:
             known = ", ".join(loaded.content.scales) or "none: this ablation has one size"
             raise SpecError(f"{loaded.source.name}: unknown scale {scale!r}; it has {known}")
-        _apply_scale(data, lines, scale)
+        _apply_scale(loaded.source, data, scale)
         replaced += _replaced_keys(loaded.content, loaded.content.scales[scale])
     for assignment in assignments:
-        _apply_assignment(data, lines, assignment)
+        _apply_assignment(data, assignment)
     trained = tuple(key for key in dict.fromkeys(replaced) if key.partition(".")[0] in TRAINED_KEYS)
-    changed = validate(replace(loaded.source, data=data, lines=lines), loaded.name)
+    changed = validate(replace(loaded.source, data=data), loaded.name)
     return replace(changed, replaced=trained, scale=scale or loaded.scale)
 
 
@@ -249,62 +236,61 @@ def _values(axis: Axis) -> list[Json]:
     return list(axis.values()) if isinstance(axis, dict) else axis
 
 
-def _apply_scale(data: dict[str, Json], lines: Lines, scale: str) -> None:
-    chosen, origin = data["scales"][scale], ("scales", scale)
-    grid = chosen.get("grid", {})
+def _apply_scale(source: Source, data: FileMapping, scale: str) -> None:
+    chosen = data["scales"][scale]
+    fixed, grid = chosen.get("set", {}), chosen.get("grid", {})
     # An inherited scale may set a key whose axis the same scale has here: the axis stays, with the figures over it.
-    for key, value in chosen.get("set", {}).items():
+    for key, value in fixed.items():
         if key not in grid:
-            _fix(data, lines, key, value)
-            _move_lines(lines, (*origin, "set", key), ("base", *key.split(".")))
+            try:
+                _fix(data, key, value, places_of(fixed).get(key))
+            except ValueError as error:
+                raise source.error(("scales", scale, "set", key), str(error)) from error
     for key, axis in grid.items():
-        data.setdefault("grid", {})[key] = axis
-        _move_lines(lines, (*origin, "grid", key), ("grid", key))
+        data.setdefault("grid", FileMapping()).put(key, axis, places_of(grid).get(key))
     for key in SCALED_KEYS:
         if chosen.get(key) is not None:
-            data[key] = chosen[key]
-            _move_lines(lines, (*origin, key), (key,))
+            data.put(key, chosen[key], places_of(chosen).get(key))
 
 
-def _apply_assignment(data: dict[str, Json], lines: Lines, assignment: str) -> None:
+def _apply_assignment(data: FileMapping, assignment: str) -> None:
     key, equals, text = assignment.partition("=")
-    option = f"--set {assignment}"
+    option = f"{OPTION}{assignment}"
     if not equals or not key:
         raise SpecError(f"{option}: expected key=value, as in --set model.dim=128")
     value = parse_value(text, option)
-    head, *rest = path = tuple(key.split("."))
-    if head in RUN_KEYS:
-        _fix(data, lines, key, value)
-        path = ("base", *path)
-    elif head in REGISTRIES and rest == ["kind"]:
-        _replace_kind(data, head, value)
-        lines[head,] = option
-    elif head in ABLATION_KEYS:
-        if path[:2] == ("search", "space") and len(path) > 2:
-            path = ("search", "space", ".".join(path[2:]))
-        if head == "resources":
-            _remove_own_resource(data, key)
-        set_path(data, path, value)
-    else:
+    head, *rest = path = key.split(".")
+    if head not in (*RUN_KEYS, *ABLATION_KEYS):
         raise SpecError(f"{option}: no key {key!r}; it starts with one of {', '.join((*RUN_KEYS, *ABLATION_KEYS))}")
-    _forget_lines(lines, path)
-    lines[path] = option
+    try:
+        if head in RUN_KEYS:
+            _fix(data, key, value, option)
+        elif head in REGISTRIES and rest == ["kind"]:
+            _replace_kind(data, head, value, option)
+        else:
+            if path[:2] == ["search", "space"] and len(path) > 2:
+                path = ["search", "space", ".".join(path[2:])]
+            if head == "resources":
+                _remove_own_resource(data, key)
+            set_path(data, path, value, option)
+    except ValueError as error:
+        raise SpecError(f"{option}: {error}") from error
 
 
-def _replace_kind(data: dict[str, Json], head: str, kind: Json) -> None:
+def _replace_kind(data: FileMapping, head: str, kind: Json, option: str) -> None:
     """Set the kind of `search` or `schedule`, and keep those of its settings that the new kind has."""
     before = data.get(head)
     cls = REGISTRIES[head].get(kind) if isinstance(kind, str) else None
     fields = set(cls.model_fields) if cls is not None else set()
     kept = {key: value for key, value in before.items() if key in fields} if isinstance(before, dict) else {}
-    data[head] = kept | {"kind": kind}
+    data.put(head, FileMapping(kept | {"kind": kind}, {**places_of(before), "kind": option}), option)
 
 
-def _fix(data: dict[str, Json], lines: Lines, key: str, value: Json) -> None:
+def _fix(data: FileMapping, key: str, value: Json, place: str | None) -> None:
     """Set a run's key in the base, remove its axis or distribution, and resolve the conditions on it.
 
     An entry of `published`, `when` or `exclude` that asks for another value of the key is dropped, and a figure whose
-    axis it is.
+    axis it is. Raises ValueError as `set_path` does.
     """
     axis = data.get("grid", {}).pop(key, None)
     labels = [default_label(value)]
@@ -321,24 +307,22 @@ def _fix(data: dict[str, Json], lines: Lines, key: str, value: Json) -> None:
         figure.get("rows", {}).pop(key, None)
         return key not in (figure.get("x"), figure.get("panels"))
 
-    _filter(data, lines, "published", lambda entry: agrees(entry["match"]))
-    _filter(data, lines, "when", lambda entry: agrees(entry["if"]))
-    _filter(data, lines, "exclude", agrees)
-    _filter(data, lines, "zip", lambda group: group.pop(key, None) is None or bool(group))
-    _filter(data, lines, "figures", draws)
+    _filter(data, "published", lambda entry: agrees(entry["match"]))
+    _filter(data, "when", lambda entry: agrees(entry["if"]))
+    _filter(data, "exclude", agrees)
+    _filter(data, "zip", lambda group: group.pop(key, None) is None or bool(group))
+    _filter(data, "figures", draws)
     _remove_distribution(data, key)
-    set_key(data["base"], key, value)
+    set_key(data["base"], key, value, place)
 
 
-def _filter(data: dict[str, Json], lines: Lines, name: str, keeps: Callable[[Json], bool]) -> None:
+def _filter(data: FileMapping, name: str, keeps: Callable[[Json], bool]) -> None:
     """Drop the entries of a list of the file that `keeps` refuses."""
-    kept: list[Json] = []
-    for index, entry in enumerate(data.get(name, [])):
-        if keeps(entry):
-            _move_lines(lines, (name, index), (name, len(kept)))
-            kept.append(entry)
     if name in data:
-        data[name] = kept
+        entries, places = data[name], places_of(data[name])
+        kept = [index for index, entry in enumerate(entries) if keeps(entry)]
+        written = {new: places[old] for new, old in enumerate(kept) if old in places}
+        data[name] = FileList((entries[index] for index in kept), written)
 
 
 def _remove_own_resource(data: dict[str, Json], key: str) -> None:
@@ -359,18 +343,9 @@ def _remove_distribution(data: dict[str, Json], key: str) -> None:
         data["search"] = GridSearch().kind
 
 
-def _move_lines(lines: Lines, source: KeyPath, target: KeyPath) -> None:
-    """Error messages about `target` and all keys below it refer to the lines of `source` from now on."""
-    if source == target:
-        return
-    moved = {(*target, *path[len(source) :]): line for path, line in lines.items() if path[: len(source)] == source}
-    _forget_lines(lines, target)
-    lines.update(moved)
-
-
-def _forget_lines(lines: Lines, path: KeyPath) -> None:
-    for known in [known for known in lines if known[: len(path)] == path]:
-        del lines[known]
+def names_a_file(ablation: str | Path) -> bool:
+    """Whether this is the path of an ablation file, and not the name of an ablation."""
+    return Path(ablation).suffix in SUFFIXES or Path(ablation).is_file()
 
 
 def find_ablation(ablation: str | Path, folder: Path, otherwise: str) -> Path:
@@ -378,9 +353,8 @@ def find_ablation(ablation: str | Path, folder: Path, otherwise: str) -> Path:
 
     Raises UserError where there is none; it says `otherwise` where the folder has no ablation at all.
     """
-    path = Path(ablation)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        return path
+    if names_a_file(ablation):
+        return Path(ablation)
     if (named := folder / f"{ablation}.yaml").exists():
         return named
     known = sorted(file.stem for file in folder.glob("*.yaml"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -38,6 +38,9 @@ TOO_MANY_DIGITS = "the number has too many digits; whole numbers have at most 18
 MAX_DIGITS = 100
 """Longer whole numbers are not read: Python takes a time that grows with the square of the digits."""
 
+OPTION = "--set "
+"""The beginning of a place that is a command-line option."""
+
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CONSTANTS: dict[str, bool | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
@@ -56,16 +59,57 @@ class SpecError(UserError):
     """A declaration is not valid. The message names the file, line, key and value, and what would be accepted."""
 
 
+class FileMapping(dict[str, Json]):
+    """A mapping of a file, with the places of its keys. They stay with it where it is moved or merged.
+
+    A place is `file:line`, or the command-line option that has set the key.
+    """
+
+    __slots__ = ("places",)
+
+    def __init__(self, data: Mapping[str, Json] = {}, places: Mapping[Any, str] = {}) -> None:
+        super().__init__(data)
+        self.places = dict(places)
+
+    def put(self, key: str, value: Json, place: str | None) -> None:
+        """Set a key, and where it was written; None: not known."""
+        self[key] = value
+        self.places.pop(key, None)
+        if place is not None:
+            self.places[key] = place
+
+
+class FileList(list[Json]):
+    """A list of a file, with the places of its items."""
+
+    __slots__ = ("places",)
+
+    def __init__(self, items: Iterable[Json] = (), places: Mapping[Any, str] = {}) -> None:
+        super().__init__(items)
+        self.places = dict(places)
+
+
+def places_of(value: Json) -> Mapping[Any, str]:
+    """The places of the keys or items of a value; of JSON that was no file, none."""
+    return getattr(value, "places", {})
+
+
+def copied(value: Json, shown: Callable[[str], str] = str) -> Json:
+    """A deep copy of a value, with its places as `shown` gives them."""
+    places = {part: shown(place) for part, place in places_of(value).items()}
+    if isinstance(value, dict):
+        return FileMapping({key: copied(inner, shown) for key, inner in value.items()}, places)
+    return FileList((copied(inner, shown) for inner in value), places) if isinstance(value, list) else value
+
+
 @dataclass(frozen=True)
 class Source:
-    """A parsed file: its data, and where each key and item was written."""
+    """A parsed file, or JSON in the place of one."""
 
     name: str
     """The file's path, as error messages show it."""
     data: dict[str, Json]
     """Read-only by convention: specs that were validated from it share its values."""
-    lines: dict[KeyPath, int | str] = field(default_factory=dict)
-    """Key path → line number; or, as text, the command-line option or the place in another file that set the value."""
     parents: tuple[Path, ...] = ()
     """The files that it inherits from, nearest first."""
 
@@ -74,19 +118,28 @@ class Source:
 
         Of an error about several keys, `--set` options of some of them are the place: without them the file is valid.
         """
-        if path and not isinstance(self.lines.get(path), str):
-            below = [line for known, line in self.lines.items() if known[: len(path)] == path and isinstance(line, str)]
-            if options := [line for line in below if line.startswith("--set ")]:
-                return ", ".join(options)
-        for length in range(len(path), 0, -1):
-            line = self.lines.get(path[:length])
-            if line is not None:
-                return line if isinstance(line, str) else f"{self.name}:{line}"
-        return self.name
+        value: Json = self.data
+        own, place = "", self.name
+        for part in path:
+            own = places_of(value).get(part, "")
+            place = own or place
+            try:
+                value = value[part]
+            except (LookupError, TypeError):
+                return place
+        options = [] if own.startswith(OPTION) or not path else list(dict.fromkeys(_options(value)))
+        return ", ".join(options) or place
 
     def error(self, path: KeyPath, message: str) -> SpecError:
         """An error about the value at `path`; an empty path means the whole file."""
         return SpecError(f"{self.location(path)}: {dotted(path)}: {message}" if path else f"{self.name}: {message}")
+
+
+def _options(value: Json) -> Iterator[str]:
+    """The `--set` options that have set a part of a value."""
+    yield from (place for place in places_of(value).values() if place.startswith(OPTION))
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _options(inner)
 
 
 def dotted(path: KeyPath) -> str:
@@ -97,27 +150,29 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
-def set_key(data: dict[str, Json], key: str, value: Json) -> None:
-    """Set the dotted `key` of a nested mapping in place: `data["model"]["dim"]` for `model.dim`."""
-    set_path(data, key.split("."), value)
+def set_key(data: dict[str, Json], key: str, value: Json, place: str | None = None) -> None:
+    """Set the dotted `key` of a nested mapping in place: `data["model"]["dim"]` for `model.dim`. See `set_path`."""
+    set_path(data, key.split("."), value, place)
 
 
-def set_path(data: dict[str, Json], path: Sequence[str], value: Json) -> None:
-    """Set the value at a key path of a nested mapping in place.
+def set_path(data: dict[str, Json], path: Sequence[str], value: Json, place: str | None = None) -> None:
+    """Set the value at a key path of a nested mapping in place, and where it was written.
 
     The inner mappings on the way are copied first, because other data may share them. Text on the way is a `kind`, as
-    in `task: flip_flop`, and becomes `{kind: flip_flop}`. Any other value on the way stays, for validation to refuse.
+    in `task: flip_flop`, and becomes `{kind: flip_flop}`. Raises ValueError where any other value is on the way.
     """
     *parents, last = path
-    for parent in parents:
+    for index, parent in enumerate(parents):
         inner = data.get(parent, {})
         if isinstance(inner, str):
             inner = {"kind": inner}
         if not isinstance(inner, dict):
-            return
-        data[parent] = inner = dict(inner)
+            raise ValueError(f"{'.'.join(parents[: index + 1])} is {json.dumps(inner)}, which has no keys")
+        data[parent] = inner = FileMapping(inner, places_of(inner))
         data = inner
     data[last] = value
+    if place is not None and isinstance(data, FileMapping):
+        data.places[last] = place
 
 
 def read_source(path: Path) -> Source:
@@ -142,9 +197,7 @@ def parse_source(text: str, name: str) -> Source:
     root = _parsed(text, name)
     if root is None or root.kind != "mapping":
         raise SpecError(f"{name}: expected a mapping of keys, as in ablations/quickstart.yaml")
-    lines: dict[KeyPath, int | str] = {}
-    data = _plain(root, (), lines, name)
-    return Source(name, data, lines)
+    return Source(name, _Reader(name).value(root, (), name))
 
 
 @dataclass(eq=False, slots=True)
@@ -231,44 +284,51 @@ def source_of(data: Json, name: str) -> Source:
 
 def parse_value(text: str, name: str) -> Json:
     """One YAML value, as it follows the equals sign of `--set key=value`. Raises SpecError."""
-    source = parse_source(f"value: {text}", name)
-    return source.data.get("value")
+    return copied(parse_source(f"value: {text}", name).data.get("value"), lambda _: name)
 
 
-def _plain(node: _Node, path: KeyPath, lines: dict[KeyPath, int | str], name: str) -> Json:
-    """A YAML node as plain data. Adds the lines of its keys and items to `lines`."""
-    source = Source(name, {}, lines)
-    if len(path) > MAX_DEPTH or len(lines) > MAX_VALUES:
-        raise source.error(
-            path[:3],
-            f"the file is too deep or too large: {TOO_LARGE}; does an alias contain itself?",
-        )
-    if node.tag is not None:
-        raise source.error(path, f"the YAML tag {node.tag} is not supported; remove it")
-    if node.kind == "sequence":
-        for index, item in enumerate(node.items):
-            lines[*path, index] = item.line
-        return [_plain(item, (*path, index), lines, name) for index, item in enumerate(node.items)]
-    if node.kind == "mapping":
-        result: dict[str, Json] = {}
-        for key_node, value in zip(node.items[::2], node.items[1::2], strict=True):
-            key = _scalar(key_node, path, source) if key_node.kind == "scalar" else None
-            if key == "<<" and key_node.is_plain:
-                raise SpecError(
-                    f"{name}:{key_node.line}: merge keys (<<) are not supported; write the keys, or `inherit`"
-                )
-            if not isinstance(key, str) or key_node.tag is not None:
-                written = key_node.text or f"a {key_node.kind}"
-                raise SpecError(f"{name}:{key_node.line}: {dotted(path)}: key {written} is not text; quote it")
-            if key in result:
-                raise SpecError(f"{name}:{key_node.line}: not valid YAML: the key {key!r} is here twice")
-            lines[*path, key] = key_node.line
-            result[key] = _plain(value, (*path, key), lines, name)
-        return result
-    return _scalar(node, path, source)
+class _Reader:
+    """Makes plain data of the YAML nodes of a file."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.values = 0
+        """How many were read, each as often as aliases repeat it."""
+
+    def value(self, node: _Node, path: KeyPath, place: str) -> Json:
+        """The value of a node, whose key or item is at `place`. Raises SpecError."""
+        self.values += 1
+        if len(path) > MAX_DEPTH or self.values > MAX_VALUES:
+            message = f"the file is too deep or too large: {TOO_LARGE}; does an alias contain itself?"
+            raise _error(place, path[:3], message)
+        if node.tag is not None:
+            raise _error(place, path, f"the YAML tag {node.tag} is not supported; remove it")
+        if node.kind == "sequence":
+            places = {index: f"{self.name}:{item.line}" for index, item in enumerate(node.items)}
+            items = (self.value(item, (*path, index), places[index]) for index, item in enumerate(node.items))
+            return FileList(items, places)
+        if node.kind == "mapping":
+            result = FileMapping()
+            for key_node, value in zip(node.items[::2], node.items[1::2], strict=True):
+                at = f"{self.name}:{key_node.line}"
+                key = _key(key_node, path, at)
+                if key in result:
+                    raise SpecError(f"{at}: not valid YAML: the key {key!r} is here twice")
+                result.put(key, self.value(value, (*path, key), at), at)
+            return result
+        return _scalar(node, path, place)
 
 
-def _scalar(node: _Node, path: KeyPath, source: Source) -> Json:
+def _key(node: _Node, path: KeyPath, place: str) -> str:
+    key = _scalar(node, path, place) if node.kind == "scalar" else None
+    if key == "<<" and node.is_plain:
+        raise SpecError(f"{place}: merge keys (<<) are not supported; write the keys, or `inherit`")
+    if not isinstance(key, str) or node.tag is not None:
+        raise _error(place, path, f"key {node.text or f'a {node.kind}'} is not text; quote it")
+    return key
+
+
+def _scalar(node: _Node, path: KeyPath, place: str) -> Json:
     """The value of a scalar by the core schema. Raises SpecError for a number that JSON does not have, or a date."""
     text = node.text
     if not node.is_plain:
@@ -279,7 +339,7 @@ def _scalar(node: _Node, path: KeyPath, source: Source) -> Json:
         base = _BASES.get(text.lstrip("+-")[:2], 10)
         value = int(text.replace("_", ""), base) if len(text) < MAX_DIGITS else MAX_NUMBER
         if abs(value) >= MAX_NUMBER:
-            raise source.error(path, TOO_MANY_DIGITS)
+            raise _error(place, path, TOO_MANY_DIGITS)
         return value
     if _FLOAT.fullmatch(text):
         number = float(text.replace("_", ""))
@@ -287,7 +347,11 @@ def _scalar(node: _Node, path: KeyPath, source: Source) -> Json:
             return number
     elif not (_NOT_FINITE.fullmatch(text) or _DATE.match(text)):
         return text
-    raise source.error(path, f"{text} is not text, a number, true, false or null")
+    raise _error(place, path, f"{text} is not text, a number, true, false or null")
+
+
+def _error(place: str, path: KeyPath, message: str) -> SpecError:
+    return SpecError(f"{place}: {dotted(path)}: {message}")
 
 
 def default_label(value: Json) -> str:

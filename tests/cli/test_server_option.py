@@ -241,7 +241,7 @@ def test_retry_of_a_sweep_trains_what_it_has_left(stored, cluster):
         stored(*words, *server, code=130)
         thread.join()
         first = cluster.submitted[0]["submission_id"]
-        assert "leave out all options" in stored.error("retry", first, "--failed", *server)
+        assert "leave out --failed" in stored.error("retry", first, "--failed", *server)
         thread = ended_when_submitted(stored, cluster, "failed")
         out, _ = stored("retry", first, *server, code=1)
         thread.join()
@@ -250,4 +250,26 @@ def test_retry_of_a_sweep_trains_what_it_has_left(stored, cluster):
     assert out.splitlines()[:2] == ["| a table |", f"sweep {second}: failed"]
     submission = read_submission(stored.store, second)
     assert (submission.retry_of, submission.sets, submission.max_runs) == (first, ["seeds=[0, 7]"], 3)
-    assert "with --server URL" in stored.error("retry", first)
+
+
+def test_a_submitted_sweep_is_trained_again_here_too(stored, cluster):
+    """As it was submitted, although the file has changed."""
+    with service(stored, ray_address=cluster.url) as url:
+        words = ("submit", "tiny", "--set", "seeds=[7]", "--max-runs", "1")
+        thread = ended_when_submitted(stored, cluster, "interrupted")
+        stored(*words, "--server", url, code=130)
+        thread.join()
+    first = cluster.submitted[0]["submission_id"]
+    stored.write("tiny", "title: Another\n")
+    assert "leave out --failed" in stored.error("retry", first, "--local", "--set", "seeds=[0]")
+    ended = stored.json("retry", first, "--local", "--no-mlflow", code=130)["sweep"]
+    assert (ended["trained"], ended["not_started"], ended["notes"]) == (
+        1,
+        1,
+        ["stopped: the budget of 1 run is used up"],
+    )
+    out, _ = stored("retry", first, "--local", "--no-mlflow")
+    assert "none" in out
+    assert f"sweep {stored.sweep_id} was not submitted; the command" in stored.error(
+        "retry", stored.sweep_id, "--local"
+    )

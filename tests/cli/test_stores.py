@@ -247,10 +247,11 @@ def test_the_bar_counts_on_a_terminal_and_is_a_line_now_and_then_in_a_pipe(monke
     monkeypatch.setattr(progress, "LINE_INTERVAL_S", 0.0)
     for terminal, expected in ((True, "2/3"), (False, "sending to MLflow: 2/3 runs and sweeps\n")):
         console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
-        with progress.sending_bar(console) as bar:
+        with progress.progress_bar(console, *progress.SENDING) as bar:
             for sent in range(3):
                 bar(sent, 3)
         assert expected in console.file.getvalue()
-        with progress.sending_bar(Console(file=(quiet := io.StringIO()), force_terminal=terminal, quiet=True)) as bar:
+        quiet = io.StringIO()
+        with progress.progress_bar(Console(file=quiet, force_terminal=terminal, quiet=True), "checking runs") as bar:
             bar(1, 2)
         assert quiet.getvalue() == ""

@@ -16,7 +16,6 @@ from cope_sweep.config import (
     current_metric_name,
     default_label,
     expand,
-    load_ablation,
     with_overrides,
 )
 from cope_sweep.config.ablation import Ablation, Curves, Distribution, Maps, Values
@@ -59,11 +58,6 @@ def test_seeds_have_the_bounds_of_a_run():
     of_run = RunSpec.model_json_schema()["properties"]["seed"]
     bounds = ("type", "minimum", "exclusiveMaximum")
     assert [schema[bound] for bound in bounds] == [of_run[bound] for bound in bounds]
-
-
-def test_the_name_is_the_file_name(tmp_path):
-    (tmp_path / "mine.yaml").write_text(TEXT)
-    assert load_ablation(tmp_path / "mine.yaml").name == "mine"
 
 
 @pytest.mark.parametrize(

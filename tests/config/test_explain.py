@@ -41,6 +41,7 @@ from tests.config.ablations import TEXT, error_of
         ("steps: 6", "steps: 0", "test.yaml:5: base.train.steps: 0: input should be greater than or equal to 1"),
         ("dim: 8", "tied: 1, dim: 8", "test.yaml:4: base.model.tied: 1 is not true or false"),
         ("train: {steps: 6}", "train: 6", "test.yaml:5: base.train: 6 is not a mapping"),
+        ("train.lr: [", "train.steps.x: [", "test.yaml:8: train.steps.x: train.steps is 6, which has no keys"),
         ("title: A test", "title: 3", "test.yaml:1: title: 3 is not text"),
     ],
 )  # fmt: skip

@@ -18,6 +18,8 @@ from tests.config.ablations import TEXT, error_of, load
         ("plugins=[os]", "no key 'plugins'"),
         ("model.dim=[", "--set model.dim=[: not valid YAML"),
         ("resources.cpu=1", "--set resources.cpu=1: resources.cpu: unknown key 'cpu'; did you mean 'cpus'?"),
+        ("model.layers.x=3", "--set model.layers.x=3: model.layers is 1, which has no keys"),
+        ("seeds.0=1", "--set seeds.0=1: seeds is [0, 1], which has no keys"),
         ("metrics=[{name: in_dist/los}]", "--set metrics=[{name: in_dist/los}]: metrics[0].name: the task selective_copy has no metric"),
     ],
 )  # fmt: skip
@@ -101,6 +103,7 @@ def test_a_scale_may_have_columns_of_its_own():
     ("before", "after", "message"),
     [
         ("grid: {train.lr: [5e-3]}", "grid: {train.lr: [5e-3, -1.0]}", "test.yaml:12: train.lr: -1.0: input should be greater than 0"),
+        ("model.dim: 32", "model.layers.x: 32", "test.yaml:12: scales.wide.set.model.layers.x: model.layers is 1, which has no keys"),
         ("model.dim: 32", "model.dimm: 32", "test.yaml:12: base.model.dimm: unknown key 'dimm'"),
         ("wide: {", "wide: {metrics: [{name: dense/los}], ", "test.yaml:12: metrics[0].name: the task selective_copy has no metric 'dense/los'"),
     ],

@@ -10,7 +10,7 @@ from cope_sweep.config import RunSpec
 from cope_sweep.config.run import parent_ids
 from cope_sweep.families import FAMILIES
 from cope_sweep.optim import OPTIMIZERS, SCHEDULES
-from cope_sweep.positions import ENCODINGS, CoPE, Relative
+from cope_sweep.positions import ENCODINGS, Relative
 from cope_sweep.tasks import SelectiveCopy
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.trainer import Trainer
@@ -37,13 +37,6 @@ def test_the_identity_has_the_values_that_are_not_default():
         "spec": {"task": {"kind": "selective_copy", "tokens": 8}},
         "versions": {"selective_copy": 1},
     }
-
-
-def test_computing_the_id_does_not_change_the_identity():
-    run = tiny_run()
-    before = run.identity
-    assert run.run_id
-    assert run.identity == before
 
 
 def test_a_default_that_is_written_out_changes_nothing():
@@ -90,13 +83,6 @@ def test_variants_have_metrics_of_their_own_and_are_part_of_the_id():
 def test_impossible_variants_are_errors(variants, message):
     with pytest.raises(ValidationError, match=message):
         tiny_run(**{"model.position": ["relative"], "evaluate.variants": variants})
-
-
-def test_a_raised_version_changes_the_ids_of_its_users_only(monkeypatch):
-    with_cope, without = tiny_run(**{"model.position": ["cope"]}).run_id, tiny_run().run_id
-    monkeypatch.setattr(CoPE, "VERSION", 2)
-    assert tiny_run(**{"model.position": ["cope"]}).run_id != with_cope
-    assert tiny_run().run_id == without
 
 
 def test_the_version_of_dropout_is_part_of_the_ids_of_runs_that_have_it(monkeypatch):

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from cope_sweep.config import RunSpec, expand, with_overrides
-from cope_sweep.config.ablation import SCHEDULERS, SEARCHES, Asha, GridSearch, Median, NoSchedule
+from cope_sweep.config.ablation import Asha, Median, NoSchedule
 from tests.config.ablations import TEXT, error_of, load
 
 SHORT = TEXT.replace("{steps: 6}", "{steps: 60}\n  evaluate: {every: 5}")
@@ -114,12 +114,6 @@ def test_a_scale_may_have_a_schedule_of_its_own():
     assert schedule_of(text, scale="wide").grace == 30
     assert schedule_of(text.replace("grace: 30", "grace: 60")).grace == 10
     assert "test.yaml:13: schedule.grace: grace = 60" in error_of(text.replace("grace: 30", "grace: 60"), scale="wide")
-
-
-def test_the_built_in_kinds():
-    assert list(SCHEDULERS) == ["none", "asha", "median"]
-    assert list(SEARCHES) == ["grid", "random", "optuna"]
-    assert load().content.search == GridSearch()
 
 
 def test_the_example_of_a_search_space_is_valid(request):

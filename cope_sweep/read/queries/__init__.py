@@ -2,11 +2,11 @@
 
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries.ablations import AblationFiles, LoadedPlan
-from cope_sweep.read.queries.plans import measured_rates, plan_cost, recorded_plan, worker_groups
+from cope_sweep.read.queries.plans import finished_run, measured_rates, plan_cost, recorded_plan, worker_groups
 from cope_sweep.read.queries.queries import NotFinishedError, Queries
 from cope_sweep.read.queries.runs import parse_filter
 
 __all__ = [
-    "AblationFiles", "LoadedPlan", "NotFinishedError", "NotFoundError", "Queries", "measured_rates", "parse_filter",
-    "plan_cost", "recorded_plan", "worker_groups",
+    "AblationFiles", "LoadedPlan", "NotFinishedError", "NotFoundError", "Queries", "finished_run", "measured_rates",
+    "parse_filter", "plan_cost", "recorded_plan", "worker_groups",
 ]  # fmt: skip

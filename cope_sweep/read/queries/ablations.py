@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cope_sweep.config import Plan, RunSpec, SpecError, expand, load_ablation, with_overrides
+from cope_sweep.config.loading import SUFFIXES
 from cope_sweep.errors import NotFoundError
 from cope_sweep.store import QueryError
 
-SUFFIXES = (".yaml", ".yml")
 RESULTS = "results"
 """The folder beside the ablation files with the reports that are kept with them."""
 SETTLED_NS = 100_000_000

@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 
 from cope_sweep.api.answers import PlanCost, RunCost
-from cope_sweep.config import Plan, Resources, estimates, plan_of_recorded, suggested_estimates, total_seconds
+from cope_sweep.config import Plan, Resources, RunSpec, estimates, plan_of_recorded, suggested_estimates, total_seconds
 from cope_sweep.config.estimate import Shape, StepCost, run_flops, shape_of
+from cope_sweep.config.explain import suggest
+from cope_sweep.errors import UserError
 from cope_sweep.store import RunRecord, Status, Store
 from cope_sweep.store.index import summaries
 
@@ -30,6 +32,24 @@ def recorded_plan(plan: Plan, store: Store) -> Plan:
     if not plan.open_samples:
         return plan
     return plan_of_recorded(plan.ablation, summaries.recorded_rows(store.index, plan.name))
+
+
+def finished_run(plan: Plan, store: Store, rows: Collection[str] = (), seed: int | None = None) -> RunSpec:
+    """The first finished run of these rows, or of all, and of a seed, or of any. Raises UserError where none is."""
+    known = [row.name for row in plan.rows]
+    if unknown := [name for name in rows if name not in known]:
+        raise UserError(f"{plan.name} has no row {unknown[0]!r}{suggest(unknown[0], known)}")
+    chosen = [row for row in plan.rows if not rows or row.name in rows]
+    runs = [run for row in chosen for run in row.runs if seed in (None, run.seed)]
+    statuses = store.index.statuses(run.run_id for run in runs)
+    for run in runs:
+        if statuses.get(run.run_id) == "finished":
+            return run
+    which = (f" with seed {seed}" if seed is not None else "") + (f" of {', '.join(rows)}" if rows else "")
+    raise UserError(
+        f"no run{which} of {plan.name} is finished in the store {store.location}; train it with: cope-sweep run "
+        f"{plan.name}"
+    )
 
 
 def plan_cost(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -140,7 +141,6 @@ class Queries:
         name = loaded.plan.name
         counts = summaries.plan_counts(index, list(loaded.runs))
         scales = {scale: list(self.load(name, scale).runs) for scale in content.scales}
-        times = [summaries.newest_ms(index, runs) for runs in (loaded.runs, *scales.values())]
         return {
             "name": name,
             "title": content.title,
@@ -153,7 +153,7 @@ class Queries:
             "runs": len(loaded.runs),
             "finished": counts.get("finished", 0),
             "counts": counts,
-            "newest_ms": max((ms for ms in times if ms is not None), default=None),
+            "newest_ms": summaries.newest_ms(index, {*loaded.runs, *itertools.chain.from_iterable(scales.values())}),
             "committed": self.files.committed(name),
         }
 
