@@ -26,7 +26,7 @@ from cope_benchmarks.exact import Expected, Leaves, computed_by
 from cope_benchmarks.gpu_problems import DTYPES, Problem
 from cope_benchmarks.peers import Attend
 from cope_benchmarks.report import MEMORY, OF_SDPA, Measured, goals_table, machine, markdown
-from cope_benchmarks.timing import extra_mb, first_line, resumed, times
+from cope_benchmarks.timing import extra_mb, one_line, resumed, times
 from cope_sweep.kernels import tuning
 
 KERNELS = ("native", "blocked", "triton")
@@ -188,7 +188,7 @@ def measure_case(case: Case, device: str, repetitions: int = 9, memory: bool = T
                 results = sum(x.nbytes for x in (*leaves.values(), do)) / 1e6 if device == "cpu" else 0
                 found[name]["extra_mb"] = round(max(0, extra_mb(both, device) - results), 1)
         except Exception as error:  # out of memory, for example
-            found |= {name: {"failed": first_line(error)} for name in runs}
+            found |= {name: {"failed": one_line(error)} for name in runs}
     done = {name: row for name, row in found.items() if "forward_backward" in row}
     sdpa_ms = min((_total_ms(done[name]) for name in BACKENDS if name in done), default=None)
     for row in done.values():
@@ -257,7 +257,7 @@ def _checked(case: Case, device: str) -> dict[str, dict[str, Any]]:
             errors = {"error": max(expected[problem].relative_errors(computed).values())}
             found[name] = errors if half or not wrong else {"failed": wrong}
         except Exception as error:  # an alternative may raise anything, and is then not timed
-            found[name] = {"failed": first_line(error)}
+            found[name] = {"failed": one_line(error)}
     return found
 
 

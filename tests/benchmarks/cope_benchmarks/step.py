@@ -20,7 +20,7 @@ from torch import Tensor
 import cope_sweep.model.attention as model_attention
 from cope_benchmarks import peers
 from cope_benchmarks.report import Measured, machine, markdown
-from cope_benchmarks.timing import first_line, resumed, times
+from cope_benchmarks.timing import one_line, resumed, times
 from cope_sweep.config import RunSpec
 from cope_sweep.kernels import Implementation, Inputs, Positions, attend, using
 from cope_sweep.model import next_token_loss
@@ -146,7 +146,7 @@ def measure_model(model: Model, alternatives: Alternatives, device: str, repetit
             step = step_of(trainers[-1], compute)
             step()
         except Exception as error:  # out of memory, for example
-            failed = first_line(error)
+            failed = one_line(error)
         if failed:
             found[name] = {"failed": failed}
         else:

@@ -145,6 +145,6 @@ def resumed(
     return measured | {"left": [key for key in todo if key not in measured["rows"]]}
 
 
-def first_line(error: Exception) -> str:
-    """The type and the first line of an error, for a table."""
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+def one_line(error: Exception) -> str:
+    """The type and the beginning of an error, for a table."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

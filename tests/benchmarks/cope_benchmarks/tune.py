@@ -19,7 +19,7 @@ from cope_benchmarks.compiling import compiled_ahead
 from cope_benchmarks.exact import computed_by
 from cope_benchmarks.gpu_problems import DTYPES, Problem
 from cope_benchmarks.report import Measured, machine, markdown
-from cope_benchmarks.timing import first_line, resumed, times
+from cope_benchmarks.timing import one_line, resumed, times
 from cope_sweep.kernels import tuning
 from cope_sweep.kernels.tuning import Configurations, Entry, Table, incompatible
 
@@ -173,5 +173,5 @@ def _wrong(trial: Configurations, problem: Problem, device: str) -> str | None:
         with tuning.using_configurations(trial):
             computed = computed_by(small.attend, leaves, weight)
     except Exception as error:  # Triton's errors have many types
-        return first_line(error)
+        return one_line(error)
     return small.wrong(leaves, weight, computed)
