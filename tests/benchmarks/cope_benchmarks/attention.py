@@ -26,7 +26,7 @@ from cope_benchmarks.exact import Expected, Leaves, computed_by
 from cope_benchmarks.gpu_problems import DTYPES, Problem
 from cope_benchmarks.peers import Attend
 from cope_benchmarks.report import MEMORY, OF_SDPA, Measured, goals_table, machine, markdown
-from cope_benchmarks.timing import extra_mb, one_line, resumed, times
+from cope_benchmarks.timing import extra_mb, median_and_spread, one_line, resumed, times
 from cope_sweep.kernels import tuning
 
 KERNELS = ("native", "blocked", "triton")
@@ -136,7 +136,7 @@ def table(measured: Measured) -> str:
             )
             rows.append([
                 case, name + host_bound,
-                *(f"{found[key]['median_ms']:.3g} ± {found[key]['spread_ms']:.2g}" for key in ("forward", "forward_backward")),
+                *(median_and_spread(found[key]) for key in ("forward", "forward_backward")),
                 *(f"{found[key]:.2f}" if key in found else "–" for key in ("times_faster_than_listing", "of_sdpa")),
                 f"{found['extra_mb']:.1f}" if "extra_mb" in found else "–",
             ])  # fmt: skip

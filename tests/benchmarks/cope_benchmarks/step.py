@@ -20,7 +20,7 @@ from torch import Tensor
 import cope_sweep.model.attention as model_attention
 from cope_benchmarks import peers
 from cope_benchmarks.report import Measured, machine, markdown
-from cope_benchmarks.timing import one_line, resumed, times
+from cope_benchmarks.timing import median_and_spread, one_line, resumed, times
 from cope_sweep.config import RunSpec
 from cope_sweep.kernels import Implementation, Inputs, Positions, attend, using
 from cope_sweep.model import next_token_loss
@@ -170,9 +170,8 @@ def table(measured: Measured) -> str:
     rows = []
     for model, alternatives in measured["rows"].items():
         for name, row in alternatives.items():
-            found = ["", row["failed"]] if "failed" in row else [
-                f"{row['step']['median_ms']:.4g} ± {row['step']['spread_ms']:.2g}", f"{row.get('of_sdpa', 0):.2f}"
-            ]  # fmt: skip
+            ratio = f"{row['of_sdpa']:.2f}" if "of_sdpa" in row else "–"
+            found = ["", row["failed"]] if "failed" in row else [median_and_spread(row["step"]), ratio]
             rows.append([model, name, *found])
     return markdown(("model", "attention", "ms a step", "this ÷ SDPA"), rows, left=2)
 

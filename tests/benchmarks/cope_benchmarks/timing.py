@@ -82,6 +82,11 @@ def _summary(turns: Sequence[tuple[float, float]]) -> dict[str, float]:
     }
 
 
+def median_and_spread(summary: Mapping[str, float]) -> str:
+    """For a table: `840 ± 23`, `0.345 ± 0.012`."""
+    return " ± ".join(f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}" for ms in (summary["median_ms"], summary["spread_ms"]))
+
+
 def extra_mb(run: Run, device: str) -> float:
     """Peak memory of a call in MB, beyond what was allocated before: of tensors on a GPU, of the process on a CPU."""
     run()  # allocates what libraries keep
