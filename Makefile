@@ -19,7 +19,7 @@ quickstart: .venv/run.stamp   ## Install, train the quick-start ablation, and pr
 	$(BIN)/cope-sweep run quickstart
 
 test: .venv/test.stamp   ## Run the tests, but those that `make test-all` adds
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not thorough"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not thorough" --durations=50
 
 test-all: .venv/test.stamp   ## Run all tests, also those of the benchmarks, emulators and random faults
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
