@@ -19,7 +19,7 @@ quickstart: .venv/run.stamp   ## Install, train the quick-start ablation, and pr
 	$(BIN)/cope-sweep run quickstart
 
 test: .venv/test.stamp   ## Run the tests, but those that `make test-all` adds
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not thorough"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not thorough" --durations=50
 
 test-all: .venv/test.stamp   ## Run all tests, also those of the benchmarks, emulators and random faults
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
@@ -40,9 +40,9 @@ format: .venv/test.stamp   ## Fix style
 bench: .venv/run.stamp   ## Measure scheduling on this machine: Ray's start, the time between runs
 	$(BIN)/cope-sweep bench sweep
 
-gpu:   ## Check, tune and measure the kernels on a GPU with the torch that is there (DEVICE=cpu: a dry run; STAGE=tests OUT=folder FORCE=1)
+gpu:   ## Check, tune and measure the kernels on a GPU with the torch that is there (DEVICE=cpu: a dry run; STAGE=tests OUT=folder)
 	PYTHONPATH=.:services:tests/benchmarks:$(PYTHONPATH) $(GPU_PYTHON) -m cope_benchmarks.gpu_stages \
-	  --device $(or $(DEVICE),cuda) $(if $(OUT),--out $(OUT)) $(if $(FORCE),--force) $(STAGE:%=--stage %)
+	  --device $(or $(DEVICE),cuda) $(if $(OUT),--out $(OUT)) $(STAGE:%=--stage %)
 
 chaos: .venv/test.stamp   ## Kill random processes of sweeps, and compare what is left with undisturbed ones (SEEDS=5 KILLS=6)
 	$(BIN)/python -m tests.chaos --seeds $(or $(SEEDS),5) --kills $(or $(KILLS),6)

@@ -7,7 +7,6 @@ import pytest
 
 THOROUGH = (
     "benchmarks/test_bench_",  # the benchmarks' own tests
-    "benchmarks/test_gpu_",
     "chaos/",
     "kernels/test_ptx_",  # the emulator of PTX
     "kernels/test_triton_compiled.py",  # the same

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from cope_benchmarks import attention, data, prefill, serve, step, store, sweep
-from cope_benchmarks.report import GOALS, AtMost, Rows, goals_table, table_of_rows
+from cope_benchmarks.gpu_problems import Problem
+from cope_benchmarks.report import GOALS, AtMost, Rows, goals_table, table
+from cope_benchmarks.timing import times
 from typer.testing import CliRunner
 
 from cope_sweep.cli.application import app
@@ -40,7 +42,7 @@ def test_goals_are_shown_beside_what_was_measured(monkeypatch):
     rows.add("size", 12_345.6, " B", " of all")
     rows.add("more", 0.5)
     measured = rows.measured()
-    assert "| size | 12,346 B of all | ≤ 5 B |\n| more | 0.5 |  |\n" in table_of_rows(measured)
+    assert "| size | 12,346 B of all | ≤ 5 B |\n| more | 0.5 |  |\n" in table(measured)
     assert "| size | ≤ 5 B | 7 B | no |" in goals_table("some", {"size": 7.0})
 
 
@@ -69,43 +71,46 @@ def test_avx2_limits_torch_and_the_native_kernels():
     assert done.stdout.split() == ["avx2"]
 
 
-TINY = attention.Shape("tiny", 2, 2, 70, 16, 9)
+TINY = Problem(batch=2, heads=2, tokens=70, head_dim=16, p_max=9, dtype="float32")
 
 
 @pytest.mark.slow
 def test_alternatives_of_attention_are_checked_and_timed(monkeypatch):
-    rows = attention.measure(2, (TINY,), (0.25,))["shapes"][0]["rows"]
-    found = {row["attention"]: row for row in rows}
+    case = attention.Case("tiny", TINY, attention.CPU_CASES[0].alternatives)
+    found = attention.measure(2, (case,))["rows"]["tiny"]["alternatives"]
     assert not [name for name, row in found.items() if "failed" in row]
-    assert all(row["forward"]["median_ms"] > 0 and row["extra_mb"] >= 0 for row in rows)
-    ratio = (
-        found[attention.NATIVE]["forward_backward"]["median_ms"]
-        / found[attention.SDPA]["forward_backward"]["median_ms"]
-    )
-    assert found[attention.NATIVE]["of_sdpa"] == pytest.approx(ratio, abs=1e-3)
+    assert all(row["forward"]["median_ms"] > 0 and row["extra_mb"] >= 0 for row in found.values())
+    totals = [found[name]["forward_backward"]["median_ms"] for name in ("native", attention.SDPA)]
+    assert found["native"]["of_sdpa"] == pytest.approx(totals[0] / totals[1], abs=1e-3)
 
     # What is wrong is not timed, and there are no ratios to it.
-    listing, sdpa = attention.peers.listing, attention.peers.sdpa
+    listing = attention.peers.listing
     monkeypatch.setattr(attention.peers, "listing", lambda x: listing(x) * 1.2)
-    monkeypatch.setattr(attention.peers, "sdpa", lambda x: sdpa({**x, "v": x["v"].detach()}))
-    measured = attention.measure(2, (TINY,), ())
-    wrong = {row["attention"]: row for row in measured["shapes"][0]["rows"]}
-    assert "output is off by" in wrong[attention.LISTING]["failed"]
-    assert "v is off by" in wrong[attention.SDPA]["failed"]
-    assert "times_faster_than_listing" not in wrong[attention.NATIVE]
-    assert "| tiny | native |" in attention.table(measured)
+    monkeypatch.setattr(attention, "_sdpa", lambda problem, backend, x: x["q"] + x["k"].detach() + x["v"])
+    wrong = attention.measure(2, (case,))
+    found = wrong["rows"]["tiny"]["alternatives"]
+    assert "output is off by" in found[attention.LISTING]["failed"]
+    assert "k is off by" in found[attention.SDPA]["failed"]
+    assert not {"times_faster_than_listing", "of_sdpa"} & found["native"].keys()
+    assert "| tiny | native |" in attention.table(wrong)
 
 
 @pytest.mark.slow
 def test_alternatives_of_a_training_step_are_checked_and_timed(monkeypatch):
-    monkeypatch.setattr(step, "MODELS", step.TINY)
     listing = step.peers.listing
     monkeypatch.setattr(step.peers, "listing", lambda x: listing(x) * 1.2)
-    measured = step.measure(2)
-    rows = {row["attention"]: row for row in measured["models"][0]["rows"]}
+    measured = step.measure(2, step.TINY)
+    rows = measured["rows"]["tiny"]
     assert [name for name, row in rows.items() if "failed" in row] == ["CoPE, the paper's listing"]
     assert step.numbers(measured)["tiny: SDPA, no positions ÷ SDPA"] == 1
     assert "| tiny | CoPE, native |" in step.table(measured)
+
+
+def test_times_are_those_of_one_call():
+    calls = []
+    measured = times({"a": lambda: calls.append(1)}, "cpu", 3)["a"]
+    assert len(calls) == 1 + 1 + 3  # one compiles, one starts threads
+    assert 0 <= measured["median_ms"] < 100
 
 
 @pytest.mark.slow
@@ -160,18 +165,15 @@ def test_a_server(monkeypatch):
     assert set(GOALS["serve"]) <= set(serve.measure(1000)["rows"])
 
 
-def test_the_throughput_of_few_runs_counts_the_start_of_every_run():
-    # Two runs at a time. Each takes 1 s, and its processes start within 9 s.
-    few = sweep.Measured(0.0, 40.0, [(9.0, 10.0), (9.0, 10.0), (19.0, 20.0), (19.0, 20.0)])
-    assert few.rate(20, 2) == pytest.approx(20 / (10 * 10.0 - 9.0))
-    assert few.rate(4, 2) == pytest.approx(4 / 11.0)
-    assert few.steady_rate == pytest.approx(3 / 10.0)
+def test_throughput_counts_from_the_end_of_the_first_run_to_that_of_the_last():
+    spans_s = [(9.0, 10.0), (9.0, 10.0), (19.0, 20.0), (19.0, 20.0), (29.0, 30.0)]  # two at a time, 10 s each
+    assert sweep.Execution(0.0, 40.0, spans_s).steady_rate == pytest.approx(2 / 10.0)
 
 
 def test_growth_is_measured_after_a_fifth_of_the_runs():
     spans_s = [(float(number), number + 0.5) for number in range(10)]
-    assert sweep.Measured(0.0, 11.0, spans_s, [(0, 50), (2, 100), (6, 140), (10, 180)]).growth_bytes() == 10
-    assert sweep.Measured(0.0, 11.0, spans_s, [(2, 100)]).growth_bytes() == 0
+    assert sweep.Execution(0.0, 11.0, spans_s, [(0, 50), (2, 100), (6, 140), (10, 180)]).growth_bytes() == 10
+    assert sweep.Execution(0.0, 11.0, spans_s, [(2, 100)]).growth_bytes() == 0
 
 
 @pytest.mark.slow
@@ -183,7 +185,7 @@ def test_a_small_sweep(tmp_path, monkeypatch):
         part(rows, tmp_path, 10, 1)
     assert all(row["number"] > 0 for name, row in rows.rows.items() if name != "growth of the driver")
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        sweep.execute(sweep.command_of("task", tmp_path / "missing.yaml"), tmp_path / "store")
+        sweep.execute(sweep.command_of("bare", tmp_path / "missing.yaml"), tmp_path / "store")
     assert "missing.yaml" in caught.value.output
 
 

@@ -1,101 +1,206 @@
-"""The benchmark of GPU kernels and their tuning, as far as a CPU can run them; `test_gpu_stages.py` interprets kernels."""
+"""`make gpu`, as far as a CPU can run it: its stages and their order, tuning, compiling, and the whole as a dry run."""
 
+import json
+import os
+import shutil
+import subprocess
 import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
-from cope_benchmarks import compiling, gpu, sanitizer, step, tune
-from cope_benchmarks.gpu import CASES, LISTING, MEMORY, OF_SDPA, TRITON, Case, tiny
+from cope_benchmarks import attention, compiling, gpu_stages, step, tune
 from cope_benchmarks.gpu_problems import Problem
-from cope_benchmarks.gpu_timing import Journal, times
-from cope_benchmarks.report import GOALS
+from cope_benchmarks.gpu_stages import STAGES, UNFINISHED, lacking, main
+from cope_benchmarks.report import GOALS, MEMORY, OF_SDPA
+from cope_benchmarks.timing import resumed
 
 from cope_sweep.kernels import tuning
-from cope_sweep.kernels.tuning import KERNELS, incompatible, read_table
+from cope_sweep.kernels.tuning import KERNELS, Entry, incompatible, read_table
 from cope_sweep.train import compiled
 
-
-def test_the_most_important_shapes_are_the_first_and_have_the_goals():
-    with_goals = list(dict.fromkeys(name.partition(": ")[0] for name in GOALS["gpu"]))
-    assert with_goals == [case.name for case in CASES[:5]]
-    assert len({case.name for case in CASES}) == len(CASES)
-    assert all(case.problem.batch * case.problem.tokens <= gpu.TOKENS for case in CASES)
+ROOT = Path(__file__).parents[2]
 
 
-def test_rows_are_written_as_they_come_and_the_same_command_continues(tmp_path, monkeypatch):
-    """A step that could outlast the budget does not begin."""
-    clock = [0.0]
-    monkeypatch.setattr("cope_benchmarks.gpu_timing.time.monotonic", lambda: clock[0])
-
-    def row(case):
-        clock[0] += 40.0
-        return {"alternatives": {TRITON: {"failed": case.name}}, "ratios": {}}
-
-    monkeypatch.setattr(gpu, "_row", lambda case, device: row(case))
-    first = gpu.measure(tmp_path, "cpu", 100.0, CASES[:4])  # after two, 20 s are left
-    assert ([row["key"] for row in first["rows"]], first["left"]) == (
-        ["T 4096", "T 1024"], ["T 16384", "T 4096, never saturating"],
-    )  # fmt: skip
-    assert "Not measured yet: T 16384, T 4096, never saturating." in (tmp_path / "gpu.md").read_text()
-    assert gpu.measure(tmp_path, "cpu", 100.0, CASES[:4])["left"] == []
-    assert len((tmp_path / "gpu.jsonl").read_text().splitlines()) == 5
+# The stages
 
 
-def test_a_journal_is_continued_on_the_same_machine_only(tmp_path):
-    path = tmp_path / "gpu.jsonl"
-    Journal(path, {"device": "A"}).add({"key": "x", "ms": 1})
-    with path.open("a") as file:
-        file.write('{"key": "y", "m')  # the process ended
-    journal = Journal(path, {"device": "A"})
-    assert list(journal.rows) == ["x"]
-    journal.add({"key": "y", "ms": 2})
-    assert list(Journal(path, {"device": "A"}).rows) == ["x", "y"]
-    with pytest.raises(ValueError, match=r"gpu\.jsonl: measured elsewhere .*Delete the file, or use another folder"):
-        Journal(path, {"device": "B"})
+@pytest.mark.parametrize(
+    ("codes", "code", "ran"),
+    [
+        ({}, 0, STAGES),
+        ({"tests": 1}, 1, ["tests"]),  # no times of wrong kernels
+        ({"tests": UNFINISHED}, UNFINISHED, ["tests"]),
+        ({"tune": 1, "bench": UNFINISHED}, 1, STAGES),
+        ({"bench": UNFINISHED, "step": gpu_stages.SKIPPED}, UNFINISHED, STAGES),
+    ],
+)
+def test_stages_run_in_order_and_wrong_kernels_stop_them(codes, code, ran, tmp_path, monkeypatch):
+    stages = []
+
+    def run(stage):
+        stages.append(stage)
+        return codes.get(stage, 0)
+
+    monkeypatch.setattr(gpu_stages, "run_tests", lambda device, out: run("tests"))
+    monkeypatch.setattr(gpu_stages, "_run", lambda stage, device, out: run(stage))
+    assert main(["--device", "cpu", "--out", str(tmp_path)]) == code
+    assert stages == list(ran)
 
 
-def test_alternatives_are_checked_and_timed(monkeypatch):
-    row = gpu._row(tiny(next(case for case in CASES if LISTING in case.beside)), "cpu")
-    found = row["alternatives"]
-    # Triton does not interpret in this process.
-    assert "not fused: it needs a GPU" in found.pop(TRITON)["failed"]
-    assert set(found) == {"SDPA, flash", "SDPA, math", "blocked", LISTING}
-    assert all(each["forward"]["median_ms"] > 0 and each["error"] < 0.1 for each in found.values())
-    assert set(row["configurations"]) == set(KERNELS)
-    correct = gpu._sdpa
-    monkeypatch.setattr(gpu, "_sdpa", lambda *given: correct(*given) * 1.05)
-    row = gpu._row(Case("one", Problem(heads=1, tokens=20, head_dim=16), ("SDPA, math",)), "cpu")
-    assert "output is off by" in row["alternatives"]["SDPA, math"]["failed"]
+def test_later_stages_use_the_table_that_was_measured(tmp_path):
+    assert "COPE_SWEEP_TUNING" not in gpu_stages._environment("cuda", tmp_path)
+    (tmp_path / "tuning.json").write_text("{}")
+    assert gpu_stages._environment("cuda", tmp_path)["COPE_SWEEP_TUNING"] == str(tmp_path / "tuning.json")
 
 
-def alternative(ms, mib=7.0, host_ms=0.1, **more):
-    found = {name: {"median_ms": each, "host_ms": host_ms} for name, each in zip(gpu.PHASES, (1, 2, ms), strict=True)}
-    return {**found, "extra_mib": mib, "error": 2e-3, **more}
+def test_without_a_gpu_the_way_out_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([]) == 1
+    assert "make gpu DEVICE=cpu" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    assert main([]) == 1
+    assert "older than compute capability 8.0" in capsys.readouterr().err
 
 
-def test_ratios_are_those_of_the_device_s_times_to_the_fastest_sdpa_and_the_table_shows_them():
-    found = {
-        TRITON: alternative(3.0, 12.0, host_ms=2.9, graph={"median_ms": 1.25}),
-        "SDPA, flash": alternative(0.5, 10.0),
-        "SDPA, cuDNN": {"failed": "no kernel"},
-        LISTING: alternative(27.0),
+def test_packages_that_are_missing_are_named_with_the_command_that_brings_them(tmp_path, monkeypatch, capsys):
+    assert lacking(("json", "no_such_package")) == ["no_such_package"]
+    monkeypatch.setattr(gpu_stages, "NEEDED", ("json", "no_such_package"))
+    assert main(["--child", "step", "--out", str(tmp_path)]) == gpu_stages.SKIPPED
+    assert "needs no_such_package: pip install --target wheels no_such_package" in capsys.readouterr().out
+    monkeypatch.setattr(gpu_stages, "BASE", ("no_such_package",))
+    assert main([]) == 1
+    assert "lacks no_such_package; make gpu PYTHON=" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_gpu_passes_its_settings_on():
+    def command(*settings):
+        # Not as part of the `make` that may run the tests.
+        env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+        made = ["make", "-n", "gpu", *settings]
+        found = subprocess.run(made, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+        return found.stdout.replace("\\\n", " ").split()
+
+    given = command("PYTHON=python9", "STAGE=tests tune", "OUT=there", "DEVICE=cpu")
+    assert given[1:4] == ["python9", "-m", "cope_benchmarks.gpu_stages"]
+    assert given[4:] == ["--device", "cpu", "--out", "there", "--stage", "tests", "--stage", "tune"]
+    assert command()[4:] == ["--device", "cuda"]
+
+
+@pytest.mark.slow
+def test_a_stage_that_takes_too_long_is_ended_with_its_children(tmp_path, monkeypatch):
+    marker = tmp_path / "child.pid"
+    monkeypatch.setattr(gpu_stages, "LIMIT_S", 5.0)
+    with (tmp_path / "log").open("w") as log:
+        hangs = ["sh", "-c", f"sleep 600 & echo $! > {marker}; wait"]
+        assert gpu_stages._execute([hangs, ["false"]], dict(os.environ), log) == [None, 1]
+    state = Path(f"/proc/{marker.read_text().strip()}/stat")
+    end = time.monotonic() + 60
+    while _runs(state) and time.monotonic() < end:  # a killed process may need a moment
+        time.sleep(0.05)
+    assert not _runs(state)
+
+
+def _runs(state):
+    try:
+        return state.read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_tests_are_shared_out_to_processes_and_a_failure_is_a_failed_stage(tmp_path, monkeypatch, capsys):
+    tests = tmp_path / "test_some.py"
+    tests.write_text(
+        "import os\ndef test_a(): pass\ndef test_b(): assert os.environ.get('FIXED')\ndef test_c(): pass\n"
+    )
+    monkeypatch.setattr(gpu_stages, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu_stages, "TESTS", tests)
+    monkeypatch.setattr(gpu_stages, "_processes", lambda device: 2)
+    assert gpu_stages.run_tests("cpu", tmp_path) == 1
+    assert "2 passed, 0 skipped, 1 failed of 3" in capsys.readouterr().out
+    monkeypatch.setenv("FIXED", "1")
+    assert gpu_stages.run_tests("cpu", tmp_path) == 0
+    tests.write_text("raise RuntimeError('no kernels')")
+    assert gpu_stages.run_tests("cpu", tmp_path) == 1
+    assert "no kernels" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_gpu_as_a_dry_run_on_a_cpu(tmp_path):
+    pytest.importorskip("triton")
+    command = ["make", "gpu", "DEVICE=cpu", f"OUT={tmp_path / 'out'}", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1440)
+    logs = "".join(path.read_text()[-3000:] for path in (tmp_path / "out").glob("*.log"))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    rows = {
+        stage: json.loads((tmp_path / "out" / f"{stage}.json").read_text())["rows"] for stage in ("tune", "gpu", "step")
     }
-    ratios = gpu._ratios(found)
-    assert ratios == {"SDPA, flash": 0.4, LISTING: 21.6, OF_SDPA: 2.5, MEMORY: 1.2}
-    assert gpu._ratios({TRITON: {"failed": "wrong"}, "SDPA, flash": alternative(1.0)}) == {}
-    row = {"key": "T 4096", "ratios": ratios, "alternatives": found}
-    measured = {"device": "H200", "capability": "9.0", "torch": "2.15", "triton": "3.9", "rows": [row], "left": []}
-    text = gpu.table(measured)
+    assert all("forward_backward" in row["alternatives"]["triton"] for row in rows["gpu"].values())
+    assert all("step" in row["CoPE, triton"] for row in rows["step"].values())
+    assert len(rows["gpu"]) == len(attention.DRY_CASES)
+    assert {"gpu.md", "step.md", "tune.md", "tuning.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
+
+
+# What they measure
+
+
+def test_rows_are_written_as_they_come_and_the_same_command_continues_on_this_machine(tmp_path, monkeypatch):
+    """A row that could outlast the budget does not begin."""
+    clock = [0.0]
+    monkeypatch.setattr("cope_benchmarks.timing.time.monotonic", lambda: clock[0])
+
+    def row(name):
+        clock[0] += 40.0
+        return {"of": name}
+
+    def measure():
+        todo = {name: name for name in "abcd"}
+        return resumed(tmp_path / "x.json", "cpu", 100.0, todo, row, lambda measured: f"{len(measured['rows'])} rows")
+
+    first = measure()  # after two, 20 s are left
+    assert (list(first["rows"]), first["left"]) == (["a", "b"], ["c", "d"])
+    assert (tmp_path / "x.md").read_text() == "2 rows"
+    assert measure()["left"] == []
+    stored = json.loads((tmp_path / "x.json").read_text())
+    assert stored["rows"] == {name: {"of": name} for name in "abcd"}
+    (tmp_path / "x.json").write_text(json.dumps(stored | {"machine": {"processor": "another"}}))
+    with pytest.raises(ValueError, match=r"x\.json: measured on another machine.* use another folder, or delete it"):
+        measure()
+
+
+def test_the_most_important_cases_are_the_first_and_have_the_goals():
+    cases = attention.GPU_CASES
+    assert list(dict.fromkeys(name.partition(": ")[0] for name in GOALS["gpu"])) == [case.name for case in cases[:5]]
+    assert len({case.name for case in cases}) == len(cases)
+
+
+def test_ratios_are_those_to_the_fastest_sdpa_and_the_table_shows_them():
+    def alternative(ms, mb, **more):
+        each = {"median_ms": ms, "spread_ms": 0.1, "host_ms": 0.2}
+        return {"forward": each, "forward_backward": each, "extra_mb": mb, "error": 2e-3, **more}
+
+    found = {
+        "triton": alternative(1.25, 12.0, of_sdpa=2.5),
+        "SDPA, flash": alternative(0.5, 10.0, of_sdpa=1.0),
+        "SDPA, cuDNN": {"failed": "no kernel"},
+        attention.LISTING: alternative(27.0, 900.0),
+    }
+    measured = {"bench": "gpu", "machine": {"gpu": "H200"}, "rows": {"T 4096": {"alternatives": found}}}
+    numbers = attention.numbers(measured)
+    assert numbers[f"T 4096: {MEMORY}"] == 1.2
+    assert numbers[f"T 4096: time of {attention.LISTING} ÷ ours"] == 21.6
+    text = attention.table(measured)
     assert f"| T 4096: {OF_SDPA} | ≤ 1.25 | 2.5 | no |" in text
-    assert "| T 4096 | triton (host-bound) | 1.000 | 2.000 | 3.000 (graph: 1.250) | 2.50 | – | 12 | 2.0e-03 |" in text
-    assert "| T 4096 | SDPA, cuDNN | failed: no kernel |" in text
-
-
-def test_times_are_those_of_one_call():
-    calls = []
-    measured = times({"a": lambda: calls.append(1)}, "cpu")["a"]
-    assert len(calls) == 1 + 1 + 1
-    assert 0 <= measured["quartile_1_ms"] <= measured["median_ms"]
+    assert "| T 4096 | triton | 1.25 ± 0.1 | 1.25 ± 0.1 | – | 2.50 | 12.0 |" in text
+    assert "| T 4096 | SDPA, cuDNN | no kernel |" in text
+    assert attention.numbers({"rows": {"T 4096": {"alternatives": {"triton": {"failed": "wrong"}}}}}) == {}
 
 
 # Tuning
@@ -104,7 +209,7 @@ def test_times_are_those_of_one_call():
 @pytest.mark.parametrize("problem", tune.KINDS, ids=lambda problem: problem.name)
 def test_there_are_candidates_whose_tiles_fit_together(problem, monkeypatch):
     monkeypatch.setattr(tuning, "architecture_of", lambda device: "sm_90")
-    best = gpu.configurations(problem, "cuda")
+    best = attention.configurations(problem, "cuda")
     for kernel in KERNELS:
         found = tune.trials(kernel, best, problem, "cuda")
         assert found[0] == best
@@ -116,27 +221,41 @@ def test_the_fastest_correct_configuration_is_written(monkeypatch, tmp_path):
     monkeypatch.setattr(tune, "_wrong", lambda trial, *_: "off" if trial["backward_keys"]["BLOCK_S"] == 16 else None)
     speeds = {(16, 16, 16): 3.0, (16, 16, 32): 2.0, (32, 16, 16): 1.0}
 
-    def time_ms(trial, phase, problem, device):
-        forward = trial["forward"]
-        return speeds.get((forward["BLOCK_T"], forward["BLOCK_S"], trial["backward_keys"]["BLOCK_S"]), 9.0)
+    def time_ms(trial, forward, problem, device):
+        sizes = trial["forward"]
+        return speeds.get((sizes["BLOCK_T"], sizes["BLOCK_S"], trial["backward_keys"]["BLOCK_S"]), 9.0)
 
     monkeypatch.setattr(tune, "_time_ms", time_ms)
     # The table's own configuration is wrong here: its column kernel has BLOCK_S 16.
-    failed = tune.measure(tmp_path / "none", "cpu", 10.0)
-    assert failed["rows"][0]["failed"] == "no configuration of forward is correct: off"
-    assert "| failed: no configuration of forward is correct: off |" in tune.table_of(failed)
-    assert not (tmp_path / "none" / "tuning.json").exists()
+    (failed,) = tune.measure(tmp_path, "cpu", 10.0)["rows"].values()
+    assert failed["failed"] == "no configuration of forward is correct: off"
+    assert "| failed: no configuration of forward is correct: off |" in (tmp_path / "tune.md").read_text()
+    assert not (tmp_path / "tuning.json").exists()
     monkeypatch.setattr(tune, "_wrong", lambda *_: None)
-    [row] = tune.measure(tmp_path, "cpu", 10.0)["rows"]
+    row = tune._tuned(tune.TINY[0], "cpu")
     assert row["before_ms"]["forward"] == 3.0
     assert row["after_ms"] == {"forward": 1.0, "backward_rows": 1.0, "backward_keys": 1.0}
-    problem = tune.TINY[0]
-    written = read_table(tmp_path / "tuning.json")
-    entry = written.nearest("interpreter", 16, True, problem.head_dim, problem.entries, problem.keys)
-    assert entry.kernels["forward"]["BLOCK_T"] == 32
-    assert len(written.entries) == len(read_table(tuning.PATH).entries) + 1
-    monkeypatch.setattr(tune, "_tuned", lambda *_: pytest.fail("this kind has been measured"))
-    assert tune.measure(tmp_path, "cpu", 10.0)["left"] == []
+    assert row["entry"]["kernels"]["forward"]["BLOCK_T"] == 32
+
+
+def test_the_new_table_has_the_entries_of_all_kinds(monkeypatch, tmp_path):
+    kinds = [Problem(head_dim=size) for size in (16, 32, 64)]
+    old = read_table(tuning.PATH)
+    kernels = old.nearest("interpreter", 16, True, 64, 64, 256).kernels
+
+    def tuned(kind, device):
+        entry = Entry("interpreter", 16, True, kind.head_dim, 64, 77, kernels, "a test")
+        return {
+            "entry": asdict(entry),
+            "before_ms": dict.fromkeys(KERNELS, 1.0),
+            "after_ms": dict.fromkeys(KERNELS, 1.0),
+        }
+
+    monkeypatch.setattr(tune, "TINY", kinds)
+    monkeypatch.setattr(tune, "_tuned", tuned)
+    tune.measure(tmp_path, "cpu", 10.0)
+    read_table.cache_clear()
+    assert len(read_table(tmp_path / "tuning.json").entries) == len(old.entries) + len(kinds)
 
 
 # Compiling
@@ -159,10 +278,8 @@ def test_all_kernels_of_a_problem_are_compiled_for_a_gpu_that_is_not_there(tmp_p
 def test_kernels_that_cannot_be_compiled_ahead_do_not_stop_the_measurement(monkeypatch):
     # There is no GPU, so that the other process fails.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with compiling.Compiling({"some": [(SIMPLE, None)]}, "cuda") as ahead:
-        ahead.wait("some")
-        [future] = ahead._futures["some"]
-        assert future.exception() is not None
+    with compiling.compiled_ahead("cuda") as compile_all:
+        compile_all(SIMPLE, [attention.configurations(SIMPLE, "cpu")])
 
 
 def test_failures_are_printed_and_counted(monkeypatch, capsys):
@@ -180,61 +297,16 @@ def test_failures_are_printed_and_counted(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_compiled_step_is_checked_timed_and_says_how_it_was_compiled(monkeypatch):
-    name = "CoPE(64), blocked" + step.COMPILED
-    monkeypatch.setitem(step.GPU_ALTERNATIVES, name, (step.COPE, step.attend_with("blocked"), "blocked"))
+def test_a_compiled_step_is_not_measured_uncompiled(monkeypatch):
+    name = "CoPE, blocked" + step.COMPILED
+    alternatives = {name: (step.COPE, step.attend_with("blocked"), "blocked")}
     monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
-    row = step._row(step.TINY["tiny"], name, "cpu")
-    assert row["tokens_per_s"] == pytest.approx(1e3 * 17 / row["step"]["median_ms"], rel=1e-3)
-    assert row["compiled"] == {"mode": "default", "graph_breaks": 0, "skipped_cuda_graphs": 0}
+    assert "step" in step.measure_model(step.TINY["tiny"], alternatives, "cpu", 2)[name]
     torch.compiler.reset()
 
     def broken(graph, inputs):
         raise RuntimeError("no compiler here")
 
-    # It is not measured as if it were compiled.
     monkeypatch.setattr(compiled, "BACKEND", broken)
-    with pytest.raises(Exception, match="no compiler here"):
-        step._row(step.TINY["tiny"], name, "cpu")
+    assert "no compiler here" in step.measure_model(step.TINY["tiny"], alternatives, "cpu", 2)[name]["failed"]
     torch.compiler.reset()
-
-
-def test_the_table_says_what_was_compiled_and_how():
-    def row(name, ms, **more):
-        found = {"model": "m", "attention": name, "step": {"median_ms": ms}, "tokens_per_s": 1e3, "mfu": None}
-        return {**found, "peak_mib": 7, **more}
-
-    graphs = {"mode": "reduce-overhead", "graph_breaks": 0, "skipped_cuda_graphs": 2}
-    rows = [row(step.SDPA, 2.0), row("a", 3.0, compiled=graphs)]
-    text = step.gpu_table({"device": "H200", "torch": "2.15", "triton": "3.9", "rows": rows, "left": []})
-    assert "| m | a (CUDA graphs, 2 skipped cuda graphs) | 3.00 | 1.50 | 1,000 |" in text
-
-
-# compute-sanitizer, by a stand-in
-
-
-@pytest.mark.parametrize(
-    ("commands", "note", "wrong"),
-    [
-        ({}, "compute-sanitizer found nothing", False),
-        ({"import": 86}, "does not work here: exit code 86", False),
-        ({"memcheck": 86}, "--tool memcheck found errors", True),
-        ({"racecheck": 86}, "--tool racecheck found errors", True),
-        ({"memcheck": 1}, "no result of compute-sanitizer --tool memcheck: exit code 1", False),
-    ],
-)
-def test_only_what_the_tool_finds_in_kernels_is_wrong(commands, note, wrong, tmp_path, monkeypatch):
-    tool, calls = tmp_path / "compute-sanitizer", tmp_path / "calls"
-    codes = "".join(f"*{words}*) exit {code} ;; " for words, code in ({"import": 0} | commands).items())
-    tool.write_text(f'#!/bin/sh\necho "$PYTORCH_NO_CUDA_MEMORY_CACHING $*" >> {calls}\ncase "$*" in {codes}esac\n')
-    tool.chmod(0o755)
-    monkeypatch.setattr(sanitizer, "TOOLS", ("compute-sanitizer", str(tool)))
-    found = sanitizer.sanitize(tmp_path, ("-c", "pass"))
-    assert (note in found[0], found[1]) == (True, wrong)
-    if not commands:
-        options = f"--error-exitcode {sanitizer.FOUND} {sys.executable} -c"
-        works = ("memcheck", sanitizer.PROBE)
-        expected = [
-            f"1 --tool {tool} {options} {text}" for tool, text in (works, ("memcheck", "pass"), ("racecheck", "pass"))
-        ]
-        assert calls.read_text().splitlines() == expected

@@ -1,234 +1,285 @@
-"""Benchmark of CoPE attention on a CPU, forward and backward: our kernels, the paper's listing and torch's SDPA.
+"""Benchmark of attention with CoPE, forward and backward: our kernels, the paper's listing and torch's SDPA.
 
-Gates are about ½, so positions saturate after about 2·p_max keys; at shape D, never. Outputs and gradients are checked
-before anything is timed: they are compared with a float64 result (`exact.py`), for one sequence and two heads, and an
-alternative that fails is not timed.
+On a CPU: `cope-sweep bench attention`. On a GPU: the stage `bench` of `make gpu`, whose configurations of the kernels are
+those of the table (`cope_sweep/kernels/tuning.json`). Times include all that CoPE adds, such as the product q·e.
+
+Before an alternative is timed, its output and gradients are compared with float64, for one sequence and two heads of the
+same kind (`exact.py`); a wrong one is not timed. The listing rounds gates to half precision there: its error is recorded only.
 """
 
 from __future__ import annotations
 
-import ctypes
-import platform
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cope_benchmarks import peers
-from cope_benchmarks.exact import Expected, computed_by
-from cope_benchmarks.gpu_timing import first_line
-from cope_benchmarks.peers import Attend, Leaves
-from cope_benchmarks.report import interleaved, machine, markdown
-from cope_sweep.kernels import Implementation, Inputs, Position, attend, make_problem
-from cope_sweep.kernels.arguments import Arguments
-from cope_sweep.positions import CoPE, CoPEMLP, Dims
-from cope_sweep.positions.base import Encoding
-from cope_sweep.train.facts import peak_bytes, reset_peak
+from cope_benchmarks.exact import Expected, Leaves, computed_by
+from cope_benchmarks.gpu_problems import DTYPES, Problem
+from cope_benchmarks.peers import Attend
+from cope_benchmarks.report import MEMORY, OF_SDPA, Measured, goals_table, machine, markdown
+from cope_benchmarks.timing import extra_mb, median_and_spread, one_line, resumed, times
+from cope_sweep.kernels import tuning
 
-DENSITIES = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98)
-HIDDEN = 64
+KERNELS = ("native", "blocked", "triton")
+LISTING, COMPILED, SDPA = "the paper's listing", "the listing, torch.compile", "SDPA, no positions"
+BACKENDS = {
+    SDPA: None,
+    "SDPA, flash": SDPBackend.FLASH_ATTENTION,
+    "SDPA, cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "SDPA, efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+"""None: torch chooses."""
+LISTINGS = (LISTING, COMPILED)
+FUSED = ("triton", "SDPA, flash", "SDPA, cuDNN", "SDPA, efficient")
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A problem size."""
+class Case:
+    """A problem, and the names of what computes it, ours first."""
 
     name: str
-    batch: int
-    heads: int
-    tokens: int
-    head_dim: int
-    p_max: int
+    problem: Problem
+    alternatives: tuple[str, ...] = FUSED
+
+    def tiny(self) -> Case:
+        """The case at a size for Triton's interpreter, without what is not on a CPU."""
+        alternatives = without(self.alternatives, COMPILED, "SDPA, cuDNN", "SDPA, efficient")
+        return replace(self, problem=self.problem.tiny(), alternatives=tuple(alternatives))
 
 
-SHAPES = (
-    Shape("A", 16, 4, 512, 64, 64),
-    Shape("B", 1, 12, 1024, 64, 64),
-    Shape("C", 1, 2, 4096, 32, 64),
-    Shape("D", 2, 2, 1024, 32, 1024),
+def without(names: Iterable[str], *others: str) -> list[str]:
+    return [name for name in names if name not in others]
+
+
+_FLOAT32: dict[str, Any] = {"dtype": "float32"}
+_A = Problem(batch=16, heads=4, tokens=512, **_FLOAT32)
+_ON_CPU = ("native", "blocked", LISTING, COMPILED, SDPA)
+CPU_CASES = (
+    Case("A", _A, _ON_CPU),
+    Case("B", Problem(batch=1, heads=12, tokens=1024, **_FLOAT32), _ON_CPU),
+    Case("C", Problem(batch=1, heads=2, tokens=4096, head_dim=32, **_FLOAT32), _ON_CPU),
+    Case("D", Problem(batch=2, heads=2, tokens=1024, head_dim=32, p_max=1024, **_FLOAT32), _ON_CPU),
+    *(
+        Case(f"A, gates {gate:.2f}", replace(_A, mean_gate=gate), ("native", SDPA))
+        for gate in (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98)
+    ),
 )
-
-LISTING, SDPA, NATIVE = "the paper's listing", "SDPA, no positions", "native"
-
-
-def measure(
-    repetitions: int, shapes: tuple[Shape, ...] = SHAPES, densities: tuple[float, ...] = DENSITIES
-) -> dict[str, Any]:
-    """Times, ratios and extra memory at each shape; native and SDPA with mean gates from near 0 to near 1."""
-    timed = [_shape(shape, repetitions) for shape in shapes]
-    at_densities = [_density(shapes[0], density, repetitions) for density in densities]
-    # Last, because it changes how memory is allocated.
-    for _, add_memory in timed:
-        add_memory()
-    return {
-        "machine": machine(),
-        "repetitions": repetitions,
-        "shapes": [shape for shape, _ in timed],
-        "densities": at_densities,
-    }
+"""Gates are about ½, so that positions saturate after about 2·p_max keys; at shape D, never."""
 
 
-def table(measured: dict[str, Any]) -> str:
-    """The measurement in Markdown: medians and spreads in ms, and ratios of forward + backward."""
+def _large(tokens: int, **options: Any) -> Problem:
+    """A problem of 65,536 tokens."""
+    return Problem(batch=65536 // tokens, tokens=tokens, **{"heads": 16, **options})
+
+
+GPU_CASES = (
+    Case("T 4096", _large(4096)),
+    Case("T 1024", _large(1024)),
+    Case("T 16384", _large(16384)),
+    Case("T 4096, never saturating", _large(4096, p_max="full")),
+    Case("T 4096, one sequence", Problem(tokens=4096, heads=16), (*FUSED, "blocked", *LISTINGS)),
+    Case("T 4096, dropout", _large(4096, dropout=0.1)),
+    Case("T 4096, ALiBi", _large(4096, p_max=None, alibi=True)),
+    Case("T 4096, relative", _large(4096, p_max=None, relative=256)),
+    Case("T 4096, head dim 128", _large(4096, head_dim=128, heads=8)),
+    Case("T 4096, head dim 32", _large(4096, head_dim=32, heads=32)),
+    Case("T 4096, separate gate keys", _large(4096, gate="separate")),
+    *(Case(f"T 4096, mean gate {gate}", _large(4096, mean_gate=gate)) for gate in (0.02, 0.98)),
+    Case("T 4096, float16", _large(4096, dtype="float16")),
+    Case("T 1024, float32", _large(1024, dtype="float32"), ("triton", "SDPA, efficient")),
+    Case("T 4096, no positions", _large(4096, p_max=None)),
+)
+"""The most important first; those of the goals are the first five."""
+DRY_CASES = tuple(case.tiny() for case in GPU_CASES if case.name in ("T 4096", "T 4096, one sequence", "T 4096, ALiBi"))
+
+
+def measure(repetitions: int, cases: tuple[Case, ...] = CPU_CASES) -> Measured:
+    """Times, ratios and extra memory on this CPU."""
+    rows = {case.name: measure_case(case, "cpu", repetitions) for case in cases}
+    return {"bench": "attention", "machine": machine(), "repetitions": repetitions, "rows": rows}
+
+
+def measure_gpu(folder: Path, device: str, budget_s: float) -> Measured:
+    """The same on a GPU, into `gpu.json` and `gpu.md`; with device `cpu`, a dry run."""
+    todo = {case.name: case for case in (GPU_CASES if device == "cuda" else DRY_CASES)}
+    return resumed(
+        folder / "gpu.json",
+        device,
+        budget_s,
+        todo,
+        partial(measure_case, device=device, memory=device == "cuda"),
+        table,
+    )
+
+
+def table(measured: Measured) -> str:
+    """The measurement in Markdown: goals, medians and spreads in ms, ratios of forward + backward, and memory."""
     rows = []
-    for shape in measured["shapes"]:
-        for row in shape["rows"]:
-            if "failed" in row:
-                rows.append([shape["shape"], row["attention"], row["failed"], *[""] * 4])
+    for case, row in measured["rows"].items():
+        for name, found in row["alternatives"].items():
+            if "failed" in found:
+                rows.append([case, name, found["failed"], *[""] * 4])
                 continue
+            total = found["forward_backward"]
+            # Then it was Python that was measured, and not the GPU.
+            host_bound = (
+                " (host-bound)" if "gpu" in measured["machine"] and total["host_ms"] > 0.9 * total["median_ms"] else ""
+            )
             rows.append([
-                shape["shape"], row["attention"],
-                *(f"{row[key]['median_ms']:.1f} ± {row[key]['spread_ms']:.1f}" for key in ("forward", "forward_backward")),
-                *(f"{row[key]:.2f}" if key in row else "–" for key in ("times_faster_than_listing", "of_sdpa")),
-                f"{row['extra_mb']:.1f}",
+                case, name + host_bound,
+                *(median_and_spread(found[key]) for key in ("forward", "forward_backward")),
+                *(f"{found[key]:.2f}" if key in found else "–" for key in ("times_faster_than_listing", "of_sdpa")),
+                f"{found['extra_mb']:.1f}" if "extra_mb" in found else "–",
             ])  # fmt: skip
-    for row in measured["densities"]:
-        total = row["forward_backward"]["median_ms"]
-        gates = f"native, gates {row['mean_gate']:.2f}"
-        rows.append(["A", gates, "", f"{total:.1f}", "–", f"{row['of_sdpa']:.2f}", ""])
     heads = ("shape", "attention", "forward", "forward + backward", "listing ÷ this", "this ÷ SDPA", "extra MB")
-    return markdown(heads, rows, left=2)
+    goals = goals_table(measured["bench"], numbers(measured)) if "gpu" in measured["machine"] else ""
+    return f"{goals}\n{markdown(heads, rows, left=2)}".lstrip()
 
 
-def of_encoding(encoding: Encoding, implementation: Implementation) -> Attend:
-    """Attention with one encoding, whose parameters are in the dictionary of inputs."""
-    return lambda x: attend(
-        Inputs.plain(x["q"], x["k"], x["v"]), [Position(encoding, x)], implementation=implementation
-    )
-
-
-def _alternatives(shape: Shape) -> dict[str, tuple[Attend, tuple[Encoding, ...]]]:
-    """By name: an alternative, and the encodings that it computes."""
-    cope, mlp = CoPE(p_max=shape.p_max), CoPEMLP(hidden=HIDDEN)
-    return {
-        NATIVE: (of_encoding(cope, "native"), (cope,)),
-        "blocked": (of_encoding(cope, "blocked"), (cope,)),
-        LISTING: (peers.listing, (cope,)),
-        "the listing, torch.compile": (torch.compile(peers.listing, dynamic=False), (cope,)),
-        SDPA: (peers.sdpa, ()),
-        f"native, CoPE-MLP({HIDDEN})": (of_encoding(mlp, "native"), (mlp,)),
-    }
-
-
-def _shape(shape: Shape, repetitions: int) -> tuple[dict[str, Any], Callable[[], None]]:
-    """Times and ratios at a shape, and a function that adds the extra memory to them."""
-    leaves, weight = _inputs(shape)
-    alternatives, failures = _alternatives(shape), _failures(shape)
-    correct = {name: alternative for name, (alternative, _) in alternatives.items() if name not in failures}
-    times = interleaved(
-        {name: _phases(alternative, leaves, weight) for name, alternative in correct.items()}, repetitions
-    )
-    rows: list[dict[str, Any]] = []
-    for name in alternatives:
-        if name not in correct:
-            rows.append({"attention": name, "failed": failures[name]})
-            continue
-        row: dict[str, Any] = {"attention": name, "forward": times[name][0], "forward_backward": times[name][1]}
-        total = times[name][1]["median_ms"]
-        if LISTING in correct:
-            row["times_faster_than_listing"] = round(times[LISTING][1]["median_ms"] / total, 2)
-        if SDPA in correct:
-            row["of_sdpa"] = round(total / times[SDPA][1]["median_ms"], 3)
-        rows.append(row)
-
-    def add_memory() -> None:
-        # Output and gradients are not counted: all alternatives have them.
-        results = 4 * sum(leaves[name].numel() for name in ("q", "k", "v", "v", "e"))
-        for row in rows:
-            if "failed" not in row:
-                row["extra_mb"] = _extra_peak_mb(_phases(correct[row["attention"]], leaves, weight)[1], results)
-
-    return {**vars(shape), "shape": shape.name, "rows": rows}, add_memory
-
-
-def _density(shape: Shape, mean_gate: float, repetitions: int) -> dict[str, Any]:
-    """Native and SDPA, with every gate about `mean_gate`."""
-    leaves, weight = inputs_with_gates(shape, mean_gate)
-    alternatives = {NATIVE: of_encoding(CoPE(p_max=shape.p_max), "native"), SDPA: peers.sdpa}
-    times = interleaved(
-        {name: _phases(alternative, leaves, weight) for name, alternative in alternatives.items()}, repetitions
-    )
-    total = times[NATIVE][1]
-    ratio = total["median_ms"] / times[SDPA][1]["median_ms"]
-    return {"mean_gate": mean_gate, "forward_backward": total, "of_sdpa": round(ratio, 3)}
-
-
-def inputs_with_gates(shape: Shape, mean_gate: float) -> tuple[Leaves, Tensor]:
-    """Inputs with every gate about `mean_gate`: one component of q and k determines it, the others are small."""
-    leaves, weight = _inputs(shape)
-    with torch.no_grad():
-        leaves["q"].mul_(0.3)[..., 0] = 1
-        leaves["k"][..., 0] = torch.logit(torch.tensor(mean_gate)) * shape.head_dim**0.5
-    return leaves, weight
-
-
-def _inputs(shape: Shape) -> tuple[Leaves, Tensor]:
-    """Inputs with gradients, and the gradient of the output, in the memory layout of a model."""
-    rng = torch.Generator().manual_seed(0)
-    B, H, T, K = shape.batch, shape.heads, shape.tokens, shape.head_dim
-
-    def heads() -> Tensor:
-        return torch.randn(B, T, H, K, generator=rng).transpose(1, 2)
-
-    leaves = {"q": heads(), "k": heads(), "v": heads()}
-    leaves["e"] = torch.randn(shape.p_max, K, generator=rng) * 0.1
-    for name, parameter in CoPEMLP(hidden=HIDDEN).parameters(Dims(H * K, H, 1, T)).items():
-        leaves[name] = torch.randn(parameter.shape, generator=rng) * (parameter.std or 0.02)
-    return {name: x.requires_grad_() for name, x in leaves.items()}, heads()
-
-
-def _phases(alternative: Attend, leaves: Leaves, weight: Tensor) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Two functions: forward as in training, and forward + backward."""
-
-    def total() -> None:
-        out = alternative(leaves)
-        used = [x for x in leaves.values() if x.requires_grad]
-        torch.autograd.grad(out, used, weight, allow_unused=True)
-
-    return lambda: alternative(leaves), total
-
-
-def _failures(shape: Shape) -> dict[str, str]:
-    """The alternatives whose outputs or gradients are wrong, for one sequence and at most two heads."""
-    leaves, weight = _inputs(replace(shape, batch=1, heads=min(2, shape.heads)))
-    expected: dict[tuple[Encoding, ...], Expected] = {}
+def numbers(measured: Measured) -> dict[str, float]:
+    """By the names of the goals of a GPU: our time and memory ÷ those of the fastest SDPA, and time of others ÷ ours."""
     found = {}
-    for name, (alternative, encodings) in _alternatives(shape).items():
-        if encodings not in expected:
-            expected[encodings] = Expected(partial(_problem, encodings), leaves, weight, torch.float32)
-        try:
-            wrong = expected[encodings].compare(computed_by(alternative, leaves, weight)).wrong
-        except Exception as error:  # an alternative may raise anything; it is then not timed
-            wrong = first_line(error)
-        if wrong:
-            found[name] = wrong
+    for case, row in measured["rows"].items():
+        done = {name: each for name, each in row["alternatives"].items() if "forward_backward" in each}
+        ours = done.get("triton")
+        if ours is None:
+            continue
+        for name in without(done, "triton"):
+            found[f"{case}: time of {name} ÷ ours"] = _total_ms(done[name]) / _total_ms(ours)
+        if "of_sdpa" in ours:
+            sdpa = min((done[name] for name in BACKENDS if name in done), key=_total_ms)
+            found[f"{case}: {OF_SDPA}"] = ours["of_sdpa"]
+            if sdpa.get("extra_mb"):
+                found[f"{case}: {MEMORY}"] = ours["extra_mb"] / sdpa["extra_mb"]
     return found
 
 
-def _problem(encodings: tuple[Encoding, ...], x: Leaves) -> Arguments:
-    positions = [Position(encoding, x) for encoding in encodings]
-    problem = make_problem(Inputs.plain(x["q"], x["k"], x["v"]), positions, 0.0, None)
-    assert isinstance(problem, Arguments), problem
-    return problem
+def measure_case(case: Case, device: str, repetitions: int = 9, memory: bool = True) -> dict[str, Any]:
+    """By alternative: times, ratios of forward + backward, memory, and the largest relative error; or why it is not timed."""
+    found = _checked(case, device)
+    leaves, do = case.problem.leaves(device)
+    if device == "cpu":
+        leaves, do = {name: _as_in_a_model(x) for name, x in leaves.items()}, _as_in_a_model(do)
+    given = {name: x.requires_grad_() for name, x in leaves.items()}
+    # Those whose memory is O(T²) are measured alone, so that there is room for them.
+    groups = [without(case.alternatives, *LISTINGS), *([name] for name in case.alternatives if name in LISTINGS)]
+    for group in [case.alternatives] if device == "cpu" else groups:
+        runs = {
+            name: _phases(alternative(case.problem, name, device), given, do)
+            for name in group
+            if "failed" not in found[name]
+        }
+        try:
+            for n, phase in enumerate(("forward", "forward_backward")):
+                taken = times({name: run[n] for name, run in runs.items()}, device, repetitions, turn_ms=20.0)
+                for name, each in taken.items():
+                    found[name][phase] = each
+            for name, (_, both) in runs.items() if memory else ():
+                # On a CPU without output and gradients, which all alternatives have.
+                results = sum(x.nbytes for x in (*leaves.values(), do)) / 1e6 if device == "cpu" else 0
+                found[name]["extra_mb"] = round(max(0, extra_mb(both, device) - results), 1)
+        except Exception as error:  # out of memory, for example
+            found |= {name: {"failed": one_line(error)} for name in runs}
+    done = {name: row for name, row in found.items() if "forward_backward" in row}
+    sdpa_ms = min((_total_ms(done[name]) for name in BACKENDS if name in done), default=None)
+    for row in done.values():
+        if LISTING in done:
+            row["times_faster_than_listing"] = round(_total_ms(done[LISTING]) / _total_ms(row), 2)
+        if sdpa_ms is not None:
+            row["of_sdpa"] = round(_total_ms(row) / sdpa_ms, 3)
+    return {
+        "problem": asdict(case.problem),
+        "alternatives": found,
+        "configurations": configurations(case.problem, device),
+    }
 
 
-def _extra_peak_mb(step: Callable[[], Any], result_bytes: int) -> float:
-    """Peak memory of a step in MB, beyond what was allocated before and the bytes of its results."""
-    _release_free_memory()
-    step()  # allocates the buffers that libraries keep
-    _release_free_memory()
-    reset_peak("cpu")
-    before = peak_bytes("cpu")
-    step()
-    return round(max(0, peak_bytes("cpu") - before - result_bytes) / 1e6, 1)
+def configurations(problem: Problem, device: str) -> dict[str, dict[str, int]]:
+    """The configuration of each Triton kernel for a problem."""
+    architecture = tuning.architecture_of(torch.device(device))
+    return {
+        kernel: tuning.configuration(
+            kernel, architecture=architecture, dtype=DTYPES[problem.dtype], head_dim=problem.head_dim,
+            p_max=problem.entries, contextual=problem.contextual, tokens=problem.keys,
+        )
+        for kernel in tuning.KERNELS
+    }  # fmt: skip
 
 
-def _release_free_memory() -> None:
-    """Return free memory to the system (with glibc), so that a later step's allocations raise the peak."""
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: from now on, large blocks are returned when they are freed
-        libc.malloc_trim(0)
+def alternative(problem: Problem, name: str, device: str) -> Attend:
+    """A function of the problem's leaves that computes attention."""
+    if name in BACKENDS:
+        return partial(_sdpa, problem, BACKENDS[name])
+    if name in KERNELS:
+        return partial(problem.attend, kernel=name)
+
+    def listing(x: Leaves) -> Tensor:
+        """Under autocast if the type is not float32: then sums of gates are float32, as in its users' code."""
+        dtype = x["q"].dtype
+        with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
+            return peers.listing(x).to(dtype)
+
+    return torch.compile(listing, dynamic=False) if name == COMPILED else listing
+
+
+def _sdpa(problem: Problem, backend: SDPBackend | None, x: Leaves) -> Tensor:
+    """Attention without positions, on the same queries, keys and values."""
+    with sdpa_kernel(backend) if backend else nullcontext():
+        return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], dropout_p=problem.dropout, is_causal=True)
+
+
+def _checked(case: Case, device: str) -> dict[str, dict[str, Any]]:
+    """The largest relative error of each alternative, or why it is not timed."""
+    found: dict[str, dict[str, Any]] = {}
+    expected: dict[Problem, Expected] = {}
+    for name in case.alternatives:
+        problem = case.problem.one_sequence()
+        if name in BACKENDS:
+            problem = replace(problem, p_max=None, relative=None, alibi=False, gate="logits", dropout=0.0)
+        leaves, weight = problem.leaves(device)
+        try:
+            if name == "triton" and (reason := _why_not_fused(problem, leaves)):
+                raise ValueError(f"not fused: {reason}")
+            computed = computed_by(alternative(problem, name, device), leaves, weight)
+            if problem not in expected:
+                expected[problem] = problem.expected(leaves, weight)
+            wrong = expected[problem].wrong(computed)
+            half = name in LISTINGS and problem.dtype != "float32"
+            errors = {"error": max(expected[problem].relative_errors(computed).values())}
+            found[name] = errors if half or not wrong else {"failed": wrong}
+        except Exception as error:  # an alternative may raise anything, and is then not timed
+            found[name] = {"failed": one_line(error)}
+    return found
+
+
+def _why_not_fused(problem: Problem, leaves: Leaves) -> str | None:
+    from cope_sweep.kernels import triton_attention
+
+    return triton_attention.why_not(problem.build(leaves))
+
+
+def _phases(attend: Attend, given: Leaves, do: Tensor) -> tuple[Any, Any]:
+    """Two functions: forward as in training, and forward + backward."""
+    return (
+        lambda: attend(given),
+        lambda: torch.autograd.grad(attend(given), list(given.values()), do, allow_unused=True),
+    )
+
+
+def _as_in_a_model(x: Tensor) -> Tensor:
+    """Queries, keys and values in the memory layout of a model, (B, T, H, K)."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() == 4 else x
+
+
+def _total_ms(row: dict[str, Any]) -> float:
+    found: float = row["forward_backward"]["median_ms"]
+    return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -64,11 +64,11 @@ def attention(
     """
     if avx2:
         limit_to_avx2()
-    from cope_benchmarks.attention import measure, table
+    from cope_benchmarks import attention as bench
 
     _prepare(keep, threads)
-    measured = measure(repetitions)
-    _show(f"attention-{measured['machine']['cpu_capability'].lower()}", measured, table(measured), as_json, keep)
+    measured = bench.measure(repetitions)
+    _show(measured, as_json, keep, bench, name=f"attention-{measured['machine']['cpu_capability'].lower()}")
 
 
 @app.command()
@@ -77,11 +77,10 @@ def step(as_json: Json = False, keep: Keep = None, threads: Threads = None, repe
 
     Example: `cope-sweep bench step --threads 1 --keep results`
     """
-    from cope_benchmarks.step import measure, numbers, table
+    from cope_benchmarks import step as bench
 
     _prepare(keep, threads)
-    measured = measure(repetitions)
-    _show("step", measured, table(measured), as_json, keep, numbers(measured))
+    _show(bench.measure(repetitions), as_json, keep, bench)
 
 
 @app.command()
@@ -112,7 +111,7 @@ def prefill(
     from cope_benchmarks.prefill import measure
 
     _prepare(keep, threads)
-    _show_rows(measure(positions or (), tokens, precisions, repetitions, layers), as_json, keep)
+    _show(measure(positions or (), tokens, precisions, repetitions, layers), as_json, keep)
 
 
 @app.command()
@@ -121,11 +120,10 @@ def instructions(as_json: Json = False, keep: Keep = None) -> None:
 
     Example: `cope-sweep bench instructions --keep results`
     """
-    from cope_benchmarks.compiling import measure, numbers, table
+    from cope_benchmarks import compiling as bench
 
     _prepare(keep)
-    measured = measure()
-    _show("instructions", measured, table(measured), as_json, keep, numbers(measured))
+    _show(bench.measure(), as_json, keep, bench)
 
 
 @app.command()
@@ -146,7 +144,7 @@ def sweep(
     from cope_benchmarks.sweep import measure
 
     _prepare(keep)
-    _show_rows(measure(runs, repetitions), as_json, keep)
+    _show(measure(runs, repetitions), as_json, keep)
 
 
 @app.command()
@@ -164,7 +162,7 @@ def store(
     from cope_benchmarks.store import measure
 
     _prepare(keep)
-    _show_rows(measure(runs), as_json, keep)
+    _show(measure(runs), as_json, keep)
 
 
 @app.command()
@@ -182,7 +180,7 @@ def serve(
     from cope_benchmarks.serve import measure
 
     _prepare(keep)
-    _show_rows(measure(runs), as_json, keep)
+    _show(measure(runs), as_json, keep)
 
 
 @app.command()
@@ -194,7 +192,7 @@ def data(as_json: Json = False, keep: Keep = None) -> None:
     from cope_benchmarks.data import measure
 
     _prepare(keep)
-    _show_rows(measure(), as_json, keep)
+    _show(measure(), as_json, keep)
 
 
 def limit_to_avx2() -> None:
@@ -229,29 +227,17 @@ def _prepare(folder: Path | None, threads: int | None = None) -> None:
         raise UserError(f"--keep {folder}: {error.strerror}; name a folder that can be written") from error
 
 
-def _show_rows(measured: dict[str, Any], as_json: bool, folder: Path | None) -> None:
-    from cope_benchmarks.report import table_of_rows
-
-    numbers = {what: row["number"] for what, row in measured["rows"].items()}
-    _show(measured["bench"], measured, table_of_rows(measured), as_json, folder, numbers)
-
-
 def _show(
-    name: str,
-    measured: dict[str, Any],
-    table: str,
-    as_json: bool,
-    folder: Path | None,
-    numbers: Mapping[str, float] | None = None,
+    measured: dict[str, Any], as_json: bool, folder: Path | None, bench: ModuleType | None = None, name: str = ""
 ) -> None:
-    """Save and print a measurement; `numbers` by the names of the goals, which are printed below the table."""
-    from cope_benchmarks.report import goals_table, save
+    """Save and print a measurement, and its goals. `bench` makes tables that `report` does not; `name` of the files."""
+    from cope_benchmarks import report
 
+    bench = bench or report
     if folder is not None:
-        save(folder, name, measured, table)
+        report.save(folder, name or measured["bench"], measured, bench.table(measured))
     if as_json:
         print_json(measured)
         return
-    typer.echo(table)
-    if goals := goals_table(name, numbers or {}) if numbers else "":
-        typer.echo(goals)
+    typer.echo(bench.table(measured))
+    typer.echo(report.goals_table(measured["bench"], bench.numbers(measured)))

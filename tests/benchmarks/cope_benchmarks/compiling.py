@@ -17,11 +17,9 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ import torch
 
 from cope_benchmarks.exact import computed_by
 from cope_benchmarks.gpu_problems import Problem
-from cope_benchmarks.report import markdown
+from cope_benchmarks.report import Measured, machine, markdown
 from cope_sweep.kernels import operator, tuning
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.tuning import Configurations, using_configurations
@@ -44,45 +42,36 @@ TILE, WARPS = 64 * 32, 4
 # Ahead of a measurement -----------------------------------------------------------------------------------------------
 
 
-Work = Sequence[tuple[Problem, Configurations | None]]
-"""Problems and configurations of the kernels; None: those of the table."""
+@contextmanager
+def compiled_ahead(device: str) -> Iterator[Callable[[Problem, Sequence[Configurations]], None]]:
+    """A function that compiles a problem's kernels with each of these configurations, in several processes.
+
+    Triton keeps the kernels on disk, for all processes. On a CPU the function does nothing. What cannot be compiled raises
+    its error where it is launched.
+    """
+    if device == "cpu":
+        yield lambda problem, configurations: None
+        return
+    processes = min(PROCESSES, os.cpu_count() or 1)
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+
+        def compile_all(problem: Problem, configurations: Sequence[Configurations]) -> None:
+            for _ in pool.map(partial(_tried, problem), configurations):
+                pass
+
+        yield compile_all
 
 
-class Compiling:
-    """Compiles in other processes within a `with` block; Triton keeps the kernels on disk, for all. On a CPU it does nothing."""
-
-    def __init__(self, work: Mapping[str, Work], device: str) -> None:
-        self._work, self._device = work, device
-        self._pool: ProcessPoolExecutor | None = None
-        self._futures: dict[str, list[Future[None]]] = {}
-
-    def __enter__(self) -> Compiling:
-        if self._device != "cuda" or not self._work:
-            return self
-        processes = min(PROCESSES, os.cpu_count() or 1)
-        self._pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
-        for name, problems in self._work.items():
-            futures = self._futures.setdefault(name, [])
-            try:
-                futures += [self._pool.submit(compile_kernels, *each, self._device) for each in problems]
-            except BrokenProcessPool:  # then kernels are compiled where they are launched
-                break
-        return self
-
-    def wait(self, name: str) -> None:
-        """Wait until the kernels of this name are compiled, or cannot be: then their launch raises the error."""
-        wait(self._futures.get(name, []))
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+def _tried(problem: Problem, configurations: Configurations) -> None:
+    with suppress(Exception):
+        compile_kernels(problem, configurations, "cuda")
 
 
 def compile_kernels(problem: Problem, configurations: Configurations | None, device: str) -> None:
-    """Compile the kernels that a problem launches, forward and backward, by launches of a small problem of its kind."""
+    """Compile the kernels that a problem launches, forward and backward; configurations None: those of the table."""
     from cope_sweep.kernels.triton_attention import launch
 
-    small = one_sequence(problem)
+    small = problem.one_sequence()
     leaves, weight = small.leaves(device)
     chosen = using_configurations(configurations) if configurations else nullcontext()
     compiled = {name: _CompiledOnly(kernel) for name, kernel in launch.KERNELS.items()}
@@ -98,12 +87,6 @@ class _CompiledOnly:
 
     def __getitem__(self, grid: Any) -> Any:
         return partial(self._kernel.warmup, grid=grid)
-
-
-def one_sequence(problem: Problem) -> Problem:
-    """The problem with one sequence and at most two heads: the same kernels, in little memory."""
-    lengths = problem.lengths and problem.lengths[:1]
-    return replace(problem, batch=1, heads=min(2, problem.heads), lengths=lengths)
 
 
 # For a GPU that is not there ------------------------------------------------------------------------------------------
@@ -162,8 +145,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def everything() -> Iterator[tuple[str, Problem, Configurations | None]]:
-    """What `make gpu` launches: tests, cases, the sanitizer's problems, and the configurations that are tuned."""
-    from cope_benchmarks import gpu, sanitizer, tune
+    """What `make gpu` launches: its tests, the cases that it measures, and the configurations that it tunes."""
+    from cope_benchmarks import attention, tune
     from cope_sweep.kernels import triton_attention
 
     with mock.patch.object(torch.cuda, "is_available", return_value=True):
@@ -172,10 +155,8 @@ def everything() -> Iterator[tuple[str, Problem, Configurations | None]]:
     for name, problem in test_triton_gpu.CASES.items():
         if triton_attention.why_not(problem.build(problem.leaves()[0])) is None:
             yield f"test: {name}", problem, None
-    for case in gpu.CASES:
+    for case in attention.GPU_CASES:
         yield f"case: {case.name}", case.problem, None
-    for problem in sanitizer.PROBLEMS:
-        yield f"sanitizer: {problem.name}", problem, None
     for kind in tune.KINDS:
         for trial in tune.trials_of(kind, "cuda"):
             yield f"tuned: {kind.name}: {trial}", kind, trial
@@ -184,16 +165,16 @@ def everything() -> Iterator[tuple[str, Problem, Configurations | None]]:
 # What the kernels compile to ------------------------------------------------------------------------------------------
 
 
-def measure(head_dims: tuple[int, ...] = (64, 128), dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+def measure(head_dims: tuple[int, ...] = (64, 128), dtype: torch.dtype = torch.bfloat16) -> Measured:
     """Compile CoPE's kernels (p_max 64) for all `CAPABILITIES`, and count."""
     kernels = [k for capability in CAPABILITIES for dim in head_dims for k in compile_ahead(capability, dtype, dim)]
-    return {"torch": torch.__version__, "kernels": kernels}
+    return {"bench": "instructions", "machine": machine(), "rows": kernels}
 
 
-def table(measured: Mapping[str, Any]) -> str:
+def table(measured: Measured) -> str:
     """The measurement in Markdown."""
     rows = []
-    for kernel in measured["kernels"]:
+    for kernel in measured["rows"]:
         counts = ["–" if kernel[name] is None else f"{kernel[name]:.0f}" for name in ("general", "plain")]
         sizes = [str(kernel[name]) for name in ("head_dim", "registers", "spilled", "shared")]
         ratio = "–" if kernel["ratio"] is None else f"{kernel['ratio']:.2f}"
@@ -202,10 +183,10 @@ def table(measured: Mapping[str, Any]) -> str:
     return markdown(heads, rows, left=3)
 
 
-def numbers(measured: Mapping[str, Any]) -> dict[str, float]:
+def numbers(measured: Measured) -> dict[str, float]:
     """Ratios and spilled bytes, by the names of the goals."""
     found = {}
-    for each in measured["kernels"]:
+    for each in measured["rows"]:
         name = f"{each['kernel']}, sm_{each['capability']}, head dim {each['head_dim']}"
         found[f"{name}: spilled"] = each["spilled"]
         if each["ratio"] is not None:

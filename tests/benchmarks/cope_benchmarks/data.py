@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cope_benchmarks.report import Rows
+from cope_benchmarks.report import Measured, Rows
 from cope_sweep.config import Resources, RunSpec, load_ablation, with_overrides
 from cope_sweep.config.estimate import step_flops
 from cope_sweep.errors import UserError
@@ -26,7 +26,7 @@ CPU_STEP_FLOPS = 5e11
 """Limit of the floating-point operations of a step on a CPU. Its batch is reduced to this, but not below 1."""
 
 
-def measure() -> dict[str, Any]:
+def measure() -> Measured:
     """Measure every task whose text, if it needs one, is on this machine: about a minute on two cores."""
     rows, ratios = Rows("data"), {}
     runtime = Runtime.of(Resources(cpus=len(os.sched_getaffinity(0))), worker_id="bench")

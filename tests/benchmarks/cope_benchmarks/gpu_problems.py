@@ -90,6 +90,10 @@ class Problem:
             lengths=self.lengths and tuple(length * (tokens + cached) // self.keys for length in self.lengths),
         )
 
+    def one_sequence(self) -> Problem:
+        """The problem with one sequence and at most two heads: the same kernels, in little memory."""
+        return replace(self, batch=1, heads=min(2, self.heads), lengths=self.lengths and self.lengths[:1])
+
     def leaves(self, device: str = "cpu", seed: int = 0) -> tuple[Leaves, Tensor]:
         """The tensors with gradients, by name, and the gradient of the output."""
         rng = torch.Generator(device).manual_seed(seed)
@@ -169,7 +173,11 @@ class Problem:
 
     def wrong(self, leaves: Leaves, weight: Tensor, computed: Leaves) -> str | None:
         """The results of a kernel that are off by more than rounding explains, for a message; None: all are right."""
-        return Expected(self.build, leaves, weight, DTYPES[self.dtype]).compare(computed).wrong
+        return self.expected(leaves, weight).wrong(computed)
+
+    def expected(self, leaves: Leaves, weight: Tensor) -> Expected:
+        """What a kernel is compared with."""
+        return Expected(self.build, leaves, weight, DTYPES[self.dtype])
 
     def _slopes(self, device: torch.device) -> Tensor:
         return -(2.0 ** -torch.linspace(1, 8, self.heads, device=device))

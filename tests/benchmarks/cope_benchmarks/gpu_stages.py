@@ -1,16 +1,15 @@
 """Checks, tunes and measures the kernels on a GPU, stage after stage: `make gpu`.
 
-    python -m cope_benchmarks.gpu_stages [--device cpu] [--out FOLDER] [--force] [--stage NAME …]
+    python -m cope_benchmarks.gpu_stages [--device cpu] [--out FOLDER] [--stage NAME …]
 
-    tests      the kernels against float64, and compute-sanitizer where it is installed; the others need it passed
+    tests      the kernels against float64; the other stages need it passed
     tune       configurations of the kernels → tuning.json, which the later stages use
     bench      attention, beside SDPA and the paper's listing
     step       training steps of the paper's models
 
-Each stage takes less than ten minutes, in a process of its own. Finished stages are in `stages.json` in the folder; the
-same command continues with the others, and a stage continues where it ended. With device `cpu`, it is a dry run: tiny
-shapes, Triton's interpreter. Needs torch, Triton, NumPy and pytest; `step` also the packages of training, without which it
-is skipped.
+Each stage takes less than ten minutes, in processes of its own, and writes what it has measured after each row: the same
+command continues. With device `cpu`, it is a dry run: tiny shapes, Triton's interpreter. Needs torch, Triton, NumPy and
+pytest; `step` also the packages of training, without which it is skipped.
 
 Exit codes: 0 everything is done or skipped; 1 a stage failed; 3 time ended before everything was done: repeat it.
 """
@@ -19,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import re
 import signal
@@ -27,125 +25,146 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "tests" / "benchmarks" / "results" / "gpu"
 STAGES = ("tests", "tune", "bench", "step")
 LIMIT_S = 580.0
 """Longest time of a stage."""
-BUDGET_S = 520.0
-"""After this, a stage begins nothing more."""
-MAX_SHARDS = 8
-SHARD_BYTES = 10e9
-"""Memory of the GPU for a process of tests: 19 float64 arrays of at most 2²⁴ scores, and torch, need less than half of it."""
+BUDGET_S = 480.0
+"""After this, a stage begins no further row."""
+MAX_PROCESSES = 8
+TEST_BYTES = 10e9
+"""Memory of the GPU for a process of tests."""
 BASE = ("torch", "triton", "numpy", "pytest")
 NEEDED = ("cachetools", "psutil", "pydantic", "yaml", "safetensors", "sqlalchemy")
 """Packages that `step` needs beside `BASE`."""
 TESTS = ROOT / "tests" / "kernels" / "test_triton_gpu.py"
-NO_TEST = 5
-"""Pytest's exit code where no test was left to run."""
 SKIPPED, UNFINISHED = 4, 3
-"""Exit codes of a stage's process."""
+"""Exit codes of a stage."""
+RESULT = {0: "done", UNFINISHED: "unfinished", SKIPPED: "skipped"}
 
 
-@dataclass(frozen=True)
-class Setting:
-    device: str
-    out: Path
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        paths = [*(str(ROOT / each) for each in ("", "services", "tests/benchmarks")), os.environ.get("PYTHONPATH", "")]
-        found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
-        table = self.out / "tuning.json"
-        if table.exists():
-            found["COPE_SWEEP_TUNING"] = str(table)
-        if self.device == "cpu":
-            found |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        return found
-
-
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="make gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, help="folder of the results")
-    parser.add_argument("--force", action="store_true", help="begin again")
     parser.add_argument("--stage", action="append", choices=STAGES, help="this stage only; may be repeated")
-    parser.add_argument("--child", choices=STAGES, help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=STAGES[1:], help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    missing = lacking(BASE)
-    if missing:
-        print(f"{sys.executable} lacks {', '.join(missing)}; make gpu PYTHON=… names another", file=sys.stderr)  # noqa: T201
-        return 1
-    if not given.child and (reason := _why_not(given.device)):
-        print(reason, file=sys.stderr)  # noqa: T201
-        return 1
-    if given.out is None:
-        given.out = _default_folder(given.device)
-    setting = Setting(given.device, given.out.resolve())
     if given.child:
-        return _tests(setting) if given.child == "tests" else _measured(setting, given.child)
-    return run_stages(setting, given.stage or list(STAGES), force=given.force)
-
-
-def run_stages(setting: Setting, stages: list[str], *, force: bool = False) -> int:
-    """Run the stages that are not finished; returns the exit code."""
-    if force and setting.out.exists():
-        for name in ("stages.json", "tests.jsonl", "tune.jsonl", "gpu.jsonl", "step.jsonl", "tuning.json"):
-            (setting.out / name).unlink(missing_ok=True)
-    setting.out.mkdir(parents=True, exist_ok=True)
-    path = setting.out / "stages.json"
-    done: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return _measure(given.child, given.device, given.out)
+    if missing := lacking(BASE):
+        return _say(f"{sys.executable} lacks {', '.join(missing)}; make gpu PYTHON=… names another", 1)
+    if reason := _why_not(given.device):
+        return _say(reason, 1)
+    out = (given.out or _default_folder(given.device)).resolve()
+    out.mkdir(parents=True, exist_ok=True)
     code = 0
-    for stage in stages:
-        if done.get(stage, {}).get("result") == "done":
-            _say(f"{stage}: done before")
-            continue
-        _say(f"{stage}: begins")
-        start = time.monotonic()
-        result, note = _run(stage, setting)
-        seconds = time.monotonic() - start
-        done[stage] = {"result": result, "seconds": round(seconds, 1), **({"note": note} if note else {})}
-        path.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
-        _say(f"{stage}: {result} in {seconds:.0f} s{': ' + note if note else ''}")
-        if result in ("failed", "unfinished"):
-            code = 1 if result == "failed" else code or UNFINISHED
+    for stage in given.stage or STAGES:
+        start_s = time.monotonic()
+        ended = run_tests(given.device, out) if stage == "tests" else _run(stage, given.device, out)
+        _say(f"{stage}: {RESULT.get(ended, 'failed')} in {time.monotonic() - start_s:.0f} s (see {out / stage}.log)")
+        if ended not in (0, SKIPPED):
+            code = ended if ended == UNFINISHED and code != 1 else 1
             if stage == "tests":
                 break  # nothing is measured before the kernels are known to be correct
-    _say(f"The results are in {setting.out}" + ("; repeat the command to continue" if code else ""))
-    if (setting.out / "tuning.json").exists() and setting.device == "cuda":
-        _say(f"To use the measured configurations: cp {setting.out / 'tuning.json'} {ROOT / 'cope_sweep/kernels/'}")
+    _say(f"The results are in {out}" + ("; repeat the command to continue" if code else ""))
+    if given.device == "cuda" and (out / "tuning.json").exists():
+        _say(f"To use the measured configurations: cp {out / 'tuning.json'} {ROOT / 'cope_sweep/kernels/'}")
     return code
 
 
-def _run(stage: str, setting: Setting) -> tuple[str, str]:
-    """Run a stage in a process of its own; returns its result and a note."""
-    command = [sys.executable, "-m", "cope_benchmarks.gpu_stages", "--child", stage]
-    command += ["--device", setting.device, "--out", str(setting.out)]
-    with (setting.out / f"{stage}.log").open("w", encoding="utf-8") as log:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=setting.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+def run_tests(device: str, out: Path) -> int:
+    """The tests of the kernels, in several processes, whose time is compiling; their outcomes are in `tests.log`."""
+    pytest = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
+    pytest += ["--confcutdir", str(TESTS.parent)]
+    environment = _environment(device, out)
+    listed = subprocess.run(
+        [*pytest, "-q", "--collect-only", TESTS], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    names = [line for line in listed.stdout.splitlines() if "::" in line]
+    if listed.returncode or not names:
+        return _say(listed.stdout + listed.stderr, 1)
+    shards = min(_processes(device), len(names))
+    commands = [[*pytest, "-v", "--maxfail=3", *names[shard::shards]] for shard in range(shards)]
+    with (out / "tests.log").open("w", encoding="utf-8") as log:
+        codes = _execute(commands, environment, log)
+    text = (out / "tests.log").read_text(encoding="utf-8")
+    counts = ", ".join(
+        f"{len(re.findall(f' {name}', text))} {name.lower()}" for name in ("PASSED", "SKIPPED", "FAILED")
+    )
+    _say(f"tests: {counts} of {len(names)}")
+    return UNFINISHED if None in codes else int(any(codes))
+
+
+def _run(stage: str, device: str, out: Path) -> int:
+    command = [
+        sys.executable,
+        "-m",
+        "cope_benchmarks.gpu_stages",
+        "--child",
+        stage,
+        "--device",
+        device,
+        "--out",
+        str(out),
+    ]
+    with (out / f"{stage}.log").open("w", encoding="utf-8") as log:
+        (code,) = _execute([command], _environment(device, out), log)
+    _say((out / f"{stage}.log").read_text(encoding="utf-8").strip().rpartition("\n")[2])
+    return UNFINISHED if code is None else code
+
+
+def _execute(commands: Sequence[Sequence[str]], environment: dict[str, str], log: object) -> list[int | None]:
+    """Execute commands side by side; their exit codes, or None for one that was ended after `LIMIT_S`, with its children."""
+    end_s = time.monotonic() + LIMIT_S
+    started = [
+        subprocess.Popen(each, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)  # type: ignore[call-overload]
+        for each in commands
+    ]
+    codes: list[int | None] = []
+    for process in started:
         try:
-            code = process.wait(LIMIT_S)
+            codes.append(process.wait(max(0.0, end_s - time.monotonic())))
         except subprocess.TimeoutExpired:
-            return "unfinished", f"took longer than {LIMIT_S:.0f} s"
-        finally:
-            # Nothing that the stage has started goes on: it would share the GPU with the next stage.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    lines = (setting.out / f"{stage}.log").read_text(encoding="utf-8").strip().splitlines()
-    last = lines[-1] if lines else ""
-    result = {0: "done", SKIPPED: "skipped", UNFINISHED: "unfinished"}.get(code, "failed")
-    return result, last if result != "failed" else f"{last} (see {setting.out / f'{stage}.log'})"
+            codes.append(None)
+        with suppress(ProcessLookupError):  # what goes on would share the GPU with the next stage
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return codes
+
+
+def _environment(device: str, out: Path) -> dict[str, str]:
+    paths = [*(str(ROOT / each) for each in ("", "services", "tests/benchmarks")), os.environ.get("PYTHONPATH", "")]
+    found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+    if (out / "tuning.json").exists():
+        found["COPE_SWEEP_TUNING"] = str(out / "tuning.json")
+    if device == "cpu":
+        found |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return found
+
+
+def _measure(stage: str, device: str, out: Path) -> int:
+    """A stage in a process of its own."""
+    if stage == "step" and (missing := lacking(NEEDED)):
+        names = " ".join(missing)
+        return _say(f"needs {', '.join(missing)}: pip install --target wheels {names}, and PYTHONPATH=wheels", SKIPPED)
+    measure: Callable[[Path, str, float], dict[str, list[str]]]
+    if stage == "tune":
+        from cope_benchmarks.tune import measure
+    elif stage == "bench":
+        from cope_benchmarks.attention import measure_gpu as measure
+    else:
+        from cope_benchmarks.step import measure_gpu as measure
+    found = measure(out, device, BUDGET_S)
+    left = len(found["left"])
+    return _say(f"{len(found['rows'])} measured" + (f", {left} left" if left else ""), UNFINISHED if left else 0)
 
 
 def _why_not(device: str) -> str | None:
@@ -169,84 +188,24 @@ def _default_folder(device: str) -> Path:
     return RESULTS / re.sub(r"[^a-z0-9]+", "_", torch.cuda.get_device_name().lower()).strip("_")
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)  # noqa: T201
-
-
-# The stages, each in a process of its own: the last line that it prints is its note in stages.json -------------------
-
-
-def _tests(setting: Setting) -> int:
-    from cope_benchmarks.outcomes import BEGUN, FILE, SHARD, journal_of
-    from cope_benchmarks.sanitizer import sanitize
-
-    path = setting.out / "tests.jsonl"
-    journal_of(path)  # its header is written once, before several processes add rows
-    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
-    command += ["--confcutdir", str(ROOT / "tests" / "kernels"), "-p", "cope_benchmarks.outcomes", str(TESTS)]
-    shards = _shards() if setting.device == "cuda" else 1
-    environments = [os.environ | {FILE: str(path), SHARD: f"{shard}/{shards}"} for shard in range(shards)]
-    processes = [subprocess.Popen(command, cwd=ROOT, env=environment) for environment in environments]
-    codes = [process.wait() for process in processes]
-    outcomes = {test: row["outcome"] for test, row in journal_of(path).rows.items()}
-    wrong = [test for test, outcome in outcomes.items() if outcome in ("failed", BEGUN)]
-    passed = list(outcomes.values()).count("passed")
-    summary = ", ".join(f"{list(outcomes.values()).count(name)} {name}" for name in ("passed", "skipped", "failed"))
-    if wrong or any(code not in (0, NO_TEST) for code in codes):
-        _say(f"{summary}; wrong: {'; '.join(wrong) or f'pytest ended with {codes}'}")
-        return 1
-    if not passed or setting.device == "cpu":
-        _say(f"{summary}; no compute-sanitizer in a dry run" if passed else f"no test ran: {summary}")
-        return 0 if passed else 1
-    note, errors = sanitize(ROOT)
-    # What is wrong in the kernels stops the command; a tool can also be wrong, so the next stages can be asked for.
-    way_out = f" (see {setting.out / 'tests.log'}; make gpu STAGE=tune goes on all the same)" if errors else ""
-    _say(f"{summary}; {note}{way_out}")
-    return 1 if errors else 0
-
-
-def _measured(setting: Setting, stage: str) -> int:
-    if stage == "step" and (missing := lacking(NEEDED)):
-        _say(f"needs {', '.join(missing)}: pip install --target wheels {' '.join(missing)}, and PYTHONPATH=wheels")
-        return SKIPPED
-    if stage == "tune":
-        from cope_benchmarks.tune import measure
-
-        found = measure(setting.out, setting.device, BUDGET_S - 60)
-    elif stage == "bench":
-        from cope_benchmarks.gpu import CASES, DRY_CASES
-        from cope_benchmarks.gpu import measure as measure_attention
-
-        found = measure_attention(
-            setting.out, setting.device, BUDGET_S, CASES if setting.device == "cuda" else DRY_CASES
-        )
-    else:
-        from cope_benchmarks.step import measure_gpu
-
-        found = measure_gpu(setting.out, setting.device, BUDGET_S)
-    left = len(found["left"])
-    _say(f"{len(found['rows'])} measured" + (f", {left} left" if left else ""))
-    return UNFINISHED if left else 0
-
-
-def _shards() -> int:
-    """Processes that run the tests."""
+def _processes(device: str) -> int:
     import torch
 
-    memory = torch.cuda.get_device_properties(0).total_memory
-    return max(1, min(MAX_SHARDS, os.cpu_count() or 1, int(memory / SHARD_BYTES)))
+    if device == "cpu":
+        return 1
+    return max(
+        1, min(MAX_PROCESSES, os.cpu_count() or 1, int(torch.cuda.get_device_properties(0).total_memory / TEST_BYTES))
+    )
 
 
 def lacking(packages: Sequence[str]) -> list[str]:
     """Those that cannot be imported."""
+    return [name for name in packages if importlib.util.find_spec(name) is None]
 
-    def found(name: str) -> bool:
-        try:
-            return importlib.util.find_spec(name) is not None
-        except ModuleNotFoundError:  # of the package that it is in
-            return False
 
-    return [name for name in packages if not found(name)]
+def _say(line: str, code: int = 0) -> int:
+    print(line, flush=True, file=sys.stderr if code == 1 else sys.stdout)
+    return code
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from cope_benchmarks.report import Rows, interleaved
+from cope_benchmarks.report import Measured, Rows
+from cope_benchmarks.timing import times
 from cope_sweep.config import RunSpec
 from cope_sweep.config.source import parse_value
 from cope_sweep.kernels import Implementation, using
@@ -42,7 +43,7 @@ def measure(
     repetitions: int,
     layers: int = 12,
     vocabulary: int = VOCABULARY,
-) -> dict[str, Any]:
+) -> Measured:
     """Tokens per second of each encoding, and their ratio to those without any, by length and precision.
 
     Args:
@@ -69,14 +70,13 @@ def measure(
         short = min(SHORT, *tokens)
         errors = {name: _error(models[name], alternatives[name][1], runtime, short) for name in models}
         for length in tokens:
-            steps = {
-                name: [_pass(models[name], alternatives[name][1], runtime, length)]
+            passes = {
+                name: _pass(models[name], alternatives[name][1], runtime, length)
                 for name, error in errors.items()
                 if error <= LIMITS[precision]
             }
-            rates = {
-                name: 1e3 * length / times[0]["median_ms"] for name, times in interleaved(steps, repetitions).items()
-            }
+            taken = times(passes, device, repetitions)
+            rates = {name: 1e3 * length / each["median_ms"] for name, each in taken.items()}
             for name, error in errors.items():
                 if name in rates:
                     ratio = f", {rates[name] / rates[NONE]:.3f} × {NONE}" if name != NONE and NONE in rates else ""
@@ -101,10 +101,7 @@ def _pass(model: Transformer, kernel: Implementation, runtime: Runtime, tokens: 
     @torch.inference_mode()
     def compute() -> torch.Tensor:
         with using(kernel), runtime.autocast():
-            logits_11V = model.logits(model.hidden(tokens_1T)[:, -1:])
-        if runtime.device == "cuda":
-            torch.cuda.synchronize()
-        return logits_11V.float()
+            return model.logits(model.hidden(tokens_1T)[:, -1:]).float()
 
     return compute
 

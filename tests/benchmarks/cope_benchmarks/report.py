@@ -1,6 +1,7 @@
-"""The goals of all benchmarks, and what the benchmarks share: tables, files, the machine, and timing in turns.
+"""The goals of all benchmarks, and what they return: a dictionary for JSON, of which tables are made.
 
-Needs torch only: `make gpu` runs where little else is installed.
+Each benchmark has a function `measure`, whose result has the keys `bench`, `machine` and `rows`. The rows of most are those
+of `Rows`; modules whose tables have other columns have functions `table` and `numbers` like those here.
 """
 
 from __future__ import annotations
@@ -8,17 +9,14 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 
-T = TypeVar("T")
+Measured = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,6 @@ GOALS: dict[str, dict[str, AtMost]] = {
         "runs of 1 step, ÷ a bare Tune trainable": AtLeast(0.8, " ×"),
         "growth of the driver": AtMost(50, " KB/run"),
         "between two runs, of runs of 30 s": AtMost(1, "%"),
-        "runs of 50 steps, ÷ a Ray task each": AtLeast(3, " ×"),
         "runs of 50 steps, ÷ a TorchTrainer each": AtLeast(20, " ×"),
         "a training process is killed: until the next step": AtMost(20, " s"),
     },
@@ -112,89 +109,67 @@ def goals_table(bench: str, numbers: Mapping[str, float]) -> str:
     """The goals of a benchmark as far as they were measured; empty where none was."""
     rows = [
         [what, str(goal), f"{numbers[what]:.4g}{goal.unit}", "yes" if goal.reached(numbers[what]) else "no"]
-        for what, goal in GOALS[bench].items()
+        for what, goal in GOALS.get(bench, {}).items()
         if what in numbers
     ]
     return markdown(("goal", "limit", "measured", "reached"), rows) if rows else ""
 
 
 class Rows:
-    """A measurement as rows of a name, a number, and a unit or a text; most benchmarks are one."""
+    """A measurement as rows of a name, a number, and a unit or a text."""
 
     def __init__(self, bench: str) -> None:
-        self.bench = bench
-        self.load = [round(os.getloadavg()[0], 1)]
+        self.bench, self.machine = bench, machine()
         self.rows: dict[str, dict[str, Any]] = {}
 
     def add(self, what: str, number: float, unit: str = "", more: str = "") -> None:
         text = f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
         self.rows[what] = {"number": round(number, 5), "text": text + unit + more}
 
-    def measured(self, **more: Any) -> dict[str, Any]:
-        load = [*self.load, round(os.getloadavg()[0], 1)]
-        return {"bench": self.bench, **more, "rows": self.rows, "machine": machine() | {"load": load}}
+    def measured(self, **more: Any) -> Measured:
+        load = [*self.machine["load"], *machine()["load"]]
+        return {"bench": self.bench, **more, "rows": self.rows, "machine": self.machine | {"load": load}}
 
 
-def table_of_rows(measured: Mapping[str, Any]) -> str:
+def table(measured: Measured) -> str:
     """The table of a measurement that `Rows` has made: what, measured, goal."""
     goals = GOALS[measured["bench"]]
     rows = [[what, row["text"], str(goals.get(what, ""))] for what, row in measured["rows"].items()]
     return markdown(("what", "measured", "goal"), rows, left=3)
 
 
-def save(folder: Path, name: str, measured: Mapping[str, Any], table: str) -> None:
-    """Write a measurement to `<name>.json` and `<name>.md`."""
-    (folder / f"{name}.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-    (folder / f"{name}.md").write_text(table, encoding="utf-8")
+def numbers(measured: Measured) -> dict[str, float]:
+    """What was measured, by the names of the goals."""
+    return {what: row["number"] for what, row in measured["rows"].items()}
 
 
-def machine() -> dict[str, Any]:
-    """Processor, threads, load and versions, which times depend on."""
+def save(folder: Path, name: str, measured: Measured, table: str) -> None:
+    """Write a measurement to `<name>.json` and `<name>.md`, each as a whole."""
+    for suffix, text in (("json", json.dumps(measured, indent=1) + "\n"), ("md", table)):
+        (folder / f"{name}.{suffix}.new").write_text(text, encoding="utf-8")
+        (folder / f"{name}.{suffix}.new").replace(folder / f"{name}.{suffix}")
+
+
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """The processor or the GPU, threads, load and versions, which times depend on."""
     with open("/proc/cpuinfo") as lines:
         names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return {
+    found: dict[str, Any] = {
         "processor": names[0] if names else platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "clock": "CPU time" if torch.get_num_threads() == 1 else "wall clock",
-        "load": [round(load, 1) for load in os.getloadavg()],
+        "load": [round(os.getloadavg()[0], 1)],
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+    if device == "cuda":
+        import triton  # type: ignore[import-untyped]
 
-
-def interleaved(
-    steps: Mapping[str, Sequence[Callable[[], Any]]], repetitions: int
-) -> dict[str, list[dict[str, float]]]:
-    """Time each alternative's phases in ms: median, and spread of the middle half.
-
-    The alternatives take turns, so that a slow moment affects all of them; the first turn is not measured. With one torch
-    thread, CPU time is measured.
-    """
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-
-    def ms(phase: Callable[[], Any]) -> float:
-        start = clock()
-        phase()
-        return 1e3 * (clock() - start)
-
-    ways = {(name, n): partial(ms, phase) for name, phases in steps.items() for n, phase in enumerate(phases)}
-    taken = in_turns(ways, repetitions)
-    return {name: [_summary(taken[name, n]) for n in range(len(phases))] for name, phases in steps.items()}
-
-
-def in_turns(ways: Mapping[T, Callable[[], float]], turns: int) -> dict[T, list[float]]:
-    """What each way returns in so many turns, after one that compiles and starts threads."""
-    found: dict[T, list[float]] = {name: [] for name in ways}
-    for turn in range(turns + 1):
-        for name, way in ways.items():
-            value = way()
-            if turn:
-                found[name].append(value)
+        gpu = torch.cuda.get_device_properties(0)
+        found |= {
+            "gpu": gpu.name, "capability": f"{gpu.major}.{gpu.minor}", "memory_gib": round(gpu.total_memory / 2**30, 1),
+            "cuda": torch.version.cuda, "triton": triton.__version__,
+        }  # fmt: skip
     return found
-
-
-def _summary(times: Sequence[float]) -> dict[str, float]:
-    quarters = statistics.quantiles(times, n=4)
-    return {"median_ms": round(statistics.median(times), 3), "spread_ms": round(quarters[2] - quarters[0], 3)}

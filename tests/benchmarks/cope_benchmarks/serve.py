@@ -24,13 +24,13 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 import numpy as np
 
-from cope_benchmarks.report import Rows, in_turns
+from cope_benchmarks.report import Measured, Rows
 from cope_benchmarks.store import indexed_row, write_ablation, write_index
+from cope_benchmarks.timing import in_turns
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.errors import UserError
 from cope_sweep.inference import Predictor
@@ -66,7 +66,7 @@ MARKER = 511
 Address = tuple[str, int]
 
 
-def measure(runs: int = RUNS) -> dict[str, Any]:
+def measure(runs: int = RUNS) -> Measured:
     """Train a model for one step, serve it, and measure; then the same with a store of `runs` runs, a multiple of 1,000."""
     if runs < 1000 or runs % 1000:
         raise UserError(f"--runs {runs}: a multiple of 1,000")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cope_benchmarks.report import Rows
+from cope_benchmarks.report import Measured, Rows
 from cope_sweep.api.questions import ListAblations, ListRuns, ListSweeps
 from cope_sweep.config import Plan, RunSpec, expand, load_ablation
 from cope_sweep.errors import UserError
@@ -60,7 +60,7 @@ REPETITIONS = 3
 T = TypeVar("T")
 
 
-def measure(runs: int = RUNS) -> dict[str, Any]:
+def measure(runs: int = RUNS) -> Measured:
     """Write a store of `runs` runs (a multiple of 100, at least 10,000) and measure it: about eight minutes for 100,000."""
     if runs < MEDIUM or runs % RUNS_PER_RATE:
         raise UserError(f"--runs {runs}: a multiple of {RUNS_PER_RATE}, and at least {MEDIUM:,}")

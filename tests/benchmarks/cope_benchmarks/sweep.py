@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from cope_benchmarks.report import Rows
+from cope_benchmarks.report import Measured, Rows
 from cope_sweep.config import RunSpec
 from cope_sweep.store import RunFolder, Store
 
@@ -43,8 +43,7 @@ metrics:
   - {name: in_dist/token_error, label: In-dist., unit: "%"}
 resources: {groups: GROUPS, device: cpu}
 """
-SHORT_STEPS, SHORT_RUNS, TRAINER_RUNS = 50, 20, 4
-"""Runs that are trained in several ways. A TorchTrainer takes 10 to 30 s a run, so it trains fewer."""
+SHORT_STEPS = 50
 LONG_RUNS, LONG_STEPS, LONG_RUN_S = 6, 600, 30.0
 """Runs of a few seconds, one after another in one process; the gap is given as a share of runs of 30 s."""
 ENDLESS_STEPS = 10_000_000
@@ -56,7 +55,7 @@ WARM = 0.2
 
 
 @dataclass
-class Measured:
+class Execution:
     """When a command was started, when it began and ended its runs, and the memory of its first process."""
 
     start_s: float
@@ -75,18 +74,6 @@ class Measured:
         """Runs per second from the end of the first run to the end of the last."""
         return (len(self.spans_s) - 1) / (self.ends_s[-1] - self.ends_s[0])
 
-    def rate(self, wanted: int, cpus: int) -> float:
-        """Runs per second from the begin of the first run to the end of the last.
-
-        Where fewer than `wanted` runs were trained, the time of the others is added: each takes as long as those after
-        the first on each CPU, so that the start of the processes of every run counts.
-        """
-        number, ends_s = len(self.spans_s), self.ends_s
-        total_s = ends_s[-1] - self.spans_s[0][0]
-        parallel = min(cpus, number - 1)
-        each_s = (ends_s[-1] - ends_s[parallel - 1]) / (number - parallel) if parallel else total_s
-        return wanted / (total_s + (wanted - number) * each_s)
-
     def growth_bytes(self) -> float:
         """Bytes by which the driver grew per run, from a fifth of the runs to the end; 0 where samples are too few."""
         warm = [each for each in self.samples if each[0] >= WARM * len(self.spans_s)]
@@ -95,7 +82,7 @@ class Measured:
         return (warm[-1][1] - warm[0][1]) / (warm[-1][0] - warm[0][0])
 
 
-def execute(command: Sequence[str], store: Path) -> Measured:
+def execute(command: Sequence[str], store: Path) -> Execution:
     """Execute a command that trains runs into a new store, and measure it. Raises CalledProcessError, with its output."""
     opened = Store(store, create=True)
     samples: list[tuple[int, int]] = []
@@ -108,7 +95,7 @@ def execute(command: Sequence[str], store: Path) -> Measured:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.5)
         whole_s = time.time() - start_s
-    return Measured(start_s, whole_s, sorted(map(_span_s, opened.run_folders())), samples)
+    return Execution(start_s, whole_s, sorted(map(_span_s, opened.run_folders())), samples)
 
 
 def _span_s(folder: RunFolder) -> tuple[float, float]:
@@ -142,11 +129,11 @@ def started(command: Sequence[str], store: Path, exit_code: int = 0) -> Iterator
             raise error
 
 
-def measure(runs: int = 1_000, repetitions: int = 3) -> dict[str, Any]:
+def measure(runs: int = 1_000, repetitions: int = 3) -> Measured:
     """Measure the sweep with `runs` runs of one step, in turns with a bare trainable."""
     rows = Rows("sweep")
     with tempfile.TemporaryDirectory(prefix="cope-sweep-bench-") as name:
-        for part in (trivial_runs, with_mlflow, gap, ways, recovery):
+        for part in (trivial_runs, with_mlflow, gap, trainers, recovery):
             part(rows, Path(name), runs, repetitions)
     return rows.measured(runs=runs, repetitions=repetitions)
 
@@ -154,7 +141,7 @@ def measure(runs: int = 1_000, repetitions: int = 3) -> dict[str, Any]:
 def trivial_runs(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
     """Runs of one step through the whole command, and by a bare trainable: the medians of the repetitions."""
     ablation = _ablation(folder / "trivial.yaml", runs, 1)
-    done: dict[str, list[Measured]] = {"sweep": [], "bare": []}
+    done: dict[str, list[Execution]] = {"sweep": [], "bare": []}
     for turn in range(repetitions):
         for way in ("bare", "sweep") if turn % 2 else ("sweep", "bare"):
             done[way].append(execute(command_of(way, ablation), folder / f"{way}{turn}"))
@@ -189,18 +176,17 @@ def gap(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
     rows.add("between two runs, of runs of 30 s", 100 * statistics.mean(gaps_s) / LONG_RUN_S, "%")
 
 
-def ways(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
-    """The same short runs by the sweep, and by other ways to use Ray."""
+def trainers(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
+    """Short runs by the sweep, and by a TorchTrainer for each."""
     from cope_sweep.sweep.cluster import usable_cpus
 
-    rates = {}
-    for way in ("sweep", "task", "trainer"):
-        number = TRAINER_RUNS if way == "trainer" else SHORT_RUNS
-        done = execute(command_of(way, _ablation(folder / f"{way}.yaml", number, SHORT_STEPS)), folder / f"short_{way}")
-        rates[way] = done.rate(SHORT_RUNS, usable_cpus())
-    rows.add(f"{SHORT_RUNS} runs of 50 steps", rates["sweep"], " runs/s")
-    for way, name in (("task", "a Ray task each"), ("trainer", "a TorchTrainer each")):
-        rows.add(f"runs of 50 steps, ÷ {name}", rates["sweep"] / rates[way], " ×", f" ({rates[way]:.3g} runs/s)")
+    # After the first, as many as two rounds of all CPUs: a TorchTrainer takes 10 to 30 s a run.
+    number = 2 * usable_cpus() + 1
+    ablation = _ablation(folder / "short.yaml", number, SHORT_STEPS)
+    own, each = (
+        execute(command_of(way, ablation), folder / f"short_{way}").steady_rate for way in ("sweep", "trainer")
+    )
+    rows.add("runs of 50 steps, ÷ a TorchTrainer each", own / each, " ×", f" ({own:.3g} ÷ {each:.3g} runs/s)")
 
 
 def recovery(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
@@ -253,14 +239,6 @@ def train(run: RunSpec, root: str) -> None:
     from cope_sweep.train import Runtime, train_run
 
     train_run(run, Store(root), Runtime(worker_id=worker_id()))
-
-
-def task(runs: Sequence[RunSpec], root: str, cpus: int) -> None:
-    """A Ray task per run. Each gets a new process, as tasks with GPUs do by default."""
-    import ray
-
-    remote = ray.remote(num_cpus=1, max_calls=1)(train)
-    ray.get([remote.remote(run, root) for run in runs])
 
 
 def bare(runs: Sequence[RunSpec], root: str, cpus: int) -> None:
@@ -329,7 +307,7 @@ def _tune(trainable: Any, runs: Sequence[RunSpec], cpus: int) -> None:
         raise results.errors[0]
 
 
-WAYS = {"bare": bare, "task": task, "trainer": trainer}
+WAYS = {"bare": bare, "trainer": trainer}
 
 
 def main(way: str, ablation: str, root: str) -> None:

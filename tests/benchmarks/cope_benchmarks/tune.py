@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from cope_benchmarks.compiling import one_sequence
+from cope_benchmarks.attention import configurations
+from cope_benchmarks.compiling import compiled_ahead
 from cope_benchmarks.exact import computed_by
-from cope_benchmarks.gpu import configurations
 from cope_benchmarks.gpu_problems import DTYPES, Problem
-from cope_benchmarks.gpu_timing import facts, first_line, phases, resumed, times
-from cope_benchmarks.report import markdown
+from cope_benchmarks.report import Measured, machine, markdown
+from cope_benchmarks.timing import one_line, resumed, times
 from cope_sweep.kernels import tuning
 from cope_sweep.kernels.tuning import Configurations, Entry, Table, incompatible
 
@@ -93,80 +93,85 @@ def trials_of(problem: Problem, device: str) -> list[Configurations]:
     return [trial for kernel in tuning.KERNELS for trial in trials(kernel, best, problem, device)]
 
 
-def measure(folder: Path, device: str, budget_s: float) -> dict[str, Any]:
-    """Tune the kinds of problems that `folder` does not have yet; write `tuning.json` and `tune.*` there.
+def measure(folder: Path, device: str, budget_s: float) -> Measured:
+    """Tune the kinds of problems that `folder` does not have yet; write `tune.json`, `tune.md` and `tuning.json` there.
 
     The new table is a copy of the committed one with other entries. Raises ValueError for a bad table.
     """
     path = folder / "tuning.json"
-
-    def tune(kind: Problem) -> dict[str, Any]:
-        row = _tuned(kind, device)
-        if "entry" in row:
-            table = Table(tuning.read_table(path if path.exists() else tuning.PATH).entries, path)
-            path.write_text(table.updated([Entry(**row["entry"])]).to_json(), encoding="utf-8")
-        return row
-
     todo = {kind.name: kind for kind in (KINDS if device == "cuda" else TINY)}
-    return resumed(
-        folder / "tune.jsonl", device, budget_s, todo, tune, table_of,
-        work=lambda kind: [(kind, trial) for trial in trials_of(kind, device)],
-    )  # fmt: skip
+    with compiled_ahead(device) as compile_all:
+
+        def tune(kind: Problem) -> dict[str, Any]:
+            compile_all(kind, trials_of(kind, device))
+            row = _tuned(kind, device)
+            if "entry" in row:
+                table = Table(tuning.read_table(path if path.exists() else tuning.PATH).entries, path)
+                path.write_text(table.updated([Entry(**row["entry"])]).to_json(), encoding="utf-8")
+                tuning.read_table.cache_clear()
+            return row
+
+        return resumed(folder / "tune.json", device, budget_s, todo, tune, table_of)
 
 
-def table_of(measured: dict[str, Any]) -> str:
+def table_of(measured: Measured) -> str:
     """The measurement in Markdown."""
-    rows = [
-        [row["key"], kernel, " ".join(f"{k}={v}" for k, v in row["entry"]["kernels"][kernel].items()),
-         f"{row['before_ms'][kernel]:.3f}", f"{row['after_ms'][kernel]:.3f}"]
-        for row in measured["rows"] if "entry" in row for kernel in tuning.KERNELS
-    ]  # fmt: skip
-    rows += [[row["key"], "", f"failed: {row['failed']}", "", ""] for row in measured["rows"] if "failed" in row]
-    heads = ("problem", "kernel", "configuration", "ms with the table's", "ms with this")
-    return markdown(heads, rows)
+    rows = []
+    for kind, row in measured["rows"].items():
+        rows += [[kind, "", f"failed: {row['failed']}", "", ""]] if "failed" in row else [
+            [kind, kernel, " ".join(f"{k}={v}" for k, v in row["entry"]["kernels"][kernel].items()),
+             f"{row['before_ms'][kernel]:.3f}", f"{row['after_ms'][kernel]:.3f}"]
+            for kernel in tuning.KERNELS
+        ]  # fmt: skip
+    return markdown(("problem", "kernel", "configuration", "ms with the table's", "ms with this"), rows)
 
 
 def _tuned(problem: Problem, device: str) -> dict[str, Any]:
     best: Configurations = configurations(problem, device)
-    here = facts(device)
     before, after, failures = {}, {}, []
     for kernel in tuning.KERNELS:
-        phase = "forward" if kernel == "forward" else "forward_backward"
         timed = []
         for trial in trials(kernel, best, problem, device):
-            wrong = _wrong(trial, problem, device)
-            if wrong:
+            if wrong := _wrong(trial, problem, device):
                 failures.append({"kernel": kernel, "configuration": trial[kernel], "failed": wrong})
             else:
-                timed.append((_time_ms(trial, phase, problem, device), trial))
+                timed.append((_time_ms(trial, kernel == "forward", problem, device), trial))
         if not timed:
-            failed = f"no configuration of {kernel} is correct: {failures[-1]['failed']}"
-            return {"failed": failed, "failures": failures}
+            return {
+                "failed": f"no configuration of {kernel} is correct: {failures[-1]['failed']}",
+                "failures": failures,
+            }
         before[kernel] = next((ms for ms, trial in timed if trial == best), float("nan"))
         after[kernel], best = min(timed, key=lambda pair: pair[0])
+    here = machine(device)
     entry = Entry(
         tuning.architecture_of(torch.device(device)), DTYPES[problem.dtype].itemsize * 8, problem.contextual,
         problem.head_dim, problem.entries, problem.keys, best,
-        f"measured on {here['device']} with torch {here['torch']} and Triton {here['triton']}",
+        f"measured on {here.get('gpu', 'a CPU')} with torch {here['torch']} and Triton {here.get('triton', '–')}",
     )  # fmt: skip
     return {"entry": asdict(entry), "before_ms": before, "after_ms": after, "failures": failures}
 
 
-def _time_ms(trial: Configurations, phase: str, problem: Problem, device: str) -> float:
+def _time_ms(trial: Configurations, forward: bool, problem: Problem, device: str) -> float:
+    """The time of the forward pass, or of both."""
     leaves, do = problem.leaves(device)
     given = {name: x.requires_grad_() for name, x in leaves.items()}
+    phases = {
+        True: lambda: problem.attend(given),
+        False: lambda: torch.autograd.grad(problem.attend(given), list(given.values()), do),
+    }
     with tuning.using_configurations(trial):
-        run = phases(lambda: problem.attend(given), list(given.values()), do)[phase]
-        return times({phase: run}, device, turns=5, turn_ms=10.0)[phase]["median_ms"]
+        turns = 5 if device == "cuda" else 1
+        return times({"": phases[forward]}, device, turns, turn_ms=10.0)[""]["median_ms"]
 
 
 def _wrong(trial: Configurations, problem: Problem, device: str) -> str | None:
     """Why a configuration cannot be used: it needs more registers or memory than there are, or gives wrong results."""
-    small = replace(one_sequence(problem), tokens=min(1024, problem.tokens))
+    small = replace(problem.one_sequence(), tokens=min(1024, problem.tokens))
     leaves, weight = small.leaves(device)
     try:
         with tuning.using_configurations(trial):
             computed = computed_by(small.attend, leaves, weight)
     except Exception as error:  # Triton's errors have many types
-        return first_line(error)
+        return one_line(error)
     return small.wrong(leaves, weight, computed)
