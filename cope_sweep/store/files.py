@@ -27,12 +27,17 @@ def replacing(path: Path, tag: str = "") -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        to_disk(temporary)
         temporary.chmod(0o644)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def to_disk(path: Path) -> None:
+    """Return when the content of a file survives a power failure. Raises OSError."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
