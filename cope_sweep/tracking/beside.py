@@ -68,18 +68,23 @@ class MlflowMirror:
             log_file = log_path.open("a")
         except OSError as error:
             raise StoreError(f"{log_path}: cannot be written ({error.strerror})") from error
-        with log_file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "cope_sweep.tracking.beside", store.location, *filter(None, [sweep_id])],
-                # Not as arguments: URLs may contain a password, and arguments are visible to all users.
-                env=os.environ | {"MLFLOW_TRACKING_URI": uri, INDEX_VARIABLE: store.index_url},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log_file,
-                text=True,
-                # Ctrl-C and a closed terminal must not end the mirror before its last sync.
-                start_new_session=True,
-            )
+        # The process inherits what is blocked here, so that SIGTERM waits until it is ready for it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            with log_file:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "cope_sweep.tracking.beside", store.location, *filter(None, [sweep_id])],
+                    # Not as arguments: URLs may contain a password, and arguments are visible to all users.
+                    env=os.environ | {"MLFLOW_TRACKING_URI": uri, INDEX_VARIABLE: store.index_url},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log_file,
+                    text=True,
+                    # Ctrl-C and a closed terminal must not end the mirror before its last sync.
+                    start_new_session=True,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         command = shlex.join(["cope-sweep", "sync", "--store", store.location, "--mlflow", redacted(uri)])
         hint = f"the store has all results; send them to MLflow later with `{command}`; details in {log_path}"
         return cls(process, store, uri, hint)
@@ -167,6 +172,7 @@ def main(location: str, sweep_id: str | None = None) -> int:
     """Copy a store to MLflow while the parent process runs. Returns the exit code: 0 if everything was sent, else 1."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see `MlflowMirror.start`
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the sweep's
     # Training has priority.
     with contextlib.suppress(OSError):

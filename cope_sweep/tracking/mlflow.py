@@ -89,8 +89,7 @@ class Tracker:
 
     def __init__(self, uri: str) -> None:
         limit_requests()
-        client = MlflowClient(tracking_uri=uri)
-        self.uri, self.client = uri, cast(MlflowClient, _CheckedClient(client, uri))
+        self.uri = uri
         self._listed: TTLCache[Any, dict[str, str]] = TTLCache(1, EXPERIMENTS_S)
         database = sqlite_path(uri)
         self._artifact_root = database.parent / "mlartifacts" if database else None
@@ -102,6 +101,9 @@ class Tracker:
                 check_sqlite(database)
                 if not database.exists():
                     _create(database)
+            client = MlflowClient(tracking_uri=uri)
+            self.client = cast(MlflowClient, _CheckedClient(client, uri))
+            if database is not None:
                 self._engine = client._tracking_client.store.engine
                 if not on_network(database):
                     self._log = database.with_name(database.name + "-wal")

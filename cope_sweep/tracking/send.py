@@ -246,12 +246,14 @@ class Sender:
         """MLflow's run of a sweep, created if there is none, with the present status of the sweep, and this."""
         sweep_id = record.sweep_id
         tags = {f"{TAG}kind": "sweep", f"{TAG}sweep_id": sweep_id}
-        run = self._find(self._mirrored.tracked_ids([sweep_id]).get(sweep_id), tags)
+        known_id = self._mirrored.tracked_ids([sweep_id]).get(sweep_id)
+        run = self._find(known_id, tags)
         if run is None:
             note = experiment_note(record)
             run = self.tracker.create(
                 record.ablation, sweep_id, tags=tags | origin_tags(record), started_ms=record.started_ms, note=note
             )
+        if run.info.run_id != known_id:
             self._mirrored.mark({sweep_id: (0, run.info.run_id)})
         summary = self._store.index.sweep(sweep_id)
         status: Status = summary.status if summary else record.status

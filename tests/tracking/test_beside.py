@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -93,11 +94,12 @@ def test_the_end_of_a_sweep_shows_progress_and_ctrl_c_leaves_the_rest(store, sql
     folder.finish({"train/loss": 1.0}, {"steps": 2})
     end(store, plan.runs[-1])
     end_sweep(store, record)
-    calls = []
+    calls, interrupted = [], threading.Event()
 
     def on_sending(sent, total):
         calls.append((sent, total))
-        if len(calls) == 2:
+        if sent and not interrupted.is_set():
+            interrupted.set()
             signal.raise_signal(signal.SIGINT)
 
     (error,) = MlflowMirror.start(store, record.sweep_id, sqlite_uri).finish(on_sending, patience_s=TIMEOUT_S)

@@ -475,7 +475,7 @@ def test_an_unavailable_tracker_is_not_asked_for_every_run(store, plan, uri, ses
 
 
 @SQLITE
-@pytest.mark.parametrize("survives", range(28))
+@pytest.mark.parametrize("survives", range(24))
 def test_a_mirror_that_is_killed_at_any_request_loses_and_duplicates_nothing(store, plan, uri, around, survives):
     """In the middle of its nth writing request; the request itself is carried out."""
     record = write_sweep(store, plan)
@@ -494,8 +494,10 @@ def test_a_mirror_that_is_killed_at_any_request_loses_and_duplicates_nothing(sto
         synced(store, uri)
     except KeyboardInterrupt:
         was_killed = True
+        if survives % 2:  # before the index knew of anything
+            Mirrored(store.index, tracker_key(store, uri)).forget()
         synced(store, uri)
-    assert was_killed == (survives < 27)
+    assert was_killed == (survives < 23)
     assert len(runs_of(uri)) == 3
     assert [each.status for each in runs_of(uri)] == ["finished"] * 3
     for run in plan.runs[:2]:
