@@ -212,8 +212,8 @@ def sync(
     console, shown = make_console(), escaped(redacted(uri))
     if dry_run or not before:
         if not source.printed({"uri": redacted(uri), "sent": 0, "left": before, "errors": []}):
-            left = f"{before} runs and sweeps are not in MLflow at {shown} yet."
-            console.print(left if before else f"MLflow at {shown} has everything.")
+            text = f"{before} runs and sweeps are not in MLflow at {shown} yet."
+            console.print(text if before else f"MLflow at {shown} has everything.")
         return
     stop = threading.Event()
     with stopping_on_signals(stop):

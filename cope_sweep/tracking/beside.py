@@ -4,8 +4,8 @@
 
 This process is the only one that writes to MLflow. The sweep starts it with `MlflowMirror.start` and holds its standard
 input, whose end means that the sweep has ended, or has died. Then the process sends the rest, and prints one line for
-each reason why something is left. SIGTERM makes it end once nothing that has ended is shown as running. How much is left
-is in the index.
+each reason why something is left. SIGTERM makes it end once nothing that has ended is shown as running. The index tells
+the sweep how much is left.
 
 So the sweep does not wait for MLflow, whose import takes seconds, and an unavailable MLflow server does not stop it.
 Where another process sends the same store to the same tracker, this one waits until it may. What is not sent at the end
@@ -89,9 +89,7 @@ class MlflowMirror:
         hint = f"the store has all results; send them to MLflow later with `{command}`; details in {log_path}"
         return cls(process, store, uri, hint)
 
-    def finish(
-        self, on_sending: OnSending = lambda sent, total: None, *, patience_s: float = PATIENCE_S
-    ) -> list[str]:
+    def finish(self, on_sending: OnSending = lambda sent, total: None, *, patience_s: float = PATIENCE_S) -> list[str]:
         """Send what is left, and wait for it as long as there is progress.
 
         Ctrl-C ends the wait: the rest is left to `cope-sweep sync`.
@@ -140,7 +138,7 @@ class MlflowMirror:
 
 
 def mirror(store: Store, uri: str, sweep_id: str | None, stop: threading.Event) -> list[str]:
-    """Copy a store until standard input or the parent process ends, and one last time. Returns why something is left."""
+    """Copy a store until standard input or the parent process ends, and once more. Returns why something is left."""
     parent, interval_s = os.getppid(), 0.0
     with Sync(store, uri, first_sweep=sweep_id) as session:
         # The parent's id is also checked, because a process that the sweep forked may keep the pipe open.

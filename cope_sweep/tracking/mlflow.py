@@ -1,7 +1,7 @@
 """The client of MLflow. Importing this module takes seconds; see `uri.import_mlflow`.
 
-A SQLite store is the file `<store>/mlflow.db`; its artifacts are beside it in `mlartifacts/<experiment>/`. MLflow stores
-their absolute paths, so that `mlflow ui` finds them from any directory. An MLflow server keeps its own artifacts.
+A SQLite store is the file `<store>/mlflow.db`; its artifacts are beside it in `mlartifacts/<experiment>/`. MLflow
+stores their absolute paths, so that `mlflow ui` finds them from any directory. An MLflow server keeps its own artifacts.
 
 On a local disk, the SQLite file has a write-ahead log. A request then takes a third of the time, because none waits for
 the disk; `settle` does so for all requests before it.
@@ -23,7 +23,7 @@ import shutil
 import sqlite3
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -155,7 +155,7 @@ class Tracker:
             tags: Its tags.
             new: Whether the run cannot have one of a process that was killed before it had linked it.
         """
-        found = []
+        found: Sequence[LoggedModel] = []
         if not new:
             condition = f"source_run_id = '{run.info.run_id}'"
             found = self.client.search_logged_models([run.info.experiment_id], condition, max_results=1)

@@ -110,7 +110,8 @@ class Sender:
         begun: dict[str, Any] = _readable(lambda: folder.spec, record.status, {})
         created_ms = int(begun.get("created_ms") or record.created_ms or record.updated_ms or record.ended_ms or 0)
         run = self._find(known_id, {f"{TAG}run_id": run_id}) or self._create_run(record, places, created_ms)
-        tracked_id, tags = run.info.run_id, sweep_tags(places)
+        tracked_id: str = run.info.run_id
+        tags = sweep_tags(places)
         if run.info.lifecycle_stage == "deleted":  # somebody has put it into MLflow's trash
             return tracked_id
         if run.info.status == "FINISHED":  # it is complete, except for later sweeps
@@ -162,7 +163,7 @@ class Sender:
         tags: Mapping[str, str],
     ) -> None:
         """Log what only a finished run has: final metrics, data and model, to which the metrics belong."""
-        final = {point.key: point for point in final_points(record, latest | {each.key: each for each in points})}
+        final = {point.key: point for point in final_points(record, {**latest, **{each.key: each for each in points}})}
         data = datasets(record, spec)
         # The data is logged before a model is made: a run without data cannot have one.
         new = not (run.inputs and run.inputs.dataset_inputs)
@@ -204,7 +205,7 @@ class Sender:
         if record is None:
             return None
         run, status = self._sweep(record)
-        tracked_id = run.info.run_id
+        tracked_id: str = run.info.run_id
         if run.info.lifecycle_stage == "deleted":
             return tracked_id
         reused = self._mirrored.tracked_ids(record.reused)
@@ -228,8 +229,8 @@ class Sender:
             self._client.log_text(tracked_id, text, path)
         # MLflow lists runs by their sweep, with its data: that of any of them.
         for finished in self._store.index.page(RunQuery(("finished",), sweep_id=sweep_id, limit=1)).runs:
-            spec: dict[str, Any] = _readable(lambda: self._store.run(finished.run_id).spec, "damaged", {})
-            self._client.log_inputs(tracked_id, datasets(finished, spec.get("spec", {})))
+            spec = (self._store.run(finished.run_id).spec or {}).get("spec", {})
+            self._client.log_inputs(tracked_id, datasets(finished, spec))
         self.forget(sweep_id)
         return tracked_id
 
@@ -323,9 +324,7 @@ def mlflow_key(key: str) -> str:
     return key.replace("@", " at ")
 
 
-def curve_points(
-    latest: Mapping[str, Metric], curve: Sequence[Mapping[str, float]], created_ms: int
-) -> list[Metric]:
+def curve_points(latest: Mapping[str, Metric], curve: Sequence[Mapping[str, float]], created_ms: int) -> list[Metric]:
     """The points of each metric after its last step in `latest`, each (metric, step) once.
 
     A run that resumes from a checkpoint trains some steps again. The points that were sent first stay.

@@ -94,7 +94,9 @@ class Loop:
             folder.check_curve(saved["mark"])  # the real loop begins again without it: what was trained is lost
             self.step = saved["step"]
         elif folder.run_id in World.current.saved:
-            raise Violation(f"attempt {folder.attempt} begins again: the training state of run {folder.run_id} was lost")
+            raise Violation(
+                f"attempt {folder.attempt} begins again: the training state of run {folder.run_id} was lost"
+            )
         folder.rewind(self.step, saved and saved["mark"])
         World.current.has_begun(folder)
 
@@ -260,8 +262,9 @@ class World:
             last.switch()
         statuses = [self.index.statuses().get(run.run_id) for run in self.runs]
         problems = list(check(self.store, self.index, checksums=True))
-        if set(statuses) != {"finished"} or problems:
-            raise Violation(f"at the end: {statuses}, {problems}")
+        curves = [[row["step"] for row in self.store.run(run.run_id).curve()] for run in self.runs]
+        if set(statuses) != {"finished"} or problems or any(steps != [1, STEPS] for steps in curves):
+            raise Violation(f"at the end: {statuses}, {problems}, curves {curves}")
 
 
 class Explorer:

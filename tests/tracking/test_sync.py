@@ -416,15 +416,17 @@ def around(monkeypatch):
     from mlflow import MlflowClient
 
     def install(before=lambda *_: None, after=lambda name: None):
-        for name in WRITES:
-
-            def request(client, *words, name=name, original=getattr(MlflowClient, name), **options):
+        def around_it(name, original):
+            def request(client, *words, **options):
                 before(name, client, words[0] if words else None)
                 answer = original(client, *words, **options)
                 after(name)
                 return answer
 
-            monkeypatch.setattr(MlflowClient, name, request)
+            return request
+
+        for name in WRITES:
+            monkeypatch.setattr(MlflowClient, name, around_it(name, getattr(MlflowClient, name)))
 
     return install
 
@@ -509,7 +511,7 @@ def test_a_mirror_that_is_killed_at_any_request_loses_and_duplicates_nothing(sto
 
 
 @SQLITE
-def test_a_database_that_was_replaced_gets_everything_again(store, plan, uri, fresh_database):  # noqa: F811
+def test_a_database_that_was_replaced_gets_everything_again(store, plan, uri, fresh_database):
     record = write_sweep(store, plan)
     finish(store, plan.runs[0], METRICS)
     end_sweep(store, record)

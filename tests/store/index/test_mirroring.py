@@ -1,12 +1,12 @@
 """What the index knows of what a tracker has received."""
 
-from cope_sweep.store.index import RunRow
+from cope_sweep.store.index import RunRecord
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.index.summaries import sweep_rows
 from tests.store.index.rows import write_sweep
 
-RUNS = [RunRow(f"{number:016x}", "finished", {"seed": number}) for number in range(4)]
+RUNS = [RunRecord.of(f"{number:016x}", "finished", {"seed": number}) for number in range(4)]
 
 
 def test_the_backlog_of_a_tracker(index):
