@@ -1,7 +1,7 @@
 """The client of MLflow. Importing this module takes seconds; see `uri.import_mlflow`.
 
 A SQLite store is the file `<store>/mlflow.db`; its artifacts are beside it in `mlartifacts/<experiment>/`. MLflow
-stores their absolute paths, so that `mlflow ui` finds them from any directory. An MLflow server keeps its own artifacts.
+stores their absolute paths, so that `mlflow ui` finds them from any directory. A server keeps its own artifacts.
 
 On a local disk, the SQLite file has a write-ahead log. A request then takes a third of the time, because none waits for
 the disk; `settle` does so for all requests before it.
