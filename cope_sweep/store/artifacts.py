@@ -295,7 +295,7 @@ class RunFolder:
 
     def curve_mark(self) -> CurveMark:
         """Length and checksum of the curve as it is now, and on the disk. The resume file names its curve by them."""
-        if (self.path / "curve.jsonl").exists():
+        with contextlib.suppress(FileNotFoundError):
             to_disk(self.path / "curve.jsonl")
         content = read_bytes(self.path / "curve.jsonl") or b""
         return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
