@@ -89,7 +89,7 @@ class Sync:
             self._error = None
             mirrored = mirrored_of(self.store, self.uri)
             if not (mirrored.count() or mirrored.running() or mirrored.running_sweeps()):
-                self.left = 0
+                self.left, self._errors = 0, {}
                 return True  # without reaching the tracker
             if not self._lock.acquire():
                 self._error = "another process sends to this tracker"
@@ -205,7 +205,8 @@ class Sync:
             *((sweep_id, False, running_sweep) for sweep_id in mirrored.running_sweeps()),
             *((sweep_id, True, sender.send_sweep) for sweep_id in backlog.sweeps),
         ]
-        # Those that failed come last, so that they do not keep others from being sent.
+        # Those that failed come last, so that they do not keep others from being sent. Some have been deleted since.
+        self._errors = {item: self._errors[item] for item, _, _ in items if item in self._errors}
         items.sort(key=lambda item: item[0] in self._errors)
         sender.expect([item for item, counts, _ in items if counts and item in backlog.runs])
         return items

@@ -378,6 +378,9 @@ def test_a_file_that_was_damaged_later_does_not_block_others(store, plan, uri, s
     assert [run_of(uri, run) is not None for run in plan.runs] == [False] * 3 + [True] * 3
     assert "not valid JSON" in session.reasons()[0]
     assert session.left == backlog_count(store, uri) == 3
+    store.index.delete(run.run_id for run in plan.runs[:3])
+    assert session.sync()
+    assert session.reasons() == []
 
 
 @SQLITE
