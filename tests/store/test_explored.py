@@ -52,10 +52,11 @@ def test_many_states_with_pauses_at_every_file():
 
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("events", [{"crash": 1}, {"crash": 2}, {"kill": 1, "crash": 1}])
-def test_all_states_of_a_sweep_whose_machine_loses_power_between_any_two_files(events):
+@pytest.mark.parametrize("events", [{"kill": 1}, {"crash": 1}])
+def test_all_states_of_a_sweep_that_ends_between_any_two_files(events):
+    """Its process is killed, or its machine loses power."""
     states, ends = explored(1, events, files=True, sweeps="a")
-    assert states > 100
+    assert states > 800
     assert ends > 20
 
 
