@@ -273,8 +273,7 @@ def _show_sweeps(source: Source) -> None:
 def _print_backlog(console: Console, source: Source) -> None:
     """Say how much MLflow lacks, if the store is copied to one."""
     from cope_sweep.store.index.database import redacted
-    from cope_sweep.tracking.sync import backlog_count
-    from cope_sweep.tracking.uri import resolve_uri
+    from cope_sweep.tracking.uri import backlog_count, resolve_uri
 
     store = source.store
     if "MLFLOW_TRACKING_URI" not in os.environ and not (store.root / "mlflow.db").exists():

@@ -200,9 +200,8 @@ def sync(
     from cope_sweep.cli.progress import SENDING, progress_bar
     from cope_sweep.store.index.database import redacted
     from cope_sweep.sweep.sweep import stopping_on_signals
-    from cope_sweep.tracking.sync import RETRY_INTERVAL_S, MirrorReport, MirrorSession, backlog_count
-    from cope_sweep.tracking.translate import TrackingError
-    from cope_sweep.tracking.uri import check, resolve_uri
+    from cope_sweep.tracking.sync import RETRY_INTERVAL_S, Sync, known_left
+    from cope_sweep.tracking.uri import TrackingError, backlog_count, check, resolve_uri
 
     store = source.store
     if not store.root.is_dir():
@@ -213,8 +212,8 @@ def sync(
     console, shown = make_console(), escaped(redacted(uri))
     if dry_run or not before:
         if not source.printed({"uri": redacted(uri), "sent": 0, "left": before, "errors": []}):
-            left = f"{before} runs and sweeps are not in MLflow at {shown} yet."
-            console.print(left if before else f"MLflow at {shown} has everything.")
+            text = f"{before} runs and sweeps are not in MLflow at {shown} yet."
+            console.print(text if before else f"MLflow at {shown} has everything.")
         return
     stop = threading.Event()
     with stopping_on_signals(stop):
@@ -222,17 +221,18 @@ def sync(
             check(uri)
             display = make_console(stderr=True)
             display.quiet = source.as_json
-            with MirrorSession(store, uri) as session, progress_bar(display, *SENDING) as bar:
+            with Sync(store, uri) as session, progress_bar(display, *SENDING) as bar:
                 tries = max(1, round(timeout_s / RETRY_INTERVAL_S))
-                report = session.send_all(tries=tries, interrupted=stop.is_set, on_sending=bar)
+                errors = session.send_all(tries=tries, interrupted=stop.is_set, on_sending=bar)
         except TrackingError as error:
             if not uri.startswith("http"):
                 raise
-            report = MirrorReport(0, [str(error)], before)
-    sent = max(0, before - report.left)
-    if not source.printed({"uri": redacted(uri), "sent": sent, "left": report.left, "errors": report.errors}):
+            errors = [str(error)]
+    left = int(known_left(store, uri, before)) if errors else 0
+    sent = max(0, before - left)
+    if not source.printed({"uri": redacted(uri), "sent": sent, "left": left, "errors": errors}):
         console.print(f"Sent {sent} of {before} runs and sweeps to {shown}.")
         hint = "; the same command sends the rest" if stop.is_set() else ""
-        for reason in report.errors:
+        for reason in errors:
             make_console(stderr=True).print(f"[yellow]not sent:[/yellow] {escaped(reason + hint)}", soft_wrap=True)
-    raise typer.Exit(0 if not report.errors else 130 if stop.is_set() else 1)
+    raise typer.Exit(0 if not errors else 130 if stop.is_set() else 1)

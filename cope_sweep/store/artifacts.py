@@ -36,6 +36,7 @@ from cope_sweep.store.files import (
     read_bytes,
     replacing,
     sha256,
+    to_disk,
 )
 from cope_sweep.store.objects import ObjectFolder
 
@@ -293,7 +294,9 @@ class RunFolder:
         self._write("state.json", state | {"status": status, "updated_ms": _now_ms()} | facts)
 
     def curve_mark(self) -> CurveMark:
-        """Length and checksum of the curve as it is now. The resume file names its curve by them."""
+        """Length and checksum of the curve as it is now, and on the disk. The resume file names its curve by them."""
+        with contextlib.suppress(FileNotFoundError):
+            to_disk(self.path / "curve.jsonl")
         content = read_bytes(self.path / "curve.jsonl") or b""
         return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
@@ -412,9 +415,12 @@ class RunFolder:
             self.objects.delete(self._object(self.resume.name))
 
     def _checksums(self) -> dict[str, str]:
-        """File → SHA-256, of the curve and the checkpoint."""
-        files = [self.path / "curve.jsonl", *self.checkpoint.glob("*")]
-        return {str(file.relative_to(self.path)): sha256(file) for file in sorted(files) if file.is_file()}
+        """File → SHA-256, of the curve and the checkpoint. They are on the disk before the result that names them."""
+        found = [self.path / "curve.jsonl", *self.checkpoint.glob("*")]
+        files = [file for file in sorted(found) if file.is_file()]
+        for file in files:
+            to_disk(file)
+        return {str(file.relative_to(self.path)): sha256(file) for file in files}
 
     def has_final_state(self) -> bool:
         """Whether the state of the last step was kept. Raises StoreError."""

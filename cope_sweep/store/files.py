@@ -27,8 +27,7 @@ def replacing(path: Path, tag: str = "") -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        to_disk(temporary)
         temporary.chmod(0o644)
         temporary.replace(path)
     finally:
@@ -82,6 +81,12 @@ def open_regular(path: Path) -> IO[bytes]:
             raise DamagedError(f"{path}: {os.strerror(errno.EISDIR)}")
         raise DamagedError(f"{path}: not a regular file; replace it by a file")
     return os.fdopen(descriptor, "rb", 0)  # a buffer would cost four more system calls
+
+
+def to_disk(path: Path) -> None:
+    """Return when the content of a regular file survives a power failure. Raises DamagedError, OSError."""
+    with open_regular(path) as file:
+        os.fsync(file.fileno())
 
 
 def read_bytes(path: Path, size: int = -1) -> bytes | None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from cope_sweep.config import RunSpec
 from cope_sweep.store.event import Status
-from cope_sweep.store.index import IndexUnavailable, Lease, Progress, Refusal, RunRow, waiting
+from cope_sweep.store.index import IndexUnavailable, Lease, Progress, Refusal, RunRecord, waiting
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.store import Store
@@ -59,7 +59,7 @@ class LeaseHolder:
 
     def acquire(self, run: RunSpec) -> Lease | Refusal:
         """Lease a run. A run that another sweep trains, or that is finished, is refused."""
-        row = RunRow(run.run_id, "running", run.model_dump(mode="json"), created_ms=int(time.time() * 1000))
+        row = RunRecord.of(run.run_id, "running", run.model_dump(mode="json"), created_ms=int(time.time() * 1000))
         answer = self.waiting(lambda: self.store.index.acquire(row, self.owner, self.ttl_s))
         if isinstance(answer, Lease):
             with self._lock:

@@ -18,7 +18,7 @@ from typing import Any
 from cope_sweep.store.artifacts import RunFolder, is_unicode
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
-from cope_sweep.store.index import RunRow
+from cope_sweep.store.index import RunRecord
 from cope_sweep.store.index.tables import SECTIONS
 
 CURVE = "curve.jsonl"
@@ -34,7 +34,7 @@ FILES = dict.fromkeys(("spec", "created_ms", "seed", "steps"), "spec.json") | di
 """Fields of a row and the files that they are read from; that of others is state.json."""
 
 
-def read_run(folder: RunFolder, sweep_id: str | None = None) -> RunRow | None:
+def read_run(folder: RunFolder, sweep_id: str | None = None) -> RunRecord | None:
     """The row of a run that nobody trains, from its files; None if it was never begun."""
     return RunContents(folder).row(sweep_id)
 
@@ -61,7 +61,7 @@ class RunContents:
     def curve(self) -> list[dict[str, float]]:
         return self.folder.curve()
 
-    def row(self, sweep_id: str | None = None) -> RunRow | None:
+    def row(self, sweep_id: str | None = None) -> RunRecord | None:
         """The row of a run that nobody trains; None if it was never begun.
 
         A run whose last attempt died is interrupted. One whose files cannot be read is damaged, and its message says
@@ -71,9 +71,11 @@ class RunContents:
             row = self._row(sweep_id)
             return None if row is None else checked_row(row, self.folder.path)
         except DamagedError as error:
-            damaged = RunRow(self.folder.run_id, "damaged", {}, message=printable(str(error)), sweep_id=sweep_id)
+            damaged = RunRecord.of(self.folder.run_id, "damaged", {}, message=printable(str(error)), sweep_id=sweep_id)
             with contextlib.suppress(DamagedError):
-                damaged = checked_row(replace(damaged, spec=(self.spec or {}).get("spec", {})), self.folder.path)
+                spec = (self.spec or {}).get("spec", {})
+                named = {"message": damaged.message, "sweep_id": sweep_id}
+                damaged = checked_row(RunRecord.of(self.folder.run_id, "damaged", spec, **named), self.folder.path)
             with contextlib.suppress(DamagedError):
                 damaged = checked_row(replace(damaged, attempt=self.state.get("attempt", 0)), self.folder.path)
             return damaged
@@ -114,7 +116,7 @@ class RunContents:
                 problems[name] = f"{self.folder.path / name}: has changed since the run was finished (SHA-256)"
         return problems
 
-    def _row(self, sweep_id: str | None) -> RunRow | None:
+    def _row(self, sweep_id: str | None) -> RunRecord | None:
         folder, result, document = self.folder, self.result, self.spec
         if document is None:
             if result is not None:
@@ -129,7 +131,7 @@ class RunContents:
                 state = self.state
             facts = result["facts"]
             steps = facts.get("steps")
-            return RunRow(
+            return RunRecord.of(
                 folder.run_id,
                 "finished",
                 spec,
@@ -146,7 +148,7 @@ class RunContents:
             )
         state = self.state
         status: Status = state.get("status", "interrupted")
-        return RunRow(
+        return RunRecord.of(
             folder.run_id,
             "interrupted" if status in ("running", "finished", "pending") else status,
             spec,
@@ -191,7 +193,7 @@ def check_sections(spec: Mapping[str, Any], folder: Path) -> None:
             raise DamagedError(f"{folder / 'spec.json'}: spec.{section}: missing, or no object")
 
 
-def checked_row(row: RunRow, folder: Path) -> RunRow:
+def checked_row(row: RunRecord, folder: Path) -> RunRecord:
     """The row, if the index can hold it. Raises DamagedError with file and key."""
     for name in ("seed", "steps"):
         if abs(getattr(row, name)) > MAX_INTEGER:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cope_sweep.store.artifacts import RunFolder
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.index import Index, RunRow
+from cope_sweep.store.index import Index, RunRecord
 from cope_sweep.store.reading import RunContents, read_run
 from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
 
@@ -90,10 +90,10 @@ def rebuild(store: Store, index: Index, on_progress: OnProgress = lambda done, t
     return RebuildReport(len(folders), sweeps, damaged, len(gone))
 
 
-def _rows(folders: Sequence[RunFolder], last_sweep: Mapping[str, str]) -> list[RunRow]:
+def _rows(folders: Sequence[RunFolder], last_sweep: Mapping[str, str]) -> list[RunRecord]:
     """The rows of the runs that were begun."""
 
-    def read(folder: RunFolder) -> RunRow | None:
+    def read(folder: RunFolder) -> RunRecord | None:
         return read_run(folder, last_sweep.get(folder.run_id))
 
     return [row for row in _each(folders, read) if row is not None]

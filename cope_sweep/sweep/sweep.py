@@ -155,7 +155,7 @@ def sweep(
     work.suggest(store, budget.max_runs, on_row, on_event, note)
     if not (work.todo or (work.suggestions and work.suggestions.is_recorded)):
         mirror = _start_mirror(store, None, tracking_uri)
-        errors = tuple(mirror.finish(on_sending).errors) if mirror else ()
+        errors = tuple(mirror.finish(on_sending)) if mirror else ()
         failed, stopped = work.kept("failed"), work.kept("stopped")
         outcome = SweepOutcome(None, 0, len(work.reused), failed, 0, 0.0, stopped, tracking_errors=errors)
         if submission is not None:
@@ -197,7 +197,7 @@ def sweep(
         seconds = time.monotonic() - started_s
         outcome = _wait(lambda: work.outcome(store, seconds, notes, ended_by))
         _wait(lambda: store.write_sweep(final_record(work.record, work.plan, store, outcome)))
-        errors = tuple(mirror.finish(on_sending).errors) if mirror else ()
+        errors = tuple(mirror.finish(on_sending)) if mirror else ()
     return replace(outcome, tracking_errors=errors)
 
 
@@ -339,7 +339,7 @@ def _start_mirror(store: Store, sweep_id: str | None, tracking_uri: str | None) 
     if tracking_uri is None:
         return None
     from cope_sweep.tracking.beside import MlflowMirror
-    from cope_sweep.tracking.sync import backlog_count
+    from cope_sweep.tracking.uri import backlog_count
 
     if sweep_id is None and not backlog_count(store, tracking_uri):
         return None

@@ -1,5 +1,4 @@
-"""The copy of a store in MLflow. The only package that imports mlflow.
+"""The copy of a store in MLflow. The only package that imports mlflow, and only once there is something to send.
 
-`sync` sends runs and sweeps: in the command `cope-sweep sync`, and in the process `beside` a sweep. `mlflow` is the
-tracker; tests also send to one in memory.
+`sync` is the loop, of the command `cope-sweep sync` and of the process `beside` a sweep; `send` sends one run or sweep.
 """

@@ -1,8 +1,7 @@
-"""MLflow as an experiment tracker. Only this module imports mlflow, on first use.
+"""The client of MLflow. Importing this module takes seconds; see `uri.import_mlflow`.
 
-Importing mlflow takes seconds. A SQLite store is the file `<store>/mlflow.db`; its artifacts are beside it in
-`mlartifacts/<experiment>/`. MLflow stores their absolute paths, so that `mlflow ui` finds them from any directory. An
-MLflow server keeps its own artifacts.
+A SQLite store is the file `<store>/mlflow.db`; its artifacts are beside it in `mlartifacts/<experiment>/`. MLflow
+stores their absolute paths, so that `mlflow ui` finds them from any directory. A server keeps its own artifacts.
 
 On a local disk, the SQLite file has a write-ahead log. A request then takes a third of the time, because none waits for
 the disk; `settle` does so for all requests before it.
@@ -18,331 +17,226 @@ import contextlib
 import fcntl
 import functools
 import importlib.metadata
-import logging
 import os
 import platform
 import shutil
-import socket
 import sqlite3
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
+import numpy as np
 from cachetools import TTLCache, cachedmethod
+from mlflow.entities import LoggedModel, LoggedModelOutput, Run
+from mlflow.exceptions import MlflowException
+from mlflow.models import Model, ModelSignature
+from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
+from mlflow.tracking import MlflowClient
+from mlflow.types import Schema, TensorSpec
+from sqlalchemy import Engine, event
 
 from cope_sweep.store.index.database import on_network, redacted
-from cope_sweep.tracking.translate import Dataset, Model, Point, TrackedRun, TrackedStatus, TrackingError
-from cope_sweep.tracking.uri import sqlite_path
-
-if TYPE_CHECKING:
-    from mlflow.entities import Experiment, LoggedModel, Metric, Param, Run, RunTag
-    from mlflow.models import ModelSignature
-
-MLFLOW_STATUS: dict[TrackedStatus, str] = {
-    "running": "RUNNING",
-    "finished": "FINISHED",
-    "failed": "FAILED",
-    "killed": "KILLED",
-}
-_STATUS_OF: dict[str, TrackedStatus] = {name: status for status, name in MLFLOW_STATUS.items()} | {
-    "SCHEDULED": "running"
-}
-
-MAX_LOG_TRIES = 10
-"""How often a batch is sent while other processes write the same entries."""
+from cope_sweep.tracking.uri import TrackingError, check_sqlite, no_server, sqlite_path
 
 MAX_CHARACTERS = {"tag": 8000, "param": 6000, "note": 20000}
 """The lengths that MLflow accepts."""
-
 NOT_IN_MODEL_NAMES = str.maketrans(dict.fromkeys("/:.%\"'", "-"))
 """Characters that MLflow does not allow in the name of a model."""
-
-CONTEXT_TAG = "mlflow.data.context"
-
 EXPERIMENTS_S = 10.0
 """How long a list of the experiments is used before it is read again."""
-EXPERIMENTS_PER_PAGE = 1000
-
+MAX_EXPERIMENTS = 50_000
+"""The longest list that MLflow gives at once."""
 ACCESS_REFUSED = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED")
 """MLflow's error codes for the HTTP statuses 401 and 403."""
 REQUEST_TIMEOUT_S = 20
 UPLOAD_TIMEOUT_S = 300
-CHECK_CONNECTION_S, CHECK_REQUEST_S = 2, 3
+CHECK_REQUEST_S = 3
 """How long a server may take to answer before a sweep starts. MLflow's client takes whole seconds."""
-
 LOADER = "cope_sweep.inference"
 """The module whose `_load_pyfunc` MLflow calls."""
 PREDICT = "log_probabilities"
 DESCRIPTION, REQUIREMENTS = "MLmodel", "requirements.txt"
 
-_databases: set[str] = set()
-"""The SQLite files that this process opens with a write-ahead log."""
+
+class _CheckedClient:
+    """MLflow's client, whose methods raise TrackingError with a message of one line, and nothing else."""
+
+    def __init__(self, client: MlflowClient, uri: str) -> None:
+        self._client, self._uri = client, uri
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+
+        def call(*words: Any, **options: Any) -> Any:
+            with errors(self._uri, f"{name} failed"):
+                return method(*words, **options)
+
+        return call
 
 
-class MlflowTracking:
-    """An MLflow tracking store, given as `sqlite:///PATH` or as the URL of a server.
+class Tracker:
+    """An MLflow tracking store, given as `sqlite:///PATH` or as the URL of a server. `client` is MLflow's own.
 
     A SQLite store is created if it does not exist; several processes may do so at once.
 
     Raises:
-        TrackingError: The store cannot be opened.
+        TrackingError: Every method, and every one of `client`.
     """
 
     def __init__(self, uri: str) -> None:
-        import_mlflow()
-        from mlflow.tracking import MlflowClient
-
+        limit_requests()
         self.uri = uri
-        self._experiments: dict[str, str] = {}
-        """Name → id, of the experiments that runs were created in."""
-        self._listed: TTLCache[Any, list[str]] = TTLCache(1, EXPERIMENTS_S)
+        self._listed: TTLCache[Any, dict[str, str]] = TTLCache(1, EXPERIMENTS_S)
         database = sqlite_path(uri)
         self._artifact_root = database.parent / "mlartifacts" if database else None
-        self._database = database if database and not on_network(database) else None
-        with self._errors("opened"), _migration_lock(database):
+        self._log: Path | None = None
+        """SQLite's write-ahead log."""
+        self._engine: Engine | None = None
+        with errors(uri, "could not be opened"), _migration_lock(database):
             if database is not None:
-                _check(database) if database.exists() else _create(database)
-            if self._database is not None:
-                _use_write_ahead_log(self._database)
-            self._client = MlflowClient(tracking_uri=uri)
-            # The client opens its store on first use. MLflow then creates the tables of a new one.
-            self._all_experiments()
+                check_sqlite(database)
+                if not database.exists():
+                    _create(database)
+            client = MlflowClient(tracking_uri=uri)
+            self.client = cast(MlflowClient, _CheckedClient(client, uri))
+            if database is not None:
+                self._engine = client._tracking_client.store.engine
+                if not on_network(database):
+                    self._log = database.with_name(database.name + "-wal")
+                    event.listen(self._engine, "connect", _use_write_ahead_log)
+                    self._engine.dispose()  # the connections of before have none
+            client.search_experiments(max_results=1)  # the client connects on first use
 
-    def find(self, tags: Mapping[str, str]) -> TrackedRun | None:
+    def find(self, tags: Mapping[str, str]) -> Run | None:
         """The run that has all these tags, in any experiment; the oldest one if there are several."""
         condition = " AND ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-        with self._errors("searched"):
-            experiments = [*{*self._all_experiments(), *self._experiments.values()}]
-            runs = self._client.search_runs(
-                experiments, condition, max_results=1, order_by=["attributes.start_time ASC"]
-            )
-        return _tracked(runs[0]) if runs else None
+        experiments = [*self._experiments().values()]
+        order = ["attributes.start_time ASC"]
+        return next(iter(self.client.search_runs(experiments, condition, max_results=1, order_by=order)), None)
+
+    def get(self, tracked_id: str) -> Run | None:
+        """The run with MLflow's id `tracked_id`, or None."""
+        try:
+            return self.client.get_run(tracked_id)
+        except TrackingError as error:
+            if _code(error) == "RESOURCE_DOES_NOT_EXIST":
+                return None
+            raise
+
+    def create(self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, note: str = "") -> Run:
+        """Create a run with the status running. The experiment is created, with `note`, if it does not exist."""
+        return self.client.create_run(self._experiment(experiment, note), started_ms, cut(tags, "tag"), run_name=name)
 
     def settle(self) -> None:
         """Return when what was written survives a power failure."""
-        if self._database is not None:
-            with contextlib.suppress(OSError), self._database.with_name(self._database.name + "-wal").open("rb") as log:
+        if self._log is not None:
+            with contextlib.suppress(OSError), self._log.open("rb") as log:
                 os.fsync(log.fileno())
 
     def close(self) -> None:
-        """Release what the client holds."""
-        if self._database is not None:
-            # Afterwards the file alone has everything, and can be copied.
-            with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(self._database)) as connection:
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        """Close the connections. Afterwards a SQLite file that nobody else has open is whole, and can be copied."""
+        if self._engine is not None:
+            self._engine.dispose()
 
-    def get(self, tracked_id: str) -> TrackedRun | None:
-        """The run with the tracker's id `tracked_id`, or None."""
-        from mlflow.exceptions import MlflowException
+    def put_model(
+        self, run: Run, checkpoint: Path, name: str, params: Mapping[str, str], tags: Mapping[str, str], *, new: bool
+    ) -> LoggedModel:
+        """The model of a run with its files, which no run links yet.
 
-        with self._errors("read"):
-            try:
-                return _tracked(self._client.get_run(tracked_id))
-            except MlflowException as error:
-                if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                    return None
-                raise
-
-    def create(
-        self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, note: str = ""
-    ) -> TrackedRun:
-        """Create a run with the status running. The experiment is created, with `note`, if it does not exist."""
-        with self._errors("written"):
-            run = self._client.create_run(
-                self._experiment(experiment, note), started_ms, _cut(tags, "tag"), run_name=name
-            )
-        return replace(_tracked(run), created_now=True)
-
-    def log(
-        self,
-        run: TrackedRun,
-        *,
-        points: Iterable[Point] = (),
-        params: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
-        model: Model | None = None,
-    ) -> None:
-        """Log points, parameters and tags. Logging an entry again changes nothing; a parameter cannot change.
-
-        With a model, upload it and link it to the run, unless the run has one. Its metrics are also the run's. A metric
-        belongs to the dataset of the run whose context is the metric's prefix.
+        Args:
+            run: The run.
+            checkpoint: The files.
+            name: Its name.
+            params: Its parameters.
+            tags: Its tags.
+            new: Whether the run cannot have one of a process that was killed before it had linked it.
         """
-        from mlflow.entities import LoggedModelOutput, Metric, Param, RunTag
-
-        points, params, tags = list(points), _cut(params or {}, "param"), _cut(tags or {}, "tag")
-        with self._errors("written"):
-            logged = self._put_model(run, model) if model is not None and not run.models else None
-            metrics = []
-            if logged is not None and model is not None:
-                datasets = {each.context: each for each in run.datasets}
-                for point in model.points:
-                    data = datasets.get(point.key.partition("/")[0])
-                    metrics.append(
-                        Metric(
-                            _mlflow_key(point.key), point.value, point.timestamp_ms, point.step,
-                            model_id=logged.model_id,
-                            dataset_name=data.name if data else None, dataset_digest=data.digest if data else None,
-                        )
-                    )  # fmt: skip
-                known = set(model.points)
-                points = [point for point in points if point not in known]
-            metrics += [Metric(_mlflow_key(point.key), point.value, point.timestamp_ms, point.step) for point in points]
-            if metrics or params or tags:
-                self._log_batch(
-                    run.id,
-                    metrics,
-                    [Param(key, value) for key, value in params.items()],
-                    [RunTag(key, value) for key, value in tags.items()],
-                )
-            if logged is not None and model is not None:
-                self._client.finalize_logged_model(logged.model_id, "READY")
-                # The link is made last: a run that has a model has a complete one.
-                self._client.log_outputs(run.id, [LoggedModelOutput(logged.model_id, model.step)])
-                run.models.append(logged.model_id)
-                points += model.points
-        run.params |= params
-        run.tags |= tags
-        for point in points:
-            run.update_latest(point)
-
-    def _log_batch(self, run_id: str, metrics: list[Metric], params: list[Param], tags: list[RunTag]) -> None:
-        """Log entries; the client splits them into requests of 1000."""
-        from mlflow.exceptions import MlflowException
-
-        for tries_left in reversed(range(MAX_LOG_TRIES)):
-            try:
-                self._client.log_batch(run_id, metrics, params, tags)
-                return
-            except MlflowException as error:
-                # MLflow checks for existing entries before it inserts its own. If another process inserts the same ones
-                # in between, the database refuses them, which MLflow reports as BAD_REQUEST. Logging equal entries
-                # again is allowed.
-                if error.error_code != "BAD_REQUEST" or not tries_left:
-                    raise
-
-    def set_status(self, run: TrackedRun, status: TrackedStatus, ended_ms: int | None = None) -> None:
-        """Set the status of a run and, unless it is running, when it ended."""
-        with self._errors("written"):
-            if status == "running":
-                self._client.update_run(run.id, MLFLOW_STATUS[status])
-            else:
-                self._client.set_terminated(run.id, MLFLOW_STATUS[status], ended_ms)
-        run.status = status
-
-    def put_text(self, run: TrackedRun, path: str, text: str) -> None:
-        """Write `text` to the artifact `path`."""
-        with self._errors("written"):
-            self._client.log_text(run.id, text, path)
-
-    def log_datasets(self, run: TrackedRun, datasets: Sequence[Dataset]) -> None:
-        """Note the data that a run read. Logging them again changes nothing."""
-        from mlflow.entities import Dataset as MlflowDataset
-        from mlflow.entities import DatasetInput, InputTag
-
-        inputs = [
-            DatasetInput(
-                MlflowDataset(each.name, each.digest, source_type="cope_sweep", source=each.source),
-                [InputTag(CONTEXT_TAG, each.context)],
-            )
-            for each in datasets
-        ]
-        with self._errors("written"):
-            self._client.log_inputs(run.id, inputs)
-        run.datasets += [dataset for dataset in datasets if dataset not in run.datasets]
-
-    def _put_model(self, run: TrackedRun, model: Model) -> LoggedModel:
-        """The model of a run, with its files, still without a link from the run."""
-        logged = self._find_or_create_model(run, model)
-        self._put_files(logged, model.folder)
-        return logged
-
-    def _put_files(self, logged: LoggedModel, checkpoint: Path) -> None:
-        """Upload a checkpoint and its description."""
-        description = describe(logged, checkpoint)
-        if folder := _local(logged.artifact_location):
-            shutil.copytree(checkpoint, folder, copy_function=_link_or_copy, dirs_exist_ok=True)
-            for name, text in description.items():
-                (folder / name).write_text(text)
-            return
-        self._client.log_model_artifacts(logged.model_id, str(checkpoint))
-        with tempfile.TemporaryDirectory() as temporary:
-            for name, text in description.items():
-                (Path(temporary) / name).write_text(text)
-            self._client.log_model_artifacts(logged.model_id, temporary)
-
-    def _find_or_create_model(self, run: TrackedRun, model: Model) -> LoggedModel:
-        """The model of a run. It exists if an earlier process ended between its creation and its link to the run."""
-        if not run.created_now:
-            found = self._client.search_logged_models([run.experiment], f"source_run_id = '{run.id}'", max_results=1)
-            if found:
-                return found[0]
-        return self._client.create_logged_model(
-            run.experiment,
-            name=model.name.translate(NOT_IN_MODEL_NAMES),
-            source_run_id=run.id,
-            params=_cut(model.params, "param"),
-            tags=_cut(model.tags, "tag"),
+        found: Sequence[LoggedModel] = []
+        if not new:
+            condition = f"source_run_id = '{run.info.run_id}'"
+            found = self.client.search_logged_models([run.info.experiment_id], condition, max_results=1)
+        model = next(iter(found), None) or self.client.create_logged_model(
+            run.info.experiment_id,
+            name=name.translate(NOT_IN_MODEL_NAMES),
+            source_run_id=run.info.run_id,
+            params=cut(params, "param"),
+            tags=cut(tags, "tag"),
             model_type="cope_sweep",
         )
+        with errors(self.uri, f"could not take {checkpoint}"):
+            description = describe(model, checkpoint)
+            if folder := _local(model.artifact_location):
+                shutil.copytree(checkpoint, folder, copy_function=_link_or_copy, dirs_exist_ok=True)
+                _write_files(folder, description)
+            else:
+                self.client.log_model_artifacts(model.model_id, str(checkpoint))
+                with tempfile.TemporaryDirectory() as temporary:
+                    _write_files(Path(temporary), description)
+                    self.client.log_model_artifacts(model.model_id, temporary)
+        return model
+
+    def link_model(self, run_id: str, model_id: str, step: int) -> None:
+        """Link a complete model to its run, at last: a run that has a model has a complete one."""
+        self.client.finalize_logged_model(model_id, "READY")
+        self.client.log_outputs(run_id, [LoggedModelOutput(model_id, step)])
 
     @cachedmethod(lambda self: self._listed)
-    def _all_experiments(self) -> list[str]:
-        from mlflow.utils import get_results_from_paginated_fn
-
-        def page(size: int, token: str | None) -> Sequence[Experiment]:
-            return self._client.search_experiments(max_results=size, page_token=token)
-
-        found = get_results_from_paginated_fn(page, EXPERIMENTS_PER_PAGE)  # type: ignore[no-untyped-call]
-        return [experiment.experiment_id for experiment in found]
+    def _experiments(self) -> dict[str, str]:
+        """Name → id. A new dictionary after some seconds, for other stores create experiments, too."""
+        found = self.client.search_experiments(max_results=MAX_EXPERIMENTS)
+        return {experiment.name: experiment.experiment_id for experiment in found}
 
     def _experiment(self, name: str, note: str) -> str:
         """The id of the experiment `name`. It is created, with the description `note`, if it does not exist."""
-        from mlflow.exceptions import MlflowException
-
-        if name in self._experiments:
-            return self._experiments[name]
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        experiments = self._experiments()
+        if name not in experiments:
             location = (self._artifact_root / name).as_uri() if self._artifact_root else None
             # With this tag, MLflow's UI shows runs and charts instead of traces of agents.
             tags = {"mlflow.experimentKind": "custom_model_development"}
-            tags |= {"mlflow.note.content": note[: MAX_CHARACTERS["note"]]} if note else {}
+            tags |= cut({"mlflow.note.content": note}, "note") if note else {}
             try:
-                self._experiments[name] = self._client.create_experiment(name, location, tags)
-                return self._experiments[name]
-            except MlflowException:
-                # Another process may have created it.
-                found = self._client.get_experiment_by_name(name)
-                if found is None:
+                experiments[name] = self.client.create_experiment(name, location, tags)
+            except TrackingError:
+                # Another process may have created it, or it is in the trash.
+                if (found := self.client.get_experiment_by_name(name)) is None:
                     raise
-        if found.lifecycle_stage == "deleted":
-            raise TrackingError(
-                f"{redacted(self.uri)}: the experiment {name!r} is in MLflow's trash; restore it with "
-                f"`mlflow experiments restore -x {found.experiment_id}`, or empty the trash with `mlflow gc`"
-            )
-        self._experiments[name] = found.experiment_id
-        return self._experiments[name]
+                if found.lifecycle_stage == "deleted":
+                    raise TrackingError(
+                        f"{redacted(self.uri)}: the experiment {name!r} is in MLflow's trash; restore it with "
+                        f"`mlflow experiments restore -x {found.experiment_id}`, or empty the trash with `mlflow gc`"
+                    ) from None
+                experiments[name] = found.experiment_id
+        return experiments[name]
 
-    @contextlib.contextmanager
-    def _errors(self, action: str) -> Iterator[None]:
-        """Turn errors into TrackingError with a message of one line. `action` says what failed: "opened", "read"."""
-        try:
-            yield
-        except TrackingError:
-            raise
-        except Exception as error:
-            # MLflow passes on errors of database drivers, the network and the disk, so that any class is possible.
-            if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
-                # One error for each file of a folder.
-                error = OSError("; ".join(str(reason) for _, _, reason in error.args[0]))
-            reason = one_line(error, self.uri)
-            raise TrackingError(f"MLflow at {redacted(self.uri)} could not be {action}: {reason}") from error
+
+@contextlib.contextmanager
+def errors(uri: str, problem: str) -> Iterator[None]:
+    """Turn every error into a TrackingError with a message of one line."""
+    try:
+        yield
+    except TrackingError:
+        raise
+    except Exception as error:
+        # MLflow passes on errors of database drivers, the network and the disk, so that any class is possible.
+        if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+            # One error for each file of a folder.
+            error = OSError("; ".join(str(reason) for _, _, reason in error.args[0]))
+        raise TrackingError(f"MLflow at {redacted(uri)} {problem}: {_one_line(error, uri)}") from error
+
+
+def _code(error: TrackingError) -> str:
+    """MLflow's code of an error; empty for errors of other kinds."""
+    return error.__cause__.error_code if isinstance(error.__cause__, MlflowException) else ""
+
+
+def cut(values: Mapping[str, str], kind: str) -> dict[str, str]:
+    """`values` with texts cut to the length that MLflow accepts for `kind`."""
+    limit = MAX_CHARACTERS[kind]
+    return {key: value if len(value) <= limit else value[: limit - 2] + " …" for key, value in values.items()}
 
 
 @contextlib.contextmanager
@@ -356,16 +250,8 @@ def _migration_lock(database: Path | None) -> Iterator[None]:
         yield
 
 
-def _check(database: Path) -> None:
-    """Raise sqlite3.DatabaseError for a file that is no database: MLflow would try it again for 100 s."""
-    with contextlib.closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        connection.execute("SELECT count(*) FROM sqlite_master")
-
-
 def _create(database: Path) -> None:
     """Create a SQLite store under another name first: MLflow refuses one that a process was killed while creating."""
-    from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
-
     new = database.with_name(database.name + ".new")
     new.unlink(missing_ok=True)
     engine = create_sqlalchemy_engine(f"sqlite:///{new}")  # type: ignore[no-untyped-call]
@@ -374,70 +260,20 @@ def _create(database: Path) -> None:
     new.replace(database)
 
 
-def _use_write_ahead_log(database: Path) -> None:
-    """Make the connections that this process opens to a SQLite file use a write-ahead log."""
-    from sqlalchemy import Engine, event
-
-    if not _databases:
-        event.listen(Engine, "connect", _configure)
-    _databases.add(os.path.realpath(database))
-
-
-def _configure(connection: object, _: object) -> None:
-    if isinstance(connection, sqlite3.Connection):
-        files = {os.path.realpath(row[2]) for row in connection.execute("PRAGMA database_list") if row[2]}
-        if files & _databases:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-
-
-def _tracked(run: Run) -> TrackedRun:
-    # RunData.metrics has no steps, but the protocol buffer has them.
-    metrics = run.data.to_proto().metrics
-    points = [Point(_key(metric.key), metric.value, metric.step, metric.timestamp) for metric in metrics]
-    inputs = run.inputs.dataset_inputs if run.inputs else []
-    outputs = run.outputs.model_outputs if run.outputs else []
-    return TrackedRun(
-        id=run.info.run_id,
-        experiment=run.info.experiment_id,
-        status=_STATUS_OF[run.info.status],
-        tags=dict(run.data.tags),
-        params=dict(run.data.params),
-        latest={point.key: point for point in points},
-        datasets=[
-            Dataset(
-                each.dataset.name,
-                each.dataset.digest,
-                next((tag.value for tag in each.tags if tag.key == CONTEXT_TAG), ""),
-                each.dataset.source,
-            )
-            for each in inputs
-        ],
-        models=[output.model_id for output in outputs],
-        deleted=run.info.lifecycle_stage == "deleted",
-    )
-
-
-def _mlflow_key(key: str) -> str:
-    """The name of a metric in MLflow, which does not allow `@`: `test/perplexity at 2048`."""
-    return key.replace("@", " at ")
-
-
-def _key(mlflow_key: str) -> str:
-    """The inverse of `_mlflow_key`."""
-    return mlflow_key.replace(" at ", "@")
-
-
-def _cut(values: Mapping[str, str], kind: str) -> dict[str, str]:
-    """`values` with texts cut to the length that MLflow accepts for `kind`."""
-    limit = MAX_CHARACTERS[kind]
-    return {key: value if len(value) <= limit else value[: limit - 2] + " …" for key, value in values.items()}
+def _use_write_ahead_log(connection: sqlite3.Connection, _: object) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
 
 
 def _local(artifacts: str) -> Path | None:
     """The folder of an artifact URI if it is on this machine, else None."""
     parts = urlsplit(artifacts)
     return Path(unquote(parts.path)) if parts.scheme in ("file", "") and not parts.netloc else None
+
+
+def _write_files(folder: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).write_text(text)
 
 
 def _link_or_copy(source: str, target: str) -> None:
@@ -460,8 +296,6 @@ def _link_or_copy(source: str, target: str) -> None:
 
 def describe(logged: LoggedModel, checkpoint: Path) -> dict[str, str]:
     """File → content, of the files that MLflow expects beside those of a checkpoint. Equal models give equal files."""
-    from mlflow.models import Model
-
     version, signature = _version(), _signature()
     files = sorted(str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file())
     created = datetime.fromtimestamp(logged.creation_timestamp / 1000, UTC).replace(tzinfo=None)
@@ -489,24 +323,10 @@ def _version() -> str:
 @functools.cache
 def _signature() -> ModelSignature:
     """Token ids in, log-probabilities out."""
-    import numpy as np
-    from mlflow.models import ModelSignature
-    from mlflow.types import Schema, TensorSpec
-
     return ModelSignature(
         inputs=Schema([TensorSpec(np.dtype("int64"), (-1, -1))]),
         outputs=Schema([TensorSpec(np.dtype("float64"), (-1, -1))]),
     )
-
-
-def import_mlflow() -> None:
-    """Import mlflow without its log messages and telemetry, unless the environment enables them."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    import mlflow  # noqa: F401 - the import configures the loggers that are set below
-
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def limit_requests() -> None:
@@ -521,32 +341,19 @@ def limit_requests() -> None:
 
 
 def check_server(uri: str) -> None:
-    """Return if an MLflow server at the http(s) URL `uri` accepts requests.
+    """Return if an MLflow server at the http(s) URL `uri` accepts requests of MLflow's own client.
 
-    A plain connection comes first, so that a wrong address fails before mlflow is imported. Then MLflow's own client
-    sends a request, so that credentials, TLS settings and proxies are those that runs are sent with.
+    So credentials, TLS settings and proxies are those that runs are sent with.
 
     Raises:
         TrackingError: Nothing answers, the server refuses access, or it is no MLflow server.
     """
-    parts = urlsplit(uri)
-    try:
-        address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-        # Behind a proxy, the server itself may be out of reach.
-        if parts.scheme not in getproxies() or proxy_bypass(address[0]):
-            socket.create_connection(address, timeout=CHECK_CONNECTION_S).close()
-    except (OSError, ValueError) as error:
-        raise TrackingError(_no_server(uri, error)) from error
-    import_mlflow()
-    from mlflow.exceptions import MlflowException
-    from mlflow.tracking import MlflowClient
-
     limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(CHECK_REQUEST_S), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     try:
         with _environment(limits):
             MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
     except Exception as error:  # the answer of another service can fail anywhere in the client
-        url, reason = redacted(uri), one_line(error, uri)
+        url, reason = redacted(uri), _one_line(error, uri)
         if isinstance(error, MlflowException) and error.error_code in ACCESS_REFUSED:
             raise TrackingError(
                 f"the MLflow server at {url} refuses access ({reason}); "
@@ -554,21 +361,13 @@ def check_server(uri: str) -> None:
             ) from error
         # The client turns errors of the connection into MlflowException.
         if isinstance(error, MlflowException) and isinstance(error.__cause__ or error.__context__, OSError):
-            raise TrackingError(_no_server(uri, reason)) from error
+            raise no_server(uri, reason) from error
         raise TrackingError(
             f"{url} answers, but not as an MLflow server does ({reason}); check the URL's port and path"
         ) from error
 
 
-def _no_server(uri: str, reason: object) -> str:
-    """The error message where no MLflow server can be reached."""
-    return (
-        f"no MLflow server answers at {redacted(uri)} ({reason}); start it (`mlflow server --port …`), correct "
-        "--mlflow or MLFLOW_TRACKING_URI, or leave both out to keep runs in the store"
-    )
-
-
-def one_line(error: Exception, uri: str) -> str:
+def _one_line(error: Exception, uri: str) -> str:
     """The message of an error in one line, without the password in `uri`."""
     return " ".join(str(error).split()).replace(uri, redacted(uri))[:500]
 

@@ -1,21 +1,30 @@
-"""Resolves the tracking URI and checks, before a sweep starts, that runs can be sent to it.
+"""The tracker of a store: its URI, a check before a sweep starts that runs can be sent to it, and what it lacks.
 
-SQLite stores are checked without importing mlflow, which takes seconds.
+Nothing here imports mlflow, which takes seconds, before a server answers.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
+import socket
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
 
+from cope_sweep.errors import UserError
 from cope_sweep.store.index.database import redacted
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.store import Store
-from cope_sweep.tracking.translate import TrackingError
 
 ACCEPTED = "sqlite:///PATH, or http://HOST:PORT or https://HOST of an MLflow server"
+CHECK_CONNECTION_S = 2
+"""How long a server may take to accept a connection before a sweep starts."""
+
+
+class TrackingError(UserError):
+    """The tracker did not answer or refused a request. The message says which tracker, why, and what to do."""
 
 
 def resolve_uri(store: Store, explicit: str | None = None) -> str:
@@ -54,6 +63,20 @@ def run_page(store: Store, run_id: str) -> str | None:
     return None if tracked_id is None else f"{server}/#/runs/{tracked_id}"
 
 
+def mirrored_of(store: Store, uri: str) -> Mirrored:
+    """The part of a store that the tracker at `uri` has; nothing where its SQLite file is gone. Raises StoreError."""
+    mirrored = Mirrored(store.index, tracker_key(store, uri))
+    path = sqlite_path(uri)
+    if path is not None and not path.exists() and mirrored.newest_tracked_id() is not None:
+        mirrored.forget()
+    return mirrored
+
+
+def backlog_count(store: Store, uri: str) -> int:
+    """The number of runs and sweeps that have ended and that the tracker at `uri` does not have. Raises StoreError."""
+    return mirrored_of(store, uri).count()
+
+
 def sqlite_path(uri: str) -> Path | None:
     """The absolute path in `sqlite:///PATH`; None for other schemes."""
     prefix = "sqlite:///"
@@ -71,8 +94,10 @@ def check(uri: str) -> None:
     """
     path = sqlite_path(uri)
     if path is not None:
-        _check_sqlite(path)
+        check_sqlite(path)
     elif uri.startswith(("http://", "https://")):
+        _check_connection(uri)
+        import_mlflow()
         from cope_sweep.tracking.mlflow import check_server
 
         check_server(uri)
@@ -88,7 +113,8 @@ def check(uri: str) -> None:
         )
 
 
-def _check_sqlite(path: Path) -> None:
+def check_sqlite(path: Path) -> None:
+    """Return if MLflow can use a SQLite file, or create it. Raises TrackingError."""
     hint = "choose another with --mlflow sqlite:///PATH"
     if path.is_dir():
         raise TrackingError(f"{path} is a folder, not a SQLite file; {hint}")
@@ -104,3 +130,33 @@ def _check_sqlite(path: Path) -> None:
             raise PermissionError(13, "Permission denied")
     except OSError as error:
         raise TrackingError(f"{path}: MLflow's SQLite file cannot be written ({error.strerror}); {hint}") from error
+
+
+def _check_connection(uri: str) -> None:
+    """Return if something listens at a URL, so that a wrong one fails before mlflow is imported."""
+    parts = urlsplit(uri)
+    try:
+        address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        # Behind a proxy, the server itself may be out of reach.
+        if parts.scheme not in getproxies() or proxy_bypass(address[0]):
+            socket.create_connection(address, timeout=CHECK_CONNECTION_S).close()
+    except (OSError, ValueError) as error:
+        raise no_server(uri, error) from error
+
+
+def no_server(uri: str, reason: object) -> TrackingError:
+    """The error where no MLflow server can be reached."""
+    return TrackingError(
+        f"no MLflow server answers at {redacted(uri)} ({reason}); start it (`mlflow server --port …`), correct "
+        "--mlflow or MLFLOW_TRACKING_URI, or leave both out to keep runs in the store"
+    )
+
+
+def import_mlflow() -> None:
+    """Import mlflow without its log messages and telemetry, unless the environment enables them."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    import mlflow  # noqa: F401 - the import configures the loggers that are set below
+
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)

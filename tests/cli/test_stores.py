@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cope_sweep.cli import progress
 from cope_sweep.store import Store
-from cope_sweep.tracking.sync import backlog_count
+from cope_sweep.tracking.uri import backlog_count
 from tests.read.tables.ablations import begin, finish, plan_of
 from tests.store.sweeps import end_sweep, write_sweep
 from tests.store.sweeps import finish as finish_run

@@ -1,8 +1,9 @@
-"""The interleavings of two sweeps that train the same runs: the real code of index, leases and run folders, step by step.
+"""The interleavings of sweeps that train the same runs: the real code of index, leases and run folders, step by step.
 
 Each process is a greenlet. It pauses before each transaction of the index, and with `files` also before it reads the number
-of the attempt or the result, and before it renames or deletes a file. Then any process goes on, one is killed, or the leases
-expire. Each reachable state is visited once. Two states are the same if the index, the files, and the positions and variables of all
+of the attempt or the result, before it renames or deletes a file, and between the files of a checkpoint. Then any process
+goes on, one is killed, the leases expire, or the machine loses power: all processes die, and of what was written since a
+file's last fsync only the half is there afterwards. Each reachable state is visited once. Two states are the same if the index, the files, and the positions and variables of all
 processes are. Processes cannot be copied, so a state is reached by repeating the choices that lead to it.
 
 What is not the real code is the training itself (`Loop`), which writes the number of its attempt, not numbers.
@@ -90,8 +91,12 @@ class Loop:
         self.folder, self.step = folder, 0
         saved = json.loads(folder.resume.read_text()) if folder.resume.exists() else None
         if saved:
-            folder.check_curve(saved["mark"])
+            folder.check_curve(saved["mark"])  # the real loop begins again without it: what was trained is lost
             self.step = saved["step"]
+        elif folder.run_id in World.current.saved:
+            raise Violation(
+                f"attempt {folder.attempt} begins again: the training state of run {folder.run_id} was lost"
+            )
         folder.rewind(self.step, saved and saved["mark"])
         World.current.has_begun(folder)
 
@@ -103,17 +108,21 @@ class Loop:
             if self.step == 1:
                 with self.folder.writing_resume() as path:
                     path.write_text(json.dumps({"step": 1, "mark": self.folder.curve_mark()}))
+                World.current.saved.add(self.folder.run_id)
             if request:
                 self.folder.set_state(request)
                 return request
         with self.folder.writing_checkpoint() as path:
             (path / "config.json").write_text(str(self.folder.attempt))
+            if World.current.explorer.pauses_at_files:
+                pause()
+            (path / "weights").write_text("the weights")
         self.folder.finish({"attempt": float(self.folder.attempt)}, {})
         return "finished"
 
 
 class World:
-    """A store and the processes of sweeps `a` and `b`, from their start."""
+    """A store and the processes of its sweeps, from their start."""
 
     current = None
 
@@ -121,10 +130,11 @@ class World:
         World.current = self
         self.explorer, self.index, self.store, self.runs = explorer, explorer.index, explorer.store, explorer.runs
         explorer.reset()
-        self.now_s, self.begun = 1e9, Counter()
+        self.now_s, self.begun, self.saved, self.synced = 1e9, Counter(), set(), {}
+        """The time; run → the newest attempt that has begun; the runs with training states; file → bytes on the disk."""
         self.index.database.now_s = lambda: literal(self.now_s, Float)
         self.left = dict(explorer.events)
-        self.processes = [Process(self, name, 1) for name in "ab"]
+        self.processes = [Process(self, name, 1) for name in explorer.sweeps]
 
     def train_all(self, process):
         """A process of a sweep: what its trials do."""
@@ -171,6 +181,8 @@ class World:
         found = [("step", n) for n in alive]
         if alive and self.left.get("kill"):
             found += [("kill", n) for n in alive if self.processes[n].run_id]
+        if alive and self.left.get("crash"):
+            found.append(("crash", 0))
         if alive and self.left.get("expire") and self.live_attempts():
             found.append(("expire", 0))
         return found
@@ -193,9 +205,23 @@ class World:
         self.left[what] -= 1
         if what == "expire":
             self.now_s += LEASE_S + 1
-        else:  # a killed process runs no `finally`, so it is kept; the same command starts another one
-            process.killed = True
-            self.processes.append(Process(self, process.sweep, process.number + 1))
+            return
+        if what == "crash":
+            self.lose_power()
+        for each in self.processes[:] if what == "crash" else [process]:
+            if not (each.dead or each.killed):
+                # It runs no `finally`, so it is kept. The same command starts another one.
+                each.killed = True
+                self.processes.append(Process(self, each.sweep, each.number + 1))
+
+    def lose_power(self):
+        """Cut every file to what is on the disk: what its last fsync has written, and a half of what came later."""
+        before = self.files()
+        for name, content in before.items():
+            path = self.store.root / "runs" / name
+            on_disk = self.synced.get(path.stat().st_ino, 0)
+            os.truncate(path, (on_disk + len(content)) // 2)
+        self.check_results(before, self.files())
 
     def files(self):
         """Path → content of the files that readers see."""
@@ -210,6 +236,9 @@ class World:
         shown = [name for name in changed if not name.partition("/")[2].startswith(".")]
         if shown and process.attempt < newest:
             raise Violation(f"attempt {process.attempt} has changed {shown} of attempt {newest}")
+        self.check_results(before, after)
+
+    def check_results(self, before, after):
         for run in self.runs:
             result = after.get(f"{run.run_id}/result.json")
             if before.get(f"{run.run_id}/result.json") not in (None, result):
@@ -221,9 +250,9 @@ class World:
     def state(self):
         files = frozenset(self.files().items())
         processes = tuple(process.position() for process in self.processes)
-        return hash(
-            (files, tuple(self.explorer.rows()), processes, tuple(self.left.values()), frozenset(self.begun.items()))
-        )
+        synced = frozenset(self.synced.get(path.stat().st_ino, 0) for path in self.store.root.rglob("*.jsonl"))
+        known = tuple(self.left.values()), frozenset(self.begun.items()), frozenset(self.saved), synced
+        return hash((files, tuple(self.explorer.rows()), processes, known))
 
     def check_end(self):
         """Once the leases of dead processes have expired, another sweep finishes what is left, and nothing is damaged."""
@@ -234,14 +263,16 @@ class World:
             last.switch()
         statuses = [self.index.statuses().get(run.run_id) for run in self.runs]
         problems = list(check(self.store, self.index, checksums=True))
-        if set(statuses) != {"finished"} or problems:
-            raise Violation(f"at the end: {statuses}, {problems}")
+        curves = [[row["step"] for row in self.store.run(run.run_id).curve()] for run in self.runs]
+        if set(statuses) != {"finished"} or problems or any(steps != [1, STEPS] for steps in curves):
+            raise Violation(f"at the end: {statuses}, {problems}, curves {curves}")
 
 
 class Explorer:
     """Visits the states of all worlds with these runs and events."""
 
-    def __init__(self, runs, events, *, files):
+    def __init__(self, sweeps, runs, events, *, files):
+        self.sweeps = sweeps
         self.runs, self.events, self.pauses_at_files = [tiny_run(seed=seed) for seed in range(runs)], events, files
         self.visited, self.worlds, self.ends = set(), 0, 0
 
@@ -299,7 +330,7 @@ class Explorer:
                 patch(time, clock, lambda: 1.0)
             patch(store_artifacts, "CHECK_FENCE_EVERY_S", 0.0)
             patch(tempfile, "_get_candidate_names", lambda: map(str, range(100)))
-            patch(store_files.os, "fsync", lambda descriptor: None)
+            patch(store_files.os, "fsync", fsync)
             for name in ("reading", "writing"):
                 patch(Database, name, pausing(getattr(Database, name)))
             if self.pauses_at_files:
@@ -312,16 +343,19 @@ class Explorer:
             yield
 
 
-def train_run_module():
-    import sys
+def fsync(descriptor):
+    status = os.fstat(descriptor)
+    World.current.synced[status.st_ino] = status.st_size
 
+
+def train_run_module():
     return sys.modules[train_run.__module__]
 
 
 def main(words):
-    """Explore, and print the numbers of states and of ends: `RUNS EVENTS FILES LIMIT` as JSON."""
-    runs, events, files, limit = (json.loads(word) for word in words)
-    explorer = Explorer(runs, events, files=files)
+    """Explore, and print the numbers of states and of ends: `SWEEPS RUNS EVENTS FILES LIMIT` as JSON."""
+    sweeps, runs, events, files, limit = (json.loads(word) for word in words)
+    explorer = Explorer(sweeps, runs, events, files=files)
     explorer.explore(limit)
     print(json.dumps([len(explorer.visited), explorer.ends]))  # noqa: T201
 

@@ -8,7 +8,7 @@ from typing import Any
 from cope_sweep.config import Plan, RunSpec
 from cope_sweep.store import Lease, RunFolder, Store, SweepRecord, SweepRun
 from cope_sweep.store.event import Status
-from cope_sweep.store.index import RunRow
+from cope_sweep.store.index import RunRecord
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.reading import read_run
 
@@ -54,7 +54,7 @@ def end_sweep(store: Store, record: SweepRecord, status: Status = "finished") ->
 
 def begin(store: Store, run: RunSpec, *rows: Mapping[str, float], lease_s: float = LEASE_S) -> RunFolder:
     """Lease a run to this process, begin an attempt, and log some rows. Returns its folder, to write to."""
-    row = RunRow(run.run_id, "running", run.model_dump(mode="json"), created_ms=int(time.time() * 1000))
+    row = RunRecord.of(run.run_id, "running", run.model_dump(mode="json"), created_ms=int(time.time() * 1000))
     lease = store.index.acquire(row, new_owner("tests"), lease_s)
     assert isinstance(lease, Lease)
     folder = store.run(run.run_id).begin(run, "here", lease.attempt)

@@ -7,6 +7,7 @@ import resource
 import stat
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -194,6 +195,37 @@ def test_an_error_while_a_checkpoint_is_written_leaves_none(folder):
         (path / "config.json").write_text("1")
         raise RuntimeError
     assert sorted(os.listdir(folder.path)) == ["spec.json", "state.json"]
+
+
+def test_what_a_file_names_is_on_the_disk_before_it(folder, monkeypatch):
+    """A result names curve and checkpoint, a resume file its curve; a power failure loses what was not written to disk."""
+    on_disk, missing = {}, []
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(descriptor):
+        status = os.fstat(descriptor)
+        on_disk[status.st_ino] = status.st_size
+        fsync(descriptor)
+
+    def replaced(path, target):
+        if target.name in ("result.json", "resume.safetensors"):
+            files = [path, folder.path / "curve.jsonl", *folder.checkpoint.glob("*")]
+            sizes = {file.name: (file.stat().st_size, on_disk.get(file.stat().st_ino)) for file in files}
+            missing.append([name for name, (size, known) in sizes.items() if size != known])
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    own = folder.begin(RUN, "here")
+    own.log({"step": 1, "loss": 1.0})
+    with own.writing_resume() as path:
+        path.write_text(json.dumps(own.curve_mark()))
+    own.log({"step": 2, "loss": 0.5})
+    with own.writing_checkpoint() as path:
+        (path / "config.json").write_text("{}")
+        (path / "model.safetensors").write_bytes(b"weights")
+    own.finish({"loss": 0.5}, {})
+    assert missing == [[], []]
 
 
 def test_a_full_disk_while_a_file_is_written_keeps_the_old_file(tmp_path):

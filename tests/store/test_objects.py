@@ -15,20 +15,17 @@ from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.objects import ObjectFolder
 from cope_sweep.store.reading import RunContents
 from cope_sweep.store.rebuild import check, rebuild
-from cope_sweep.tracking.mlflow import MlflowTracking
-from cope_sweep.tracking.sync import TrackerSync, backlog_count
-from cope_sweep.tracking.uri import tracker_key
+from cope_sweep.tracking.sync import Sync
+from cope_sweep.tracking.uri import backlog_count, tracker_key
 from cope_sweep.train import Runtime, train_run
 from tests.store.sweeps import LEASE_S, begin, end
 from tests.store.test_store import sweep_record
 from tests.tiny import tiny_run
-from tests.tracking.memory import MemoryTracking
 from tests.tracking.trackers import fresh_database, history, run_of, synced  # noqa: F401 - a fixture
 from tests.train.stores import stop_after, weights
 
 pytestmark = pytest.mark.slow
 RUN = tiny_run(**{"train.steps": 12})
-URI = "http://tracker"
 
 
 @pytest.fixture(scope="module")
@@ -138,29 +135,34 @@ def test_errors_name_the_store_and_the_way_out(url, server, monkeypatch):
         Store("ftp://host/x")
 
 
-def sent(store, tracking, uri=URI):
-    """Send a store as a process of its own; the tracker's run."""
-    synced(store, tracking, uri)
-    return run_of(tracking, RUN)
+@pytest.fixture
+def uri_of(fresh_database):  # noqa: F811
+    """A function that makes the MLflow store of a machine, and returns its URI."""
+
+    def made(store):
+        shutil.copyfile(fresh_database, store.root / "mlflow.db")
+        return f"sqlite:///{store.root}/mlflow.db"
+
+    return made
 
 
-def test_a_machine_that_trained_nothing_sends_runs_and_checkpoints_to_mlflow(
-    on_machine,
-    fresh_database,  # noqa: F811
-    monkeypatch,
-):
+def sent(store, uri):
+    """Send a store as a process of its own; MLflow's run."""
+    synced(store, uri)
+    return run_of(uri, RUN)
+
+
+def test_a_machine_that_trained_nothing_sends_runs_and_checkpoints_to_mlflow(on_machine, uri_of, monkeypatch):
     import mlflow
 
     first = on_machine("first")
     train_run(RUN, first, Runtime())
     end(first, RUN)
     second = on_machine("second")
-    shutil.copyfile(fresh_database, second.root / "mlflow.db")
-    uri = f"sqlite:///{second.root}/mlflow.db"
-    tracking = MlflowTracking(uri)
-    run = sent(second, tracking, uri)
+    uri = uri_of(second)
+    run = sent(second, uri)
     assert run.status == "finished"
-    assert len(history(tracking, run, "train/loss")) == len(
+    assert len(history(uri, run, "train/loss")) == len(
         [row for row in first.run(RUN.run_id).curve() if "train/loss" in row]
     )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -172,29 +174,27 @@ def test_a_machine_that_trained_nothing_sends_runs_and_checkpoints_to_mlflow(
     # A SQLite database is one of a machine: another one has its own, which has received nothing.
     assert backlog_count(second, uri) == 0
     first = on_machine("first")
-    other = f"sqlite:///{first.root}/mlflow.db"
-    shutil.copyfile(fresh_database, first.root / "mlflow.db")
+    other = uri_of(first)
     assert backlog_count(first, other) == 1
-    assert sent(first, MemoryTracking(), other).status == "finished"
+    assert sent(first, other).status == "finished"
     assert Mirrored(second.index, tracker_key(second, uri)).tracked_ids([RUN.run_id]) == {RUN.run_id: run.id}
 
 
-def test_what_another_machine_logs_is_sent_while_it_trains(on_machine):
+def test_what_another_machine_logs_is_sent_while_it_trains(on_machine, uri_of):
     first = on_machine("first")
     begin(first, RUN, {"step": 1, "train/loss": 3.0}).set_state("interrupted")
-    second, tracking = on_machine("second"), MemoryTracking()
+    second, uri = on_machine("second"), uri_of(first)
     folder = begin(second, RUN)
-    sync = TrackerSync(first, URI, tracking)
-    sync.sync()
-    folder.log({"step": 2, "train/loss": 2.0})
-    folder._publish("curve.jsonl")
-    second.index.renew(new_owner("tests"), LEASE_S, {RUN.run_id: Progress(2, "second")})
-    sync.sync()
-    assert sync.errors == {}
-    assert [p.step for p in history(tracking, run_of(tracking, RUN), "train/loss")] == [1, 2]
+    with Sync(first, uri) as session:
+        assert session.sync()
+        folder.log({"step": 2, "train/loss": 2.0})
+        folder._publish("curve.jsonl")
+        second.index.renew(new_owner("tests"), LEASE_S, {RUN.run_id: Progress(2, "second")})
+        assert session.sync()
+    assert [p.step for p in history(uri, run_of(uri, RUN), "train/loss")] == [1, 2]
 
 
-def test_a_run_whose_checkpoint_was_deleted_is_sent_without_one(on_machine):
+def test_a_run_whose_checkpoint_was_deleted_is_sent_without_one(on_machine, uri_of):
     first = on_machine("first")
     train_run(RUN, first, Runtime())
     end(first, RUN)
@@ -202,6 +202,6 @@ def test_a_run_whose_checkpoint_was_deleted_is_sent_without_one(on_machine):
     for name in objects.names(folder):
         objects.delete(f"{folder}/{name}")
     second = on_machine("second")
-    run = sent(second, MemoryTracking())
+    run = sent(second, uri_of(second))
     assert (run.status, run.models) == ("finished", [])
     assert not second.run(RUN.run_id).fetch_checkpoint().exists()

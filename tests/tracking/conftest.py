@@ -10,9 +10,7 @@ import urllib.request
 import pytest
 
 from cope_sweep.store import Store
-from cope_sweep.tracking.mlflow import MlflowTracking
 from tests.sweep.ports import free_port
-from tests.tracking.memory import MemoryTracking
 from tests.tracking.trackers import fresh_database  # noqa: F401 - a fixture
 
 
@@ -79,11 +77,7 @@ def server_uri(tmp_path_factory, served_database):
     stop_server(process)
 
 
-@pytest.fixture(
-    params=["memory", pytest.param("sqlite", marks=pytest.mark.slow), pytest.param("server", marks=pytest.mark.slow)]
-)
-def tracking(request):
-    """Each tracker. The store of the server is shared by all tests and not empty."""
-    if request.param == "memory":
-        return MemoryTracking()
-    return MlflowTracking(request.getfixturevalue(f"{request.param}_uri"))
+@pytest.fixture(params=["sqlite", "server"])
+def uri(request):
+    """Each kind of tracker. The store of the server is shared by all tests and not empty."""
+    return request.getfixturevalue(f"{request.param}_uri")

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import secrets
+import shutil
 import threading
 import urllib.request
 from pathlib import Path
@@ -12,28 +13,35 @@ import pytest
 
 from cope_sweep.inference import Predictor
 from cope_sweep.store import Store
-from cope_sweep.tracking.mlflow import MlflowTracking
-from cope_sweep.tracking.sync import TrackerSync, backlog_count
-from cope_sweep.tracking.translate import TAG, Point, TrackingError
+from cope_sweep.tracking.content import TAG
+from cope_sweep.tracking.sync import Sync
+from cope_sweep.tracking.uri import TrackingError, backlog_count
 from cope_sweep.train import Runtime, train_run
 from tests.read.tables.ablations import plan_of
-from tests.store.sweeps import end, end_sweep, fail, finish, write_sweep
-from tests.tracking.trackers import client_of, run_of, synced
+from tests.store.sweeps import begin, end, end_sweep, fail, finish, write_sweep
+from tests.tracking.trackers import client_of, history, run_of, synced
 
 pytestmark = pytest.mark.slow
 TOKENS = np.array([[3, 1, 2, 2], [0, 1, 1, 3]])
 
 
+def tracker(uri):
+    """It is imported here, because importing mlflow takes seconds also when no test needs it."""
+    from cope_sweep.tracking.mlflow import Tracker
+
+    return Tracker(uri)
+
+
 def open_store(path, queue):
     try:
-        MlflowTracking(f"sqlite:///{path}").create("x", "y", tags={}, started_ms=1)
+        tracker(f"sqlite:///{path}").create("x", "y", tags={}, started_ms=1)
         queue.put("opened")
     except BaseException as error:
         queue.put(repr(error))
 
 
 def test_a_process_that_was_killed_while_it_created_a_store_does_no_harm(tmp_path, monkeypatch):
-    from mlflow.store.db import utils
+    from cope_sweep.tracking import mlflow
 
     def killed(engine):
         with engine.begin() as connection:
@@ -42,11 +50,11 @@ def test_a_process_that_was_killed_while_it_created_a_store_does_no_harm(tmp_pat
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     with monkeypatch.context() as patched:
-        patched.setattr(utils, "_initialize_tables", killed)
+        patched.setattr(mlflow, "_initialize_tables", killed)
         with pytest.raises(KeyboardInterrupt):
-            MlflowTracking(uri)
+            tracker(uri)
     assert not (tmp_path / "mlflow.db").exists()
-    assert MlflowTracking(uri).find({"a": "b"}) is None
+    assert tracker(uri).find({"a": "b"}) is None
     assert not (tmp_path / "mlflow.db.new").exists()
 
 
@@ -67,7 +75,7 @@ def test_mlflow_client_reads_a_sweep(store, sqlite_uri):
     finish(store, plan.runs[0], {"dense/loss": 0.25})
     fail(store, plan.runs[1])
     record = end_sweep(store, record, "failed")
-    synced(store, MlflowTracking(sqlite_uri), sqlite_uri)
+    synced(store, sqlite_uri)
     client = client_of(sqlite_uri)
     experiment = client.get_experiment_by_name("copying")
     assert "CoPE counts tokens by their content." in experiment.tags["mlflow.note.content"]
@@ -100,7 +108,7 @@ def test_an_expert_finds_data_models_durations_and_times(store, sqlite_uri):
     for run in plan.rows[0].runs:
         finish(store, run, {"in_dist/loss": 0.25})
     end_sweep(store, record)
-    synced(store, MlflowTracking(sqlite_uri), sqlite_uri)
+    synced(store, sqlite_uri)
     client = client_of(sqlite_uri)
     experiment = client.get_experiment_by_name("copying")
     ids = [experiment.experiment_id]
@@ -127,19 +135,44 @@ def test_an_expert_finds_data_models_durations_and_times(store, sqlite_uri):
                 assert run.info.start_time <= point.timestamp <= run.info.end_time
 
 
-def test_several_writers_at_once_duplicate_no_points(sqlite_uri):
-    """Two stores that send to one tracker have no common lock."""
-    run = MlflowTracking(sqlite_uri).create("x", "y", tags={}, started_ms=1)
-    points = [Point("loss", float(step), step, step) for step in range(500)]
-    writers = [MlflowTracking(sqlite_uri) for _ in range(4)]
-    threads = [
-        threading.Thread(target=writer.log, args=(writer.get(run.id),), kwargs={"points": points}) for writer in writers
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(client_of(sqlite_uri).get_metric_history(run.id, "loss")) == 500
+def test_several_writers_at_once_duplicate_no_points(store, sqlite_uri, tmp_path):
+    """Two stores that send to one tracker have no common lock. What one is refused, it sends again."""
+    plan = plan_of()
+    folder = begin(store, plan.runs[0], *({"step": step, "train/loss": float(step)} for step in range(2300)))
+    folder.set_state("interrupted")
+    end(store, plan.runs[0])
+    store.index.close()
+    second = Store(shutil.copytree(store.root, tmp_path / "second", ignore=shutil.ignore_patterns("mlflow.db")))
+    tracker(sqlite_uri).create("cope_sweep", "x", tags={f"{TAG}run_id": plan.runs[0].run_id}, started_ms=1)
+    with Sync(store, sqlite_uri) as first, Sync(second, sqlite_uri) as other:
+        threads = [threading.Thread(target=each.send_all, kwargs={"tries": 5}) for each in (first, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert first.reasons() + other.reasons() == []
+    points = history(sqlite_uri, run_of(sqlite_uri, plan.runs[0]), "train/loss")
+    assert [point.step for point in points] == list(range(2300))
+
+
+def test_the_oldest_run_that_has_all_tags_is_found_in_any_experiment(sqlite_uri):
+    found = tracker(sqlite_uri)
+    for experiment, started_ms in (("a", 2000), ("b", 500), ("c", 1000)):
+        run = found.create(experiment, "x", tags={"key": "k", "in": experiment}, started_ms=started_ms)
+    assert found.find({"key": "k"}).data.tags["in"] == "b"
+    assert found.find({"key": "k", "in": "c"}).info.run_id == run.info.run_id
+    assert found.find({"key": "k", "in": "d"}) is None
+    assert found.get("0" * 32) is None
+
+
+def test_a_closed_store_is_one_file(store, sqlite_uri):
+    tracking = tracker(sqlite_uri)
+    run = tracking.create("x", "y", tags={"key": "k"}, started_ms=1)
+    assert (store.root / "mlflow.db-wal").exists()
+    tracking.settle()
+    tracking.close()
+    assert not (store.root / "mlflow.db-wal").exists()
+    assert tracker(sqlite_uri).find({"key": "k"}).info.run_id == run.info.run_id
 
 
 def test_a_store_that_was_moved_goes_on_with_its_own_database(store, sqlite_uri):
@@ -147,7 +180,7 @@ def test_a_store_that_was_moved_goes_on_with_its_own_database(store, sqlite_uri)
     record = write_sweep(store, plan)
     finish(store, plan.runs[0], {})
     end_sweep(store, record)
-    synced(store, MlflowTracking(sqlite_uri), sqlite_uri)
+    synced(store, sqlite_uri)
     store.index.close()
     moved = Store(store.root.rename(store.root.with_name("moved")))
     uri = f"sqlite:///{moved.root}/mlflow.db"
@@ -156,17 +189,16 @@ def test_a_store_that_was_moved_goes_on_with_its_own_database(store, sqlite_uri)
 
 
 def test_an_experiment_in_the_trash_is_an_error_with_a_command(sqlite_uri):
-    tracking = MlflowTracking(sqlite_uri)
-    run = tracking.create("copying", "x", tags={}, started_ms=1)
-    client_of(sqlite_uri).delete_experiment(run.experiment)
-    with pytest.raises(TrackingError, match=f"mlflow experiments restore -x {run.experiment}"):
-        MlflowTracking(sqlite_uri).create("copying", "x", tags={}, started_ms=1)
+    experiment = tracker(sqlite_uri).create("copying", "x", tags={}, started_ms=1).info.experiment_id
+    client_of(sqlite_uri).delete_experiment(experiment)
+    with pytest.raises(TrackingError, match=f"mlflow experiments restore -x {experiment}"):
+        tracker(sqlite_uri).create("copying", "x", tags={}, started_ms=1)
 
 
 def test_a_file_that_is_not_a_database_is_an_error(tmp_path):
     (tmp_path / "mlflow.db").write_text("these are notes, of some length")
-    with pytest.raises(TrackingError, match="could not be opened"):
-        MlflowTracking(f"sqlite:///{tmp_path}/mlflow.db")
+    with pytest.raises(TrackingError, match="not a SQLite file"):
+        tracker(f"sqlite:///{tmp_path}/mlflow.db")
 
 
 def test_a_server_serves_a_sqlite_store_and_its_artifacts_from_any_directory(store, served_database, server_uri):
@@ -175,8 +207,8 @@ def test_a_server_serves_a_sqlite_store_and_its_artifacts_from_any_directory(sto
     write_sweep(store, plan)
     finish(store, plan.runs[0], {"dense/loss": 0.25})
     uri = f"sqlite:///{served_database}"
-    synced(store, MlflowTracking(uri), uri)
-    run = run_of(MlflowTracking(uri), plan.runs[0])
+    synced(store, uri)
+    run = run_of(uri, plan.runs[0])
 
     def get(path):
         with urllib.request.urlopen(f"{server_uri}/{path}", timeout=30) as response:
@@ -214,8 +246,8 @@ def trained(store):
 
 def sent_model(store, uri, folder):
     """Send the store; the run's model in MLflow."""
-    synced(store, MlflowTracking(uri), uri)
-    (model_id,) = run_of(MlflowTracking(uri), folder).models
+    synced(store, uri)
+    (model_id,) = run_of(uri, folder).models
     return client_of(uri).get_logged_model(model_id)
 
 
@@ -258,10 +290,10 @@ def test_a_model_of_which_a_mirror_sent_a_part_becomes_whole(store, uri, trained
 
     with monkeypatch.context() as patched:
         patched.setattr(client, "finalize_logged_model", dies)
-        sync = TrackerSync(store, uri, MlflowTracking(uri))
-        sync.sync()
-        assert "the process ends here" in " ".join(sync.errors.values())
-    run = run_of(MlflowTracking(uri), trained)
+        with Sync(store, uri) as session:
+            assert not session.sync()
+            assert "the process ends here" in " ".join(session.reasons())
+    run = run_of(uri, trained)
     (half,) = client_of(uri).search_logged_models([run.experiment], f"source_run_id = '{run.id}'")
     before = files_of(half)
     model = sent_model(store, uri, trained)

@@ -1,7 +1,9 @@
-"""What a tracker has of a store after a sync, with every tracker."""
+"""What MLflow has of a store after a sync."""
 
+import itertools
 import json
 import secrets
+import shutil
 import time
 
 import pytest
@@ -9,20 +11,17 @@ import pytest
 from cope_sweep.store import StoreError
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
-from cope_sweep.tracking import sync
-from cope_sweep.tracking.sync import TrackerSync, backlog_count
-from cope_sweep.tracking.translate import TAG, TrackingError, flat
-from cope_sweep.tracking.uri import tracker_key
+from cope_sweep.tracking import sync as sync_module
+from cope_sweep.tracking.content import TAG, flat
+from cope_sweep.tracking.sync import MAX_FAILURES, Sync
+from cope_sweep.tracking.uri import backlog_count, tracker_key
 from tests.read.tables.ablations import plan_of
 from tests.store.sweeps import begin, end, end_sweep, fail, finish, stop, write_sweep
 from tests.tiny import tiny_run
-from tests.tracking.memory import MemoryTracking
-from tests.tracking.trackers import artifacts, history, run_of, sweep_of, synced
+from tests.tracking.trackers import artifacts, client_of, history, run_of, runs_of, sweep_of, synced
 
-URI = "http://tracker"
-NO_SERVER = pytest.mark.parametrize(
-    "tracking", ["memory", pytest.param("sqlite", marks=pytest.mark.slow)], indirect=True
-)
+pytestmark = pytest.mark.slow  # MLflow takes seconds to import
+SQLITE = pytest.mark.parametrize("uri", ["sqlite"], indirect=True)
 """For behaviour that does not depend on the server, which is slow."""
 METRICS = {"in_dist/token_error": 100 / 3, "dense/loss": 0.5}
 
@@ -31,6 +30,12 @@ METRICS = {"in_dist/token_error": 100 / 3, "dense/loss": 0.5}
 def plan(request):
     """Different runs for every test, because all tests share the server."""
     return plan_of(f"copying-{secrets.token_hex(4)}", seeds=[secrets.randbelow(2**30), secrets.randbelow(2**30)])
+
+
+@pytest.fixture
+def session(store, uri):
+    with Sync(store, uri) as session:
+        yield session
 
 
 def test_an_index_that_answers_now_and_then_does_not_prolong_the_tries(store, monkeypatch):
@@ -42,15 +47,15 @@ def test_an_index_that_answers_now_and_then_does_not_prolong_the_tries(store, mo
             raise answer
         return answer
 
-    monkeypatch.setattr(sync, "backlog_count", count)
-    monkeypatch.setattr(sync, "RETRY_INTERVAL_S", 0)
-    session = sync.MirrorSession(store, URI)
+    monkeypatch.setattr(sync_module, "backlog_count", count)
+    monkeypatch.setattr(sync_module, "RETRY_INTERVAL_S", 0)
+    session = Sync(store, "http://tracker")
     monkeypatch.setattr(session, "sync", lambda **_: False)
-    assert session.send_all(tries=4).left == 3
+    assert session.send_all(tries=4) == ["interrupted with 3 runs and sweeps to send"]
     assert len(list(answers)) == 40 - 5
 
 
-def test_a_sweep_with_every_status(store, plan, tracking):
+def test_a_sweep_with_every_status(store, plan, uri):
     record = write_sweep(store, plan)
     cope, other, none = plan.rows
     finish(store, cope.runs[0], METRICS)
@@ -58,11 +63,10 @@ def test_a_sweep_with_every_status(store, plan, tracking):
     stop(store, other.runs[0])
     begin(store, other.runs[1], {"step": 1, "train/loss": 2.0})
     stop(store, none.runs[0], "stopped", message="median stopping at step 1")
-    assert backlog_count(store, URI) == 4
-    sync = synced(store, tracking)
-    assert len(sync.written) == 5
-    parent = sweep_of(tracking, record)
-    runs = {run.run_id: run_of(tracking, run) for run in plan.runs}
+    assert backlog_count(store, uri) == 4
+    synced(store, uri)
+    parent = sweep_of(uri, record)
+    runs = {run.run_id: run_of(uri, run) for run in plan.runs}
     statuses = [runs[run.run_id] and runs[run.run_id].status for row in plan.rows for run in row.runs]
     assert statuses == ["finished", "failed", "killed", "running", "killed", None]
 
@@ -85,13 +89,13 @@ def test_a_sweep_with_every_status(store, plan, tracking):
         f"{TAG}threads": "2",
         f"{TAG}parameters": "1234",
     }.items()  # fmt: skip
-    assert [p.value for p in history(tracking, done, "in_dist/token_error")] == [100 / 3]
-    assert [p.value for p in history(tracking, done, "system/parameters")] == [1234]
-    assert history(tracking, done, "system/threads") == []
+    assert [p.value for p in history(uri, done, "in_dist/token_error")] == [100 / 3]
+    assert [p.value for p in history(uri, done, "system/parameters")] == [1234]
+    assert history(uri, done, "system/threads") == []
 
     failed = runs[cope.runs[1].run_id]
     assert failed.tags[f"{TAG}message"] == "Diverged: the loss is nan"
-    assert artifacts(tracking, failed) == ["error.txt"]
+    assert artifacts(uri, failed) == ["error.txt"]
     stopped = runs[none.runs[0].run_id]
     assert stopped.tags[f"{TAG}status"] == "stopped"
     assert stopped.tags[f"{TAG}message"] == "median stopping at step 1"
@@ -102,37 +106,44 @@ def test_a_sweep_with_every_status(store, plan, tracking):
     assert parent.tags[f"{TAG}runs.stopped"] == "1"
 
 
-def test_points_have_the_time_of_day(store, plan, tracking):
+def test_points_have_the_time_of_day(store, plan, uri):
     write_sweep(store, plan)
     before_ms = time.time_ns() // 1_000_000
     folder = begin(store, plan.runs[0], {"step": 1, "train/loss": 2.5})
     time.sleep(0.05)
     folder.log({"step": 2, "train/loss": 1.5})
-    synced(store, tracking)
-    first, second = history(tracking, run_of(tracking, plan.runs[0]), "train/loss")
+    synced(store, uri)
+    first, second = history(uri, run_of(uri, plan.runs[0]), "train/loss")
     assert before_ms <= first.timestamp_ms < second.timestamp_ms
     assert second.timestamp_ms <= time.time_ns() // 1_000_000
 
 
-def test_rows_of_older_versions_are_1_ms_per_step_apart(store, plan):
+@SQLITE
+def test_rows_of_older_versions_are_1_ms_per_step_apart(store, plan, uri):
     write_sweep(store, plan)
     folder = begin(store, plan.runs[0])
     (folder.path / "curve.jsonl").write_text('{"step": 1, "train/loss": 2.5}\n{"step": 6, "train/loss": 1.25}\n')
-    tracking = MemoryTracking()
-    synced(store, tracking)
+    synced(store, uri)
     created_ms = folder.spec["created_ms"]
-    points = history(tracking, run_of(tracking, plan.runs[0]), "train/loss")
+    points = history(uri, run_of(uri, plan.runs[0]), "train/loss")
     assert [(p.step, p.timestamp_ms) for p in points] == [(1, created_ms + 1), (6, created_ms + 6)]
 
 
-@NO_SERVER
-def test_the_data_and_the_model_of_a_finished_run(store, plan, tracking):
+def test_a_metric_name_may_contain_an_at_sign(store, plan, uri):
+    write_sweep(store, plan)
+    finish(store, plan.runs[0], {"test/perplexity@2048": 3.5})
+    synced(store, uri)
+    assert [point.value for point in history(uri, run_of(uri, plan.runs[0]), "test/perplexity at 2048")] == [3.5]
+
+
+@SQLITE
+def test_the_data_and_the_model_of_a_finished_run(store, plan, uri):
     write_sweep(store, plan)
     finish(store, plan.runs[0], METRICS)
     finish(store, plan.runs[1], METRICS, {"steps": 6, "data": "0123456789abcdef"})
     fail(store, plan.runs[2])
-    synced(store, tracking)
-    generated, text, failed = (run_of(tracking, run) for run in plan.runs[:3])
+    synced(store, uri)
+    generated, text, failed = (run_of(uri, run) for run in plan.runs[:3])
     assert [(data.name, data.context) for data in generated.datasets] == [
         ("selective_copy/train", "train"), ("selective_copy/in_dist", "in_dist"), ("selective_copy/dense", "dense"),
     ]  # fmt: skip
@@ -143,143 +154,141 @@ def test_the_data_and_the_model_of_a_finished_run(store, plan, tracking):
     assert failed.datasets == []
 
 
-@NO_SERVER
-def test_the_end_of_a_sweep(store, plan, tracking):
+@SQLITE
+def test_the_end_of_a_sweep(store, plan, uri):
     record = write_sweep(store, plan)
-    synced(store, tracking)
+    synced(store, uri)
     for run in plan.runs:
         finish(store, run, METRICS)
     record = end_sweep(store, record)
-    assert backlog_count(store, URI) == 7
-    synced(store, tracking)
-    parent = sweep_of(tracking, record)
+    assert backlog_count(store, uri) == 7
+    synced(store, uri)
+    parent = sweep_of(uri, record)
     assert parent.status == "finished"
     assert parent.params["rows"] == "3"
-    assert artifacts(tracking, parent) == ["ablation.yaml", "table.csv", "table.json", "table.md"]
+    assert artifacts(uri, parent) == ["ablation.yaml", "table.csv", "table.json", "table.md"]
     assert "| 1 |" in parent.tags["mlflow.note.content"]
     assert parent.tags[f"{TAG}runs.pending"] == "0"
-    progress = history(tracking, parent, "runs/finished")
+    progress = history(uri, parent, "runs/finished")
     assert progress[-1].value == 6
     assert record.started_ms <= progress[-1].timestamp_ms <= record.ended_ms
     assert len({point.step for point in progress}) == len(progress)
     assert {data.context for data in parent.datasets} == {"train", "in_dist", "dense"}
 
 
-def test_a_second_sync_sends_nothing_and_duplicates_nothing(store, plan, tracking):
+def test_a_second_sync_sends_nothing_and_duplicates_nothing(store, plan, uri):
     record = write_sweep(store, plan)
     for run in plan.runs[:3]:
         finish(store, run, METRICS)
     fail(store, plan.runs[3])
     end_sweep(store, record, "failed")
-    synced(store, tracking)
-    before = {run.run_id: run_of(tracking, run) for run in plan.runs}
-    assert synced(store, tracking).written == set()
+    synced(store, uri)
+    before = {run.run_id: run_of(uri, run) for run in plan.runs}
+    assert synced(store, uri) == 0
     # Even where the index has no note of what was sent, as after `store rebuild`, or in a store of an older version.
-    Mirrored(store.index, tracker_key(store, URI)).forget()
-    assert backlog_count(store, URI) == 5
-    synced(store, tracking)
-    after = {run.run_id: run_of(tracking, run) for run in plan.runs}
+    Mirrored(store.index, tracker_key(store, uri)).forget()
+    assert backlog_count(store, uri) == 5
+    synced(store, uri)
+    after = {run.run_id: run_of(uri, run) for run in plan.runs}
     assert before == after
     for run in plan.runs[:3]:
-        assert len(history(tracking, after[run.run_id], "train/loss")) == 2
+        assert len(history(uri, after[run.run_id], "train/loss")) == 2
 
 
-@NO_SERVER
-def test_a_failed_run_is_trained_again(store, plan, tracking):
+@SQLITE
+def test_a_failed_run_is_trained_again(store, plan, uri, session):
     write_sweep(store, plan)
     run = plan.runs[0]
     fail(store, run)
-    sync = synced(store, tracking)
+    assert session.sync()
     folder = begin(store, run)
-    sync.sync()
-    tracked = run_of(tracking, run)
+    assert session.sync()
+    tracked = run_of(uri, run)
     assert (tracked.status, tracked.tags[f"{TAG}attempt"], tracked.tags[f"{TAG}message"]) == ("running", "2", "")
     folder.rewind(0)
     folder.log({"step": 1, "train/loss": 2.5})
     folder.log({"step": 2, "train/loss": 1.5})
     folder.finish({"train/loss": 1.5}, {"steps": 2})
     end(store, run)
-    sync.sync()
-    tracked = run_of(tracking, run)
+    assert session.sync()
+    tracked = run_of(uri, run)
     assert tracked.status == "finished"
-    assert [(p.step, p.value) for p in history(tracking, tracked, "train/loss")] == [(1, 2.5), (2, 1.5)]
+    assert [(p.step, p.value) for p in history(uri, tracked, "train/loss")] == [(1, 2.5), (2, 1.5)]
 
 
-@NO_SERVER
-def test_points_of_steps_that_are_trained_again_are_not_duplicated_even_if_they_differ(store, plan, tracking):
+@SQLITE
+def test_points_of_steps_that_are_trained_again_are_not_duplicated_even_if_they_differ(store, plan, uri, session):
     """Training on a GPU is not deterministic, and the time of day never is."""
     write_sweep(store, plan)
     run = plan.runs[0]
     folder = begin(store, run, *({"step": step, "train/loss": 9.0 - step} for step in (1, 2, 3)))
-    sync = synced(store, tracking)
+    assert session.sync()
     folder.rewind(1)
     for step in (2, 3, 4):
         folder.log({"step": step, "train/loss": 8.99 - step})
         folder.log({"step": step, "dense/loss": 1.0})
     folder.finish({"train/loss": 4.99, "dense/loss": 1.0}, {"steps": 4})
     end(store, run)
-    sync.sync()
-    losses = history(tracking, run_of(tracking, run), "train/loss")
+    assert session.sync()
+    losses = history(uri, run_of(uri, run), "train/loss")
     assert [(p.step, p.value) for p in losses] == [(1, 8.0), (2, 7.0), (3, 6.0), (4, 4.99)]
-    assert [p.step for p in history(tracking, run_of(tracking, run), "dense/loss")] == [2, 3, 4]
+    assert [p.step for p in history(uri, run_of(uri, run), "dense/loss")] == [2, 3, 4]
 
 
-@NO_SERVER
-def test_a_running_run_is_sent_as_it_goes_and_is_no_backlog(store, plan, tracking):
+@SQLITE
+def test_a_running_run_is_sent_as_it_goes_and_is_no_backlog(store, plan, uri, session):
     write_sweep(store, plan)
     folder = begin(store, plan.runs[0], {"step": 1, "train/loss": 2.0})
-    sync = synced(store, tracking)
-    sync.written.clear()
-    sync.sync()
-    assert sync.written == set()
+    assert session.sync()
+    assert session.sync()
     folder.log({"step": 2, "train/loss": 1.0})
-    sync.sync()
-    assert [p.step for p in history(tracking, run_of(tracking, plan.runs[0]), "train/loss")] == [1, 2]
+    assert session.sync()
+    assert [p.step for p in history(uri, run_of(uri, plan.runs[0]), "train/loss")] == [1, 2]
 
 
-@NO_SERVER
-def test_what_a_dead_process_left_is_backlog(store, plan, tracking):
+@SQLITE
+def test_what_a_dead_process_left_is_backlog(store, plan, uri):
     record = write_sweep(store, plan)
     begin(store, plan.runs[0], {"step": 1, "train/loss": 2.0})
-    synced(store, tracking)
-    assert run_of(tracking, plan.runs[0]).status == "running"
+    synced(store, uri)
+    assert run_of(uri, plan.runs[0]).status == "running"
     end_sweep(store, record, "interrupted")
-    assert backlog_count(store, URI) == 1
+    assert backlog_count(store, uri) == 1
     store.index.renew(new_owner("tests"), 0.0)  # the lease expires
-    assert backlog_count(store, URI) == 2
+    assert backlog_count(store, uri) == 2
     assert store.end_expired() == [plan.runs[0].run_id]
-    synced(store, tracking)
-    assert run_of(tracking, plan.runs[0]).status == "killed"
-    assert sweep_of(tracking, record).status == "killed"
+    synced(store, uri)
+    assert run_of(uri, plan.runs[0]).status == "killed"
+    assert sweep_of(uri, record).status == "killed"
 
 
-def test_a_run_of_another_ablation_is_linked_and_not_copied(store, plan, tracking):
+def test_a_run_of_another_ablation_is_linked_and_not_copied(store, plan, uri):
     first = write_sweep(store, plan)
     for run in plan.runs:
         finish(store, run, METRICS)
-    synced(store, tracking)
+    synced(store, uri)
     seeds = list(plan.ablation.content.seeds)
     other = plan_of(f"{plan.name}-other", grid={"model.position": {"CoPE, renamed": ["cope"]}}, seeds=[*seeds, 7])
     assert set(other.rows[0].runs[:2]) == set(plan.rows[0].runs)
     second = write_sweep(store, other, reused=[run.run_id for run in plan.rows[0].runs])
-    synced(store, tracking)
-    shared = run_of(tracking, plan.rows[0].runs[0])
-    parent = sweep_of(tracking, second)
-    assert shared.tags["mlflow.parentRunId"] == sweep_of(tracking, first).id
+    synced(store, uri)
+    shared = run_of(uri, plan.rows[0].runs[0])
+    parent = sweep_of(uri, second)
+    assert shared.tags["mlflow.parentRunId"] == sweep_of(uri, first).id
     assert shared.experiment != parent.experiment
     assert shared.tags[f"{TAG}sweep.{first.sweep_id}"] == "CoPE"
     assert shared.tags[f"{TAG}sweep.{second.sweep_id}"] == "CoPE, renamed"
     note = parent.tags["mlflow.note.content"]
-    assert f"[CoPE, renamed · seed {seeds[0]}]({shared.link})" in note
+    assert f"[CoPE, renamed · seed {seeds[0]}](#/runs/{shared.id})" in note
     assert f"tags.`{TAG}sweep.{second.sweep_id}` != ''" in note
     assert parent.tags[f"{TAG}reused"] == "2"
     end_sweep(store, second)
-    synced(store, tracking)
-    assert "reused.json" in artifacts(tracking, parent)
+    synced(store, uri)
+    assert "reused.json" in artifacts(uri, parent)
 
 
-@NO_SERVER
-def test_the_next_sweep_sends_runs_of_an_earlier_one_under_the_earlier_one(store, plan, tracking):
+@SQLITE
+def test_the_next_sweep_sends_runs_of_an_earlier_one_under_the_earlier_one(store, plan, uri):
     first = write_sweep(store, plan)
     for run in plan.runs[:2]:
         finish(store, run, METRICS)
@@ -289,17 +298,18 @@ def test_the_next_sweep_sends_runs_of_an_earlier_one_under_the_earlier_one(store
     while time.time_ns() // 1_000_000 < second.started_ms:
         pass
     finish(store, plan.runs[2], METRICS)
-    synced(store, tracking)
-    old, new = sweep_of(tracking, first), sweep_of(tracking, second)
-    shared = run_of(tracking, plan.runs[0])
+    synced(store, uri)
+    old, new = sweep_of(uri, first), sweep_of(uri, second)
+    shared = run_of(uri, plan.runs[0])
     assert shared.tags["mlflow.parentRunId"] == old.id
     assert shared.tags.keys() >= {f"{TAG}sweep.{first.sweep_id}", f"{TAG}sweep.{second.sweep_id}"}
-    assert run_of(tracking, plan.runs[2]).tags["mlflow.parentRunId"] == new.id
+    assert run_of(uri, plan.runs[2]).tags["mlflow.parentRunId"] == new.id
     assert (old.status, new.status) == ("killed", "running")
-    assert "table.md" in artifacts(tracking, old)
+    assert "table.md" in artifacts(uri, old)
 
 
-def test_a_shared_run_belongs_to_the_last_sweep_that_started_before_it(store, plan):
+@SQLITE
+def test_a_shared_run_belongs_to_the_last_sweep_that_started_before_it(store, plan, uri):
     run = plan.runs[0]
     finish(store, run, METRICS)
     begun_ms = store.run(run.run_id).spec["created_ms"]
@@ -308,189 +318,226 @@ def test_a_shared_run_belongs_to_the_last_sweep_that_started_before_it(store, pl
     owner = write_sweep(store, plan, started_ms=begun_ms)
     write_sweep(store, other, started_ms=begun_ms - 1000)
     write_sweep(store, plan, started_ms=begun_ms + 1000)
-    tracking = MemoryTracking()
-    synced(store, tracking)
-    assert run_of(tracking, run).tags["mlflow.parentRunId"] == sweep_of(tracking, owner).id
-    assert run_of(tracking, run).tags[f"{TAG}sweep_id"] == owner.sweep_id
+    synced(store, uri)
+    assert run_of(uri, run).tags["mlflow.parentRunId"] == sweep_of(uri, owner).id
+    assert run_of(uri, run).tags[f"{TAG}sweep_id"] == owner.sweep_id
 
 
-def test_runs_without_a_sweep_are_sent_too(store, plan):
+@SQLITE
+def test_runs_without_a_sweep_are_sent_too(store, plan, uri):
     finish(store, plan.runs[0], METRICS)
-    tracking = MemoryTracking()
-    synced(store, tracking)
-    (run,) = tracking.runs.values()
+    synced(store, uri)
+    (run,) = runs_of(uri)
     assert run.status == "finished"
     assert "mlflow.parentRunId" not in run.tags
 
 
-def test_a_sweep_whose_record_is_damaged_does_not_block_its_runs(store, plan):
+@SQLITE
+def test_a_sweep_whose_record_is_damaged_does_not_block_its_runs(store, plan, uri, session):
     record = write_sweep(store, plan)
     finish(store, plan.runs[0], METRICS)
     (store.root / "sweeps" / f"{record.sweep_id}.json").write_text("{")
-    tracking = MemoryTracking()
-    sync = TrackerSync(store, URI, tracking)
-    sync.sync()
-    assert run_of(tracking, plan.runs[0]).status == "finished"
-    assert "not valid JSON" in sync.errors[record.sweep_id]
+    assert not session.sync()
+    assert run_of(uri, plan.runs[0]).status == "finished"
+    (reason,) = session.reasons()
+    assert f"{record.sweep_id}.json: not valid JSON" in reason
 
 
-@NO_SERVER
-def test_long_texts_are_cut_in_tags_and_complete_in_artifacts(store, plan, tracking):
+@SQLITE
+def test_long_texts_are_cut_in_tags_and_complete_in_artifacts(store, plan, uri):
     record = write_sweep(store, plan, hypothesis="h" * 30_000)
     fail(store, plan.runs[0], "m" * 9000, "t" * 20_000)
-    synced(store, tracking)
-    assert artifacts(tracking, run_of(tracking, plan.runs[0])) == ["error.txt"]
-    assert len(sweep_of(tracking, record).tags["mlflow.note.content"]) <= 8000
+    synced(store, uri)
+    assert artifacts(uri, run_of(uri, plan.runs[0])) == ["error.txt"]
+    assert len(sweep_of(uri, record).tags["mlflow.note.content"]) <= 8000
 
 
-def test_damaged_runs_are_shown_as_such(store, plan):
+@SQLITE
+def test_damaged_runs_are_shown_as_such(store, plan, uri):
     write_sweep(store, plan)
     begin(store, plan.runs[0], {"step": 1, "train/loss": 2.0})
     (store.run(plan.runs[0].run_id).path / "spec.json").write_text("{")
     end(store, plan.runs[0])
     finish(store, plan.runs[1], METRICS)
-    tracking = MemoryTracking()
-    synced(store, tracking)
-    damaged = run_of(tracking, plan.runs[0])
+    synced(store, uri)
+    damaged = run_of(uri, plan.runs[0])
     assert damaged.status == "failed"
     assert damaged.tags[f"{TAG}status"] == "damaged"
     assert "not valid JSON" in damaged.tags[f"{TAG}message"]
-    assert run_of(tracking, plan.runs[1]).status == "finished"
+    assert run_of(uri, plan.runs[1]).status == "finished"
 
 
-def test_a_file_that_was_damaged_later_does_not_block_others(store, plan):
+@SQLITE
+def test_a_file_that_was_damaged_later_does_not_block_others(store, plan, uri, session):
     write_sweep(store, plan)
     for run in plan.runs:
         finish(store, run, METRICS)
     for run in plan.runs[:3]:
         (store.run(run.run_id).path / "spec.json").write_text("{")
-    sync = TrackerSync(store, URI, MemoryTracking())
-    sync.sync()
-    assert sync.written == {run.run_id for run in plan.runs[3:]}
-    assert "not valid JSON" in sync.errors[plan.runs[0].run_id]
-    assert sync.left == backlog_count(store, URI) == 3
+    assert not session.sync()
+    assert [run_of(uri, run) is not None for run in plan.runs] == [False] * 3 + [True] * 3
+    assert "not valid JSON" in session.reasons()[0]
+    assert session.left == backlog_count(store, uri) == 3
+    store.index.delete(run.run_id for run in plan.runs[:3])
+    assert session.sync()
+    assert session.reasons() == []
 
 
-class Flaky(MemoryTracking):
-    """A tracker that refuses all requests while `down`, and always those for some runs."""
+@SQLITE
+def test_the_model_of_a_run_that_was_sent_while_it_trained_has_the_final_metrics(store, plan, uri, session):
+    write_sweep(store, plan)
+    folder = begin(store, plan.runs[0], {"step": 1, "train/loss": 2.5, "dense/loss": 0.75})
+    assert session.sync()
+    folder.log({"step": 6, "train/loss": 1.25})
+    with folder.writing_checkpoint() as path:
+        (path / "model.safetensors").write_bytes(b"weights")
+    folder.finish({"train/loss": 1.25, "dense/loss": 0.75}, {"steps": 6, "parameters": 1234})
+    end(store, plan.runs[0])
+    assert session.sync()
+    run = run_of(uri, plan.runs[0])
+    assert {(metric.key, metric.value, metric.step) for metric in model_of(uri, run).metrics} == {
+        ("train/loss", 1.25, 6), ("dense/loss", 0.75, 1), ("system/parameters", 1234, 6),
+    }  # fmt: skip
+    assert [point.step for point in history(uri, run, "train/loss")] == [1, 6]
+    assert [point.step for point in history(uri, run, "dense/loss")] == [1]
 
-    def __init__(self, refused=()):
-        super().__init__()
-        self.down, self.refused, self.requests = False, set(refused), 0
 
-    def log(self, run, **entries):
-        self.requests += 1
-        if self.down or run.tags.get(f"{TAG}run_id") in self.refused:
-            raise TrackingError("no")
-        super().log(run, **entries)
+def model_of(uri, run):
+    (model_id,) = run.models
+    return client_of(uri).get_logged_model(model_id)
 
 
-def test_refused_runs_do_not_block_others(store, plan):
+WRITES = (
+    "create_experiment", "create_run", "update_run", "set_terminated", "log_batch", "log_inputs", "log_text",
+    "create_logged_model", "finalize_logged_model", "log_outputs",
+)  # fmt: skip
+
+
+@pytest.fixture
+def around(monkeypatch):
+    """A function that calls `before(name, client, run or model id)` and `after(name)` around each writing request."""
+    from mlflow import MlflowClient
+
+    def install(before=lambda *_: None, after=lambda name: None):
+        def around_it(name, original):
+            def request(client, *words, **options):
+                before(name, client, words[0] if words else None)
+                answer = original(client, *words, **options)
+                after(name)
+                return answer
+
+            return request
+
+        for name in WRITES:
+            monkeypatch.setattr(MlflowClient, name, around_it(name, getattr(MlflowClient, name)))
+
+    return install
+
+
+@SQLITE
+def test_refused_runs_do_not_block_others(store, plan, uri, session, around):
     record = write_sweep(store, plan)
     for run in plan.runs:
         finish(store, run, METRICS)
-    tracking = Flaky(refused=[run.run_id for run in plan.runs[:3]])
-    sync = TrackerSync(store, URI, tracking)
+    refused = {run.run_id for run in plan.runs[:3]}
+
+    def before(name, client, run_id):
+        if name == "log_batch" and client.get_run(run_id).data.tags.get(f"{TAG}run_id") in refused:
+            raise OSError("no")
+
+    around(before)
     for _ in range(3):
-        sync.sync()
-    assert sync.written == {run.run_id for run in plan.runs[3:]}
-    assert sync.reasons() == ["no (3×)"]
-    assert "6 finished" in sweep_of(tracking, record).tags["mlflow.note.content"]
-    tracking.refused.clear()
-    sync.sync()
-    assert sync.errors == {}
-    assert len(tracking.runs) == 7
-    assert backlog_count(store, URI) == 0
+        assert not session.sync()
+    assert [run_of(uri, run).status for run in plan.runs[3:]] == ["finished"] * 3
+    (reason,) = session.reasons()
+    assert reason.endswith("log_batch failed: no (3×)")
+    assert "6 finished" in sweep_of(uri, record).tags["mlflow.note.content"]
+    refused.clear()
+    assert session.sync()
+    assert len(runs_of(uri)) == 7
+    assert backlog_count(store, uri) == 0
 
 
-def test_an_unavailable_tracker_is_not_asked_for_every_run(store, plan):
+@SQLITE
+def test_an_unavailable_tracker_is_not_asked_for_every_run(store, plan, uri, session, around):
     write_sweep(store, plan)
     for run in plan.runs:
         finish(store, run, METRICS)
-    tracking = Flaky()
-    tracking.down = True
-    sync = TrackerSync(store, URI, tracking)
-    sync.sync()
-    # Two requests for runs, one for the sweep.
-    assert tracking.requests == 3
-    assert backlog_count(store, URI) == 6
-    tracking.down = False
-    sync.sync()
-    assert sync.errors == {}
-    assert {run.status for run in tracking.runs.values() if f"{TAG}run_id" in run.tags} == {"finished"}
+    requests = []
+
+    def before(name, *_):
+        if name == "log_batch":
+            requests.append(name)
+            if len(requests) <= MAX_FAILURES:
+                raise OSError("down")
+
+    around(before)
+    assert not session.sync()
+    assert len(requests) == MAX_FAILURES
+    assert backlog_count(store, uri) == 6
+    assert session.sync()
+    assert {run.status for run in runs_of(uri, f"tags.`{TAG}kind` = 'run'")} == {"finished"}
 
 
-class Interrupted(MemoryTracking):
-    """A tracker whose client is killed in the middle of its nth writing request; the request itself is carried out."""
-
-    def __init__(self, survives):
-        super().__init__()
-        self.survives = survives
-
-    def _die(self):
-        self.survives -= 1
-        if self.survives < 0:
-            raise KeyboardInterrupt
-
-    def create(self, *words, **entries):
-        run = super().create(*words, **entries)
-        self._die()
-        return run
-
-    def log(self, run, **entries):
-        super().log(run, **entries)
-        self._die()
-
-    def set_status(self, run, status, ended_ms=None):
-        super().set_status(run, status, ended_ms)
-        self._die()
-
-
-@pytest.mark.parametrize("survives", range(14))
-def test_a_mirror_that_is_killed_at_any_request_loses_and_duplicates_nothing(store, plan, survives):
+@SQLITE
+@pytest.mark.parametrize("survives", range(24))
+def test_a_mirror_that_is_killed_at_any_request_loses_and_duplicates_nothing(store, plan, uri, around, survives):
+    """In the middle of its nth writing request; the request itself is carried out."""
     record = write_sweep(store, plan)
     finish(store, plan.runs[0], METRICS)
     finish(store, plan.runs[1], METRICS)
     end_sweep(store, record)
-    undisturbed = MemoryTracking()
-    synced(store, undisturbed)
-    Mirrored(store.index, tracker_key(store, URI)).forget()
-    tracking = Interrupted(survives)
+    requests = itertools.count()
+
+    def after(name):
+        if next(requests) == survives:
+            raise KeyboardInterrupt
+
+    around(after=after)
+    was_killed = False
     try:
-        TrackerSync(store, URI, tracking).sync()
+        synced(store, uri)
     except KeyboardInterrupt:
-        tracking.survives = 1000
-        synced(store, tracking)
-    assert len(tracking.runs) == 3
-    assert len(tracking.models) == 2
+        was_killed = True
+        if survives % 2:  # before the index knew of anything
+            Mirrored(store.index, tracker_key(store, uri)).forget()
+        synced(store, uri)
+    assert was_killed == (survives < 23)
+    assert len(runs_of(uri)) == 3
+    assert [each.status for each in runs_of(uri)] == ["finished"] * 3
     for run in plan.runs[:2]:
-        mine, theirs = run_of(tracking, run), run_of(undisturbed, run)
-        assert mine.status == "finished"
-        assert sorted(map(str, tracking.points[mine.id])) == sorted(map(str, undisturbed.points[theirs.id]))
+        assert [tuple(point[:2]) for point in history(uri, run_of(uri, run), "train/loss")] == [(1, 2.5), (6, 1.25)]
+        assert len(history(uri, run_of(uri, run), "dense/loss")) == 1
+        assert len(model_of(uri, run_of(uri, run)).metrics) == 4
+    models = client_of(uri).search_logged_models([runs_of(uri)[0].experiment])
+    assert len(models) == 2
 
 
-def test_a_database_that_was_replaced_gets_everything_again(store, plan):
+@SQLITE
+def test_a_database_that_was_replaced_gets_everything_again(store, plan, uri, fresh_database):
     record = write_sweep(store, plan)
     finish(store, plan.runs[0], METRICS)
     end_sweep(store, record)
-    synced(store, MemoryTracking())
-    empty = MemoryTracking()
-    synced(store, empty)
-    assert len(empty.runs) == 2
+    synced(store, uri)
+    fail(store, plan.runs[1])
+    shutil.copyfile(fresh_database, store.root / "mlflow.db")
+    synced(store, uri)
+    assert len(runs_of(uri)) == 3
 
 
-def test_a_run_in_the_trash_of_the_tracker_stays_there(store, plan):
+@SQLITE
+def test_a_run_in_the_trash_of_the_tracker_stays_there(store, plan, uri):
     write_sweep(store, plan)
     fail(store, plan.runs[0])
-    tracking = MemoryTracking()
-    synced(store, tracking)
-    run_of(tracking, plan.runs[0]).deleted = True
+    synced(store, uri)
+    client_of(uri).delete_run(run_of(uri, plan.runs[0]).id)
     finish(store, plan.runs[0], METRICS)
-    synced(store, tracking)
-    assert len(tracking.runs) == 2
+    synced(store, uri)
+    assert len(runs_of(uri)) == 1
 
 
-def test_the_runs_of_one_sweep_can_be_sent_first(store, plan):
+@SQLITE
+def test_the_runs_of_one_sweep_can_be_sent_first(store, plan, uri):
     other = plan_of("another", seeds=[1])
     write_sweep(store, other)
     for run in other.runs:
@@ -498,12 +545,12 @@ def test_the_runs_of_one_sweep_can_be_sent_first(store, plan):
     record = write_sweep(store, plan)
     for run in plan.runs[:2]:
         finish(store, run, METRICS)
-    tracking = MemoryTracking()
-    sync = TrackerSync(store, URI, tracking, first_sweep=record.sweep_id)
-    sync.sync(deadline_s=time.monotonic() - 1)  # one run
-    sync.sync(deadline_s=time.monotonic() - 1)
-    assert sync.written == {run.run_id for run in plan.runs[:2]}
-    assert sync.left == len(other.runs)
+    with Sync(store, uri, first_sweep=record.sweep_id) as session:
+        session.sync(deadline_s=time.monotonic() - 1)  # one run
+        session.sync(deadline_s=time.monotonic() - 1)
+        assert session.left == len(other.runs)
+    sent = runs_of(uri, f"tags.`{TAG}kind` = 'run'")
+    assert {run.tags[f"{TAG}run_id"] for run in sent} == {run.run_id for run in plan.runs[:2]}
 
 
 def test_specs_are_flattened_to_dotted_names():

@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from cope_sweep.store.index.database import redacted
-from cope_sweep.tracking.translate import TrackingError
-from cope_sweep.tracking.uri import check, resolve_uri
+from cope_sweep.tracking.uri import TrackingError, check, resolve_uri
 from tests.sweep.ports import free_port
 from tests.tracking.stub_server import Stub
 
@@ -158,7 +157,7 @@ def test_passwords_are_not_shown():
 def test_mlflow_is_imported_only_where_a_server_answers(tmp_path):
     code = f"""
 import sys
-import cope_sweep.tracking.mlflow, cope_sweep.tracking.beside
+import cope_sweep.tracking.beside
 from cope_sweep.tracking.uri import check
 
 check("sqlite:///{tmp_path}/mlflow.db")

@@ -1,11 +1,40 @@
 """Reads back what a tracker has, for assertions."""
 
+from typing import NamedTuple
+
 import pytest
 
-from cope_sweep.tracking.mlflow import MlflowTracking
-from cope_sweep.tracking.sync import TrackerSync, backlog_count
-from cope_sweep.tracking.translate import TAG, Point
-from tests.tracking.memory import MemoryTracking
+from cope_sweep.tracking.content import TAG
+from cope_sweep.tracking.sync import Sync
+from cope_sweep.tracking.uri import backlog_count
+
+
+class Dataset(NamedTuple):
+    name: str
+    digest: str
+    context: str
+    source: str
+
+
+class Seen(NamedTuple):
+    """A run of MLflow."""
+
+    id: str
+    experiment: str
+    status: str
+    """In lower case."""
+    name: str
+    tags: dict
+    params: dict
+    datasets: list
+    models: list
+    """Their ids."""
+
+
+class Point(NamedTuple):
+    step: int
+    value: float
+    timestamp_ms: int
 
 
 def client_of(uri):
@@ -15,44 +44,67 @@ def client_of(uri):
     return MlflowClient(tracking_uri=uri)
 
 
-def synced(store, tracking, uri="http://tracker"):
-    """A sync by a process of its own, which sends everything."""
-    sync = TrackerSync(store, uri, tracking)
-    sync.sync()
-    assert sync.errors == {}
-    assert sync.left == 0
-    assert backlog_count(store, uri) == 0
-    return sync
+def synced(store, uri):
+    """A sync by a process of its own, which sends everything; how many runs and sweeps."""
+    with Sync(store, uri) as session:
+        assert session.sync(), session.reasons()
+        assert session.left == 0
+        assert backlog_count(store, uri) == 0
+        return session.sent
 
 
-def run_of(tracking, run):
-    return tracking.find({f"{TAG}run_id": run.run_id})
+def runs_of(uri, condition=""):
+    """The runs of all experiments, oldest first."""
+    client = client_of(uri)
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    return [
+        Seen(
+            run.info.run_id,
+            run.info.experiment_id,
+            run.info.status.lower(),
+            run.info.run_name,
+            dict(run.data.tags),
+            dict(run.data.params),
+            [
+                Dataset(each.dataset.name, each.dataset.digest, each.tags[0].value, each.dataset.source)
+                for each in run.inputs.dataset_inputs
+            ],
+            [each.model_id for each in run.outputs.model_outputs] if run.outputs else [],
+        )
+        for run in client.search_runs(experiments, condition, order_by=["attributes.start_time ASC"])
+    ]
 
 
-def sweep_of(tracking, record):
-    return tracking.find({f"{TAG}kind": "sweep", f"{TAG}sweep_id": record.sweep_id})
+def run_of(uri, run):
+    """The only run of MLflow for a run; None if there is none."""
+    return only(runs_of(uri, f"tags.`{TAG}run_id` = '{run.run_id}'"))
 
 
-def history(tracking, run, key):
+def sweep_of(uri, record):
+    return only(runs_of(uri, f"tags.`{TAG}kind` = 'sweep' AND tags.`{TAG}sweep_id` = '{record.sweep_id}'"))
+
+
+def only(found):
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def history(uri, run, key):
     """Every point of a metric, in order of steps."""
-    if isinstance(tracking, MemoryTracking):
-        points = [point for point in tracking.points[run.id] if point.key == key]
-    else:
-        metrics = client_of(tracking.uri).get_metric_history(run.id, key.replace("@", " at "))
-        points = [Point(key, metric.value, metric.step, metric.timestamp) for metric in metrics]
-    return sorted(points, key=lambda point: point.step)
+    metrics = client_of(uri).get_metric_history(run.id, key)
+    return sorted(Point(each.step, each.value, each.timestamp) for each in metrics)
 
 
-def artifacts(tracking, run):
+def artifacts(uri, run):
     """The names of its artifacts and folders, sorted."""
-    if isinstance(tracking, MemoryTracking):
-        return sorted({name.split("/")[0] for name in tracking.files[run.id]})
-    return sorted(entry.path for entry in client_of(tracking.uri).list_artifacts(run.id))
+    return sorted(entry.path for entry in client_of(uri).list_artifacts(run.id))
 
 
 @pytest.fixture(scope="session")
 def fresh_database(tmp_path_factory):
     """An empty SQLite store of MLflow. Creating one takes seconds; tests copy it."""
+    from cope_sweep.tracking.mlflow import Tracker
+
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowTracking(f"sqlite:///{path}")
+    Tracker(f"sqlite:///{path}").close()
     return path

@@ -22,14 +22,14 @@ from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.files import check_no_link, read_tail
 from cope_sweep.store.index import summaries
 from cope_sweep.store.index.filters import TAGS
-from cope_sweep.store.index.model import Position, Value
+from cope_sweep.store.index.model import RECORD_COLUMNS, Position, Value
 from cope_sweep.store.index.tables import runs as run_table
 from cope_sweep.store.reading import check_document
 from cope_sweep.tracking.uri import run_page as mlflow_page
 
 T = TypeVar("T")
 
-VALUE_COLUMNS = frozenset(RunRecord.__dataclass_fields__) - {"metrics", "facts"}
+VALUE_COLUMNS = frozenset(RECORD_COLUMNS) - {"metrics", "facts"}
 ALWAYS = ("run_id", "status")
 """Fields of a run that every answer has."""
 SUMMARY_FIELDS = tuple(name for name in RunSummary.model_fields if name != "values")

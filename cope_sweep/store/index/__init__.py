@@ -14,9 +14,8 @@ from cope_sweep.store.index.model import (
     RunRecord,
     SweepSummary,
 )
-from cope_sweep.store.index.rows import RunRow
 
 __all__ = [
     "Filter", "Index", "IndexUnavailable", "IndexUnusable", "Lease", "Progress", "QueryError", "Refusal", "Renewal",
-    "RunPage", "RunQuery", "RunRecord", "RunRow", "SweepSummary", "waiting",
+    "RunPage", "RunQuery", "RunRecord", "SweepSummary", "waiting",
 ]  # fmt: skip

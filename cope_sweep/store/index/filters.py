@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Text, and_, case, cast, func, or_, select
 
-from cope_sweep.store.index.model import Filter, Position, QueryError, RunQuery, RunRecord, Value
+from cope_sweep.store.index.model import RECORD_COLUMNS, Filter, Position, QueryError, RunQuery, Value
 from cope_sweep.store.index.rows import among
 from cope_sweep.store.index.tables import SECTIONS, keys, parts, runs, sweep_runs, sweeps
 
@@ -22,7 +22,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-COLUMNS = tuple(field.name for field in fields(RunRecord) if field.name not in ("status", "metrics", "facts"))
+COLUMNS = tuple(name for name in RECORD_COLUMNS if name not in ("status", "metrics", "facts"))
 """Columns of `runs` that can be named as they are. `status` can be named, too."""
 TAGS = "tags."
 """Prefix of keys that name the place of a run in sweeps: `tags.row`, `tags.model.position` (a label)."""

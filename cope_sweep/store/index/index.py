@@ -28,7 +28,7 @@ from cope_sweep.store.index.model import (
     Value,
 )
 from cope_sweep.store.index.owners import is_gone, owner_name
-from cope_sweep.store.index.rows import RowWriter, RunRow, among, insert_into, next_revision, replace_row
+from cope_sweep.store.index.rows import RowWriter, among, insert_into, next_revision, replace_row
 from cope_sweep.store.index.tables import SECTIONS, counters, locks, parts, runs, sweep_runs, sweeps
 
 FETCHED_ROWS = 10_000
@@ -140,7 +140,7 @@ class Index:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def write(self, rows: Sequence[RunRow]) -> None:
+    def write(self, rows: Sequence[RunRecord]) -> None:
         """Insert or replace runs; their leases end."""
         with self._writing() as connection:
             self._writer.write(connection, rows)
@@ -177,7 +177,7 @@ class Index:
 
     # -- leases --------------------------------------------------------------------------------------------------
 
-    def acquire(self, row: RunRow, owner: str, ttl_s: float) -> Lease | Refusal:
+    def acquire(self, row: RunRecord, owner: str, ttl_s: float) -> Lease | Refusal:
         """Lease a run to `owner` for `ttl_s`, by compare-and-swap: of several owners at once, one succeeds.
 
         `row` is written if the run is not in the index; else only its status, worker and attempt change. The sweep that
@@ -239,7 +239,7 @@ class Index:
                     )
             return Renewal(frozenset(held), self._stops(connection, owner_name(owner)))
 
-    def end(self, row: RunRow, owner: str) -> bool:
+    def end(self, row: RunRecord, owner: str) -> bool:
         """Write how a run ended and end its lease; False, without effect, if `owner` does not hold the lease."""
         with self._writing() as connection:
             held = select(runs.c.id).where(runs.c.run_id == row.run_id, runs.c.owner == owner)

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, or
 
 from cope_sweep.store.index.index import Index, gone_owners
 from cope_sweep.store.index.rows import among, replace_row
-from cope_sweep.store.index.tables import counters, mirrored, runs, sweep_runs, sweeps
+from cope_sweep.store.index.tables import mirrored, runs, sweep_runs, sweeps
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,6 @@ class Backlog:
 
     runs: dict[str, int]
     sweeps: dict[str, int]
-    revision: int
-    """The revision of the store when it was read."""
 
 
 class Mirrored:
@@ -46,22 +44,14 @@ class Mirrored:
         """`tracker` names the tracker in this store's index."""
         self._index, self._database, self.tracker = index, index.database, tracker
 
-    def backlog(self, after: int = 0) -> Backlog:
-        """The runs and sweeps that have ended and that the tracker does not have as they are.
-
-        Args:
-            after: Only those that have changed after this revision.
-        """
+    def backlog(self) -> Backlog:
+        """The runs and sweeps that have ended and that the tracker does not have as they are."""
         with self._database.reading() as connection:
-            current = connection.execute(select(counters.c.value).where(counters.c.name == "revision")).scalar_one()
-            run_query = self._runs_behind(connection, runs.c.run_id, runs.c.revision).where(runs.c.revision > after)
-            sweep_query = self._sweeps_behind(connection, sweeps.c.sweep_id, sweeps.c.revision).where(
-                sweeps.c.revision > after
-            )
+            run_query = self._runs_behind(connection, runs.c.run_id, runs.c.revision)
+            sweep_query = self._sweeps_behind(connection, sweeps.c.sweep_id, sweeps.c.revision)
             return Backlog(
                 {row[0]: int(row[1]) for row in connection.execute(run_query.order_by(runs.c.revision))},
                 {row[0]: int(row[1]) for row in connection.execute(sweep_query.order_by(sweeps.c.revision))},
-                int(current),
             )
 
     def count(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from cope_sweep.errors import UserError
 from cope_sweep.store.event import Status
@@ -19,7 +19,7 @@ class QueryError(UserError):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run of the store."""
+    """One run of the store: a row of the index, made from the run's folder."""
 
     run_id: str
     status: Status = "pending"
@@ -44,11 +44,27 @@ class RunRecord:
     """Final metrics of a finished run, under their current names; of a running one those of the last heartbeat."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Parameters, times, device, … of a finished run."""
+    spec: Mapping[str, Any] | None = None
+    """The run as JSON, where it is written into the index: `RunSpec.model_dump(mode="json")`; None where it is read."""
+
+    @classmethod
+    def of(cls, run_id: str, status: Status, spec: Mapping[str, Any], **columns: Any) -> Self:
+        """A run as it is written into the index. Seed and steps are those of the spec; 0 where it is damaged."""
+        train = spec.get("train")
+        seed, steps = (
+            value if isinstance(value, int) else 0
+            for value in (spec.get("seed"), train.get("steps") if isinstance(train, Mapping) else 0)
+        )
+        return cls(run_id, status, seed, steps=steps, spec=spec, **columns)
 
     def value(self, name: str) -> float | None:
         """A metric of the run, or for `facts.<name>` a fact; None if it has none."""
         fact = name.removeprefix("facts.")
         return self.metrics.get(name) if fact == name else self.facts.get(fact)
+
+
+RECORD_COLUMNS = tuple(name for name in RunRecord.__dataclass_fields__ if name != "spec")
+"""The fields that are columns of the table of runs. A spec is stored in parts."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import json
 import marshal
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
 from typing import Any, cast
 
@@ -16,47 +15,11 @@ from sqlalchemy import ARRAY, Connection, Table, any_, case, func, literal, sele
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ColumnElement
 
-from cope_sweep.store.event import Status
-from cope_sweep.store.index.model import Value, flatten
+from cope_sweep.store.index.model import RECORD_COLUMNS, RunRecord, Value, flatten
 from cope_sweep.store.index.tables import SECTIONS, counters, keys, parts, runs
 
 MAX_CACHED_PARTS = 100_000
 MAX_CACHED_DIGESTS = 10_000
-
-
-@dataclass(frozen=True)
-class RunRow:
-    """A run as it is written into the index."""
-
-    run_id: str
-    status: Status
-    spec: Mapping[str, Any]
-    """The run as JSON: `RunSpec.model_dump(mode="json")`."""
-    attempt: int = 0
-    step: int = 0
-    worker_id: str | None = None
-    message: str | None = None
-    sweep_id: str | None = None
-    """The sweep that trained it last."""
-    parent_id: str | None = None
-    created_ms: int | None = None
-    updated_ms: int | None = None
-    ended_ms: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def seed(self) -> int:
-        """The seed of the spec; 0 where it is damaged."""
-        seed = self.spec.get("seed", 0)
-        return seed if isinstance(seed, int) else 0
-
-    @property
-    def steps(self) -> int:
-        """The training steps of the spec; 0 where it is damaged."""
-        train = self.spec.get("train", {})
-        steps = train.get("steps", 0) if isinstance(train, Mapping) else 0
-        return steps if isinstance(steps, int) else 0
 
 
 def replace_row(connection: Connection, table: Table, values: Mapping[str, Any]) -> None:
@@ -89,7 +52,7 @@ class RowWriter:
         self._keys: set[str] = set()
         self._lock = threading.Lock()
 
-    def write(self, connection: Connection, rows: Sequence[RunRow]) -> None:
+    def write(self, connection: Connection, rows: Sequence[RunRecord]) -> None:
         """Insert or replace runs, in the caller's writing transaction; their leases end.
 
         A run is at most once in `rows`.
@@ -111,13 +74,13 @@ class RowWriter:
             self._parts.clear()
             self._keys.clear()
 
-    def _part_ids(self, connection: Connection, rows: Sequence[RunRow]) -> dict[str, dict[str, int]]:
+    def _part_ids(self, connection: Connection, rows: Sequence[RunRecord]) -> dict[str, dict[str, int]]:
         """Run id → `{"task_part": id, …}`. Parts that are new are written."""
         digests: dict[str, tuple[str, Any]] = {}
         wanted: dict[str, dict[str, str]] = {}
         for row in rows:
             for section in SECTIONS:
-                content = row.spec.get(section)
+                content = (row.spec or {}).get(section)
                 digest = part_digest(section, content)
                 digests[digest] = (section, content)
                 wanted.setdefault(row.run_id, {})[f"{section}_part"] = digest
@@ -152,7 +115,7 @@ class RowWriter:
             self._keys |= new
 
 
-def _fact_keys(row: RunRow) -> list[str]:
+def _fact_keys(row: RunRecord) -> list[str]:
     return [f"facts.{name}" for name, value in row.facts.items() if isinstance(value, (bool, int, float, str))]
 
 
@@ -202,9 +165,6 @@ def _known_parts(connection: Connection, digests: Iterable[str]) -> dict[str, in
     return {row.digest: row.id for row in connection.execute(query)}
 
 
-def _columns(row: RunRow) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in _NAMES}
+def _columns(row: RunRecord) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in RECORD_COLUMNS}
     return values | {"metrics": dict(row.metrics), "facts": dict(row.facts), "owner": None, "expires_s": None}
-
-
-_NAMES = ("seed", "steps", *(field.name for field in fields(RunRow) if field.name != "spec"))

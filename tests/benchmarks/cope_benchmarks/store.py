@@ -27,7 +27,7 @@ from cope_sweep.errors import UserError
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.tables import table as result_table
 from cope_sweep.store import Store, SweepRecord, SweepRun
-from cope_sweep.store.index import Index, RunRow
+from cope_sweep.store.index import Index, RunRecord
 from cope_sweep.store.rebuild import check, rebuild
 
 ABLATION = """\
@@ -194,14 +194,14 @@ def write_index(root: Path, plan: Plan) -> Store:
     return store
 
 
-def indexed_row(run: RunSpec, number: int, seed: int) -> RunRow:
+def indexed_row(run: RunSpec, number: int, seed: int) -> RunRecord:
     """The row of a finished run with metrics of its own."""
     return _row(run, number, _metrics(random.Random(seed)))
 
 
-def _row(run: RunSpec, number: int, metrics: dict[str, float]) -> RunRow:
+def _row(run: RunSpec, number: int, metrics: dict[str, float]) -> RunRecord:
     created_ms = CREATED_MS + number * RUN_MS
-    return RunRow(
+    return RunRecord.of(
         run.run_id, "finished", run.model_dump(mode="json"), attempt=1, step=50, worker_id="node-1:4711",
         created_ms=created_ms, updated_ms=created_ms, ended_ms=created_ms + RUN_MS, metrics=metrics,
         facts=_facts(run),

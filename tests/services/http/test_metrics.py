@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from cope_sweep.store import Store
-from cope_sweep.store.index import IndexUnavailable, Lease, RunRow
+from cope_sweep.store.index import IndexUnavailable, Lease, RunRecord
 from tests.services.sample_store import API, SampleStore, serving
 from tests.tiny import tiny_run
 
@@ -153,7 +153,7 @@ class Clock:
 
 def acquire(store: Store, seed: int, ttl_s: float) -> None:
     run = tiny_run(seed=seed)
-    row = RunRow(run.run_id, "running", run.model_dump(mode="json"))
+    row = RunRecord.of(run.run_id, "running", run.model_dump(mode="json"))
     assert isinstance(store.index.acquire(row, "owner", ttl_s), Lease)
 
 

@@ -25,7 +25,7 @@ from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.progress import ProgressTracker
 from cope_sweep.store import Store, SweepRecord, SweepRun, read_submission
-from cope_sweep.store.index.rows import RunRow
+from cope_sweep.store.index import RunRecord
 from cope_sweep.sweep.jobs import job_submission
 from tests.read.tables.ablations import fail, finish
 from tests.services.sample_store import API, TINY, SampleStore, ServedFolders, serving
@@ -356,7 +356,7 @@ class Sweep:
     def set(self, number: int, status: str, step: int = 0, worker: str = "host:1", message: str | None = None) -> None:
         run = self.runs[number]
         spec = run.model_dump(mode="json")
-        row = RunRow(run.run_id, status, spec, step=step, worker_id=worker, message=message)  # type: ignore[arg-type]
+        row = RunRecord.of(run.run_id, status, spec, step=step, worker_id=worker, message=message)  # type: ignore[arg-type]
         self.store.index.write([row])
         if status == "running":
             self.store.index.acquire(row, f"{SWEEP}@elsewhere/machine:1:1", 3600)

@@ -1,6 +1,6 @@
 """Rows and sweeps for tests of the index."""
 
-from cope_sweep.store.index import RunRow, SweepSummary
+from cope_sweep.store.index import RunRecord, SweepSummary
 from tests.tiny import tiny_run
 
 
@@ -8,7 +8,7 @@ def row(run=None, status="finished", *, metrics=None, facts=None, **columns):
     """The row of a run: a tiny one, unless it is given."""
     run = run or tiny_run()
     spec = run.model_dump(mode="json")
-    return RunRow(run.run_id, status, spec, metrics=metrics or {}, facts=facts or {}, **columns)
+    return RunRecord.of(run.run_id, status, spec, metrics=metrics or {}, facts=facts or {}, **columns)
 
 
 def write_sweep(index, sweep_id, runs, status="finished", *, ablation="tiny", started_ms=1, owner=None):

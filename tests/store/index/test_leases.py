@@ -174,13 +174,20 @@ def test_postgresql_is_restarted(postgres, tmp_path):
     assert store.status(RUN.run_id) == "interrupted"
 
 
-def test_a_full_disk_is_an_error_at_once(tmp_path):
+@pytest.mark.parametrize(
+    ("pragma", "reason"),
+    [
+        ("max_page_count = 1", "database or disk is full"),
+        ("query_only = 1", "attempt to write a readonly database"),
+    ],
+)
+def test_a_full_disk_and_a_read_only_one_are_errors_at_once(tmp_path, pragma, reason):
     store = Store(tmp_path / "store", create=True)
     with store.index.database.engine.connect() as connection:  # the pool gives this connection to the next caller
-        connection.exec_driver_sql("PRAGMA max_page_count = 1")
+        connection.exec_driver_sql(f"PRAGMA {pragma}")
     waits = []
     leases = LeaseHolder(store, "sweep", on_wait=lambda: waits.append(1))
-    with pytest.raises(IndexUnusable, match=r"index.db cannot be used: database or disk is full; .*--store"):
+    with pytest.raises(IndexUnusable, match=f"index.db cannot be used: {reason}; .*--store"):
         for seed in range(1000):
             leases.acquire(tiny_run(seed=seed))
     assert waits == []

@@ -5,14 +5,14 @@ import random
 import pytest
 
 from cope_sweep.store import Filter, QueryError, RunQuery
-from cope_sweep.store.index import RunRow
+from cope_sweep.store.index import RunRecord
 
 VALUES = (None, 0.0, 0.5, 0.5, 1e-300, -3.0, 7.25)
 TEXTS = (None, "a", "b", "b", "ä")
 
 
 def row(run_id, *, seed=0, model=None, **values):
-    return RunRow(run_id, "finished", {"seed": seed, "model": model or {}}, **values)
+    return RunRecord.of(run_id, "finished", {"seed": seed, "model": model or {}}, **values)
 
 
 @pytest.fixture
