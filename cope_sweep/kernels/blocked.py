@@ -36,6 +36,13 @@ from cope_sweep.kernels.blocked_scores import (
 )
 
 
+def why_not(given: Arguments) -> str | None:
+    """Why these functions cannot compute a problem, for which `query_blocks` is used; None: they can."""
+    if given.log_gates or given.stick_breaking or given.share_slope is not None:
+        return "it has no sums of log gates, no stick-breaking and no bias by the share of the distance"
+    return None
+
+
 def forward(given: Arguments, out: Tensor, lse: Tensor, carry: Tensor) -> None:
     """Write the output and the log-sum-exp; `carry`, on the CPU, gets U of the block of each query."""
     with torch.autocast(given.q.device.type, enabled=False):

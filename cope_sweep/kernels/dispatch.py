@@ -25,6 +25,7 @@ from cope_sweep.kernels.choice import Implementation, chosen_implementation, con
 from cope_sweep.kernels.dropout import draw_seeds
 from cope_sweep.kernels.inputs import Inputs, Positions
 from cope_sweep.kernels.path import choose
+from cope_sweep.kernels.query_blocks import attend_in_blocks
 from cope_sweep.kernels.reference import reference
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,8 @@ def attend(
         _log_once(f"attention: {path.reason}")
     if path.problem is not None:
         return operator.attention(path.problem, path.name)
+    if path.name == "blocked":
+        return attend_in_blocks(inputs, positions, dropout, seeds_B)
     if path.name == "sdpa":
         return _without_scores(inputs)
     return reference(inputs, positions, dropout, seeds_B)

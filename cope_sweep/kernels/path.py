@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels import native, self_check
+from cope_sweep.kernels import blocked, native, self_check
 from cope_sweep.kernels.arguments import Arguments, make_problem
 from cope_sweep.kernels.choice import Implementation, constant_when_compiled
 from cope_sweep.kernels.inputs import Inputs, Position, Positions
@@ -38,7 +38,7 @@ class Path:
     reason: str | None = None
     """Why a fused kernel for the device, or the implementation that was asked for, is not used; None: it is."""
     problem: Arguments | None = None
-    """Arguments of a fused kernel; None for `sdpa` and `reference`."""
+    """Arguments of a fused kernel. None for `sdpa` and `reference`, and where `blocked` calls the encodings' hooks."""
 
 
 def which(
@@ -133,14 +133,26 @@ def choose(
     if implementation == "reference":
         return Path("reference")
     problem = make_problem(inputs, positions, dropout, seeds_B)
-    if isinstance(problem, str):
-        return Path("reference", f"{implementation} is not used, {problem}; using the reference")
+    reason = problem if isinstance(problem, str) else None
+    if implementation != "blocked" and isinstance(problem, Arguments):
+        reason = _why_not(problem, implementation)
+        if reason is None:
+            return Path(implementation, None, problem)
+    instead = _in_blocks(problem, positions)
+    if instead is None:
+        return Path("reference", f"{implementation} is not used, {reason}; using the reference")
     if implementation == "blocked":
+        return instead
+    return replace(instead, reason=f"{implementation} is not used, {reason}; falling back to PyTorch (blocked)")
+
+
+def _in_blocks(problem: Arguments | str, positions: Positions) -> Path | None:
+    """PyTorch in blocks of queries; None where that is not possible, or would be slower than all queries at once."""
+    if isinstance(problem, Arguments) and blocked.why_not(problem) is None:
         return Path("blocked", None, problem)
-    reason = _why_not(problem, implementation)
-    if reason is None:
-        return Path(implementation, None, problem)
-    return Path("blocked", f"{implementation} is not used, {reason}; falling back to PyTorch (blocked)", problem)
+    in_blocks = all(position.encoding.computes_queries_alone for position in positions)
+    # A compiled graph would hold the operations of every block.
+    return Path("blocked") if in_blocks and not torch.compiler.is_compiling() else None
 
 
 def _fastest(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Path:
@@ -156,20 +168,18 @@ def _fastest(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tens
     if T < MIN_FUSED_QUERIES:
         return Path("reference")
     problem = make_problem(inputs, positions, dropout, seeds_B)
+    blocks = _in_blocks(problem, positions) if S >= MIN_BLOCKED_KEYS else None
     if isinstance(problem, str):
-        needs = "which needs memory for all T × T scores"
-        return Path("reference", f"no fused kernel is used, {problem}; using the reference, {needs}")
+        reason = f"no fused kernel is used, {problem}; using"
+        if blocks is not None:
+            return replace(blocks, reason=f"{reason} PyTorch (blocked)")
+        return Path("reference", f"{reason} the reference, which needs memory for all T × T scores")
     name: Literal["native", "triton"] = "native" if on_cpu else "triton"
     reason = _why_not(problem, name)
     if reason is None:
         return Path(name, None, problem)
-    instead: PathName = "blocked"
-    if no_scores and T == S:
-        instead = "sdpa"
-    elif S < MIN_BLOCKED_KEYS:
-        instead = "reference"
-    reason = f"{name} is not used, {reason}; falling back to PyTorch ({instead})"
-    return Path(instead, reason, problem if instead == "blocked" else None)
+    instead = Path("sdpa") if no_scores and T == S else blocks or Path("reference")
+    return replace(instead, reason=f"{name} is not used, {reason}; falling back to PyTorch ({instead.name})")
 
 
 def _why_not(problem: Arguments, implementation: Literal["native", "triton"]) -> str | None:

@@ -13,6 +13,7 @@ from cope_sweep.positions import CoPE, Dims
 
 CPU = torch.device("cpu")
 MLP = ("segment_slope", "segment_intercept", "knots")
+SHARE = ("share_distance", "share_query", "share_slope", "share_intercept", "share_knots")
 KINDS = [
     (),
     ("e",),
@@ -26,6 +27,10 @@ KINDS = [
     ("e", "m", "relative"),
     ("key_bias",),
     ("e", "base_q", "gate_k", "key_bias"),
+    ("base_q", "gate_k", "m", "log_gates"),
+    SHARE,
+    ("stick_breaking",),
+    ("distance_slope", "stick_breaking", "keep_remainder"),
 ]
 DIMS = Dims(8, 2, 1, 40)
 
@@ -86,7 +91,8 @@ def test_every_kind_of_problem_is_made_and_passes(monkeypatch, dtype, kind, more
     )
     errors = self_check.relative_errors("native", CPU, dtype, 32, kind + more)
     names = [name for name in self_check._OPTIONAL if getattr(given[0], name) is not None]
-    assert {*names, *(["dropout"] if given[0].dropout else [])} == {*kind, *more}
+    names += [name for name in ("dropout", *self_check._FLAGS) if getattr(given[0], name)]
+    assert {*names} == {*kind, *more}
     assert given[0].q.dtype == dtype
     assert max(errors.values()) < self_check.TOLERANCES[dtype] / 2
 

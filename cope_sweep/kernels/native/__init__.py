@@ -33,6 +33,8 @@ def why_not(given: Arguments) -> str | None:
         return "it computes CoPE or CoPE-MLP in a layer, not both"
     if not q.shape[-1] == k.shape[-1] == v.shape[-1] or 0 in q.shape:
         return f"q, k and v need the same head dim, which are {q.shape[-1]}, {k.shape[-1]} and {v.shape[-1]}"
+    if given.gate_k is not None and given.gate_k.shape[-1] != k.shape[-1]:
+        return f"gates need the head dim {k.shape[-1]} of the keys, and theirs is {given.gate_k.shape[-1]}"
     reason: str | None = _build_error()
     return reason
 

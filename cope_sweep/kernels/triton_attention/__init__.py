@@ -53,6 +53,12 @@ def why_not(given: Arguments) -> str | None:
         return "it does not compute CoPE and CoPE-MLP in one layer"
     if given.key_bias is not None:
         return "it has no bias of keys"
+    if given.log_gates:
+        return "it has no sums of log gates"
+    if given.stick_breaking:
+        return "it has no stick-breaking"
+    if given.share_slope is not None:
+        return "it has no bias by the share of the distance"
     return None
 
 
