@@ -1,4 +1,6 @@
-"""The attention problem that all fused kernels compute, as a flat list of tensors and numbers.
+"""An attention: what a layer gives (`Inputs`, `Position`), and what all fused kernels compute (`Arguments`).
+
+The problem of the fused kernels is a flat list of tensors and numbers:
 
     a_ij = softmax_j(s_ij + Σ terms),  s_ij = scale·q_i·k_j,  o_i = Σ_j dropout(a_ij)·v_j,  j ≤ i
 
@@ -8,19 +10,20 @@ with the terms of `cope_sweep.positions.terms`, and gates σ(s_ij) or σ(scale·
 kernels are made from it. A new kind of term adds its fields there and in `_fields_of`. Tables stay factored,
 z = scale·q·e: kernels compute the products for a block of queries at a time.
 
-Shapes: B batch, H heads, T queries (the last of the S tokens), K head dim, P positions, N knots, M = N + 1 segments,
-R distances.
+Shapes: B batch, H heads, T queries (the last of the S tokens), S all tokens, K head dim, P positions, N knots,
+M = N + 1 segments, R distances, F numbers of a feature.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels.inputs import Inputs, Positions
 from cope_sweep.positions.terms import (
     ContextualTerm,
     DistanceBias,
@@ -34,6 +37,57 @@ from cope_sweep.positions.terms import (
     StickBreak,
     Term,
 )
+
+if TYPE_CHECKING:
+    from cope_sweep.positions import Encoding
+
+R = TypeVar("R")
+P = ParamSpec("P")
+
+
+def constant_when_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """`torch.compiler.assume_constant_result`, which imports the whole compiler (1.5 s) in order to set this mark."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@dataclass(frozen=True)
+class Position:
+    """An encoding of a layer, with its parameters in that layer."""
+
+    encoding: Encoding
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+Positions = Sequence[Position]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Queries, keys and values of one attention layer. Queries are the last T of the S tokens."""
+
+    q_BHTK: Tensor
+    k_BHSK: Tensor
+    v_BHSK: Tensor
+    rotated_q_BHTK: Tensor
+    rotated_k_BHSK: Tensor
+    features_BHSF: Sequence[Tensor | None]
+    """For each encoding, its features of all tokens, as gate keys; None if it has none."""
+    hard: bool = False
+    """One-hot attention to the largest logit; the gradient is that of the softmax ("straight through")."""
+    lengths_B: Tensor | None = None
+    """int64: the number of tokens of each sequence; later ones are padding. None: all S. The output at padding is 0 and
+    has no gradient."""
+
+    @staticmethod
+    def plain(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Inputs:
+        """Inputs without rotation and without features."""
+        return Inputs(q_BHTK, k_BHSK, v_BHSK, q_BHTK, k_BHSK, ())
+
+    @property
+    def rotated(self) -> bool:
+        """Whether an encoding has rotated queries and keys."""
+        return self.rotated_q_BHTK is not self.q_BHTK
 
 
 class Arguments(NamedTuple):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cope_sweep.kernels.dropout import draw_seeds
-from cope_sweep.kernels.inputs import Inputs, Position, Positions
+from cope_sweep.kernels.arguments import Inputs, Position, Positions
 from cope_sweep.kernels.reference import at_least_float32, reference
 
 ROWS = 64
@@ -122,7 +122,7 @@ class _Blocks(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout_BHTK: Tensor) -> tuple[Tensor | None, ...]:
         problem, wanted = ctx.problem, ctx.needs_input_grad[1:]
-        sums = [torch.zeros_like(x) if needs else None for x, needs in zip(problem.tensors, wanted, strict=True)]
+        sums: list[Tensor | None] = [None] * len(wanted)
         for block in problem.blocks():
             parts = [
                 block.of(x.detach(), kind).requires_grad_(needs)
@@ -134,8 +134,9 @@ class _Blocks(torch.autograd.Function):
             gradients = iter(
                 torch.autograd.grad(out_BHTK, leaves, dout_BHTK[block.batch, :, block.rows], allow_unused=True)
             )
-            for total, kind in zip(sums, problem.kinds, strict=True):
-                gradient = None if total is None else next(gradients)
-                if total is not None and gradient is not None:
+            for index, (x, kind) in enumerate(zip(problem.tensors, problem.kinds, strict=True)):
+                gradient = next(gradients) if wanted[index] else None
+                if gradient is not None:
+                    total = sums[index] = torch.zeros_like(x) if sums[index] is None else sums[index]
                     block.of(total, kind).add_(gradient)
         return (None, *sums)

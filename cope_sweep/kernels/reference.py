@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cope_sweep.kernels.dropout import draw_seeds, dropout_mask, heads_of_batch
-from cope_sweep.kernels.inputs import Inputs, Position, Positions
+from cope_sweep.kernels.arguments import Inputs, Position, Positions
 
 if TYPE_CHECKING:
     from cope_sweep.positions import Attention

@@ -31,9 +31,14 @@ import torch
 from torch import Tensor
 
 from cope_sweep.kernels import operator
-from cope_sweep.kernels.arguments import Arguments, make_problem
-from cope_sweep.kernels.choice import constant_when_compiled
-from cope_sweep.kernels.inputs import Inputs, Position, Positions
+from cope_sweep.kernels.arguments import (
+    Arguments,
+    Inputs,
+    Position,
+    Positions,
+    constant_when_compiled,
+    make_problem,
+)
 from cope_sweep.kernels.native import build
 from cope_sweep.kernels.reference import reference
 

@@ -7,7 +7,7 @@ says "an N-dimensional MLP layer" and no more; one hidden layer with φ = ReLU i
 one, x·Φ(x)) another.
 
 With ReLU the bias is a piecewise linear function of p, which fused kernels look up in tables of N + 1 segments. With
-GELU it is not: such attention is computed by the reference, N multiply-adds for each of the T × T scores.
+GELU it is not: such attention is computed in blocks of queries, with N multiply-adds for each score.
 """
 
 from __future__ import annotations

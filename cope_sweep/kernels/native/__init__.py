@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels.arguments import QUERIES_AND_KEYS, Arguments, unit_stride
-from cope_sweep.kernels.choice import constant_when_compiled
+from cope_sweep.kernels.arguments import QUERIES_AND_KEYS, Arguments, constant_when_compiled, unit_stride
 from cope_sweep.kernels.native import abi, build
 
 READ = (torch.float32, torch.bfloat16)
