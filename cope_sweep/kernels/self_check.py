@@ -184,7 +184,9 @@ def _random_problem(
     def normal(shape: tuple[int, ...], std: float = 1.0) -> Tensor:
         return torch.randn(shape, generator=rng, dtype=torch.float64) * std
 
-    inputs = ["q", "k", "v", *(["rotated_q"] if "base_q" in names else [])]
+    # Log gates have queries of their own; otherwise, tables and gates have those before a rotation.
+    rotated = "base_q" in names and "log_gates" not in names
+    inputs = ["q", "k", "v", *(["rotated_q"] if rotated else [])]
     tensors = {name: normal((BATCH, HEADS, TOKENS, head_dim)) for name in inputs}
     stds = {"e": head_dim**-0.5, "w1": 0.2, "b1": 1.0, "w2": head_dim**-0.5, "m": 0.1, "c": 0.02, "factor": 0.1}
     features = {"fox": 1, "grape_ap": head_dim}
