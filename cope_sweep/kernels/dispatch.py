@@ -68,7 +68,6 @@ class _Traced:
 _traced = _Traced()
 
 
-
 def chosen_implementation() -> Implementation:
     """The implementation of this context."""
     if torch.compiler.is_compiling():

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels.dropout import draw_seeds
 from cope_sweep.kernels.arguments import Inputs, Position, Positions
+from cope_sweep.kernels.dropout import draw_seeds
 from cope_sweep.kernels.reference import at_least_float32, reference
 
 ROWS = 64
@@ -135,8 +135,10 @@ class _Blocks(torch.autograd.Function):
                 torch.autograd.grad(out_BHTK, leaves, dout_BHTK[block.batch, :, block.rows], allow_unused=True)
             )
             for index, (x, kind) in enumerate(zip(problem.tensors, problem.kinds, strict=True)):
-                gradient = next(gradients) if wanted[index] else None
-                if gradient is not None:
-                    total = sums[index] = torch.zeros_like(x) if sums[index] is None else sums[index]
-                    block.of(total, kind).add_(gradient)
+                gradient, total = next(gradients) if wanted[index] else None, sums[index]
+                if gradient is None:
+                    continue
+                if total is None:
+                    total = sums[index] = torch.zeros_like(x)
+                block.of(total, kind).add_(gradient)
         return (None, *sums)

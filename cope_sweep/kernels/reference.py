@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cope_sweep.kernels.dropout import draw_seeds, dropout_mask, heads_of_batch
 from cope_sweep.kernels.arguments import Inputs, Position, Positions
+from cope_sweep.kernels.dropout import draw_seeds, dropout_mask, heads_of_batch
 
 if TYPE_CHECKING:
     from cope_sweep.positions import Attention

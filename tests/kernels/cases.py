@@ -165,7 +165,9 @@ def encodings(draw: Any, tokens: int) -> tuple[Encoding, ...]:
         st.one_of(
             st.just(["cope"]),
             st.sampled_from([[name] for name in choices]),
-            st.lists(st.sampled_from(["relative", "alibi", "t5", "fox"]), unique=True).map(lambda others: ["cope", *others]),
+            st.lists(st.sampled_from(["relative", "alibi", "t5", "fox"]), unique=True).map(
+                lambda others: ["cope", *others]
+            ),
             st.just(["mlp", "relative"]),
             st.sampled_from([["cope_alibi", "t5"], ["mlp", "cope_alibi"], ["cope", "cope_alibi"]])
             if gate != "separate"

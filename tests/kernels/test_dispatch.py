@@ -266,7 +266,10 @@ def test_hard_attention_has_no_fused_kernel(device):
     reason = "attention is hard, and fused kernels compute the softmax only"
     for keys, instead in ((300, "PyTorch (blocked)"), (100, "the reference, which needs memory for all T × T scores")):
         found = which([CoPE()], Dims(64, 2, 1, keys), device=device, hard=True)
-        assert found == ("blocked" if keys == 300 else "reference", f"no fused kernel is used, {reason}; using {instead}")
+        assert found == (
+            "blocked" if keys == 300 else "reference",
+            f"no fused kernel is used, {reason}; using {instead}",
+        )
     for name in ("native", "triton"):
         found = which([CoPE()], Dims(64, 2, 1, 300), device=device, hard=True, implementation=name)
         assert found == ("blocked", f"{name} is not used, {reason}; falling back to PyTorch (blocked)")

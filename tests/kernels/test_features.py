@@ -163,7 +163,9 @@ def test_path_is_computed_by_the_reference():
 def test_the_same_bits_at_any_number_of_threads(encodings, monkeypatch):
     problems = []
     original = operator.attention
-    monkeypatch.setattr(operator, "attention", lambda problem, kernel: [problems.append(problem), original(problem, kernel)][1])
+    monkeypatch.setattr(
+        operator, "attention", lambda problem, kernel: [problems.append(problem), original(problem, kernel)][1]
+    )
     computed = []
     before = torch.get_num_threads()
     try:

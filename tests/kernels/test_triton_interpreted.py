@@ -140,7 +140,14 @@ UNEVEN_TILES = {
 }
 
 
-OTHER_TILES = ["padding, all distances", "padding", "cope and fox, saturated", "all terms", "saturates late", "cope and t5"]
+OTHER_TILES = [
+    "padding, all distances",
+    "padding",
+    "cope and fox, saturated",
+    "all terms",
+    "saturates late",
+    "cope and t5",
+]
 
 
 @pytest.mark.parametrize("name", OTHER_TILES)
@@ -160,7 +167,9 @@ def small_launches(monkeypatch):
     monkeypatch.setattr(launch, "_bytes", lambda _: 0)
 
 
-@pytest.mark.parametrize("name", ["cope", "cope-alibi", "padding", "rotated, separate gate keys", "relative and t5", "fox, padding, dropout"])
+@pytest.mark.parametrize(
+    "name", ["cope", "cope-alibi", "padding", "rotated, separate gate keys", "relative and t5", "fox, padding, dropout"]
+)
 def test_queries_in_several_launches(small_launches, name):
     problem, dtype = CASES[name]
     assert_equals_reference(replace(problem, seed=6), attend_triton, dtype)
