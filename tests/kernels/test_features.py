@@ -74,6 +74,8 @@ def results(encodings, implementation, dtype, *, queries, tokens=None, lengths=N
     for index, encoding in enumerate(encodings):
         parameters = {n: each.centre + normal(*each.shape) / 2 for n, each in encoding.parameters(dims).items()}
         features_BSX = encoding.features(parameters, h_BSD)
+        if encoding.kind == "fox":  # gates near 1, as trained: sums of hundreds would leave few bits for the logits
+            features_BSX = 3 + features_BSX
         leaves |= {f"{index}.{name}": x for name, x in parameters.items()}
         if features_BSX is not None:
             leaves[f"features{index}"] = features_BSX.view(B, S, H, -1).transpose(1, 2).bfloat16().double()
