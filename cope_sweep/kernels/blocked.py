@@ -1,7 +1,7 @@
 """Fused attention in pure PyTorch: blocks of queries, and a backward pass that computes each block again.
 
-Used where the native kernels cannot run, for most terms (`why_not`); `query_blocks.py` is for all else. Computes in float32, or in float64 for float64 inputs. Memory beyond inputs
-and outputs is that of a few blocks, O(rows × S).
+Used where the native kernels cannot run, for most terms (`why_not`); `query_blocks.py` is for all else. Computes in
+float32, or in float64 for float64 inputs. Memory beyond inputs and outputs is that of a few blocks, O(rows × S).
 
 The keys of a block are in reverse order: a row's columns go from the query to earlier tokens, so positions are a
 cumulative sum along a row. Once every row of a block has reached the last position, the bias is constant and gates have
