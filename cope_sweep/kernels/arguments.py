@@ -262,7 +262,7 @@ def _padded(x_BHSF: Tensor, inputs: Inputs) -> Tensor:
     return torch.nn.functional.pad(x_BHSF, (0, missing)) if missing > 0 else x_BHSF
 
 
-def _gate_keys(inputs: Inputs, term: ContextualTerm, index: int) -> Tensor | None:
+def _gate_keys(inputs: Inputs, term: LookUp | PiecewiseLinear | Slope, index: int) -> Tensor | None:
     """The keys of a term's gates; None: gates use the attention logits."""
     if term.gate == "logits" or (term.gate == "keys" and not inputs.rotated):
         return None

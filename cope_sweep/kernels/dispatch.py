@@ -267,10 +267,10 @@ def _fastest(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tens
     problem = make_problem(inputs, positions, dropout, seeds_B)
     blocks = _in_blocks(problem, positions) if S >= MIN_BLOCKED_KEYS else None
     if isinstance(problem, str):
-        reason = f"no fused kernel is used, {problem}; using"
+        why = f"no fused kernel is used, {problem}; using"
         if blocks is not None:
-            return replace(blocks, reason=f"{reason} PyTorch (blocked)")
-        return Path("reference", f"{reason} the reference, which needs memory for all T × T scores")
+            return replace(blocks, reason=f"{why} PyTorch (blocked)")
+        return Path("reference", f"{why} the reference, which needs memory for all T × T scores")
     name: Literal["native", "triton"] = "native" if on_cpu else "triton"
     reason = _why_not(problem, name)
     if reason is None:

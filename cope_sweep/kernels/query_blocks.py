@@ -48,7 +48,7 @@ Kind = Literal["queries", "keys", "parameter"]
 def attend_in_blocks(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Tensor:
     """The result of `reference`, and its gradients."""
     problem = _Problem(*at_least_float32(inputs, positions), dropout, seeds_B)
-    out_BHTK: Tensor = _Blocks.apply(problem, *problem.tensors)  # type: ignore[no-untyped-call]
+    out_BHTK: Tensor = _Blocks.apply(problem, *problem.tensors)
     return out_BHTK.to(inputs.v_BHSK.dtype)
 
 
