@@ -77,7 +77,10 @@ class FIRE(AttentionEncoding):
         """ψ of all distances, and 1/ψ(max(i, L)) of the last queries: their products are the input of the MLP."""
         import torch
 
-        c, threshold = at_least_float32(parameters["c"]), (self.threshold * at_least_float32(parameters["factor"])).abs()
+        c, threshold = (
+            at_least_float32(parameters["c"]),
+            (self.threshold * at_least_float32(parameters["factor"])).abs(),
+        )
         i_S = torch.arange(keys, device=c.device, dtype=c.dtype)
         u_S = ((c * i_S).abs() + 1).log()
         normaliser_Q = ((c * i_S[keys - queries :].maximum(threshold)).abs() + 1).log()
