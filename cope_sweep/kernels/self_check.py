@@ -194,8 +194,10 @@ def _random_problem(
         if encoding.kind in features:  # they are given, in place of the parameters that make them
             tensors[f"features{index}"] = 3 + normal((BATCH, HEADS, TOKENS, features[encoding.kind]))
             continue
+        # FIRE's units see shares from 0 to 1. Where they hardly change, the gradient of w₂ cancels.
+        of_encoding = stds | ({"w1": 3.0, "b1": 0.7} if encoding.kind == "fire" else {})
         for name, parameter in encoding.parameters(Dims(HEADS * head_dim, HEADS, 1, TOKENS)).items():
-            tensors[f"{index}.{name}"] = parameter.centre + normal(parameter.shape, stds.get(name, 0.5))
+            tensors[f"{index}.{name}"] = parameter.centre + normal(parameter.shape, of_encoding.get(name, 0.5))
     return {name: x.to(dtype).double() for name, x in tensors.items()}, encodings
 
 
