@@ -34,6 +34,8 @@ RECOMPUTED_PER_TOKEN_AND_UNIT = 4
 """The part of these that a block of the family `gpt2` computes again if they are large (`families.base.recomputed`)."""
 RECOMPUTED_ELEMENTS = 2**20
 """They are large from this number on; the same as in `cope_sweep.families.base`."""
+BLOCKED_KEYS = 256
+"""From this length on, attention without a fused kernel is computed in blocks of queries, on a CPU."""
 LOGITS_ARRAYS = 3
 """Arrays of the logits' size: their softmax, and the gradients of both."""
 OUTPUT_ARRAYS = 3
@@ -155,9 +157,11 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     recomputed = model.family.kind == "gpt2" and tokens * model.feed_forward_dim >= RECOMPUTED_ELEMENTS
     saved = SAVED_PER_TOKEN_AND_UNIT - (RECOMPUTED_PER_TOKEN_AND_UNIT if recomputed else 0)
     block = saved * model.dim * tokens
-    scored = any(encoding.scores for encoding in model.position)
-    unfused = any(encoding.scores and not encoding.has_term for encoding in model.position)
-    if resources.attention == "reference" or model.hard_attention or unfused:
+    scored = any(encoding.scores or encoding.weighs for encoding in model.position)
+    whole = resources.attention == "reference" or any(not each.computes_queries_alone for each in model.position)
+    unfused = any((each.scores or each.weighs) and not each.has_term for each in model.position)
+    short = task.length("train") < BLOCKED_KEYS
+    if whole or ((model.hard_attention or unfused) and short):
         block += (14 if scored else 3) * model.heads * tokens * task.length("train")
     activations = model.layers * block
     if resources.checkpoint_activations:

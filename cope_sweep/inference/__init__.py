@@ -8,14 +8,23 @@ token, as in training, so every token of the text is scored.
 
 Batching and windows change results by rounding errors only. The same call gives the same bits.
 
-predictor ─▶ scoring (batches of windows), perplexity, vocabulary (text ↔ ids)
+predictor ─▶ scoring (batches of windows, perplexity), vocabulary (text ↔ ids)
 generation ─▶ predictor
 """
 
 from cope_sweep.inference.generation import Decoder, FinishReason, Generation, Sampling, cache_bytes, generate
-from cope_sweep.inference.perplexity import Perplexity, TextPerplexity
 from cope_sweep.inference.predictor import Predictor
-from cope_sweep.inference.scoring import NotFiniteError, Scores, Window, fitting, score, tokens_read, windows
+from cope_sweep.inference.scoring import (
+    NotFiniteError,
+    Perplexity,
+    Scores,
+    TextPerplexity,
+    Window,
+    fitting,
+    score,
+    tokens_read,
+    windows,
+)
 from cope_sweep.inference.vocabulary import (
     LabelVocabulary,
     TextVocabulary,

@@ -11,8 +11,15 @@ import numpy as np
 import torch
 
 from cope_sweep.config import RunSpec
-from cope_sweep.inference.perplexity import Perplexity, TextPerplexity
-from cope_sweep.inference.scoring import NotFiniteError, Scores, Window, score, windows
+from cope_sweep.inference.scoring import (
+    NotFiniteError,
+    Perplexity,
+    Scores,
+    TextPerplexity,
+    Window,
+    score,
+    windows,
+)
 from cope_sweep.inference.vocabulary import (
     LabelVocabulary,
     TextVocabulary,

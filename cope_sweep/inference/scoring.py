@@ -1,4 +1,6 @@
-"""Log-probabilities of the tokens of a sequence of any length, by windows, in batches.
+"""Log-probabilities of the tokens of a sequence of any length, by windows, in batches; and perplexity, which follows.
+
+    perplexity = exp(−Σ log p / n),  bits per token = −Σ log p / (n·ln 2)
 
 Every token but the first is scored in exactly one window. With context 4, stride 2 and the tokens a … h, of which
 capitals are scored:
@@ -18,7 +20,8 @@ that are read in all windows, N scored tokens, D model dim, K most probable toke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +31,6 @@ from torch import Tensor
 from cope_sweep.config import RunSpec
 from cope_sweep.inference.vocabulary import TokensError
 from cope_sweep.model import Cache, CheckpointError, Packing, Transformer
-from cope_sweep.positions import Encoding
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ FREE_PADDING = 256
 """Padding of a batch, in tokens, that costs less than another batch."""
 SCRATCH_BYTES = 256 << 20
 """Approximate memory for logits, and for attention."""
-FUSED_KEYS = 256
-"""From this number of keys on, attention that one fused term expresses has no arrays of all pairs of tokens."""
+BLOCKED_KEYS = 256
+"""From this number of keys on, attention has no arrays of all pairs of tokens, where it can be computed in blocks."""
 
 
 class NotFiniteError(CheckpointError):
@@ -244,10 +246,70 @@ def _log_probabilities(
 def _window(run: RunSpec, batch: int, length: int) -> int:
     """Tokens that the model reads at a time: all, or as many as keep attention within SCRATCH_BYTES."""
     spec = run.model
-    scoring = [encoding for encoding in spec.position if encoding.scores]
-    if not scoring and not spec.hard_attention:
+    if not spec.hard_attention and not any(encoding.scores or encoding.weighs for encoding in spec.position):
         return length
-    fused = len(scoring) == 1 and type(scoring[0]).term is not Encoding.term and not spec.hard_attention
-    keys = min(length, FUSED_KEYS) if fused else length
+    in_blocks = all(encoding.computes_queries_alone for encoding in spec.position)
+    keys = min(length, BLOCKED_KEYS) if in_blocks else length
     row_bytes = 40 * spec.heads * keys  # about ten float32 copies of a row of the attention matrix
     return length if batch * length * row_bytes <= SCRATCH_BYTES else max(1, SCRATCH_BYTES // (batch * row_bytes))
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """Perplexity over tokens; every token has the same weight."""
+
+    nll_sum: float
+    """−Σ log p, in nats."""
+    tokens: int
+    """Number of scored tokens: those that the task trains (`Task.with_targets`)."""
+    positions: int
+    """Number of all tokens but the first of each sequence."""
+    perplexity: float
+    """exp(nll_sum / tokens); infinite where a float overflows."""
+    bits_per_token: float
+
+    @staticmethod
+    def of(log_probabilities: Iterable[np.ndarray]) -> Perplexity:
+        """Perplexity over all sequences, from the log-probabilities of their tokens; NaN: the token is not scored."""
+        sequences = list(log_probabilities)
+        scored = [entry for sequence in sequences for entry in sequence[~np.isnan(sequence)].tolist()]
+        positions = sum(len(sequence) - 1 for sequence in sequences)
+        nll_sum = -math.fsum(scored)
+        mean = nll_sum / len(scored)
+        return Perplexity(nll_sum, len(scored), positions, _exp(mean), mean / math.log(2))
+
+
+@dataclass(frozen=True)
+class TextPerplexity(Perplexity):
+    """Perplexity over a text, all of its tokens scored; also per word and per byte, independent of the tokenizer."""
+
+    words: int
+    """Number of words separated by blanks; line breaks count as words."""
+    size_bytes: int
+    """Size of the text in UTF-8."""
+    word_perplexity: float
+    """exp(nll_sum / words); infinite where a float overflows or the text has no word."""
+    bits_per_byte: float
+
+    @property
+    def byte_perplexity(self) -> float:
+        """exp(nll_sum / size_bytes); infinite where a float overflows."""
+        return _exp(self.nll_sum / self.size_bytes)
+
+    @staticmethod
+    def per_unit(total: Perplexity, words: int, size_bytes: int) -> TextPerplexity:
+        """The perplexity of a text with this number of words and bytes."""
+        return TextPerplexity(
+            **vars(total),
+            words=words,
+            size_bytes=size_bytes,
+            word_perplexity=_exp(total.nll_sum / words) if words else math.inf,
+            bits_per_byte=total.nll_sum / math.log(2) / size_bytes,
+        )
+
+
+def _exp(x: float) -> float:
+    try:
+        return math.exp(x)
+    except OverflowError:
+        return math.inf

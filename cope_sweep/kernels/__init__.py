@@ -4,11 +4,8 @@ This package depends on `cope_sweep.positions`, torch and numpy only. README.md 
 implementations, when each is used, and what was measured.
 """
 
-from cope_sweep.kernels.arguments import Arguments, make_problem
-from cope_sweep.kernels.choice import Implementation, observing, set_implementation, using
-from cope_sweep.kernels.dispatch import attend
-from cope_sweep.kernels.inputs import Inputs, Position, Positions
-from cope_sweep.kernels.path import which
+from cope_sweep.kernels.arguments import Arguments, Inputs, Position, Positions, make_problem
+from cope_sweep.kernels.dispatch import Implementation, attend, observing, set_implementation, using, which
 from cope_sweep.kernels.reference import attention_weights, reference, seen, visible
 
 __all__ = [

@@ -1,4 +1,6 @@
-"""The attention problem that all fused kernels compute, as a flat list of tensors and numbers.
+"""An attention: what a layer gives (`Inputs`, `Position`), and what all fused kernels compute (`Arguments`).
+
+The problem of the fused kernels is a flat list of tensors and numbers:
 
     a_ij = softmax_j(s_ij + Σ terms),  s_ij = scale·q_i·k_j,  o_i = Σ_j dropout(a_ij)·v_j,  j ≤ i
 
@@ -8,28 +10,84 @@ with the terms of `cope_sweep.positions.terms`, and gates σ(s_ij) or σ(scale·
 kernels are made from it. A new kind of term adds its fields there and in `_fields_of`. Tables stay factored,
 z = scale·q·e: kernels compute the products for a block of queries at a time.
 
-Shapes: B batch, H heads, T queries (the last of the S tokens), K head dim, P positions, N knots, M = N + 1 segments,
-R distances.
+Shapes: B batch, H heads, T queries (the last of the S tokens), S all tokens, K head dim, P positions, N knots,
+M = N + 1 segments, R distances, F numbers of a feature.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
 
+import torch
 from torch import Tensor
 
-from cope_sweep.kernels.inputs import Inputs, Positions
 from cope_sweep.positions.terms import (
     ContextualTerm,
     DistanceBias,
     KeyBias,
+    LogSlope,
     LookUp,
     PiecewiseLinear,
     RelativeLookUp,
+    ShareBias,
     Slope,
+    StickBreak,
     Term,
 )
+
+if TYPE_CHECKING:
+    from cope_sweep.positions import Encoding
+
+R = TypeVar("R")
+P = ParamSpec("P")
+
+
+def constant_when_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """`torch.compiler.assume_constant_result`, which imports the whole compiler (1.5 s) in order to set this mark."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@dataclass(frozen=True)
+class Position:
+    """An encoding of a layer, with its parameters in that layer."""
+
+    encoding: Encoding
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+Positions = Sequence[Position]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Queries, keys and values of one attention layer. Queries are the last T of the S tokens."""
+
+    q_BHTK: Tensor
+    k_BHSK: Tensor
+    v_BHSK: Tensor
+    rotated_q_BHTK: Tensor
+    rotated_k_BHSK: Tensor
+    features_BHSF: Sequence[Tensor | None]
+    """For each encoding, its features of all tokens, as gate keys; None if it has none."""
+    hard: bool = False
+    """One-hot attention to the largest logit; the gradient is that of the softmax ("straight through")."""
+    lengths_B: Tensor | None = None
+    """int64: the number of tokens of each sequence; later ones are padding. None: all S. The output at padding is 0 and
+    has no gradient."""
+
+    @staticmethod
+    def plain(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Inputs:
+        """Inputs without rotation and without features."""
+        return Inputs(q_BHTK, k_BHSK, v_BHSK, q_BHTK, k_BHSK, ())
+
+    @property
+    def rotated(self) -> bool:
+        """Whether an encoding has rotated queries and keys."""
+        return self.rotated_q_BHTK is not self.q_BHTK
 
 
 class Arguments(NamedTuple):
@@ -59,10 +117,18 @@ class Arguments(NamedTuple):
     """DistanceBias: (H, R)."""
     key_bias: Tensor | None = None
     """KeyBias: (B, H, S)."""
+    share_distance: Tensor | None = None
+    """ShareBias: (S,), and the other factor of each query, (T,)."""
+    share_query: Tensor | None = None
+    share_slope: Tensor | None = None
+    """ShareBias: (H, M), as its intercept."""
+    share_intercept: Tensor | None = None
     knots: Tensor | None = None
     """PiecewiseLinear: (N,). This and what follows has no gradient."""
     distance_slope: Tensor | None = None
     """DistanceSlope: (H,)."""
+    share_knots: Tensor | None = None
+    """ShareBias: (N,)."""
     seeds: Tensor | None = None
     """(B,) int64: each sequence's seed of its dropout mask (see `dropout.py`)."""
     lengths: Tensor | None = None
@@ -75,6 +141,12 @@ class Arguments(NamedTuple):
     far_last: bool = False
     """RelativeLookUp: whether distances beyond the table use its last entry."""
     dropout: float = 0.0
+    log_gates: bool = False
+    """Slope: positions are Σ log σ(gate logit) of the keys after the key, up to the query, in place of CoPE's."""
+    stick_breaking: bool = False
+    """The weights are σ(s_ij)·Π_{j < k < i} (1 − σ(s_ik)), s with all terms added, in place of the softmax."""
+    keep_remainder: bool = False
+    """Stick-breaking: whether the query's own value gets the weight that no key has taken."""
 
     @property
     def contextual(self) -> bool:
@@ -82,7 +154,7 @@ class Arguments(NamedTuple):
         return self.e is not None or self.segment_slope is not None or self.m is not None
 
 
-DIFFERENTIABLE = 12
+DIFFERENTIABLE = 16
 """Number of fields of `Arguments`, from the first, that have gradients."""
 QUERIES_AND_KEYS = 5
 """Number of fields, from the first, of shape (B, H, T or S, K)."""
@@ -98,39 +170,49 @@ def schema() -> str:
 def make_problem(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Arguments | str:
     """The problem for these inputs and encodings, or why the fused kernels cannot express it, for a log message.
 
-    They cannot express hard attention, another normalisation than the softmax, an encoding without a `term`, two terms
-    of a kind, contextual encodings whose gates differ, and a table of rotated queries beside one (or gates) of
-    unrotated ones. Raises ValueError if gate keys of an encoding are missing from the inputs.
+    They cannot express hard attention, an encoding without a `term`, two terms of a kind, contextual encodings whose
+    gates differ, a table of rotated queries beside one (or gates) of unrotated ones, gates with queries of their own
+    beside a table, and contextual encodings or a bias of keys
+    beside stick-breaking. Raises ValueError if gate keys of an encoding are missing from the inputs.
     """
     if inputs.hard:
         return "attention is hard, and fused kernels compute the softmax only"
-    for position in positions:
-        if position.encoding.weighs:
-            return f"{position.encoding.kind} replaces the softmax, and fused kernels compute the softmax only"
     fields: dict[str, Any] = {}
     table_queries: list[Tensor] = []
     gate_keys: list[Tensor | None] = []
+    gate_queries: list[Tensor] = []
     for index, position in enumerate(positions):
         encoding = position.encoding
-        if not encoding.scores:
+        if not (encoding.scores or encoding.weighs):
             continue
         query_BHTK = inputs.rotated_q_BHTK if encoding.uses_rotated_query else inputs.q_BHTK
         features_BHSF = inputs.features_BHSF[index] if inputs.features_BHSF else None
         term = encoding.term(position.parameters, query_BHTK, inputs.k_BHSK.shape[2], features_BHSF)
         if term is None:
-            return f"the score of {encoding.kind} with these options has no form for fused kernels"
+            what = "weights" if encoding.weighs else "score"
+            return f"the {what} of {encoding.kind} with these options has no form for fused kernels"
         of_term = _fields_of(term)
         if any(name in fields for name in of_term):
             return f"{encoding.kind} is not the only encoding with a {type(term).__name__} term"
         fields |= of_term
         if isinstance(term, LookUp | RelativeLookUp):
             table_queries.append(term.q_BHQK)
-        if isinstance(term, ContextualTerm):
+        if isinstance(term, LogSlope):
+            gate_keys.append(_padded(term.k_BHSF, inputs))
+            gate_queries.append(_padded(term.q_BHQF * inputs.q_BHTK.shape[-1] ** 0.5, inputs))
+        elif isinstance(term, ContextualTerm):
             gate_keys.append(_gate_keys(inputs, term, index))
     if any(keys is not gate_keys[0] for keys in gate_keys):
         return "the gates of contextual encodings differ"
+    if gate_keys and fields.get("stick_breaking"):
+        return "stick-breaking does not compute contextual positions"
+    if "key_bias" in fields and fields.get("stick_breaking"):
+        # A term may leave out what is the same for all keys of a query, which cancels in the softmax only.
+        return "a bias of keys stands for a score in the softmax only, and stick-breaking replaces it"
+    if gate_queries and table_queries:
+        return "gates have queries of their own, beside a table of the attention's queries"
     gate_k = gate_keys[0] if gate_keys else None
-    base_queries = table_queries if gate_k is None else [*table_queries, inputs.q_BHTK]
+    base_queries = table_queries if gate_k is None else [*table_queries, *(gate_queries or [inputs.q_BHTK])]
     base_q = base_queries[0] if base_queries else inputs.rotated_q_BHTK
     if any(query is not base_q for query in base_queries):
         return "one table has rotated queries, and another table or the gates have queries before the rotation"
@@ -162,12 +244,25 @@ def _fields_of(term: Term) -> dict[str, Any]:
         return {"relative": term.e_RK, "relative_scale": term.scale, "far_last": term.far == "last"}
     if isinstance(term, DistanceBias):
         return {"distance_bias": term.b_HR}
+    if isinstance(term, LogSlope):
+        return {"m": term.m_H, "log_gates": True}
+    if isinstance(term, ShareBias):
+        tables = {"share_slope": term.slope_HM, "share_intercept": term.intercept_HM, "share_knots": term.knots_N}
+        return {**tables, "share_distance": term.u_S, "share_query": term.r_Q}
     if isinstance(term, KeyBias):
         return {"key_bias": term.b_BHS}
+    if isinstance(term, StickBreak):
+        return {"stick_breaking": True, "keep_remainder": term.keep_remainder}
     return {"distance_slope": term.m_H}
 
 
-def _gate_keys(inputs: Inputs, term: ContextualTerm, index: int) -> Tensor | None:
+def _padded(x_BHSF: Tensor, inputs: Inputs) -> Tensor:
+    """Vectors with as many components as the keys have, if they have fewer: kernels read K of each."""
+    missing = inputs.k_BHSK.shape[-1] - x_BHSF.shape[-1]
+    return torch.nn.functional.pad(x_BHSF, (0, missing)) if missing > 0 else x_BHSF
+
+
+def _gate_keys(inputs: Inputs, term: LookUp | PiecewiseLinear | Slope, index: int) -> Tensor | None:
     """The keys of a term's gates; None: gates use the attention logits."""
     if term.gate == "logits" or (term.gate == "keys" and not inputs.rotated):
         return None

@@ -6,28 +6,298 @@
     native      C++ on a CPU
     triton      Triton on a GPU
 
-All compute the same result, with the same dropout mask. If the chosen implementation cannot compute a problem (hard
-attention, for example), attention falls back to blocked or the reference, and logs the reason once. torch.compile
-traces `attend` without a break.
+All compute the same result, with the same dropout mask. If the chosen implementation cannot compute a problem,
+attention falls back to blocked or the reference, and logs the reason once. torch.compile traces `attend` without a
+break. `which` tells the path without data, for plans.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cope_sweep.kernels import operator
-from cope_sweep.kernels.choice import Implementation, chosen_implementation, constant_when_compiled, observe
+from cope_sweep.kernels import blocked, native, operator, self_check
+from cope_sweep.kernels.arguments import (
+    Arguments,
+    Inputs,
+    Position,
+    Positions,
+    constant_when_compiled,
+    make_problem,
+)
 from cope_sweep.kernels.dropout import draw_seeds
-from cope_sweep.kernels.inputs import Inputs, Positions
-from cope_sweep.kernels.path import choose
+from cope_sweep.kernels.query_blocks import attend_in_blocks
 from cope_sweep.kernels.reference import reference
 
+if TYPE_CHECKING:
+    from cope_sweep.positions import Dims, Encoding
+
 log = logging.getLogger(__name__)
+
+Implementation = Literal["auto", "reference", "blocked", "native", "triton"]
+
+Observer = Callable[[Inputs, Positions], None]
+"""Called with the inputs and encodings of every attention, before it is computed."""
+
+_chosen: ContextVar[Implementation] = ContextVar("attention", default="auto")
+_observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
+
+
+@dataclass
+class _Traced:
+    """The same for code that torch.compile traces. Its guards notice changes of an object, and torch 2.11 traces no
+    ContextVar.
+
+    One for all threads: the implementation that was set last, and the number of observers.
+    """
+
+    implementation: Implementation = "auto"
+    observers: int = 0
+
+
+_traced = _Traced()
+
+
+def chosen_implementation() -> Implementation:
+    """The implementation of this context."""
+    if torch.compiler.is_compiling():
+        return _traced.implementation
+    return _chosen.get()
+
+
+def set_implementation(implementation: Implementation) -> None:
+    """Set the implementation that `attend` uses in this context unless its argument names one."""
+    _chosen.set(implementation)
+    _traced.implementation = implementation
+
+
+@contextmanager
+def using(implementation: Implementation) -> Iterator[None]:
+    """Use this implementation within a `with` block, and the previous one after it."""
+    before = _chosen.get()
+    set_implementation(implementation)
+    try:
+        yield
+    finally:
+        set_implementation(before)
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Call `observer` before every attention within a `with` block. An exception in it stops that attention."""
+    token = _observer.set(observer)
+    _traced.observers += 1
+    try:
+        yield
+    finally:
+        _traced.observers -= 1
+        _observer.reset(token)
+
+
+def observe(inputs: Inputs, positions: Positions) -> None:
+    """Call the observer of this context, if there is one."""
+    if torch.compiler.is_compiling() and not _traced.observers:
+        return
+    observer = _observer.get()
+    if observer is not None:
+        observer(inputs, positions)
+
+
+# The path -------------------------------------------------------------------------------------------------------------
+
+
+PathName = Literal["sdpa", "reference", "blocked", "native", "triton"]
+
+MIN_NATIVE_KEYS = 128
+"""Number of keys from which the native kernels are faster than scaled_dot_product_attention, even without scores."""
+MIN_FUSED_QUERIES = 17
+"""With fewer queries, the reference is faster than the fused kernels."""
+MIN_BLOCKED_KEYS = 256
+"""With fewer keys, the reference is faster than the blocked path, and its T × T arrays are small."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """How an attention is computed."""
+
+    name: PathName
+    """An implementation, or `sdpa`: torch's `scaled_dot_product_attention`."""
+    reason: str | None = None
+    """Why a fused kernel for the device, or the implementation that was asked for, is not used; None: it is."""
+    problem: Arguments | None = None
+    """Arguments of a fused kernel. None for `sdpa` and `reference`, and where `blocked` calls the encodings' hooks."""
+
+
+def which(
+    encodings: Sequence[Encoding],
+    dims: Dims,
+    *,
+    batch: int = 1,
+    queries: int | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    dropout: float = 0.0,
+    hard: bool = False,
+    padded: bool = False,
+    implementation: Implementation = "auto",
+) -> tuple[PathName, str | None]:
+    """The path of a layer's attention on this machine, and why it is not a faster one (None: it is the fastest).
+
+    No attention is computed, but for the check of a kernel that was not used here before (`self_check.py`). A path on
+    `cuda` can be asked for on a machine without a GPU.
+
+    Args:
+        encodings: those that serve the layer.
+        dims: the model's sizes; the layer's keys are the `context`.
+        batch: sequences.
+        queries: the number of queries, the last of the keys; None: all.
+        device: `cpu` or `cuda`.
+        dtype: of queries, keys and values: under autocast, its type.
+        dropout: the probability of dropping a weight.
+        hard: whether attention is hard.
+        padded: whether sequences have lengths.
+        implementation: the one that the caller asks for.
+
+    """
+    keys = dims.context
+    with _empty_tensors(device), torch.no_grad():
+
+        def empty(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        q_BHTK = empty(batch, dims.heads, keys if queries is None else queries, dims.head_dim)
+        k_BHSK, v_BHSK = (empty(batch, dims.heads, keys, dims.head_dim) for _ in range(2))
+        positions = [
+            Position(encoding, {name: empty(*each.shape) for name, each in encoding.parameters(dims).items()})
+            for encoding in encodings
+        ]
+        h_BSD = empty(batch, keys, dims.dim)
+        features_BSX = [position.encoding.features(position.parameters, h_BSD) for position in positions]
+        features = [None if x is None else x.view(batch, keys, dims.heads, -1).transpose(1, 2) for x in features_BSX]
+        rotated_q_BHTK, rotated_k_BHSK, start = q_BHTK, k_BHSK, keys - q_BHTK.shape[2]
+        for position, x in zip(positions, features, strict=True):
+            rotated_q_BHTK = position.encoding.rotate(position.parameters, rotated_q_BHTK, start, x)
+            rotated_k_BHSK = position.encoding.rotate(position.parameters, rotated_k_BHSK, 0, x, keys=True)
+        inputs = Inputs(
+            q_BHTK,
+            k_BHSK,
+            v_BHSK,
+            rotated_q_BHTK,
+            rotated_k_BHSK,
+            features,
+            hard,
+            torch.empty(batch, dtype=torch.int64, device=device) if padded else None,
+        )
+        path = choose(inputs, positions, dropout, implementation)
+    return path.name, path.reason
+
+
+def _empty_tensors(device: str) -> AbstractContextManager[Any]:
+    """A context in which tensors on a GPU need neither a GPU nor its memory.
+
+    On a CPU nothing writes to the memory of empty tensors, and importing fake ones would take a second.
+    """
+    if device == "cpu":
+        return nullcontext()
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def choose(
+    inputs: Inputs,
+    positions: Positions,
+    dropout: float,
+    implementation: Implementation,
+    seeds_B: Tensor | None = None,
+) -> Path:
+    """The path of an attention. `auto` is the fastest, forward and backward (measured with `bench attention`).
+
+    `seeds_B` are those of the dropout masks; None where nothing is computed.
+    """
+    if implementation == "auto":
+        return _fastest(inputs, positions, dropout, seeds_B)
+    if implementation == "reference":
+        return Path("reference")
+    problem = make_problem(inputs, positions, dropout, seeds_B)
+    reason = problem if isinstance(problem, str) else None
+    if implementation != "blocked" and isinstance(problem, Arguments):
+        reason = _why_not(problem, implementation)
+        if reason is None:
+            return Path(implementation, None, problem)
+    instead = _in_blocks(problem, positions)
+    if instead is None:
+        return Path("reference", f"{implementation} is not used, {reason}; using the reference")
+    if implementation == "blocked":
+        return instead
+    return replace(instead, reason=f"{implementation} is not used, {reason}; falling back to PyTorch (blocked)")
+
+
+def _in_blocks(problem: Arguments | str, positions: Positions) -> Path | None:
+    """PyTorch in blocks of queries; None where that is not possible, or would be slower than all queries at once."""
+    if isinstance(problem, Arguments) and blocked.why_not(problem) is None:
+        return Path("blocked", None, problem)
+    in_blocks = all(position.encoding.computes_queries_alone for position in positions)
+    # A compiled graph would hold the operations of every block.
+    return Path("blocked") if in_blocks and not torch.compiler.is_compiling() else None
+
+
+def _fastest(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Path:
+    T, S, on_cpu = inputs.q_BHTK.shape[2], inputs.k_BHSK.shape[2], inputs.q_BHTK.device.type == "cpu"
+    # torch's attention would draw the dropout mask of the whole batch from its generator.
+    plain = not any(position.encoding.scores or position.encoding.weighs for position in positions)
+    no_scores = plain and not (dropout or inputs.hard)
+    no_scores &= inputs.lengths_B is None
+    native_is_faster = on_cpu and S >= MIN_NATIVE_KEYS and inputs.q_BHTK.dtype == torch.float32
+    if no_scores and T in (1, S) and not native_is_faster:
+        return Path("sdpa")
+    # With few queries, as in decoding, the fused kernels would spend most of their time on packing all keys.
+    if T < MIN_FUSED_QUERIES:
+        return Path("reference")
+    problem = make_problem(inputs, positions, dropout, seeds_B)
+    blocks = _in_blocks(problem, positions) if S >= MIN_BLOCKED_KEYS else None
+    if isinstance(problem, str):
+        why = f"no fused kernel is used, {problem}; using"
+        if blocks is not None:
+            return replace(blocks, reason=f"{why} PyTorch (blocked)")
+        return Path("reference", f"{why} the reference, which needs memory for all T × T scores")
+    name: Literal["native", "triton"] = "native" if on_cpu else "triton"
+    reason = _why_not(problem, name)
+    if reason is None:
+        return Path(name, None, problem)
+    instead = Path("sdpa") if no_scores and T == S else blocks or Path("reference")
+    return replace(instead, reason=f"{name} is not used, {reason}; falling back to PyTorch ({instead.name})")
+
+
+def _why_not(problem: Arguments, implementation: Literal["native", "triton"]) -> str | None:
+    """Why the kernels of this name cannot compute the problem, or not on this machine; None: they can."""
+    if implementation == "native":
+        reason = native.why_not(problem)
+    elif not _has_triton():
+        return "Triton is not installed"
+    else:
+        from cope_sweep.kernels import triton_attention
+
+        reason = triton_attention.why_not(problem)
+    return reason or self_check.why_not(implementation, problem)
+
+
+@constant_when_compiled
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+# Attention ------------------------------------------------------------------------------------------------------------
 
 
 def attend(
@@ -53,6 +323,8 @@ def attend(
         _log_once(f"attention: {path.reason}")
     if path.problem is not None:
         return operator.attention(path.problem, path.name)
+    if path.name == "blocked":
+        return attend_in_blocks(inputs, positions, dropout, seeds_B)
     if path.name == "sdpa":
         return _without_scores(inputs)
     return reference(inputs, positions, dropout, seeds_B)

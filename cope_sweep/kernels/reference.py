@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cope_sweep.kernels.arguments import Inputs, Position, Positions
 from cope_sweep.kernels.dropout import draw_seeds, dropout_mask, heads_of_batch
-from cope_sweep.kernels.inputs import Inputs, Position, Positions
 
 if TYPE_CHECKING:
     from cope_sweep.positions import Attention
@@ -27,11 +27,11 @@ def reference(inputs: Inputs, positions: Positions, dropout: float = 0.0, seeds_
     result has the type of the values.
     """
     with torch.autocast(inputs.q_BHTK.device.type, enabled=False):
-        out_BHTK = _reference(*_at_least_float32(inputs, positions), dropout, seeds_B)
+        out_BHTK = _reference(*at_least_float32(inputs, positions), dropout, seeds_B)
     return out_BHTK.to(inputs.v_BHSK.dtype)
 
 
-def _at_least_float32(inputs: Inputs, positions: Positions) -> tuple[Inputs, Positions]:
+def at_least_float32(inputs: Inputs, positions: Positions) -> tuple[Inputs, Positions]:
     """The same tensors, with half-precision ones in float32. Tensors that were one object remain one."""
     converted: dict[int, Tensor] = {}
 

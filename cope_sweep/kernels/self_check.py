@@ -31,9 +31,14 @@ import torch
 from torch import Tensor
 
 from cope_sweep.kernels import operator
-from cope_sweep.kernels.arguments import Arguments, make_problem
-from cope_sweep.kernels.choice import constant_when_compiled
-from cope_sweep.kernels.inputs import Inputs, Position, Positions
+from cope_sweep.kernels.arguments import (
+    Arguments,
+    Inputs,
+    Position,
+    Positions,
+    constant_when_compiled,
+    make_problem,
+)
 from cope_sweep.kernels.native import build
 from cope_sweep.kernels.reference import reference
 
@@ -50,6 +55,7 @@ HEAD_DIMS = (12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """A problem is checked at the smallest of these that is not below its own head dim. Every second one fills the Triton
 kernels' blocks, and the others leave a part empty."""
 
+_FLAGS = ("log_gates", "stick_breaking", "keep_remainder")
 _OPTIONAL = [name for name, kind in get_type_hints(Arguments).items() if kind == Tensor | None and name != "seeds"]
 
 Results = dict[str, Tensor]
@@ -65,7 +71,7 @@ def why_not(kernel: str, given: Arguments) -> str | None:
     if kernel == "triton" and not (q.is_cuda and torch.cuda.is_available()):
         return None
     names = tuple(name for name in _OPTIONAL if getattr(given, name) is not None)
-    names += ("dropout",) if given.dropout else ()
+    names += tuple(name for name in ("dropout", *_FLAGS) if getattr(given, name))
     # By comparisons, which torch.compile can guard where sizes are symbols.
     head_dim = next((size for size in HEAD_DIMS if q.shape[-1] <= size), HEAD_DIMS[-1])
     return _why_not(kernel, q.device.index, q.dtype, head_dim, names)
@@ -109,7 +115,7 @@ def relative_errors(
 ) -> dict[str, float]:
     """By name of a result: the norm of its error, relative to the norm of the exact result.
 
-    `names` are the fields of `Arguments` that a kernel is given beside q, k and v: tensors, and `dropout`.
+    `names` are the fields of `Arguments` that a kernel is given beside q, k and v: tensors, `dropout` and flags.
     """
     tensors, encodings = _random_problem(dtype, head_dim, names)
     dropout = 0.1 if "dropout" in names else 0.0
@@ -120,7 +126,7 @@ def relative_errors(
         leaves = {n: x.to(to, of_parameters if "." in n else dtype).requires_grad_() for n, x in tensors.items()}
         q, k, v, rotated_q = leaves["q"], leaves["k"], leaves["v"], leaves.get("rotated_q", leaves["q"])
         lengths_B = torch.tensor([TOKENS, TOKENS - 37], device=to) if "lengths" in names else None
-        features = [leaves["features"] if encoding.kind == "fox" else None for encoding in encodings]
+        features = [leaves.get(f"features{index}") for index in range(len(encodings))]
         inputs = Inputs(q, k, v, rotated_q, k, features, lengths_B=lengths_B)
         positions = [
             Position(
@@ -154,18 +160,23 @@ def _random_problem(
 ) -> tuple[dict[str, Tensor], list[Encoding]]:
     """Inputs and parameters by name, in float64 but exact in `dtype`; "0.e" is parameter e of encoding 0."""
     from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Dims, Relative
+    from cope_sweep.positions.fire import FIRE
     from cope_sweep.positions.fox import FoX
+    from cope_sweep.positions.grape_ap import GrapeAP
+    from cope_sweep.positions.stick_breaking import StickBreaking
 
     # Gates whose keys are not those of the attention: from the values.
     gates: dict[str, Any] = {"gate": "values"} if "gate_k" in names else {"gate_after_rotation": "base_q" in names}
     of_field: dict[str, Encoding] = {
         "e": CoPE(p_max=POSITIONS, **gates),
         "segment_slope": CoPEMLP(hidden=9, **gates),
-        "m": CoPEALiBi(slopes="learned", **gates),
+        "m": GrapeAP() if "log_gates" in names else CoPEALiBi(slopes="learned", **gates),
         "relative": Relative(positions=3 * POSITIONS),
         "distance_bias": T5(buckets=8, max_distance=3 * POSITIONS),
         "distance_slope": ALiBi(),
+        "share_slope": FIRE(hidden=9, threshold=TOKENS / 2),
         "key_bias": FoX(),
+        "stick_breaking": StickBreaking(remainder="self" if "keep_remainder" in names else "drop"),
     }
     encodings = [encoding for name, encoding in of_field.items() if name in names]
     rng = torch.Generator().manual_seed(0)
@@ -173,16 +184,20 @@ def _random_problem(
     def normal(shape: tuple[int, ...], std: float = 1.0) -> Tensor:
         return torch.randn(shape, generator=rng, dtype=torch.float64) * std
 
-    inputs = ["q", "k", "v", *(["rotated_q"] if "base_q" in names else [])]
+    # Log gates have queries of their own; otherwise, tables and gates have those before a rotation.
+    rotated = "base_q" in names and "log_gates" not in names
+    inputs = ["q", "k", "v", *(["rotated_q"] if rotated else [])]
     tensors = {name: normal((BATCH, HEADS, TOKENS, head_dim)) for name in inputs}
-    if "key_bias" in names:
-        tensors["features"] = 3 + normal((BATCH, HEADS, TOKENS, 1))
-    stds = {"e": head_dim**-0.5, "w1": 0.2, "b1": 1.0, "w2": head_dim**-0.5, "m": 0.1}
+    stds = {"e": head_dim**-0.5, "w1": 0.2, "b1": 1.0, "w2": head_dim**-0.5, "m": 0.1, "c": 0.02, "factor": 0.1}
+    features = {"fox": 1, "grape_ap": head_dim}
     for index, encoding in enumerate(encodings):
+        if encoding.kind in features:  # they are given, in place of the parameters that make them
+            tensors[f"features{index}"] = 3 + normal((BATCH, HEADS, TOKENS, features[encoding.kind]))
+            continue
+        # FIRE's units see shares from 0 to 1. Where they hardly change, the gradient of w₂ cancels.
+        of_encoding = stds | ({"w1": 3.0, "b1": 0.7} if encoding.kind == "fire" else {})
         for name, parameter in encoding.parameters(Dims(HEADS * head_dim, HEADS, 1, TOKENS)).items():
-            if encoding.kind == "fox":  # its features are given
-                continue
-            tensors[f"{index}.{name}"] = normal(parameter.shape, stds.get(name, 0.5))
+            tensors[f"{index}.{name}"] = parameter.centre + normal(parameter.shape, of_encoding.get(name, 0.5))
     return {name: x.to(dtype).double() for name, x in tensors.items()}, encodings
 
 

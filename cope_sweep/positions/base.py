@@ -103,8 +103,16 @@ class Encoding(Kind):
 
     @property
     def has_term(self) -> bool:
-        """Whether `term` describes the score, so that fused kernels can compute it without a T × T array."""
+        """Whether `term` describes the score, or the weights, so that fused kernels can compute them."""
         return type(self).term is not Encoding.term
+
+    @property
+    def computes_queries_alone(self) -> bool:
+        """Whether `score` and `weights` of some queries cost their share of those of all, not more.
+
+        If so, attention without a fused kernel is computed in blocks of queries.
+        """
+        return True
 
     @property
     def uses_rotated_query(self) -> bool:
@@ -169,17 +177,17 @@ class Encoding(Kind):
     def term(
         self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
     ) -> Term | None:
-        """The same bias as `score`, in the form that the fused kernels understand (see `terms`).
+        """The same bias as `score`, or the same `weights`, in the form that the fused kernels understand (see `terms`).
 
-        `q_BHQK` are the queries that `score` receives, and `keys` is S. None means that no term expresses the bias:
-        attention with this encoding then calls `score`.
+        `q_BHQK` are the queries that `score` receives, and `keys` is S. None means that no term expresses them:
+        attention with this encoding then calls `score` and `weights`.
         """
         return None
 
     def weights(self, parameters: Mapping[str, Tensor], attention: Attention, logits_BHQS: Tensor) -> Tensor:
         """The attention weights, (B, H, Q, S), ≥ 0, from the logits with all scores added; 0 for keys after the query.
 
-        The default is the softmax. Fused kernels compute nothing else.
+        The default is the softmax.
         """
         weights_BHQS: Tensor = logits_BHQS.masked_fill(~attention.visible_QS, -math.inf).softmax(dim=-1)
         return weights_BHQS

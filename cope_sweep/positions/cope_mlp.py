@@ -7,7 +7,7 @@ says "an N-dimensional MLP layer" and no more; one hidden layer with φ = ReLU i
 one, x·Φ(x)) another.
 
 With ReLU the bias is a piecewise linear function of p, which fused kernels look up in tables of N + 1 segments. With
-GELU it is not: such attention is computed by the reference, N multiply-adds for each of the T × T scores.
+GELU it is not: such attention is computed in blocks of queries, with N multiply-adds for each score.
 """
 
 from __future__ import annotations
@@ -81,20 +81,10 @@ class CoPEMLP(ContextualEncoding):
         The knots −b₁/w₁ are the same for all queries, so a query needs only two tables of N + 1 entries. None with
         GELU.
         """
-        import torch
-
         if not self.has_term:
             return None
-
         w1_N, b1_N = parameters["w1"], parameters["b1"]
-        knots_N = (-b1_N / w1_N).detach()
-        # Positions are ≥ 0, so knots ≤ 0 have no effect. A unit with w₁ = 0 has no knot.
-        knots_N = torch.where(knots_N > 0, knots_N, torch.inf).sort().values
-        # A hidden unit is either active or inactive throughout a segment, so one inner point of each segment decides.
-        edges = torch.cat((knots_N.new_zeros(1), knots_N, knots_N.new_full((1,), torch.inf)))
-        left, right = edges[:-1], edges[1:]
-        inside_M = torch.where(right.isinf(), 2 * left + 1, (left + right) / 2)
-        on_NM = (w1_N[:, None] * inside_M + b1_N[:, None] > 0) & inside_M.isfinite()
+        knots_N, on_NM = relu_segments(w1_N, b1_N)
         c_BHQN = q_BHQK @ parameters["w2"]
         slope_BHQM = c_BHQN @ (w1_N[:, None] * on_NM)
         intercept_BHQM = c_BHQN @ (b1_N[:, None] * on_NM) + (q_BHQK @ parameters["b2"])[..., None]
@@ -105,3 +95,20 @@ class CoPEMLP(ContextualEncoding):
         return PiecewiseLinear(
             knots_N, slope_BHQM, intercept_BHQM, None if limit is None else float(limit), self.gate_source
         )
+
+
+def relu_segments(w1_N: Tensor, b1_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The knots −b₁/w₁ of units relu(w₁p + b₁), p ≥ 0, ascending, and which units are active in each segment, (N, M).
+
+    M = N + 1. Knots that no p reaches are infinite; a segment beyond them has no active unit.
+    """
+    import torch
+
+    knots_N = (-b1_N / w1_N).detach()
+    # Knots ≤ 0 have no effect. A unit with w₁ = 0 has no knot.
+    knots_N = torch.where(knots_N > 0, knots_N, torch.inf).sort().values
+    # A unit is either active or inactive throughout a segment, so one inner point of each segment decides.
+    edges = torch.cat((knots_N.new_zeros(1), knots_N, knots_N.new_full((1,), torch.inf)))
+    left, right = edges[:-1], edges[1:]
+    inside_M = torch.where(right.isinf(), 2 * left + 1, (left + right) / 2)
+    return knots_N, (w1_N[:, None] * inside_M + b1_N[:, None] > 0) & inside_M.isfinite()

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter
+from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, at_least_float32
+from cope_sweep.positions.cope_mlp import relu_segments
 from cope_sweep.positions.relative import distances
+from cope_sweep.positions.terms import ShareBias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,15 +48,40 @@ class FIRE(AttentionEncoding):
         }
 
     def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
-        import torch
         import torch.nn.functional as F
 
-        c, threshold = parameters["c"], (self.threshold * parameters["factor"]).abs()
         Q, S = attention.visible_QS.shape
-        i_Q1 = torch.arange(S - Q, S, device=c.device, dtype=c.dtype)[:, None]
-        distance_QS = distances(attention).clamp(min=0).to(c.dtype)
-        normaliser_Q1 = ((c * i_Q1.maximum(threshold)).abs() + 1).log()
-        share_QS1 = (((c * distance_QS).abs() + 1).log() / (normaliser_Q1 + EPS))[..., None]
+        u_S, r_Q = self._factors(parameters, Q, S)
+        share_QS1 = (u_S[distances(attention).clamp(min=0)] * r_Q[:, None])[..., None]
         units_QSN = share_QS1 * parameters["w1"] + parameters["b1"]
         units_QSN = units_QSN.relu() if self.activation == "relu" else F.leaky_relu(units_QSN, SLOPE)
         return (units_QSN @ parameters["w2"].T + parameters["b2"]).permute(2, 0, 1)[None]
+
+    def term(
+        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
+    ) -> ShareBias:
+        """The MLP is a piecewise linear function of its input, with the same knots for all heads."""
+        u_S, r_Q = self._factors(parameters, q_BHQK.shape[2], keys)
+        w1_N, b1_N, w2_HN, b2_H = (at_least_float32(parameters[name]) for name in ("w1", "b1", "w2", "b2"))
+        knots_N, on_NM = relu_segments(w1_N, b1_N)
+        slope_of_unit_NM = on_NM.to(w1_N.dtype)
+        if self.activation == "leaky_relu":
+            slope_of_unit_NM = slope_of_unit_NM + SLOPE * (1 - slope_of_unit_NM)
+        # Not as matrix products, which autocast computes in half precision.
+        of_units_HNM = w2_HN[:, :, None] * slope_of_unit_NM
+        slope_HM = (of_units_HNM * w1_N[:, None]).sum(1)
+        intercept_HM = (of_units_HNM * b1_N[:, None]).sum(1) + b2_H[:, None]
+        return ShareBias(u_S, r_Q, knots_N, slope_HM, intercept_HM)
+
+    def _factors(self, parameters: Mapping[str, Tensor], queries: int, keys: int) -> tuple[Tensor, Tensor]:
+        """ψ of all distances, and 1/ψ(max(i, L)) of the last queries: their products are the input of the MLP."""
+        import torch
+
+        c, threshold = (
+            at_least_float32(parameters["c"]),
+            (self.threshold * at_least_float32(parameters["factor"])).abs(),
+        )
+        i_S = torch.arange(keys, device=c.device, dtype=c.dtype)
+        u_S = ((c * i_S).abs() + 1).log()
+        normaliser_Q = ((c * i_S[keys - queries :].maximum(threshold)).abs() + 1).log()
+        return u_S, 1 / (normaliser_Q + EPS)

@@ -24,6 +24,7 @@ from cope_sweep.positions.base import (
     Parameter,
     at_least_float32,
 )
+from cope_sweep.positions.terms import LogSlope
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,15 +59,26 @@ class GrapeAP(AttentionEncoding):
         import torch.nn.functional as F
 
         assert attention.features_BHSF is not None  # noqa: S101 - the model calls features first
-        p_BHSF = at_least_float32(attention.features_BHSF)
-        normed_BHSF = F.rms_norm(p_BHSF, p_BHSF.shape[-1:])
-        Q, S = attention.visible_QS.shape
-        of_query_BHQF = (normed_BHSF if self.reading == "text" else p_BHSF)[:, :, S - Q :]
-        logits_BHQS = of_query_BHQF @ self._rotated(normed_BHSF).transpose(-1, -2) / p_BHSF.shape[-1]
+        gates = self._gates(attention.features_BHSF, attention.q_BHQK.shape[2])
+        logits_BHQS = gates.q_BHQF @ gates.k_BHSF.transpose(-1, -2)
         decay_BHQS = F.logsigmoid(logits_BHQS).masked_fill(~attention.visible_QS, 0)
         sums_BHQS = decay_BHQS.flip(-1).cumsum(-1).flip(-1) - decay_BHQS  # of the keys after j
-        m_H = sums_BHQS.new_tensor(standard_slopes(p_BHSF.shape[1]))
-        return m_H[:, None, None] * sums_BHQS
+        return gates.m_H[:, None, None] * sums_BHQS
+
+    def term(
+        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
+    ) -> LogSlope | None:
+        return None if features_BHSF is None else self._gates(features_BHSF, q_BHQK.shape[2])
+
+    def _gates(self, features_BHSF: Tensor, queries: int) -> LogSlope:
+        """The slopes, and the vectors whose products are the logits of the gates of the last queries."""
+        import torch.nn.functional as F
+
+        p_BHSF = at_least_float32(features_BHSF)
+        _, H, S, size = p_BHSF.shape
+        normed_BHSF = F.rms_norm(p_BHSF, (size,))
+        of_query_BHQF = (normed_BHSF if self.reading == "text" else p_BHSF)[:, :, S - queries :]
+        return LogSlope(p_BHSF.new_tensor(standard_slopes(H)), of_query_BHQF / size, self._rotated(normed_BHSF))
 
     def _rotated(self, x_BHSF: Tensor) -> Tensor:
         """The vector of token l with every pair rotated by l, or −l, radians."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter
+from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, at_least_float32
 from cope_sweep.positions.relative import distances
 from cope_sweep.positions.terms import DistanceBias
 
@@ -42,7 +42,7 @@ class Kerple(AttentionEncoding):
 def _bias(parameters: Mapping[str, Tensor], distance: Tensor) -> Tensor:
     """The bias of each head at these distances, of one or two dimensions after that of the heads."""
     shape = (-1,) + (1,) * max(1, distance.dim() - 1)
-    p, a = (_at_least(parameters[name]).view(shape) for name in ("p", "a"))
+    p, a = (_at_least(at_least_float32(parameters[name])).view(shape) for name in ("p", "a"))
     return -p * (a * distance).log1p()
 
 

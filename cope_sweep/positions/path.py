@@ -48,6 +48,11 @@ class PaTH(AttentionEncoding):
     rank: int = Field(default=32, ge=1, le=10**6, description="Rank of the projection to w.")
 
     @property
+    def computes_queries_alone(self) -> bool:
+        """False: every block of queries would need all products of w with each other."""
+        return False
+
+    @property
     def uses_rotated_query(self) -> bool:
         return True
 

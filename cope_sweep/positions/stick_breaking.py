@@ -16,6 +16,7 @@ from pydantic import Field
 
 from cope_sweep.positions.base import Attention, AttentionEncoding
 from cope_sweep.positions.relative import distances
+from cope_sweep.positions.terms import StickBreak
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +30,11 @@ class StickBreaking(AttentionEncoding):
         default="drop",
         description="What becomes of the weight that no key has taken: dropped, or of the query's token.",
     )
+
+    def term(
+        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
+    ) -> StickBreak:
+        return StickBreak(keep_remainder=self.remainder == "self")
 
     def weights(self, parameters: Mapping[str, Tensor], attention: Attention, logits_BHQS: Tensor) -> Tensor:
         import torch.nn.functional as F

@@ -7,12 +7,17 @@ An encoding's `score` computes its whole (B, H, Q, S) bias. Its `term` describes
         LookUp            z_i[p_ij], interpolated between integers, positions clamped to the last entry
         PiecewiseLinear   slope_i[n]·p_ij + intercept_i[n] in segment n
         Slope             m_h·p_ij
+        LogSlope          m_h·(a sum of logarithms of gates)
     functions of the distance i − j:
         RelativeLookUp    z_i[i − j]
         DistanceBias      b_h[i − j]
         DistanceSlope     m_h·(i − j)
+    a function of the distance and the query's position:
+        ShareBias         f_h(u[i − j]·r[i]), f_h piecewise linear
     a function of the key:
         KeyBias           b_hj
+
+One term describes weights in place of the softmax: StickBreak.
 
 Shapes: B batch, H heads, Q queries, K head dim, P positions, N knots, M = N + 1 segments,
 R distances, S keys.
@@ -69,6 +74,15 @@ class Slope:
 
 
 @dataclass(frozen=True)
+class LogSlope:
+    """m_h·Σ_{j < l ≤ i} log σ(q_i·k_l), with queries and keys for these gates alone."""
+
+    m_H: Tensor
+    q_BHQF: Tensor
+    k_BHSF: Tensor
+
+
+@dataclass(frozen=True)
 class RelativeLookUp:
     """z_i[i − j] with z = scale·q·e; a distance ≥ R adds 0 (`none`), or the same as R − 1 (`last`)."""
 
@@ -94,11 +108,35 @@ class DistanceSlope:
 
 
 @dataclass(frozen=True)
+class ShareBias:
+    """f_h(u[i − j]·r[i]), f_h(x) = slope_h[n]·x + intercept_h[n], where n is the number of knots ≤ x.
+
+    f_h is continuous, so the knots get no gradient. u is ≥ 0 and does not decrease, and r is ≥ 0.
+    """
+
+    u_S: Tensor
+    r_Q: Tensor
+    knots_N: Tensor
+    """Ascending."""
+    slope_HM: Tensor
+    """M = N + 1 segments."""
+    intercept_HM: Tensor
+
+
+@dataclass(frozen=True)
 class KeyBias:
     """b_hj, one number for each key and head."""
 
     b_BHS: Tensor
 
 
-ContextualTerm = LookUp | PiecewiseLinear | Slope
-Term = ContextualTerm | RelativeLookUp | DistanceBias | DistanceSlope | KeyBias
+@dataclass(frozen=True)
+class StickBreak:
+    """Weights σ(s_ij)·Π_{j < k < i} (1 − σ(s_ik)) of the earlier keys, where s are the logits with all scores added."""
+
+    keep_remainder: bool
+    """Whether the query's own value gets the weight that no key has taken."""
+
+
+ContextualTerm = LookUp | PiecewiseLinear | Slope | LogSlope
+Term = ContextualTerm | RelativeLookUp | DistanceBias | DistanceSlope | ShareBias | KeyBias | StickBreak

@@ -236,14 +236,16 @@ def test_each_run_starts_as_soon_as_there_is_room():
     assert total_seconds([]) == 0
 
 
-def test_an_encoding_without_fused_kernels_needs_memory_for_all_scores():
-    sizes = {"task.blanks": 500, "train.batch": 16}
-    relu, gelu = (
-        tiny_run(**sizes | {"model.position": [{"kind": "cope_mlp", "activation": activation}]})
-        for activation in ("relu", "gelu")
+@pytest.mark.parametrize("blanks", [200, 500])
+def test_memory_for_all_scores_where_attention_is_not_computed_in_blocks(blanks):
+    relu, gelu, path = (
+        tiny_run(**{"task.blanks": blanks, "train.batch": 16, "model.position": [position]})
+        for position in ({"kind": "cope_mlp"}, {"kind": "cope_mlp", "activation": "gelu"}, {"kind": "path"})
     )
-    assert memory_bytes(gelu, Resources()) == memory_bytes(relu, Resources(attention="reference"))
-    assert memory_bytes(gelu, Resources()) > memory_bytes(relu, Resources())
+    fused, whole = memory_bytes(relu, Resources()), memory_bytes(relu, Resources(attention="reference"))
+    assert whole > fused
+    assert memory_bytes(gelu, Resources()) == (whole if blanks < 250 else fused)
+    assert memory_bytes(path, Resources()) > fused + (whole - fused) / 2
 
 
 def test_variants_cost_evaluations():

@@ -16,6 +16,7 @@ from torch import Tensor
 from cope_sweep.kernels import Inputs, Position, make_problem, operator
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Dims, Encoding, Relative
+from cope_sweep.positions.fox import FoX
 
 
 def dropout_seeds(batch: int) -> Tensor:
@@ -83,7 +84,7 @@ def random_tensors(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
     std = {"e": 2 * K**-0.5, "w1": 0.2, "w2": K**-0.5, "m": 0.3}
     for index, encoding in enumerate(case.encodings):
         for name, parameter in encoding.parameters(case.dims).items():
-            if name.startswith("gate_"):  # the keys made with them are given instead
+            if name.startswith(("gate_", "forget_")):  # the features made with them are given instead
                 continue
             value = normal(*parameter.shape, std=std.get(name, 1.0))
             if case.smooth and name == "e":
@@ -91,7 +92,9 @@ def random_tensors(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
                 value = exact(value[..., :1, :] + (wave_P1 * value[..., :1, :].sign()).sin())
             tensors[f"{index}.{name}"] = value
         if getattr(encoding, "gate", None) == "separate":
-            tensors[f"gate_k{index}"] = normal(B, H, S, K)
+            tensors[f"features{index}"] = normal(B, H, S, K)
+        if encoding.kind == "fox":
+            tensors[f"features{index}"] = normal(B, H, S, 1)
     return tensors | {"weight": normal(B, H, T, K)}
 
 
@@ -103,7 +106,7 @@ def make_inputs(case: Case, tensors: dict[str, Tensor]) -> tuple[Inputs, list[Po
         tensors["v"],
         tensors.get("rotated_q", tensors["q"]),
         tensors.get("rotated_k", tensors["k"]),
-        [tensors.get(f"gate_k{index}") for index in range(len(case.encodings))],
+        [tensors.get(f"features{index}") for index in range(len(case.encodings))],
         lengths_B=None if case.lengths is None else torch.tensor(case.lengths),
     )
     positions = [
@@ -156,12 +159,15 @@ def encodings(draw: Any, tokens: int) -> tuple[Encoding, ...]:
         ),
         "alibi": ALiBi(),
         "t5": T5(buckets=4, max_distance=draw(st.integers(3, 40))),
+        "fox": FoX(),
     }  # fmt: skip
     names = draw(
         st.one_of(
             st.just(["cope"]),
             st.sampled_from([[name] for name in choices]),
-            st.lists(st.sampled_from(["relative", "alibi", "t5"]), unique=True).map(lambda others: ["cope", *others]),
+            st.lists(st.sampled_from(["relative", "alibi", "t5", "fox"]), unique=True).map(
+                lambda others: ["cope", *others]
+            ),
             st.just(["mlp", "relative"]),
             st.sampled_from([["cope_alibi", "t5"], ["mlp", "cope_alibi"], ["cope", "cope_alibi"]])
             if gate != "separate"

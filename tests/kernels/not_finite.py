@@ -25,7 +25,7 @@ CASES = {
     "cope_alibi": Case((CoPEALiBi(slopes="learned"),), queries=QUERIES),
     "cope and relative": Case((CoPE(p_max=8), Relative(positions=70)), queries=QUERIES),
 }
-PLACES = {"cope, separate keys": ("q", "k", "gate_k0")}
+PLACES = {"cope, separate keys": ("q", "k", "features0")}
 INPUTS = [
     pytest.param(case, place, value, id=f"{name}, {value} in {place}")
     for name, case in CASES.items()

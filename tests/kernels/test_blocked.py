@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cope_sweep.kernels import blocked, blocked_scores, operator, reference
+from cope_sweep.kernels import blocked, operator, reference
 from cope_sweep.positions import CoPE, CoPEALiBi, CoPEMLP, Relative
 from tests.kernels.accuracy import assert_equals_reference
 from tests.kernels.cases import Case, attention_by, cases, long_cases, problem_of
@@ -35,7 +35,7 @@ def test_long_sequences(case):
 @pytest.mark.parametrize("elements", [1, 1 << 10, 1 << 12])
 @pytest.mark.parametrize("cached", [0, 11])
 def test_the_block_size_does_not_matter(monkeypatch, elements, cached):
-    monkeypatch.setattr(blocked_scores, "BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(blocked, "BLOCK_ELEMENTS", elements)
     encodings = (CoPE(p_max=9), CoPEALiBi(slopes="learned"), CoPEMLP(hidden=7), Relative(positions=5))
     case = Case(encodings, queries=70, cached=cached, lengths=(70, 33), dropout=0.2)
     assert_equals_reference(case, attend_blocked, torch.float64)
@@ -45,8 +45,8 @@ def test_the_block_size_does_not_matter(monkeypatch, elements, cached):
 @pytest.mark.parametrize("p_max", [1, 2, 3, 8])
 def test_gates_count_until_the_last_position(monkeypatch, p_max):
     """Saturation begins at p_max − 1: between p_max − 2 and there, biases still change and gates have gradients."""
-    monkeypatch.setattr(blocked_scores, "MAX_ROWS", 16)
-    monkeypatch.setattr(blocked_scores, "BLOCK_ELEMENTS", 16 * 60)
+    monkeypatch.setattr(blocked, "MAX_ROWS", 16)
+    monkeypatch.setattr(blocked, "BLOCK_ELEMENTS", 16 * 60)
     # With few rows in a block, the columns that are computed end soon after the last position is reached.
     for cached in (0, 40, 59):
         case = Case((CoPE(p_max=p_max),), batch=1, heads=1, queries=60 - cached, cached=cached)

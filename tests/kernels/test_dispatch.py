@@ -22,7 +22,7 @@ from cope_sweep.kernels import (
     using,
     which,
 )
-from cope_sweep.kernels.choice import chosen_implementation, constant_when_compiled
+from cope_sweep.kernels.dispatch import chosen_implementation, constant_when_compiled
 from cope_sweep.model import Transformer
 from cope_sweep.positions import ALiBi, CoPE, CoPEALiBi, CoPEMLP, Dims, Encoding, Relative
 from tests.kernels.accuracy import assert_equals_reference
@@ -126,7 +126,7 @@ def test_what_fused_kernels_cannot_express_equals_the_reference(implementation, 
     )
 
 
-def test_hard_attention_goes_to_the_reference():
+def test_hard_attention_equals_the_reference():
     inputs, positions = attention()
     hard = Inputs(inputs.q_BHTK, inputs.k_BHSK, inputs.v_BHSK, inputs.q_BHTK, inputs.k_BHSK, (), hard=True)
     expected = reference(hard, positions)
@@ -195,6 +195,7 @@ def used(monkeypatch):
         monkeypatch.setattr(module, function, recorded)
 
     record(operator, "attention", lambda arguments: arguments[1])
+    record(dispatch, "attend_in_blocks", lambda _: "blocked")
     record(dispatch, "reference", lambda _: "reference")
     record(dispatch, "_without_scores", lambda _: "sdpa")
     return names
@@ -262,17 +263,16 @@ def test_a_machine_without_a_gpu_knows_the_paths_of_one():
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_hard_attention_has_no_fused_kernel(device):
-    dims, reason = (
-        Dims(64, 2, 1, 300),
-        "attention is hard, and fused kernels compute the softmax only; using the reference",
-    )
-    assert which([CoPE()], dims, device=device, hard=True) == (
-        "reference",
-        f"no fused kernel is used, {reason}, which needs memory for all T × T scores",
-    )
-    for name in ("blocked", "native", "triton"):
-        found = which([CoPE()], dims, device=device, hard=True, implementation=name)
-        assert found == ("reference", f"{name} is not used, {reason}")
+    reason = "attention is hard, and fused kernels compute the softmax only"
+    for keys, instead in ((300, "PyTorch (blocked)"), (100, "the reference, which needs memory for all T × T scores")):
+        found = which([CoPE()], Dims(64, 2, 1, keys), device=device, hard=True)
+        assert found == (
+            "blocked" if keys == 300 else "reference",
+            f"no fused kernel is used, {reason}; using {instead}",
+        )
+    for name in ("native", "triton"):
+        found = which([CoPE()], Dims(64, 2, 1, 300), device=device, hard=True, implementation=name)
+        assert found == ("blocked", f"{name} is not used, {reason}; falling back to PyTorch (blocked)")
 
 
 def test_decoding_uses_the_reference():
@@ -287,7 +287,7 @@ def test_an_encoding_without_a_term_is_named():
             return attention.logits_BHQS * 0
 
     name, reason = which([Plain()], Dims(8, 2, 1, 300))
-    assert name == "reference"
+    assert name == "blocked"
     assert "the score of plain" in reason
 
 

@@ -151,11 +151,11 @@ def test_types_may_differ():
     case = Case((CoPE(p_max=9, gate="separate"),), queries=70)
     tensors = {name: x.bfloat16() for name, x in random_tensors(case, torch.bfloat16).items()}
     expected = attend_native(*make_inputs(case, tensors), 0.0, None)
-    tensors |= {"gate_k0": tensors["gate_k0"].float(), "k": tensors["k"].float()}
+    tensors |= {"features0": tensors["features0"].float(), "k": tensors["k"].float()}
     mixed = {name: x.requires_grad_() for name, x in tensors.items()}
     computed = attend_native(*make_inputs(case, mixed), 0.0, None)
     assert torch.equal(computed, expected)
-    gradients = torch.autograd.grad(computed.sum(), [mixed["q"], mixed["k"], mixed["gate_k0"]])
+    gradients = torch.autograd.grad(computed.sum(), [mixed["q"], mixed["k"], mixed["features0"]])
     assert [x.dtype for x in gradients] == [torch.bfloat16, torch.float32, torch.float32]
 
 

@@ -10,9 +10,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from cope_sweep.kernels import Inputs, Position, attend, dispatch, native, operator, reference, self_check, which
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.positions import CoPE, Dims
+from cope_sweep.positions.fire import FIRE
+from cope_sweep.positions.fox import FoX
+from cope_sweep.positions.grape_ap import GrapeAP
+from cope_sweep.positions.stick_breaking import StickBreaking
 
 CPU = torch.device("cpu")
 MLP = ("segment_slope", "segment_intercept", "knots")
+SHARE = ("share_distance", "share_query", "share_slope", "share_intercept", "share_knots")
 KINDS = [
     (),
     ("e",),
@@ -26,6 +31,10 @@ KINDS = [
     ("e", "m", "relative"),
     ("key_bias",),
     ("e", "base_q", "gate_k", "key_bias"),
+    ("base_q", "gate_k", "m", "log_gates"),
+    SHARE,
+    ("stick_breaking",),
+    ("distance_slope", "stick_breaking", "keep_remainder"),
 ]
 DIMS = Dims(8, 2, 1, 40)
 
@@ -86,7 +95,8 @@ def test_every_kind_of_problem_is_made_and_passes(monkeypatch, dtype, kind, more
     )
     errors = self_check.relative_errors("native", CPU, dtype, 32, kind + more)
     names = [name for name in self_check._OPTIONAL if getattr(given[0], name) is not None]
-    assert {*names, *(["dropout"] if given[0].dropout else [])} == {*kind, *more}
+    names += [name for name in ("dropout", *self_check._FLAGS) if getattr(given[0], name)]
+    assert {*names} == {*kind, *more}
     assert given[0].q.dtype == dtype
     assert max(errors.values()) < self_check.TOLERANCES[dtype] / 2
 
@@ -139,6 +149,14 @@ def test_a_kernel_that_was_asked_for_is_checked_too(monkeypatch):
     wrong(monkeypatch, "backward", 2)
     assert_equals_reference(lambda *given: attend(*given, implementation="native"))
     assert which([CoPE(p_max=5)], DIMS, implementation="native")[0] == "blocked"
+
+
+@pytest.mark.parametrize("encoding", [FoX(), GrapeAP(), FIRE(), StickBreaking()], ids=lambda encoding: encoding.kind)
+def test_wrong_kernels_of_other_encodings_are_not_used(monkeypatch, encoding):
+    wrong(monkeypatch, "backward", 2)
+    name, reason = which([encoding], Dims(8, 2, 1, 300))
+    assert name == "blocked"
+    assert "gradient of v by 0.1" in reason
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -85,7 +85,7 @@ def test_compiles_with_all_terms():
     heads = torch.zeros(3, 2, 2, 1024, 32, dtype=BF16)
     terms = {
         "base_q": heads[0], "gate_k": heads[1], "m": torch.zeros(2), "relative": torch.zeros(2, 100, 32, dtype=BF16),
-        "distance_bias": torch.zeros(2, 129), "distance_slope": torch.zeros(2), "seeds": torch.tensor([1, 2]),
+        "distance_bias": torch.zeros(2, 129), "distance_slope": torch.zeros(2), "key_bias": torch.zeros(2, 2, 1024), "seeds": torch.tensor([1, 2]),
         "lengths": torch.tensor([5, 7]), "far_last": True, "dropout": 0.1,
     }  # fmt: skip
     assert len(compile_ahead(90, BF16, 32, p_max=1025, **terms)) == 3

@@ -18,6 +18,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from cope_sweep.kernels import operator
 from cope_sweep.kernels.triton_attention import launch
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
+from cope_sweep.positions.fox import FoX
 from tests.kernels.accuracy import assert_equals_reference, output_and_gradients
 from tests.kernels.cases import Case, attention_by, dropout_seeds, fused, make_inputs, random_tensors
 from tests.kernels.ptx.launches import emulated
@@ -47,6 +48,7 @@ SM_90 = {
     "saturating": SATURATING,
     "float16, separate gate keys": case(CoPE(p_max=4, gate="separate"), queries=130, head_dim=32, dtype=FP16),
     "relative": case(Relative(positions=5, far="last"), queries=140),
+    "fox": case(CoPE(p_max=4), FoX(), queries=140),
     "all terms": case(
         CoPE(p_max=6, gate="values"), CoPEALiBi(slopes="learned", gate="values"), Relative(positions=7, far="last"), ALiBi(),
         queries=70, dropout=0.2,

@@ -23,6 +23,7 @@ from cope_sweep.kernels.operator import attention
 from cope_sweep.kernels.triton_attention import launch, tables, tiles, workspace
 from cope_sweep.kernels.tuning import using_configurations
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
+from cope_sweep.positions.fox import FoX
 from tests.kernels.accuracy import assert_equals_reference
 from tests.kernels.cases import Case, attention_by, make_inputs, problem_of, random_tensors
 
@@ -89,6 +90,10 @@ CASES = {
     "t5, all distances near": case(T5(buckets=4, max_distance=40), queries=20),
     "cope and t5": case(CoPE(p_max=3), T5(buckets=4, max_distance=9), queries=48, heads=2),
     "relative and t5": case(Relative(positions=4, far="last", per_head=True), T5(buckets=4, max_distance=9), heads=3),
+    "fox": case(FoX(), heads=2, queries=48),
+    "cope and fox, saturated": case(CoPE(p_max=3), FoX(), queries=48, heads=2),
+    "fox, padding, dropout": case(FoX(), batch=2, queries=30, cached=9, lengths=(18, 39), dropout=0.3),
+    "fox, bfloat16": case(FoX(), T5(buckets=4, max_distance=9), dtype=torch.bfloat16),
     "rotated": case(CoPE(p_max=5), rotated=True, heads=2),
     "rotated, relative": case(Relative(positions=9), rotated=True),
     "rotated, separate gate keys": case(CoPE(p_max=5, gate="separate"), Relative(positions=6), rotated=True),
@@ -135,7 +140,14 @@ UNEVEN_TILES = {
 }
 
 
-OTHER_TILES = ["padding, all distances", "padding", "all terms", "saturates late", "cope and t5"]
+OTHER_TILES = [
+    "padding, all distances",
+    "padding",
+    "cope and fox, saturated",
+    "all terms",
+    "saturates late",
+    "cope and t5",
+]
 
 
 @pytest.mark.parametrize("name", OTHER_TILES)
@@ -155,7 +167,9 @@ def small_launches(monkeypatch):
     monkeypatch.setattr(launch, "_bytes", lambda _: 0)
 
 
-@pytest.mark.parametrize("name", ["cope", "cope-alibi", "padding", "rotated, separate gate keys", "relative and t5"])
+@pytest.mark.parametrize(
+    "name", ["cope", "cope-alibi", "padding", "rotated, separate gate keys", "relative and t5", "fox, padding, dropout"]
+)
 def test_queries_in_several_launches(small_launches, name):
     problem, dtype = CASES[name]
     assert_equals_reference(replace(problem, seed=6), attend_triton, dtype)

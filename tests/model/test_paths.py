@@ -3,7 +3,7 @@
 import torch
 
 from cope_sweep.config import Resources
-from cope_sweep.kernels import dispatch, path
+from cope_sweep.kernels import dispatch
 from cope_sweep.model import Transformer
 from cope_sweep.model.paths import LayerPaths, attention_paths
 from tests.tiny import tiny_run
@@ -12,7 +12,7 @@ from tests.tiny import tiny_run
 def test_the_paths_of_a_model_are_those_that_it_takes(monkeypatch):
     run = tiny_run(**{"model.layers": 2, "model.position": ["cope"]})
     taken = []
-    choose = path.choose
+    choose = dispatch.choose
 
     def noted(*arguments):
         chosen = choose(*arguments)
@@ -22,6 +22,7 @@ def test_the_paths_of_a_model_are_those_that_it_takes(monkeypatch):
     monkeypatch.setattr(dispatch, "choose", noted)
     tokens_BT = torch.zeros((2, run.task.length("train")), dtype=torch.int64)
     Transformer(run).train()(tokens_BT)
+    monkeypatch.undo()
     [found] = attention_paths(run, Resources(), "cpu")
     assert [found.name] * 2 == taken
     assert found.layers == (0, 1)

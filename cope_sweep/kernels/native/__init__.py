@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels.arguments import QUERIES_AND_KEYS, Arguments, unit_stride
-from cope_sweep.kernels.choice import constant_when_compiled
+from cope_sweep.kernels.arguments import QUERIES_AND_KEYS, Arguments, constant_when_compiled, unit_stride
 from cope_sweep.kernels.native import abi, build
 
 READ = (torch.float32, torch.bfloat16)
@@ -33,6 +32,8 @@ def why_not(given: Arguments) -> str | None:
         return "it computes CoPE or CoPE-MLP in a layer, not both"
     if not q.shape[-1] == k.shape[-1] == v.shape[-1] or 0 in q.shape:
         return f"q, k and v need the same head dim, which are {q.shape[-1]}, {k.shape[-1]} and {v.shape[-1]}"
+    if given.gate_k is not None and given.gate_k.shape[-1] != k.shape[-1]:
+        return f"gates need the head dim {k.shape[-1]} of the keys, and theirs is {given.gate_k.shape[-1]}"
     reason: str | None = _build_error()
     return reason
 

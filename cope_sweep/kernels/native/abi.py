@@ -73,6 +73,7 @@ class Problem(ctypes.Structure):
         ("N", c_int64),  # knots; there are N + 1 segments
         ("R", c_int64),  # entries of relative
         ("relative_head", c_int64),  # as e_head
+        ("share_N", c_int64),  # share_knots
         ("biases", c_int64),  # entries of distance_bias for a head
         ("threshold", c_int64),  # weights whose 32 bits are below are dropped; 0: no dropout
         ("keep_scale", c_float),  # 1/(1 − dropout)
@@ -130,6 +131,7 @@ def problem(given: Arguments) -> Problem:
         N=_size(given.knots, -1),
         R=_size(given.relative, -2),
         relative_head=_head_stride(given.relative),
+        share_N=_size(given.share_knots, -1),
         biases=_size(given.distance_bias, -1),
         threshold=threshold(given.dropout) if given.dropout else 0,
         keep_scale=1 / (1 - given.dropout) if given.dropout < 1 else 0.0,

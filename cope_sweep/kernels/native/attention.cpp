@@ -11,6 +11,7 @@ template <class Compute> static void with_kind(const NativeProblem& x, Compute c
         case TABLE: return compute(std::integral_constant<Kind, TABLE>());
         case SEGMENTS: return compute(std::integral_constant<Kind, SEGMENTS>());
         case SLOPE_ONLY: return compute(std::integral_constant<Kind, SLOPE_ONLY>());
+        case STICK: return compute(std::integral_constant<Kind, STICK>());
         case NONE: return compute(std::integral_constant<Kind, NONE>());
     }
 }

@@ -57,12 +57,15 @@ static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gra
         const auto row = x.simple() && !diagonal ? backward_row<kind, true> : backward_row<kind, false>;
         for (int r = rows.first; r < rows.end; ++r) {
             const long at = r * TILE;
+            const int share_segment = m.rows[r].share_segment;
             row(x, m, to, b, h, first + r, tile * TILE, r, saturation, m.s + at, gate_logits + at, m.da + at, ds ? ds + at : nullptr,
                 xs ? xs + at : nullptr, ys ? ys + at : nullptr);
             if (!m.only_total && (x.relative || x.distance_bias))
                 distance_gradients(x, m.distances.gradient(r), dbias, first + r, tile * TILE, ds + at);
+            const int visible = int(std::min<int64_t>(TILE, first + r - tile * TILE + 1));
+            if (!m.only_total && x.share_slope)
+                share_gradients(x, m.dshares, h, first + r, tile * TILE, row_vectors<false>(visible), share_segment, ds + at);
             if (!m.only_total && x.key_bias) {
-                const int visible = int(std::min<int64_t>(TILE, first + r - tile * TILE + 1));
                 for (int l = 0; l < visible; ++l) m.dkey_bias[tile * TILE + l] += ds[at + l];
             }
         }
@@ -87,7 +90,7 @@ static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gra
     };
 
     // The gradients of scores are needed separately if gates have logits of their own, and for biases by distance or key.
-    float* own = x.separate() || x.relative || x.distance_bias || x.key_bias ? static_cast<float*>(m.ds) : nullptr;
+    float* own = x.separate() || x.relative || x.distance_bias || x.key_bias || x.share_slope ? static_cast<float*>(m.ds) : nullptr;
     int64_t tile = block;
     int held = 0;
     for (; tile >= 0 && held < MAX_HELD_TILES && unsaturated() && !linear(); --tile, ++held) {
@@ -115,7 +118,7 @@ static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gra
         for (int r = rows.first; r < rows.end; ++r) m.dp_total[r] = m.sums[r].positions;
     }
     for (int n = 0; n < held; ++n) gate_products(block - n, m.x_tiles + n * TILE * TILE, m.y_tiles + n * TILE * TILE);
-    for (; tile >= 0; --tile) {
+    for (; tile >= 0 && !m.exhausted<kind>(rows); --tile) {
         const bool gates = unsaturated();
         walk(tile, gates ? own : static_cast<float*>(m.da), gates ? static_cast<float*>(m.x_tile) : nullptr, m.y_tile);
         value_products(tile);
@@ -138,6 +141,10 @@ static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gra
             }
         }
         if (x.m) dm += sum(sums.slope);
+        if (kind == STICK) {
+            const float rest = remainder_weight(x, b, h, first + r, m.lse[r]);
+            for (int64_t d = 0; rest != 0 && d < x.D; ++d) m.dv[(first + r) * width + d] += rest * m.dout[r * width + d];
+        }
     }
     if (x.e) m.positions.products(x, rows, base_q, dbase_q, m.de);
     if (x.relative) m.distances.products(x, rows, base_q, dbase_q, m.drelative);
@@ -165,16 +172,17 @@ struct PartialSums {
     Scratch heads;                        // of dk, of dv and of dgate_k of all items, if a head has several items
     Scratch tables, distance_tables;
     Scratch key_biases;
-    std::vector<float> dm, dbias;
+    std::vector<float> dm, dbias, dshares;
 
     explicit PartialSums(const NativeProblem& x)
         : head(BackwardScratch::head(x)), table(Table::size(x, x.e ? x.P : 0, POSITIONS_AHEAD)),
           distances(Table::size(x, x.relative ? x.R : 0, DISTANCES_AHEAD)), heads(x, x.groups > 1 ? head * x.items() * (x.separate() ? 3 : 2) : 0),
           tables(x, table * x.items()), distance_tables(x, distances * x.items()),
-          key_biases(x, x.key_bias ? x.items() * x.S : 0), dm(x.items()), dbias(x.distance_bias ? x.items() * x.biases : 0) {}
+          key_biases(x, x.key_bias ? x.items() * x.S : 0), dm(x.items()), dbias(x.distance_bias ? x.items() * x.biases : 0),
+          dshares(x.items() * shares_size(x)) {}
 
     // Begin an item with sums of 0.
-    void begin(const NativeProblem& x, BackwardScratch& m, int64_t item) const {
+    void begin(const NativeProblem& x, BackwardScratch& m, int64_t item) {
         const bool split = x.groups > 1;
         const auto of_heads = [&](int n) { return heads + (n * x.items() + item) * head; };
         m.dk = split ? of_heads(0) : m.own_dk;
@@ -183,6 +191,7 @@ struct PartialSums {
         m.de = tables + item * table;
         m.drelative = distance_tables + item * distances;
         m.dkey_bias = key_biases + item * x.S;
+        m.dshares = dshares.data() + item * shares_size(x);
         zero(m.dk, head), zero(m.dv, head), zero(m.de, table), zero(m.drelative, distances);
         if (x.separate()) zero(m.dgate_k, head);
         if (x.key_bias) zero(m.dkey_bias, x.S);
@@ -195,11 +204,20 @@ struct PartialSums {
         if (x.m) zero(to.m, x.H);
         if (x.distance_bias) zero(to.distance_bias, x.H * x.biases);
         if (x.key_bias) zero(to.key_bias, x.heads() * x.S);
+        const int64_t segments = x.share_segments();
+        if (x.share_slope) zero(to.share_distance, x.S), zero(to.share_query, x.T), zero(to.share_slope, x.H * segments), zero(to.share_intercept, x.H * segments);
         for (int64_t item = 0; item < x.items(); ++item) {
             const int64_t h = item / x.groups % x.H;
             if (x.m) to.m[h] += dm[item];
             for (int64_t n = 0; x.distance_bias && n < x.biases; ++n) to.distance_bias[h * x.biases + n] += dbias[item * x.biases + n];
             for (int64_t t = 0; x.key_bias && t < x.S; ++t) to.key_bias[item / x.groups * x.S + t] += key_biases[item * x.S + t];
+            if (!x.share_slope) continue;
+            const float* from = dshares.data() + item * shares_size(x);
+            const auto add = [&](float* to, int64_t count) {
+                for (int64_t n = 0; n < count; ++n) to[n] += *from++;
+            };
+            add(to.share_distance, x.S), add(to.share_query, x.T);
+            add(to.share_slope + h * segments, segments), add(to.share_intercept + h * segments, segments);
         }
     }
 };

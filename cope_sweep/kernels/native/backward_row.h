@@ -52,7 +52,7 @@ struct BackwardScratch : BlockScratch {
     float lse[TILE], delta[TILE];
     float dp_total[TILE];    // D
     bool only_total = false;  // visit tiles for D only
-    float *dk, *dv, *dgate_k, *de, *drelative, *dkey_bias;  // sums of the item
+    float *dk, *dv, *dgate_k, *de, *drelative, *dkey_bias, *dshares;  // sums of the item
 
     static size_t head(const NativeProblem& x, bool wanted = true) { return wanted ? x.tiles() * TILE * x.width() : 0; }
     explicit BackwardScratch(const NativeProblem& x)
@@ -102,29 +102,44 @@ static inline void backward_row(const NativeProblem& x, BackwardScratch& m, cons
     const int vectors = row_vectors<FULL>(visible), segment = row.segment;
     vf scores[VECTORS];
     Details details;
-    const bool counts = row_scores<kind, FULL, true>(x, row, h, i, j, vectors, saturation, s, gate_logits, m.lse[r], scores, details);
+    const bool counts = row_scores<kind, FULL, true>(x, row, h, i, j, vectors, saturation, s, gate_logits, kind == STICK ? 0 : m.lse[r], scores, details);
     const uint32_t dropout = !FULL && x.threshold ? dropout_row(x.seeds[b], h, i) : 0;
     const float delta = m.delta[r];
+    vf shares[VECTORS], weights[VECTORS];
+    if (kind == STICK) break_stick<FULL>(row, vectors, i - j, scores, shares, weights);
+    float nearer = sums.positions;  // STICK: Σ weight·dweight of the keys visited
     // From scores to weights, and to their gradients.
 #pragma GCC unroll 16
-    for (int v = 0; v < VECTORS; ++v) {
+    for (int v = VECTORS - 1; v >= 0; --v) {
         if (!FULL && v >= vectors) {
             store(s + v * W, vf{});
             continue;
         }
-        vf weight = vexp(FULL ? scores[v] : vmin(splat(80.0f), scores[v])), dweight = load(da + v * W), kept = weight;
+        vf weight = kind == STICK ? weights[v] : vexp(FULL ? scores[v] : vmin(splat(80.0f), scores[v]));
+        vf dweight = load(da + v * W), kept = weight;
         if (!FULL && x.threshold) {
             const vf factor = dropout_factor(x, dropout, j + v * W);
             kept *= factor;
             dweight *= factor;
         }
-        scores[v] = weight * (dweight - delta);
+        const int64_t seen = (kind == STICK ? visible - 1 : visible) - v * W;
+        if (kind == STICK) {
+            // A share takes from its key's weight, and from those of all earlier keys: Σ weight·dweight is delta.
+            vf taken = weight * dweight;
+            if (!FULL) taken = select(visible_lanes(seen), taken, vf{});
+            const vf sums_here = suffix_sums(taken);
+            scores[v] = taken * (1.0f - shares[v]) - shares[v] * (delta - (sums_here + nearer));
+            nearer += sums_here[0];
+        } else {
+            scores[v] = weight * (dweight - delta);
+        }
         if (!FULL) {  // keys after the query may have any value, even NaN
-            kept = select(visible_lanes(visible - v * W), kept, vf{});
-            scores[v] = select(visible_lanes(visible - v * W), scores[v], vf{});
+            kept = select(visible_lanes(seen), kept, vf{});
+            scores[v] = select(visible_lanes(seen), scores[v], vf{});
         }
         store(s + v * W, kept);
     }
+    if (kind == STICK) sums.positions = nearer;
     if (ds)
 #pragma GCC unroll 16
         for (int v = 0; v < VECTORS; ++v) store(ds + v * W, FULL || v < vectors ? scores[v] : vf{});
@@ -136,7 +151,7 @@ static inline void backward_row(const NativeProblem& x, BackwardScratch& m, cons
                 if (FULL || v < vectors) far += scores[v];
             if (!m.only_total) sums.far += far;
         }
-        if (kind == NONE || !x_row) return;
+        if (kind == NONE || kind == STICK || !x_row) return;
         for (int v = 0; v < VECTORS; ++v) {
             store(x_row + v * W, x.separate() || (!FULL && v >= vectors) ? vf{} : scores[v]);
             store(y_row + v * W, vf{});
@@ -167,8 +182,10 @@ static inline void backward_row(const NativeProblem& x, BackwardScratch& m, cons
             store(y_row + v * W, vf{});
             continue;
         }
-        const vf dp = scores[v] * details.slopes[v], through = suffix_sums(dp), y = details.gates[v] * (1.0f - details.gates[v]);
-        const vf right = (through - dp) + beyond;
+        const bool log_gates = kind == SLOPE_ONLY && x.log_gates;
+        const vf dp = scores[v] * details.slopes[v], through = suffix_sums(dp), gate = details.gates[v];
+        const vf y = log_gates ? 1.0f - vexp(gate) : gate * (1.0f - gate);
+        const vf right = (log_gates ? through : through - dp) + beyond;
         beyond += through[0];
         store(x_row + v * W, (x.separate() ? vf{} : scores[v]) - right * y);
         store(y_row + v * W, y);
@@ -204,4 +221,47 @@ static inline void distance_gradients(const NativeProblem& x, float* drelative, 
     };
     if (x.relative) add(drelative, x.R, x.far_last);
     if (x.distance_bias) add(dbias, x.biases, true);
+}
+
+// The gradients of the bias by the share of the distance, in one array: of the S numerators, the T factors of queries, and the
+// slopes and intercepts of a head.
+static inline size_t shares_size(const NativeProblem& x) { return x.share_slope ? x.S + x.T + 2 * x.share_segments() : 0; }
+
+// Add them for a row of a tile; `segment` is the segment before this tile.
+static inline void share_gradients(const NativeProblem& x, float* to, int64_t h, int64_t i, int64_t j, int vectors, int segment, const float* ds) {
+    float *distance = to, *query = distance + x.S + i - x.start(), *dslope = to + x.S + x.T, *dintercept = dslope + x.share_segments();
+    const float factor = x.share_query[i - x.start()], *slopes = x.share_slope + h * x.share_segments();
+    vf scores{}, shares{};  // of the segment: Σ ds, and Σ ds·numerator
+    const auto finish_segment = [&] {
+        const float total = sum(shares);
+        dslope[segment] += total * factor;
+        dintercept[segment] += sum(scores);
+        *query += total * slopes[segment];
+        scores = shares = vf{};
+    };
+    for (int v = vectors - 1; v >= 0; --v) {
+        const int64_t farthest = i - j - v * W;
+        const vf numerator = share_distances(x, farthest), share = numerator * factor;
+        vf rest = load(ds + v * W), slope = splat(slopes[segment]);
+        const vf all = rest;
+        for (; segment < x.share_N && x.share_knots[segment] <= share[0]; ++segment) {
+            const vi before = share < x.share_knots[segment];
+            const vf here = select(before, rest, vf{});
+            rest = select(before, vf{}, rest);
+            scores += here;
+            shares += here * numerator;
+            finish_segment();
+            slope = select(before, slope, splat(slopes[segment + 1]));
+        }
+        scores += rest;
+        shares += rest * numerator;
+        const vf added = all * slope * factor;
+        if (farthest >= W - 1) {
+            float* entries = distance + farthest - (W - 1);
+            store(entries, load(entries) + reversed(added));
+        } else {
+            for (int l = 0; l <= farthest; ++l) distance[farthest - l] += added[l];
+        }
+    }
+    finish_segment();
 }

@@ -79,9 +79,17 @@ struct BlockScratch {
         return x.separate() ? gate_s : s;
     }
 
+    // Whether earlier keys have no weight in any row, because nothing is left of the sticks.
+    template <Kind kind> bool exhausted(const Rows& block_rows) const {
+        if (kind != STICK) return false;
+        for (int r = block_rows.first; r < block_rows.end; ++r)
+            if (!(rows[r].position < EXHAUSTED)) return false;
+        return true;
+    }
+
     // Whether a row of the block has not reached the position `saturation`.
     template <Kind kind> bool unsaturated(const Rows& block_rows, float saturation) const {
-        if (kind != NONE)
+        if (kind != NONE && kind != STICK)
             for (int r = block_rows.first; r < block_rows.end; ++r)
                 if (rows[r].position < saturation) return true;
         return false;

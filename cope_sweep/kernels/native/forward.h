@@ -21,6 +21,20 @@ static inline void forward_row(const NativeProblem& x, int64_t b, int64_t h, int
     vf scores[VECTORS];
     Details details;
     row_scores<kind, FULL, false>(x, row, h, i, j, vectors, saturation, s, gate_logits, 0, scores, details);
+    const auto drop_and_store = [&] {
+        if (!FULL && x.threshold) {
+            const uint32_t dropout = dropout_row(x.seeds[b], h, i);
+            for (int v = 0; v < vectors; ++v) scores[v] *= dropout_factor(x, dropout, j + v * W);
+        }
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; ++v) store(s + v * W, FULL || v < vectors ? scores[v] : vf{});
+    };
+    if (kind == STICK) {
+        vf shares[VECTORS], weights[VECTORS];
+        break_stick<FULL>(row, vectors, i - j, scores, shares, weights);
+        std::copy(weights, weights + vectors, scores);
+        return drop_and_store();
+    }
     if (!FULL)
         for (int v = 0; v < vectors; ++v)
             scores[v] = select(visible_lanes(visible - v * W), scores[v], splat(-std::numeric_limits<float>::infinity()));
@@ -44,12 +58,7 @@ static inline void forward_row(const NativeProblem& x, int64_t b, int64_t h, int
 #pragma GCC unroll 16
     for (int v = 0; v < VECTORS; ++v)
         if (FULL || v < vectors) softmax.total += scores[v];
-    if (!FULL && x.threshold) {
-        const uint32_t dropout = dropout_row(x.seeds[b], h, i);
-        for (int v = 0; v < vectors; ++v) scores[v] *= dropout_factor(x, dropout, j + v * W);
-    }
-#pragma GCC unroll 16
-    for (int v = 0; v < VECTORS; ++v) store(s + v * W, FULL || v < vectors ? scores[v] : vf{});
+    drop_and_store();
 }
 
 struct ForwardScratch : BlockScratch {
@@ -70,7 +79,7 @@ static void forward_block(const NativeProblem& x, ForwardScratch& m, int64_t b, 
     for (int r = rows.first; r < rows.end; ++r) m.softmax[r] = {-std::numeric_limits<float>::infinity(), vf{}};
     const float saturation = x.saturation();
     bool unsaturated = kind != NONE;
-    for (int64_t tile = block; tile >= 0; --tile) {
+    for (int64_t tile = block; tile >= 0 && !m.exhausted<kind>(rows); --tile) {
         const bool diagonal = tile == block;
         const float* gate_logits = m.begin_tile<kind>(x, rows, tile, diagonal, unsaturated, base_q);
         const auto row = x.simple() && !diagonal ? forward_row<kind, true> : forward_row<kind, false>;
@@ -83,6 +92,13 @@ static void forward_block(const NativeProblem& x, ForwardScratch& m, int64_t b, 
     }
     for (int r = rows.first; r < rows.end; ++r) {
         const int64_t t = first + r - x.start();
+        if (kind == STICK) {
+            const float rest = remainder_weight(x, b, h, first + r, float(m.rows[r].position));
+            for (int64_t d = 0; rest != 0 && d < x.D; ++d) m.out[r * width + d] += rest * m.v_rows[(first + r) * width + d];
+            write_row(result, b, h, t, x.D, m.out + r * width);
+            lse[x.query(b, h, t)] = float(m.rows[r].position);
+            continue;
+        }
         const float total = sum(m.softmax[r].total);
         write_row(result, b, h, t, x.D, m.out + r * width, 1 / total);
         lse[x.query(b, h, t)] = m.softmax[r].most + std::log(total);

@@ -21,13 +21,14 @@ struct NativeProblem : abi::Problem {
     bool gates() const { return e || knots || m; }
     bool separate() const { return gate_k.data != nullptr; }
     bool rotated() const { return base_q.data != nullptr; }
-    bool additive() const { return relative || distance_bias || distance_slope || key_bias; }  // biases without a position
+    bool additive() const { return relative || distance_bias || distance_slope || key_bias || share_slope; }  // biases without a position
     bool simple() const { return !additive() && !threshold && !m; }  // scores need no more than logits and a table or segments
     int64_t heads() const { return B * H; }
     int64_t items() const { return heads() * groups; }  // units of work; each has its own partial sums
     int64_t start() const { return S - T; }  // the token of the first query
     int64_t query(int64_t b, int64_t h, int64_t t) const { return (b * H + h) * T + t; }  // in arrays of all queries
     int64_t segments() const { return N + 1; }  // between knots
+    int64_t share_segments() const { return share_N + 1; }
     int64_t tiles() const { return (S + TILE - 1) / TILE; }
     long width() const { return (D + W - 1) / W * W; }  // a row of D floats, padded to whole vectors
     int64_t tokens(int64_t b) const { return lengths ? (lengths[b] < S ? lengths[b] : S) : S; }

@@ -136,4 +136,18 @@ static inline vf vexp(vf x) {
     return (vf)(as_int(y) + (as_int(shifted) << 23));
 }
 
+// log σ(x) within a few units in the last place; NaN gives NaN.
+static inline vf log_sigmoid(vf x) {
+    const vf t = vexp(-vmax(x, -x));  // ≤ 1, and log(1 + t) = 2·artanh(t/(2 + t)), whose argument is ≤ 1/3
+    const vf s = t * reciprocal(2.0f + t), s2 = s * s;
+    vf y = s2 * (2.0f / 15) + 2.0f / 13;
+    y = y * s2 + 2.0f / 11;
+    y = y * s2 + 2.0f / 9;
+    y = y * s2 + 2.0f / 7;
+    y = y * s2 + 2.0f / 5;
+    y = y * s2 + 2.0f / 3;
+    y = y * s2 + 2.0f;
+    return vmin(vf{}, x) - y * s;
+}
+
 static inline vf sigmoid(vf x) { return reciprocal(1.0f + vexp(-vmax(splat(-86.0f), x))); }

@@ -21,8 +21,7 @@ from __future__ import annotations
 import torch
 import triton  # type: ignore[import-untyped]
 
-from cope_sweep.kernels.arguments import Arguments
-from cope_sweep.kernels.choice import constant_when_compiled
+from cope_sweep.kernels.arguments import Arguments, constant_when_compiled
 from cope_sweep.kernels.triton_attention.launch import PAIRS, backward, forward
 
 __all__ = ["attend", "backward", "forward", "why_not"]
@@ -51,8 +50,12 @@ def why_not(given: Arguments) -> str | None:
         return f"there are {q.shape[2]} queries of {given.k.shape[2]} tokens"
     if given.knots is not None and given.e is not None:
         return "it does not compute CoPE and CoPE-MLP in one layer"
-    if given.key_bias is not None:
-        return "it has no bias of keys"
+    if given.log_gates:
+        return "it has no sums of log gates"
+    if given.stick_breaking:
+        return "it has no stick-breaking"
+    if given.share_slope is not None:
+        return "it has no bias by the share of the distance"
     return None
 
 

@@ -47,13 +47,14 @@ def score_gradients(
 )
 def backward_keys(
     q, k, v, base_q, gate_k, e, m, knots, segment_slope, segment_intercept,
-    relative, distance_bias, distance_slope, lengths, seeds,
+    relative, distance_bias, distance_slope, key_bias, lengths, seeds,
     do, plain_end,
     z_table, relative_table,  # as in `backward_rows`
     row_records,  # (heads of this launch, launch_rows, 4)
     edge_records,  # (heads of this launch, tiles of keys + 1, launch_rows, 4); or None
     dk, dv,
     dgate_k,  # None: gates see the logits
+    dkey_bias,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bq_b, bq_h, bq_t, gk_b, gk_h, gk_t, do_b, do_h, do_t,
     H, T, S, P, R, D, M,
     scale, limit, threshold, survival,
@@ -88,6 +89,9 @@ def backward_keys(
     if OWN_GATES:
         gate_k_tile = tiles.load(gate_k + b * gk_b + h * gk_h, j, gk_t, j < S, HEAD_DIM, BLOCK_K)
         dgate_k_tile = tl.zeros((BLOCK_S, BLOCK_K), tl.float32)
+    if key_bias is not None:
+        bias_c = tables.load_key_bias(key_bias + head.to(tl.int64) * S, j, S)
+        dbias_c = tl.zeros((BLOCK_S,), tl.float32)
     scratch_rows = tl.program_id(1).to(tl.int64) * launch_rows
     if CONTEXTUAL:
         c = tl.arange(0, BLOCK_S)
@@ -184,10 +188,14 @@ def backward_keys(
             row_tables = (relative_rows + t * R)[None, :] if relative is not None else None
             distance = tl.where(valid, tile_row + (S - T) + t, -1)[None, :] - j[:, None]
             s += LOG2E * tables.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
+        if key_bias is not None:
+            s += bias_c[:, None]
         a = tiles.exp2(s - lse_r[None, :])
         da = tiles.dot(v_tile, tl.trans(do_tile), PRECISION)
         row_keys = tiles.keys_of_rows(seeds, b, h, tile_row + (S - T) + t) if DROPOUT else None
         kept_a, ds = score_gradients(a, da, delta_r, row_keys, j, threshold, survival, DROPOUT)
+        if key_bias is not None:
+            dbias_c += tl.sum(ds, 1)
         dv_tile += tiles.dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)
         if CONTEXTUAL:
             dp = tl.zeros_like(ds)
@@ -216,9 +224,13 @@ def backward_keys(
         s = tiles.dot(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E) + far[None, :]
         if slope_h is not None:
             s += (slope_h * LOG2E) * (i[None, :] - j[:, None]).to(tl.float32)
+        if key_bias is not None:
+            s += bias_c[:, None]
         da = tiles.dot(v_tile, tl.trans(do_tile), PRECISION)
         row_keys = tiles.keys_of_rows(seeds, b, h, i) if DROPOUT else None
         kept_a, ds = score_gradients(tiles.exp2(s), da, delta_r, row_keys, j, threshold, survival, DROPOUT)
+        if key_bias is not None:
+            dbias_c += tl.sum(ds, 1)
         dv_tile += tiles.dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)
         dk_tile += tiles.dot(ds.to(q_tile.dtype), q_tile, PRECISION)
 
@@ -227,3 +239,7 @@ def backward_keys(
     tiles.store(dv, keys, dv_tile, j < S, HEAD_DIM, BLOCK_K, ADD)
     if OWN_GATES:
         tiles.store(dgate_k, keys, dgate_k_tile * scale, j < S, HEAD_DIM, BLOCK_K, ADD)
+    if key_bias is not None:
+        if ADD:
+            dbias_c += tl.load(dkey_bias + keys, mask=j < S, other=0.0)
+        tl.store(dkey_bias + keys, dbias_c.to(dkey_bias.dtype.element_ty), mask=j < S)

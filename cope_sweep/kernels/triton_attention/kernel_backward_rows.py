@@ -45,7 +45,7 @@ from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E
 )
 def backward_rows(
     q, k, v, base_q, gate_k, e, m, knots, segment_slope, segment_intercept,
-    relative, distance_bias, distance_slope, lengths, seeds,
+    relative, distance_bias, distance_slope, key_bias, lengths, seeds,
     o, do, lse, plain_end, end_pos_int, end_pos_frac,
     dq,
     dbase_q,  # None: added to dq
@@ -112,6 +112,7 @@ def backward_rows(
     m_h = tl.load(m + h) if m is not None else None
     slope_h = tl.load(distance_slope + h) if distance_slope is not None else None
     bias_h = distance_bias + h * D if distance_bias is not None else None
+    key_biases = key_bias + head.to(tl.int64) * S if key_bias is not None else None
     slopes, intercepts, segment_starts = None, None, None
     if knots is not None:
         first_of_tile = (head.to(tl.int64) * T + first_i - (S - T)) * M
@@ -133,19 +134,17 @@ def backward_rows(
         z_rows = z_table + scratch_row * P
         e += h * e_h
         top = tl.minimum(tl.max(tl.where(valid, pos_int, 0), 0) + 1, P - 1)
-        for start in tl.range(0, top + 1, BLOCK_P, num_stages=1):
-            tables.fill_table(
-                z_rows, start, base_q_tile, e, e_scale, P, PAIRS, PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_P
-            )
+        tables.fill_chunks(
+            z_rows, top + 1, base_q_tile, e, e_scale, P, PAIRS, PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_P
+        )
     relative_rows = None
     if relative is not None:
         relative_rows = relative_table + scratch_row * R
         relative += h * r_h
-        for start in tl.range(0, tl.minimum(R, last_i + 1), BLOCK_R, num_stages=1):
-            tables.fill_table(
-                relative_rows, start, base_q_tile, relative, relative_scale, R,
-                "", PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_R,
-            )  # fmt: skip
+        tables.fill_chunks(
+            relative_rows, tl.minimum(R, last_i + 1), base_q_tile, relative, relative_scale, R,
+            "", PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_R,
+        )  # fmt: skip
     if (relative is not None) or (e is not None):
         tl.debug_barrier()
 
@@ -183,6 +182,8 @@ def backward_rows(
         s = tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E) + far[:, None]
         if slope_h is not None:
             s += (slope_h * LOG2E) * (i[:, None] - j[None, :]).to(tl.float32)
+        if key_bias is not None:
+            s += tables.load_key_bias(key_biases, j, S)[None, :]
         a = tiles.exp2(s)
         da = tiles.dot(do_tile, tl.trans(v_tile), PRECISION)
         if DROPOUT:
@@ -280,6 +281,8 @@ def backward_rows(
             distance = seen - c[None, :]
             row_tables = (relative_rows + t * R)[:, None] if relative is not None else None
             s += LOG2E * tables.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
+        if key_bias is not None:
+            s += tables.load_key_bias(key_biases, first_j + c, S)[None, :]
         a = tiles.exp2(s - lse_r[:, None])
         da = tiles.dot(do_tile, tl.trans(v_tile), PRECISION)
         if DROPOUT:

@@ -61,6 +61,7 @@ def forward(
     relative,  # embeddings of distances; or None
     distance_bias,  # (H, D), float32 as int32; or None
     distance_slope,  # float32; or None
+    key_bias,  # (B, H, S), float32; or None
     lengths,  # or None
     seeds,  # int64; or None
     o,
@@ -117,6 +118,7 @@ def forward(
     m_h = tl.load(m + h) if m is not None else None
     slope_h = tl.load(distance_slope + h) if distance_slope is not None else None
     bias_h = distance_bias + h * D if distance_bias is not None else None
+    key_biases = key_bias + head.to(tl.int64) * S if key_bias is not None else None
     slopes, intercepts, segment_starts = None, None, None
     if knots is not None:
         first_of_tile = (head.to(tl.int64) * T + first_i - (S - T)) * M
@@ -145,11 +147,10 @@ def forward(
     relative_rows = None
     if relative is not None:
         relative_rows = relative_table + scratch_row * R
-        for start in tl.range(0, tl.minimum(R, last_i + 1), BLOCK_R, num_stages=1):
-            tables.fill_table(
-                relative_rows, start, base_q_tile, relative + h * r_h, relative_scale, R,
-                "", PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_R,
-            )  # fmt: skip
+        tables.fill_chunks(
+            relative_rows, tl.minimum(R, last_i + 1), base_q_tile, relative + h * r_h, relative_scale, R,
+            "", PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_R,
+        )  # fmt: skip
     if (relative is not None) or (e is not None):
         tl.debug_barrier()
 
@@ -203,6 +204,8 @@ def forward(
             row_tables = (relative_rows + t * R)[:, None] if relative is not None else None
             distance = seen_to[:, None] - j[None, :]
             s += LOG2E * tables.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
+        if key_bias is not None:
+            s += tables.load_key_bias(key_biases, j, S)[None, :]
         v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
         row_max, weight, sums = accumulate(s, j, v_tile, row_max, weight, sums, row_keys, threshold, DROPOUT, PRECISION)
         n -= 1
@@ -251,6 +254,8 @@ def forward(
         s = tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E) + far[:, None]
         if slope_h is not None:
             s += (slope_h * LOG2E) * (i[:, None] - j[None, :]).to(tl.float32)
+        if key_bias is not None:
+            s += tables.load_key_bias(key_biases, j, S)[None, :]
         v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
         row_max, weight, sums = accumulate(s, j, v_tile, row_max, weight, sums, row_keys, threshold, DROPOUT, PRECISION)
 

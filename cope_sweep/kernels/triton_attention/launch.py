@@ -97,6 +97,7 @@ class Call:
             "relative": self.relative,
             "distance_bias": None if bias is None else bias.view(torch.int32),
             "distance_slope": _float(given.distance_slope),
+            "key_bias": _float(given.key_bias),
             "lengths": None if given.lengths is None else given.lengths.to(torch.int64).contiguous(),
             "seeds": self._seeds(),
             **strides("q", self.q),
@@ -167,6 +168,9 @@ class Call:
             return None
         return self.q.new_empty((parts.heads_each, parts.rows_each, *shape), dtype=dtype)
 
+
+OF_KEYS = ("k", "v", "gate_k", "key_bias")
+"""The arguments whose gradients `backward_keys` computes, (B, H, S, …)."""
 
 PAIRS = {torch.float32: "", torch.bfloat16: "bf16", torch.float16: "fp16"}
 """The types of queries, and whether a table's words are pairs (see `tiles.fill_table`)."""
@@ -299,10 +303,13 @@ class Backward:
 
     def _key_outputs(self) -> dict[str, Any]:
         """The gradients of keys; float32 sums for the heads of a launch, if it has not all queries of its heads."""
-        of_keys = {"dk": self.of["k"], "dv": self.of["v"], "dgate_k": self.of["gate_k"]}
+        of_keys = {f"d{name}": self.of[name] for name in OF_KEYS}
         if self.parts.rows_are_split:
-            shape = (self.parts.heads_each, self.call.S, self.call.K)
-            of_keys = {n: None if x is None else x.new_empty(shape, dtype=torch.float32) for n, x in of_keys.items()}
+            heads = self.parts.heads_each
+            of_keys = {
+                name: None if x is None else x.new_empty((heads, *x.shape[2:]), dtype=torch.float32)
+                for name, x in of_keys.items()
+            }
         return {**of_keys, "ADD": self.parts.rows_are_split}
 
     def run(self, part: Part) -> None:
@@ -318,7 +325,7 @@ class Backward:
 
     def _run_keys(self, part: Part, of_part: dict[str, int]) -> None:
         call, rows_end = self.call, part.first_row + part.rows
-        sums = {name: self.of_keys[f"d{name}"] for name in ("k", "v", "gate_k") if self.parts.rows_are_split}
+        sums = {name: self.of_keys[f"d{name}"] for name in OF_KEYS if self.parts.rows_are_split}
         for total in sums.values():
             if part.first_row == 0 and total is not None:
                 total.zero_()

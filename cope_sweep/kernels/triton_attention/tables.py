@@ -164,6 +164,17 @@ def fill_table(
 
 
 @triton.jit
+def fill_chunks(
+    table, end, q_tile, e, scale, P,
+    PAIRS: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Write all chunks of a table that have an entry below `end`, as `fill_table`."""
+    for start in tl.range(0, end, BLOCK_P, num_stages=1):
+        fill_table(table, start, q_tile, e, scale, P, PAIRS, PRECISION, HEAD_DIM, BLOCK_T, BLOCK_K, BLOCK_P)
+
+
+@triton.jit
 def unpack(word, PAIRS: tl.constexpr):
     """The entry of a word of 16-bit numbers, and its difference from the next one."""
     if PAIRS == "bf16":
@@ -234,6 +245,12 @@ def distance_scores(
     if slope_h is not None:
         s += slope_h * distance.to(tl.float32)
     return s
+
+
+@triton.jit
+def load_key_bias(biases, j, S):
+    """The biases of keys `j` of a head, in base 2; 0 beyond the last key."""
+    return tl.load(biases + j, mask=j < S, other=0.0) * LOG2E
 
 
 @triton.jit

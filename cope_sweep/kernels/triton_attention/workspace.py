@@ -14,7 +14,7 @@ bias:
 queries of all heads together, so scratch memory does not grow with the batch, the heads and T beyond that: it is at
 most MIN_ROWS·w, MIN_BYTES or the size of q, whichever is largest. Launches follow each other, and use the same
 memory. If a launch has not all queries of a head, there are float32 sums of the gradients of this head's keys and
-values too, 8·S·K bytes (12·S·K with gate keys).
+values too, 8·S·K bytes (12·S·K with gate keys, and 4·S with a bias of keys).
 """
 
 from __future__ import annotations

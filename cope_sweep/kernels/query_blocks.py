@@ -1,0 +1,144 @@
+"""The reference in blocks of queries, whose backward pass computes each block again.
+
+For every encoding, by its `score` and `weights`: they are defined for the last Q of some tokens (as in decoding), so
+the queries a … b − 1 are those of a shorter sequence that ends with token b − 1. Memory beyond inputs and outputs is
+that of a block, O(rows × S), and keys after a block are never visited.
+
+Shapes: B sequences, H heads, T queries (the last of the S tokens), K head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from cope_sweep.kernels.arguments import Inputs, Position, Positions
+from cope_sweep.kernels.dropout import draw_seeds
+from cope_sweep.kernels.reference import at_least_float32, reference
+
+ROWS = 64
+"""Queries in a block, at most."""
+BLOCK_ELEMENTS = 1 << 18
+"""Approximate number of scores in a block: its arrays stay in a cache."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some sequences, and the queries `rows` of them; `end`: the token after the last."""
+
+    batch: slice
+    rows: slice
+    end: int
+
+    def of(self, x: Tensor, kind: Kind) -> Tensor:
+        """The block's part of a tensor."""
+        if kind == "queries":
+            return x[self.batch, :, self.rows]
+        return x[self.batch, :, : self.end] if kind == "keys" else x
+
+
+Kind = Literal["queries", "keys", "parameter"]
+"""What a tensor holds: (B, H, T, ·), (B, H, S, ·), or anything."""
+
+
+def attend_in_blocks(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Tensor:
+    """The result of `reference`, and its gradients."""
+    problem = _Problem(*at_least_float32(inputs, positions), dropout, seeds_B)
+    out_BHTK: Tensor = _Blocks.apply(problem, *problem.tensors)
+    return out_BHTK.to(inputs.v_BHSK.dtype)
+
+
+class _Problem:
+    """An attention as a list of tensors, of which each block takes its part."""
+
+    def __init__(self, inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> None:
+        self.inputs, self.positions, self.dropout = inputs, positions, dropout
+        self.B, self.H, self.T, _ = inputs.q_BHTK.shape
+        self.S = inputs.k_BHSK.shape[2]
+        self.seeds_B = draw_seeds(self.B, inputs.q_BHTK.device) if dropout and seeds_B is None else seeds_B
+        self.tensors: list[Tensor] = []
+        self.kinds: list[Kind] = []
+        self._index: dict[tuple[int, Kind], int] = {}
+        for name in ("q_BHTK", "rotated_q_BHTK"):
+            self._add(getattr(inputs, name), "queries")
+        for x in (inputs.k_BHSK, inputs.v_BHSK, inputs.rotated_k_BHSK, *inputs.features_BHSF):
+            self._add(x, "keys")
+        for position in positions:
+            for x in position.parameters.values():
+                self._add(x, "parameter")
+
+    def _add(self, x: Tensor | None, kind: Kind) -> None:
+        if x is not None and (id(x), kind) not in self._index:
+            self._index[id(x), kind] = len(self.tensors)
+            self.tensors.append(x)
+            self.kinds.append(kind)
+
+    def blocks(self) -> Iterator[Block]:
+        rows = min(ROWS, max(16, 4 * BLOCK_ELEMENTS // (self.H * self.S)))
+        batch = max(1, BLOCK_ELEMENTS // (self.H * min(rows, self.T) * self.S))
+        for first in range(0, self.B, batch):
+            for row in range(0, self.T, rows):
+                last = min(self.T, row + rows)
+                yield Block(slice(first, first + batch), slice(row, last), self.S - self.T + last)
+
+    def attend(self, block: Block, parts: Sequence[Tensor]) -> Tensor:
+        """Attention of a block, from its parts of all tensors."""
+
+        def part(x: Tensor | None, kind: Kind) -> Any:
+            return None if x is None else parts[self._index[id(x), kind]]
+
+        given = self.inputs
+        inputs = replace(
+            given,
+            q_BHTK=part(given.q_BHTK, "queries"),
+            rotated_q_BHTK=part(given.rotated_q_BHTK, "queries"),
+            **{name: part(getattr(given, name), "keys") for name in ("k_BHSK", "v_BHSK", "rotated_k_BHSK")},
+            features_BHSF=[part(x, "keys") for x in given.features_BHSF],
+            lengths_B=None if given.lengths_B is None else given.lengths_B[block.batch],
+        )
+        positions = [
+            Position(each.encoding, {name: part(x, "parameter") for name, x in each.parameters.items()})
+            for each in self.positions
+        ]
+        return reference(inputs, positions, self.dropout, None if self.seeds_B is None else self.seeds_B[block.batch])
+
+
+class _Blocks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, problem: _Problem, *tensors: Tensor) -> Tensor:
+        ctx.problem = problem
+        v_BHSK = problem.inputs.v_BHSK
+        out_BHTK = v_BHSK.new_empty((problem.B, problem.H, problem.T, v_BHSK.shape[-1]))
+        for block in problem.blocks():
+            parts = [block.of(x, kind) for x, kind in zip(tensors, problem.kinds, strict=True)]
+            out_BHTK[block.batch, :, block.rows] = problem.attend(block, parts)
+        return out_BHTK
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout_BHTK: Tensor) -> tuple[Tensor | None, ...]:
+        problem, wanted = ctx.problem, ctx.needs_input_grad[1:]
+        sums: list[Tensor | None] = [None] * len(wanted)
+        for block in problem.blocks():
+            parts = [
+                block.of(x.detach(), kind).requires_grad_(needs)
+                for x, kind, needs in zip(problem.tensors, problem.kinds, wanted, strict=True)
+            ]
+            with torch.enable_grad():
+                out_BHTK = problem.attend(block, parts)
+            leaves = [part for part in parts if part.requires_grad]
+            gradients = iter(
+                torch.autograd.grad(out_BHTK, leaves, dout_BHTK[block.batch, :, block.rows], allow_unused=True)
+            )
+            for index, (x, kind) in enumerate(zip(problem.tensors, problem.kinds, strict=True)):
+                gradient, total = next(gradients) if wanted[index] else None, sums[index]
+                if gradient is None:
+                    continue
+                if total is None:
+                    total = sums[index] = torch.zeros_like(x)
+                block.of(total, kind).add_(gradient)
+        return (None, *sums)
