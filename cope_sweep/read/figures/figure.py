@@ -135,7 +135,7 @@ FIGURES = {
             "curves", "learning curves: metrics by step or time, mean and band over seeds", "ablation", "curves"
         ),
         FigureKind("convergence", "test metrics by step, with the step of each row's best mean", "ablation", "curves"),
-        FigureKind("values", "final metrics against a parameter that varies (--x)", "ablation", "values"),
+        FigureKind("values", "final metrics against a parameter that varies", "ablation", "values"),
         FigureKind("contexts", "a metric against the length of the evaluation context", "ablation", "values"),
         FigureKind("summary", "final metrics of each row beside the published values", "ablation", "values"),
         FigureKind("importance", "how much of a metric's variance each parameter explains", "ablation", "importance"),

@@ -37,7 +37,7 @@ function verdict(comparison, metric) {
   const hint = [
     `against ${against}: difference ${fixed(difference * metric.scale, digits)}`,
     low === null ? null : `95 % interval ${fixed(low * metric.scale, digits)} … ${fixed(high * metric.scale, digits)}`,
-    p === null || p === undefined ? null : `p = ${number(p, 2)}`,
+    p === null || p === undefined ? null : `corrected p = ${number(p, 2)}`,
   ]
     .filter(Boolean)
     .join(", ");

@@ -46,7 +46,7 @@ function sheet(answers, nameOf) {
   const sequences = answers.map((answer) => answer.sequences[0]);
   const [{ labels, token_ids: ids }] = sequences;
   const names = new Map(ids.map((id, i) => [id, labels[i]]));
-  const spaced = labels.length > 1 && labels.every((label) => !/^\s|\s$/.test(label));
+  const spaced = labels.every((label) => /^ \S+$/.test(label)); // labels of a task's vocabulary, or whole words
   const pointed = h("div", { class: "pointed" });
   const head = (first) =>
     h("thead", {},
@@ -106,7 +106,7 @@ function sheet(answers, nameOf) {
                   : `token s${level(-sequences[k].log_probabilities[i] / Math.LN2)}`,
               "data-at": i,
             },
-            visible(label),
+            spaced ? label.trim() : visible(label),
           ),
         ),
       ),
