@@ -1,7 +1,7 @@
-// The checkpoints that the playground may ask: those of one ablation, in each row the best seed first.
+// The checkpoints to choose in the playground: those of one ablation, in each row the best seed first.
 
 import { at, get } from "../api.js";
-import { checkbox, empty, h, marked, select } from "../dom.js";
+import { checkbox, empty, h, select } from "../dom.js";
 import { change, toggled } from "../route.js";
 import { fullestScale, sizes } from "../status.js";
 
@@ -31,8 +31,7 @@ export async function loadChoice(params, run) {
 export function choiceFields({ usable, name, scale, scales, rows, metric }, chosen, nameOf) {
   if (!usable.length) {
     return empty(
-      marked("No run of an ablation here is finished, so there is no checkpoint to choose. `cope-sweep run quickstart` trains some in minutes. "),
-      "The view of a finished run, of other settings too, leads here with its checkpoint.",
+      "No run of an ablation here is finished, so there is no checkpoint to choose. `cope-sweep run quickstart` trains some in minutes. The view of a finished run of other settings leads here with its checkpoint.",
     );
   }
   const box = (id, text) =>

@@ -1,7 +1,7 @@
 // The comparison of chosen runs: curves, parallel coordinates, a scatter plot, and what differs between their rows.
 
 import { at, get } from "../api.js";
-import { style } from "../curves.js";
+import { average, deviation, style } from "../curves.js";
 import { checkbox, empty, h, replace, section, segmented, select, table } from "../dom.js";
 import { number, plural } from "../format.js";
 import { change, toggled } from "../route.js";
@@ -45,7 +45,7 @@ function seeds(runs, params) {
   return grouped(runs).map(([row, members]) => {
     const values = (key) => members.map((run) => run.metrics[key]).filter(isNumber);
     const common = Object.keys(members[0].metrics).filter((key) => values(key).length === members.length);
-    const metrics = Object.fromEntries(common.map((key) => [key, values(key).reduce((a, b) => a + b, 0) / members.length]));
+    const metrics = Object.fromEntries(common.map((key) => [key, average(values(key))]));
     return { ...members[0], row, seed: null, seeds: members.map((run) => run.run_id), metrics };
   });
 }
@@ -54,9 +54,7 @@ function seeds(runs, params) {
 function averaged(runs, metric) {
   const values = runs.map((run) => run.metrics[metric]).filter(isNumber);
   if (!values.length) return "–";
-  const mean = values.reduce((a, b) => a + b, 0) / values.length;
-  const squares = values.reduce((sum, value) => sum + (value - mean) ** 2, 0);
-  return values.length > 1 ? `${number(mean)} ± ${number(Math.sqrt(squares / (values.length - 1)), 2)}` : number(mean);
+  return number(average(values)) + (values.length > 1 ? ` ± ${number(deviation(values), 2)}` : "");
 }
 
 /** What differs between rows: their configuration and final metrics, one column for each row. */

@@ -142,7 +142,7 @@ export function playground(root) {
       if (!started) {
         const title = h("div", { class: "head" },
           h("h1", {}, "Playground"),
-          h("p", { class: "lead" }, "Your text under checkpoints of this store."),
+          h("p", { class: "lead" }, "How well checkpoints of this store predict a text."),
         );
         replace(root, title, h("div", { class: "desk" }, h("div", {}, form), chooser), results);
         drawForm();

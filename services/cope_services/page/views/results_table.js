@@ -105,7 +105,7 @@ function runsOfCell(row, metric, width) {
           h("a", { href: link(["runs"], { ids: values.map((each) => each.run_id) }) }, "Compare these runs"),
           " · ",
           h("a", { href: link(["playground"], { run: values.map((each) => each.run_id).slice(0, 1) }) },
-            "Ask the first one's checkpoint",
+            "Open the first one's checkpoint in the playground",
           ),
         ),
       ),
