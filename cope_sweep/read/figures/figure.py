@@ -94,8 +94,9 @@ class Figure:
 
         return render(self.draw, file_format)
 
-    def write(self, path: Path, file_format: Format | None = None) -> None:
+    def write(self, path: Path | str, file_format: Format | None = None) -> None:
         """Write a file; without a format, its suffix names it. Raises FigureError (the suffix) and OSError."""
+        path = Path(path)
         chosen = file_format or next((each for each in FORMATS if path.suffix.lower() == f".{each}"), None)
         if chosen is None:
             suffixes = ", ".join(f".{each}" for each in FORMATS)
