@@ -265,8 +265,8 @@ def test_chosen_runs_are_grouped_by_row(visitor: Visitor, site: Site) -> None:
     page = visitor.open(f"runs?{'&'.join(f'sel={run_id}' for run_id in ids)}", ".comparison .uplot canvas")
     legend = page.locator(".comparison .legend button").all_inner_texts()
     assert legend == ["tiny: CoPE", "tiny: Absolute", "curves: CoPE", "curves: Absolute", "curves: RoPE"]
-    page.get_by_role("button", name="Parallel coordinates").click()
-    page.locator(".plot .keys").wait_for()
+    address = f"{page.url.partition('#/')[2]}&way=parallel&axis=train.steps&axis=model.dim"
+    page = visitor.open(address, ".plot polyline")
     assert page.locator(".plot .keys li").all_inner_texts() == legend  # a colour for each of them
     page = visitor.open(f"runs?sel={site.curves.rows[0].runs[0].run_id}", ".comparison .empty")
     assert page.locator(".comparison .empty").inner_text() == "No chosen run has metrics yet."
@@ -280,7 +280,8 @@ def test_differences_of_rows_are_shown_with_their_seeds_folded(visitor: Visitor,
     assert configuration.locator("tbody tr").all_inner_texts() == ["model.position\tcope\tabsolute"]  # no seed
     store = site.sample.store
     values = [store.run(run.run_id).result["metrics"]["in_dist/token_error"] for run in runs[:2]]
-    mean, deviation = metrics.locator("tr", has_text="in_dist/token_error").locator("td").first.inner_text().split(" ± ")
+    cell = metrics.locator("tr", has_text="in_dist/token_error").locator("td").first
+    mean, deviation = cell.inner_text().split(" ± ")
     assert float(mean) == pytest.approx(statistics.mean(values), rel=1e-3)
     assert float(deviation) == pytest.approx(statistics.stdev(values), rel=0.05)
 
