@@ -40,14 +40,19 @@ AnyAblation = LoadedAblation | Plan | str | Path
 AnyStore = Store | str | Path
 
 
-def load_ablation(name: str | Path, *, scale: str | None = None, set: Sequence[str] = ()) -> LoadedAblation:  # noqa: A002
-    """An ablation file, at a scale, with the values of `set` as in `set=["train.steps=100"]`.
+def load_ablation(
+    name: str | Path,
+    *,
+    scale: str | None = None,
+    set: str | Sequence[str] = (),  # noqa: A002
+) -> LoadedAblation:
+    """An ablation file, at a scale, with the values of `set`: `"train.steps=100"`, or a list of such texts.
 
     `name` is the path of a file, or the name of one in ./ablations, or, where there is no such folder, of one that is
     installed. Raises UserError.
     """
     path = find_ablation(name, ablations_folder(), "give the path of its file")
-    return with_overrides(_load_file(path), scale=scale, assignments=list(set))
+    return with_overrides(_load_file(path), scale=scale, assignments=[set] if isinstance(set, str) else list(set))
 
 
 def plan(ablation: AnyAblation) -> Plan:
@@ -98,7 +103,7 @@ def curves(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
 
 
 def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE, **options: Any) -> Figure:
-    """A figure; notebooks show it, and `.write(Path("curves.svg"))` saves it.
+    """A figure; notebooks show it, and `.write("curves.svg")` saves it.
 
     `kind` is one of `cope_sweep.read.figures.FIGURES`, or the name of a figure that the ablation declares, as `maps-2`.
     `options` are the fields of `cope_sweep.read.figures.Options`. Raises UserError.

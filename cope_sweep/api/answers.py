@@ -160,6 +160,9 @@ class RunDetail(RunSummary):
     mlflow_url: str | None = Field(
         default=None, description="Its page in MLflow, if a server is known and has the run."
     )
+    example: str | None = Field(
+        default=None, description="A test sequence of its task with the answers, as labels; null if it reads a text."
+    )
     curve: list[dict[str, int | float]] = Field(default=[], description="The logged rows, by step.")
 
 

@@ -55,8 +55,8 @@ def grid(*columns: str) -> Table:
     return table
 
 
-def print_table(table: Table, optional: Sequence[str] = ()) -> None:
-    """Print a table of `grid` to standard output.
+def print_table(table: Table, optional: Sequence[str] = ()) -> list[str]:
+    """Print a table of `grid` to standard output. Returns the names of the columns that are left out.
 
     In a narrow terminal it has no `optional` columns, as far as it takes, the first of them first. Names and numbers
     are printed whole: where the rest cannot be wrapped enough, lines are longer than the terminal is wide.
@@ -65,9 +65,11 @@ def print_table(table: Table, optional: Sequence[str] = ()) -> None:
 
     console = make_console()
     wide = console.options.update(max_width=UNLIMITED)
+    left_out = []
     for name in optional:
         if Measurement.get(console, wide, table).maximum <= console.width:
             break
+        left_out.append(name)
         table.columns = [column for column in table.columns if column.header != name]
     least = sum(
         (each.maximum if column.no_wrap else min(each.maximum, LEAST_WRAPPED)) + 2
@@ -75,6 +77,7 @@ def print_table(table: Table, optional: Sequence[str] = ()) -> None:
         for each in [table._measure_column(console, wide, column)]
     )
     console.print(table, width=max(console.width, least), crop=False)
+    return left_out
 
 
 def escaped(text: object) -> str:

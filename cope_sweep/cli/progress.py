@@ -155,7 +155,7 @@ class PlainLines:
         parts = [f"{event.status:<11}", self.board.names[event.run_id], f"step {event.step}/{event.steps}"]
         if (loss := event.metrics.get("train/loss")) is not None:
             parts.append(f"loss {loss:.3f}")
-        for metric in self.metrics:
+        for metric in self.metrics[:1]:  # the table at the end has the others
             if (value := event.metrics.get(metric.name)) is not None:
                 unit = f" {metric.unit}" if metric.unit else ""
                 parts.append(f"{metric.label or metric.name} {value * metric.scale:.{metric.decimals}f}{unit}")

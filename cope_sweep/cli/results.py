@@ -87,9 +87,10 @@ def list_ablations(question: ListAblations, source: Source) -> None:
             more = (entry.reproduces, f"{entry.rows} × {entry.seeds}")
             finished = [f"{entry.finished} of {entry.runs}"]
             finished += [f"{name} {each.finished} of {each.runs}" for name, each in entry.at_scales.items()]
-            table.add_row(*map(escaped, (entry.name, entry.title, *more, "\n".join(finished), others)))
+            table.add_row(*map(escaped, (entry.name, entry.title, *more, " · ".join(finished), others)))
     no_others = not any(entry.counts.keys() - {"finished", "pending"} for entry in entries)
-    print_table(table, ["reproduces", "rows × seeds", *["others"] * no_others])
+    wrong = any(entry.error is not None for entry in entries)  # an error stands in the place of its title
+    print_table(table, ["reproduces", "rows × seeds", *["others"] * no_others, *["title"] * (not wrong)])
     finished_runs = sum(entry.finished + sum(each.finished for each in entry.at_scales.values()) for entry in entries)
     kept = [entry.name for entry in entries if len(entry.committed) == 1]
     if kept and not finished_runs:
@@ -421,7 +422,9 @@ def runs(
             *map(escaped, (*start, *values, run.message or "")),
             style="red" if run.status in BROKEN else "",
         )
-    print_table(table, ["ablation", "step", "seed"])
+    left_out = print_table(table, ["step", "message", "ablation"])
+    if "message" in left_out and any(run.message for run in page.runs):
+        make_console().print("cope-sweep status RUN shows why a run failed")
     if page.total > len(page.runs):
         first, last = min(question.offset + 1, page.total), question.offset + len(page.runs)
         make_console().print(f"runs {first} to {last} of {page.total}; --limit and --offset show others")

@@ -36,6 +36,7 @@ PARTS: dict[str, TypeAdapter[Any]] = {
 }
 """The parts of a run (task, model, train, evaluate) and what validates them."""
 RESOURCES = "resources"
+IN_ROW = " (in the row "
 
 
 @dataclass(frozen=True)
@@ -195,20 +196,26 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
     content = loaded.content
     varied = {*content.grid, *(key for group in content.zip for key in group), *getattr(content.search, "space", ())}
     rows: dict[str, Row] = {}
-    problems: dict[str, None] = {}
+    problems: dict[str, list[str]] = {}  # message → the rows that it names
+
+    def add(error: SpecError) -> None:
+        for line in str(error).splitlines():
+            message, _, row = line.partition(IN_ROW)
+            problems.setdefault(message, []).append(row.removesuffix(")"))
+
     separated = []
     for point in points:
         try:
             of_runs, resources = builder.split(point)
             separated.append((of_runs, resources, _labels(of_runs, varied)))
         except SpecError as error:
-            problems |= dict.fromkeys(str(error).splitlines())
+            add(error)
     ambiguous = _ambiguous_labels(labels for _, _, labels in separated)
     for point, resources, labels in separated:
         try:
             runs = builder.runs(point)
         except SpecError as error:
-            problems |= dict.fromkeys(str(error).splitlines())
+            add(error)
             continue
         name = _row_name(labels, ambiguous)
         published = next((entry for entry in content.published if matches(point, entry.match)), None)
@@ -216,13 +223,19 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
         known = rows.setdefault(runs[0].run_id, Row(name, labels, runs, published, resources, figures))
         if known.name != name:
             problem = f"the rows {known.name!r} and {name!r} are the same configuration; remove one of them"
-            problems[f"{loaded.source.name}: {problem}"] = None
+            add(SpecError(f"{loaded.source.name}: {problem}"))
         elif known.resources != resources:
             problem = f"the row {known.name!r} has two kinds of resources; let conditions agree on one"
-            problems[f"{loaded.source.name}: {problem}"] = None
+            add(SpecError(f"{loaded.source.name}: {problem}"))
     if problems:
-        raise SpecError("\n".join(problems))
+        raise SpecError("\n".join(_said_once(*problem) for problem in problems.items()))
     return tuple(rows.values())
+
+
+def _said_once(message: str, rows: list[str]) -> str:
+    """A problem of several rows, with the first of them."""
+    others = f"; and in {len(rows) - 1} others" if len(rows) > 1 else ""
+    return f"{message}{IN_ROW}{rows[0]}{others})" if rows[0] else message
 
 
 def _kinds_of_runs(rows: Iterable[Row]) -> list[RunSpec]:
@@ -359,4 +372,4 @@ def _located(loaded: LoadedAblation, point: Assignments, path: KeyPath, message:
             return f"{loaded.source.location((*value.origin, *rest))}: {text}: {message}"
     error = loaded.source.error(("base", *path), message)
     row = ", ".join(f"{key} = {value.label}" for key, value in point.items())
-    return f"{error}" + (f" (in the row {row})" if row and not path else "")
+    return f"{error}" + (f"{IN_ROW}{row})" if row and not path else "")

@@ -41,7 +41,8 @@ def test_list_shows_the_runs_at_each_scale(shell):
     (entry,) = [entry for entry in shell.json("list") if entry["name"] == "heir"]
     assert entry["at_scales"] == {"brief": {"runs": 2, "finished": 0, "counts": {"pending": 2}}}
     out, _ = shell("list")
-    assert "brief 0 of 2" in " ".join(out.split())
+    (line,) = [line for line in out.splitlines() if line.startswith("heir")]
+    assert "0 of 4 · brief 0 of 2" in line
 
 
 def test_list_shows_the_error_of_a_faulty_file(shell):

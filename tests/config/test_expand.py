@@ -224,6 +224,13 @@ def test_errors_of_a_combination_name_its_row():
         plan("zip: [{train.steps: [5], train.warmup: [9]}]")
 
 
+def test_an_error_of_several_rows_comes_once():
+    with pytest.raises(SpecError) as caught:
+        plan("grid: {model.layers: [1, 2, 3], train.warmup: [9], train.steps: [5]}")
+    (line,) = str(caught.value).splitlines()
+    assert "(in the row model.layers = 1, train.warmup = 9, train.steps = 5; and in 2 others)" in line
+
+
 @given(
     layers=st.lists(st.integers(1, 3), min_size=1, max_size=3, unique=True),
     lrs=st.lists(st.sampled_from([1e-3, 2e-3, 5e-3]), min_size=1, max_size=3, unique=True),

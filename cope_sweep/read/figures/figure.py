@@ -94,8 +94,9 @@ class Figure:
 
         return render(self.draw, file_format)
 
-    def write(self, path: Path, file_format: Format | None = None) -> None:
+    def write(self, path: Path | str, file_format: Format | None = None) -> None:
         """Write a file; without a format, its suffix names it. Raises FigureError (the suffix) and OSError."""
+        path = Path(path)
         chosen = file_format or next((each for each in FORMATS if path.suffix.lower() == f".{each}"), None)
         if chosen is None:
             suffixes = ", ".join(f".{each}" for each in FORMATS)
@@ -135,7 +136,7 @@ FIGURES = {
             "curves", "learning curves: metrics by step or time, mean and band over seeds", "ablation", "curves"
         ),
         FigureKind("convergence", "test metrics by step, with the step of each row's best mean", "ablation", "curves"),
-        FigureKind("values", "final metrics against a parameter that varies (--x)", "ablation", "values"),
+        FigureKind("values", "final metrics against a parameter that varies", "ablation", "values"),
         FigureKind("contexts", "a metric against the length of the evaluation context", "ablation", "values"),
         FigureKind("summary", "final metrics of each row beside the published values", "ablation", "values"),
         FigureKind("importance", "how much of a metric's variance each parameter explains", "ablation", "importance"),

@@ -8,13 +8,15 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar, get_args
 
 from sqlalchemy import select
 
 from cope_sweep.api.answers import Attempt, Failure, RunDetail, RunLog, RunPage, RunSummary
 from cope_sweep.api.questions import RUN_PREFIX, ListRuns
-from cope_sweep.errors import NotFoundError
+from cope_sweep.config import RunSpec
+from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries.ablations import AblationFiles, Place
 from cope_sweep.store import Filter, QueryError, RunFolder, RunQuery, RunRecord, Store
 from cope_sweep.store.artifacts import LOG_FILE, RUN_ID
@@ -42,6 +44,7 @@ MAX_CURSOR = 2000
 MAX_LOG_BYTES = 1 << 20
 """Bytes that are read of a log, from its end."""
 MAX_ATTEMPTS = 100
+MAX_EXAMPLE_TOKENS = 1024
 ATTEMPT = re.compile(
     r"(?P<began>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  (?P<text>attempt (?P<number>\d{1,9}) on (?P<worker_id>\S+) .*)"
 )
@@ -149,9 +152,11 @@ def detail(store: Store, files: AblationFiles | None, run_id: str, *, with_curve
     if record.status == "failed":
         traceback = state.get("traceback")
         failure = Failure(message=record.message or "", traceback=traceback if isinstance(traceback, str) else "")
+    spec = begun.get("spec") or (planned.model_dump(mode="json") if planned else None)
     return RunDetail(
         **run_fields(record, found),
-        spec=begun.get("spec") or (planned.model_dump(mode="json") if planned else None),
+        spec=spec,
+        example=_example(json.dumps(spec)) if spec else None,
         state=state,
         facts=dict(record.facts),
         result=(readable(lambda: document("result")) or None) if record.status == "finished" else None,
@@ -161,6 +166,20 @@ def detail(store: Store, files: AblationFiles | None, run_id: str, *, with_curve
         mlflow_url=mlflow_page(store, run_id),
         curve=(readable(folder.curve) or []) if with_curve else [],
     )
+
+
+@lru_cache(maxsize=256)
+def _example(spec: str) -> str | None:
+    """The first test sequence of a run's task as labels; None if it reads a text, is too long, or is not installed."""
+    try:
+        task = RunSpec.model_validate_json(spec).task
+        (split, *_) = task.TESTS
+        if task.fingerprint() is not None or task.length(split) > MAX_EXAMPLE_TOKENS:
+            return None
+        (tokens_T,) = task.sequences(split, 0, 0, 1).whole()
+    except (UserError, ValueError):
+        return None
+    return " ".join(task.token_label(token) for token in tokens_T.tolist())
 
 
 @dataclass(frozen=True)

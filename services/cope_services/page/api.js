@@ -1,12 +1,14 @@
 // Requests to the service. A body that has not changed (304) is not sent again.
 
-export const BASE = "/api/v1";
+import { written } from "./route.js";
+
+const BASE = "/api/v1";
 const KEY = "cope-sweep-key";
 const KEPT = 200;
 const bodies = new Map(); // path → {etag, text}
 
 /** An answer that is an error. `message` is what the service says. */
-export class ApiError extends Error {
+class ApiError extends Error {
   constructor(status, problem, fallback) {
     super(problem.detail ?? problem.error?.message ?? problem.title ?? fallback);
     this.status = status;
@@ -100,14 +102,5 @@ export async function* events(path, signal) {
   }
 }
 
-/** A path with its query; empty values are left out, and lists are repeated. */
-export function at(path, query = {}) {
-  const search = new URLSearchParams();
-  for (const [name, value] of Object.entries(query)) {
-    for (const each of Array.isArray(value) ? value : [value]) {
-      if (each !== null && each !== undefined && each !== "") search.append(name, each);
-    }
-  }
-  const parts = Array.isArray(path) ? path.map(encodeURIComponent).join("/") : path;
-  return `${BASE}/${parts}${search.size ? `?${search}` : ""}`;
-}
+/** The path of a route below /api/v1: at(["runs", id], {curve: false}), at("runs"). */
+export const at = (path, query) => `${BASE}/${written(Array.isArray(path) ? path : path.split("/"), query)}`;

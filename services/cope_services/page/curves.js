@@ -38,19 +38,24 @@ export function overSeeds(series) {
     .sort((a, b) => a[0] - b[0])
     .map(([, found]) => {
       const [xs, values] = [found.map((each) => each[0]), found.map((each) => each[1])];
-      const mean = average(values);
-      const squares = values.reduce((sum, value) => sum + (value - mean) ** 2, 0);
       return {
         x: average(xs),
-        mean,
-        deviation: values.length > 1 ? Math.sqrt(squares / (values.length - 1)) : 0,
+        mean: average(values),
+        deviation: deviation(values),
         low: Math.min(...values),
         high: Math.max(...values),
       };
     });
 }
 
-const average = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+export const average = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+
+/** The standard deviation (n − 1 in the denominator); 0 for one value. */
+export function deviation(values) {
+  const mean = average(values);
+  const squares = values.reduce((sum, value) => sum + (value - mean) ** 2, 0);
+  return values.length > 1 ? Math.sqrt(squares / (values.length - 1)) : 0;
+}
 
 /**
  * The lines of a chart. `groups` are [{name, style, series: [{name, points: [[step, seconds, value], …]}]}].

@@ -80,11 +80,11 @@ export function section(title, { id, level = 2, controls = [] } = {}, ...body) {
   return h("section", { "aria-labelledby": id }, h("div", { class: "bar" }, h(`h${level}`, { id }, title), controls), body);
 }
 
-/** A sentence in the place of something that is missing, with what to do. */
-export const empty = (...text) => h("p", { class: "empty" }, ...text);
-
 /** A sentence with its `words in backticks` as code. */
 export const marked = (text) => text.split(/`([^`]+)`/).map((part, i) => (i % 2 ? h("code", {}, part) : part));
+
+/** A sentence in the place of something that is missing, with what to do. */
+export const empty = (text) => h("p", { class: "empty" }, marked(text));
 
 /** A table that can be scrolled, by keyboard, too. */
 export const scrolling = (label, table) => h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, table);

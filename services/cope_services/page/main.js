@@ -1,7 +1,7 @@
 // Opens the view that the address names, and opens another when the address changes.
 
 import { key } from "./api.js";
-import { empty, h } from "./dom.js";
+import { empty, h, marked } from "./dom.js";
 import { poll } from "./poll.js";
 import { current, link } from "./route.js";
 import { ablation } from "./views/ablation.js";
@@ -42,12 +42,12 @@ function showError(error, answered) {
   open.root.replaceChildren(
     h("div", { class: "error", role: "alert" },
       h("h1", {},
-        error.status === 404 ? "Not found" : error.status === 401 ? "This server asks for a key" : "This view cannot be shown",
+        error.status === 404 ? "Not found" : error.status === 401 ? "This server requires an API key" : "This view cannot be shown",
       ),
       h("p", {},
         answered
           ? error.message
-          : "The server does not respond. It may have stopped; start it with `cope-sweep serve`. This page tries again by itself.",
+          : marked("The server does not respond. It may have stopped; start it with `cope-sweep serve`. This page tries again by itself."),
       ),
       h("p", {},
         error.status === 401

@@ -6,16 +6,19 @@ export function current() {
   return { path: path.split("/").filter(Boolean).map(decodeURIComponent), params: new URLSearchParams(query) };
 }
 
-/** The address of a view: link(["runs", id], {tab: "logs"}). */
-export function link(path, params = {}) {
+/** The parts of a path, and parameters: "runs/ID?tab=logs". Empty values are left out, and lists are repeated. */
+export function written(path, params = {}) {
   const search = new URLSearchParams();
   for (const [name, value] of Object.entries(params)) {
     for (const each of Array.isArray(value) ? value : [value]) {
       if (each !== null && each !== undefined && each !== "") search.append(name, each);
     }
   }
-  return `#/${path.map(encodeURIComponent).join("/")}${search.size ? `?${search}` : ""}`;
+  return `${path.map(encodeURIComponent).join("/")}${search.size ? `?${search}` : ""}`;
 }
+
+/** The address of a view: link(["runs", id], {tab: "logs"}). */
+export const link = (path, params) => `#/${written(path, params)}`;
 
 /** Change parameters of the present address; null, "" and [] remove one. The view is told, and the back button undoes it. */
 export function change(changes, { replace = false } = {}) {

@@ -5,7 +5,7 @@ import { integer } from "./format.js";
 import { link } from "./route.js";
 
 // A status has a sign, because not everybody can tell colours apart.
-export const SIGNS = { finished: "✓", running: "›", failed: "×", damaged: "!", interrupted: "‖", stopped: "–", pending: "" };
+const SIGNS = { finished: "✓", running: "›", failed: "×", damaged: "!", interrupted: "‖", stopped: "–", pending: "" };
 export const STATUSES = Object.keys(SIGNS);
 
 /** The sign and the name of a status. */

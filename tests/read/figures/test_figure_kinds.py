@@ -140,5 +140,5 @@ def test_a_suffix_without_format(grid_plan, grid_store, tmp_path):
     figure = FIGURES["summary"].make(read_results(grid_plan, grid_store), Options())
     with pytest.raises(FigureError, match=r"its suffix names no format; end it with \.png, \.svg, \.pdf, \.csv"):
         figure.write(tmp_path / "figure.jpeg")
-    figure.write(tmp_path / "figure.jpeg", "csv")
+    figure.write(str(tmp_path / "figure.jpeg"), "csv")  # a text names a file, too
     assert pd.read_csv(io.BytesIO((tmp_path / "figure.jpeg").read_bytes()))["row"].nunique() == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -265,8 +266,25 @@ def test_chosen_runs_are_grouped_by_row(visitor: Visitor, site: Site) -> None:
     page = visitor.open(f"runs?{'&'.join(f'sel={run_id}' for run_id in ids)}", ".comparison .uplot canvas")
     legend = page.locator(".comparison .legend button").all_inner_texts()
     assert legend == ["tiny: CoPE", "tiny: Absolute", "curves: CoPE", "curves: Absolute", "curves: RoPE"]
+    address = f"{page.url.partition('#/')[2]}&way=parallel&axis=train.steps&axis=model.dim"
+    page = visitor.open(address, ".plot polyline")
+    assert page.locator(".plot .keys li").all_inner_texts() == legend  # a colour for each of them
     page = visitor.open(f"runs?sel={site.curves.rows[0].runs[0].run_id}", ".comparison .empty")
     assert page.locator(".comparison .empty").inner_text() == "No chosen run has metrics yet."
+
+
+def test_differences_of_rows_are_shown_with_their_seeds_folded(visitor: Visitor, site: Site) -> None:
+    runs = [row.runs[i] for row in site.sample.plan.rows for i in range(2)]
+    page = visitor.open(f"runs?{'&'.join(f'sel={run.run_id}' for run in runs)}&way=difference", ".comparison table")
+    configuration, metrics = page.locator(".comparison table").all()
+    assert configuration.locator("thead th").all_inner_texts() == ["key", "CoPE, 2 runs", "Absolute, 2 runs"]
+    assert configuration.locator("tbody tr").all_inner_texts() == ["model.position\tcope\tabsolute"]  # no seed
+    store = site.sample.store
+    values = [store.run(run.run_id).result["metrics"]["in_dist/token_error"] for run in runs[:2]]
+    cell = metrics.locator("tr", has_text="in_dist/token_error").locator("td").first
+    mean, deviation = cell.inner_text().split(" ± ")
+    assert float(mean) == pytest.approx(statistics.mean(values), rel=1e-3)
+    assert float(deviation) == pytest.approx(statistics.stdev(values), rel=0.05)
 
 
 def test_chosen_metrics_are_panels_with_one_zoom(visitor: Visitor) -> None:
@@ -381,9 +399,9 @@ def test_the_playground_shows_the_numbers_of_the_api(visitor: Visitor, site: Sit
     text = "1 _ 0 _ > 1 0"
     page = visitor.open(f"playground?run={run_id}", "input:checked")
     page.get_by_role("button", name="Insert an example").click()
-    sequence, copy = page.get_by_label("Text", exact=True).input_value().split(" > ")
-    assert sorted(sequence.split().count(each) for each in ("_", *copy.split())) == [1, 1, 2]  # the size of its task
-    assert sequence.replace("_ ", "").replace(" _", "") == copy
+    example = page.get_by_label("Text", exact=True).input_value().split()
+    marker = example.index(">")  # of a test sequence of its task: data among blanks, and after markers the copy
+    assert [each for each in example[:marker] if each != "_"] == [each for each in example[marker:] if each != ">"]
     page.get_by_label("Text", exact=True).fill(text)
     page.get_by_role("button", name="Measure").click()
     page.locator(".matrix canvas").first.wait_for()

@@ -1,4 +1,4 @@
-// The checkpoints that the playground may ask: those of one ablation, in each row the best seed first.
+// The checkpoints to choose in the playground: those of one ablation, in each row the best seed first.
 
 import { at, get } from "../api.js";
 import { checkbox, empty, h, select } from "../dom.js";
@@ -30,7 +30,9 @@ export async function loadChoice(params, run) {
 /** Its check boxes. `nameOf` gives the names of chosen runs of other ablations. */
 export function choiceFields({ usable, name, scale, scales, rows, metric }, chosen, nameOf) {
   if (!usable.length) {
-    return empty("No run is finished, so there is no checkpoint to ask. `cope-sweep run quickstart` trains some in a minute.");
+    return empty(
+      "No run of an ablation here is finished, so there is no checkpoint to choose. `cope-sweep run quickstart` trains some in minutes. The view of a finished run of other settings leads here with its checkpoint.",
+    );
   }
   const box = (id, text) =>
     checkbox(text, chosen.includes(id), () => change({ run: toggled("run", id, chosen).slice(-MOST) }), `run ${id}`);

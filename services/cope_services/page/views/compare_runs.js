@@ -1,19 +1,19 @@
-// The comparison of chosen runs: curves, parallel coordinates, scatter plot, and the difference of two.
+// The comparison of chosen runs: curves, parallel coordinates, a scatter plot, and what differs between their rows.
 
 import { at, get } from "../api.js";
-import { style } from "../curves.js";
-import { checkbox, empty, h, replace, section, segmented, select } from "../dom.js";
+import { average, deviation, style } from "../curves.js";
+import { checkbox, empty, h, replace, section, segmented, select, table } from "../dom.js";
+import { number, plural } from "../format.js";
 import { change, toggled } from "../route.js";
-import { isNumber, resultsFirst, SUMMARY, valueOf } from "../values.js";
+import { isNumber, resultsFirst, shown, SUMMARY, valueOf } from "../values.js";
 import { CHOICES, chosenCurves, chosenMetrics, curvePanels } from "./curve_panels.js";
-import { difference } from "./difference.js";
 import { parallel, scatter } from "./plots.js";
 
 const WAYS = [
   ["curves", "Curves"],
   ["parallel", "Parallel coordinates"],
   ["scatter", "Scatter plot"],
-  ["difference", "Difference of two"],
+  ["difference", "Differences"],
 ];
 const SECTIONS = ["model", "train", "task"]; // of the configuration, in this order
 const MOST = 200; // runs that are compared
@@ -27,17 +27,17 @@ function differing(runs, keys) {
   return found.filter((key) => section(key) >= 0).sort((a, b) => section(a) - section(b));
 }
 
-/** The runs by row: [[name, runs], …]. Rows of several ablations have the names of these, too. */
-function grouped(runs) {
-  const ablations = new Set(runs.map((run) => run.ablations?.[0]));
-  const groups = new Map();
-  for (const run of runs) {
+/** The runs with names of their rows that no other row has: those of several ablations have the names of these, too. */
+function named(runs) {
+  const several = new Set(runs.map((run) => run.ablations?.[0])).size > 1;
+  return runs.map((run) => {
     const row = run.row ?? run.run_id;
-    const name = ablations.size > 1 && run.ablations?.length ? `${run.ablations[0]}: ${row}` : row;
-    groups.set(name, [...(groups.get(name) ?? []), run]);
-  }
-  return [...groups];
+    return { ...run, row: several && run.ablations?.length ? `${run.ablations[0]}: ${row}` : row };
+  });
 }
+
+/** The runs by row: [[name, runs], …]. */
+const grouped = (runs) => [...Map.groupBy(runs, (run) => run.row)];
 
 /** One entry for each row, with the means of its seeds' metrics, where the address asks for it. */
 function seeds(runs, params) {
@@ -45,9 +45,32 @@ function seeds(runs, params) {
   return grouped(runs).map(([row, members]) => {
     const values = (key) => members.map((run) => run.metrics[key]).filter(isNumber);
     const common = Object.keys(members[0].metrics).filter((key) => values(key).length === members.length);
-    const metrics = Object.fromEntries(common.map((key) => [key, values(key).reduce((a, b) => a + b, 0) / members.length]));
+    const metrics = Object.fromEntries(common.map((key) => [key, average(values(key))]));
     return { ...members[0], row, seed: null, seeds: members.map((run) => run.run_id), metrics };
   });
+}
+
+/** Mean ± standard deviation of a metric over the runs that have it. */
+function averaged(runs, metric) {
+  const values = runs.map((run) => run.metrics[metric]).filter(isNumber);
+  if (!values.length) return "–";
+  return number(average(values)) + (values.length > 1 ? ` ± ${number(deviation(values), 2)}` : "");
+}
+
+/** What differs between rows: their configuration and final metrics, one column for each row. */
+function differences(runs, axes, metrics) {
+  const groups = grouped(runs);
+  const columns = groups.map(([name, members]) => [`${name}, ${plural(members.length, "run")}`, "number"]);
+  const texts = (members, key) => [...new Set(members.map((run) => shown(key, valueOf(run, key))))].join(", ");
+  const line = (key, text) => [key, ...groups.map(([, members]) => text(members, key))];
+  const part = (title, keys, text, none) => [
+    h("h3", {}, title),
+    keys.length ? table(title, ["key", ...columns], keys.map((key) => line(key, text))) : empty(none),
+  ];
+  return [
+    part("Configuration", differing(runs, axes), texts, "The same in all chosen runs, seeds aside."),
+    part("Final metrics, mean ± standard deviation over runs", metrics, averaged, "No chosen run has metrics yet."),
+  ];
 }
 
 const folding = (params) => checkbox("means over seeds", params.get("fold") === "1", (fold) => change({ fold }, { replace: true }));
@@ -117,22 +140,16 @@ export function compareRuns(container) {
   }
 
   async function compute(way, ids, keys, params) {
-    if (way === "difference") {
-      if (ids.length !== 2)
-        return () => {
-          replace(controls);
-          replace(body, empty(`Choose exactly two runs to see what differs between them; ${ids.length} are chosen.`));
-        };
-      const found = await get(at("diff", { left: ids[0], right: ids[1] }));
-      return () => {
-        replace(controls);
-        replace(body, difference(found));
-      };
-    }
-    const { runs } = await get(at("runs", { run: ids, limit: MOST, fields: [...SUMMARY, ...keys].join(",") }));
+    const found = await get(at("runs", { run: ids, limit: MOST, fields: [...SUMMARY, ...keys].join(",") }));
+    const runs = named(found.runs);
     const metrics = resultsFirst(new Set(runs.flatMap((run) => Object.keys(run.metrics))));
     if (way === "curves") return curves(runs, metrics, params);
     const axes = keys.filter((key) => runs.some((run) => valueOf(run, key) !== undefined));
+    if (way === "difference")
+      return () => {
+        replace(controls);
+        replace(body, differences(runs, axes, metrics));
+      };
     return way === "parallel" ? coordinates(runs, axes, metrics, params) : points(runs, axes, metrics, params);
   }
 

@@ -102,7 +102,7 @@ function legend() {
 
 const EXPLANATION =
   "A gate decides whether a token is counted. The number under a token is its position: the sum of the gates from it up " +
-  "to the query. Select a token, or move the slider, to ask from there.";
+  "to the query. Select a token, or move the slider, to count from there.";
 
 /** Whether the answer to a probe of all layers would be too large. */
 const isTooLarge = (error) => error.status === 413;

@@ -1,7 +1,7 @@
 // The playground: a text under chosen checkpoints. Perplexity, the surprise of each token, and what heads count.
 
 import { at, get, post } from "../api.js";
-import { empty, h, replace, section, table } from "../dom.js";
+import { empty, h, marked, replace, section, table } from "../dom.js";
 import { EXAMPLES } from "../examples.js";
 import { fixed, number } from "../format.js";
 import { change, current, link } from "../route.js";
@@ -13,10 +13,7 @@ import { legend, surprise } from "./surprise.js";
 const hasGates = (run) => run.spec?.model.position.some((each) => each.kind.startsWith("cope"));
 
 /** A text that a run's task can read; null if there is no example. */
-function exampleOf(run) {
-  const example = EXAMPLES[run?.spec?.task.kind] ?? null;
-  return typeof example === "function" ? example(run.spec.task) : example;
-}
+const exampleOf = (run) => EXAMPLES[run?.spec?.task.kind] ?? run?.example ?? null;
 
 const DEFAULT_ROWS = 4; // whose best seeds are chosen at first
 
@@ -92,7 +89,7 @@ export function playground(root) {
         "Surprise of each token",
         { id: "surprise" },
         legend(),
-        h("p", { class: "note" }, `Scored: ${scored.join("; ")}. A task trains no other token.`),
+        h("p", { class: "note" }, marked(`Scored: ${scored.join("; ")}. A task trains no other token.`)),
         surprise(answers, nameOfId),
       ),
       place,
@@ -145,7 +142,7 @@ export function playground(root) {
       if (!started) {
         const title = h("div", { class: "head" },
           h("h1", {}, "Playground"),
-          h("p", { class: "lead" }, "Your text under checkpoints of this store."),
+          h("p", { class: "lead" }, "How well checkpoints of this store predict a text."),
         );
         replace(root, title, h("div", { class: "desk" }, h("div", {}, form), chooser), results);
         drawForm();

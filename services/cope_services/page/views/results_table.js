@@ -37,7 +37,7 @@ function verdict(comparison, metric) {
   const hint = [
     `against ${against}: difference ${fixed(difference * metric.scale, digits)}`,
     low === null ? null : `95 % interval ${fixed(low * metric.scale, digits)} … ${fixed(high * metric.scale, digits)}`,
-    p === null || p === undefined ? null : `p = ${number(p, 2)}`,
+    p === null || p === undefined ? null : `corrected p = ${number(p, 2)}`,
   ]
     .filter(Boolean)
     .join(", ");
@@ -105,7 +105,7 @@ function runsOfCell(row, metric, width) {
           h("a", { href: link(["runs"], { ids: values.map((each) => each.run_id) }) }, "Compare these runs"),
           " · ",
           h("a", { href: link(["playground"], { run: values.map((each) => each.run_id).slice(0, 1) }) },
-            "Ask the first one's checkpoint",
+            "Open the first one's checkpoint in the playground",
           ),
         ),
       ),

@@ -15,7 +15,7 @@ function difference(cell, metric) {
   const show = (value) => fixed(value * metric.scale, digits);
   const interval = found.ci_low === null ? null : h("span", {}, `${show(found.ci_low)} … ${show(found.ci_high)}`);
   const p = found.p_adjusted;
-  const significance = p === null ? null : h("span", {}, p < 0.001 ? "p < 0.001" : `p = ${number(p, 2)}`);
+  const significance = p === null ? null : h("span", {}, p < 0.001 ? "corrected p < 0.001" : `corrected p = ${number(p, 2)}`);
   return [
     `${found.difference > 0 ? "+" : ""}${show(found.difference)}`,
     h("span", { class: "below" },

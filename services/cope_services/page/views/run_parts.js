@@ -2,11 +2,10 @@
 
 import { at, download, get } from "../api.js";
 import { crumbs, definitions, empty, h, scrolling, table } from "../dom.js";
-import { bytes, count, duration, integer, moment } from "../format.js";
+import { bytes, count, duration, integer, moment, number } from "../format.js";
 import { change, link } from "../route.js";
 import { badge } from "../status.js";
 import { flatten, shown } from "../values.js";
-import { difference } from "./difference.js";
 
 const TAIL = 500; // lines of a log
 const FACTS = {
@@ -39,7 +38,7 @@ export function head(run) {
   const actions = [
     run.mlflow_url && h("a", { class: "button", href: run.mlflow_url, rel: "noreferrer" }, "Open in MLflow"),
     run.status === "finished" &&
-      h("a", { class: "button", href: link(["playground"], { run: run.run_id }) }, "Ask this checkpoint"),
+      h("a", { class: "button", href: link(["playground"], { run: run.run_id }) }, "Open in the playground"),
   ];
   const seed = run.seed === null ? "" : h("span", { class: "light" }, ` seed ${run.seed}`);
   const places = run.ablations.flatMap((name, i) => [i ? ", " : "", h("a", { href: link(["ablations", name]) }, name)]);
@@ -110,12 +109,34 @@ export async function logs(run) {
     h("h2", {}, "Attempts"),
     attempts.length
       ? table("Attempts", ["attempt", "began (UTC)", "worker", "how"], attempts)
-      : empty("The log tells of no attempt."),
+      : empty("The log has no record of an attempt."),
     h("h2", {}, "Log"),
     truncated && h("p", { class: "note" }, `The last ${TAIL} lines.`),
     lines.length
       ? h("pre", { class: "file", tabindex: 0, "aria-label": "Log" }, lines.join("\n"))
       : empty("The run has written no log."),
+  ];
+}
+
+const side = (id) => h("a", { class: "mono", href: link(["runs", id]) }, id);
+
+function values(title, rows, { left, right }) {
+  const cells = rows.map((row) => [row.key, row.left ?? "–", row.right ?? "–"]);
+  return [h("h3", {}, title), rows.length ? table(title, ["key", side(left), side(right)], cells) : empty("The same.")];
+}
+
+/** The answer of GET /diff for two runs as tables. */
+function difference(found) {
+  const columns = ["metric", ...[side(found.left), side(found.right), "right − left"].map((name) => [name, "number"])];
+  const rows = found.metrics.map(({ metric, left, right, difference: change }) => [
+    metric,
+    ...[left, right, change.difference].map((value) => number(value, 5)),
+  ]);
+  return [
+    values("Configuration", found.spec, found),
+    values("Facts", found.facts, found),
+    h("h3", {}, "Final metrics"),
+    rows.length ? table("Final metrics", columns, rows) : empty("Neither run has final metrics."),
   ];
 }
 

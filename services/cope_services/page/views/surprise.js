@@ -46,7 +46,6 @@ function sheet(answers, nameOf) {
   const sequences = answers.map((answer) => answer.sequences[0]);
   const [{ labels, token_ids: ids }] = sequences;
   const names = new Map(ids.map((id, i) => [id, labels[i]]));
-  const spaced = labels.length > 1 && labels.every((label) => !/^\s|\s$/.test(label));
   const pointed = h("div", { class: "pointed" });
   const head = (first) =>
     h("thead", {},
@@ -94,7 +93,7 @@ function sheet(answers, nameOf) {
     answers.map((answer, k) => [
       h("div", { class: "who" }, nameOf(answer.run_id), h("small", {}, ` perplexity ${number(answer.total.perplexity)}`)),
       h("div", {
-          class: `tokens${spaced ? " spaced" : ""}`,
+          class: "tokens",
           role: "img",
           "aria-label": `Text under ${nameOf(answer.run_id)}, coloured by surprise; the table below has the numbers`,
         },

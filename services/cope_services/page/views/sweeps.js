@@ -28,7 +28,7 @@ export function sweeps(root) {
   const [controls, list] = [h("div", { class: "bar controls" }), h("div")];
   const head = h("div", { class: "head" },
     h("h1", {}, "Sweeps"),
-    h("p", { class: "lead" }, "Each is a run of an ablation: its settings, machine and results."),
+    h("p", { class: "lead" }, "Each is one execution of an ablation, with its settings, machine and results."),
   );
   let started = false;
   return {
