@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels import blocked, blocked_scores, operator
+from cope_sweep.kernels import blocked, operator
 from cope_sweep.kernels.arguments import Arguments
 
 SAFETY = 4.0
@@ -91,12 +91,12 @@ class _Rounded:
         self._rng = torch.Generator(device).manual_seed(draw)
 
     def results(self, build: Build, leaves: Leaves, weight: Tensor) -> Leaves:
-        backward, positions = blocked.backward, blocked_scores._gates_and_positions
+        backward, positions = blocked.backward, blocked._gates_and_positions
 
         def backward_from_rounded(given: Arguments, dout: Tensor, out: Tensor, *others: Any) -> None:
             backward(given, dout, self._off(out, self._error), *others)
 
-        def moved_positions(scores: blocked_scores.Scores, *others: Any) -> int:
+        def moved_positions(scores: blocked.Scores, *others: Any) -> int:
             width = positions(scores, *others)
             if (p := scores.p_NRU) is not None:
                 scores.p_NRU = (p + self._direction * POSITION_ERROR * (p + p.shape[-1] ** 0.5)).clamp(min=0)
@@ -104,7 +104,7 @@ class _Rounded:
 
         with (
             mock.patch.object(blocked, "backward", backward_from_rounded),
-            mock.patch.object(blocked_scores, "_gates_and_positions", moved_positions),
+            mock.patch.object(blocked, "_gates_and_positions", moved_positions),
         ):
             weight = self._off(weight, self._error)
             return computed_by(lambda x: operator.attention(self._problem(build(x)), "blocked"), leaves, weight)
