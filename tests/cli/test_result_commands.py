@@ -72,10 +72,11 @@ def test_the_kernels_of_a_plan(shell):
         (row, device) for row in ("CoPE", "none") for device in ("cpu", "cuda")
     ]
     assert {(entry["attention"], entry["reason"]) for entry in entries} == {("blocked", None)}
-    hard = shell.json(*options, "--set", "model.hard_attention=true", "--set", "resources.device=cpu")
-    assert {(entry["attention"], entry["device"]) for entry in hard} == {("reference", "cpu")}
+    fused = ["plan", "tiny", "--attention", "--set", "resources.attention=native"]
+    hard = shell.json(*fused, "--set", "model.hard_attention=true", "--set", "resources.device=cpu")
+    assert {(entry["attention"], entry["device"]) for entry in hard} == {("blocked", "cpu")}
     assert all("attention is hard" in entry["reason"] for entry in hard)
-    out, _ = shell(*options, "--set", "model.hard_attention=true")
+    out, _ = shell(*fused, "--set", "model.hard_attention=true")
     assert "attention is hard" in " ".join(out.split())
 
 

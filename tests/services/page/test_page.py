@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -279,12 +278,9 @@ def test_differences_of_rows_are_shown_with_their_seeds_folded(visitor: Visitor,
     configuration, metrics = page.locator(".comparison table").all()
     assert configuration.locator("thead th").all_inner_texts() == ["key", "CoPE, 2 runs", "Absolute, 2 runs"]
     assert configuration.locator("tbody tr").all_inner_texts() == ["model.position\tcope\tabsolute"]  # no seed
-    store = site.sample.store
-    values = [store.run(run.run_id).result["metrics"]["in_dist/token_error"] for run in runs[:2]]
     cell = metrics.locator("tr", has_text="in_dist/token_error").locator("td").first
-    mean, deviation = cell.inner_text().split(" ± ")
-    assert float(mean) == pytest.approx(statistics.mean(values), rel=1e-3)
-    assert float(deviation) == pytest.approx(statistics.stdev(values), rel=0.05)
+    value = site.sample.store.run(site.sample.ids[0]).result["metrics"]["in_dist/token_error"]
+    assert float(cell.inner_text()) == pytest.approx(value, rel=1e-3)  # the other run of the row has failed
 
 
 def test_chosen_metrics_are_panels_with_one_zoom(visitor: Visitor) -> None:

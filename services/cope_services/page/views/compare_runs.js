@@ -20,9 +20,14 @@ const MOST = 200; // runs that are compared
 
 const nameOf = (run) => [run.row ?? run.run_id, run.seed === null ? null : `seed ${run.seed}`].filter(Boolean).join(", ");
 
+/** The runs that have begun: of others, the answer has no configuration. */
+const begun = (runs, keys) =>
+  runs.filter((run) => keys.some((key) => SECTIONS.includes(key.split(".")[0]) && (valueOf(run, key) ?? null) !== null));
+
 /** Keys of the configuration in which the runs differ. */
 function differing(runs, keys) {
-  const found = keys.filter((key) => new Set(runs.map((run) => String(valueOf(run, key)))).size > 1);
+  const known = begun(runs, keys);
+  const found = keys.filter((key) => new Set(known.map((run) => String(valueOf(run, key)))).size > 1);
   const section = (key) => SECTIONS.indexOf(key.split(".")[0]);
   return found.filter((key) => section(key) >= 0).sort((a, b) => section(a) - section(b));
 }
@@ -61,7 +66,8 @@ function averaged(runs, metric) {
 function differences(runs, axes, metrics) {
   const groups = grouped(runs);
   const columns = groups.map(([name, members]) => [`${name}, ${plural(members.length, "run")}`, "number"]);
-  const texts = (members, key) => [...new Set(members.map((run) => shown(key, valueOf(run, key))))].join(", ");
+  const values = (members, key) => [...new Set(begun(members, axes).map((run) => shown(key, valueOf(run, key))))];
+  const texts = (members, key) => values(members, key).join(", ") || "–";
   const line = (key, text) => [key, ...groups.map(([, members]) => text(members, key))];
   const part = (title, keys, text, none) => [
     h("h3", {}, title),
