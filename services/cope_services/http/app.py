@@ -47,8 +47,8 @@ from cope_sweep.store import Store
 DESCRIPTION = """\
 Ablations, result tables, runs, checkpoints, perplexity and probes.
 
-Errors have a `ProblemDetails` body, `application/problem+json`; those of a `Range` header are plain text, and the OpenAI
-protocol has its own. A server that listens on loopback only, and has no keys, needs none.
+Errors have a `ProblemDetails` body, `application/problem+json`; those of a `Range` header are plain text, and the
+OpenAI protocol has its own. A server that listens on loopback only, and has no keys, needs none.
 """
 
 
