@@ -237,22 +237,30 @@ def progress_bar(console: Console, title: str, unit: str = "runs") -> Iterator[C
     """A function that is called with the number of things that are done, and with that of all.
 
     It shows a bar on a terminal, and a plain line now and then in logs and pipes; nothing before the first call.
+    Where there was a line, the last one shows the end.
     """
     bar = Progress(TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
     task = bar.add_task("", total=None)
-    printed_s = time.monotonic()
+    printed_s, printed, line = time.monotonic(), "", ""
+
+    def print_line() -> None:
+        nonlocal printed_s, printed
+        printed_s, printed = time.monotonic(), line
+        console.print(line, highlight=False)
 
     def show(done: int, total: int) -> None:
-        nonlocal printed_s
+        nonlocal line
+        line = f"{title}: {done}/{total} {unit}"
         if console.is_terminal and not console.is_dumb_terminal:
             bar.start()
             bar.update(task, total=total, completed=done)
         elif time.monotonic() - printed_s >= LINE_INTERVAL_S:
-            printed_s = time.monotonic()
-            console.print(f"{title}: {done}/{total} {unit}", highlight=False)
+            print_line()
 
     try:
         yield show
     finally:
         if bar.live.is_started:
             bar.stop()
+        elif printed and printed != line:
+            print_line()

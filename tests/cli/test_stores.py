@@ -255,3 +255,14 @@ def test_the_bar_counts_on_a_terminal_and_is_a_line_now_and_then_in_a_pipe(monke
         with progress.progress_bar(Console(file=quiet, force_terminal=terminal, quiet=True), "checking runs") as bar:
             bar(1, 2)
         assert quiet.getvalue() == ""
+
+
+def test_the_last_line_in_a_pipe_shows_the_end(monkeypatch):
+    for interval_s, expected in ((0.0, ["checking runs: 1/3 runs", "checking runs: 3/3 runs"]), (99.0, [])):
+        console = Console(file=io.StringIO(), force_terminal=False)
+        monkeypatch.setattr(progress, "LINE_INTERVAL_S", interval_s)
+        with progress.progress_bar(console, "checking runs") as bar:
+            bar(1, 3)
+            monkeypatch.setattr(progress, "LINE_INTERVAL_S", 99.0)
+            bar(3, 3)
+        assert console.file.getvalue().splitlines() == expected
