@@ -22,6 +22,7 @@ from cope_services.http.access import READ, SUBMIT, ApiKey
 from cope_services.http.caching import CachedRoute
 from cope_services.http.components import ComponentsDep, RequireJson
 from cope_services.http.errors import BusyError, ConflictError, InvalidError, NoClusterError, Responses, error_responses
+from cope_services.http.middleware import ASKED
 from cope_services.http.reading import add_questions
 from cope_services.http.settings import Settings
 from cope_sweep.api.answers import PlanCost, SweepProgress, SweepState
@@ -446,7 +447,11 @@ class EventStream(EventSourceResponse):
     media_type = "text/event-stream"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events. A client that does not read them loses the connection, and its place."""
+        """Send the events, to HEAD none. A client that does not read them loses the connection, and its place."""
+        if scope.get(ASKED) == "HEAD":  # the response would have no end, and the connection no other one
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body"})
+            return
         with suppress(SendTimeoutError):
             await super().__call__(scope, receive, send)
 

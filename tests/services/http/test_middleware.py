@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
-from cope_services.http.middleware import MAX_BRACKETS
+from cope_services.http.middleware import MAX_BRACKETS, HeadAsGet
+from cope_services.http.sweeps import EventStream
 
 from tests.services.sample_store import API, SampleStore
 
@@ -92,3 +96,25 @@ def test_a_body_of_too_many_lists_is_refused_before_it_is_parsed(client: httpx.C
     text = "[" * (MAX_BRACKETS - 10)
     response = client.post(f"{API}/perplexity", json={"models": [sample.ids[0]], "text": text})
     assert response.json()["code"] == "invalid_tokens"
+
+
+def test_head_of_events_has_an_end() -> None:
+    sent: list[Any] = []
+
+    async def events() -> AsyncIterator[str]:
+        await asyncio.Event().wait()
+        yield "never"
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await EventStream(events())(scope, receive, send)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "HEAD", "headers": []}
+    asyncio.run(asyncio.wait_for(HeadAsGet(application)(scope, receive, send), 5))
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert not sent[-1].get("more_body")
