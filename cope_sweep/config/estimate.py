@@ -158,7 +158,7 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     saved = SAVED_PER_TOKEN_AND_UNIT - (RECOMPUTED_PER_TOKEN_AND_UNIT if recomputed else 0)
     block = saved * model.dim * tokens
     scored = any(encoding.scores or encoding.weighs for encoding in model.position)
-    whole = resources.attention == "reference" or any(not each.computes_queries_alone for each in model.position)
+    whole = resources.attention == "reference"
     unfused = any((each.scores or each.weighs) and not each.has_term for each in model.position)
     short = task.length("train") < BLOCKED_KEYS
     if whole or ((model.hard_attention or unfused) and short):

@@ -248,9 +248,7 @@ def _window(run: RunSpec, batch: int, length: int) -> int:
     spec = run.model
     if not spec.hard_attention and not any(encoding.scores or encoding.weighs for encoding in spec.position):
         return length
-    in_blocks = all(encoding.computes_queries_alone for encoding in spec.position)
-    keys = min(length, BLOCKED_KEYS) if in_blocks else length
-    row_bytes = 40 * spec.heads * keys  # about ten float32 copies of a row of the attention matrix
+    row_bytes = 40 * spec.heads * min(length, BLOCKED_KEYS)  # about ten float32 copies of a row of the attention matrix
     return length if batch * length * row_bytes <= SCRATCH_BYTES else max(1, SCRATCH_BYTES // (batch * row_bytes))
 
 

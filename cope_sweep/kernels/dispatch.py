@@ -235,7 +235,7 @@ def choose(
         reason = _why_not(problem, implementation)
         if reason is None:
             return Path(implementation, None, problem)
-    instead = _in_blocks(problem, positions)
+    instead = _in_blocks(problem)
     if instead is None:
         return Path("reference", f"{implementation} is not used, {reason}; using the reference")
     if implementation == "blocked":
@@ -243,13 +243,12 @@ def choose(
     return replace(instead, reason=f"{implementation} is not used, {reason}; falling back to PyTorch (blocked)")
 
 
-def _in_blocks(problem: Arguments | str, positions: Positions) -> Path | None:
-    """PyTorch in blocks of queries; None where that is not possible, or would be slower than all queries at once."""
+def _in_blocks(problem: Arguments | str) -> Path | None:
+    """PyTorch in blocks of queries; None where that is not possible."""
     if isinstance(problem, Arguments) and blocked.why_not(problem) is None:
         return Path("blocked", None, problem)
-    in_blocks = all(position.encoding.computes_queries_alone for position in positions)
     # A compiled graph would hold the operations of every block.
-    return Path("blocked") if in_blocks and not torch.compiler.is_compiling() else None
+    return None if torch.compiler.is_compiling() else Path("blocked")
 
 
 def _fastest(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Path:
@@ -265,7 +264,7 @@ def _fastest(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tens
     if T < MIN_FUSED_QUERIES:
         return Path("reference")
     problem = make_problem(inputs, positions, dropout, seeds_B)
-    blocks = _in_blocks(problem, positions) if S >= MIN_BLOCKED_KEYS else None
+    blocks = _in_blocks(problem) if S >= MIN_BLOCKED_KEYS else None
     if isinstance(problem, str):
         why = f"no fused kernel is used, {problem}; using"
         if blocks is not None:

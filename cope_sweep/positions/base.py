@@ -107,14 +107,6 @@ class Encoding(Kind):
         return type(self).term is not Encoding.term
 
     @property
-    def computes_queries_alone(self) -> bool:
-        """Whether `score` and `weights` of some queries cost their share of those of all, not more.
-
-        If so, attention without a fused kernel is computed in blocks of queries.
-        """
-        return True
-
-    @property
     def uses_rotated_query(self) -> bool:
         """Whether `score` and `term` receive queries and keys after the rotation (RoPE), not before it."""
         return False

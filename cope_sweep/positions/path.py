@@ -7,11 +7,12 @@ The convolution is causal, of 3 taps for each channel; W₂·W₁ has rank 32. S
 taps start from N(0, 0.02²), where w is so short that ε counts (|w| ≈ 0.85 after division, at dim 64); ours start as
 those of torch's convolution, ±1/√3.
 
-With c_it = w_t·(H_{t+1} ⋯ H_i·q_i) the score is q_i·k_j − Σ_{j < t ≤ i} β_t·c_it·(w_t·k_j), and all c solve one
-triangular system, C·(I + strict lower triangle of β_u·w_u·w_t) = lower triangle of Q·Wᵀ: the compact WY form over the
-whole sequence. It replaces q·k/√K. With RoPE, q and k are the rotated ones.
+Keys are visited in chunks from the last to the first, q̃ being the query after the steps of those behind it. Inside
+a chunk, with c_it = w_t·(H_{t+1} ⋯ q̃_i), the score is q̃_i·k_j − Σ_{t > j} β_t·c_it·(w_t·k_j). All c of a chunk solve
+one triangular system, C·(I + strict lower triangle of β_u·w_u·w_t) = lower triangle of Q̃·Wᵀ: the compact WY form. Then
+q̃_i becomes q̃_i − Σ_t β_t·c_it·w_t. The score replaces q·k/√K. With RoPE, q and k are the rotated ones.
 
-Shapes: t, u tokens (W is (S, K)); R rank.
+Shapes: t, u tokens; C tokens of a chunk (W is (C, K)); R rank.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TAPS = 3
+CHUNK = 64
+"""Tokens whose steps are one product: for a block of queries the work besides theirs is O(S·CHUNK·K)."""
 EPS = 1e-6
 """Inside the root of the unit vector, as released."""
 
@@ -46,11 +49,6 @@ class PaTH(AttentionEncoding):
 
     kind: Literal["path"] = "path"
     rank: int = Field(default=32, ge=1, le=10**6, description="Rank of the projection to w.")
-
-    @property
-    def computes_queries_alone(self) -> bool:
-        """False: every block of queries would need all products of w with each other."""
-        return False
 
     @property
     def uses_rotated_query(self) -> bool:
@@ -83,11 +81,19 @@ class PaTH(AttentionEncoding):
         q_BHQK, k_BHSK = at_least_float32(attention.q_BHQK), at_least_float32(attention.k_BHSK)
         w_BHSK = F.silu(causal_convolution(features_BHSF[..., :-1], parameters["taps"]))
         w_BHSK = w_BHSK * (w_BHSK.square().sum(-1, keepdim=True) + EPS).rsqrt()
-        beta_BHS1 = 2 * features_BHSF[..., -1:].sigmoid()
-        w_BHKS = w_BHSK.transpose(-1, -2)
-        between_BHSS = (beta_BHS1 * w_BHSK @ w_BHKS).tril(-1)  # row u, column t: β_u·w_u·w_t
-        products_BHQS = (q_BHQK @ w_BHKS).masked_fill(~attention.visible_QS, 0)
-        c_BHQS = torch.linalg.solve_triangular(between_BHSS, products_BHQS, upper=False, left=False, unitriangular=True)
-        taken_BHSS = (beta_BHS1 * w_BHSK @ k_BHSK.transpose(-1, -2)).tril(-1)  # row t, column j: β_t·w_t·k_j
-        changed_BHQS: Tensor = q_BHQK @ k_BHSK.transpose(-1, -2) - c_BHQS @ taken_BHSS
+        step_BHSK = 2 * features_BHSF[..., -1:].sigmoid() * w_BHSK  # β·w
+        scores: list[Tensor] = []
+        for end in range(k_BHSK.shape[2], 0, -CHUNK):
+            chunk = slice(max(0, end - CHUNK), end)
+            w_BHKC, k_BHKC = (x[:, :, chunk].transpose(-1, -2) for x in (w_BHSK, k_BHSK))
+            step_BHCK = step_BHSK[:, :, chunk]
+            between_BHCC = (step_BHCK @ w_BHKC).tril(-1)  # row u, column t: β_u·w_u·w_t
+            products_BHQC = (q_BHQK @ w_BHKC).masked_fill(~attention.visible_QS[:, chunk], 0)
+            c_BHQC = torch.linalg.solve_triangular(
+                between_BHCC, products_BHQC, upper=False, left=False, unitriangular=True
+            )
+            taken_BHCC = (step_BHCK @ k_BHKC).tril(-1)  # row t, column j: β_t·w_t·k_j
+            scores.append(q_BHQK @ k_BHKC - c_BHQC @ taken_BHCC)
+            q_BHQK = q_BHQK - c_BHQC @ step_BHCK
+        changed_BHQS = torch.cat(scores[::-1], dim=-1)
         return changed_BHQS / math.sqrt(q_BHQK.shape[-1]) - attention.logits_BHQS

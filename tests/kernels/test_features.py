@@ -40,6 +40,8 @@ FUSED = [
 """What the native kernels compute."""
 OTHERS = [
     [TRA()],
+    [PaTH()],
+    [PaTH(), FoX()],
     [DAPE(bias="fire")],
     [FoX(scaled=False)],
     [GrapeAP(), CoPE(p_max=9)],
@@ -155,14 +157,6 @@ def test_the_others_are_computed_in_blocks_and_the_reason_is_given(encodings):
     assert name == "blocked"
     assert "(blocked)" in reason
     assert which(encodings, Dims(32, 2, 1, 300), implementation="blocked") == ("blocked", None)
-
-
-def test_path_is_computed_by_the_reference():
-    """Its products of tokens are those of the whole sequence: each block would compute all of them again."""
-    name, reason = which([PaTH()], Dims(32, 2, 1, 300))
-    assert name == "reference"
-    assert "the score of path" in reason
-    assert "T × T" in reason
 
 
 @pytest.mark.parametrize("encodings", FUSED, ids=ids)

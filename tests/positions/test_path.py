@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from cope_sweep.positions import path
 from cope_sweep.positions.path import EPS, PaTH
 from cope_sweep.testing import EncodingContract
 from tests.positions import naive
@@ -14,8 +15,10 @@ class TestPaTH(EncodingContract):
 
 
 @pytest.mark.parametrize("queries", [None, 2])
-def test_the_score_is_the_product_of_the_matrices_between_key_and_query(queries):
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_the_score_is_the_product_of_the_matrices_between_key_and_query(monkeypatch, chunk, queries):
     """Each matrix H_t is built, and they are multiplied one by one."""
+    monkeypatch.setattr(path, "CHUNK", chunk)
     attention = naive.attention(tokens=7, queries=queries, features=5)
     taps = naive.normal(8, 3)
     scores = attention.logits_BHQS + PaTH().score({"taps": taps}, attention)
