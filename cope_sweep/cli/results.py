@@ -477,40 +477,23 @@ def best(
 
     Example: `cope-sweep best encodings_tuning --yaml`
     """
-    from cope_sweep.config.checks import validation_metric
     from cope_sweep.read.tables import read_results
-    from cope_sweep.read.tables.best import conditions, tuned_rows
+    from cope_sweep.read.tables.best import conditions, tuning
 
     if as_yaml and source.as_json:
         raise UserError("--yaml and --json are two forms of the answer; leave one out")
-    plan = source.plan(question.name, question.scale)
-    name = metric or validation_metric(plan.ablation, plan.runs)
-    goals = {each.name: each.goal for each in plan.ablation.content.metrics}
-    goal = goals.get(name, plan.ablation.content.primary_metric.goal)
-    if unknown := next((run for run in plan.runs if name not in run.metrics), None):
-        raise UserError(f"--metric {name}: the task {unknown.task.kind} has no such metric")
-    found = tuned_rows(plan, read_results(plan, source.store).records, name, goal)
+    found = tuning(read_results(source.plan(question.name, question.scale), source.store), metric)
     if as_yaml:
-        sys.stdout.write(conditions(found))
+        sys.stdout.write(conditions(found.rows))
         return
-    if source.printed({"metric": name, "goal": goal, "rows": [_as_dict(each) for each in found]}):
+    if source.printed({"metric": found.metric, "goal": found.goal, "rows": [_as_dict(each) for each in found.rows]}):
         return
-    draws = len(found[0].draws)
-    budgets = [*(2**power for power in range((draws - 1).bit_length())), draws]  # 1, 2, 4, … and all
-    table = grid("row", *(f"of {each}" for each in budgets), "best draw", "edge", "not ended")
-    for each in found:
-        cells = [each.name, *(_score(each, first) for first in budgets)]
-        chosen = each.best()
-        drawn = ", ".join(f"{key}={json.dumps(value)}" for key, value in chosen.values.items()) if chosen else ""
-        table.add_row(*map(escaped, (*cells, drawn, ", ".join(each.at_edge), each.missing or "")))
-    console = make_console()
-    console.print(table)
-    console.print(escaped(f"{name}, mean over seeds {plan.ablation.content.seeds}, {goal} is best"), highlight=False)
-
-
-def _score(row: Tuned, first: int) -> str:
-    found = row.best(first)
-    return "" if found is None else f"{found.score:.4g}"
+    drawn = found.layout
+    table = grid(*(header.text for header in drawn.headers))
+    for cells in drawn.rows:
+        table.add_row(*(escaped(cell.text) for cell in cells))
+    print_table(table)
+    make_console().print(escaped(drawn.note), style="dim", soft_wrap=True, highlight=False)
 
 
 def _as_dict(row: Tuned) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from cope_sweep.read.figures.metrics import (
     short_labels,
     varying_axes,
 )
+from cope_sweep.read.tables.best import tuning
 from cope_sweep.read.tables.model import Column
 from cope_sweep.read.tables.runs import FACT, Results, setting
 
@@ -140,6 +141,31 @@ def contexts(results: Results, options: Options = DEFAULTS) -> Figure:
         ]
     x_title = "length of a test sequence (times the trained length)" if multiples else "evaluation context (tokens)"
     return _figure("contexts", plan, runs, points, options, x_title=x_title, numeric=True)
+
+
+def budget(results: Results, options: Options = DEFAULTS) -> Figure:
+    """The best value of the first n draws of a random search against n. Default metric: that of `cope-sweep best`."""
+    import pandas as pd
+
+    plan = results.plan
+    chosen = chosen_metrics(plan, results.frame, options.metrics, ()) if options.metrics else []
+    found = tuning(results, *(column.name for column in chosen[:1]))
+    column = metric_title(plan, found.metric)
+    names = [row.name for row in found.rows]
+    if unknown := next((name for name in options.rows if name not in names), None):
+        raise FigureError(f"{plan.name} has no row {unknown!r}{suggest(unknown, names)}")
+    lines = [
+        {"panel": "", "metric": column.name, "series": row.name, "x": float(n), "x_label": "", "n": len(found.seeds),
+         "seeds": len(found.seeds), "mean": best.score}
+        for row in found.rows
+        if row.name in (options.rows or names)
+        for n in range(1, found.draws + 1)
+        if (best := row.best(n)) is not None
+    ]  # fmt: skip
+    data = pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
+    title = options.title or plan.ablation.content.title
+    drawn = partial(_draw, data, names, {column.name: column}, "range", title, options, "number of draws", True)
+    return Figure("budget", title, data, drawn)
 
 
 def _x_key(plan: Plan, name: str | None) -> str:

@@ -20,12 +20,13 @@ import numpy as np
 import pandas as pd
 
 from cope_sweep.config import Plan, RunSpec
-from cope_sweep.config.ablation import Maps
+from cope_sweep.config.ablation import Maps, RandomSearch
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures import FIGURES, Figure
 from cope_sweep.read.figures.available import Declared, declared_figures, draw_declared
 from cope_sweep.read.reports.runs import CURVE_COLUMNS, CURVES, Committed, run_frame, to_parquet
 from cope_sweep.read.tables import Results, Table
+from cope_sweep.read.tables.best import tuning
 from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, reference
 from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell, decimals_of, markdown_table, markdown_text
 from cope_sweep.store.files import write_bytes
@@ -126,6 +127,11 @@ class Evidence:
         return self.table.model.answer
 
     @cached_property
+    def draws(self) -> Layout | None:
+        """The best draws of a random search; None: the ablation has none."""
+        return tuning(self.results).layout if _is_search(self.plan) else None
+
+    @cached_property
     def shortcuts(self) -> Shortcuts | None:
         """The errors of rules that do not solve the tasks; None where the tasks have none."""
         return shortcuts(self.table.model)
@@ -156,6 +162,8 @@ class Evidence:
             parts.append(f"Reproduces: {markdown_text(content.reproduces)}{size}.")
         parts += [f"Scale `{self.scale}`: {markdown_text(self.size)}"] if self.scale else []
         parts += ["## Results", self.table.to_markdown().strip()]
+        if self.draws is not None:
+            parts += ["### Best draws", markdown_table(self.draws), markdown_text(self.draws.note)]
         if self.shortcuts is not None:
             drawn = self.shortcuts.layout
             parts += ["### Shortcuts", markdown_table(drawn), markdown_text(drawn.note)]
@@ -198,7 +206,8 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
         raise ReportError(f"no run of {words} is finished in {results.place}; train them with: cope-sweep run {words}")
     figures = tuple(_drawn(results, each) for each in declared_figures(plan))
     if not figures:
-        figures = (Drawn("summary", plan.ablation.content.title, "", _svg(FIGURES["summary"].make(results))),)
+        kind = "budget" if _is_search(plan) else "summary"
+        figures = (Drawn(kind, plan.ablation.content.title, "", _svg(FIGURES[kind].make(results))),)
     return Evidence(results, Table(results, compare or reference(plan)), figures)
 
 
@@ -228,6 +237,10 @@ def _drawn(results: Results, declared: Declared) -> Drawn:
     if made.empty and not is_map:
         return Drawn(declared.name, title, source, None, "too few finished runs")
     return Drawn(declared.name, title, source, _svg(made))
+
+
+def _is_search(plan: Plan) -> bool:
+    return isinstance(plan.ablation.content.search, RandomSearch)
 
 
 def _svg(figure: Figure) -> Callable[[], bytes]:

@@ -13,9 +13,14 @@ from dataclasses import dataclass
 
 from cope_sweep.config import Plan, Row, SpecError
 from cope_sweep.config.ablation import RandomSearch
+from cope_sweep.config.checks import validation_metric
 from cope_sweep.config.source import Json
-from cope_sweep.read.tables.runs import setting
+from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell
+from cope_sweep.read.tables.runs import Results, setting
 from cope_sweep.store import RunRecord
+
+SHOWN = 3
+"""Rows that the answer names."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +39,12 @@ class Draw:
 class Tuned:
     """The draws of one row of the grid, in the order in which they were drawn."""
 
+    name: str
+    """Its labels of the axes in which the rows differ."""
     labels: Mapping[str, str]
     """Axis key → label, without the keys of the space."""
     draws: tuple[Draw, ...]
     goal: str
-
-    @property
-    def name(self) -> str:
-        return " · ".join(self.labels.values()) or "base"
 
     @property
     def missing(self) -> int:
@@ -68,6 +71,76 @@ class Tuned:
         return tuple(found)
 
 
+@dataclass(frozen=True)
+class Tuning:
+    """All rows of a random search."""
+
+    metric: str
+    """What draws are compared by: the mean over the seeds."""
+    goal: str
+    seeds: tuple[int, ...]
+    rows: tuple[Tuned, ...]
+
+    @property
+    def draws(self) -> int:
+        """The number of draws of each row."""
+        return len(self.rows[0].draws)
+
+    @property
+    def layout(self) -> Layout:
+        """A line for each row: the best value of the first 1, 2, 4, … draws and of all, and the best draw."""
+        budgets = [*(2**power for power in range((self.draws - 1).bit_length())), self.draws]
+        names = ["best draw", "edge", *(["not ended"] if any(row.missing for row in self.rows) else [])]
+        headers = [ColumnHeader("row", numeric=False), *(ColumnHeader(f"of {each}") for each in budgets)]
+        headers += [ColumnHeader(each, numeric=False) for each in names]
+        lines = []
+        for row in self.rows:
+            best = row.best()
+            scores = ["" if each is None else f"{each.score:.4g}" for each in map(row.best, budgets)]
+            drawn = ", ".join(f"{key}={json.dumps(value)}" for key, value in best.values.items()) if best else ""
+            cells = [row.name, *scores, drawn, ", ".join(row.at_edge), str(row.missing or "")]
+            lines.append(tuple(map(TextCell, cells[: len(headers)])))
+        note = (
+            f"{self.metric}, mean over seeds {list(self.seeds)}, {self.goal} is best. of n: the best value "
+            "of the first n draws. edge: keys whose best value is the least or greatest that was drawn."
+        )
+        return Layout(tuple(headers), tuple(lines), note)
+
+    @property
+    def answer(self) -> str:
+        """The best and the worst rows, in a sentence; empty before any draw is finished."""
+        found = {row.name: best.score for row in self.rows if (best := row.best()) and best.score is not None}
+        if not found:
+            return ""
+        order = sorted(found, key=found.__getitem__, reverse=self.goal == "max")
+        first = [name for name in order if found[name] == found[order[0]]]
+        named = ", ".join(first[:SHOWN]) + (f" and {len(first) - SHOWN} more" if len(first) > SHOWN else "")
+        edge = sum(bool(row.at_edge) for row in self.rows)
+        return (
+            f"The best of {self.draws} draws for each of {len(self.rows)} rows, by {self.metric}: from "
+            f"{found[order[0]]:.4g} ({named}) to {found[order[-1]]:.4g} ({order[-1]}). For {edge} rows it is at the "
+            "edge of what was drawn."
+        )
+
+
+def tuning(results: Results, metric: str | None = None) -> Tuning:
+    """The draws of all rows, compared by a metric.
+
+    Args:
+        results: The runs of an ablation with `search: random`.
+        metric: Its name; None: the primary metric, on the validation set where there is one.
+
+    Raises SpecError for an ablation without a random search, and for a metric that its tasks do not have.
+    """
+    plan = results.plan
+    content = plan.ablation.content
+    name = metric or validation_metric(plan.ablation, plan.runs)
+    if unknown := next((run for run in plan.runs if name not in run.metrics), None):
+        raise SpecError(f"--metric {name}: the task {unknown.task.kind} has no such metric")
+    goal = {each.name: each.goal for each in content.metrics}.get(name, content.primary_metric.goal)
+    return Tuning(name, goal, tuple(content.seeds), tuple(tuned_rows(plan, results.records, name, goal)))
+
+
 def tuned_rows(plan: Plan, records: Mapping[str, RunRecord], metric: str, goal: str) -> list[Tuned]:
     """The rows of the grid with their draws.
 
@@ -88,7 +161,11 @@ def tuned_rows(plan: Plan, records: Mapping[str, RunRecord], metric: str, goal: 
     for row in plan.rows:
         labels = tuple((key, label) for key, label in row.labels.items() if key not in search.space)
         rows.setdefault(labels, []).append(_draw(row, records, list(search.space), metric))
-    return [Tuned(dict(labels), tuple(draws), goal) for labels, draws in rows.items()]
+    of_all = set.intersection(*map(set, rows)) if len(rows) > 1 else set()
+    names = [" · ".join(each[1] for each in labels if each not in of_all) or plan.name for labels in rows]
+    return [
+        Tuned(name, dict(labels), tuple(draws), goal) for name, (labels, draws) in zip(names, rows.items(), strict=True)
+    ]
 
 
 def _draw(row: Row, records: Mapping[str, RunRecord], keys: Sequence[str], metric: str) -> Draw:

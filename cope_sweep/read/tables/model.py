@@ -37,7 +37,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from cope_sweep.config import Plan, Row, RunSpec
-from cope_sweep.config.ablation import Metric
+from cope_sweep.config.ablation import Metric, RandomSearch
 from cope_sweep.config.explain import suggest
 from cope_sweep.read.tables.stats import (
     POWER,
@@ -418,8 +418,11 @@ def reference(plan: Plan) -> str | None:
     """The default reference of a report's rows, as `tables.Table` takes it.
 
     The paper, where it has numbers for a row. Else the first row with CoPE, or the first row; of a table with several
-    axes, each row is compared with the one that has this encoding and the same values of the other axes.
+    axes, each row is compared with the one that has this encoding and the same values of the other axes. None for one
+    row, and for a random search, whose rows are draws to choose from.
     """
+    if isinstance(plan.ablation.content.search, RandomSearch):
+        return None
     if any(row.published for row in plan.rows):
         return PAPER
     if len(plan.rows) < 2:

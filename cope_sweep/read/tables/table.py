@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 
 from cope_sweep.config import Plan
+from cope_sweep.config.ablation import RandomSearch
 from cope_sweep.read.tables import render
+from cope_sweep.read.tables.best import tuning
 from cope_sweep.read.tables.model import STATUSES, Comparison, MetricCell, TableModel, TableRow, compared, table_model
 from cope_sweep.read.tables.runs import Results, csv_text, read_results
 from cope_sweep.read.tables.stats import finite
@@ -35,7 +37,11 @@ class Table:
     def model(self) -> TableModel:
         """The content of the table. Raises UserError if it cannot be compared with `compare`."""
         model = table_model(self.results.plan, self.results.records)
-        return model if self.compare is None else compared(model, self.compare)
+        if self.compare is not None:
+            return compared(model, self.compare)
+        if isinstance(self.results.plan.ablation.content.search, RandomSearch):
+            return replace(model, answer=tuning(self.results).answer)
+        return model
 
     @cached_property
     def frame(self) -> pd.DataFrame:

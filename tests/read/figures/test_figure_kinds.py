@@ -29,6 +29,8 @@ def context_plan(**changes):
 
 
 def plan_for(kind, **changes):
+    if kind == "budget":
+        changes["search"] = {"kind": "random", "samples": 3, "space": {"train.lr": {"log_uniform": [1e-4, 1e-2]}}}
     return context_plan(**changes) if kind == "contexts" else plan_of(name="any", metrics=METRICS, **changes)
 
 
@@ -44,7 +46,8 @@ def restore_parameters():
 
 
 def test_the_kinds_have_what_the_command_line_and_the_service_ask_for():
-    assert list(FIGURES) == ["curves", "convergence", "values", "contexts", "summary", "importance", "parallel", "maps"]
+    kinds = ["curves", "convergence", "values", "contexts", "summary", "budget", "importance", "parallel", "maps"]
+    assert list(FIGURES) == kinds
     assert all(name == kind.name and kind.shows for name, kind in FIGURES.items())
     assert [name for name, kind in FIGURES.items() if kind.needs == "checkpoint"] == ["maps"]
 

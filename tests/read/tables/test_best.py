@@ -4,6 +4,9 @@ import pytest
 import yaml
 
 from cope_sweep.config import SpecError
+from cope_sweep.read.figures import FIGURES
+from cope_sweep.read.reports import evidence
+from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import conditions, tuned_rows
 from cope_sweep.store import RunRecord
 from tests.read.tables.ablations import CONTENT, plan_of
@@ -81,6 +84,28 @@ def test_conditions_need_draws_that_have_ended():
     )
     with pytest.raises(SpecError, match="the draws of CoPE have not all ended"):
         conditions(tuned_rows(plan, records, METRIC, "min"))
+
+
+def test_a_report_shows_the_best_draws_and_tests_nothing():
+    """The rows of a search are draws to choose from: 4 of 5 were worse by chance."""
+    plan, records = searched(
+        lambda row, draw: {"CoPE": [9, 3, 7, 1, 5], "None": [2, 1, 8, 8, 8]}.get(row, [4] * 5)[draw]
+    )
+    found = evidence(Results(plan, records))
+    assert found.table.compare is None
+    assert found.answer == Table(Results(plan, records)).model.answer
+    assert (
+        f"The best of 5 draws for each of {len(found.draws.rows)} rows, by {METRIC}: from 1.5 (CoPE, None) to "
+        in found.answer
+    )
+    lines = {cells[0].text: [cell.text for cell in cells[1:5]] for cells in found.draws.rows}
+    assert lines["CoPE"] == ["9.5", "3.5", "1.5", "1.5"]
+    assert "### Best draws" in found.to_markdown({})
+    (drawn,) = found.figures
+    data = FIGURES["budget"].make(found.results).frame
+    assert drawn.name == "budget"
+    assert data[data["series"] == "CoPE"]["mean"].tolist() == [9.5, 3.5, 3.5, 1.5, 1.5]
+    assert data["x"].tolist()[:5] == [1, 2, 3, 4, 5]
 
 
 def test_other_searches_are_refused():
