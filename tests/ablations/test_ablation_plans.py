@@ -71,13 +71,13 @@ def test_published_numbers_are_not_shown_beside_other_sizes(name):
         assert not any(row.published for row in plan(name, "small").rows)
 
 
-def test_the_small_scales_take_minutes():
+def test_the_small_scales_take_hours_at_most():
     """All of them together on two cores, by the rule of thumb, which is about three times too slow here."""
     runs = {}
     for name in NAMES:
         each = plan(name, "small" if "small" in scales(name) else "")
         runs |= estimates(each)
-    assert total_seconds((estimate, 2) for estimate in runs.values()) < 6 * 3600
+    assert total_seconds((estimate, 2) for estimate in runs.values()) < 9 * 3600
 
 
 @pytest.mark.parametrize(
