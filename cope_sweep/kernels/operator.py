@@ -36,10 +36,6 @@ _MODULES = {
     "blocked": "cope_sweep.kernels.blocked",
     "triton": "cope_sweep.kernels.triton_attention",
 }
-_CARRIED = {"native": 0, "blocked": 1, "triton": 3}
-"""How many integers of each query the forward pass of a kernel saves for its backward pass."""
-_CARRIED_BY_HOST = ("blocked",)
-"""Kernels whose Python code reads these integers: in the host's memory, that needs no synchronisation with a GPU."""
 
 
 @cache
@@ -54,15 +50,21 @@ def attention(given: Arguments, kernel: str) -> Tensor:
 
 
 def empty_outputs(given: Arguments, kernel: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, (B, H, T, K); the log-sum-exp, (B, H, T); and integers that the kernel saves, (n, B, H, T)."""
+    """The output, (B, H, T, K); the log-sum-exp, (B, H, T); and what else the kernel saves for its backward pass."""
     B, H, T, _ = given.q.shape
     precise = torch.float64 if given.q.dtype == torch.float64 else torch.float32
-    carry_device = torch.device("cpu") if kernel in _CARRIED_BY_HOST else given.q.device
-    return (
-        _empty_heads(given.q, given.v.shape[-1], given.v.dtype, kernel),
-        given.q.new_empty((B, H, T), dtype=precise),
-        given.q.new_empty((_CARRIED[kernel], B, H, T), dtype=torch.int32, device=carry_device),
-    )
+    lse = given.q.new_empty((B, H, T), dtype=precise)
+    return _empty_heads(given.q, given.v.shape[-1], given.v.dtype, kernel), lse, _carry(given, kernel)
+
+
+def _carry(given: Arguments, kernel: str) -> Tensor:
+    """An empty tensor for what a kernel saves for its backward pass beside the output and the log-sum-exp."""
+    (B, H, T, _), v = given.q.shape, given.v
+    if kernel == "native":  # what rounding to half precision has cut off the output
+        return v.new_empty((B, H, T, v.shape[-1] if v.dtype.itemsize < 4 else 0))
+    # Integers of each query. Python code of `blocked` reads them: in the host's memory, that does not wait for a GPU.
+    size, device = (1, torch.device("cpu")) if kernel == "blocked" else (3, given.q.device)
+    return given.q.new_empty((size, B, H, T), dtype=torch.int32, device=device)
 
 
 def empty_gradients(given: Arguments, kernel: str) -> list[Tensor | None]:

@@ -146,8 +146,8 @@ def relative_errors(
         return operator.attention(problem, kernel)
 
     # Their gradients cancel. The kernels' gradients of CoPE-MLP's tables are in those of q and w₂, too. FIRE's c scales
-    # both factors of a share: its gradient keeps enough bits in float32 only.
-    cancelling = (".w1", ".b1", ".b2", *([] if dtype == torch.float32 else [".c"]))
+    # both factors of a share, and its factor one: their gradients keep enough bits in float32 only.
+    cancelling = (".w1", ".b1", ".b2", *(() if dtype == torch.float32 else (".c", ".factor")))
     exact = results(torch.device("cpu"), torch.float64, reference)
     computed = results(device, dtype, by_kernel)
     return {

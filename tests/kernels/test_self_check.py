@@ -101,6 +101,14 @@ def test_every_kind_of_problem_is_made_and_passes(monkeypatch, dtype, kind, more
     assert max(errors.values()) < self_check.TOLERANCES[dtype] / 2
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gradients_that_cancel_in_half_precision_are_not_wrong(dtype):
+    """FIRE's factor and c: at head dim 12, beside FoX and dropout, they are sums in which nearly all cancels."""
+    names = (*SHARE, "key_bias", "dropout", "lengths")
+    errors = self_check.relative_errors("native", CPU, dtype, 12, names)
+    assert max(errors.values()) < self_check.TOLERANCES[dtype] / 2
+
+
 def test_a_pass_is_recorded_for_the_processor_and_the_sources(tmp_path, monkeypatch):
     checks = []
     original = self_check.relative_errors

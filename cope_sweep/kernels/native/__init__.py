@@ -39,23 +39,33 @@ def why_not(given: Arguments) -> str | None:
 
 
 def forward(given: Arguments, out: Tensor, lse: Tensor, carry: Tensor) -> None:
-    """Write the output and the log-sum-exp; nothing is carried."""
+    """Write the output and the log-sum-exp; `carry` gets what an output in half precision is off by.
+
+    The gradients of scores are a·(da − Σ do·o). With a rounded o, those of a row would not sum to 0, and sums of them
+    over all keys, in which most cancels, would be off by some percent.
+    """
     given, result = _kernel_layout(given), _written(out, READ)
-    _library().cope_forward(abi.problem(given), abi.View.of(result), lse.data_ptr())
+    rest = carry if out.dtype == torch.bfloat16 else None
+    _library().cope_forward(abi.problem(given), abi.View.of(result), abi.View.of(rest), lse.data_ptr())
     if result is not out:
         out.copy_(result)
+        carry.copy_(result - out)
 
 
 def backward(
     given: Arguments, dout: Tensor, out: Tensor, lse: Tensor, carry: Tensor, gradients: list[Tensor | None]
 ) -> None:
     """Write the gradients."""
-    given, dout, out = _kernel_layout(given), unit_stride(_readable(dout)), _readable(out)
+    given, dout = _kernel_layout(given), unit_stride(_readable(dout))
+    rest = carry if out.dtype == torch.bfloat16 else None
+    if out.dtype not in READ:
+        out = out.float() + carry
     heads, tables = gradients[:QUERIES_AND_KEYS], gradients[QUERIES_AND_KEYS:]
     written = [None if x is None else _written(x, READ) for x in heads]
     written += [None if x is None else _written(x, READ[:1]) for x in tables]
     to = abi.gradients(written)
-    _library().cope_backward(abi.problem(given), abi.View.of(out), lse.data_ptr(), abi.View.of(dout), to)
+    saved = abi.View.of(out), abi.View.of(rest), lse.data_ptr()
+    _library().cope_backward(abi.problem(given), *saved, abi.View.of(dout), to)
     for gradient, result in zip(gradients, written, strict=True):
         if gradient is not None and result is not None and result is not gradient:
             gradient.copy_(result)

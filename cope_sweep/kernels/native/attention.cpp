@@ -18,13 +18,14 @@ template <class Compute> static void with_kind(const NativeProblem& x, Compute c
 
 extern "C" {
 
-void cope_forward(const abi::Problem* problem, const View* out, float* lse) {
+// `rest`: what the output is off by, where it is bfloat16, so that the backward pass has it exactly enough.
+void cope_forward(const abi::Problem* problem, const View* out, const View* rest, float* lse) {
     const NativeProblem x(*problem);
-    with_kind(x, [&](auto kind) { forward<kind>(x, *out, lse); });
+    with_kind(x, [&](auto kind) { forward<kind>(x, *out, *rest, lse); });
 }
 
-void cope_backward(const abi::Problem* problem, const View* out, const float* lse, const View* dout, const Gradients* to) {
+void cope_backward(const abi::Problem* problem, const View* out, const View* rest, const float* lse, const View* dout, const Gradients* to) {
     const NativeProblem x(*problem);
-    with_kind(x, [&](auto kind) { backward<kind>(x, *out, lse, *dout, *to); });
+    with_kind(x, [&](auto kind) { backward<kind>(x, *out, *rest, lse, *dout, *to); });
 }
 }

@@ -20,8 +20,8 @@ __attribute__((noinline)) static float dot(const float* a, const float* b, int64
 }
 
 template <Kind kind>
-static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gradients& to, const View& out, const float* lse, const View& dout,
-                           int64_t b, int64_t h, int64_t block, float& dm, float* dbias) {
+static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gradients& to, const View& out, const View& rest, const float* lse,
+                           const View& dout, int64_t b, int64_t h, int64_t block, float& dm, float* dbias) {
     const long width = x.width();
     const Rows rows(x, block, x.tokens(b));
     const int64_t first = block * TILE, queries = x.query(b, h, first - x.start());
@@ -35,7 +35,7 @@ static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gra
         const int64_t query = queries + r;
         m.sums[r] = RowSums{};
         m.lse[r] = lse[query];
-        const float *o = read_row(out, b, h, first + r - x.start(), x.D, m.out_row), *g = m.dout + r * width;
+        const float *o = read_row(out, b, h, first + r - x.start(), x.D, m.out_row, rest), *g = m.dout + r * width;
         m.delta[r] = dot(o, g, x.D);
         if (x.knots) SegmentGradients(x, to, query).clear(x);
     }
@@ -142,8 +142,8 @@ static void backward_block(const NativeProblem& x, BackwardScratch& m, const Gra
         }
         if (x.m) dm += sum(sums.slope);
         if (kind == STICK) {
-            const float rest = remainder_weight(x, b, h, first + r, m.lse[r]);
-            for (int64_t d = 0; rest != 0 && d < x.D; ++d) m.dv[(first + r) * width + d] += rest * m.dout[r * width + d];
+            const float remainder = remainder_weight(x, b, h, first + r, m.lse[r]);
+            for (int64_t d = 0; remainder != 0 && d < x.D; ++d) m.dv[(first + r) * width + d] += remainder * m.dout[r * width + d];
         }
     }
     if (x.e) m.positions.products(x, rows, base_q, dbase_q, m.de);
@@ -231,7 +231,7 @@ static void pack_head(const NativeProblem& x, BackwardScratch& m, int64_t b, int
 }
 
 template <Kind kind>
-static void backward(const NativeProblem& x, const View& out, const float* lse, const View& dout, const Gradients& to) {
+static void backward(const NativeProblem& x, const View& out, const View& rest, const float* lse, const View& dout, const Gradients& to) {
     PartialSums sums(x);
     const auto write_heads = [&](int64_t head, float* dk, float* dv, float* dgate_k) {
         const int64_t b = head / x.H, h = head % x.H;
@@ -249,7 +249,7 @@ static void backward(const NativeProblem& x, const View& out, const float* lse, 
             m.packed = head;
             sums.begin(x, m, item);
             for_blocks(x, item, [&](int64_t b, int64_t h, int64_t block) {
-                backward_block<kind>(x, m, to, out, lse, dout, b, h, block, sums.dm[item], sums.dbias.data() + (x.distance_bias ? item * x.biases : 0));
+                backward_block<kind>(x, m, to, out, rest, lse, dout, b, h, block, sums.dm[item], sums.dbias.data() + (x.distance_bias ? item * x.biases : 0));
             });
             if (x.groups == 1) write_heads(head, m.dk, m.dv, m.dgate_k);
             for_padding(x, item, [&](int64_t b, int64_t h, int64_t t) {

@@ -52,8 +52,8 @@ def library(target: str) -> ctypes.CDLL:
     except OSError as error:
         raise BuildError(f"the native kernels could not be loaded: {error}") from error
     problem, view, gradients = POINTER(abi.Problem), POINTER(abi.View), POINTER(abi.Gradients)
-    native.cope_forward.argtypes = [problem, view, c_void_p]
-    native.cope_backward.argtypes = [problem, view, c_void_p, view, gradients]
+    native.cope_forward.argtypes = [problem, view, view, c_void_p]
+    native.cope_backward.argtypes = [problem, view, view, c_void_p, view, gradients]
     native.cope_forward.restype = native.cope_backward.restype = None
     return native
 

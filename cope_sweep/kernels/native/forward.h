@@ -70,7 +70,7 @@ struct ForwardScratch : BlockScratch {
 };
 
 template <Kind kind>
-static void forward_block(const NativeProblem& x, ForwardScratch& m, int64_t b, int64_t h, int64_t block, const View& result, float* lse) {
+static void forward_block(const NativeProblem& x, ForwardScratch& m, int64_t b, int64_t h, int64_t block, const View& result, const View& rest, float* lse) {
     const long width = x.width();
     const Rows rows(x, block, x.tokens(b));
     const int64_t first = block * TILE;
@@ -93,19 +93,19 @@ static void forward_block(const NativeProblem& x, ForwardScratch& m, int64_t b, 
     for (int r = rows.first; r < rows.end; ++r) {
         const int64_t t = first + r - x.start();
         if (kind == STICK) {
-            const float rest = remainder_weight(x, b, h, first + r, float(m.rows[r].position));
-            for (int64_t d = 0; rest != 0 && d < x.D; ++d) m.out[r * width + d] += rest * m.v_rows[(first + r) * width + d];
-            write_row(result, b, h, t, x.D, m.out + r * width);
+            const float remainder = remainder_weight(x, b, h, first + r, float(m.rows[r].position));
+            for (int64_t d = 0; remainder != 0 && d < x.D; ++d) m.out[r * width + d] += remainder * m.v_rows[(first + r) * width + d];
+            write_row(result, b, h, t, x.D, m.out + r * width, 1, rest);
             lse[x.query(b, h, t)] = float(m.rows[r].position);
             continue;
         }
         const float total = sum(m.softmax[r].total);
-        write_row(result, b, h, t, x.D, m.out + r * width, 1 / total);
+        write_row(result, b, h, t, x.D, m.out + r * width, 1 / total, rest);
         lse[x.query(b, h, t)] = m.softmax[r].most + std::log(total);
     }
 }
 
-template <Kind kind> static void forward(const NativeProblem& x, const View& result, float* lse) {
+template <Kind kind> static void forward(const NativeProblem& x, const View& result, const View& rest, float* lse) {
 #pragma omp parallel num_threads(x.threads)
     {
         ForwardScratch m(x);
@@ -117,7 +117,7 @@ template <Kind kind> static void forward(const NativeProblem& x, const View& res
                 pack_tokens(x, x.v, head / x.H, head % x.H, m.v_rows);
             }
             m.packed = head;
-            for_blocks(x, item, [&](int64_t b, int64_t h, int64_t block) { forward_block<kind>(x, m, b, h, block, result, lse); });
+            for_blocks(x, item, [&](int64_t b, int64_t h, int64_t block) { forward_block<kind>(x, m, b, h, block, result, rest, lse); });
             for_padding(x, item, [&](int64_t b, int64_t h, int64_t t) {
                 write_row(result, b, h, t, x.D, nullptr);
                 lse[x.query(b, h, t)] = 0;

@@ -80,19 +80,32 @@ template <class Number> static inline Number* row_of(const View& x, int64_t b, i
     return static_cast<Number*>(x.data) + b * x.batch + h * x.head + t * x.token;
 }
 
-// Row t of a head, D floats: in place, or converted into `buffer`.
-static inline const float* read_row(const View& x, int64_t b, int64_t h, int64_t t, int64_t D, float* buffer) {
+// Row t of a head, D floats: in place, or converted into `buffer`. `rest`, where it has data, is added to bfloat16 numbers.
+static inline const float* read_row(const View& x, int64_t b, int64_t h, int64_t t, int64_t D, float* buffer, const View& rest = View()) {
     if (!x.is_bfloat16) return row_of<float>(x, b, h, t);
     const uint16_t* row = row_of<uint16_t>(x, b, h, t);
     for (int64_t d = 0; d < D; ++d) buffer[d] = from_bfloat16(row[d]);
+    if (!rest.data) return buffer;
+    const uint16_t* low = row_of<uint16_t>(rest, b, h, t);
+    for (int64_t d = 0; d < D; ++d) buffer[d] += from_bfloat16(low[d]);
     return buffer;
 }
 
-// Write `from` times `factor` to row t of a head; null: zeros.
-static inline void write_row(const View& x, int64_t b, int64_t h, int64_t t, int64_t D, const float* from, float factor = 1) {
+// Write `from` times `factor` to row t of a head; null: zeros. What bfloat16 numbers are off by goes to `rest`, where that has data.
+static inline void write_row(const View& x, int64_t b, int64_t h, int64_t t, int64_t D, const float* from, float factor = 1, const View& rest = View()) {
     if (x.is_bfloat16) {
         uint16_t* to = row_of<uint16_t>(x, b, h, t);
-        for (int64_t d = 0; d < D; ++d) to[d] = from ? to_bfloat16(from[d] * factor) : 0;
+        if (!from || !rest.data) {
+            for (int64_t d = 0; d < D; ++d) to[d] = from ? to_bfloat16(from[d] * factor) : 0;
+            return;
+        }
+        uint16_t* low = row_of<uint16_t>(rest, b, h, t);
+#pragma omp simd
+        for (int64_t d = 0; d < D; ++d) {
+            const uint16_t high = to_bfloat16(from[d] * factor);
+            to[d] = high;
+            low[d] = to_bfloat16(from[d] * factor - from_bfloat16(high));
+        }
         return;
     }
     float* to = row_of<float>(x, b, h, t);

@@ -22,29 +22,14 @@ from __future__ import annotations
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from cope_sweep.kernels.triton_attention import tables, tiles
+from cope_sweep.kernels.triton_attention import scores, tables, tiles
 from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E
 
 TILES = tl.constexpr(128)
 """Tiles of queries of which a program reads at a time whether they are plain."""
 
 
-@triton.jit
-def score_gradients(
-    a, da, delta, row_keys, j, threshold, survival, DROPOUT: tl.constexpr
-):  # fmt: skip
-    """The weights after dropout, and the gradients of the scores."""
-    kept_a = a
-    if DROPOUT:
-        kept = tiles.kept(row_keys[None, :], j[:, None], threshold)
-        kept_a = tl.where(kept, a / survival, 0.0)
-        da = tl.where(kept, da / survival, 0.0)
-    return kept_a, a * (da - delta[None, :])
-
-
-@triton.jit(
-    do_not_specialize=["H", "T", "S", "P", "R", "D", "M", "threshold", "first_head", "launch_rows", "first_row"]
-)
+@triton.jit(do_not_specialize=tiles.SIZES)
 def backward_keys(
     q, k, v, base_q, gate_k, e, m, knots, segment_slope, segment_intercept,
     relative, distance_bias, distance_slope, key_bias, lengths, seeds,
@@ -75,22 +60,26 @@ def backward_keys(
     PLAIN_T: tl.constexpr,  # of plain tiles: a multiple of BLOCK_T
 ):  # fmt: skip
     n = tl.program_id(0)
-    head = first_head + tl.program_id(1)
-    b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
+    head, b, h = tiles.head_of_program(first_head, H)
     j = n * BLOCK_S + tl.arange(0, BLOCK_S)
     CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None) or (knots is not None)
     WITH_INTEGER: tl.constexpr = (m is not None) or (knots is not None)
     OWN_GATES: tl.constexpr = gate_k is not None
 
-    k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
-    v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
+    q += b * q_b + h * q_h
+    k += b * k_b + h * k_h
+    v += b * v_b + h * v_h
+    do += b * do_b + h * do_h
+    k_tile = tiles.load(k, j, k_t, j < S, HEAD_DIM, BLOCK_K)
+    v_tile = tiles.load(v, j, v_t, j < S, HEAD_DIM, BLOCK_K)
     dk_tile = tl.zeros((BLOCK_S, BLOCK_K), tl.float32)
     dv_tile = tl.zeros((BLOCK_S, BLOCK_K), tl.float32)
     if OWN_GATES:
         gate_k_tile = tiles.load(gate_k + b * gk_b + h * gk_h, j, gk_t, j < S, HEAD_DIM, BLOCK_K)
         dgate_k_tile = tl.zeros((BLOCK_S, BLOCK_K), tl.float32)
+    bias_c = None
     if key_bias is not None:
-        bias_c = tables.load_key_bias(key_bias + head.to(tl.int64) * S, j, S)
+        bias_c = scores.load_key_bias(key_bias + head.to(tl.int64) * S, j, S)
         dbias_c = tl.zeros((BLOCK_S,), tl.float32)
     scratch_rows = tl.program_id(1).to(tl.int64) * launch_rows
     if CONTEXTUAL:
@@ -122,20 +111,16 @@ def backward_keys(
 
     t = tl.arange(0, BLOCK_T)
     of_t = t.to(tl.int64) * 4
-    q_rows = q + b * q_b + h * q_h
-    do_rows = do + b * do_b + h * do_h
     for tile in tl.range(start, tl.minimum(general_end, end)):
         tile_row = first_row + tile * BLOCK_T
         valid = tile_row + t < rows_end
-        q_tile = tiles.load(q_rows, tile_row + t, q_t, valid, HEAD_DIM, BLOCK_K)
-        do_tile = tiles.load(do_rows, tile_row + t, do_t, valid, HEAD_DIM, BLOCK_K)
+        q_tile = tiles.load(q, tile_row + t, q_t, valid, HEAD_DIM, BLOCK_K)
+        do_tile = tiles.load(do, tile_row + t, do_t, valid, HEAD_DIM, BLOCK_K)
         delta_r, lse_r, _far, _none = tables.load_record(row_records + (scratch_rows + tile * BLOCK_T) * 4 + of_t)
-        s = tiles.dot(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E)
         # Rows without a token see keys, too: their lse is infinite, so their weights are 0.
         first_i = tile_row + (S - T)
         on_diagonal = n * BLOCK_S + BLOCK_S - 1 > first_i
-        if on_diagonal:
-            s = tl.where((j - first_i)[:, None] <= t[None, :], s, float("-inf"))
+        s = scores.logits(k_tile, q_tile, scale, (j - first_i)[:, None], t[None, :], on_diagonal, PRECISION)
         z_rows, relative_rows = None, None
         if e is not None:
             tile_of_rows = tile * BLOCK_T // ROWS_T * ROWS_T
@@ -149,60 +134,50 @@ def backward_keys(
                 if base_q is not None:
                     gate_q_rows = base_q + b * bq_b + h * bq_h
                     gate_q_tile = tiles.load(gate_q_rows, tile_row + t, bq_t, valid, HEAD_DIM, BLOCK_K)
-                gate_logits = tiles.dot(gate_k_tile, tl.trans(gate_q_tile), PRECISION) * (scale * LOG2E)
-                if on_diagonal:
-                    gate_logits = tl.where((j - first_i)[:, None] <= t[None, :], gate_logits, float("-inf"))
-            gate = tiles.gate_of(gate_logits)
-            high, low = tiles.halves(gate)
+                gate_logits = scores.logits(
+                    gate_k_tile, gate_q_tile, scale, (j - first_i)[:, None], t[None, :], on_diagonal, PRECISION
+                )
+            gate, _high, _low, sums_from = scores.gates_and_sums(gate_logits, from_here, True)
             gate_slope = tiles.gate_slope(gate)
             # A tile that is plain for these rows, but not for later ones, has no record: its keys are saturated. Tiles
             # become plain for as many rows at a time as the forward kernel's tiles have, a multiple of BLOCK_T.
             begin = tables.gather(plain_end + head.to(tl.int64) * T, tile_row)
             edge = edges + tl.where(begin < (n + 1) * BLOCK_S, n, key_tiles).to(tl.int64) * launch_rows * 4
             pos_frac, origin, dp_before, last_place = tables.load_record(edge + tile * (BLOCK_T * 4) + of_t)
-            sums_from = tiles.sums_from(high, low, from_here, True)
             positions = tiles.positions_of(sums_from, pos_frac[None, :])
+            slope = None
             if e is not None:
                 row_starts = (tile * BLOCK_T - tile_of_rows + t) * P
                 table = (z_rows + row_starts)[None, :] if WIDE else z_rows
                 last = P - 1 if WIDE else (row_starts + P - 1)[None, :]
                 to_last = tl.maximum(P - 1 - last_place, 0.0) if WITH_INTEGER else last_place
-                index, _floor, frac = tables.entry_of(origin[None, :], to_last[None, :], positions)
-                entry, step = tables.entry_and_step(table, index, last, PAIRS)
-                slope = tl.where(frac > 0, step, 0.0)
-                s += LOG2E * (entry + frac * step)
+                _index, _floor, _frac, slope, value = scores.of_table(
+                    table, origin[None, :], to_last[None, :], last, positions, PAIRS
+                )
+                s += LOG2E * value
             if WITH_INTEGER:
                 p = last_place[None, :] + positions
             if m is not None:
                 s += LOG2E * m_h * p
             if knots is not None:
-                clamped = tl.minimum(p, limit)
-                of_tile = (head.to(tl.int64) * T + tile_row) * M
-                index = (tl.where(valid, t, 0) * M)[None, :] + tables.segment_of(knots, clamped, STEPS)
-                slope, value = tables.slope_and_score(
-                    segment_slope + of_tile, segment_intercept + of_tile, index, clamped
+                slopes, intercepts, starts = scores.segments_of_queries(
+                    segment_slope, segment_intercept, head.to(tl.int64) * T + tile_row, valid, M
                 )
-                slope = tl.where(p <= limit, slope, 0.0)
+                _clamped, _segment, slope, value = scores.of_segments(
+                    knots, slopes, intercepts, starts[None, :], p, limit, STEPS
+                )
                 s += LOG2E * value
-        if (relative is not None) or (distance_bias is not None) or (distance_slope is not None):
-            row_tables = (relative_rows + t * R)[None, :] if relative is not None else None
-            distance = tl.where(valid, tile_row + (S - T) + t, -1)[None, :] - j[:, None]
-            s += LOG2E * tables.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
-        if key_bias is not None:
-            s += bias_c[:, None]
+        distance = tl.where(valid, tile_row + (S - T) + t, -1)[None, :] - j[:, None]
+        s = scores.with_other_terms(s, distance, relative_rows, R, bias_h, D, slope_h, bias_c, FAR_LAST, True)
         a = tiles.exp2(s - lse_r[None, :])
         da = tiles.dot(v_tile, tl.trans(do_tile), PRECISION)
         row_keys = tiles.keys_of_rows(seeds, b, h, tile_row + (S - T) + t) if DROPOUT else None
-        kept_a, ds = score_gradients(a, da, delta_r, row_keys, j, threshold, survival, DROPOUT)
+        kept_a, ds = scores.gradients(a, da, delta_r, row_keys, j, threshold, survival, DROPOUT, True)
         if key_bias is not None:
             dbias_c += tl.sum(ds, 1)
         dv_tile += tiles.dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)
         if CONTEXTUAL:
-            dp = tl.zeros_like(ds)
-            if (e is not None) or (knots is not None):
-                dp += ds * slope
-            if m is not None:
-                dp += ds * m_h
+            dp = scores.position_gradients(ds, slope, m_h)
             dgate = dp_before[None, :] + tiles.cumulative(dp, up_to_here, True, PARTS)
             dlogits = dgate * gate_slope
             if OWN_GATES:
@@ -216,19 +191,15 @@ def backward_keys(
         r = tl.arange(0, PLAIN_T)
         i = tile_row + (S - T) + r
         valid = r < rows_end - tile_row
-        q_tile = tiles.load(q_rows + tile_row.to(tl.int64) * q_t, r, q_t, valid, HEAD_DIM, BLOCK_K)
-        do_tile = tiles.load(do_rows + tile_row.to(tl.int64) * do_t, r, do_t, valid, HEAD_DIM, BLOCK_K)
+        q_tile = tiles.load(q + tile_row.to(tl.int64) * q_t, r, q_t, valid, HEAD_DIM, BLOCK_K)
+        do_tile = tiles.load(do + tile_row.to(tl.int64) * do_t, r, do_t, valid, HEAD_DIM, BLOCK_K)
         delta_r, _lse, far, _none = tables.load_record(
             row_records + (scratch_rows + plain * PLAIN_T) * 4 + r.to(tl.int64) * 4
         )
-        s = tiles.dot(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E) + far[None, :]
-        if slope_h is not None:
-            s += (slope_h * LOG2E) * (i[None, :] - j[:, None]).to(tl.float32)
-        if key_bias is not None:
-            s += bias_c[:, None]
+        s = scores.plain(k_tile, q_tile, scale, far, slope_h, i, j, bias_c, True, PRECISION)
         da = tiles.dot(v_tile, tl.trans(do_tile), PRECISION)
         row_keys = tiles.keys_of_rows(seeds, b, h, i) if DROPOUT else None
-        kept_a, ds = score_gradients(tiles.exp2(s), da, delta_r, row_keys, j, threshold, survival, DROPOUT)
+        kept_a, ds = scores.gradients(tiles.exp2(s), da, delta_r, row_keys, j, threshold, survival, DROPOUT, True)
         if key_bias is not None:
             dbias_c += tl.sum(ds, 1)
         dv_tile += tiles.dot(kept_a.to(do_tile.dtype), do_tile, PRECISION)

@@ -22,27 +22,11 @@ from __future__ import annotations
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from cope_sweep.kernels.triton_attention import table_gradients, tables, tiles
+from cope_sweep.kernels.triton_attention import scores, table_gradients, tables, tiles
 from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E
 
 
-@triton.jit(
-    do_not_specialize=[
-        "H",
-        "T",
-        "S",
-        "P",
-        "R",
-        "D",
-        "M",
-        "saturation",
-        "N",
-        "threshold",
-        "first_head",
-        "launch_rows",
-        "first_row",
-    ]
-)
+@triton.jit(do_not_specialize=tiles.SIZES)
 def backward_rows(
     q, k, v, base_q, gate_k, e, m, knots, segment_slope, segment_intercept,
     relative, distance_bias, distance_slope, key_bias, lengths, seeds,
@@ -82,15 +66,10 @@ def backward_rows(
     EDGE: tl.constexpr,  # keys in a tile of the column kernel: a multiple of BLOCK_S
 ):  # fmt: skip
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    head = first_head + tl.program_id(1)
-    b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
+    head, b, h = tiles.head_of_program(first_head, H)
     t = tl.arange(0, BLOCK_T)
     first_i = first_row + tile * BLOCK_T + (S - T)
-    i = first_i + t
-    row = i - (S - T)
-    valid = row < T
-    if lengths is not None:
-        valid = valid & (i < tl.load(lengths + b))
+    i, row, valid = tiles.queries_from(first_i, lengths, b, T, S, BLOCK_T)
     CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None) or (knots is not None)
     WITH_INTEGER: tl.constexpr = (m is not None) or (knots is not None)
     OWN_GATES: tl.constexpr = gate_k is not None
@@ -99,10 +78,14 @@ def backward_rows(
     rows = head.to(tl.int64) * T + row
     scratch_row = tl.program_id(1).to(tl.int64) * launch_rows + tile * BLOCK_T
     part = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tile
-    q_tile = tiles.load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
+    q += b * q_b + h * q_h
+    k += b * k_b + h * k_h
+    v += b * v_b + h * v_h
+    q_tile = tiles.load(q, row, q_t, valid, HEAD_DIM, BLOCK_K)
     base_q_tile = q_tile
     if base_q is not None:
-        base_q_tile = tiles.load(base_q + b * bq_b + h * bq_h, row, bq_t, valid, HEAD_DIM, BLOCK_K)
+        base_q += b * bq_b + h * bq_h
+        base_q_tile = tiles.load(base_q, row, bq_t, valid, HEAD_DIM, BLOCK_K)
     do_tile = tiles.load(do + b * do_b + h * do_h, row, do_t, valid, HEAD_DIM, BLOCK_K)
     o_tile = tiles.load(o, rows, HEAD_DIM, valid, HEAD_DIM, BLOCK_K)
     delta_r = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
@@ -115,9 +98,9 @@ def backward_rows(
     key_biases = key_bias + head.to(tl.int64) * S if key_bias is not None else None
     slopes, intercepts, segment_starts = None, None, None
     if knots is not None:
-        first_of_tile = (head.to(tl.int64) * T + first_i - (S - T)) * M
-        slopes, intercepts = segment_slope + first_of_tile, segment_intercept + first_of_tile
-        segment_starts = tl.where(row < T, t, 0) * M
+        slopes, intercepts, segment_starts = scores.segments_of_queries(
+            segment_slope, segment_intercept, head.to(tl.int64) * T + first_i - (S - T), row < T, M
+        )
     row_keys = tiles.keys_of_rows(seeds, b, h, i) if DROPOUT else None
 
     # Tables, as far as positions reach.
@@ -149,26 +132,10 @@ def backward_rows(
         tl.debug_barrier()
 
     # Plain tiles.
-    far = tables.far_score(
-        z_rows,
-        t * P,
-        P,
-        relative_rows,
-        t * R,
-        R,
-        bias_h,
-        D,
-        knots,
-        slopes,
-        intercepts,
-        segment_starts,
-        limit,
-        valid & (begin + tl.zeros_like(row) > 0),
-        FAR_LAST,
-        PAIRS,
-        STEPS,
-        BLOCK_T,
-    )
+    far = scores.far_score(
+        z_rows, P, relative_rows, R, bias_h, D, knots, slopes, intercepts, segment_starts, limit,
+        valid & (begin + tl.zeros_like(row) > 0), FAR_LAST, PAIRS, STEPS, BLOCK_T,
+    )  # fmt: skip
     far -= lse_r
     record = (row_records + scratch_row * 4) + t * 4
     tl.store(record, delta_r)
@@ -177,18 +144,12 @@ def backward_rows(
     ds_plain = tl.zeros((BLOCK_T,), tl.float32)
     for plain in range(begin // PLAIN_S):
         j = plain * PLAIN_S + tl.arange(0, PLAIN_S)
-        k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
-        v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
-        s = tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E) + far[:, None]
-        if slope_h is not None:
-            s += (slope_h * LOG2E) * (i[:, None] - j[None, :]).to(tl.float32)
-        if key_bias is not None:
-            s += tables.load_key_bias(key_biases, j, S)[None, :]
-        a = tiles.exp2(s)
+        k_tile = tiles.load(k, j, k_t, j < S, HEAD_DIM, BLOCK_K)
+        v_tile = tiles.load(v, j, v_t, j < S, HEAD_DIM, BLOCK_K)
+        bias_c = scores.load_key_bias(key_biases, j, S) if key_bias is not None else None
+        s = scores.plain(q_tile, k_tile, scale, far, slope_h, i, j, bias_c, False, PRECISION)
         da = tiles.dot(do_tile, tl.trans(v_tile), PRECISION)
-        if DROPOUT:
-            da = tl.where(tiles.kept(row_keys[:, None], j[None, :], threshold), da / survival, 0.0)
-        ds = a * (da - delta_r[:, None])
+        _kept_a, ds = scores.gradients(tiles.exp2(s), da, delta_r, row_keys, j, threshold, survival, DROPOUT, False)
         ds_plain += tl.sum(ds, 1)
         dq_tile += tiles.dot(ds.to(k_tile.dtype), k_tile, PRECISION)
 
@@ -207,14 +168,10 @@ def backward_rows(
         tables.scatter(saturated, t * 4 + 2, dp_before)
         tables.scatter(edges + (begin // EDGE).to(tl.int64) * launch_rows * 4, t * 4 + 2, dp_before)
         dm_r = tl.zeros((BLOCK_T,), tl.float32)
-    if e is not None:
-        prefix_sums += scratch_row * P * 2
+    if (e is not None) or (knots is not None):
+        prefix_sums += scratch_row * (P if e is not None else M) * 2
         both_sum = ds_plain
-        above_sum = tl.zeros((BLOCK_T,), tl.float32)
-    if knots is not None:
-        prefix_sums += scratch_row * M * 2
-        both_sum = ds_plain
-        above_sum = tl.where(begin > 0, ds_plain * limit, 0.0)
+        above_sum = tl.where(begin > 0, ds_plain * limit, 0.0) if knots is not None else tl.zeros_like(ds_plain)
     if DISTANCES:
         by_distance += scratch_row * N
         relative_far = ds_plain
@@ -224,23 +181,17 @@ def backward_rows(
         first_j = n * BLOCK_S
         seen = (seen_to - first_j)[:, None]  # the last key of the tile that a row sees
         present = c < S - first_j
-        k_tile = tiles.load(k + b * k_b + h * k_h + first_j.to(tl.int64) * k_t, c, k_t, present, HEAD_DIM, BLOCK_K)
-        v_tile = tiles.load(v + b * v_b + h * v_h + first_j.to(tl.int64) * v_t, c, v_t, present, HEAD_DIM, BLOCK_K)
-        s = tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)
+        k_tile = tiles.load(k + first_j.to(tl.int64) * k_t, c, k_t, present, HEAD_DIM, BLOCK_K)
+        v_tile = tiles.load(v + first_j.to(tl.int64) * v_t, c, v_t, present, HEAD_DIM, BLOCK_K)
         some_hidden = (first_j + BLOCK_S - 1 > first_i) | some_invalid
-        if some_hidden:
-            s = tl.where(c[None, :] <= seen, s, float("-inf"))
+        s = scores.logits(q_tile, k_tile, scale, c[None, :], seen, some_hidden, PRECISION)
         if CONTEXTUAL:
             gate_logits = s
             if OWN_GATES:
                 gate_k_rows = gate_k + b * gk_b + h * gk_h + first_j.to(tl.int64) * gk_t
                 gate_k_tile = tiles.load(gate_k_rows, c, gk_t, present, HEAD_DIM, BLOCK_K)
-                gate_logits = tiles.dot(base_q_tile, tl.trans(gate_k_tile), PRECISION) * (scale * LOG2E)
-                if some_hidden:
-                    gate_logits = tl.where(c[None, :] <= seen, gate_logits, float("-inf"))
-            gate = tiles.gate_of(gate_logits)
-            high, low = tiles.halves(gate)
-            sums_from = tiles.sums_from(high, low, from_here, False)
+                gate_logits = scores.logits(base_q_tile, gate_k_tile, scale, c[None, :], seen, some_hidden, PRECISION)
+            gate, high, low, sums_from = scores.gates_and_sums(gate_logits, from_here, False)
             pos_int, pos_frac = tiles.advance(pos_int, pos_frac, -tiles.column(sums_from, 0))
             # Gates may differ from the forward kernel's by a unit, where its products use other instructions.
             pos_frac = tl.where(pos_int < 0, 0, pos_frac)
@@ -253,41 +204,34 @@ def backward_rows(
             positions = tiles.positions_of(sums_from, tiles.fraction(pos_frac)[:, None])
             # Computed before the products below, so that fewer registers are live during them.
             gate_slope = tiles.gate_slope(gate)
-            if e is not None:
+            if (e is not None) or (knots is not None):
                 following = tiles.positions_of(
                     tiles.sums_from(high, low, after_here, False), tiles.fraction(pos_frac)[:, None]
                 )
+            slope = None
+            if e is not None:
                 origin, to_last = tables.table_row(pos_int, P - 1)
-                index, floor, frac = tables.entry_of(origin[:, None], to_last[:, None], positions)
-                entry, step = tables.entry_and_step((z_rows + t * P)[:, None], index, P - 1, PAIRS)
-                slope = tl.where(frac > 0, step, 0.0)  # 0 where ⌈p⌉ = ⌊p⌋, as in the paper's listing
-                s += LOG2E * (entry + frac * step)
+                index, floor, frac, slope, value = scores.of_table(
+                    (z_rows + t * P)[:, None], origin[:, None], to_last[:, None], P - 1, positions, PAIRS
+                )
+                s += LOG2E * value
             if WITH_INTEGER:
                 p = pos_int.to(tl.float32)[:, None] + positions
             if m is not None:
                 s += LOG2E * m_h * p
             if knots is not None:
-                clamped = tl.minimum(p, limit)
-                segment = tables.segment_of(knots, clamped, STEPS)
-                slope, value = tables.slope_and_score(slopes, intercepts, segment_starts[:, None] + segment, clamped)
-                slope = tl.where(p <= limit, slope, 0.0)
-                s += LOG2E * value
-                following = tiles.positions_of(
-                    tiles.sums_from(high, low, after_here, False), tiles.fraction(pos_frac)[:, None]
+                clamped, segment, slope, value = scores.of_segments(
+                    knots, slopes, intercepts, segment_starts[:, None], p, limit, STEPS
                 )
-                following = tl.minimum(pos_int.to(tl.float32)[:, None] + following, limit)
-                next_segment = tables.segment_of(knots, following, STEPS)
-        if DISTANCES or (slope_h is not None):
-            distance = seen - c[None, :]
-            row_tables = (relative_rows + t * R)[:, None] if relative is not None else None
-            s += LOG2E * tables.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
-        if key_bias is not None:
-            s += tables.load_key_bias(key_biases, first_j + c, S)[None, :]
+                s += LOG2E * value
+                next_p = tl.minimum(pos_int.to(tl.float32)[:, None] + following, limit)
+                next_segment = scores.segment_of(knots, next_p, STEPS)
+        bias_c = scores.load_key_bias(key_biases, first_j + c, S) if key_bias is not None else None
+        distance = seen - c[None, :]
+        s = scores.with_other_terms(s, distance, relative_rows, R, bias_h, D, slope_h, bias_c, FAR_LAST, False)
         a = tiles.exp2(s - lse_r[:, None])
         da = tiles.dot(do_tile, tl.trans(v_tile), PRECISION)
-        if DROPOUT:
-            da = tl.where(tiles.kept(row_keys[:, None], (first_j + c)[None, :], threshold), da / survival, 0.0)
-        ds = a * (da - delta_r[:, None])
+        _kept_a, ds = scores.gradients(a, da, delta_r, row_keys, first_j + c, threshold, survival, DROPOUT, False)
         if DISTANCES:
             inside = (distance >= 0) & (distance < N)
             tables.scatter(by_distance, tl.where(inside, (t * N)[:, None] + distance, -1), ds)
@@ -296,37 +240,20 @@ def backward_rows(
             if distance_bias is not None:
                 bias_far += tl.sum(tl.where(distance >= D - 1, ds, 0.0), 1)
         if CONTEXTUAL:
-            dp = tl.zeros_like(ds)
-            if (e is not None) or (knots is not None):
-                dp += ds * slope
+            dp = scores.position_gradients(ds, slope, m_h)
             if m is not None:
-                dp += ds * m_h
                 dm_r += tl.sum(ds * p, 1)
             dp_up_to = tiles.cumulative(dp, up_to_here, False, PARTS)
             dlogits = (dp_before[:, None] + dp_up_to) * gate_slope
             dp_before += tiles.column(dp_up_to, BLOCK_S - 1)
-            if e is not None:
+            if (e is not None) or (knots is not None):
                 both_up_to = tiles.cumulative(ds, up_to_here, False, PARTS)
-                above_up_to = tiles.cumulative(ds * frac, up_to_here, False, PARTS)
-                tables.scatter_at_borders(
-                    (prefix_sums + t * P * 2)[:, None],
-                    index,
-                    floor,
-                    following,
-                    both_sum[:, None] + both_up_to,
-                    above_sum[:, None] + above_up_to,
-                )
-                both_sum += tiles.column(both_up_to, BLOCK_S - 1)
-                above_sum += tiles.column(above_up_to, BLOCK_S - 1)
-            if knots is not None:
-                both_up_to = tiles.cumulative(ds, up_to_here, False, PARTS)
-                above_up_to = tiles.cumulative(ds * clamped, up_to_here, False, PARTS)
-                # A key may pass several knots.
-                for passed in range(tl.max(tl.max(segment - next_segment, 1), 0)):
-                    at = segment - 1 - passed
-                    at = tl.where(at >= next_segment, (t * M)[:, None] + at, -1)
-                    tables.scatter(prefix_sums, tl.where(at >= 0, at * 2, -1), both_sum[:, None] + both_up_to)
-                    tables.scatter(prefix_sums, tl.where(at >= 0, at * 2 + 1, -1), above_sum[:, None] + above_up_to)
+                above_up_to = tiles.cumulative(ds * (frac if e is not None else clamped), up_to_here, False, PARTS)
+                both, above = both_sum[:, None] + both_up_to, above_sum[:, None] + above_up_to
+                if e is not None:
+                    tables.scatter_at_borders((prefix_sums + t * P * 2)[:, None], index, floor, following, both, above)
+                else:
+                    table_gradients.scatter_at_knots(prefix_sums, (t * M)[:, None], segment, next_segment, both, above)
                 both_sum += tiles.column(both_up_to, BLOCK_S - 1)
                 above_sum += tiles.column(above_up_to, BLOCK_S - 1)
             if OWN_GATES:
@@ -336,11 +263,7 @@ def backward_rows(
         dq_tile += tiles.dot(ds.to(k_tile.dtype), k_tile, PRECISION)
 
     # Tables.
-    i = tiles.again(first_i) + t
-    row = i - (S - T)
-    valid = row < T
-    if lengths is not None:
-        valid = valid & (i < tl.load(lengths + b))
+    i, row, valid = tiles.queries_from(tiles.again(first_i), lengths, b, T, S, BLOCK_T)
     rows = head.to(tl.int64) * T + row
     if m is not None:
         tl.store(dm_rows + rows, tl.where(valid, dm_r, 0.0), mask=row < T)
@@ -353,10 +276,9 @@ def backward_rows(
     dq_tile *= scale
     if (e is not None) or (knots is not None) or DISTANCES:
         tl.debug_barrier()  # the stores above are read below by other threads of this program
-    if base_q is not None:
-        base_q_tile = tiles.load(base_q + b * bq_b + h * bq_h, row, bq_t, valid, HEAD_DIM, BLOCK_K)
-    else:
-        base_q_tile = tiles.load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
+    base_q_tile = tiles.load(
+        q if base_q is None else base_q, row, q_t if base_q is None else bq_t, valid, HEAD_DIM, BLOCK_K
+    )
     if e is not None:
         first_entry = tl.minimum(tl.load(end_pos_int + rows, mask=valid, other=0), P - 1)
         e_parts += part * P * HEAD_DIM
@@ -372,7 +294,7 @@ def backward_rows(
     if knots is not None:
         end = tl.load(end_pos_int + rows, mask=valid, other=0).to(tl.float32)
         end += tiles.fraction(tl.load(end_pos_frac + rows, mask=valid, other=0))
-        first_segment = tables.segment_of(knots, tl.minimum(end, limit), STEPS)
+        first_segment = scores.segment_of(knots, tl.minimum(end, limit), STEPS)
         for start in tl.range(0, M, BLOCK_P, num_stages=1):
             table_gradients.store_segments(
                 slope_gradient, intercept_gradient, rows, start + tl.arange(0, BLOCK_P),

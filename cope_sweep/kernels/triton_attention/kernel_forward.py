@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from cope_sweep.kernels.triton_attention import tables, tiles
+from cope_sweep.kernels.triton_attention import scores, tables, tiles
 from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E, NONE_YET
 
 
@@ -34,22 +34,7 @@ def accumulate(
     return new_max, weight, sums
 
 
-@triton.jit(
-    do_not_specialize=[
-        "H",
-        "T",
-        "S",
-        "P",
-        "R",
-        "D",
-        "M",
-        "saturation",
-        "threshold",
-        "first_head",
-        "launch_rows",
-        "first_row",
-    ]
-)
+@triton.jit(do_not_specialize=tiles.SIZES)
 def forward(
     q, k, v,
     base_q,  # None: q
@@ -95,25 +80,23 @@ def forward(
     PLAIN_S: tl.constexpr,  # of plain tiles, which need fewer registers: a multiple of BLOCK_S
 ):  # fmt: skip
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first
-    head = first_head + tl.program_id(1)
-    b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
+    head, b, h = tiles.head_of_program(first_head, H)
     t = tl.arange(0, BLOCK_T)
     first_i = first_row + tile * BLOCK_T + (S - T)
-    i = first_i + t
-    row = i - (S - T)
-    valid = row < T
-    if lengths is not None:
-        valid = valid & (i < tl.load(lengths + b))
+    i, row, valid = tiles.queries_from(first_i, lengths, b, T, S, BLOCK_T)
     CONTEXTUAL: tl.constexpr = (e is not None) or (m is not None) or (knots is not None)
     OWN_GATES: tl.constexpr = gate_k is not None
-    DISTANCES: tl.constexpr = (relative is not None) or (distance_bias is not None) or (distance_slope is not None)
 
     rows = head.to(tl.int64) * T + row
     scratch_row = tl.program_id(1).to(tl.int64) * launch_rows + tile * BLOCK_T
-    q_tile = tiles.load(q + b * q_b + h * q_h, row, q_t, valid, HEAD_DIM, BLOCK_K)
+    q += b * q_b + h * q_h
+    k += b * k_b + h * k_h
+    v += b * v_b + h * v_h
+    q_tile = tiles.load(q, row, q_t, valid, HEAD_DIM, BLOCK_K)
     base_q_tile = q_tile
     if base_q is not None:
-        base_q_tile = tiles.load(base_q + b * bq_b + h * bq_h, row, bq_t, valid, HEAD_DIM, BLOCK_K)
+        base_q += b * bq_b + h * bq_h
+        base_q_tile = tiles.load(base_q, row, bq_t, valid, HEAD_DIM, BLOCK_K)
     triangle = (tl.arange(0, BLOCK_S)[:, None] >= tl.arange(0, BLOCK_S)[None, :]).to(tl.float16)
     m_h = tl.load(m + h) if m is not None else None
     slope_h = tl.load(distance_slope + h) if distance_slope is not None else None
@@ -121,9 +104,9 @@ def forward(
     key_biases = key_bias + head.to(tl.int64) * S if key_bias is not None else None
     slopes, intercepts, segment_starts = None, None, None
     if knots is not None:
-        first_of_tile = (head.to(tl.int64) * T + first_i - (S - T)) * M
-        slopes, intercepts = segment_slope + first_of_tile, segment_intercept + first_of_tile
-        segment_starts = tl.where(row < T, t, 0) * M
+        slopes, intercepts, segment_starts = scores.segments_of_queries(
+            segment_slope, segment_intercept, head.to(tl.int64) * T + first_i - (S - T), row < T, M
+        )
     row_keys = tiles.keys_of_rows(seeds, b, h, i) if DROPOUT else None
 
     row_max = tl.full((BLOCK_T,), NONE_YET, tl.float32)
@@ -159,20 +142,17 @@ def forward(
     is_general = any_key
     while is_general:
         j = n * BLOCK_S + tl.arange(0, BLOCK_S)
-        k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
-        s = tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)
+        k_tile = tiles.load(k, j, k_t, j < S, HEAD_DIM, BLOCK_K)
         on_diagonal = n * BLOCK_S + BLOCK_S - 1 > first_i
-        if on_diagonal:
-            s = tl.where(j[None, :] <= seen_to[:, None], s, float("-inf"))
+        s = scores.logits(q_tile, k_tile, scale, j[None, :], seen_to[:, None], on_diagonal, PRECISION)
         if CONTEXTUAL:
             gate_logits = s
             if OWN_GATES:
                 gate_k_tile = tiles.load(gate_k + b * gk_b + h * gk_h, j, gk_t, j < S, HEAD_DIM, BLOCK_K)
-                gate_logits = tiles.dot(base_q_tile, tl.trans(gate_k_tile), PRECISION) * (scale * LOG2E)
-                if on_diagonal:
-                    gate_logits = tl.where(j[None, :] <= seen_to[:, None], gate_logits, float("-inf"))
-            high, low = tiles.halves(tiles.gate_of(gate_logits))
-            sums_from = tiles.sums_from(high, low, triangle, False)
+                gate_logits = scores.logits(
+                    base_q_tile, gate_k_tile, scale, j[None, :], seen_to[:, None], on_diagonal, PRECISION
+                )
+            _gate, _high, _low, sums_from = scores.gates_and_sums(gate_logits, triangle, False)
             positions = tiles.positions_of(sums_from, tiles.fraction(pos_frac)[:, None])
             start_int = pos_int
             pos_int, pos_frac = tiles.advance(pos_int, pos_frac, tiles.column(sums_from, 0))
@@ -188,25 +168,23 @@ def forward(
                             filled += BLOCK_P
                         tl.debug_barrier()
                 origin, to_last = tables.table_row(start_int, P - 1)
-                index, _floor, frac = tables.entry_of(origin[:, None], to_last[:, None], positions)
-                entry, step = tables.entry_and_step((z_rows + t * P)[:, None], index, P - 1, PAIRS)
-                s += LOG2E * (entry + frac * step)
+                _index, _floor, _frac, _slope, value = scores.of_table(
+                    (z_rows + t * P)[:, None], origin[:, None], to_last[:, None], P - 1, positions, PAIRS
+                )
+                s += LOG2E * value
             if (m is not None) or (knots is not None):
                 p = start_int.to(tl.float32)[:, None] + positions
                 if m is not None:
                     s += LOG2E * m_h * p
                 if knots is not None:
-                    p = tl.minimum(p, limit)
-                    index = segment_starts[:, None] + tables.segment_of(knots, p, STEPS)
-                    _slope, value = tables.slope_and_score(slopes, intercepts, index, p)
+                    _clamped, _segment, _slope, value = scores.of_segments(
+                        knots, slopes, intercepts, segment_starts[:, None], p, limit, STEPS
+                    )
                     s += LOG2E * value
-        if DISTANCES:
-            row_tables = (relative_rows + t * R)[:, None] if relative is not None else None
-            distance = seen_to[:, None] - j[None, :]
-            s += LOG2E * tables.distance_scores(distance, row_tables, R, bias_h, D, slope_h, FAR_LAST)
-        if key_bias is not None:
-            s += tables.load_key_bias(key_biases, j, S)[None, :]
-        v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
+        bias_c = scores.load_key_bias(key_biases, j, S) if key_bias is not None else None
+        distance = seen_to[:, None] - j[None, :]
+        s = scores.with_other_terms(s, distance, relative_rows, R, bias_h, D, slope_h, bias_c, FAR_LAST, False)
+        v_tile = tiles.load(v, j, v_t, j < S, HEAD_DIM, BLOCK_K)
         row_max, weight, sums = accumulate(s, j, v_tile, row_max, weight, sums, row_keys, threshold, DROPOUT, PRECISION)
         n -= 1
         # The next tile is plain if all its keys are visible, saturated, and farther than the tables of distances.
@@ -228,35 +206,16 @@ def forward(
         tl.store(end_pos_int + rows, pos_int, mask=row < T)
         tl.store(end_pos_frac + rows, pos_frac, mask=row < T)
 
-    far = tables.far_score(
-        z_rows,
-        t * P,
-        P,
-        relative_rows,
-        t * R,
-        R,
-        bias_h,
-        D,
-        knots,
-        slopes,
-        intercepts,
-        segment_starts,
-        limit,
-        valid & (begin + tl.zeros_like(row) > 0),
-        FAR_LAST,
-        PAIRS,
-        STEPS,
-        BLOCK_T,
-    )
+    far = scores.far_score(
+        z_rows, P, relative_rows, R, bias_h, D, knots, slopes, intercepts, segment_starts, limit,
+        valid & (begin + tl.zeros_like(row) > 0), FAR_LAST, PAIRS, STEPS, BLOCK_T,
+    )  # fmt: skip
     for plain in range(begin // PLAIN_S):
         j = plain * PLAIN_S + tl.arange(0, PLAIN_S)
-        k_tile = tiles.load(k + b * k_b + h * k_h, j, k_t, j < S, HEAD_DIM, BLOCK_K)
-        s = tiles.dot(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E) + far[:, None]
-        if slope_h is not None:
-            s += (slope_h * LOG2E) * (i[:, None] - j[None, :]).to(tl.float32)
-        if key_bias is not None:
-            s += tables.load_key_bias(key_biases, j, S)[None, :]
-        v_tile = tiles.load(v + b * v_b + h * v_h, j, v_t, j < S, HEAD_DIM, BLOCK_K)
+        k_tile = tiles.load(k, j, k_t, j < S, HEAD_DIM, BLOCK_K)
+        bias_c = scores.load_key_bias(key_biases, j, S) if key_bias is not None else None
+        s = scores.plain(q_tile, k_tile, scale, far, slope_h, i, j, bias_c, False, PRECISION)
+        v_tile = tiles.load(v, j, v_t, j < S, HEAD_DIM, BLOCK_K)
         row_max, weight, sums = accumulate(s, j, v_tile, row_max, weight, sums, row_keys, threshold, DROPOUT, PRECISION)
 
     weight = tl.where(valid, weight, 1.0)

@@ -14,6 +14,19 @@ from cope_sweep.kernels.triton_attention import tables, tiles
 
 
 @triton.jit
+def scatter_at_knots(sums, starts, segment, next_segment, both, above):
+    """Store both prefix sums, (r, c), for each knot between a key's segment and the next key's; there may be several.
+
+    `starts`: the first segment of each row, (r, 1).
+    """
+    for passed in range(tl.max(tl.max(segment - next_segment, 1), 0)):
+        at = segment - 1 - passed
+        at = tl.where(at >= next_segment, starts + at, -1)
+        tables.scatter(sums, tl.where(at >= 0, at * 2, -1), both)
+        tables.scatter(sums, tl.where(at >= 0, at * 2 + 1, -1), above)
+
+
+@triton.jit
 def of_entries(sums, starts, n, both_sum, above_sum, first_entry, valid):
     """Σ ds and Σ ds·w of the keys of entries `n`, (1, entries), of the rows' tables: differences of prefix sums.
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from cope_sweep.kernels.triton_attention.tiles import INTERPRETED, LOG2E, add_truncated, dot, load
+from cope_sweep.kernels.triton_attention.tiles import INTERPRETED, add_truncated, dot, load
 
 MAGIC = tl.constexpr(8388608.0)
 """2²³: float32 numbers from here to 2²⁴ are integers, and their bits are consecutive."""
@@ -210,66 +210,3 @@ def last_entry(table, row_starts, last, inside, PAIRS: tl.constexpr):
     else:
         value, _step = unpack(word, PAIRS)
     return value
-
-
-@triton.jit
-def segment_of(knots, p, STEPS: tl.constexpr):
-    """The number of knots ≤ p, by a binary search among 2^STEPS − 1."""
-    n = tl.zeros_like(p).to(tl.int32)
-    for step in tl.static_range(STEPS):
-        following = n + (1 << (STEPS - 1 - step))
-        n = tl.where(gather(knots - 1, following).to(tl.float32, bitcast=True) <= p, following, n)
-    return n
-
-
-@triton.jit
-def slope_and_score(slopes, intercepts, index, p):
-    """The slope of the segment at `index` of tables, and its value at p."""
-    slope = gather(slopes, index).to(tl.float32, bitcast=True)
-    return slope, slope * p + gather(intercepts, index).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def distance_scores(
-    distance, relative_rows, R, bias_h, D, slope_h, FAR_LAST: tl.constexpr
-):  # fmt: skip
-    """The sum of the biases that depend on the distance from the query to the key; any number where that is < 0."""
-    s = tl.zeros_like(distance).to(tl.float32)
-    if relative_rows is not None:
-        near = tl.minimum(tl.maximum(distance, 0), R - 1)
-        value = gather(relative_rows, near).to(tl.float32, bitcast=True)
-        s += value if FAR_LAST else tl.where(distance < R, value, 0.0)
-    if bias_h is not None:
-        near = tl.minimum(tl.maximum(distance, 0), D - 1)
-        s += gather(bias_h, near).to(tl.float32, bitcast=True)
-    if slope_h is not None:
-        s += slope_h * distance.to(tl.float32)
-    return s
-
-
-@triton.jit
-def load_key_bias(biases, j, S):
-    """The biases of keys `j` of a head, in base 2; 0 beyond the last key."""
-    return tl.load(biases + j, mask=j < S, other=0.0) * LOG2E
-
-
-@triton.jit
-def far_score(
-    z_rows, z_starts, P, relative_rows, relative_starts, R, bias_h, D,
-    knots, slopes, intercepts, segment_starts, limit, inside,
-    FAR_LAST: tl.constexpr, PAIRS: tl.constexpr, STEPS: tl.constexpr, BLOCK_T: tl.constexpr,
-):  # fmt: skip
-    """Each row's bias of keys beyond all its tables, in base 2, without that by slope; 0 where not `inside`."""
-    s = tl.zeros((BLOCK_T,), tl.float32)
-    if z_rows is not None:
-        s += last_entry(z_rows, z_starts, P - 1, inside, PAIRS)
-    if (relative_rows is not None) and FAR_LAST:
-        s += last_entry(relative_rows, relative_starts, R - 1, inside, "")
-    if bias_h is not None:
-        s += tl.load(bias_h + D - 1).to(tl.float32, bitcast=True)
-    if knots is not None:
-        at = segment_starts + segment_of(knots, tl.zeros((BLOCK_T,), tl.float32) + limit, STEPS)
-        slope = tl.load(slopes + at, mask=inside, other=0).to(tl.float32, bitcast=True)
-        intercept = tl.load(intercepts + at, mask=inside, other=0).to(tl.float32, bitcast=True)
-        s += tl.where(inside, slope * limit + intercept, 0.0)
-    return s * LOG2E

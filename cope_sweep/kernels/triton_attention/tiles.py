@@ -28,6 +28,29 @@ FAR = tl.constexpr(1 << 30)
 """Larger than any position or token index."""
 NONE_YET = tl.constexpr(-1e30)
 """The maximum of no scores; finite, so that a row without visible keys in a tile gives no NaN."""
+SIZES = ["H", "T", "S", "P", "R", "D", "M", "N", "saturation", "threshold", "first_head", "first_row", "launch_rows"]
+"""Arguments of the kernels whose values Triton compiles no special kernels for."""
+
+
+# Programs -------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def head_of_program(first_head, H):
+    """The program's head (of B·H), and its sequence and head within that: B·H numbers fit 32 bits, offsets need 64."""
+    head = first_head + tl.program_id(1)
+    return head, (head // H).to(tl.int64), (head % H).to(tl.int64)
+
+
+@triton.jit
+def queries_from(first_i, lengths, b, T, S, BLOCK_T: tl.constexpr):
+    """Of BLOCK_T queries from token `first_i` on, (BLOCK_T,): the tokens, the rows of T, and which are no padding."""
+    i = first_i + tl.arange(0, BLOCK_T)
+    row = i - (S - T)
+    valid = row < T
+    if lengths is not None:
+        valid = valid & (i < tl.load(lengths + b))
+    return i, row, valid
 
 
 # Tiles of matrices ----------------------------------------------------------------------------------------------------
