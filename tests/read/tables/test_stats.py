@@ -33,6 +33,10 @@ def test_statistics_of_too_few_values_are_nan():
     assert all(map(math.isnan, (one.std, one.ci_low, one.ci_high)))
 
 
+def test_missing_values_are_left_out():
+    assert summarise([1.0, math.nan, 2.0]) == summarise([1.0, 2.0])
+
+
 def test_a_percentage_has_the_t_interval_of_its_logit():
     # x̄ = 12, s / √n = 2; on the logit scale 0.02 / (0.12 · 0.88) = 0.189394, and 12.7062 · 0.189394 = 2.406477.
     summary = summarise([10.0, 14.0], PERCENT)

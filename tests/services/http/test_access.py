@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from cope_services.http import access
-from cope_services.http.access import AllowedHosts, KeysError, KeysFile, is_open
+from cope_services.http.access import AllowedHosts, KeysError, KeysFile, _is_same_origin, is_open
 from cope_services.http.app import create_app
 from cope_services.http.middleware import Refusals
 from cope_services.http.server import check_keys
@@ -247,6 +247,14 @@ def test_pages_of_other_origins_embed_nothing_that_costs(
     assert client.get("/health/live", headers=headers).status_code == 200
     # A key is proof of the user's will.
     assert client.get(f"{API}/runs", headers=headers | {"authorization": "Bearer anything"}).status_code == 200
+
+
+def test_origins_behind_a_proxy_that_ends_tls() -> None:
+    assert _is_same_origin("https://sweeps.example", "sweeps.example", "http")
+    assert _is_same_origin("https://sweeps.example", "sweeps.example:443", "https")
+    assert _is_same_origin("http://[::1]:8000", "[::1]:8000", "http")
+    assert not _is_same_origin("http://sweeps.example", "sweeps.example", "https")
+    assert not _is_same_origin("https://sweeps.example", "sweeps.example:8000", "http")
 
 
 # -- headers
