@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from cope_sweep.config import RunSpec
 from cope_sweep.inference import (
-    Decoder,
     Generation,
     LabelVocabulary,
     NotFiniteError,
@@ -109,28 +108,6 @@ def test_generation_ends_at_the_context(position: str, longest: int) -> None:
             Generation(model, prompt(length), Sampling())
 
 
-def test_slices_of_time_change_nothing() -> None:
-    model = predictor("cope")
-    whole, sliced = (Generation(model, prompt(4), Sampling(max_tokens=12), seed=3) for _ in range(2))
-    generate([whole])
-    decoder, slices = Decoder([sliced]), 0
-    while not decoder.ended:
-        decoder.advance(0)
-        slices += 1
-    assert slices == 12
-    assert sliced.tokens == whole.tokens
-
-
-def test_a_cancelled_generation_ends_the_others_do_not() -> None:
-    model = predictor("cope")
-    first, second = (Generation(model, prompt(4), Sampling(max_tokens=6), seed=3) for _ in range(2))
-    decoder = Decoder([first, second])
-    decoder.advance(0)
-    first.cancelled = True
-    decoder.advance()
-    assert (len(first.tokens), len(second.tokens)) == (1, 6)
-
-
 @pytest.mark.parametrize("position", [["cope"], []])
 def test_outputs_that_are_not_numbers_are_an_error(position: list[str]) -> None:
     model = predictor(*position)
@@ -202,11 +179,3 @@ def test_a_model_that_was_trained_on_markers_reads_them_in_the_places_of_its_ans
     with torch.no_grad():
         logits_TV = model.model(torch.tensor([[3, 14, 7, 15, 15, 15]]))[0, 3:]
     assert generation.ids == [3, 14, 7, 15, *logits_TV.argmax(-1).tolist()]
-
-
-@pytest.mark.parametrize("task", [{"kind": "counting"}, {"kind": "selective_copy", "tokens": 4, "blanks": 4}])
-def test_every_label_is_read_as_its_token(task: dict[str, object]) -> None:
-    run = RunSpec.model_validate({"task": task, "model": {"layers": 1, "dim": 8, "heads": 2}})
-    labels = LabelVocabulary(run)
-    ids = list(range(run.task.vocabulary_size))
-    assert labels.encode(decode(labels, ids)).tolist() == ids

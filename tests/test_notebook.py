@@ -77,11 +77,6 @@ def test_errors(names, folder, call, message):
     assert message in str(raised.value)
 
 
-def test_one_replaced_value_needs_no_list(folder):
-    loaded = cope_sweep.load_ablation(folder / "ablations" / "quickstart.yaml", set="seeds=[5]")
-    assert list(loaded.content.seeds) == [5]
-
-
 def test_functions_are_found_by_name(folder):
     planned = cope_sweep.plan(folder / "ablations" / "quickstart.yaml")
     assert isinstance(planned, Plan)

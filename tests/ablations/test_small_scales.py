@@ -61,10 +61,6 @@ def shortened(run: RunSpec, code: str) -> RunSpec:
     )
 
 
-def test_there_are_many():
-    assert len(CONFIGURATIONS) >= 30
-
-
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_step_and_an_evaluation(name, code):
     trainer = Trainer(shortened(CONFIGURATIONS[name], code), Runtime())

@@ -1,7 +1,6 @@
 """The commands `figure`, `report --out` and `report --all`: their files, their data and their errors."""
 
 import io
-import json
 import re
 import shutil
 from pathlib import Path
@@ -10,7 +9,7 @@ import pandas as pd
 import pytest
 
 from cope_sweep.read.figures import FIGURES
-from tests.read.figures.files import png_size, svg_texts
+from tests.read.figures.files import svg_texts
 
 
 @pytest.mark.parametrize(
@@ -30,14 +29,6 @@ def test_files_have_the_format_of_their_suffix(stored):
     assert {"Tiny <copy>", "CoPE, n = 1, 1 unfinished (dotted)"} <= set(texts)
     stored("figure", "tiny", "-k", "summary", "--output", "any.name", "--format", "pdf")
     assert (stored.folder / "any.name").read_bytes().startswith(b"%PDF")
-
-
-def test_the_default_file_is_named_after_the_ablation_and_the_kind(stored):
-    answer = stored.json("figure", "tiny", "--kind", "summary")
-    path = stored.folder / answer["file"]
-    assert path.name == "tiny-summary.png"
-    assert answer == {"file": "tiny-summary.png", "kind": "summary", "format": "png", "bytes": path.stat().st_size}
-    assert png_size(path.read_bytes())[0] > 400
 
 
 def test_options_reach_the_figure(stored):
@@ -84,17 +75,6 @@ def test_maps_of_a_run_and_of_an_ablation(trained):
 )
 def test_errors_say_what_exists(stored, words, message):
     assert message in stored.error("figure", "tiny", *words)
-
-
-def test_an_ablation_without_runs_says_how_to_train(shell, stored):
-    assert "too few, of tiny" in stored("figure", "tiny", "-k", "importance", code=2)[1]  # one row is finished
-    (stored.folder / "store" / "index.db").unlink()
-    for run in stored.runs:
-        shutil.rmtree(stored.folder / "store" / "runs" / run.run_id)
-    _, err = shell("figure", "tiny", code=2)
-    assert "no run, or too few, of tiny are finished in the store" in err
-    assert "cope-sweep run tiny" in err
-    assert json.loads(shell("figure", "tiny", "--json", code=2)[0])["error"]["type"] == "UserError"
 
 
 DECLARED = """\

@@ -73,14 +73,6 @@ def test_help_imports_nothing_heavy():
 
 
 @pytest.mark.slow
-def test_plans_tables_and_statuses_need_no_torch():
-    script = (
-        "import sys, cope_sweep.config, cope_sweep.read.tables, cope_sweep.store; assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("words", [["schema"], ["list"], ["--help"]], ids=" ".join)
 def test_a_closed_pipe_exits_with_141(shell, words):
     reading, writing = os.pipe()

@@ -73,12 +73,6 @@ def test_a_text_of_labels(trained, run_id):
     )
 
 
-def test_a_token_outside_the_vocabulary(trained, run_id):
-    _, err = trained("perplexity", run_id, "--tokens", "0 99", code=2)
-    assert "99" in err
-    assert "6" in err
-
-
 def test_a_truncated_checkpoint(trained):
     run_id = trained.json("status", "tiny")["runs"][1]["run_id"]
     path = trained.folder / "store" / "runs" / run_id / "checkpoint" / "model.safetensors"
@@ -107,10 +101,6 @@ def test_a_text_from_the_command_line_and_from_standard_input(text_shell):
     assert out.endswith("3 words, 16 bytes\n")
     out, _ = text_shell("perplexity", text_shell.run_id, "--text", "-", "--json", stdin="the European cat")
     assert json.loads(out) == text_shell.json("perplexity", text_shell.run_id, "--text", "the European cat")
-
-
-def test_run_suggests_a_text_for_a_model_of_text(text_shell):
-    assert f"perplexity {text_shell.run_id} --text " in text_shell.output
 
 
 def test_the_folder_of_the_data_is_not_part_of_a_run(text_shell):

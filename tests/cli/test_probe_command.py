@@ -64,11 +64,6 @@ def test_json_has_the_statistics_of_the_library(command, sample, predictor):
             assert answered["marks"][name]["on"] == pytest.approx(found.on, rel=1e-6)
 
 
-def test_the_default_sequence_is_the_first_of_the_first_test_set(command, sample):
-    explicit = command(sample.cope, "--json", "--split", "in_dist", "--index", "0", "--count", "1")
-    assert command(sample.cope, "--json") == explicit
-
-
 def test_the_table_has_a_row_for_each_head_and_mark(command, sample):
     out, _ = command(sample.cope, "--tokens", "0 4 1 4 5 5", "--mark", "data", "--mark", "own=4,5")
     header, first, second, third, *_ = (line.split() for line in out.splitlines())
@@ -87,14 +82,6 @@ def test_the_table_names_encodings_where_there_are_several(command, sample):
     rows = [line for line in out.splitlines() if " cope_mlp " in line]
     assert len(rows) == 2
     assert all(" –" in row for row in rows)  # without a limit, no pair is beyond it
-
-
-def test_a_mark_on_every_token_has_no_others(command, sample):
-    out, _ = command(sample.cope, "--tokens", "0 0 0", "--mark", "zero=0", "--head", "0")
-    row = out.splitlines()[1].split()
-    assert row[2] == "zero"
-    assert row[4:7] == ["–", "–", "–"]  # mean of the others, AUC, Cohen's d
-    assert row[7] == "1.00"
 
 
 def test_files_contain_the_matrices(command, sample, predictor, tmp_path):
@@ -139,11 +126,6 @@ def test_only_the_first_tokens_and_one_query(command, sample):
     assert heads("--tokens", "1 2 3", "--seen-by", "0")[0]["position_max"] < 1
 
 
-def test_selected_layers_and_heads(command, sample):
-    answer = json.loads(command(sample.cope, "--json", "--layer", "0", "--head", "1")[0])
-    assert [(head["layer"], head["head"]) for head in answer["heads"]] == [(0, 1)]
-
-
 def test_a_model_without_gates_has_attention(command, sample, tmp_path):
     assert json.loads(command(sample.none, "--json")[0])["heads"] == []
     out, _ = command(sample.none, "--html", "none.html")
@@ -178,11 +160,6 @@ def test_invalid_input_is_one_clear_line(command, sample, arguments, message):
     assert out == ""
     assert err.startswith("error: ")
     assert message in " ".join(err.split())
-
-
-def test_json_of_an_error(command):
-    out, _ = command("0123456789abcdef", "--json", code=2)
-    assert "is pending" in json.loads(out)["error"]["message"]
 
 
 @pytest.fixture

@@ -44,13 +44,6 @@ def event(board, index, status, step=0, **more):
     return Event([*board.names][index], status, step, 6, **more)
 
 
-def test_the_board_of_a_plan(board):
-    assert list(board.names.values()) == ["CoPE · seed 0", "none · seed 0", "CoPE · seed 1", "none · seed 1"]
-    assert board.counts() == {"pending": 4}
-    assert board.summary().startswith("4 pending · starting workers · ")
-    assert board.remaining_s() is None
-
-
 def test_rows_that_a_search_suggests_are_added(tmp_path, store):
     search = "search: {kind: optuna, samples: 2, space: {train.lr: {log_uniform: [1e-4, 1e-2]}}}\n"
     (tmp_path / "tiny.yaml").write_text(TINY.replace("seeds: [0, 1]", "seeds: [0]") + search)
@@ -112,13 +105,6 @@ def test_the_live_table_prefers_runs_in_training_and_failed_runs(plan, board, mo
     assert "none · seed 1" in text
     assert "CoPE" not in text
     assert "… and 2 more runs" in text
-
-
-def test_the_live_table_is_drawn_on_a_terminal(plan, store):
-    screen = console(terminal=True)
-    with progress_display(plan, store, screen) as display:
-        assert isinstance(display, LiveTable)
-    assert "starting workers" in screen.file.getvalue()
 
 
 def test_plain_lines(plan, store):

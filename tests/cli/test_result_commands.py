@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 
-import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -140,13 +139,6 @@ def test_an_ablation_is_found_by_path(shell):
     assert shell.json("plan", "ablations/tiny.yaml")["ablation"] == "tiny"
 
 
-def test_without_measurements_a_time_is_a_range(shell):
-    plan = shell.json("plan", "tiny", "--set", "train.steps=100000")
-    assert plan["estimated_s"] == pytest.approx(5 * plan["least_s"], rel=0.02)
-    out = " ".join(shell("plan", "tiny", "--set", "train.steps=100000")[0].split())
-    assert re.search(r"4 to do: about \d+ min \d\d s to \d+ min \d\d s on \d+ worker groups? ", out)
-
-
 def test_schema(shell):
     assert json.loads(shell("schema")[0])["title"] == "A cope-sweep ablation"
 
@@ -171,12 +163,6 @@ def test_an_empty_store_points_to_results_beside_the_files(shell):
     (shell.folder / "ablations/results/tiny.parquet").touch()
     (shell.folder / "ablations/results/tiny.curves.parquet").touch()
     assert "cope-sweep table tiny --committed" in shell("list")[0]
-
-
-def test_ids_are_whole_in_a_narrow_terminal(shell, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    (run, *_) = shell.json("plan", "tiny")["runs"]
-    assert run["run_id"] in shell("plan", "tiny")[0]
 
 
 @pytest.fixture
@@ -315,41 +301,10 @@ def test_the_index_may_be_in_another_database(stored, tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("output_format", "text"),
-    [
-        ("terminal", "A tiny copy"),
-        ("markdown", "| position"),
-        ("latex", r"\toprule"),
-        ("csv", "in_dist/token_error"),
-        ("html", "<table"),
-        ("json", '"title": "A tiny copy"'),
-    ],
-)
-def test_report_formats(stored, output_format, text):
-    out, _ = stored("table", "tiny", "--format", output_format)
-    assert text in out
-    assert "CoPE" in out
-
-
 def test_report_writes_a_file(stored):
     assert stored("table", "tiny", "--output", "table.md") == ("", "")
     assert (stored.folder / "table.md").read_text() == stored("table", "tiny", "--format", "markdown")[0]
     assert stored.json("table", "tiny")["rows"][0]["row"] == "CoPE"
-
-
-def test_report_exports_every_run(stored):
-    for run in stored.runs:
-        finish(stored.store, run, {"in_dist/token_error": 1.0})
-    stored("table", "tiny", "--runs", "--format", "parquet", "--output", "runs.parquet")
-    frame = pd.read_parquet(stored.folder / "runs.parquet")
-    assert len(frame) == 4
-    assert set(frame["seed"]) == {0, 1}
-    assert frame["in_dist/token_error"].notna().all()
-    stored("table", "tiny", "--runs", "--format", "csv", "--output", "runs.csv")
-    assert len(pd.read_csv(stored.folder / "runs.csv")) == 4
-    stored("table", "tiny", "--format", "parquet", "--output", "rows.parquet")
-    assert list(pd.read_parquet(stored.folder / "rows.parquet")["row"]) == ["CoPE", "none"]
 
 
 @pytest.mark.parametrize(
@@ -395,20 +350,6 @@ def test_diff_of_two_runs(stored):
     assert "a run and a sweep cannot be compared" in stored.error("diff", left.run_id, stored.sweep_id)
 
 
-def test_report_compares_rows(stored):
-    for run in stored.runs:
-        finish(stored.store, run, {"in_dist/token_error": 1.0 + run.seed})
-    out, _ = stored("table", "tiny", "--compare", "CoPE")
-    assert "Difference of In-dist.: row minus CoPE" in " ".join(out.split())
-    assert (
-        "With 2 runs a row and 1 comparison the corrected p of an exact permutation test is at least 0.333"
-        in " ".join(out.split())
-    )
-    assert stored.json("table", "tiny", "--compare", "none")["rows"][0]["metrics"]["in_dist/token_error"]["comparison"][
-        "n"
-    ] == [2, 2]
-
-
 def test_a_run_is_named_by_its_first_digits(stored):
     first, second = stored.runs[0].run_id, stored.runs[1].run_id
     assert stored.json("status", first[:6])["run_id"] == first
@@ -436,19 +377,6 @@ def test_runs_are_filtered_by_any_value(stored):
     assert [run["run_id"] for run in best["runs"]] == cope[:1]
     statuses = stored.json("runs", "--status", "stopped", "--status", "damaged", "--sweep", stored.sweep_id)
     assert {run["status"] for run in statuses["runs"]} == {"stopped", "damaged"}
-
-
-def test_the_table_shows_the_values_and_what_is_left_out(stored):
-    out, _ = stored("runs", "--sort", "in_dist/token_error", "--limit", "2")
-    assert "in_dist/token_error" in out
-    assert "12.5" in out
-    assert "runs 1 to 2 of 4" in out
-    assert "stopped at step 3 by asha" in stored("runs", "--status", "stopped")[0]
-
-
-def test_an_empty_store_has_no_runs(shell):
-    assert shell.json("runs")["total"] == 0
-    assert not (shell.folder / "store").exists()
 
 
 @pytest.mark.parametrize(
@@ -487,21 +415,6 @@ def test_runs_are_exported_with_all_their_values(stored):
     finished = next(line for line in lines if line["status"] == "finished")
     assert (finished["in_dist/token_error"], finished["sweeps"]) == ("12.5", stored.sweep_id)
     assert [path.name for path in stored.folder.glob(".runs*")] == []
-
-
-def test_curves_are_exported(stored):
-    stored("runs", "--status", "finished", "--curves", "-o", "curves.json")
-    lines = json.loads((stored.folder / "curves.json").read_text())
-    assert {(line["run_id"], line["row"]) for line in lines} == {(stored.runs[0].run_id, "CoPE")}
-    assert {"step": 6, "metric": "in_dist/token_error", "value": 12.5}.items() <= lines[-1].items()
-
-
-@pytest.mark.slow
-def test_an_export_can_be_piped(stored):
-    process = stored.start("runs", "--format", "json", "--sort", "seed")
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (0, "")
-    assert [line["seed"] for line in json.loads(out)] == [0, 0, 1, 1]
 
 
 def test_a_failed_export_leaves_the_file(stored):
@@ -547,14 +460,6 @@ def test_what_cannot_be_answered_is_an_error(searched):
     assert "only search: random" in searched("best", "tiny", code=2)[1]
     assert "has no such metric" in searched("best", "searched", "--metric", "x", code=2)[1]
     assert "leave one out" in searched.json("best", "searched", "--yaml", code=2)["error"]["message"]
-
-
-def test_logs(stored):
-    failed = stored.runs[1]
-    out, _ = stored("logs", failed.run_id)
-    assert "Traceback" in out
-    out, _ = stored("logs", failed.run_id, "--follow")  # it is not running: nothing to wait for
-    assert "Traceback" in out
 
 
 def test_logs_as_json_are_those_of_the_service(stored):

@@ -1,4 +1,3 @@
-import os
 import shlex
 import signal
 import socket
@@ -115,18 +114,6 @@ def test_a_used_up_budget_is_said(shell, options, reason, left):
     )
 
 
-def test_a_failure_of_an_earlier_sweep_does_not_count(shell):
-    """The runs that had failed before are not started after the first one fails again."""
-    shell.write("tiny", TINY + f"when: [{{if: {{model.position: [CoPE, none]}}, set: {FAILS}}}]\n")
-    words = ("run", "tiny", "--local", "--no-mlflow")
-    out, _ = shell(*words, code=1)
-    assert "4 runs failed" in out
-    out, _ = shell(*words, "--max-failures", "2", code=130)
-    assert "2 runs failed" in out
-    assert "Interrupted with 2 runs to do: the budget of 2 failed runs is used up" in " ".join(out.split())
-    assert "Interrupted" not in shell(*words, "--max-failures", "4", code=1)[0]
-
-
 def wait_until_it_trains(process):
     """Read the progress until a line shows a step of the long run."""
     for line in process.stderr:
@@ -210,19 +197,9 @@ def test_an_mlflow_server_that_does_not_answer_is_an_error_before_training(shell
     assert shell.json("status", "tiny")["runs"][0]["status"] == "pending"
 
 
-def test_submit_names_the_cluster_that_does_not_answer(shell):
-    (shell.folder / "cope_sweep").mkdir()
-    _, err = shell("submit", "tiny", "--address", "http://127.0.0.1:1", code=2)
-    assert "no Ray dashboard answers at http://127.0.0.1:1" in err
-
-
 def test_submit_to_another_machine_needs_a_store(shell):
     _, err = shell("submit", "tiny", "--address", "http://192.0.2.1:8265", code=2)
     assert "--store /shared/store" in err
-
-
-def test_submit_checks_the_ablation_first(shell):
-    assert "no ablation 'tiyn'" in shell("submit", "tiyn", code=2)[1]
 
 
 @pytest.fixture
@@ -287,13 +264,6 @@ def test_serve_names_the_port_that_is_taken(trained):
     assert process.returncode in (1, 2)
     assert port in err
     assert "Traceback" not in err
-
-
-def test_the_store_of_an_environment_variable(shell):
-    shell.environment["COPE_SWEEP_STORE"] = str(shell.folder / "elsewhere")
-    out, _ = shell("run", "tiny", "--local", "--no-mlflow", "--set", "seeds=[0]")
-    assert f"--store {shell.folder}/elsewhere" in out
-    assert len(os.listdir(shell.folder / "elsewhere" / "runs")) == 2
 
 
 def test_a_search_is_continued_and_every_command_shows_its_rows(shell):

@@ -1,12 +1,9 @@
 """The commands that keep a store in order, on stores that differ from their index in every way: store, prune and sync."""
 
 import io
-import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 
 import pytest
@@ -37,14 +34,6 @@ def drop(run):
     return {key: value for key, value in run.items() if key != "sweep_id"}
 
 
-def test_rebuild_says_what_is_damaged(stored):
-    out, _ = stored("store", "rebuild")
-    assert "4 runs and 1 sweeps in the index sqlite:///" in out
-    assert stored.runs[3].run_id in out
-    assert "not valid JSON" in " ".join(out.split())
-    assert "trains damaged runs again" in out
-
-
 def test_check_of_a_good_store(stored):
     finish(stored.store, stored.runs[3], {})
     assert stored.json("store", "check", "--checksums") == []
@@ -69,18 +58,6 @@ def test_check_names_each_difference_and_its_way_out(stored):
     assert "has changed since the run was finished" in " ".join(out.split())
     stored("store", "rebuild")
     assert {problem["item"] for problem in stored.json("store", "check", code=1)} == {damaged.run_id}
-
-
-def test_a_run_without_an_index_row_is_found(stored):
-    os.rename(stored.folder / "store" / "runs" / stored.runs[0].run_id, stored.folder / "away")
-    (problem,) = [each for each in stored.json("store", "check", code=1) if each["item"] == stored.runs[0].run_id]
-    assert problem["problem"] == "in the index, but without a folder"
-    assert stored.json("store", "rebuild")["removed"] == 1
-
-
-def test_a_store_without_an_index_is_indexed_by_the_first_command(stored):
-    os.remove(stored.folder / "store" / "index.db")
-    assert stored.json("status", "tiny")["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1}
 
 
 def test_runs_in_training_are_left_alone(stored):
@@ -174,40 +151,6 @@ def test_a_server_that_does_not_answer_is_the_reason_why_something_is_left(shell
     report = shell.json("sync", "--mlflow", url, code=1)
     assert report["left"] == 7
     assert shell("sync", "--mlflow", "ftp://x", code=2)
-
-
-def points_and_inputs(store):
-    with sqlite3.connect(store.root / "mlflow.db") as database:
-        return [database.execute(f"SELECT count(*) FROM {table}").fetchone() for table in ("metrics", "inputs")]
-
-
-@pytest.mark.thorough
-def test_a_sync_that_is_killed_again_and_again_duplicates_nothing(shell, store):
-    """Killed each time that a run more has begun to be sent, so in the middle of one."""
-    uri = f"sqlite:///{store.root}/mlflow.db"
-    shell("sync")
-    counts = points_and_inputs(store)
-    # MLflow's tables are made first, which takes seconds.
-    (store.root / "mlflow.db").unlink()
-    assert backlog_count(store, uri) == 7
-    subprocess.run([sys.executable, "-m", "mlflow", "db", "upgrade", uri], check=True, capture_output=True)
-    kills = 0
-    while True:
-        before = len(statuses(store))
-        process = shell.start("sync", "--json")
-        while process.poll() is None and len(statuses(store)) <= before:
-            time.sleep(0.002)
-        if process.poll() is not None:
-            break
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        kills += 1
-    assert json.loads(process.communicate()[0])["left"] == 0
-    assert kills >= 3
-    with sqlite3.connect(store.root / "mlflow.db") as database:
-        assert database.execute("SELECT count(*), count(DISTINCT name) FROM runs").fetchone() == (7, 7)
-        assert database.execute("SELECT count(*) FROM logged_models").fetchone() == (6,)
-    assert points_and_inputs(store) == counts
 
 
 def statuses(store):

@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cope_sweep.config import (
-    RunSpec,
     SpecError,
-    current_metric_name,
     default_label,
     expand,
     with_overrides,
 )
-from cope_sweep.config.ablation import Ablation, Curves, Distribution, Maps, Values
+from cope_sweep.config.ablation import Curves, Distribution, Maps, Values
 from cope_sweep.config.loading import validate
 from cope_sweep.config.source import parse_source
 from tests.config.ablations import TEXT, error_of, load
@@ -53,13 +51,6 @@ def test_the_largest_seed_is_accepted():
     assert {run.seed for run in plan.runs} == {0, 2**31 - 1}
 
 
-def test_seeds_have_the_bounds_of_a_run():
-    schema = Ablation.model_json_schema()["properties"]["seeds"]["items"]
-    of_run = RunSpec.model_json_schema()["properties"]["seed"]
-    bounds = ("type", "minimum", "exclusiveMaximum")
-    assert [schema[bound] for bound in bounds] == [of_run[bound] for bound in bounds]
-
-
 @pytest.mark.parametrize(
     ("value", "label"),
     [
@@ -89,21 +80,6 @@ def test_former_metric_names_are_replaced():
     assert content.published[0].values == {"in_dist/majority_baseline_error": 78.0}
     assert content.published[0].std == {"in_dist/majority_baseline_error": 1.0}
     assert [metric.name for metric in content.scales["wide"].metrics] == ["longer/majority_baseline_error"]
-
-
-@pytest.mark.parametrize(
-    ("name", "current"),
-    [
-        ("in_dist/commonest_error", "in_dist/majority_baseline_error"),
-        ("test/commonest_error@2048", "test/majority_baseline_error@2048"),
-        ("in_dist/majority_baseline_error", "in_dist/majority_baseline_error"),
-        ("in_dist/token_error", "in_dist/token_error"),
-        ("commonest_error/loss", "commonest_error/loss"),
-        ("facts.tokens_per_s", "facts.tokens_per_s"),
-    ],
-)
-def test_former_names_are_replaced_and_others_are_not(name, current):
-    assert current_metric_name(name) == current
 
 
 PLUGIN = textwrap.dedent("""\
@@ -209,15 +185,6 @@ def test_errors_of_figures_name_their_line(before, after, message):
     assert message in error_of(TEXT + FIGURES.replace(before, after))
 
 
-def test_a_figure_of_values_may_be_against_a_fact():
-    figures = FIGURES.replace("x: train.lr", "x: facts.tokens_per_s, panels: train.lr")
-    _, values, _ = load(TEXT + figures).content.figures
-    assert (values.x, values.panels) == ("facts.tokens_per_s", "train.lr")
-    assert expand(load(TEXT + figures)).rows
-    wrong = error_of(TEXT + FIGURES.replace("x: train.lr", "x: facts.tokens"))
-    assert "figures[1].x: no axis is called 'facts.tokens'" in wrong
-
-
 def test_what_is_fixed_leaves_the_figures():
     fixed = with_overrides(load(TEXT + FIGURES), assignments=["train.lr=1e-3", "seeds=[1]"])
     curves, maps = fixed.content.figures
@@ -259,16 +226,6 @@ def test_numbers_are_within_the_bounds_and_short(distribution, share):
 
 def shares(count):
     return [(index + 0.5) / count for index in range(count)]
-
-
-def test_whole_numbers_are_equally_likely():
-    values = [Distribution(int_uniform=(1, 4)).value_at(share) for share in shares(400)]
-    assert [values.count(number) for number in (1, 2, 3, 4)] == [100] * 4
-
-
-def test_choices_are_equally_likely():
-    values = [Distribution(choice=["a", "b", "c"]).value_at(share) for share in shares(300)]
-    assert [values.count(name) for name in "abc"] == [100] * 3
 
 
 def test_each_decade_of_a_logarithm_is_equally_likely():

@@ -1,5 +1,4 @@
 import hashlib
-import itertools
 import json
 import textwrap
 import time
@@ -122,15 +121,6 @@ def test_two_labels_of_the_same_configuration_are_an_error():
         rows("grid:\n  model.position: {A: [cope], B: [{kind: cope, p_max: 64}]}")
 
 
-def test_published_numbers_belong_to_the_matching_row():
-    text = """
-        grid: {model.position: {CoPE: [cope], RoPE: [rope]}}
-        published:
-          - {match: {model.position: RoPE}, values: {in_dist/token_error: 40.1}, source: Table 1}
-        """
-    assert [row.published and row.published.values for row in plan(text).rows] == [None, {"in_dist/token_error": 40.1}]
-
-
 def test_the_first_matching_entry_of_published_is_shown():
     text = """
         grid: {model.position: {CoPE: [cope], RoPE: [rope]}, model.layers: [1, 2]}
@@ -229,19 +219,6 @@ def test_an_error_of_several_rows_comes_once():
         plan("grid: {model.layers: [1, 2, 3], train.warmup: [9], train.steps: [5]}")
     (line,) = str(caught.value).splitlines()
     assert "(in the row model.layers = 1, train.warmup = 9, train.steps = 5; and in 2 others)" in line
-
-
-@given(
-    layers=st.lists(st.integers(1, 3), min_size=1, max_size=3, unique=True),
-    lrs=st.lists(st.sampled_from([1e-3, 2e-3, 5e-3]), min_size=1, max_size=3, unique=True),
-    seeds=st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True),
-)
-@settings(max_examples=40, deadline=None)
-def test_every_combination_occurs_once(layers, lrs, seeds):
-    runs = plan(f"grid: {{model.layers: {layers}, train.lr: {lrs}}}\nseeds: {seeds}").runs
-    found = [(run.model.layers, run.train.lr, run.seed) for run in runs]
-    assert sorted(found) == sorted(itertools.product(layers, lrs, seeds))
-    assert len({run.run_id for run in runs}) == len(runs)
 
 
 @given(

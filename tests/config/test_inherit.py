@@ -88,15 +88,6 @@ def test_null_removes_an_axis_or_a_scale(load):
     assert content.scales["wide"].grid == {}
 
 
-def test_a_chain(load):
-    child = load(
-        child="title: C\ninherit: middle\nseeds: [7]\n",
-        middle="title: M\ninherit: parent\nbase: {model: {dim: 16}}\nseeds: [8]\n",
-    )
-    assert (child.content.base["model"]["dim"], child.content.seeds) == (16, [7])
-    assert [path.name for path in child.source.parents] == ["middle.yaml", "parent.yaml"]
-
-
 def test_an_inherited_error_names_both_files(load, tmp_path):
     message = error_of(
         load, child="title: C\ninherit: middle\n", middle="title: M\ninherit: parent\nbase: {model: {dims: 16}}\n"
@@ -153,12 +144,6 @@ def test_a_text_without_folder_reads_no_file():
         validate(source, "sent")
 
 
-def test_a_text_inherits_from_the_folder_that_it_is_given(tmp_path):
-    (tmp_path / "parent.yaml").write_text(TEXT)
-    sent = validate(parse_source("title: C\ninherit: parent\n", "request"), "sent", folder=tmp_path)
-    assert len(expand(sent).runs) == 8
-
-
 def test_plugins_are_inherited_and_can_be_refused(load, tmp_path):
     text = TEXT.replace("seeds: [0, 1]", "plugins: [no_such_plugin]")
     (tmp_path / "parent.yaml").write_text(text)
@@ -166,13 +151,6 @@ def test_plugins_are_inherited_and_can_be_refused(load, tmp_path):
     source = read_source(tmp_path / "child.yaml")
     with pytest.raises(SpecError, match=r"parent\.yaml:9 \(inherited by .*child\.yaml:2\): plugins.* are not allowed"):
         validate(source, "child", folder=tmp_path, allow_plugins=False)
-
-
-def test_overrides_apply_after_inheritance(load):
-    child = load(child="title: C\ninherit: parent\n")
-    plan = expand(with_overrides(child, scale="wide", assignments=["model.dim=16"]))
-    assert {(run.model.dim, run.seed) for run in plan.runs} == {(16, 5)}
-    assert plan.ablation.source.parents == child.source.parents
 
 
 def test_a_relative_path_is_found_from_its_folder(load, tmp_path, monkeypatch):

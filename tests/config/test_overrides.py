@@ -42,12 +42,6 @@ def test_an_assignment_removes_a_key_from_zipped_axes():
     assert {(run.model.layers, run.model.dim, run.model.heads) for run in plan.runs} == {(3, 32, 2), (3, 32, 4)}
 
 
-def test_resources_are_assigned_key_by_key():
-    text = TEXT + "resources: {cpus: 2, workers: 3}\n"
-    resources = with_overrides(load(text), assignments=["resources.cpus=4"]).content.resources
-    assert (resources.cpus, resources.workers) == (4, 3)
-
-
 def test_scales():
     plan = expand(with_overrides(load(), scale="wide"))
     assert {(run.model.dim, run.seed, run.train.lr) for run in plan.runs} == {(32, 5, 5e-3)}
@@ -90,13 +84,6 @@ def test_a_scale_keeps_the_figures_over_an_axis_that_it_sets_and_has():
 def test_assignments_win_over_the_scale():
     plan = expand(with_overrides(load(), scale="wide", assignments=["model.dim=16", "seeds=[7]"]))
     assert {(run.model.dim, run.seed, run.train.lr) for run in plan.runs} == {(16, 7, 5e-3)}
-
-
-def test_a_scale_may_have_columns_of_its_own():
-    text = TEXT.replace("wide: {", "wide: {metrics: [{name: dense/loss}], ")
-    assert text != TEXT
-    content = with_overrides(load(text), scale="wide").content
-    assert [metric.name for metric in content.metrics] == ["dense/loss"]
 
 
 @pytest.mark.parametrize(
@@ -150,8 +137,3 @@ def test_the_loaded_ablation_is_left_alone():
     assert loaded.content.model_dump() == before
     assert loaded.content == load(CONDITIONS).content
     assert loaded.source == load(CONDITIONS).source
-
-
-def test_without_overrides_nothing_changes():
-    loaded = load()
-    assert with_overrides(loaded) == loaded

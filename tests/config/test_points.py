@@ -48,29 +48,13 @@ def test_another_key_in_the_space_changes_no_draw_of_the_others():
     assert draws_of(more)["CoPE"] == GOLDEN
 
 
-def test_rows_are_named_after_the_drawn_values():
-    first = expand(load(RANDOM)).rows[0]
-    lr, warmup = GOLDEN[0]
-    assert first.name == f"CoPE · {lr} · {warmup}"
-    assert first.runs[0].train.lr == float(lr)
-    assert first.runs[0].train.warmup == int(warmup)
-
-
-def test_equal_draws_are_one_row():
-    text = SINGLE + "search: {kind: random, samples: 50, space: {model.layers: {choice: [1, 2]}}}\n"
-    assert [row.name for row in expand(load(text)).rows] in (
-        ["CoPE · 1", "CoPE · 2", "none · 1", "none · 2"],
-        ["CoPE · 2", "CoPE · 1", "none · 2", "none · 1"],
-    )
-
-
 def test_conditions_apply_to_drawn_values():
     text = (
         SINGLE + "search: {kind: random, samples: 50, space: {model.layers: {choice: [1, 2, 3]}}}\n"
         "exclude: [{model.position: CoPE, model.layers: 3}]\nwhen: [{if: {model.layers: 2}, set: {train.lr: 5e-3}}]\n"
     )
     rows = expand(load(text)).rows
-    assert {row.name for row in rows} == {"CoPE · 1", "CoPE · 2", "none · 1", "none · 2", "none · 3"}
+    assert sorted(row.name for row in rows) == ["CoPE · 1", "CoPE · 2", "none · 1", "none · 2", "none · 3"]
     assert {row.runs[0].train.lr for row in rows if row.labels["model.layers"] == "2"} == {5e-3}
 
 
@@ -222,8 +206,3 @@ def test_the_objective_may_be_a_metric_of_the_last_evaluation():
         'metrics: [{name: "test/perplexity@128"}]\nsearch: {kind: optuna, samples: 3, space: {train.lr: {log_uniform: [1e-4, 1e-2]}}}\n'
     )
     assert expand(load(text)).search.metric == "validation/perplexity@128"
-
-
-def test_the_schedule_of_a_search_is_known_before_its_rows():
-    text = OPTUNA.replace("{steps: 6}", "{steps: 60}\n  evaluate: {every: 5}") + "schedule: asha\n"
-    assert expand(load(text)).schedule.grace == 6

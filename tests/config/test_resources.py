@@ -87,18 +87,6 @@ def test_errors_name_the_line_and_the_way_out(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("resources", "shape"),
-    [
-        (Resources(), "1 CPU"),
-        (Resources(cpus=4, gpus=0.5), "4 CPUs and 0.5 GPUs"),
-        (Resources(workers=2, cpus=2, gpus=1), "2 workers × 2 CPUs and 1 GPU"),
-    ],
-)
-def test_a_shape_in_words(resources: Resources, shape: str) -> None:
-    assert resources.shape == shape
-
-
-@pytest.mark.parametrize(
     "bad",
     [
         {"groups": 0}, {"groups": "all"}, {"workers": 0}, {"cpus": 0}, {"cpus": 1.5}, {"gpus": -1}, {"device": "tpu"},
@@ -110,9 +98,3 @@ def test_a_shape_in_words(resources: Resources, shape: str) -> None:
 def test_impossible_resources_are_refused(bad):
     with pytest.raises(ValidationError):
         Resources.model_validate(bad)
-
-
-def test_a_share_of_a_gpu_can_be_asked_for():
-    assert Resources(gpus=0.5).gpus == 0.5
-    assert Resources(gpus=0.5, workers=2, device="cpu").workers == 2
-    assert Resources(gpus="auto") == Resources()

@@ -1,9 +1,5 @@
-import json
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cope_sweep.config import RunSpec
@@ -124,35 +120,6 @@ def test_every_version_is_part_of_the_identity(monkeypatch, key, cls, name):
 REGISTRIES = {FAMILY: FAMILIES, OPTIMIZER: OPTIMIZERS, SCHEDULE: SCHEDULES}
 
 
-@given(
-    changes=st.fixed_dictionaries(
-        {
-            "seed": st.integers(0, 3),
-            "model.layers": st.integers(1, 3),
-            "train.lr": st.sampled_from([1e-3, 0.001, 2e-3]),
-            "task.tokens": st.integers(1, 3),
-        }
-    ),
-    others=st.fixed_dictionaries(
-        {
-            "seed": st.integers(0, 3),
-            "model.layers": st.integers(1, 3),
-            "train.lr": st.sampled_from([1e-3, 2e-3]),
-            "task.tokens": st.integers(1, 3),
-        }
-    ),
-)
-@settings(max_examples=80, deadline=None)
-def test_ids_are_equal_exactly_where_specs_are(changes, others):
-    a, b = tiny_run(**changes), tiny_run(**others)
-    assert (a.run_id == b.run_id) == (a == b)
-
-
-def test_execution_is_no_part_of_the_identity():
-    text = json.dumps(tiny_run().identity)
-    assert not any(word in text for word in ("device", "precision", "store", "host", "workers"))
-
-
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -161,32 +128,16 @@ def test_execution_is_no_part_of_the_identity():
         ("evaluate.contexts", [64], "slides windows over a text, but selective_copy generates sequences"),
         ("evaluate", {"contexts": [64, 32, 64]}, "evaluate.contexts has 64 twice"),
         ("evaluate", {"contexts": [64, 32], "stride": 33}, "stride = 33 leaves out tokens.*32"),
-        ("evaluate", {"contexts": [0]}, "greater than or equal to 1"),
         ("evaluate", {"lengths": [2, 4, 2]}, "evaluate.lengths has 2 twice"),
-        ("evaluate", {"lengths": [1]}, "greater than or equal to 2"),
         ("train.warmup", 99, "more than train.steps = 6"),
-        ("model.layers", 0, "greater than or equal to 1"),
-        ("model.layers", 10_001, "less than or equal to 10000"),
-        ("model.dim", 10**9 + 2, "less than or equal to 1000000000"),
-        ("train.lr", float("inf"), "finite|Input should be"),
-        ("seed", -1, "greater than or equal to 0"),
         ("model.position", [{"kind": "cope", "p_max": 0}], "greater than or equal to 1"),
         ("model.position", ["learned"], "does not match any of the expected tags"),
-        ("model.dim", "8", "valid integer"),
-        ("model.family", "gpt3", "does not match any of the expected tags"),
-        ("train.optimizer", "sgd", "does not match any of the expected tags"),
         ("train.schedule", {"kind": "cosine", "cycles": 2}, "Extra inputs are not permitted"),
-        ("train.steps", 1.5, "valid integer"),
     ],
 )
 def test_impossible_runs_are_refused(key, value, message):
     with pytest.raises((ValidationError, ValueError), match=message):
         tiny_run(**{key: value})
-
-
-def test_runs_are_frozen():
-    with pytest.raises(ValidationError, match="frozen"):
-        tiny_run().seed = 3
 
 
 def test_a_validation_set_is_evaluated_where_it_is_wanted():

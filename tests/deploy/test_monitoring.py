@@ -123,21 +123,3 @@ def test_alerts_say_what_to_do():
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"]
         assert rule["annotations"]["description"]
-
-
-def test_panels_have_titles_units_and_places_of_their_own():
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-    places = set()
-    for panel in PANELS:
-        assert panel["title"]
-        assert panel["fieldConfig"]["defaults"]["unit"]
-        assert panel["datasource"] == {"type": "prometheus", "uid": "prometheus"}
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & places, panel["title"]
-        assert place["x"] + place["w"] <= 24
-        places |= cells

@@ -40,12 +40,6 @@ def test_the_license_is_declared_and_cited():
     assert (citation["license"], citation["version"]) == ("Apache-2.0", cope_sweep.__version__)
 
 
-def test_the_release_target_calls_the_script():
-    recipe = re.search(r"^release: (.+?)  ##.*\n\t(.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert recipe[2] == "deploy/release.sh"
-    assert os.access(ROOT / recipe[2], os.X_OK)
-
-
 def test_ablations_of_the_working_directory_come_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert ablations_folder() == packaged_ablations() == ROOT / "ablations"

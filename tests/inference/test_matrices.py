@@ -78,40 +78,6 @@ def test_attention_explains_the_models_output(name):
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_with_gates_of_1_positions_count_tokens():
-    # Eq. 4: where all gates are 1, p_ij = i − j + 1.
-    predictor = tiny_predictor([{"kind": "cope", "p_max": 4}])
-    for block in predictor.model.blocks:
-        block.attention.qkv.weight.zero_()
-        block.attention.qkv.bias.fill_(20.0)  # q·k/√K = 800
-    cope = probe(predictor, TOKENS).layers[1].contextual["cope"]
-    i, j = np.indices((14, 14))
-    np.testing.assert_array_equal(cope.gates_HTT[0], np.tril(np.ones((14, 14))))
-    np.testing.assert_array_equal(cope.positions_HTT[0], np.where(j <= i, i - j + 1, 0))
-    np.testing.assert_array_equal(cope.clamped_positions_HTT[0], np.where(j <= i, np.minimum(i - j + 1, 3), 0))
-    assert cope.limit == 3
-
-
-def test_figure_1():
-    # "Alice was tired . She tried reading . A rabb -it came": token 1 is the full stop, and the gates open on it alone.
-    predictor = tiny_predictor([{"kind": "cope", "p_max": 8, "gate": "separate"}], layers=1, heads=1, dim=4)
-    attention, norm = predictor.model.blocks[0].attention, predictor.model.blocks[0].attention_norm
-    separate = predictor.model.position[0].layers["0"]
-    predictor.model.embedding.weight.copy_(torch.tensor([[1, -1, 0, 0], [0, 0, 1, -1]]).repeat(3, 1) * 1.0)
-    norm.weight.fill_(1)
-    norm.bias.zero_()
-    attention.qkv.weight.zero_()
-    attention.qkv.bias.zero_()
-    attention.qkv.bias[:4] = 40.0  # every query is the same
-    separate["gate_weight"].copy_(torch.tensor([[0, 0, 1, 0]] * 4))
-    separate["gate_bias"].fill_(-0.7)  # the stop's third component is √2 after the norm, all others' 0
-    sentence = [0, 2, 4, 1, 0, 2, 4, 1, 0, 2, 4, 0]
-    cope = probe(predictor, sentence).layers[0].contextual["cope"]
-    assert cope.gates_HTT[0, 11].round(3).tolist() == [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0]
-    assert cope.positions_HTT[0, 11].round(3).tolist() == [2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0]
-    assert cope.positions_HTT[0, 6].round(3).tolist() == [1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
-
-
 @pytest.mark.parametrize("name", ["keys", "separate, rotated", "after rotation", "two contextual", "cope + relative"])
 def test_the_block_size_does_not_change_the_matrices(name, monkeypatch):
     predictor = tiny_predictor(POSITIONS[name])

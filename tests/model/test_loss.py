@@ -67,12 +67,6 @@ def test_bf16_products_and_float32_sums():
         assert 0 < (got - wanted).norm() < 2e-2 * wanted.norm()
 
 
-def test_small_logits_take_the_plain_loss(monkeypatch):
-    monkeypatch.setattr(loss._ChunkedLoss, "apply", lambda *_: pytest.fail("chunks"))
-    hidden, weight, targets = inputs(3, 0)
-    output_loss(hidden, weight, targets)
-
-
 def test_predictions_are_those_of_the_whole_logits():
     hidden, weight, targets = inputs(12, 0.3)
     nats, most_probable = predict(hidden.view(3, 4, D), weight, targets.view(3, 4))

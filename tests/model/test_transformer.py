@@ -109,12 +109,6 @@ def test_without_seeds_dropout_masks_come_from_torch_s_generator():
     assert torch.equal(net.eval()(tokens), net.hidden(tokens, seeds_B=torch.tensor([1, 2])) @ net.head.weight.T)
 
 
-def test_the_same_seed_gives_the_same_weights_and_others_do_not():
-    a, b, c = model(), model(), model(seed=1)
-    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
-    assert not torch.equal(a.embedding.weight, c.embedding.weight)
-
-
 def test_encodings_leave_the_other_weights_as_they_are():
     plain, with_absolute = (
         model(**{"model.tied": False}),
@@ -139,14 +133,6 @@ def test_tables_have_the_declared_standard_deviation():
     # 200 × 32 elements: the relative error of their standard deviation is 1/√(2·6400) ≈ 0.9 %.
     assert table.std().item() == pytest.approx(0.3, rel=0.05)
     assert not net.position[1].layers["0"]["e"].any()
-
-
-def test_the_initial_loss_is_that_of_equal_probabilities():
-    run = tiny_run(**{"task.vocabulary": 16})
-    batch = run.task.sequences("train", 0, 0, 64)
-    logits = Transformer(run)(torch.from_numpy(batch.inputs_NT))
-    loss = next_token_loss(logits, torch.from_numpy(batch.targets_NT)) / (batch.targets_NT != IGNORED).sum()
-    assert loss.item() == pytest.approx(math.log(16), rel=0.02)
 
 
 def test_the_loss_is_summed_over_targets_only():

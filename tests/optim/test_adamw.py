@@ -60,8 +60,3 @@ def test_its_state_has_the_declared_size():
         state = optimizer.state[parameter]
         size_bytes = sum(value.nbytes for key, value in state.items() if key != "step")
         assert size_bytes == AdamW().state_bytes(name, tuple(parameter.shape)) * parameter.numel()
-
-
-def test_adamw_is_the_default_and_a_plain_string_in_files():
-    assert tiny_run().model_dump(mode="json")["train"]["optimizer"] == "adamw"
-    assert tiny_run(**{"train.optimizer": "adamw"}).run_id == tiny_run().run_id

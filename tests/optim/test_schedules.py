@@ -31,9 +31,3 @@ def test_rates_are_positive_and_never_above_the_full_rate(schedule, steps, data)
     assert all(0 < rate <= 0.1 * (1 + 1e-15) for rate in rates)  # lr·step/warmup rounds
     assert rates[max(0, warmup - 1)] == pytest.approx(0.1)  # the full rate is reached
     assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
-
-
-def test_a_schedule_is_a_plain_string_in_files():
-    assert tiny_run(**{"train.schedule": "cosine"}).model_dump(mode="json")["train"]["schedule"] == "cosine"
-    written_out = tiny_run(**{"train.schedule": {"kind": "cosine"}})
-    assert written_out.run_id == tiny_run(**{"train.schedule": "cosine"}).run_id

@@ -118,23 +118,6 @@ def test_ctrl_c_of_submit_stops_the_job_and_leaves_the_run_to_resume(head: Head,
 
 
 @pytest.mark.slow
-def test_ctrl_c_of_ray_job_submit_ends_its_log_alone(head: Head, tmp_path: Path) -> None:
-    job = [sys.executable, "-m", "cope_sweep.cli", "run", "long.yaml", "--store", str(tmp_path), "--no-mlflow"]
-    words = ["job", "submit", "--address", head.address, "--working-dir", str(head.tree), "--", *job]
-    with command(head, str(Path(sys.executable).with_name("ray")), *words) as process:
-        until(lambda: process.poll() is not None or ((tmp_path / "runs").exists() and trained_step(tmp_path)))
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate()
-    assert "submitted successfully" in output
-    before, store = trained_step(tmp_path), Store(tmp_path)
-    until(lambda: trained_step(tmp_path) > before)  # the job goes on
-    (sweep,) = store.index.sweeps()
-    store.request_stop(sweep.sweep_id)
-    until(lambda: store.index.sweeps()[0].status == "interrupted")
-    assert set(store.index.statuses().values()) == {"interrupted"}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("token", "message"), [("", "asks for a token"), ("b" * 64, "does not accept the token")])
 def test_a_token_is_required(head: Head, monkeypatch: pytest.MonkeyPatch, token: str, message: str) -> None:
     monkeypatch.setenv("HOME", "/nowhere")

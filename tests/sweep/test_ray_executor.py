@@ -15,7 +15,6 @@ import pytest
 import ray
 
 from cope_sweep.config import Resources, Row, RunSpec
-from cope_sweep.config.ablation import Asha
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Budget, Event, Store
@@ -101,22 +100,6 @@ def test_the_end_of_a_run_is_told_once_to_a_slow_listener(store: Store, events: 
 
     run_on_ray(runs, store, ONE_GROUP, on_event=Listener(events, wait_for_the_second), stop=events.stop)
     assert sorted(events.ends()) == sorted((run.run_id, "finished") for run in runs)
-
-
-def test_a_schedule_stops_the_run_that_is_worse(store: Store, events: EventLog) -> None:
-    """ASHA compares the runs at each evaluation; some good ones are trained to their end."""
-    steps: dict[str, object] = {"train.steps": 2000, "evaluate.every": 100}
-    good = [tiny_run(seed=seed, **steps) for seed in range(3)]
-    bad = tiny_run(seed=3, **steps, **{"train.lr": 1e-7})
-    rule = Asha(metric="in_dist/loss", goal="min", grace=200, reduction=2)
-    run_on_ray([*good, bad], store, ONE_GROUP, on_event=events, stop=events.stop, schedule=rule)
-    assert events.of(bad)[-1].status == "stopped"
-    state = store.run(bad.run_id).state
-    assert state["status"] == "stopped"
-    assert str(state["message"]).startswith("stopped by ASHA (in_dist/loss, grace 200 steps) at step ")
-    assert 200 <= store.run(bad.run_id).curve()[-1]["step"] < 2000
-    assert store.run(bad.run_id).resume.exists()
-    assert "finished" in {status for _, status in events.ends()}
 
 
 def test_a_search_suggests_runs_and_a_schedule_stops_some(store: Store, events: EventLog) -> None:

@@ -124,15 +124,6 @@ def test_rows_that_are_not_finished_are_suggested_first():
     assert not set(again[4:]) & set(before)
 
 
-def test_failed_rows_are_left_alone_on_request():
-    sweep = Sweep(retry_failed=False)
-    sweep.run(3)
-    sweep.results[sweep.ids[0]] = ("failed", None)
-    search = sweep.search()
-    assert search.left == 57
-    assert sweep.next_run(search).run_id not in sweep.ids[:3]
-
-
 def test_a_changed_ablation_starts_a_new_search():
     sweep = Sweep()
     sweep.run(4)

@@ -1,8 +1,6 @@
 """The suggestions of a sweep, trained in this process."""
 
 import signal
-import threading
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -87,15 +85,6 @@ def test_failed_runs_count_as_failures_and_are_suggested_again(store: Store) -> 
     assert (outcome.failed, outcome.not_started, outcome.exit_code) == (2, 0, 1)
     assert start(plan, store, leave_out={"failed"}).sweep_id is None
     assert start(plan, store, leave_out={"pending", "interrupted", "stopped", "damaged"}).failed == 2
-
-
-def test_a_small_space_ends_early_and_that_is_said(store: Store) -> None:
-    notes: list[str] = []
-    plan = search_of(search={"kind": "optuna", "samples": 9})
-    outcome = start(plan, store, on_note=notes.append)
-    assert (outcome.trained, outcome.not_started, outcome.exit_code) == (3, 0, 0)
-    assert notes == ["the search ended early: every row that it can suggest was trained"]
-    assert start(plan, store).sweep_id is None
 
 
 class Recorder:
@@ -191,24 +180,3 @@ def test_sweeps_at_the_same_time_suggest_as_many_rows_as_one(
     for recorder in recorders:
         assert {run.run_id for run in recorder.suggestions.runs} == {run.run_id for each in known for run in each}
         assert len(recorder.suggestions.close().runs) == samples
-
-
-def test_two_drivers_at_the_same_time_train_as_many_runs_as_one(store: Store) -> None:
-    """Both continue a search that had fewer samples."""
-    assert start(search_of(search=LEARNING_RATES | {"samples": 2}), store).trained == 2
-    plan = search_of(search=LEARNING_RATES | {"samples": 6})
-    outcomes: dict[int, SweepOutcome] = {}
-
-    def drive(number: int) -> None:
-        outcomes[number] = start(plan, Store(store.root))
-
-    drivers = [threading.Thread(target=drive, args=(number,)) for number in range(2)]
-    for driver in drivers:
-        driver.start()
-    for driver in drivers:
-        driver.join()
-    assert sum(outcome.trained for outcome in outcomes.values()) == 4
-    assert {outcome.exit_code for outcome in outcomes.values()} == {0}
-    assert Counter(store.index.statuses().values()) == {"finished": 6}
-    assert len(recorded_plan(plan, store).rows) == 6
-    assert start(plan, store).sweep_id is None

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from cope_sweep.tasks import IGNORED, Code, WikiText
+from cope_sweep.tasks import IGNORED, WikiText
 from cope_sweep.text import TextError
 from cope_sweep.train import Runtime, Trainer
 from tests.texts import write_corpus
@@ -72,16 +72,6 @@ def test_windows_count_every_word_and_byte_once(task, folder, context, data):
         words += batch.units_N["words"].sum()
         size += batch.units_N["bytes"].sum()
     assert (words, size) == (len(text.split()) + text.count(b"\n"), len(text))
-
-
-def test_two_overlapping_windows(task):
-    """Windows of 16 tokens, each 12 tokens after the previous one."""
-    task = task.model_copy(update={"tokens": 16})
-    windows, tokens = task.windows("test", 16, 12), stream(task, "test")
-    batch = windows[0:2]
-    assert batch.inputs_NT.tolist() == [tokens[:16].tolist(), tokens[12:28].tolist()]
-    assert batch.targets_NT.tolist() == [tokens[1:17].tolist(), [IGNORED] * 4 + tokens[17:29].tolist()]
-    assert len(windows) == 1 + math.ceil((len(tokens) - 1 - 16) / 12)
 
 
 @pytest.mark.parametrize("stride", [None, 5])
@@ -150,16 +140,6 @@ def with_logits(task, logits):
     return trainer
 
 
-def test_a_uniform_model_has_the_vocabulary_size_as_perplexity(task, folder):
-    metrics = with_logits(task, torch.zeros(300)).evaluate(10**6)
-    for split, name in (("validation", "wiki.valid.tokens"), ("test", "wiki.test.tokens")):
-        text, n = (folder / name).read_bytes(), len(stream(task, split)) - 1
-        assert metrics[f"{split}/perplexity"] == pytest.approx(300, rel=1e-5)
-        assert metrics[f"{split}/bits_per_byte"] == pytest.approx(n * math.log2(300) / len(text), rel=1e-6)
-        words = len(text.split()) + text.count(b"\n")
-        assert metrics[f"{split}/word_perplexity"] == pytest.approx(300 ** (n / words), rel=1e-5)
-
-
 def test_a_unigram_model_has_the_perplexity_of_the_unigrams(task, folder):
     """The expected values are computed from the tokens."""
     counts = np.bincount(stream(task, "train")[1:], minlength=300) + 1
@@ -175,30 +155,6 @@ def test_a_unigram_model_has_the_perplexity_of_the_unigrams(task, folder):
     trainer.spec = trainer.spec.model_copy(update={"evaluate": sliding})
     for name, value in trainer.evaluate_windows(50, 10**6).items():
         assert value == pytest.approx(metrics[name.removesuffix("@50")], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_small_model_is_better_than_the_unigrams(tmp_path):
-    """On the modules of a few packages, whose lines are similar."""
-    import shutil
-    import sysconfig
-    from pathlib import Path
-
-    for package in ("json", "email", "logging", "unittest"):
-        shutil.copytree(Path(sysconfig.get_paths()["stdlib"]) / package, tmp_path / package)
-    task = Code(corpus="few", folder=str(tmp_path), tokens=64, vocabulary=512, validation_share=0.1, test_share=0.1)
-    counts = np.bincount(stream(task, "train")[1:], minlength=512) + 1
-    unigram = np.exp(-np.log(counts / counts.sum())[stream(task, "test")[1:]].mean())
-    run = tiny_run(
-        task=task.model_dump(mode="json"),
-        model={"layers": 1, "dim": 64, "heads": 2, "position": ["cope"]},
-        train={"steps": 150, "batch": 16, "lr": 5e-3},
-    )
-    trainer = Trainer(run, Runtime(threads=1))
-    assert trainer.evaluate(200)["test/perplexity"] > unigram
-    while not trainer.done:
-        trainer.train_step()
-    assert trainer.evaluate(200)["test/perplexity"] < unigram / 3
 
 
 # -- errors

@@ -103,12 +103,6 @@ def test_composed_sentences_have_the_declared_distribution():
     assert uniform_p(np.bincount(offsets, minlength=20)[1:]) > ALPHA
 
 
-@pytest.mark.parametrize("split", ["in_dist", "longer"])
-def test_test_sets_are_balanced(split):
-    answers = [answer for *_, answer in questions(LastSentence(), split, 4000)]
-    assert uniform_p(np.bincount(answers, minlength=4)) > ALPHA
-
-
 def test_the_docstring_s_sample():
     inputs, targets = (
         re.search(rf"    {row} +(.*)", last_sentence.__doc__)[1].split() for row in ("inputs", "targets")
@@ -231,12 +225,6 @@ def test_the_fingerprint_depends_on_the_content_only(tmp_path):
 # -- errors
 
 
-def test_a_missing_file_is_an_error(tmp_path):
-    task = LastSentence(corpus="story", folder=str(tmp_path / "none.txt"))
-    with pytest.raises(UserError, match=r"none\.txt: No such file"):
-        task.prepare()
-
-
 def test_a_corpus_without_a_folder_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("COPE_SWEEP_DATA", str(tmp_path))
     task = LastSentence(corpus="tale", maximum=1)
@@ -255,13 +243,6 @@ def test_a_folder_without_texts_is_an_error(tmp_path):
 def test_an_empty_file_is_an_error(tmp_path):
     task = of_text(tmp_path, "")
     with pytest.raises(UserError, match=r"text\.txt: empty"):
-        task.prepare()
-
-
-def test_a_file_that_is_not_utf_8_is_an_error(tmp_path):
-    task = of_text(tmp_path, "")
-    (tmp_path / "text.txt").write_bytes("Le café était fermé.".encode("latin1"))
-    with pytest.raises(UserError, match=r"text\.txt: not UTF-8"):
         task.prepare()
 
 

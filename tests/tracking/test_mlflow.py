@@ -195,12 +195,6 @@ def test_an_experiment_in_the_trash_is_an_error_with_a_command(sqlite_uri):
         tracker(sqlite_uri).create("copying", "x", tags={}, started_ms=1)
 
 
-def test_a_file_that_is_not_a_database_is_an_error(tmp_path):
-    (tmp_path / "mlflow.db").write_text("these are notes, of some length")
-    with pytest.raises(TrackingError, match="not a SQLite file"):
-        tracker(f"sqlite:///{tmp_path}/mlflow.db")
-
-
 def test_a_server_serves_a_sqlite_store_and_its_artifacts_from_any_directory(store, served_database, server_uri):
     """Like `mlflow ui --backend-store-uri sqlite:///…`, started in another directory; the requests are its page's."""
     plan = plan_of("shown", seeds=[2**30])

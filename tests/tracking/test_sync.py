@@ -118,17 +118,6 @@ def test_points_have_the_time_of_day(store, plan, uri):
     assert second.timestamp_ms <= time.time_ns() // 1_000_000
 
 
-@SQLITE
-def test_rows_of_older_versions_are_1_ms_per_step_apart(store, plan, uri):
-    write_sweep(store, plan)
-    folder = begin(store, plan.runs[0])
-    (folder.path / "curve.jsonl").write_text('{"step": 1, "train/loss": 2.5}\n{"step": 6, "train/loss": 1.25}\n')
-    synced(store, uri)
-    created_ms = folder.spec["created_ms"]
-    points = history(uri, run_of(uri, plan.runs[0]), "train/loss")
-    assert [(p.step, p.timestamp_ms) for p in points] == [(1, created_ms + 1), (6, created_ms + 6)]
-
-
 def test_a_metric_name_may_contain_an_at_sign(store, plan, uri):
     write_sweep(store, plan)
     finish(store, plan.runs[0], {"test/perplexity@2048": 3.5})
@@ -285,27 +274,6 @@ def test_a_run_of_another_ablation_is_linked_and_not_copied(store, plan, uri):
     end_sweep(store, second)
     synced(store, uri)
     assert "reused.json" in artifacts(uri, parent)
-
-
-@SQLITE
-def test_the_next_sweep_sends_runs_of_an_earlier_one_under_the_earlier_one(store, plan, uri):
-    first = write_sweep(store, plan)
-    for run in plan.runs[:2]:
-        finish(store, run, METRICS)
-    first = end_sweep(store, first, "interrupted")
-    begun_ms = store.run(plan.runs[1].run_id).spec["created_ms"]
-    second = write_sweep(store, plan, started_ms=begun_ms + 1, reused=[run.run_id for run in plan.runs[:2]])
-    while time.time_ns() // 1_000_000 < second.started_ms:
-        pass
-    finish(store, plan.runs[2], METRICS)
-    synced(store, uri)
-    old, new = sweep_of(uri, first), sweep_of(uri, second)
-    shared = run_of(uri, plan.runs[0])
-    assert shared.tags["mlflow.parentRunId"] == old.id
-    assert shared.tags.keys() >= {f"{TAG}sweep.{first.sweep_id}", f"{TAG}sweep.{second.sweep_id}"}
-    assert run_of(uri, plan.runs[2]).tags["mlflow.parentRunId"] == new.id
-    assert (old.status, new.status) == ("killed", "running")
-    assert "table.md" in artifacts(uri, old)
 
 
 @SQLITE

@@ -1,5 +1,3 @@
-import gc
-import threading
 import time
 
 import numpy as np
@@ -9,12 +7,8 @@ import torch
 from cope_sweep.kernels.dropout import sequence_seeds
 from cope_sweep.tasks import IGNORED, Batch, SelectiveCopy
 from cope_sweep.train import Runtime, Trainer
-from cope_sweep.train.batches import AHEAD, Batches, make_share, own_range, own_sequences
+from cope_sweep.train.batches import AHEAD, Batches, make_share
 from tests.tiny import tiny_run
-
-
-def batch_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 
 def wait_until(condition):
@@ -44,13 +38,6 @@ def test_the_workers_shares_in_order_are_the_batch(world_size, task):
         assert {share.tokens for share in shares} == {whole.inputs_NT.size}
 
 
-@pytest.mark.parametrize(("count", "sizes"), [(8, [3, 3, 2]), (7, [3, 2, 2]), (2, [1, 1, 0]), (1, [1, 0, 0])])
-def test_shares_differ_by_at_most_one(count, sizes):
-    ranges = [own_range(10, count, Runtime(rank=rank, world_size=3)) for rank in range(3)]
-    assert [len(each) for each in ranges] == sizes
-    assert [index for each in ranges for index in each] == list(range(10, 10 + count))
-
-
 def test_a_worker_generates_its_own_share_only(monkeypatch):
     asked = []
     generate = SelectiveCopy.generate
@@ -63,13 +50,6 @@ def test_a_worker_generates_its_own_share_only(monkeypatch):
     asked.clear()
     make_share(run, Runtime(rank=1, world_size=4), 0)
     assert len(asked) == 1
-
-
-def test_a_share_without_sequences_keeps_the_names_of_units(text):
-    task = tiny_run(task=text).task
-    empty = own_sequences(task, "test", 0, 0, 1, Runtime(rank=1, world_size=2))
-    assert len(empty) == 0
-    assert empty.units_N.keys() == task.sequences("test", 0, 0, 1).units_N.keys()
 
 
 def test_batches_are_made_ahead_and_no_further(monkeypatch):
@@ -105,18 +85,3 @@ def test_an_error_of_the_task_reaches_the_step(monkeypatch):
         for _ in range(1 + AHEAD):
             trainer.train_step()
     trainer.close()
-
-
-def test_the_thread_ends_with_close_or_with_the_trainer():
-    gc.collect()
-    wait_until(lambda: not batch_threads())
-    trainer = Trainer(tiny_run(), Runtime())
-    trainer.train_step()
-    assert len(batch_threads()) == 1
-    trainer.close()
-    assert not batch_threads()
-    trainer.train_step()
-    assert trainer.step == 2
-    del trainer
-    gc.collect()
-    wait_until(lambda: not batch_threads())

@@ -74,19 +74,6 @@ def text_trainer(text, **overrides):
     return Trainer(tiny_run(**{"task": text, "model.tied": False} | overrides), Runtime())
 
 
-def test_a_uniform_model_has_the_vocabulary_s_perplexity(text):
-    trainer = text_trainer(text)
-    set_logits(trainer, torch.zeros(280))
-    task = trainer.spec.task
-    measured = trainer.evaluate(10_000)
-    for split in ("validation", "test"):
-        read = task.open_corpus().splits[split]
-        targets = len(read.tokens_L) - 1  # all but the end of text that begins it
-        assert measured[f"{split}/perplexity"] == pytest.approx(280, rel=1e-6)
-        assert measured[f"{split}/bits_per_byte"] == pytest.approx(targets * math.log2(280) / read.size_bytes, rel=1e-6)
-        assert measured[f"{split}/word_perplexity"] == pytest.approx(280 ** (targets / read.words), rel=1e-5)
-
-
 def cross_entropy(trainer, split, tokens=None):
     """Perplexity under `RISING` of a test set's first tokens, from its ids."""
     ids_L = torch.from_numpy(trainer.spec.task.open_corpus().splits[split].tokens_L[1:].astype(np.int64))

@@ -113,20 +113,6 @@ def test_the_share_of_the_peak_is_a_fact(monkeypatch):
     assert facts["mfu"] == pytest.approx(1000 * per_token / 1e9, abs=1e-4)
 
 
-@pytest.mark.slow
-def test_a_tiny_model_learns_in_bf16_on_a_cpu():
-    run = tiny_run(
-        task={"kind": "selective_copy", "tokens": 2, "blanks": 3, "vocabulary": 6},
-        model={"layers": 2, "dim": 32, "heads": 2, "position": ["cope"]},
-        train={"steps": 250, "batch": 32, "lr": 3e-3, "schedule": "linear"},
-    )
-    trainer = Trainer(run, Runtime.of(Resources(device="cpu", precision="bf16"), worker_id="here"))
-    while not trainer.done:
-        trainer.train_step()
-    assert trainer.evaluate(256)["in_dist/token_error"] < 10  # 75 for guesses
-    trainer.close()
-
-
 @pytest.fixture
 def attention_of(store):
     def trained(attention="auto", **changes):

@@ -33,35 +33,6 @@ def save_resume(path, trainer, notes):
     write_state(path, take_state(trainer, notes))
 
 
-@pytest.mark.parametrize(
-    ("dropout", "position", "optimizer"),
-    [
-        (0.0, ["cope"], "adamw"),
-        (0.3, ["absolute"], "adamw"),
-        (0.3, ["rope"], "adamw"),
-        (0.0, ["absolute"], "muon"),
-        (0.3, ["cope"], "muon"),
-    ],
-)
-def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, dropout, position, optimizer):
-    run = tiny_run(
-        **{"train.steps": 23, "model.dropout": dropout, "model.position": position, "train.schedule": "cosine"},
-        **{"train.optimizer": optimizer},
-    )
-    whole, parts = Store(tmp_path / "whole", create=True), Store(tmp_path / "parts", create=True)
-    train_run(run, whole, Runtime())
-    assert train_run(run, parts, OFTEN, should_stop=stop_after(4)) == "interrupted"
-    assert parts.run(run.run_id).status == "interrupted"
-    assert train_run(run, parts, OFTEN, should_stop=stop_after(9)) == "interrupted"
-    assert train_run(run, parts, Runtime()) == "finished"
-    a, b = whole.run(run.run_id), parts.run(run.run_id)
-    assert a.result["metrics"] == b.result["metrics"]
-    for name, tensor in weights(a).items():
-        assert torch.equal(tensor, weights(b)[name]), name
-    assert a.curve() == b.curve()
-    assert b.result["facts"]["resumed_from_step"] == 15
-
-
 @given(
     stops=st.lists(st.integers(1, 11), min_size=1, max_size=3),
     micro_batch=st.sampled_from([None, 1, 3]),
@@ -128,18 +99,6 @@ def trained(request):
     for _ in range(3):
         trainer.train_step()
     return trainer
-
-
-def test_the_whole_state_is_restored(trained, tmp_path):
-    save_resume(tmp_path / "resume", trained, {"note": [1, None]})
-    restored = Trainer(trained.spec, Runtime())
-    assert load_resume(tmp_path / "resume", restored) == {"note": [1, None]}
-    for trainer in (trained, restored):
-        trainer.train_step()
-    assert restored.step == trained.step == 4
-    assert restored.mean_loss() == trained.mean_loss()  # over all four steps
-    for (name, value), other in zip(trained.model.named_parameters(), restored.model.parameters(), strict=True):
-        assert torch.equal(value, other), name
 
 
 def test_files_of_the_first_format_can_be_loaded(tmp_path):

@@ -179,11 +179,6 @@ def test_a_large_test_set_is_generated_in_parts(monkeypatch):
     assert measured["in_dist/token_error"] * 6000 / 100 == pytest.approx(round(measured["in_dist/token_error"] * 60))
 
 
-def test_test_sets_do_not_depend_on_batches():
-    small, large = (Trainer(tiny_run(**{"train.batch": batch}), Runtime()).evaluate(10) for batch in (3, 7))
-    assert small == pytest.approx(large)
-
-
 def test_test_sets_do_not_depend_on_the_run_s_seed():
     """Runs that differ by seed alone are measured on the same sequences."""
     one, other = (Trainer(tiny_run(**{"seed": seed, "task.blanks": 20}), Runtime()) for seed in (1, 2))

@@ -58,15 +58,6 @@ def test_declared_figures_come_first(plan):
     assert [each.name for each in found[3:]] == ["summary", "curves", "convergence", "importance", "parallel"]
 
 
-def test_an_ablation_without_axis_has_fewer(tmp_path):
-    (tmp_path / "one.yaml").write_text(BASE)
-    assert [each.name for each in available_figures(expand(load_ablation(tmp_path / "one.yaml")))] == [
-        "summary",
-        "curves",
-        "convergence",
-    ]
-
-
 def test_every_figure_is_drawn(plan, filled):
     text = draw(plan, filled, "values", "csv").decode()
     assert [line.split(",")[3] for line in text.splitlines()[1:]] == ["1.0", "2.0", "3.0"]

@@ -30,11 +30,6 @@ def test_ends_and_extremes_are_kept(points, maximum):
         assert (min(shown), max(shown)) == (min(known), max(known))
 
 
-@given(series)
-def test_few_points_are_all_kept(points):
-    assert downsample(points, max(4, len(points))) == points
-
-
 def test_every_bucket_keeps_its_own_extremes():
     points = [(i, None, float(i % 10)) for i in range(102)]
     kept = {i for i, *_ in downsample(points, 22)}

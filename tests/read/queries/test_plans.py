@@ -59,16 +59,6 @@ def test_status_of_runs(plan, used):
     assert (stopped.status, stopped.step, stopped.message) == ("stopped", 3, "stopped at step 3 by asha")
 
 
-def test_a_damaged_run_is_shown_with_its_reason_and_the_rest_is_answered(plan, used):
-    folder = used.run(plan.runs[0].run_id)
-    (folder.path / "result.json").write_bytes(b"\xff")
-    end(used, folder)
-    damaged, failed, _ = plan_cost(plan, used).runs
-    assert (damaged.status, failed.status) == ("damaged", "failed")
-    assert "result.json: not valid JSON" in damaged.message
-    assert plan_cost(plan, used).to_do == 2
-
-
 def test_a_run_whose_owner_died_reads_as_interrupted_until_its_lease_is_ended(plan, store):
     """The worker finished it, and its sweep died before it wrote that to the index."""
     run = plan.runs[0]

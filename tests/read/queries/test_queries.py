@@ -1,13 +1,11 @@
 """What the command line and REST ask, against a store with runs of every kind."""
 
-import threading
-
 import pytest
 
 from cope_sweep.api.questions import GetRun, GetSweep, ListAblations, ListRuns, ListSweeps
 from cope_sweep.config import SpecError
 from cope_sweep.read.queries import AblationFiles, NotFinishedError, NotFoundError, Queries
-from cope_sweep.store import QueryError, Store, SweepRecord, SweepRun
+from cope_sweep.store import Store, SweepRecord, SweepRun
 from tests.config.test_expand import BASE
 from tests.read.tables.ablations import begin, end, fail, finish, stop
 
@@ -106,11 +104,6 @@ def test_runs_of_an_ablation_are_in_plan_order_with_pending_ones(used, plan):
     assert [run.values["model.layers"] for run in begun.runs] == [2, 2, 1, 1]
 
 
-def test_an_unknown_key_names_near_ones(used):
-    with pytest.raises(QueryError, match="'model.layer'; near ones: model.layers"):
-        used.ask(ListRuns(filter=("model.layer>=2",)))
-
-
 def test_a_run_in_every_state(used, plan):
     finished, failed, stopped, damaged, planned, _ = (used.ask(GetRun(run_id)) for run_id in ids(plan))
     assert finished.result["metrics"] == finished.metrics
@@ -204,19 +197,3 @@ def test_a_store_that_appears_later_is_found(queries, plan, tmp_path):
     store = Store(tmp_path / "later", create=True)
     finish(store, plan.runs[0], {})
     assert later.ask(ListRuns()).total == 1
-
-
-def test_a_missing_store_answers_many_threads(tmp_path):
-    queries, problems = Queries(Store(tmp_path / "none")), []
-
-    def ask():
-        try:
-            for _ in range(50):
-                queries.ask(ListRuns())
-        except Exception as error:
-            problems.append(error)
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert problems == []

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from cope_sweep.read.reports import ReportError, evidence, write_evidence
+from cope_sweep.read.reports import evidence, write_evidence
 from cope_sweep.read.reports.evidence import SEQUENCES, bootstrap_median, duration, provenance
-from cope_sweep.read.reports.runs import public_command, read_report, run_frame
+from cope_sweep.read.reports.runs import read_report, run_frame
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.model import reference
 from cope_sweep.store import Store, SweepRecord, SweepRun
@@ -96,11 +96,6 @@ def test_what_is_missing(store):
     assert str(store.root) not in found.to_markdown({})
 
 
-def test_nothing_finished(store):
-    with pytest.raises(ReportError, match=r"no run of copying is finished in the store .*: cope-sweep run copying$"):
-        evidence(read_results(plan_of(), store))
-
-
 def test_the_reference():
     published = [{"match": {"model.position": "None"}, "values": {"in_dist/token_error": 1.0}}]
     assert reference(plan_of()) == "model.position=CoPE"
@@ -163,20 +158,6 @@ def test_provenance_is_that_of_the_sweeps(store):
     assert dict(found.lines)["Compute"].startswith("3 min ")
 
 
-def test_commands_name_no_place():
-    words = [
-        "cope-sweep",
-        "report",
-        "a",
-        "--index",
-        "postgresql://u:secret@h/n",
-        "--mlflow=http://h",
-        "--scale",
-        "small",
-    ]
-    assert public_command(words) == "cope-sweep report a --scale small"
-
-
 @pytest.mark.parametrize(("seconds", "text"), [(45, "45 s"), (600, "10 min"), (3600 * 3 + 300, "3 h 05 min")])
 def test_durations(seconds, text):
     assert duration(seconds) == text
@@ -207,13 +188,6 @@ def test_rows_that_score_like_a_shortcut_are_named(store):
         f"a_b <c> scores like “its increments, without resets” in In-dist.: median {near:.2f}, the rule {near:.2f} %."
     ]
     assert "### Shortcuts" in evidence(read_results(plan, store)).to_markdown({})
-
-
-def test_a_task_without_shortcuts_has_no_table_of_them(store):
-    plan = plan_of()
-    finished_runs(plan, store)
-    assert evidence(read_results(plan, store)).shortcuts is None
-    assert "Shortcuts" not in evidence(read_results(plan, store)).to_markdown({})
 
 
 ERROR = "in_dist/token_error"

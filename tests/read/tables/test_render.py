@@ -10,7 +10,6 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from cope_sweep.read.tables import Format, find_format, formats, table
-from cope_sweep.read.tables.render import _latex_text
 from cope_sweep.store import QueryError
 from tests.read.tables.ablations import finish, plan_of
 
@@ -62,30 +61,6 @@ PARTIAL = [
 ]
 
 
-def test_markdown(partial, complete):
-    assert cells_of_markdown(partial.to_markdown()) == [HEADS, *PARTIAL]
-    assert "(n=…): only n seeds are finished" in partial.to_markdown()
-    text = complete.to_markdown()
-    assert cells_of_markdown(text)[0] == HEADS[:-1]
-    assert "**0.50 ± 0.71**" in text
-    assert text.count("**") == 4
-    note = "Mean ± standard deviation over 2 seeds; (%): token error; bold: best; published: Table 1."
-    assert text.splitlines()[-1] == note
-    assert len({len(line) for line in text.splitlines()[:5]}) == 1
-
-
-def test_latex(partial, complete):
-    text = partial.to_latex()
-    assert r"\caption{Does it copy? 100 \% \& more. " in text
-    assert r"a\_b \textless{}c\textgreater{} & 1,234 & 1.00 (n=1) & -- & 9.000 (n=1) & 1/2: 1 failed \\" in text
-    assert r"CoPE & 1,234 & 12.00 $\pm$ 2.83 & 4.70 $\pm$ 0.50 & 0.500 $\pm$ 0.354 & 2/2 \\" in text
-    assert r"\begin{tabular}{lrrrrl}" in text
-    assert r"\label{tab:copying}" in text
-    assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
-    assert r"\textbf{0.50 $\pm$ 0.71}" in complete.to_latex()
-    assert text.isascii()
-
-
 def test_latex_with_stars(store):
     """The smallest p of 5 against 5 seeds is 2/252; of two comparisons it counts twice: 0.016."""
     plan = plan_of(
@@ -102,19 +77,6 @@ def test_latex_with_stars(store):
     assert drawn.to_latex(stars=True).count(r"\begin{tabular}") == 1
     assert drawn.to_latex().count(r"\begin{tabular}") == 2
     assert "^{*}" not in drawn.to_latex() + table(plan, store).to_latex(stars=True)
-
-
-def test_html(partial, complete):
-    cells = Cells(partial.to_html())
-    assert cells.rows[:4] == [HEADS, *PARTIAL]
-    assert "<c>" not in partial.to_html()
-    assert (
-        cells.attributes[1, 2]["title"]
-        == "n = 2; 95 % interval 1.21 … 60.21 (logit t); median 12.00, range 10.00 … 14.00"
-    )
-    best = [place for place, attributes in Cells(complete.to_html()).attributes.items()
-            if "best" in (attributes.get("class") or "")]  # fmt: skip
-    assert best == [(1, 2), (3, 4)]
 
 
 def test_numbers_in_html_link_to_their_runs(partial):
@@ -137,18 +99,6 @@ def test_rich(partial):
     assert "Does it copy? 100 % & more" in text
     for line in PARTIAL:
         assert any(all(cell in shown for cell in line) for shown in text.splitlines()), line
-
-
-def test_numbers_do_not_wrap_in_narrow_terminals(partial):
-    console = Console(width=60, record=True, file=io.StringIO())
-    console.print(partial.to_rich())
-    assert "12.00 ± 2.83" in console.export_text()
-
-
-def test_without_published_numbers_or_results_there_are_no_columns_for_them(store):
-    shown = cells_of_markdown(table(plan_of(), store).to_markdown())
-    assert shown[0] == ["position", "In-dist. (%)", "dense/loss", "runs"]
-    assert shown[1] == ["CoPE", "–", "–", "0/2: 2 pending"]
 
 
 def test_an_ablation_without_axes_has_one_row(store):
@@ -212,10 +162,6 @@ def test_special_characters_are_escaped_in_html(hostile):
     assert set(re.findall(r"<(\w+)", text)) == {"table", "caption", "thead", "tbody", "tr", "th", "td", "a"}
 
 
-def test_special_characters_are_escaped_in_markdown(hostile):
-    assert cells_of_markdown(hostile.to_markdown())[1][0] == HOSTILE
-
-
 def test_special_characters_are_shown_in_a_terminal(hostile):
     console = Console(width=400, record=True, file=io.StringIO())
     console.print(hostile.to_rich())
@@ -246,14 +192,6 @@ def installed(monkeypatch):
     formats.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["json", "csv", "markdown", "latex", "latex_stars", "html", "parquet", "terminal"])
-def test_every_format_renders_a_table(partial, name):
-    content = find_format(name).render(partial, None)
-    assert b"CoPE" in content
-    if not find_format(name).binary:
-        assert "12" in content.decode()
-
-
 def test_formats_and_media_types_are_unique():
     assert (
         len({each.media_type for each in formats().values()})
@@ -274,14 +212,6 @@ def test_an_installed_format_that_cannot_be_used_is_named(installed, name):
     installed(name)
     with pytest.raises(QueryError, match=f"the entry point '{name}' .* uninstall its package"):
         formats()
-
-
-def test_an_unknown_format_names_all():
-    with pytest.raises(
-        QueryError,
-        match="no format 'exe'; the formats are: json, csv, markdown, latex, latex_stars, html, parquet, terminal",
-    ):
-        find_format("exe")
 
 
 @pytest.mark.slow
@@ -310,11 +240,3 @@ def test_latex_compiles(store, tmp_path, against):
     )
     assert done.returncode == 0, done.stdout[-2000:]
     assert (tmp_path / "table.pdf").stat().st_size > 5000
-
-
-@pytest.mark.parametrize(
-    ("text", "latex"),
-    [("2/2 (34–100 %)", r"2/2 (34--100 \%)"), ("-12.3", "$-$12.3"), ("1e-3", "1e-3"), ("a\n b_c", r"a b\_c")],
-)
-def test_dashes_and_minus_signs_in_latex(text, latex):
-    assert _latex_text(text) == latex

@@ -25,14 +25,6 @@ from cope_sweep.read.tables.stats import (
 values = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=19)
 
 
-def test_three_values_computed_by_hand():
-    # x̄ = 4; s² = ((−2)² + 0² + 2²) / 2 = 4; t(0.95, 2) = 4.302653; 4.302653 · 2 / √3 = 4.968275.
-    summary = summarise([2.0, 4.0, 6.0])
-    assert (summary.n, summary.mean, summary.std) == (3, 4.0, 2.0)
-    assert summary.ci_low == pytest.approx(4 - 4.968275, abs=1e-5)
-    assert summary.ci_high == pytest.approx(4 + 4.968275, abs=1e-5)
-
-
 def test_statistics_of_too_few_values_are_nan():
     none, one = summarise([]), summarise([3.5])
     assert none.n == 0
@@ -43,11 +35,6 @@ def test_statistics_of_too_few_values_are_nan():
 
 def test_missing_values_are_left_out():
     assert summarise([1.0, math.nan, 2.0]) == summarise([1.0, 2.0])
-
-
-def test_median_and_extremes():
-    summary = summarise([5.0, 1.0, 2.0, 100.0])
-    assert (summary.median, summary.low, summary.high) == (3.5, 1.0, 100.0)
 
 
 def test_a_percentage_has_the_t_interval_of_its_logit():
@@ -78,16 +65,6 @@ def test_seeds_that_are_all_at_the_end_of_the_range_give_no_interval(end):
 
 def test_values_outside_of_the_supposed_range_have_the_plain_interval():
     assert summarise([90.0, 110.0], PERCENT).method == "t"
-
-
-@given(st.lists(st.floats(0, 100), min_size=2, max_size=30))
-def test_intervals_of_percentages_hold_the_mean_and_stay_in_the_range(data):
-    summary = summarise(data, PERCENT)
-    if summary.method:
-        assert 0 <= summary.ci_low <= summary.ci_high <= 100
-        assert summary.ci_low - 1e-9 <= summary.mean <= summary.ci_high + 1e-9
-    else:
-        assert summary.mean in (0, 100)
 
 
 @pytest.mark.parametrize(
@@ -133,20 +110,6 @@ def test_numpy_and_scipy_agree(data):
     assert summary.ci_high == pytest.approx(np.mean(data) + half, rel=1e-9, abs=1e-8 * scale)
 
 
-@given(values)
-def test_the_mean_is_in_the_range_of_the_values_and_in_its_interval(data):
-    summary = summarise(data)
-    assert min(data) <= summary.mean <= max(data)
-    assert summary.ci_low <= summary.mean <= summary.ci_high
-    assert summary.std >= 0
-
-
-@given(values, st.randoms())
-def test_order_does_not_matter(data, random):
-    shuffled = random.sample(data, len(data))
-    assert summarise(shuffled) == summarise(data)
-
-
 COVERED = {
     "normal": (lambda rng, n: rng.normal(50.0, 3.0, n), 50.0, 0.93),
     "near 0": (lambda rng, n: 100 * rng.beta(2.0, 30.0, n), 100 * 2 / 32, 0.92),
@@ -171,10 +134,6 @@ def test_intervals_of_percentages_cover_the_true_mean(name, n):
 @pytest.mark.parametrize(("k", "n", "low", "high"), [(5, 5, 0.5655, 1.0), (0, 5, 0.0, 0.4345), (3, 10, 0.1078, 0.6032)])
 def test_the_interval_of_a_share(k, n, low, high):
     assert Share(k, n).interval == pytest.approx((low, high), abs=1e-4)
-
-
-def test_no_seed_has_no_share():
-    assert all(map(math.isnan, Share(0, 0).interval))
 
 
 A, B = [1.0, 2.0, 4.0, 3.5], [2.0, 5.0, 5.5, 3.0]
@@ -309,14 +268,3 @@ def test_the_interval_is_of_the_shifts_that_are_not_rejected(values, n):
             p = share_of_divisions([value - shift for value in a], b)
             assert (p > 0.05) == kept or got.ci_low == got.ci_high
     assert (got.p <= 0.05) == (not got.ci_low <= 1e-9 or not got.ci_high >= -1e-9)
-
-
-@settings(max_examples=40, deadline=None)
-@given(rows, rows)
-def test_a_comparison_is_antisymmetric(a, b):
-    there, back = two_rows(row(a), row(b)), two_rows(row(b), row(a))
-    assert there.difference == pytest.approx(-back.difference, abs=1e-9)
-    assert there.p == pytest.approx(back.p)
-    assert 0 < there.smallest_p <= there.p <= 1
-    assert there.ci_low == pytest.approx(-back.ci_high, abs=1e-9, nan_ok=True)
-    assert there.effect == pytest.approx(-back.effect, rel=1e-6, abs=1e-9, nan_ok=True)

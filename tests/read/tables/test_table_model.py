@@ -173,11 +173,6 @@ def test_what_is_assumed_about_published_values_is_printed():
     assert text.endswith("The number of parameters agrees within one unit of the last published digit.")
 
 
-def test_more_published_seeds_make_a_verdict_sharper():
-    wide, narrow = (verdict([4.0, 5.0, 6.0, 5.0, 5.0], 5.0, 3.0, seeds) for seeds in (3, 30))
-    assert narrow.difference.ci_high < wide.difference.ci_high
-
-
 @pytest.mark.parametrize(("value", "digits"), [(16.9, 1), (100.0, 1), (0.004, 3), (0.03, 2), (5e-05, 5), (7.0, 1)])
 def test_places_of_published_numbers(value, digits):
     assert places(value) == digits
@@ -247,13 +242,6 @@ def test_too_few_seeds_for_a_test_make_a_table_descriptive():
     assert one.rules[0].endswith("Too few runs are finished for a test. The other metrics are descriptive.")
 
 
-def test_a_total_failure_differs_from_a_success():
-    """100.000 ± 0.000 against 0.000 ± 0.000 cannot be `cannot tell` beside 65.1 ± 0.2 with `worse`."""
-    values = (*[0.0] * 5, *[100.0] * 5, 65.0, 65.1, 65.3, 64.9, 65.2)
-    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], metrics=METRIC), *values), "CoPE")
-    assert [each.verdict for each in cells(model)[1:]] == ["worse", "worse"]
-
-
 def test_a_column_that_is_not_compared_has_no_best_stuck_or_tested_value():
     metrics = [
         {"name": "in_dist/token_error", "unit": "%"},
@@ -263,11 +251,6 @@ def test_a_column_that_is_not_compared_has_no_best_stuck_or_tested_value():
     assert cells(model, "dense/loss") == [None, None, None]
     assert not any(row.metrics["dense/loss"].best or row.metrics["dense/loss"].stuck for row in model.rows)
     assert "other metrics" not in model.rules[0]
-
-
-def test_braces_in_the_name_of_a_row_are_only_text():
-    plan = plan_of(grid={"model.position": {"CoPE": ["cope"], "{x}": []}}, seeds=[0])
-    assert compared(model_of(plan, 1.0, 2.0), "CoPE").answer.startswith("By In-dist. (%): {x} was not tested")
 
 
 def test_an_unknown_row_names_the_rows():

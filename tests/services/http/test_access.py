@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from cope_services.http import access
-from cope_services.http.access import AllowedHosts, KeysError, KeysFile, _is_same_origin, is_loopback, is_open
+from cope_services.http.access import AllowedHosts, KeysError, KeysFile, _is_same_origin, is_open
 from cope_services.http.app import create_app
 from cope_services.http.middleware import Refusals
 from cope_services.http.server import check_keys
@@ -172,12 +172,6 @@ def test_listening_beyond_this_machine_needs_a_key(sample: SampleStore, tmp_path
     secret = keys.create("lab", ["read"])
     check_keys(settings)
     assert client.get(f"{API}/runs", headers=bearer(secret)).status_code == 200
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
-def test_loopback_needs_no_key(sample: SampleStore, host: str) -> None:
-    check_keys(sample.settings(host=host))
-    assert is_loopback(host)
 
 
 @pytest.mark.parametrize(

@@ -92,10 +92,6 @@ def test_arguments_have_priority_over_the_environment(sample: SampleStore, monke
     assert load_settings(max_inferences=9).inferences() == 9
 
 
-def test_every_setting_has_a_description() -> None:
-    assert all(field.description for field in Settings.model_fields.values())
-
-
 # -- messages name files of the service, not where they are on its machine ---------------------------------------------
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -223,13 +222,6 @@ def test_other_routes_answer_while_a_plan_is_made(own_sample: SampleStore, gate:
         assert {each.result().status_code for each in waiting} == {200}
         assert {each["name"]: each["runs"] for each in client.get(f"{API}/ablations").json()}[BIG] == 4
     assert gate.made == 2, "one making of its own size, one of its scale"
-
-
-def test_collections_leave_out_plans(own_sample: SampleStore) -> None:
-    with serving(own_sample.settings()) as client:
-        gc.unfreeze()
-        assert client.get(f"{API}/ablations/tiny").status_code == 200
-        assert gc.get_freeze_count() > 0
 
 
 def test_a_file_with_too_many_runs_is_shown_with_an_error(own_sample: SampleStore) -> None:

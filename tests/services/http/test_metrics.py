@@ -99,24 +99,6 @@ def test_clients_cannot_add_labels(asked: TestClient) -> None:
     assert len(found) == 3
 
 
-def test_an_error_of_the_server_counts(app: Service, asked: TestClient) -> None:
-    @app.get("/failing")
-    def failing() -> None:
-        raise RuntimeError("wrong")
-
-    assert asked.get("/failing").status_code == 500
-    found = samples(asked)
-    assert found[COUNTER, "GET", "/failing", "500"] == 1
-    assert found[("cope_http_requests_active",)] == 1
-
-
-def test_every_application_has_its_own_metrics(sample: SampleStore) -> None:
-    first, second = (TestClient(create_app(sample.settings()), base_url="http://127.0.0.1") for _ in range(2))
-    first.get("/health/live")
-    assert (COUNTER, "GET", "/health/live", "200") in samples(first)
-    assert (COUNTER, "GET", "/health/live", "200") not in samples(second)
-
-
 def test_the_access_log_has_no_secrets(asked: TestClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger=ACCESS.name):
         asked.get(f"{API}/runs?key=hidden&limit=2", headers={"authorization": "Bearer hidden"})

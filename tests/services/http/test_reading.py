@@ -31,7 +31,7 @@ from cope_sweep.store.reading import read_run
 from cope_sweep.tracking.uri import tracker_key
 from tests.read.queries.test_queries import sweep_of
 from tests.read.tables.ablations import begin, end
-from tests.services.sample_store import API, TINY, SampleStore, serving
+from tests.services.sample_store import API, SampleStore, serving
 
 
 def get(
@@ -82,17 +82,6 @@ def test_new_and_changed_files_are_read(own_sample: SampleStore) -> None:
         get(client, "/ablations/broken", 404)
 
 
-def test_curves_of_an_ablation(client: httpx.Client, sample: SampleStore) -> None:
-    curves = get(client, "/ablations/tiny/curves")
-    assert curves["metric"] == "in_dist/token_error"
-    assert {"train/loss", "sparse/loss"} < set(curves["metrics"])
-    cope = curves["rows"][0]["series"]
-    assert [step for step, _ in cope[0]["points"]] == [5, 10, 12]
-    assert (cope[1]["status"], cope[1]["points"]) == ("failed", [])
-    loss = get(client, "/ablations/tiny/curves", params={"metric": "train/loss"})
-    assert loss["rows"][0]["series"][1]["points"] == [[3, 9.0]]
-
-
 def test_long_curves_are_reduced_to_common_steps(own_sample: SampleStore) -> None:
     for run, steps in zip(own_sample.plan.runs[2:], (1000, 401), strict=True):
         folder = begin(own_sample.store, run)
@@ -116,20 +105,6 @@ def test_a_curve_as_json_and_csv(client: httpx.Client, sample: SampleStore) -> N
     assert next(iter(read[0])) == "step"
 
 
-def test_runs_are_paged_and_filtered(client: httpx.Client, sample: SampleStore) -> None:
-    everything = get(client, "/runs")
-    assert everything["total"] == 3
-    assert [run["run_id"] for run in everything["runs"]] == sorted(sample.ids[:3])
-    pages = [get(client, f"/runs?limit=2&offset={offset}") for offset in (0, 2, 4)]
-    assert [run for page in pages for run in page["runs"]] == everything["runs"]
-    assert {page["total"] for page in pages} == {3}
-    assert [run["run_id"] for run in get(client, "/runs?status=failed")["runs"]] == [sample.ids[2]]
-    assert [run["run_id"] for run in get(client, "/runs?ablation=tiny")["runs"]] == sample.ids
-    assert get(client, "/ablations/tiny/runs") == get(client, "/runs?ablation=tiny")
-    assert get(client, "/runs?ablation=tiny&status=pending")["total"] == 1
-    get(client, "/runs?ablation=none", 404)
-
-
 def test_a_finished_run(client: httpx.Client, sample: SampleStore) -> None:
     run = get(client, f"/runs/{sample.ids[0]}")
     assert (run["status"], run["step"], run["steps"], run["seed"]) == ("finished", 12, 12, 0)
@@ -146,47 +121,6 @@ def test_a_finished_run(client: httpx.Client, sample: SampleStore) -> None:
     failed = get(client, f"/runs/{sample.ids[2]}")
     assert (failed["status"], failed["step"]) == ("failed", 3)
     assert failed["failure"] == {"message": failed["message"], "traceback": "Traceback …"}
-
-
-def test_a_pending_run_has_the_configuration_of_its_plan(client: httpx.Client, sample: SampleStore) -> None:
-    run = get(client, f"/runs/{sample.ids[3]}")
-    assert (run["status"], run["step"], run["metrics"]) == ("pending", 0, {})
-    assert run["spec"] == sample.plan.runs[3].model_dump(mode="json")
-    assert get(client, f"/runs/{sample.ids[3]}/curve") == []
-    get(client, "/runs/0123456789abcdef", 404)
-
-
-def test_sweeps(own_sample: SampleStore) -> None:
-    plan, store = own_sample.plan, own_sample.store
-    record = sweep_of(plan, plan.runs, file_text=TINY)
-    store.write_sweep(record)
-    with serving(own_sample.settings()) as client:
-        page = get(client, "/sweeps")
-        assert page["total"] == 1
-        assert page["sweeps"][0]["counts"] == {"finished": 2, "failed": 1, "pending": 1}
-        assert get(client, "/sweeps?ablation=other")["total"] == 0
-        sweep = get(client, f"/sweeps/{record.sweep_id}")
-        assert [run["status"] for run in sweep["members"]] == ["finished", "finished", "failed", "pending"]
-        assert (sweep["file_text"], sweep["members"][0]["reused"]) == (TINY, True)
-        assert get(client, f"/runs?sweep={record.sweep_id}")["total"] == 3
-        assert get(client, "/runs/" + plan.runs[3].run_id)["sweeps"] == [record.sweep_id]
-        get(client, "/sweeps/none", 404)
-
-
-def test_a_damaged_run_does_not_hide_other_runs(own_sample: SampleStore) -> None:
-    damaged, finished = (own_sample.store.run(run_id) for run_id in own_sample.ids[:2])
-    (damaged.path / "result.json").write_text("{")
-    end(own_sample.store, damaged)
-    with serving(own_sample.settings()) as client:
-        runs = {run["run_id"]: run for run in get(client, "/runs")["runs"]}
-        assert runs[damaged.run_id]["status"] == "damaged"
-        assert "not valid JSON" in runs[damaged.run_id]["message"]
-        assert runs[finished.run_id]["message"] is None
-        assert get(client, f"/runs/{damaged.run_id}")["result"] is None
-        rows = get(client, "/ablations/tiny/table")["rows"]
-        assert (rows[0]["counts"]["damaged"], rows[1]["counts"]["finished"]) == (1, 1)
-        assert get(client, "/ablations")[1]["counts"]["damaged"] == 1
-        assert get(client, f"/runs/{damaged.run_id}/checkpoint", 409)["code"] == "conflict"
 
 
 # -- tables over REST: their formats, ETags and caches -----------------------------------------------------------------
@@ -240,17 +174,6 @@ def test_parquet_holds_the_frame_and_files_may_hold_every_run(client: httpx.Clie
     assert {row["run_id"] for row in csv.DictReader(io.StringIO(text))} == set(sample.ids)
 
 
-def test_rows_are_compared(client: httpx.Client, sample: SampleStore) -> None:
-    row = sample.plan.rows[0].name
-    assert (
-        get(client, "/ablations/tiny/table", params={"compare": row})
-        == table(sample.plan, sample.store, compare=row).to_json()
-    )
-    assert get(client, "/ablations/tiny/table")["compared"] is None
-    error = get(client, "/ablations/tiny/table?compare=nothing", 422)
-    assert "no row 'nothing'" in error["detail"]
-
-
 @pytest.mark.parametrize("accept", ["image/png", "text/csv;q=0", "nonsense", "text/html;q=0.0, image/*"])
 def test_unknown_media_types_are_not_acceptable(client: httpx.Client, accept: str) -> None:
     error = get(client, "/ablations/tiny/table", 406, headers={"accept": accept})
@@ -287,19 +210,6 @@ def test_results_that_are_kept_with_the_files_need_no_store(own_sample: SampleSt
             for run_id in own_sample.ids[:2]
             if own_sample.plan.row_name(run_id) == row["row"]
         ]
-
-
-def test_kept_results_that_are_stale_or_damaged_are_a_conflict(own_sample: SampleStore, tmp_path: Path) -> None:
-    write_evidence(evidence(read_results(own_sample.plan, own_sample.store)), own_sample.ablations / "results")
-    file = own_sample.ablations / "tiny.yaml"
-    with serving(own_sample.settings(store=tmp_path / "empty")) as client:
-        file.write_text(file.read_text().replace("seeds: [0, 1]", "seeds: [0, 7]"))
-        stale = get(client, "/ablations/tiny/table", 409, committed=True)
-        assert "tiny.parquet is stale: 2 of its runs are not in the plan of tiny today" in stale["detail"]
-        (own_sample.ablations / "results" / "tiny.parquet").write_bytes(b"PAR1")
-        damaged = get(client, "/ablations/tiny/table", 409, committed=True)
-        assert "results/tiny.parquet: not the runs of a report" in damaged["detail"]
-        assert str(own_sample.ablations) not in damaged["detail"]
 
 
 def test_an_unchanged_table_is_304_and_a_changed_one_is_not(own_sample: SampleStore) -> None:
@@ -344,18 +254,6 @@ def test_an_etag_is_that_of_the_content(own_sample: SampleStore) -> None:
         assert client.get(path, headers={"if-none-match": etag}).status_code == 200
 
 
-@pytest.mark.parametrize("unknown", ["x", "0123456789abcdef", "20200101-000000-abcd"])
-def test_an_unknown_run_or_sweep_is_not_found(client: httpx.Client, sample: SampleStore, unknown: str) -> None:
-    for sides in ((sample.ids[0], unknown), (unknown, sample.ids[0])):
-        error = get(client, "/diff", 404, params=dict(zip(("left", "right"), sides, strict=True)))
-        assert error["code"] == "not_found"
-    misspelt = sample.ids[0][:-1] + ("0" if sample.ids[0][-1] != "0" else "1")
-    near = get(client, "/diff", 404, params={"left": misspelt, "right": unknown})["detail"]
-    assert f"did you mean {sample.ids[0]}" in near
-    assert get(client, f"/sweeps/{unknown}", 404)["code"] == "not_found"
-    assert get(client, "/runs", 404, params={"sweep": unknown})["code"] == "not_found"
-
-
 # -- figures and reports over REST -------------------------------------------------------------------------------------
 
 
@@ -387,30 +285,6 @@ def test_the_format_of_a_figure_is_chosen_by_name_or_by_accept_header(client: ht
     assert named.content == accepted.content
     refused = client.get(f"{FIGURES}/summary", headers={"accept": "image/webp, image/svg+xml;q=0"})
     assert (refused.status_code, refused.json()["code"]) == (406, "not_acceptable")
-
-
-def test_the_data_are_those_of_the_runs(client: httpx.Client, sample: SampleStore) -> None:
-    rows = list(csv.DictReader(io.StringIO(client.get(f"{FIGURES}/summary?format=csv").text)))
-    shown = {row["row"]: float(row["mean"]) for row in rows if row["metric"] == "in_dist/token_error"}
-    records = sample.store.index.records(sample.ids)
-    for run_id in sample.ids[:2]:  # one finished run of each row
-        assert shown[sample.plan.row_name(run_id)] == pytest.approx(records[run_id].metrics["in_dist/token_error"])
-
-
-def test_unknown_figures_are_not_found(client: httpx.Client) -> None:
-    error = client.get(f"{FIGURES}/none").json()
-    assert error["code"] == "not_found"
-    assert "accepted: curves, convergence" in error["detail"]
-    assert client.get(f"{API}/ablations/none/figures").status_code == 404
-    assert client.get(f"{API}/ablations/broken/figures").json()["code"] == "invalid_ablation"
-    assert client.get(f"{FIGURES}/summary?format=gif").status_code == 422
-
-
-def test_pictures_of_too_many_rows_are_refused(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(available, "MAX_ROWS", 1)
-    answer = client.get(f"{FIGURES}/convergence?format=png")
-    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
-    assert "at most 1" in answer.json()["detail"]
 
 
 def test_too_many_pictures_at_a_time_are_refused(own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -584,27 +458,6 @@ def test_a_cursor_of_another_query_is_refused(client: httpx.Client) -> None:
     assert "not both" in get(client, "/runs", 422, cursor=cursor, offset=1)["detail"]
 
 
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("limit=0", "limit"), ("limit=1001", "limit"), ("limit=x", "limit"), ("offset=-1", "offset"),
-        ("offset=99999999999999999999", "offset"), ("descending=up", "descending"), ("status=none", "status"),
-        ("sort=nothing", "no run of this store has 'nothing'"), ("sort=in_dist/tokenerror", "near ones: in_dist/token_error"),
-        ("filter=seed", "is no condition"), ("filter=seed%3Da", "seed is a number"),
-        ("filter=model.layer>%3D4", "near ones: model.layers"), ("fields=nothing", "no run of this store has 'nothing'"),
-        ("fields=dense/los", "near ones: dense/loss"),
-    ],
-)  # fmt: skip
-def test_a_faulty_query_is_refused(client: httpx.Client, query: str, message: str) -> None:
-    error = get(client, f"/runs?{query}", 422)
-    assert error["code"] == "invalid_request"
-    assert message in error["detail"]
-
-
-def test_an_unknown_parameter_is_ignored(client: httpx.Client) -> None:
-    assert get(client, "/runs", unknown=1) == get(client, "/runs")
-
-
 def test_chosen_fields(client: httpx.Client, sample: SampleStore) -> None:
     run = get(client, "/runs", fields="step,model.layers,dense/loss", filter="status=finished", limit=1)["runs"][0]
     assert set(run) == {"run_id", "status", "step", "values"}
@@ -635,10 +488,6 @@ def test_tags_are_places_in_sweeps(own_sample: SampleStore) -> None:
         assert ids(f"tags.sweep={record.sweep_id}", "tags.row=Absolute") == {runs[1].run_id}
         assert ids("tags.other=1") == set()
         assert "cannot be sorted by tags" in get(client, "/runs", 422, sort="tags.row")["detail"]
-
-
-def test_a_scale_without_ablation_is_refused(client: httpx.Client) -> None:
-    assert "name the ablation" in get(client, "/runs", 422, scale="longer")["detail"]
 
 
 def test_an_unknown_metric_is_refused_with_the_known_ones(client: httpx.Client, sample: SampleStore) -> None:

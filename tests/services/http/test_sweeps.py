@@ -498,10 +498,6 @@ def _is_streamed(client: httpx.Client, url: str) -> bool:
         return response.status_code == 200
 
 
-def test_an_unknown_sweep(client: httpx.Client) -> None:
-    assert client.get(f"{API}/sweeps/20200101-000000-00/events").status_code == 404
-
-
 @pytest.mark.slow
 def test_comments_keep_a_quiet_connection_open(
     own_sample: SampleStore, sweep: Sweep, fast: None, monkeypatch: pytest.MonkeyPatch

@@ -113,17 +113,6 @@ def test_waiting_windows_of_similar_lengths_share_a_batch(gate: Gate, monkeypatc
     assert [sorted(batch) for batch in gate.batches] == [[9], [19, 20, 20, 21], [3, 3, 3], [20]]
 
 
-def test_work_that_a_result_brings_is_computed() -> None:
-    """It arrives before the worker of that result, the only one, has ended."""
-
-    async def work() -> None:
-        queue = batcher()
-        for _ in range(3):
-            await queue.score(MODELS["cope"], [Window(prompt(5))])
-
-    run(work)
-
-
 def test_an_error_of_the_decoder_is_that_of_its_generations(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(generations: object) -> None:
         raise RuntimeError("no memory")
@@ -142,21 +131,6 @@ def test_an_error_of_the_decoder_is_that_of_its_generations(monkeypatch: pytest.
         assert (after.error, len(after.tokens)) == (None, 3)
 
     run(work)
-
-
-def test_a_batch_is_chosen_of_a_bounded_number_of_windows(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "MAX_CANDIDATES", 3)
-
-    async def work() -> None:
-        queue = batcher()
-        gate.opened.set()
-        scored = await queue.score(MODELS["cope"], [Window(prompt(n + 2, n)) for n in range(10)])
-        for n, scores in enumerate(scored):
-            [alone] = score(MODELS["cope"].model, MODELS["cope"].run, [Window(prompt(n + 2, n))])
-            np.testing.assert_allclose(scores.log_probabilities_N, alone.log_probabilities_N, atol=1e-10)
-
-    run(work)
-    assert [sorted(batch) for batch in gate.batches] == [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10]]
 
 
 def test_generations_that_wait_for_memory_do_not_hide_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,23 +168,6 @@ def test_what_is_counted(gate: Gate) -> None:
         assert (counts.generated_tokens, queue.cache_bytes) == (6, 0)
         sizes = dict(zip((*BATCH_SIZES, "larger"), counts.sizes, strict=True))
         assert {size: count for size, count in sizes.items() if count} == {1: 1, 4: 1}
-
-    run(work)
-
-
-def test_a_full_queue_refuses_and_names_a_time(gate: Gate) -> None:
-    async def work() -> None:
-        queue = batcher(max_queue_tokens=100)
-        with (
-            queue.admitted(500),
-            pytest.raises(BusyError, match="500 tokens are waiting") as refused,
-            queue.admitted(1),
-        ):
-            pass
-        assert 1 <= int(refused.value.headers["retry-after"]) <= 60
-        with queue.admitted(60), queue.admitted(40):
-            assert queue.queued_tokens == 100
-        assert queue.queued_tokens == 0
 
     run(work)
 

@@ -136,15 +136,6 @@ def test_a_stream_has_the_same_content(prose_client: httpx.Client, prose: ProseS
             assert joined == pytest.approx(values, abs=1e-6) if name == "token_logprobs" and None not in values else len(joined) == len(values)  # fmt: skip
 
 
-def test_null_is_the_default(prose_client: httpx.Client, prose: ProseStore) -> None:
-    names = (
-        "max_tokens", "temperature", "top_p", "n", "best_of", "stream", "stream_options", "logprobs", "echo", "stop",
-        "user", "suffix", "logit_bias", "presence_penalty", "frequency_penalty",
-    )  # fmt: skip
-    nulls = complete(prose_client, prose.cope[0], TEXTS[0], seed=4, **dict.fromkeys(names))
-    assert nulls["choices"] == complete(prose_client, prose.cope[0], TEXTS[0], seed=4)["choices"]
-
-
 def test_sampling_depends_on_the_seed_alone(prose_client: httpx.Client, prose: ProseStore) -> None:
     def texts(**fields: Any) -> list[str]:
         choices = complete(prose_client, prose.cope[0], TEXTS[0], max_tokens=9, **fields)["choices"]
@@ -230,19 +221,11 @@ def test_a_task_without_text_has_labels(prose_client: httpx.Client, prose: Prose
         ({"prompt": [1] * 18}, 400, "for generation give 1 … 17"),
         ({"prompt": [1] * 401, "max_tokens": 0, "echo": True, "logprobs": 0}, 413, "the limit is 400"),
         ({"prompt": [[1, 2]] * 1000, "n": 4}, 413, "one request may have 4000"),
-        ({"prompt": []}, 400, "body.prompt"),
         ({"prompt": [1, "a"]}, 400, "body.prompt"),
-        ({"prompt": [1], "temperature": -1}, 400, "body.temperature"),
-        ({"prompt": [1], "temperature": "NaN"}, 400, "body.temperature"),
-        ({"prompt": [1], "top_p": 0}, 400, "body.top_p"),
-        ({"prompt": [1], "logprobs": 21}, 400, "body.logprobs"),
         ({"prompt": [1], "stop": [""]}, 400, "body.stop"),
         ({"prompt": [1], "best_of": 2}, 400, "body: best_of is not implemented: leave it out"),
         ({"prompt": [1], "presence_penalty": 1}, 400, "body.presence_penalty: this field is not implemented"),
-        ({"prompt": [1], "suffix": "x"}, 400, "body.suffix: this field is not implemented"),
         ({"prompt": [1], "logit_bias": {"5": 1}}, 400, "body.logit_bias: this field is not implemented"),
-        ({"prompt": [1], "stop": [[1]]}, 400, "body.stop"),
-        ({"prompt": None}, 400, "body.prompt: field required"),
         ({"prompt": [1], "max_token": 1}, 400, "body.max_token: extra"),
         ({"prompt": "\ud800"}, 400, ""),
     ],

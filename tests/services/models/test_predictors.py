@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import io
 import os
 import shutil
@@ -57,15 +56,6 @@ def test_the_files_of_a_model_are_asked_for_once_within_a_moment(
         before = ask(client, own_sample.ids[0])
         monkeypatch.setattr(Predictors, "_find", lambda self, find: pytest.fail("looked up again"))
         assert ask(client, own_sample.ids[0]) == before
-
-
-def test_many_simultaneous_requests(sample: SampleStore) -> None:
-    with serving(sample.settings(max_inferences=2, max_model_bytes=ONE_MODEL)) as client:
-        expected = [ask(client, run_id)["total"]["nll_sum"] for run_id in sample.ids[:2]]
-        with ThreadPoolExecutor(8) as threads:
-            answers = list(threads.map(lambda i: ask(client, sample.ids[i % 2]), range(32)))
-    assert [answer["run_id"] for answer in answers] == sample.ids[:2] * 16
-    assert [answer["total"]["nll_sum"] for answer in answers] == pytest.approx(expected * 16, rel=1e-5)
 
 
 @pytest.fixture
@@ -180,12 +170,6 @@ def test_a_pipe_as_tokenizer_does_not_stop_what_needs_none(own_sample: SampleSto
         assert (response.status_code, response.json()["code"]) == (409, "damaged_checkpoint")
 
 
-def test_collections_leave_out_what_models_import(client: httpx.Client, sample: SampleStore) -> None:
-    """With the objects of torch's modules, a collection took 150 ms, in which nothing was answered."""
-    ask(client, sample.ids[0])
-    assert gc.get_freeze_count() > 100_000
-
-
 # -- a store that does not answer --------------------------------------------------------------------------------------
 
 
@@ -254,30 +238,6 @@ class Slow:
 async def called(slow: Slow) -> None:
     while not slow.calls:
         await asyncio.sleep(0.001)
-
-
-def test_requests_share_a_lookup() -> None:
-    async def work() -> None:
-        lookups, slow = Lookups(4), Slow()
-        asked = [asyncio.create_task(lookups.get("a", slow)) for _ in range(20)]
-        await called(slow)
-        slow.release.set()
-        assert set(await asyncio.gather(*asked)) == {1}
-        assert await lookups.get("a", slow) == 2
-
-    run(work)
-
-
-def test_a_key_that_does_not_answer_stops_no_other() -> None:
-    async def work() -> None:
-        lookups, slow = Lookups(2), Slow()
-        stalled = [asyncio.create_task(lookups.get("a", slow)) for _ in range(20)]
-        await called(slow)
-        assert await lookups.get("b", lambda: 7) == 7
-        slow.release.set()
-        await asyncio.gather(*stalled)
-
-    run(work)
 
 
 def test_a_cancelled_request_does_not_cancel_others() -> None:

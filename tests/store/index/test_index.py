@@ -121,13 +121,6 @@ def test_filters_are_combined(filled):
     assert matching(filled, run_ids=()) == []
 
 
-def test_pages(filled):
-    whole = matching(filled, sort="created_ms")
-    parts = [matching(filled, sort="created_ms", limit=4, offset=offset) for offset in (0, 4)]
-    assert [number for part in parts for number in part] == whole
-    assert filled.page(RunQuery(limit=1)).total == 6
-
-
 @pytest.mark.parametrize(
     ("condition", "message"),
     [
@@ -146,15 +139,6 @@ def test_a_wrong_filter_names_the_way_out(filled, condition, message):
 def test_an_unknown_sort_key(filled):
     with pytest.raises(QueryError, match="near ones: test/loss"):
         matching(filled, sort="test/losses")
-
-
-def test_parts_are_written_once(index):
-    with index.database.reading() as connection:
-        before = connection.exec_driver_sql("SELECT COUNT(*) FROM parts").scalar()
-    index.write([row(run) for run in RUNS])
-    with index.database.reading() as connection:
-        after = connection.exec_driver_sql("SELECT COUNT(*) FROM parts").scalar()
-    assert after - before == 3 + 3  # three models; one task, train and evaluate
 
 
 def test_sweeps(index):

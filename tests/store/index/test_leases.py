@@ -11,7 +11,7 @@ import pytest
 from cope_sweep.store import Lease, LeaseHolder, Refusal, Store
 from cope_sweep.store import leases as leases_module
 from cope_sweep.store.index import Index, IndexUnavailable, IndexUnusable, Progress, waiting
-from cope_sweep.store.index.owners import is_gone, new_owner
+from cope_sweep.store.index.owners import new_owner
 from tests.store.index.rows import row
 from tests.store.waiting import until, until_prolonged
 from tests.tiny import tiny_run
@@ -67,15 +67,6 @@ def test_the_lease_of_a_dead_process_of_this_machine_ends_at_once(index):
     process.join()
     assert index.statuses() == {RUN.run_id: "interrupted"}
     assert index.acquire(row(status="running"), new_owner("alive"), 60) == Lease(RUN.run_id, 2)
-
-
-def test_owners():
-    mine = new_owner("sweep")
-    assert not is_gone(mine)
-    head, _, start = mine.rpartition(":")
-    assert is_gone(f"{head}:{int(start) + 1}")  # the same process id, of an earlier process
-    assert not is_gone(A)
-    assert not is_gone("something else")
 
 
 def _take_all(url, name, start, results):
@@ -225,19 +216,3 @@ def test_a_stopped_sweep_waits_for_a_database_for_a_limited_time(store, monkeypa
         leases.waiting(away)
     assert len(calls) > 3
     assert len(told) == 1
-
-
-def test_a_call_is_repeated_while_the_database_does_not_answer(monkeypatch):
-    monkeypatch.setattr(time, "sleep", lambda duration_s: None)
-    calls = []
-
-    def away_twice():
-        calls.append(1)
-        if len(calls) < 3:
-            raise IndexUnavailable("the server is away")
-        return "an answer"
-
-    assert waiting(away_twice, lambda waited_s: False) == "an answer"
-    calls.clear()
-    with pytest.raises(IndexUnavailable):
-        waiting(away_twice, lambda waited_s: len(calls) == 2)

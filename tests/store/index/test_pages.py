@@ -80,12 +80,6 @@ def test_all_pages_together_are_the_whole_order(index, rows, sort, descending):
         assert pages(index, query, limit) == expected
 
 
-@pytest.mark.parametrize("descending", [False, True])
-def test_the_order_by_id(index, rows, descending):
-    expected = sorted((each.run_id for each in rows), reverse=descending)
-    assert pages(index, {"sort": "run_id", "descending": descending}, 7) == expected
-
-
 def test_runs_that_arrive_or_vanish_neither_repeat_nor_hide_others(index, rows):
     expected = reference(rows, KEYS["m"], False)
     deleted = expected[-1]
