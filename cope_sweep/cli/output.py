@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,10 +48,11 @@ def grid(*columns: str) -> Table:
     """An empty table without lines, for `print_table`. Columns of numbers are right-aligned."""
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for index, column in enumerate(columns):
         whole = index == 0 or column in (*RIGHT_ALIGNED, *NAMES)
-        table.add_column(column, justify="right" if column in RIGHT_ALIGNED else "left", no_wrap=whole)
+        justify: Literal["left", "right"] = "right" if column in RIGHT_ALIGNED else "left"
+        table.add_column(column, justify=justify, no_wrap=whole, overflow="fold")  # long words are not cut
     return table
 
 
@@ -76,7 +77,8 @@ def print_table(table: Table, optional: Sequence[str] = ()) -> list[str]:
         for column in table.columns
         for each in [table._measure_column(console, wide, column)]
     )
-    console.print(table, width=max(console.width, least), crop=False)
+    console.width = max(console.width, least - 2)
+    console.print(table)
     return left_out
 
 

@@ -145,6 +145,15 @@ def test_numbers_do_not_wrap_in_narrow_terminals(partial):
     assert "12.00 ± 2.83" in console.export_text()
 
 
+@pytest.mark.parametrize("width", range(50, 100, 7))
+def test_nothing_is_cut_in_narrow_terminals(plan, store, width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table(plan, store).to_rich())
+    lines = console.export_text().splitlines()
+    assert any("0/2: 2 pending" in line for line in lines)
+    assert max(map(len, lines)) <= width
+
+
 def test_without_published_numbers_or_results_there_are_no_columns_for_them(store):
     shown = cells_of_markdown(table(plan_of(), store).to_markdown())
     assert shown[0] == ["position", "In-dist. (%)", "dense/loss", "runs"]
