@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from cope_sweep.api.answers import Counts
 
@@ -56,6 +56,13 @@ def grid(*columns: str) -> Table:
     return table
 
 
+def keep_columns(table: Table, wanted: Callable[[Column], object]) -> None:
+    """Drop the other columns of a table."""
+    table.columns = [column for column in table.columns if wanted(column)]
+    for index, column in enumerate(table.columns):
+        column._index = index  # by which rich knows the last one
+
+
 def print_table(table: Table, optional: Sequence[str] = ()) -> list[str]:
     """Print a table of `grid` to standard output. Returns the names of the columns that are left out.
 
@@ -71,7 +78,7 @@ def print_table(table: Table, optional: Sequence[str] = ()) -> list[str]:
         if Measurement.get(console, wide, table).maximum <= console.width:
             break
         left_out.append(name)
-        table.columns = [column for column in table.columns if column.header != name]
+        keep_columns(table, lambda column: column.header not in left_out)
     least = sum(
         (each.maximum if column.no_wrap else min(each.maximum, LEAST_WRAPPED)) + 2
         for column in table.columns

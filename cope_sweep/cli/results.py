@@ -34,6 +34,7 @@ from cope_sweep.cli.output import (
     escaped,
     estimated_time,
     grid,
+    keep_columns,
     make_console,
     print_json,
     print_table,
@@ -376,7 +377,7 @@ def diff(question: GetDiff, source: Source) -> None:
     if found.metrics:
         for column in table.columns:
             column.no_wrap = column.header != "row"
-        table.columns = [column for column in table.columns if any(column.cells)]  # two runs have no row and no p
+        keep_columns(table, lambda column: any(column.cells))  # two runs have no row and no p
         print_table(table)
         names = {column.header for column in table.columns}
         explained = (f"{name}: {meaning}" for name, meaning in DIFF_COLUMNS.items() if name in names)
