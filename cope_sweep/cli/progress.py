@@ -163,7 +163,7 @@ class PlainLines:
 
 
 class LiveTable(PlainLines):
-    """A line for each run in training, and a bar for the whole, redrawn in place, for terminals. Failures stay above."""
+    """A line for each run in training and a bar for the whole, redrawn in place, for terminals; failures stay above."""
 
     def __init__(self, board: Board, metrics: list[Metric], title: str, console: Console) -> None:
         super().__init__(board, metrics, title, console)
