@@ -124,11 +124,18 @@ def _lists(question: Callable[P, ListRuns]) -> Callable[Concatenate[Client, P], 
     return _documented(method, question)
 
 
-def _documented(method: F, question: Callable[..., Any]) -> F:
+def _with_fields_of(
+    request: Callable[P, BaseModel],
+) -> Callable[[Callable[..., A]], Callable[Concatenate[Client, P], A]]:
+    """Gives a method with any keywords the parameters of a request, for type checkers and `help`."""
+    return lambda method: _documented(method, request, method.__doc__)
+
+
+def _documented(method: F, question: Callable[..., Any], doc: str | None = None) -> F:
     signature = inspect.signature(question)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     method.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
-    method.__doc__ = question.__doc__
+    method.__doc__ = doc or question.__doc__
     return method
 
 
@@ -309,10 +316,12 @@ class Client:
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
         return self._answer(SweepState, "POST", "/sweeps", json=_body(SweepRequest, request), headers=headers)
 
-    def submit(self, *, idempotency_key: str | None = None, **values: Any) -> SweepState:
+    @_with_fields_of(SweepRequest)
+    def submit(self, **values: Any) -> SweepState:
         """`execute` with the fields of a `SweepRequest`: `submit(ablation="quickstart", set=["train.steps=100"])`."""
-        return self.execute(values, idempotency_key)
+        return self.execute(values)
 
+    @_with_fields_of(SweepRequest)
     def preview(self, **values: Any) -> PlanCost:
         """What `submit` with the same values would train, and its estimated cost. Nothing is started."""
         return self._answer(PlanCost, "POST", "/sweeps/preview", json=_body(SweepRequest, values))

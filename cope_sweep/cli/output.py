@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from cope_sweep.api.answers import Counts
 
@@ -48,11 +48,19 @@ def grid(*columns: str) -> Table:
     """An empty table without lines, for `print_table`. Columns of numbers are right-aligned."""
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for index, column in enumerate(columns):
         whole = index == 0 or column in (*RIGHT_ALIGNED, *NAMES)
-        table.add_column(column, justify="right" if column in RIGHT_ALIGNED else "left", no_wrap=whole)
+        justify: Literal["left", "right"] = "right" if column in RIGHT_ALIGNED else "left"
+        table.add_column(column, justify=justify, no_wrap=whole, overflow="fold")  # long words are not cut
     return table
+
+
+def keep_columns(table: Table, wanted: Callable[[Column], object]) -> None:
+    """Drop the other columns of a table."""
+    table.columns = [column for column in table.columns if wanted(column)]
+    for index, column in enumerate(table.columns):
+        column._index = index  # by which rich knows the last one
 
 
 def print_table(table: Table, optional: Sequence[str] = ()) -> list[str]:
@@ -70,13 +78,14 @@ def print_table(table: Table, optional: Sequence[str] = ()) -> list[str]:
         if Measurement.get(console, wide, table).maximum <= console.width:
             break
         left_out.append(name)
-        table.columns = [column for column in table.columns if column.header != name]
+        keep_columns(table, lambda column: column.header not in left_out)
     least = sum(
         (each.maximum if column.no_wrap else min(each.maximum, LEAST_WRAPPED)) + 2
         for column in table.columns
         for each in [table._measure_column(console, wide, column)]
     )
-    console.print(table, width=max(console.width, least), crop=False)
+    console.width = max(console.width, least - 2)
+    console.print(table)
     return left_out
 
 

@@ -23,22 +23,11 @@ from cope_sweep.store import Event, Status, Store
 LINE_INTERVAL_S = 10.0
 """Seconds between two plain lines about a run whose status does not change."""
 MAX_ROWS = 24
-"""Runs that the live table shows at a time."""
-MAX_METRICS = 3
-DISPLAY_ORDER = ("running", "failed", "damaged", "interrupted", "stopped", "finished", "pending")
-"""The runs of the first statuses are shown if not all fit."""
+"""Runs in training that the live table shows."""
 SUMMARY_ORDER = ("finished", "running", "pending", "interrupted", "stopped", "failed")
 SENDING = "sending to MLflow", "runs and sweeps"
 """Title and unit of a `progress_bar`."""
 UNFINISHED = ("running", "pending", "interrupted")
-STYLES = {
-    "running": "cyan",
-    "finished": "green",
-    "failed": "bold red",
-    "interrupted": "yellow",
-    "stopped": "yellow",
-    "pending": "dim",
-}
 
 
 @dataclass
@@ -104,11 +93,11 @@ class Board:
         steps_left = sum(event.steps - event.step for event in unfinished)
         return steps_left / steps_per_s if steps_per_s and not self.to_suggest else None
 
-    def first(self, limit: int) -> list[Event]:
-        """At most `limit` runs in the order of the plan: those in training or failed before the others."""
-        ordered = sorted(self.latest, key=lambda run_id: DISPLAY_ORDER.index(self.latest[run_id].status))
-        chosen = set(ordered[:limit])
-        return [event for run_id, event in self.latest.items() if run_id in chosen]
+    def steps(self) -> tuple[int, int]:
+        """The steps that are done, with those that ended runs will not make, and all steps."""
+        latest = self.latest.values()
+        done = sum(event.step if event.status in UNFINISHED else event.steps for event in latest)
+        return done, sum(event.steps for event in latest)
 
     def summary(self) -> str:
         """One line: the number of runs by status, the time since the start, the time left."""
@@ -131,7 +120,8 @@ class PlainLines:
     """
 
     def __init__(self, board: Board, metrics: list[Metric], title: str, console: Console) -> None:
-        self.board, self.metrics, self.title, self.console = board, metrics[:MAX_METRICS], title, console
+        self.board, self.title, self.console = board, title, console
+        self.metrics = metrics[:1]  # the table at the end has the others
         self.printed_s: dict[str, float] = {}
 
     def __enter__(self) -> Self:
@@ -152,10 +142,13 @@ class PlainLines:
         if event.status == before and now - self.printed_s.get(event.run_id, -LINE_INTERVAL_S) < LINE_INTERVAL_S:
             return
         self.printed_s[event.run_id] = now
+        self._print(self._line(event))
+
+    def _line(self, event: Event) -> str:
         parts = [f"{event.status:<11}", self.board.names[event.run_id], f"step {event.step}/{event.steps}"]
         if (loss := event.metrics.get("train/loss")) is not None:
             parts.append(f"loss {loss:.3f}")
-        for metric in self.metrics[:1]:  # the table at the end has the others
+        for metric in self.metrics:
             if (value := event.metrics.get(metric.name)) is not None:
                 unit = f" {metric.unit}" if metric.unit else ""
                 parts.append(f"{metric.label or metric.name} {value * metric.scale:.{metric.decimals}f}{unit}")
@@ -163,14 +156,14 @@ class PlainLines:
             parts.append(f"{event.steps_per_s:.0f} steps/s")
         if event.message:
             parts.append(event.message)
-        self._print("  ".join(parts))
+        return "  ".join(parts)
 
     def _print(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
 
 
 class LiveTable(PlainLines):
-    """The same as a table that is redrawn in place, for terminals."""
+    """A line for each run in training and a bar for the whole, redrawn in place, for terminals; failures stay above."""
 
     def __init__(self, board: Board, metrics: list[Metric], title: str, console: Console) -> None:
         super().__init__(board, metrics, title, console)
@@ -184,40 +177,38 @@ class LiveTable(PlainLines):
         self.live.stop()
 
     def __call__(self, event: Event) -> None:
+        before = self.board.latest.get(event.run_id, event).status
         self.board.update(event)
+        if event.status == "failed" != before:
+            self._print(self._line(event))
 
     def render(self) -> RenderableType:
-        """The table, the number of runs that it leaves out, and the summary."""
-        table = Table(title=self.title, title_justify="left", box=None, padding=(0, 1), expand=False)
-        table.add_column("run", no_wrap=True, overflow="ellipsis", max_width=44)
-        table.add_column("status", no_wrap=True)
-        table.add_column("step", justify="right", no_wrap=True)
-        table.add_column("", width=14)
-        for heading in ("loss", *(metric.title for metric in self.metrics), "steps/s", "left"):
-            table.add_column(heading, justify="right")
-        shown = self.board.first(MAX_ROWS)
-        for event in shown:
+        """The runs in training, the bar, and the summary."""
+        running = [event for event in self.board.latest.values() if event.status == "running"]
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column("run", overflow="fold")
+        for heading in ("step", "loss", *(metric.title for metric in self.metrics), "steps/s", "left"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for event in running[:MAX_ROWS]:
             table.add_row(*self._cells(event))
-        hidden = len(self.board.latest) - len(shown)
-        footer = [Text(f"… and {hidden} more runs", style="dim")] if hidden else []
-        return Group(table, *footer, Text(self.board.summary(), style="dim"))
+        hidden = len(running) - MAX_ROWS
+        more = [Text(f"… and {hidden} more in training", style="dim")] if hidden > 0 else []
+        done, total = self.board.steps()
+        bar = Table.grid(expand=True)
+        bar.add_row(ProgressBar(total=max(1, total), completed=done))
+        runs = [table, *more] if running else []
+        return Group(Text(self.title, style="italic"), *runs, bar, Text(self.board.summary(), style="dim"))
 
     def _cells(self, event: Event) -> list[RenderableType]:
-        name = Text(self.board.names[event.run_id], style="dim" if event.status == "pending" else "")
-        if event.status == "failed":
-            name.append(f"\n{event.message}", style="red")
         loss = event.metrics.get("train/loss")
         values = [(event.metrics.get(metric.name), metric) for metric in self.metrics]
-        steps_per_s = event.steps_per_s if event.status == "running" else None
         return [
-            name,
-            Text(event.status, style=STYLES.get(event.status, "")),
+            Text(self.board.names[event.run_id]),
             f"{event.step}/{event.steps}",
-            ProgressBar(total=max(1, event.steps), completed=event.step, width=14),
             "" if loss is None else f"{loss:.3f}",
             *("" if value is None else f"{value * metric.scale:.{metric.decimals}f}" for value, metric in values),
-            f"{steps_per_s:.0f}" if steps_per_s else "",
-            duration((event.steps - event.step) / steps_per_s) if steps_per_s else "",
+            f"{event.steps_per_s:.0f}" if event.steps_per_s else "",
+            duration((event.steps - event.step) / event.steps_per_s) if event.steps_per_s else "",
         ]
 
 

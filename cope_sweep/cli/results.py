@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +34,7 @@ from cope_sweep.cli.output import (
     escaped,
     estimated_time,
     grid,
+    keep_columns,
     make_console,
     print_json,
     print_table,
@@ -44,7 +46,7 @@ from cope_sweep.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cope_sweep.api.answers import PlanCost, RunCost, SweepMember
+    from cope_sweep.api.answers import PlanCost, RunCost, RunSummary, SweepMember
     from cope_sweep.config import Plan
     from cope_sweep.read.tables.best import Tuned
 
@@ -52,6 +54,8 @@ MAX_SWEEPS = 100
 """Sweeps that `status` lists."""
 BROKEN = ("failed", "damaged")
 EXPORTS = ("parquet", "csv", "json")
+SPEC = ("task.", "model.", "train.", "evaluate.")
+"""How the keys of a spec begin."""
 POLL_INTERVAL_S = 0.5
 TAIL_CHARACTERS = 2000
 """Number of characters of a shown log by which its end is found again."""
@@ -85,14 +89,15 @@ def list_ablations(question: ListAblations, source: Source) -> None:
                 f"{number} {status}" for status, number in entry.counts.items() if status not in ("finished", "pending")
             )
             more = (entry.reproduces, f"{entry.rows} × {entry.seeds}")
-            finished = [f"{entry.finished} of {entry.runs}"]
-            finished += [f"{name} {each.finished} of {each.runs}" for name, each in entry.at_scales.items()]
-            table.add_row(*map(escaped, (entry.name, entry.title, *more, " · ".join(finished), others)))
+            finished = [f"{entry.finished}/{entry.runs}"]
+            finished += [f"{name} {each.finished}/{each.runs}" for name, each in entry.at_scales.items()]
+            table.add_row(*map(escaped, (entry.name, entry.title, *more, ", ".join(finished), others)))
     no_others = not any(entry.counts.keys() - {"finished", "pending"} for entry in entries)
     wrong = any(entry.error is not None for entry in entries)  # an error stands in the place of its title
     print_table(table, ["reproduces", "rows × seeds", *["others"] * no_others, *["title"] * (not wrong)])
     finished_runs = sum(entry.finished + sum(each.finished for each in entry.at_scales.values()) for entry in entries)
     kept = [entry.name for entry in entries if len(entry.committed) == 1]
+    kept.sort(key="quickstart".__ne__)
     if kept and not finished_runs:
         make_console().print(
             f"Nothing is finished in this store. The ablation files come with results: "
@@ -306,6 +311,7 @@ def _show_run(source: Source, run_id: str) -> None:
     if source.printed(document):
         return
     document["state"].pop("traceback", None)
+    document.pop("result")  # its metrics and facts are there already
     traceback = (document["failure"] or {}).pop("traceback", None)
     console = make_console()
     console.print_json(json.dumps(document))
@@ -329,6 +335,13 @@ def _print_runs(runs: Iterable[RunCost | SweepMember]) -> None:
 # -- diff -------------------------------------------------------------------------------------------------------------
 
 
+DIFF_COLUMNS = {
+    "difference": "right minus left",
+    "interval": "95 % interval of the difference",
+    "p": "of an exact permutation test, corrected for all metrics here (Holm)",
+    "runs": "finished ones, left and right",
+}
+"""Column → its meaning."""
 SIDE = argument(metavar="RUN|SWEEP")
 
 
@@ -336,8 +349,7 @@ SIDE = argument(metavar="RUN|SWEEP")
 def diff(question: GetDiff, source: Source) -> None:
     """Show what differs between two runs or two sweeps: values of their specs, facts, and metrics with a test.
 
-    The metrics of two sweeps are compared row by row, over the finished runs, by exact permutation tests; p is
-    corrected for all metrics shown (Holm). Differences are right minus left.
+    The metrics of two sweeps are compared row by row, over the finished runs.
 
     Example: `cope-sweep diff 95199d1142de555d 0c51a9e3f6d2b874`
 
@@ -354,7 +366,7 @@ def diff(question: GetDiff, source: Source) -> None:
         for change in changes:
             table.add_row(*(escaped("–" if text is None else text) for text in (change.key, change.left, change.right)))
         print_table(table) if changes else console.print(f"the same {title}s")
-    table = grid("row", "metric", "left", "right", "difference", "interval (95 %)", "p (Holm)", "runs")
+    table = grid("row", "metric", "left", "right", "difference", "interval", "p", "runs")
     for each in found.metrics:
         test = each.difference
         interval = "" if test.ci_low is None else f"{test.ci_low:+.4g} … {test.ci_high:+.4g}"
@@ -362,7 +374,16 @@ def diff(question: GetDiff, source: Source) -> None:
         numbers = ["" if value is None else format(value, form) for value, form in values]
         numbers.insert(3, interval)
         table.add_row(*map(escaped, (each.row, each.metric, *numbers, f"{test.n[0]}, {test.n[1]}")))
-    print_table(table) if found.metrics else console.print("no metric that both have")
+    if found.metrics:
+        for column in table.columns:
+            column.no_wrap = column.header != "row"
+        keep_columns(table, lambda column: any(column.cells))  # two runs have no row and no p
+        print_table(table)
+        names = {column.header for column in table.columns}
+        explained = (f"{name}: {meaning}" for name, meaning in DIFF_COLUMNS.items() if name in names)
+        console.print("; ".join(explained), style="dim", highlight=False)
+    else:
+        console.print("no metric that both have")
     for side, rows in (("left", found.only_left), ("right", found.only_right)):
         if rows:
             console.print(escaped(f"rows of the {side} sweep only: {', '.join(rows)}"))
@@ -395,6 +416,8 @@ def runs(
 ) -> None:
     """List the runs of the store that were begun, by any of their values. Filtered and sorted values are shown.
 
+    So are the values in which runs of the same row and seed differ.
+
     An export has one line for each run: its configuration by dotted keys, seed, sweeps, metrics, and facts such as
     versions and durations. It holds every matching run, however many there are.
 
@@ -412,12 +435,14 @@ def runs(
     page = source.ask(question)
     if source.printed(page):
         return
-    keys = list(dict.fromkeys(key for run in page.runs for key in run.values))
+    differing = _distinguishing(source, page.runs)
+    values_of = {run.run_id: differing.get(run.run_id, {}) | run.values for run in page.runs}
+    keys = list(dict.fromkeys(key for values in values_of.values() for key in values))
     shown = [key for key in keys if key not in ("status", "seed", "step")]
     table = grid("run", "ablation", "row", "seed", "status", "step", *shown, "message")
     for run in page.runs:
         start = (run.run_id, ", ".join(run.ablations), run.row or "", run.seed, run.status, f"{run.step}/{run.steps}")
-        values = (_text(run.values.get(key)) for key in shown)
+        values = (_text(values_of[run.run_id].get(key)) for key in shown)
         table.add_row(
             *map(escaped, (*start, *values, run.message or "")),
             style="red" if run.status in BROKEN else "",
@@ -428,6 +453,29 @@ def runs(
     if page.total > len(page.runs):
         first, last = min(question.offset + 1, page.total), question.offset + len(page.runs)
         make_console().print(f"runs {first} to {last} of {page.total}; --limit and --offset show others")
+
+
+def _distinguishing(source: Source, shown: Sequence[RunSummary]) -> dict[str, dict[str, Any]]:
+    """Run id → the values of its spec in which it differs from other runs of the same row and seed."""
+    groups: dict[Any, list[str]] = {}
+    for run in shown:
+        groups.setdefault((*run.ablations, run.row, run.seed), []).append(run.run_id)
+    groups = {key: run_ids for key, run_ids in groups.items() if len(run_ids) > 1}
+    if not groups:
+        return {}
+    file = io.BytesIO()
+    source.write(ExportRuns(run=[each for run_ids in groups.values() for each in run_ids], format="json"), file)
+    specs = {
+        record["run_id"]: {key: value for key, value in record.items() if key.startswith(SPEC)}
+        for record in json.loads(file.getvalue())
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for run_ids in groups.values():
+        own = {run_id: specs[run_id] for run_id in run_ids}
+        keys = dict.fromkeys(key for spec in own.values() for key in spec)
+        differing = [key for key in keys if len({spec.get(key) for spec in own.values()}) > 1]
+        found |= {run_id: {key: spec.get(key) for key in differing} for run_id, spec in own.items()}
+    return found
 
 
 def _export(source: Source, question: ListRuns, name: str | None, output: Path | None, curves: bool) -> None:

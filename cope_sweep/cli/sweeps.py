@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -212,7 +212,7 @@ def _run(question: GetPlan, sets: list[str], source: Source, *, to_the_end: bool
     plan = replace(source, sets=[*sets, TO_THE_END] if to_the_end else sets).plan(name, scale)
     file_text = find_ablation(name, source.ablations).read_text(encoding="utf-8")
     other_store = ["--store", root] if Path(root) != Path(STORE) else []
-    same_plan = shlex.join([name, *_overrides(scale, sets), *other_store])
+    same_plan = shlex.join([name, *_overrides(scale, sets), *_other_folder(source.ablations), *other_store])
     _train(plan, source.open_store(create=True), source, same_plan, file_text=file_text, **options)
 
 
@@ -345,9 +345,10 @@ def _train(
     if not source.printed({"sweep": summary, "table": results.to_json()}):
         console = make_console()
         console.print(results.to_rich())
-        _print_outcome(console, outcome, same_plan)
+        _print_outcome(console, outcome, same_plan, len(plan.runs))
         again = shlex.join(sys.argv[1:]) if submission is None else f"run {same_plan}"
-        _print_next_steps(console, plan, store, uri, same_plan, again=again if outcome.left else None)
+        folder = _other_folder(source.ablations)
+        _print_next_steps(console, plan, store, uri, same_plan, folder, again=again if outcome.left else None)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -368,15 +369,23 @@ def _print_cost(
         console.print(escaped(text), soft_wrap=True, style="dim")
 
 
+def _other_folder(ablations: Path) -> list[str]:
+    """The option that names a folder of ablation files, unless it is that of commands without one."""
+    from cope_sweep.config.source import ablations_folder
+
+    return [] if ablations == ablations_folder() else ["--ablations", str(ablations)]
+
+
 def _overrides(scale: str | None, sets: list[str]) -> list[str]:
     """The arguments that change an ablation's file as `scale` and `sets` do."""
     return [*(["--scale", scale] if scale else []), *(part for value in sets for part in ("--set", value))]
 
 
-def _print_outcome(console: Console, outcome: SweepOutcome, same_plan: str) -> None:
-    """How the sweep ended, and what to do about runs that are not finished."""
+def _print_outcome(console: Console, outcome: SweepOutcome, same_plan: str, total: int) -> None:
+    """How the sweep ended, and what to do about runs that are not finished. `total` is the number of all runs."""
     if outcome.sweep_id is None and not outcome.failed:
-        console.print(f"Nothing to train: all {outcome.reused} runs are finished.")
+        rest = f"{outcome.reused} of {total} runs are finished, and none of the others is to be trained"
+        console.print(f"Nothing to train: {f'all {total} runs are finished' if outcome.reused == total else rest}.")
     if outcome.failed:
         command = f"{_command('cope-sweep')} status {same_plan}"
         console.print(
@@ -385,7 +394,9 @@ def _print_outcome(console: Console, outcome: SweepOutcome, same_plan: str) -> N
             soft_wrap=True,
         )
     if outcome.stopped:
-        console.print(f"{_runs(outcome.stopped)} stopped early by the schedule; `cope-sweep retry` trains them on.")
+        command = f"{_command('cope-sweep')} retry {same_plan} --stopped"
+        text = f"{_runs(outcome.stopped)} stopped early by the schedule; {command} trains them on."
+        console.print(escaped(text), soft_wrap=True)
     if outcome.left:
         reason = "".join(f": {escaped(each)}" for each in outcome.stop_reasons[:1])
         console.print(
@@ -412,9 +423,19 @@ MODULES = {"cope-sweep": "cope_sweep.cli", "mlflow": "mlflow"}
 
 
 def _print_next_steps(
-    console: Console, plan: Plan, store: Store, uri: str | None, same_plan: str, *, again: str | None
+    console: Console,
+    plan: Plan,
+    store: Store,
+    uri: str | None,
+    same_plan: str,
+    folder: Sequence[str],
+    *,
+    again: str | None,
 ) -> None:
-    """Commands that are useful after a sweep; `again` are the words after `cope-sweep` that continue it."""
+    """Commands that are useful after a sweep; `again` are the words after `cope-sweep` that continue it.
+
+    `folder` are the words that name another folder of ablation files.
+    """
     own = _command("cope-sweep")
     at_store = [] if store.root == Path(STORE).absolute() else ["--store", str(store.root)]
     steps = [] if again is None else [(f"{own} {again}", "continues with the runs that are left")]
@@ -422,7 +443,7 @@ def _print_next_steps(
     if uri and uri.startswith("sqlite:"):
         mlflow = f"{_command('mlflow')} ui --backend-store-uri {uri}"
         steps.append((mlflow, "curves, parameters and files of every run"))
-    serve = f"{own} {shlex.join(['serve', *at_store])}"
+    serve = f"{own} {shlex.join(['serve', *at_store, *folder])}"
     steps.append((serve, "the REST service, and a page at http://127.0.0.1:8000"))
     statuses = store.index.statuses(each.run_id for each in plan.runs)
     finished = next((each for each in plan.runs if statuses.get(each.run_id) == "finished"), None)

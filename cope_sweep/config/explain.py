@@ -63,6 +63,8 @@ def explain_all(error: ValidationError, model: type[BaseModel]) -> Iterator[tupl
     found: dict[KeyPath, dict[str, None]] = {}
     for item in error.errors(include_url=False):
         path, message = explain(item, model)
+        if path in found and item["type"] == "literal_error" and not isinstance(item["input"], str):
+            message = " or ".join(_choices(item))  # after what is wrong with it as a number
         found.setdefault(path, {})[message] = None
     return ((path, ", or ".join(messages)) for path, messages in found.items())
 
@@ -88,12 +90,14 @@ def explain(error: Any, model: type[BaseModel]) -> tuple[KeyPath, str]:
         kinds = [kind for each in annotations if _is_model(each) and (kind := _kind(each))]
         return path, f"{_shown(value)} has no `kind`" + suggest("", kinds)
     if error_type == "literal_error":
-        choices = _quoted_names(error["ctx"]["expected"].replace(" or ", ", "))
-        return path, f"{_shown(value)} is not one of the choices" + suggest(str(value), choices)
+        return path, f"{_shown(value)} is not one of the choices" + suggest(str(value), _choices(error))
     if error_type == "value_error":
         return path, str(error["ctx"]["error"])
     if error_type in EXPECTED_TYPES:
-        return path, f"{_shown(value)} is not {EXPECTED_TYPES[error_type]}"
+        hint = ""
+        if EXPECTED_TYPES[error_type] == "a list" and value not in (None, ""):
+            hint = f"; write [{value if isinstance(value, str) else _shown(value)}]"
+        return path, f"{_shown(value)} is not {EXPECTED_TYPES[error_type]}{hint}"
     message = error["msg"][0].lower() + error["msg"][1:]
     return path, f"{_shown(value)}: {message}"
 
@@ -119,6 +123,11 @@ def suggest(name: str, accepted: Iterable[str]) -> str:
 def _shown(value: Any) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 3] + "…"
+
+
+def _choices(error: Any) -> list[str]:
+    """The accepted values of a `literal_error`."""
+    return _quoted_names(error["ctx"]["expected"].replace(" or ", ", "))
 
 
 def _quoted_names(text: str) -> list[str]:

@@ -36,12 +36,12 @@ class RunReporter:
         self._spec, self._worker_id, self._folder, self._on_event = spec, worker_id, folder, on_event
         self._first_step = 0
         self._started_s = self._reported_s = time.monotonic()
-        self.report("running")
 
     def start(self, step: int) -> None:
-        """Training starts after `step` completed steps; speed is measured from here."""
+        """Training starts after `step` completed steps; the first event says so, and speed is measured from here."""
         self.step = self._first_step = step
         self._started_s = time.monotonic()
+        self.report("running")
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Append metrics of the current step to the run's curve. Raises Diverged where a value is not finite."""

@@ -65,7 +65,7 @@ def test_the_board_knows_runs_that_are_finished(plan, store):
     assert board.counts() == {"finished": 1, "stopped": 1, "pending": 2}
     board.update(event(board, 2, "running", 0, steps_per_s=1.0))
     assert board.remaining_s() == 12
-    assert "25.00" in rendered(LiveTable(board, plan.ablation.content.metrics, "t", console()))
+    assert board.steps() == (6 + 6, 24)
 
 
 def test_updates_change_the_totals(board):
@@ -82,29 +82,39 @@ def test_updates_change_the_totals(board):
 
 
 def test_the_live_table(plan, board):
-    table = LiveTable(board, plan.ablation.content.metrics, "tiny: A tiny copy", console())
+    screen = console()
+    table = LiveTable(board, plan.ablation.content.metrics, "tiny: A tiny copy", screen)
     metrics = {"train/loss": 1.25, "in_dist/token_error": 33.333}
     table(event(board, 0, "running", 3, steps_per_s=0.5, metrics=metrics))
     table(event(board, 1, "failed", 2, message="the loss is not finite; lower train.lr"))
-    lines = rendered(table).splitlines()
-    assert lines[0].strip() == "tiny: A tiny copy"
-    running = next(line for line in lines if "CoPE · seed 0" in line)
-    for text in ("running", "3/6", "1.250", "33.33", " 6 s"):
-        assert text in running
-    assert any("lower train.lr" in line for line in lines)
-    assert "1 running · 2 pending · 1 failed" in lines[-1]
+    assert screen.file.getvalue() == "failed       none · seed 0  step 2/6  the loss is not finite; lower train.lr\n"
+    title, headings, running, bar, summary = rendered(table).splitlines()
+    assert title == "tiny: A tiny copy"
+    assert headings.split() == ["run", "step", "loss", "In-dist.", "(%)", "steps/s", "left"]
+    assert running.split() == ["CoPE", "·", "seed", "0", "3/6", "1.250", "33.33", "0", "6", "s"]
+    assert board.steps() == (3 + 6, 24)
+    assert set(bar) <= {"━", "╺", "╸", " "}
+    assert summary.startswith("1 running · 2 pending · 1 failed")
 
 
-def test_the_live_table_prefers_runs_in_training_and_failed_runs(plan, board, monkeypatch):
+def test_the_live_table_fits_a_terminal_of_80_columns(plan, board):
+    board.names = {run_id: f"{name} in every one of its layers, with RoPE" for run_id, name in board.names.items()}
+    table = LiveTable(board, plan.ablation.content.metrics, "t", console())
+    table(event(board, 0, "running", 3, steps_per_s=0.01, metrics={"train/loss": 1.25, "in_dist/token_error": 33.333}))
+    output = Console(file=io.StringIO(), width=80, color_system=None)
+    output.print(table.render())
+    text = output.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert {"33.33", "1.250", "(%)", "steps/s", "RoPE"} <= set(text.split())
+    assert "…" not in text
+
+
+def test_the_live_table_is_no_longer_than_a_screen(plan, board, monkeypatch):
     monkeypatch.setattr(progress, "MAX_ROWS", 2)
     table = LiveTable(board, plan.ablation.content.metrics, "t", console())
-    table(event(board, 3, "running", 1))
-    table(event(board, 1, "failed", 1, message="x"))
-    text = rendered(table)
-    assert "none · seed 0" in text
-    assert "none · seed 1" in text
-    assert "CoPE" not in text
-    assert "… and 2 more runs" in text
+    for number in range(3):
+        table(event(board, number, "running", 1))
+    assert "… and 1 more in training" in rendered(table)
 
 
 def test_plain_lines(plan, store):

@@ -16,12 +16,13 @@ import yaml
 from sqlalchemy import update
 
 from cope_sweep.api.questions import GetLog
-from cope_sweep.config import expand, load_ablation
+from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.read.queries import Queries
 from cope_sweep.store import LeaseHolder, Store
 from cope_sweep.store.index.tables import runs
 from tests.cli.conftest import TINY
 from tests.read.tables.ablations import finish
+from tests.store.sweeps import write_sweep
 from tests.tiny import tiny_run
 
 
@@ -31,7 +32,7 @@ def test_list(stored):
     assert entry["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1}
     assert "error" not in entry
     out, _ = stored("list")
-    for text in ("A tiny copy", "2 × 2", "1 of 4", "1 failed, 1 damaged, 1 stopped"):
+    for text in ("A tiny copy", "2 × 2", "1/4", "1 failed, 1 damaged, 1 stopped"):
         assert all(word in out for word in text.split(", "))
 
 
@@ -41,7 +42,7 @@ def test_list_shows_the_runs_at_each_scale(shell):
     assert entry["at_scales"] == {"brief": {"runs": 2, "finished": 0, "counts": {"pending": 2}}}
     out, _ = shell("list")
     (line,) = [line for line in out.splitlines() if line.startswith("heir")]
-    assert "0 of 4 · brief 0 of 2" in line
+    assert "0/4, brief 0/2" in line
 
 
 def test_list_shows_the_error_of_a_faulty_file(shell):
@@ -165,6 +166,18 @@ def test_an_empty_store_points_to_results_beside_the_files(shell):
     assert "cope-sweep table tiny --committed" in shell("list")[0]
 
 
+@pytest.mark.parametrize("columns", ["30", "60"])
+def test_names_and_ids_are_whole_in_a_narrow_terminal(shell, columns):
+    """Lines are then longer than the terminal is wide."""
+    shell.environment["COLUMNS"] = columns
+    (run, *_) = shell.json("plan", "tiny")["runs"]
+    assert run["run_id"] in shell("plan", "tiny")[0]
+    name = "an_ablation_whose_name_is_longer"
+    shell.write(name, "title: Heir\ninherit: tiny\nscales: {brief: {seeds: [7]}, some_more: {seeds: [7]}}\n")
+    (line,) = [line for line in shell("list")[0].splitlines() if line.startswith(name)]
+    assert line.endswith(" 0/4, brief 0/2, some_more 0/2")
+
+
 @pytest.fixture
 def crowded(shell):
     """An ablation with long names of rows."""
@@ -208,8 +221,9 @@ def test_a_table_in_a_pipe_is_whole(crowded):
         ("task.kind=foo", "error: --set task.kind=foo: base.task: unknown kind 'foo'"),
         (
             "model.position=[{kind: cope, p_max: 0}]",
-            "0: input should be greater than or equal to 1, or 0 is not one of",
+            "p_max: 0: input should be greater than or equal to 1, or full",
         ),
+        ("model.position=cope", 'base.model.position: "cope" is not a list; write [cope]'),
     ],
 )
 def test_errors_of_set_name_the_option_once(shell, value, message):
@@ -344,6 +358,13 @@ def test_diff_of_two_runs(stored):
     assert "model.position" in out
     assert "in_dist/token_error" in out
     assert "+7.5" in out
+    stored.environment["COLUMNS"] = "60"
+    out = stored("diff", left.run_id, right.run_id)[0]
+    (heading,) = [line.split() for line in out.splitlines() if line.startswith("metric ")]
+    assert heading == ["metric", "left", "right", "difference", "runs"]
+    assert "difference: right minus left; runs: finished ones" in " ".join(out.split())
+    assert "in_dist/token_error" in out
+    assert max(map(len, out.splitlines())) <= 60
     found = stored.json("diff", left.run_id, right.run_id)
     assert (found["metrics"][0]["left"], found["metrics"][0]["right"]) == (12.5, 20.0)
     assert stored.json("diff", stored.sweep_id, stored.sweep_id)["spec"] == []
@@ -364,6 +385,19 @@ def test_a_run_is_named_by_its_first_digits(stored):
     assert f"{first[:8]}: the ids of several runs begin so" in err
     stored.write(first[:6], (stored.folder / "ablations" / "tiny.yaml").read_text())
     assert stored.json("status", first[:6])["ablation"] == first[:6], "an ablation has this name"
+
+
+def test_runs_of_the_same_row_and_seed_show_what_differs(stored):
+    assert "train.lr" not in stored("runs")[0]
+    faster = expand(with_overrides(stored.plan.ablation, assignments=["train.lr=0.5", "seeds=[0]"]))
+    finish(stored.store, faster.rows[0].runs[0], {"in_dist/token_error": 1.0})
+    write_sweep(stored.store, faster, sweep_id="20260730-130000-abcd")
+    out, _ = stored("runs")
+    values = {line.split()[0]: line.split() for line in out.splitlines()}
+    assert "train.lr" in values["run"]
+    assert "0.5" in values[faster.rows[0].runs[0].run_id]
+    assert "0.001" in values[stored.runs[0].run_id]
+    assert "0.001" not in values[stored.runs[1].run_id], "no other run has its row and seed"
 
 
 def test_runs_are_filtered_by_any_value(stored):

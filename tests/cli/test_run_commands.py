@@ -51,6 +51,16 @@ def test_run_shows_what_to_do_next(trained):
     out, _ = trained("run", "tiny", "--local", "--no-mlflow", "--store", "./store", "--set", "seeds=[0]")
     assert "cope-sweep table tiny --set 'seeds=[0]' --format latex" in out
     assert "mlflow ui" not in out
+    out, _ = trained("retry", "tiny", "--failed", "--local", "--no-mlflow", "--set", "seeds=[0,9]")
+    assert "Nothing to train: 2 of 4 runs are finished, and none of the others is to be trained." in out
+
+
+def test_what_to_do_next_names_another_folder_of_ablation_files(shell):
+    (shell.folder / "ablations").rename(shell.folder / "mine")
+    words = ("run", "tiny", "--local", "--no-mlflow", "--ablations", "mine", "--max-runs", "1")
+    out, _ = shell(*words, code=130)
+    assert "cope-sweep table tiny --ablations mine --format latex" in out
+    assert "cope-sweep serve --ablations mine " in out
 
 
 def test_the_shown_commands_can_be_called(trained):
@@ -147,6 +157,11 @@ def test_ctrl_c_checkpoints_and_the_same_command_continues(shell):
     assert process.returncode == 130
     run = next(run for run in shell.json("status", "tiny", "--set", "seeds=[0]")["runs"] if run["steps"] == 100000)
     assert run["status"] == "interrupted"
+    process = shell.start(*words)
+    (first,) = [next(line for line in process.stderr if line.startswith("running"))]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert " step 0/" not in first, "it shows where the run continues"
 
 
 def test_progress_lines_without_a_terminal(shell):

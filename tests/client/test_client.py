@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -75,6 +76,20 @@ def test_a_faulty_request_is_refused_before_it_is_sent() -> None:
         client.submit(ablation="quickstart", max_runs=0)
     with pytest.raises(UserError, match="give either `tokens` or `text`"):
         client.perplexity({"models": ["0123456789abcdef"]})
+
+
+@pytest.mark.slow
+def test_a_script_with_the_client_is_checked_strictly(tmp_path: Path) -> None:
+    """The example of the services' README, and calls with unknown keywords."""
+    pytest.importorskip("mypy")
+    assert (ROOT / "cope_sweep/py.typed").exists(), "type checkers ignore the installed package without it"
+    (example,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "services/README.md").read_text(), re.DOTALL | re.MULTILINE)
+    wrong = ['client.submit(ablation="mine", sett=[])', 'client.table("mine", formt="csv")']
+    (tmp_path / "script.py").write_text("\n".join([example, *(f"{call}  # wrong" for call in wrong)]))
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path}", tmp_path / "script.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert re.findall(r'Unexpected keyword argument "(\w+)"', done.stdout) == ["sett", "formt"], done.stdout
+    assert "Found 2 errors" in done.stdout
 
 
 def test_methods_have_the_parameters_of_their_questions() -> None:

@@ -478,10 +478,9 @@ class _Fitted:
 
         for number, columns in enumerate(self._parts(options.max_width)):
             part = RichTable(title=Text("" if number else self.title), box=SIMPLE_HEAD, title_justify="left")
-            for column in columns:
+            for column, width in zip(columns, self._widths(columns, options.max_width), strict=True):
                 header = self.drawn.headers[column]
-                part.add_column(Text(header.text), "", justify="right" if header.numeric else "left",
-                                min_width=min(self._width(column), options.max_width // 2))  # fmt: skip
+                part.add_column(Text(header.text), justify="right" if header.numeric else "left", width=width)
             for texts in self.rows:
                 part.add_row(*(texts[column] for column in columns))
             yield part
@@ -495,14 +494,29 @@ class _Fitted:
         parts: list[list[int]] = []
         left = 0
         for column in range(self.labels, len(self.drawn.headers)):
-            if not parts or left < self._width(column) + PADDING:
+            least = self._least(column, width) + PADDING
+            if not parts or left < least:
                 parts.append([*labels])
-                left = width - 1 - sum(self._width(each) + PADDING for each in labels)
+                left = width - 1 - sum(self._least(each, width) + PADDING for each in labels)
             parts[-1].append(column)
-            left -= self._width(column) + PADDING
+            left -= least
         return parts or [labels]
 
-    def _width(self, column: int) -> int:
-        """Headings may wrap, cells may not."""
+    def _widths(self, columns: Sequence[int], width: int) -> list[int]:
+        """The widths of columns side by side: of their cells, and as far as there is room, of their headings.
+
+        They are given to rich, which would make columns wider than the terminal: it cuts what is beyond.
+        """
+        widths = [self._least(column, width) for column in columns]
+        left = width - 1 - sum(each + PADDING for each in widths)
+        for index, column in enumerate(columns):
+            more = max(0, min(left, len(self.drawn.headers[column].text) - widths[index]))
+            widths[index] += more
+            left -= more
+        return widths
+
+    def _least(self, column: int, width: int) -> int:
+        """The least width of a column: headings may wrap; cells too, if they take more than half of the terminal."""
         words = self.drawn.headers[column].text.split()
-        return max(map(len, [*words, *(texts[column].plain for texts in self.rows)]), default=0)
+        cells = max(map(len, [*words, *(texts[column].plain for texts in self.rows)]), default=0)
+        return min(cells, width // 2)

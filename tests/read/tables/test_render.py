@@ -101,6 +101,15 @@ def test_rich(partial):
         assert any(all(cell in shown for cell in line) for shown in text.splitlines()), line
 
 
+@pytest.mark.parametrize("width", range(50, 100, 7))
+def test_nothing_is_cut_in_narrow_terminals(plan, store, width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table(plan, store).to_rich())
+    lines = console.export_text().splitlines()
+    assert any("0/2: 2 pending" in line for line in lines)
+    assert max(map(len, lines)) <= width
+
+
 def test_an_ablation_without_axes_has_one_row(store):
     plan = plan_of(grid={}, seeds=[4])
     finish(store, plan.rows[0].runs[0], {"in_dist/token_error": 3.0, "dense/loss": 1.0})

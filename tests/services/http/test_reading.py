@@ -49,8 +49,8 @@ def test_an_invalid_file_has_its_error_and_other_files_stay_visible(client: http
     assert (tiny["title"], tiny["rows"], tiny["runs"], tiny["error"]) == ("Selective copy, tiny", 2, 4, None)
     assert tiny["counts"] == {"finished": 2, "failed": 1, "pending": 1}
     assert get(client, "/ablations/broken")["text"].startswith("title: broken")
-    for what in ("table", "curves", "runs"):
-        assert get(client, f"/ablations/broken/{what}", 409)["code"] == "invalid_ablation"
+    for path in ("/ablations/broken/table", "/ablations/broken/curves", "/runs?ablation=broken"):
+        assert get(client, path, 409)["code"] == "invalid_ablation"
 
 
 def test_an_ablation_has_its_plan_and_text(client: httpx.Client, sample: SampleStore) -> None:
@@ -67,7 +67,7 @@ def test_an_ablation_has_its_plan_and_text(client: httpx.Client, sample: SampleS
 def test_a_scale_has_its_own_plan(client: httpx.Client) -> None:
     assert get(client, "/ablations/tiny?scale=longer")["counts"] == {"pending": 4}
     assert get(client, "/ablations/tiny/table?scale=longer")["complete"] is False
-    assert get(client, "/ablations/tiny/runs?scale=longer&status=pending")["total"] == 4
+    assert get(client, "/runs?ablation=tiny&scale=longer&status=pending")["total"] == 4
     assert "its scales are: longer" in get(client, "/ablations/tiny?scale=none", 422)["detail"]
 
 
@@ -442,7 +442,7 @@ def test_cursors_lead_through_all_runs(client: httpx.Client, sample: SampleStore
 
 
 def test_cursors_lead_through_a_plan(client: httpx.Client, sample: SampleStore) -> None:
-    assert walk(client, "/ablations/tiny/runs", limit=3) == sample.ids
+    assert walk(client, "/runs", ablation="tiny", limit=3) == sample.ids
     assert walk(client, "/runs", ablation="tiny", limit=1, status="finished") == sample.ids[:2]
     by_seed = walk(client, "/runs", ablation="tiny", limit=1, sort="seed", descending=True)
     assert by_seed[0] == sample.ids[2]
@@ -463,8 +463,8 @@ def test_chosen_fields(client: httpx.Client, sample: SampleStore) -> None:
     assert set(run) == {"run_id", "status", "step", "values"}
     assert set(run["values"]) == {"model.layers", "dense/loss", "status"}
     assert run["values"]["model.layers"] == 1
-    names = [("fields", "row"), ("fields", "metrics")]
-    pending = client.get(f"{API}/ablations/tiny/runs", params=names).json()["runs"][3]
+    names = [("ablation", "tiny"), ("fields", "row"), ("fields", "metrics")]
+    pending = client.get(f"{API}/runs", params=names).json()["runs"][3]
     assert pending == {"run_id": sample.ids[3], "status": "pending", "row": "Absolute", "metrics": {}}
 
 
