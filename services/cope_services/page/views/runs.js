@@ -121,11 +121,22 @@ export function runs(root) {
           button("to comparison", "Show the comparison", () => compared.scrollIntoView()),
           button("clear", "Clear", () => change({ sel: null })),
         )
-      : h("span", { class: "note" }, "Choose runs to compare their curves, configurations and results.");
+      : h("span", { class: "note" }, "Choose runs, or all that are listed, to compare their curves, configurations and results.");
     const none = filtered
       ? "No run fits. A run that lacks a key does not match; remove a condition to see more."
       : "No run has been started. `cope-sweep run quickstart` trains the first ones in a minute.";
-    const head = h("tr", {}, h("td", { class: "choose" }, h("span", { class: "hidden" }, "Choose")), heads.map(heading(params)));
+    const ids = loaded.map((run) => run.run_id);
+    const listed = ids.filter((id) => chosen.includes(id)).length;
+    const others = () => current().params.getAll("sel").filter((id) => !ids.includes(id));
+    const all = h("input", {
+      type: "checkbox",
+      checked: listed > 0 && listed === ids.length,
+      indeterminate: listed > 0 && listed < ids.length,
+      "data-key": "choose all",
+      "aria-label": "Choose all listed runs",
+      onchange: (event) => change({ sel: event.target.checked ? [...others(), ...ids] : others() }, { replace: true }),
+    });
+    const head = h("tr", {}, h("td", { class: "choose" }, all), heads.map(heading(params)));
     replace(
       list,
       h("div", { class: "bar controls" },
