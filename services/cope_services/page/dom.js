@@ -60,6 +60,17 @@ export function checkbox(label, checked, onchange, key = label) {
   );
 }
 
+/** A field for words; `where` says where they are searched. A view makes it once: it is typed in while the view changes. */
+export const searchField = (label, where, onchange) =>
+  h("input", {
+    type: "search",
+    placeholder: label,
+    title: `Words in: ${where}`,
+    "aria-label": label,
+    "data-key": "search",
+    oninput: (event) => onchange(event.target.value),
+  });
+
 /** A list of buttons of which one is pressed: [[value, text], …]. */
 export function segmented(label, options, value, onchange) {
   return h("div", { class: "segmented", role: "group", "aria-label": label },

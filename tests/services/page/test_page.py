@@ -269,7 +269,7 @@ def test_chosen_runs_are_grouped_by_row(visitor: Visitor, site: Site) -> None:
     page = visitor.open(address, ".plot polyline")
     assert page.locator(".plot .keys li").all_inner_texts() == legend  # a colour for each of them
     page = visitor.open(f"runs?sel={site.curves.rows[0].runs[0].run_id}", ".comparison .uplot canvas")
-    names = page.locator(".comparison").get_by_label("metric", exact=True).locator("option").all_inner_texts()
+    names = page.locator(".comparison select").first.locator("option").all_inner_texts()
     assert names == ["in_dist/token_error", "loss"]  # the run has logged them, and has no final metrics
     page = visitor.open(f"runs?sel={site.sample.ids[3]}", ".comparison .empty")
     assert page.locator(".comparison .empty").inner_text() == "No chosen run has logged a metric yet."
@@ -394,7 +394,7 @@ def test_ablations_are_searched_by_words(visitor: Visitor) -> None:
     page.get_by_text("No ablation has these words").wait_for()
 
 
-def test_runs_are_filtered_and_loaded_page_by_page(visitor: Visitor) -> None:
+def test_runs_are_filtered_searched_and_loaded_page_by_page(visitor: Visitor, site: Site) -> None:
     page = visitor.open("runs", "table.runs")
     rows = page.locator("table.runs tbody tr")
     assert rows.count() == 100
@@ -405,6 +405,14 @@ def test_runs_are_filtered_and_loaded_page_by_page(visitor: Visitor) -> None:
     page.get_by_text("35 of 35 runs").wait_for()
     page.get_by_role("button", name="Remove train.steps=7").click()
     page.get_by_text("38 of 38 runs").wait_for()
+    page.get_by_role("button", name="Remove model.position=cope").click()
+    page.get_by_label("Search runs").fill("TINY abs")  # that of a sweep
+    page.get_by_text("1 of 1 run", exact=True).wait_for()
+    assert page.url.endswith("#/runs?search=TINY+abs")
+    page.get_by_label("Search runs").fill(f"{site.sample.ids[2][:6]} diverged")  # an id, and a message
+    page.wait_for_function("() => document.querySelector('table.runs tbody').textContent.includes('failed')")
+    page.get_by_label("Search runs").fill("nothing like it")
+    page.get_by_text("No run fits.").wait_for()
     visitor.open("runs?filter=model.layer=1", ".error")
     assert "model.layers" in page.locator(".error").inner_text()
     assert [each for each in visitor.problems if "422" not in each] == []

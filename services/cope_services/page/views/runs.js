@@ -1,7 +1,7 @@
 // All runs: filters, columns, more pages, and the comparison of chosen ones.
 
 import { at, get } from "../api.js";
-import { changes, empty, h, replace, scrolling } from "../dom.js";
+import { changes, empty, h, replace, scrolling, searchField } from "../dom.js";
 import { ago, integer, moment, plural } from "../format.js";
 import { change, current, link, toggled } from "../route.js";
 import { badge } from "../status.js";
@@ -12,7 +12,7 @@ import { columnChooser, filters } from "./run_filters.js";
 const PAGE = 100;
 const MOST = 1000; // runs in one answer
 const DEFAULT_COLUMNS = 4;
-const CONDITIONS = ["filter", "ids", "sweep", "scale", "status", "ablation"];
+const CONDITIONS = ["filter", "ids", "sweep", "scale", "status", "ablation", "search"];
 const NUMBER = { class: "number" };
 const COLUMNS = [
   ["run_id", "run"],
@@ -36,7 +36,7 @@ function queryOf(params) {
     sort,
     descending: order === "desc",
     fields: keys.length ? [...SUMMARY, ...keys].join(",") : null,
-    ...Object.fromEntries(["status", "ablation", "sweep", "scale"].map((name) => [name, params.get(name)])),
+    ...Object.fromEntries(["status", "ablation", "sweep", "scale", "search"].map((name) => [name, params.get(name)])),
   };
 }
 
@@ -86,6 +86,8 @@ export function runs(root) {
   const part = changes();
   const [top, chooser, list, compared] = [h("div"), h("div"), h("div"), h("div")];
   const comparison = compareRuns(compared);
+  const find = (search) => change({ search }, { replace: true });
+  const search = searchField("Search runs", "id, row, ablation, message", find);
   let [started, asked, pages, later, cursor, keys] = [false, "", 1, [], null, []];
 
   /** The loaded runs: the first MOST are read again at every refresh, those after them are not. */
@@ -166,8 +168,9 @@ export function runs(root) {
     close: () => comparison.close(),
     async refresh(params) {
       const ablations = (await get(at("ablations"))).map((each) => each.name);
-      if (!started) replace(root, h("div", { class: "head" }, h("h1", {}, "Runs")), top, chooser, list, compared);
+      if (!started) replace(root, h("div", { class: "head" }, h("h1", {}, "Runs"), search), top, chooser, list, compared);
       started = true;
+      if (document.activeElement !== search) search.value = params.get("search") ?? "";
       part("filters", JSON.stringify([ablations, CONDITIONS.map((name) => params.getAll(name))]), () =>
         replace(top, filters(params, ablations)),
       );
