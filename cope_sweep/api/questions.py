@@ -230,6 +230,14 @@ class RunFilter:
             "run that lacks the key does not match. May be repeated."
         ),
     ] = ()
+    search: Annotated[
+        str,
+        MaxLen(200),
+        Doc(
+            "Words that have to be found, each at the start of the run's id, or in its message, or in the row, the "
+            "ablation or its title, in a sweep of the run. Small and capital letters are alike."
+        ),
+    ] = ""
     status: Annotated[Sequence[Status], MaxLen(20), Doc("Only runs with this status. May be repeated.")] = ()
     run: Annotated[
         Sequence[str] | None, MaxLen(1000), Doc("Only these runs, by their ids, in this order. May be repeated.")

@@ -189,6 +189,7 @@ class Queries:
             run_ids=None if question.run is None else tuple(question.run),
             sweep_id=question.sweep,
             filters=tuple(map(runs.parse_filter, question.filter)),
+            words=tuple(question.search.split()),
             sort=question.sort,
             descending=question.descending,
         )

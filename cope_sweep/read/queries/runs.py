@@ -301,7 +301,7 @@ def decode_cursor(cursor: str, query: RunQuery, place: str = "") -> Position:
 
 def _digest(query: RunQuery, place: str) -> str:
     """Digest of the order and the conditions of a query, without the page."""
-    conditions = (query.statuses, query.sweep_id, query.filters, query.sort, query.descending, place)
+    conditions = (query.statuses, query.sweep_id, query.filters, query.words, query.sort, query.descending, place)
     return hashlib.sha256(repr(conditions).encode()).hexdigest()[:12]
 
 

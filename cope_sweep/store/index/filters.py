@@ -40,7 +40,19 @@ def conditions(connection: Connection, query: RunQuery, status: ColumnElement[st
         found.append(among(connection, runs.c.run_id, query.run_ids))
     if query.sweep_id is not None:
         found.append(runs.c.run_id.in_(select(sweep_runs.c.run_id).where(sweep_runs.c.sweep_id == query.sweep_id)))
+    found += [_contains(word) for word in query.words]
     return found + [_condition(connection, each, status) for each in query.filters]
+
+
+def _contains(word: str) -> ColumnElement[bool]:
+    """The condition of a word of a search; small and capital letters are alike."""
+    columns = (sweep_runs.c.row, sweeps.c.ablation, sweeps.c.title)
+    joined = select(sweep_runs.c.run_id).join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
+    return or_(
+        runs.c.run_id.istartswith(word, autoescape=True),
+        runs.c.message.icontains(word, autoescape=True),
+        runs.c.run_id.in_(joined.where(or_(*(each.icontains(word, autoescape=True) for each in columns)))),
+    )
 
 
 def _condition(connection: Connection, each: Filter, status: ColumnElement[str]) -> ColumnElement[bool]:

@@ -94,6 +94,8 @@ class RunQuery:
     sweep_id: str | None = None
     filters: tuple[Filter, ...] = ()
     """All have to hold. A run that lacks the key does not match."""
+    words: tuple[str, ...] = ()
+    """Each is at the start of the run's id, or in its message, or in the ablation, its title or the row of a sweep."""
     sort: str = "run_id"
     """A key as in `Filter`; runs without a value come last."""
     descending: bool = False

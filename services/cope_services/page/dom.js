@@ -1,14 +1,16 @@
 // Creates and replaces elements of the page.
 
 const SVG = "http://www.w3.org/2000/svg";
-const SVG_TAGS = new Set(["svg", "g", "path", "line", "polyline", "circle", "rect", "text"]);
+const SVG_TAGS = new Set(["svg", "g", "path", "line", "polyline", "circle", "rect", "text", "title"]);
 
 /**
  * An element: h("a", {href: "#/"}, "text", child). `onclick: f` adds a listener, `style: {color: "red"}` sets single
  * properties (a style attribute would be refused by the content security policy), null and false leave an attribute out.
+ * "svg:a" is a link inside of an SVG.
  */
 export function h(tag, attributes = {}, ...children) {
-  const node = SVG_TAGS.has(tag) ? document.createElementNS(SVG, tag) : document.createElement(tag);
+  const [name, isSvg] = [tag.replace("svg:", ""), SVG_TAGS.has(tag) || tag.startsWith("svg:")];
+  const node = isSvg ? document.createElementNS(SVG, name) : document.createElement(name);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
@@ -57,6 +59,17 @@ export function checkbox(label, checked, onchange, key = label) {
     h("span", {}, label),
   );
 }
+
+/** A field for words; `where` says where they are searched. A view makes it once: it is typed in while the view changes. */
+export const searchField = (label, where, onchange) =>
+  h("input", {
+    type: "search",
+    placeholder: label,
+    title: `Words in: ${where}`,
+    "aria-label": label,
+    "data-key": "search",
+    oninput: (event) => onchange(event.target.value),
+  });
 
 /** A list of buttons of which one is pressed: [[value, text], …]. */
 export function segmented(label, options, value, onchange) {

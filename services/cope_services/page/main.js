@@ -125,6 +125,12 @@ addEventListener("unauthorised", (event) => {
   asked = true;
   askKey(event.detail);
 });
+document.querySelector('nav a[href="#/playground"]').addEventListener("click", (event) => {
+  const { path, params } = current();
+  if (path[0] !== "ablations" || !path[1]) return;
+  event.preventDefault(); // with the checkpoints of the ablation at hand
+  location.hash = link(["playground"], { ablation: path[1], scale: params.get("scale") });
+});
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address is that of the view
   byId("main").focus();

@@ -475,7 +475,7 @@ def test_tags_are_places_in_sweeps(own_sample: SampleStore) -> None:
         SweepRun(run_id=run.run_id, row=row, seed=run.seed, labels={"model.position": row, "depth": "2"})
         for run, row in placed
     ]
-    record = sweep_of(own_sample.plan, runs).model_copy(update={"runs": members, "reused": []})
+    record = sweep_of(own_sample.plan, runs).model_copy(update={"runs": members, "reused": [], "title": "Selective copy"})
     own_sample.store.write_sweep(record)
     with serving(own_sample.settings()) as client:
 
@@ -488,6 +488,15 @@ def test_tags_are_places_in_sweeps(own_sample: SampleStore) -> None:
         assert ids(f"tags.sweep={record.sweep_id}", "tags.row=Absolute") == {runs[1].run_id}
         assert ids("tags.other=1") == set()
         assert "cannot be sorted by tags" in get(client, "/runs", 422, sort="tags.row")["detail"]
+
+        def found(words: str) -> set[str]:
+            return {run["run_id"] for run in get(client, "/runs", search=words)["runs"]}
+
+        assert found("cope") == {runs[0].run_id}
+        assert found("tiny  SELECTIVE") == {runs[0].run_id, runs[1].run_id}  # the name and the title of the ablation
+        assert found(runs[1].run_id[:5].upper()) == {runs[1].run_id}
+        assert found("diverged") == {runs[2].run_id}  # the message of a run of no sweep
+        assert found("%") == found("cope absolute") == set()
 
 
 def test_an_unknown_metric_is_refused_with_the_known_ones(client: httpx.Client, sample: SampleStore) -> None:

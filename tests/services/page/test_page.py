@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -268,8 +269,11 @@ def test_chosen_runs_are_grouped_by_row(visitor: Visitor, site: Site) -> None:
     address = f"{page.url.partition('#/')[2]}&way=parallel&axis=train.steps&axis=model.dim"
     page = visitor.open(address, ".plot polyline")
     assert page.locator(".plot .keys li").all_inner_texts() == legend  # a colour for each of them
-    page = visitor.open(f"runs?sel={site.curves.rows[0].runs[0].run_id}", ".comparison .empty")
-    assert page.locator(".comparison .empty").inner_text() == "No chosen run has metrics yet."
+    page = visitor.open(f"runs?sel={site.curves.rows[0].runs[0].run_id}", ".comparison .uplot canvas")
+    names = page.locator(".comparison select").first.locator("option").all_inner_texts()
+    assert names == ["in_dist/token_error", "loss"]  # the run has logged them, and has no final metrics
+    page = visitor.open(f"runs?sel={site.sample.ids[3]}", ".comparison .empty")
+    assert page.locator(".comparison .empty").inner_text() == "No chosen run has logged a metric yet."
 
 
 def test_differences_of_rows_are_shown_with_their_seeds_folded(visitor: Visitor, site: Site) -> None:
@@ -302,11 +306,12 @@ def test_chosen_metrics_are_panels_with_one_zoom(visitor: Visitor) -> None:
     assert visitor.problems == []
 
 
-def test_runs_are_chosen_on_an_axis_and_folded_over_seeds(visitor: Visitor, site: Site) -> None:
+def test_runs_are_marked_in_plots_and_the_address_has_the_ranges(visitor: Visitor, site: Site) -> None:
+    """Four runs: one of 12 steps, and three seeds of one row of 7 steps."""
     many = expand(load_ablation(site.sample.ablations / "many.yaml"))
     ids = [site.sample.ids[0], *(run.run_id for run in many.rows[0].runs[:3])]
-    axes = "axis=train.steps&axis=model.dim"
-    page = visitor.open(f"runs?{'&'.join(f'sel={run_id}' for run_id in ids)}&way=parallel&{axes}", ".plot polyline")
+    runs = f"runs?{'&'.join(f'sel={run_id}' for run_id in ids)}"
+    page = visitor.open(f"{runs}&way=parallel&axis=train.steps&axis=model.dim", ".plot polyline")
     assert page.locator(".plot polyline").count() == 4
     page.get_by_label("means over seeds").check()
     page.wait_for_function("() => document.querySelectorAll('.plot polyline').length === 2")
@@ -317,13 +322,46 @@ def test_runs_are_chosen_on_an_axis_and_folded_over_seeds(visitor: Visitor, site
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 1)  # the lowest value: 7 steps
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=3)
+    assert page.locator(".plot polyline.out").count() == 1  # already while one drags
     page.mouse.up()
-    page.get_by_text("1 of 2 are marked.").wait_for()
-    assert page.locator(".plot polyline.out").count() == 1
+    page.get_by_text("1 of 2 runs are marked.").wait_for()
+    page.get_by_label("means over seeds").uncheck()
+    page.get_by_text("3 of 4 runs are marked.").wait_for()
+    marked = page.locator(".comparison tbody a")
+    assert [each.get_attribute("href") for each in marked.all()] == [f"#/runs/{run_id}" for run_id in ids[1:]]
+
+    address = page.url.partition("#/")[2].replace("way=parallel", "way=scatter&sx=train.steps&sy=model.dim")
+    page = visitor.open(address, ".plot .out")  # the same range in another plot
+    assert page.locator(".plot a").count() == 4
+    assert page.locator(".plot a.out").count() == 1
+    assert accessibility(page) == []
+    page.locator(".plot .grip").focus()
+    page.keyboard.press("Escape")
+    page.wait_for_function("() => !location.hash.includes('brush')")
+    page.wait_for_selector(".plot .grip:focus")
+    page.keyboard.press("ArrowRight")  # cuts off the least steps
+    page.get_by_text("1 of 4 runs are marked.").wait_for()
     page.get_by_role("button", name="Choose only these").click()
-    page.wait_for_function("() => (location.hash.match(/sel=/g) ?? []).length === 3")
-    assert all(f"sel={run_id}" in page.url for run_id in ids[1:])
+    page.wait_for_function("() => (location.hash.match(/sel=/g) ?? []).length === 1")
+    assert f"sel={ids[0]}" in page.url
+    assert "brush" not in page.url
     assert visitor.problems == []
+
+
+def test_all_listed_runs_are_chosen_and_their_curves_are_read_in_parts(visitor: Visitor) -> None:
+    page = visitor.open("runs?ablation=many", ".runs tbody tr")
+    page.get_by_role("button", name="Load 5 more").click()
+    page.wait_for_function("() => document.querySelectorAll('.runs tbody tr').length === 105")
+    page.get_by_label("Choose all listed runs").check()
+    page.get_by_text("105 runs chosen").wait_for()
+    page.locator(".comparison .empty").wait_for()  # failed runs have no metrics
+    page.get_by_role("button", name="Scatter plot").click()
+    page.wait_for_function("() => document.querySelectorAll('.plot circle').length === 105")
+    page.goto(f"{page.url.replace('way=scatter', 'way=curves')}&metric=train%2Floss")
+    page.wait_for_selector(".comparison .multiples .empty, .comparison .uplot")
+    assert sum("/curves?" in url for url in visitor.requests) == 3
+    page.get_by_label("Choose all listed runs").uncheck()
+    page.wait_for_function("() => !location.hash.includes('sel=')")
 
 
 def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
@@ -357,7 +395,7 @@ def test_ablations_are_searched_by_words(visitor: Visitor) -> None:
     page.get_by_text("No ablation has these words").wait_for()
 
 
-def test_runs_are_filtered_and_loaded_page_by_page(visitor: Visitor) -> None:
+def test_runs_are_filtered_searched_and_loaded_page_by_page(visitor: Visitor, site: Site) -> None:
     page = visitor.open("runs", "table.runs")
     rows = page.locator("table.runs tbody tr")
     assert rows.count() == 100
@@ -368,6 +406,14 @@ def test_runs_are_filtered_and_loaded_page_by_page(visitor: Visitor) -> None:
     page.get_by_text("35 of 35 runs").wait_for()
     page.get_by_role("button", name="Remove train.steps=7").click()
     page.get_by_text("38 of 38 runs").wait_for()
+    page.get_by_role("button", name="Remove model.position=cope").click()
+    page.get_by_label("Search runs").fill("TINY abs")  # that of a sweep
+    page.get_by_text("1 of 1 run", exact=True).wait_for()
+    assert page.url.endswith("#/runs?search=TINY+abs")
+    page.get_by_label("Search runs").fill(f"{site.sample.ids[2][:6]} diverged")  # an id, and a message
+    page.wait_for_function("() => document.querySelector('table.runs tbody').textContent.includes('failed')")
+    page.get_by_label("Search runs").fill("nothing like it")
+    page.get_by_text("No run fits.").wait_for()
     visitor.open("runs?filter=model.layer=1", ".error")
     assert "model.layers" in page.locator(".error").inner_text()
     assert [each for each in visitor.problems if "422" not in each] == []
@@ -446,10 +492,12 @@ def test_a_sweep_is_submitted_by_a_form(
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     sample = site.sample.copy_to(tmp_path / "copy")
+    shutil.copy(sample.ablations / "tiny.yaml", sample.ablations / "tiny_again.yaml")
     with scripted_cluster() as cluster, serving(sample.settings(ray_address=cluster.url)) as client:
         visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
         page = visitor.open("ablations/tiny?tab=train&scale=own", "form.train")
-        page.get_by_text("2 of 4 runs would be trained; 2 have ended and will not be trained again.").wait_for()
+        page.get_by_text("2 of 4 runs would be trained (1 failed); 2 have ended and will not be trained again.").wait_for()
+        page.get_by_text("4 runs of the plan are shared with tiny_again.").wait_for()
         for width, scheme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
             page.set_viewport_size({"width": width, "height": 900})
             page.emulate_media(color_scheme=scheme)

@@ -3,10 +3,10 @@
 import { at, get } from "../api.js";
 import { average, deviation, style } from "../curves.js";
 import { checkbox, empty, h, replace, section, segmented, select, table } from "../dom.js";
-import { number, plural } from "../format.js";
+import { integer, number, plural } from "../format.js";
 import { change, toggled } from "../route.js";
 import { isNumber, resultsFirst, shown, SUMMARY, valueOf } from "../values.js";
-import { CHOICES, chosenCurves, chosenMetrics, curvePanels } from "./curve_panels.js";
+import { CHOICES, chosenCurves, chosenMetrics, curvePanels, curvesOf } from "./curve_panels.js";
 import { parallel, scatter } from "./plots.js";
 
 const WAYS = [
@@ -16,7 +16,8 @@ const WAYS = [
   ["difference", "Differences"],
 ];
 const SECTIONS = ["model", "train", "task"]; // of the configuration, in this order
-const MOST = 200; // runs that are compared
+const MOST = 1000; // runs that are compared, as GET /runs takes them
+const FRAME = 28; // CSS pixels around a plot
 
 const nameOf = (run) => [run.row ?? run.run_id, run.seed === null ? null : `seed ${run.seed}`].filter(Boolean).join(", ");
 
@@ -79,29 +80,38 @@ function differences(runs, axes, metrics) {
   ];
 }
 
+/** The metrics that a run has logged: no run that is compared has ended. */
+async function logged(run) {
+  if (!run) return [];
+  const rows = await get(at(["runs", run.run_id, "curve"], { points: 100 }));
+  return resultsFirst(new Set(rows.flatMap((row) => Object.keys(row).filter((key) => key !== "step"))));
+}
+
 const folding = (params) => checkbox("means over seeds", params.get("fold") === "1", (fold) => change({ fold }, { replace: true }));
 
-/** Choose runs, or the runs behind rows. */
-const choose = (runs) => change({ sel: runs.flatMap((run) => run.seeds ?? [run.run_id]) });
-
 export function compareRuns(container) {
+  const [ways, note] = [h("span"), h("p", { class: "note" })];
   const [controls, body] = [h("div", { class: "bar controls" }), h("div", { class: "comparison" })];
+  const whole = section("Comparison", { id: "comparison", controls: ways }, note, controls, body); // once: the focus stays
   const panels = curvePanels();
   let drawn = "";
+  const resized = () => dispatchEvent(new Event("routechange"));
+  addEventListener("resize", resized); // a plot has the width of the page
+  const around = (params) => ({ width: Math.max(container.clientWidth - FRAME, 300), params, nameOf });
 
-  async function curves(runs, metrics, params) {
+  async function curves(runs, results, params) {
     const ids = runs.map((run) => run.run_id);
+    const metrics = results.length ? results : await logged(runs.find((run) => run.step));
     const shown = chosenMetrics(params, metrics[0]);
-    const answers = await Promise.all(shown.map((metric) => get(at("curves", { run: ids, metric, points: 400 }))));
-    const charts = answers.map((answer, i) => {
-      const points = new Map(answer.series.map((each) => [each.run_id, each.points]));
+    const answers = await Promise.all(shown.map((metric) => curvesOf(ids, metric)));
+    const charts = answers.map((points, i) => {
       const series = (run) => ({ name: nameOf(run), points: points.get(run.run_id) ?? [] });
       const groups = grouped(runs).map(([name, members], at) => ({ name, style: style(at), series: members.map(series) }));
       return { metric: shown[i], title: shown[i], groups };
     });
     return () => {
       replace(controls);
-      if (!charts.length) return replace(body, empty("No chosen run has metrics yet."));
+      if (!charts.length) return replace(body, empty("No chosen run has logged a metric yet."));
       replace(body, panels.nodes);
       return panels.draw({ metrics: metrics.map((each) => [each, each]), charts, settings: chosenCurves(params) });
     };
@@ -123,7 +133,7 @@ export function compareRuns(container) {
         ),
         folding(params),
       );
-      replace(body, used.length < 2 ? empty("Choose at least two axes.") : parallel(seeds(runs, params), used, nameOf, choose));
+      replace(body, used.length < 2 ? empty("Choose at least two axes.") : parallel(seeds(runs, params), used, around(params)));
     };
   }
 
@@ -141,7 +151,7 @@ export function compareRuns(container) {
         select("vertical", keys, y, (sy) => change({ sy }, { replace: true })),
         folding(params),
       );
-      replace(body, scatter(seeds(runs, params), x, y, nameOf));
+      replace(body, scatter(seeds(runs, params), [x, y], around(params)));
     };
   }
 
@@ -160,15 +170,20 @@ export function compareRuns(container) {
   }
 
   return {
-    close: panels.close,
+    close() {
+      removeEventListener("resize", resized);
+      panels.close();
+    },
     async refresh({ params, keys }) {
-      const ids = params.getAll("sel").slice(0, MOST);
+      const chosen = params.getAll("sel");
+      const ids = chosen.slice(0, MOST);
       const way = params.get("way") ?? "curves";
       const state = JSON.stringify([
         ids,
         way,
         keys,
-        [...CHOICES, "axis", "sx", "sy", "fold"].map((each) => params.getAll(each)),
+        [...CHOICES, "axis", "sx", "sy", "fold", "brush"].map((each) => params.getAll(each)),
+        container.clientWidth,
       ]);
       if (state === drawn) return;
       if (!ids.length) {
@@ -180,15 +195,9 @@ export function compareRuns(container) {
           replace(body, h("p", { class: "bad" }, error.message));
         });
         if (way !== "curves") panels.close();
-        replace(
-          container,
-          section(
-            "Comparison",
-            { id: "comparison", controls: [segmented("Compare by", WAYS, way, (value) => change({ way: value }))] },
-            controls,
-            body,
-          ),
-        );
+        if (!whole.isConnected) replace(container, whole);
+        replace(ways, segmented("Compare by", WAYS, way, (value) => change({ way: value })));
+        note.textContent = chosen.length > MOST ? `The first ${integer(MOST)} of ${plural(chosen.length, "chosen run")}.` : "";
         draw();
       }
       drawn = state;

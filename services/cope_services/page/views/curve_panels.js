@@ -1,5 +1,6 @@
 // Curves of runs: controls, a legend, and a panel for each chosen metric. What is chosen is in the address.
 
+import { at, get } from "../api.js";
 import { Chart } from "../chart.js";
 import { lines } from "../curves.js";
 import { checkbox, empty, h, replace, segmented, select } from "../dom.js";
@@ -10,12 +11,23 @@ import { change, toggled } from "../route.js";
 export const CHOICES = ["metric", "x", "log", "smooth", "spread"];
 const SPREADS = [["seeds", "each seed"], ["deviation", "mean ± SD"], ["range", "mean, range"]];
 const MOST = 6; // panels
+const [RUNS, POINTS] = [50, 400]; // in one answer: runs, and points of a run
 const [ALONE, BESIDE] = [340, 230]; // heights of a panel
 
 /** The chosen metrics, or the first that there is. */
 export function chosenMetrics(params, first) {
   const asked = [...new Set(params.getAll("metric"))].slice(0, MOST);
   return asked.length || first === undefined ? asked : [first];
+}
+
+/** The curves of a metric: id of a run → [[step, seconds, value], …]. */
+export async function curvesOf(ids, metric) {
+  const found = new Map();
+  for (let i = 0; i < ids.length; i += RUNS) {
+    const part = await get(at("curves", { run: ids.slice(i, i + RUNS), metric, points: POINTS }));
+    for (const each of part.series) found.set(each.run_id, each.points);
+  }
+  return found;
 }
 
 /** What the address chooses: {by, log, smoothing, spread, zoom}, as `curves.lines` and `Chart.draw` take them. */

@@ -5,9 +5,8 @@ import { style } from "../curves.js";
 import { h, replace, section } from "../dom.js";
 import { integer } from "../format.js";
 import { change } from "../route.js";
-import { CHOICES, chosenCurves, chosenMetrics, curvePanels } from "./curve_panels.js";
+import { CHOICES, chosenCurves, chosenMetrics, curvePanels, curvesOf } from "./curve_panels.js";
 
-const POINTS = 400;
 const ROWS = 100;
 
 /** The groups of a chart from the answer of …/curves; by time, with the seconds of /curves. */
@@ -23,11 +22,7 @@ async function groupsOf(curves, byTime, metric) {
   }));
   if (!byTime) return styled;
   const ids = styled.flatMap((group) => group.series.filter((each) => each.points.length).map((each) => each.id));
-  const timed = new Map();
-  for (let i = 0; i < ids.length; i += 50) {
-    const part = await get(at("curves", { run: ids.slice(i, i + 50), metric, points: POINTS }));
-    for (const each of part.series) timed.set(each.run_id, each.points);
-  }
+  const timed = await curvesOf(ids, metric);
   return styled.map((group) => ({
     ...group,
     series: group.series.map((each) => ({ ...each, points: timed.get(each.id) ?? [] })),

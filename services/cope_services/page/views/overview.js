@@ -1,7 +1,7 @@
 // The ablations: newest first, those without any run last.
 
 import { at, get } from "../api.js";
-import { changes, empty, h, replace, section } from "../dom.js";
+import { changes, empty, h, replace, searchField, section } from "../dom.js";
 import { ago, moment, plural } from "../format.js";
 import { change, link } from "../route.js";
 import { begun, fullestScale, progress, sizes, summary, total } from "../status.js";
@@ -60,13 +60,7 @@ function matches({ name, title, reproduces }, words) {
 export function overview(root) {
   const part = changes();
   const [intro, list, active] = [h("p", { class: "lead" }), h("div"), h("div")];
-  const search = h("input", {
-    type: "search",
-    placeholder: "Search ablations",
-    "aria-label": "Search ablations",
-    "data-key": "search",
-    oninput: (event) => change({ q: event.target.value }, { replace: true }),
-  });
+  const search = searchField("Search ablations", "name, title, table of the paper", (q) => change({ q }, { replace: true }));
   let started = false;
   return {
     title: () => "Ablations",

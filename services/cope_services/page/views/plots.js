@@ -1,168 +1,233 @@
-// A scatter plot and parallel coordinates of runs, in SVG.
+// A scatter plot and parallel coordinates of runs, in SVG. Dragging in them marks runs; the address has the marked ranges.
 
-import { ticks } from "../axes.js";
+import { linear, logarithmic } from "../axes.js";
 import { style } from "../curves.js";
-import { empty, h } from "../dom.js";
-import { number } from "../format.js";
-import { link } from "../route.js";
-import { isNumber, valueOf } from "../values.js";
+import { empty, h, table } from "../dom.js";
+import { number, plural } from "../format.js";
+import { change, link } from "../route.js";
+import { isNumber, shown, valueOf } from "../values.js";
 
-/** The place 0 … 1 of each value: numbers by size, others in the order of their appearance. Also the labels of the axis. */
+const HEIGHT = 380;
+const EDGE = 8; // SVG units by which a surface that one drags on is larger than its axes
+const MOST_MARKS = 8; // values that are marks themselves; of more, an axis has round numbers
+const APART = 0.04; // of an axis, the least distance of marks
+const WIDE = 50; // the ratio of values from which an axis is logarithmic
+const STEP = 0.1; // of an axis, by which an arrow key moves an end of a range
+const ARROWS = { ArrowRight: [0, 0], ArrowLeft: [0, 1], ArrowUp: [1, 0], ArrowDown: [1, 1] }; // to [direction, end]
+
+/**
+ * The axis of a key: {of(run), place(number), at(place), marks: [[place, text], …]}. `of` gives a number for each run: the
+ * value, or of texts their index in the order of their appearance. Its place on the axis is between 0 and 1.
+ */
 function axisOf(runs, key) {
-  const values = runs.map((run) => valueOf(run, key)).filter((value) => value !== undefined && value !== null);
-  if (values.every(isNumber) && values.length) {
-    const [low, high] = [Math.min(...values), Math.max(...values)];
-    const marks = low === high ? [low] : ticks(low, high, 5);
-    const place = (value) => (low === high ? 0.5 : (value - low) / (high - low));
-    return { place, marks: marks.map((value) => [place(value), number(value, 3)]), ends: [number(low, 3), number(high, 3)] };
-  }
+  const values = runs.map((run) => valueOf(run, key));
+  const numeric = values.every(isNumber);
   const names = [...new Set(values.map(String))];
-  const place = (value) => (names.length === 1 ? 0.5 : names.indexOf(String(value)) / (names.length - 1));
-  return { place, marks: names.map((name) => [place(name), name.length > 18 ? `${name.slice(0, 17)}…` : name]), ends: null };
-}
-
-/** Rows get colours in the order of their appearance. */
-function colours(runs) {
-  const rows = [...new Set(runs.map((run) => run.row ?? run.run_id))];
-  return { rows, of: (run) => `var(${style(rows.indexOf(run.row ?? run.run_id)).colour})` };
-}
-
-function legend({ rows }) {
-  return h("ul", { class: "keys" },
-    rows.slice(0, 32).map((row, i) => h("li", {}, h("i", { style: { background: `var(${style(i).colour})` } }), row)),
-  );
-}
-
-const has = (run, keys) => keys.every((key) => valueOf(run, key) !== undefined && valueOf(run, key) !== null);
-const missing = (n, all) =>
-  n < all ? h("p", { class: "note" }, `${all - n} of ${all} runs lack a value and are not drawn.`) : null;
-
-/** A dot per run; each leads to its run. */
-export function scatter(runs, x, y, nameOf) {
-  const drawn = runs.filter((run) => has(run, [x, y]));
-  if (!drawn.length) return empty(`No chosen run has both ${x} and ${y}.`);
-  const [width, height, left, bottom, top, right] = [900, 380, 70, 46, 14, 20];
-  const [xs, ys, key] = [axisOf(drawn, x), axisOf(drawn, y), colours(drawn)];
-  const px = (place) => left + 8 + place * (width - left - right - 16);
-  const py = (place) => height - bottom - 8 - place * (height - bottom - top - 16);
-  const svg = h("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${y} against ${x}, ${drawn.length} runs` },
-    ys.marks.map(([place, text]) => [
-      h("line", { class: "grid", x1: left, x2: width - right, y1: py(place), y2: py(place) }),
-      h("text", { x: left - 8, y: py(place) + 4, "text-anchor": "end" }, text),
-    ]),
-    xs.marks.map(([place, text]) => h("text", { x: px(place), y: height - bottom + 18, "text-anchor": "middle" }, text)),
-    h("text", { class: "title", x: width - right, y: height - 6, "text-anchor": "end" }, x),
-    h("text", { class: "title", x: left, y: 10 }, y),
-  );
-  for (const run of drawn) {
-    const label = `${nameOf(run)}: ${x} ${shownValue(valueOf(run, x))}, ${y} ${shownValue(valueOf(run, y))}`;
-    const anchor = document.createElementNS("http://www.w3.org/2000/svg", "a");
-    anchor.setAttribute("href", run.seeds ? link(["runs"], { ids: run.seeds }) : link(["runs", run.run_id]));
-    anchor.setAttribute("aria-label", label);
-    const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
-    title.textContent = label;
-    anchor.append(
-      h("circle", { cx: px(xs.place(valueOf(run, x))), cy: py(ys.place(valueOf(run, y))), r: 5, fill: key.of(run) }),
-      title,
-    );
-    svg.append(anchor);
+  const of = (run) => (numeric ? valueOf(run, key) : names.indexOf(String(valueOf(run, key))));
+  const numbers = runs.map(of);
+  const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
+  const wide = numeric && low > 0 && high / low >= WIDE;
+  const [scale, back] = wide ? [Math.log10, (each) => 10 ** each] : [Number, Number];
+  const [start, length] = [scale(low), scale(high) - scale(low)];
+  const place = (value) => (length ? (scale(value) - start) / length : 0.5);
+  const distinct = [...new Set(numbers)].sort((a, b) => a - b);
+  const round = () => (wide ? logarithmic(numbers, HEIGHT, 0) : linear(numbers)).ticks.filter((each) => each >= low && each <= high);
+  const text = (value) => (numeric ? number(value, 3) : names[value].length > 18 ? `${names[value].slice(0, 17)}…` : names[value]);
+  const marks = [];
+  for (const value of numeric && distinct.length > MOST_MARKS ? round() : distinct) {
+    if (!marks.length || place(value) - marks.at(-1)[0] > APART) marks.push([place(value), text(value)]);
   }
-  return h("div", { class: "plot" },
-    legend(key),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Scatter plot" }, svg),
-    missing(drawn.length, runs.length),
-  );
+  return { key, of, place, at: (at) => back(start + at * length), marks };
 }
 
-const shownValue = (value) => (isNumber(value) ? number(value) : String(value));
+/** The marked ranges of the address: key → [low, high], as numbers of `axisOf`. */
+function rangesOf(params) {
+  const parts = params.getAll("brush").map((each) => each.match(/^(.*):([^:]*):([^:]*)$/) ?? []);
+  return new Map(parts.map(([, key, low, high]) => [key, [+low, +high]]).filter(([, ends]) => ends.every(Number.isFinite)));
+}
 
-/** A line per run through its values on parallel axes. Dragging along an axis marks runs; `choose(runs)` takes these alone. */
-export function parallel(runs, keys, nameOf, choose) {
-  const drawn = runs.filter((run) => has(run, keys));
-  if (!drawn.length) return empty("No chosen run has a value on every axis. Remove an axis.");
-  const [height, left, top, bottom] = [340, 90, 40, 16];
-  const gap = Math.max(150, 1100 / (keys.length - 1));
-  const width = left * 2 + gap * (keys.length - 1);
-  const [axes, key] = [keys.map((each) => axisOf(drawn, each)), colours(drawn)];
-  const x = (i) => left + i * gap;
-  const y = (place) => height - bottom - place * (height - top - bottom);
-  const places = drawn.map((run) => keys.map((each, i) => axes[i].place(valueOf(run, each))));
-  const svg = h("svg", {
-    viewBox: `0 0 ${width} ${height}`,
-    style: { "min-width": `${Math.round(width * 0.75)}px` },
-    role: "img",
-    "aria-label": `Parallel coordinates of ${drawn.length} runs: ${keys.join(", ")}`,
-  });
-  const polylines = drawn.map((run, at) => {
-    const line = h("polyline", {
-      points: places[at].map((place, i) => `${x(i)},${y(place).toFixed(1)}`).join(" "),
-      stroke: key.of(run),
-      fill: "none",
-    });
-    const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
-    title.textContent = `${nameOf(run)}: ${keys.map((each) => `${each} ${shownValue(valueOf(run, each))}`).join(", ")}`;
-    line.append(title);
-    svg.append(line);
-    return line;
-  });
+const title = (text) => h("title", {}, text);
+const textOf = (run, keys, nameOf) => `${nameOf(run)}: ${keys.map((key) => `${key} ${shown(key, valueOf(run, key))}`).join(", ")}`;
+const rowOf = (run) => run.row ?? run.run_id;
+const idsOf = (runs) => runs.flatMap((run) => run.seeds ?? [run.run_id]); // of a row, those of its seeds
+const addressOf = (run) => (run.seeds ? link(["runs"], { ids: run.seeds }) : link(["runs", run.run_id]));
 
-  const brushes = new Map(); // index of an axis → [low, high], places on it
-  const note = h("p", { class: "note" });
-  const isIn = (at) => [...brushes].every(([i, [low, high]]) => places[at][i] >= low && places[at][i] <= high);
-  function mark() {
-    const inside = drawn.filter((_, at) => isIn(at));
-    polylines.forEach((line, at) => line.classList.toggle("out", !isIn(at)));
-    const take = h("button", { type: "button", class: "quiet", onclick: () => choose(inside) }, "Choose only these");
-    if (!brushes.size) note.replaceChildren("Drag along an axis to mark runs; click it to unmark.");
-    else note.replaceChildren(`${inside.length} of ${drawn.length} are marked. `, inside.length && inside.length < drawn.length ? take : "");
-  }
-  /** A strip along axis i on which one drags. */
-  function grip(i) {
-    const shown = h("rect", { class: "brush", x: x(i) - 9, width: 18, y: 0, height: 0 });
-    const strip = h("rect", { class: "grip", x: x(i) - 16, width: 32, y: y(1) - 8, height: y(0) - y(1) + 16, "data-axis": keys[i] });
-    let from = null;
-    const placeAt = (event) => {
-      const box = strip.getBoundingClientRect();
-      const within = (event.clientY - box.top) / box.height * (y(0) - y(1) + 16) - 8;
-      return 1 - within / (y(0) - y(1));
-    };
-    const drag = (event) => {
-      if (from === null) return;
-      const ends = [from, placeAt(event)].sort((a, b) => a - b);
-      const small = ends[1] - ends[0] < 0.01; // a click
-      if (small) brushes.delete(i);
-      else brushes.set(i, ends);
-      shown.setAttribute("y", y(Math.min(ends[1], 1.02)));
-      shown.setAttribute("height", small ? 0 : y(Math.max(ends[0], -0.02)) - y(Math.min(ends[1], 1.02)));
-      mark();
-    };
-    strip.addEventListener("pointerdown", (event) => {
-      strip.setPointerCapture(event.pointerId);
-      from = placeAt(event);
-      drag(event);
-    });
-    strip.addEventListener("pointermove", drag);
-    strip.addEventListener("pointerup", () => (from = null));
-    return [shown, strip];
-  }
+/**
+ * A plot of runs that have a value for each key. `draw(drawn, axes, colour)` returns {svg, items, surfaces}: the SVG without
+ * surfaces, an element for each run, and rectangles {left, right, top, bottom} with the index of the axis across and up.
+ */
+function plot(runs, keys, { params, nameOf, draw }) {
+  const drawn = runs.filter((run) => keys.every((key) => (valueOf(run, key) ?? null) !== null));
+  if (!drawn.length) return empty(`No chosen run has a value of ${keys.join(" and ")}.`);
+  const axes = keys.map((key) => axisOf(drawn, key));
+  const rows = [...new Set(drawn.map(rowOf))];
+  const colour = (run) => `var(${style(rows.indexOf(rowOf(run))).colour})`;
+  const { svg, items, surfaces } = draw(drawn, axes, colour);
+  const asked = rangesOf(params);
+  const known = axes.flatMap((axis, i) => (asked.has(axis.key) ? [[i, asked.get(axis.key).map(axis.place)]] : []));
+  const ranges = new Map(known); // index of an axis → [low, high], places on it
 
-  keys.forEach((each, i) => {
-    const [first, last] = axes[i].ends ?? [];
-    const marks = axes[i].ends ? [[0, first], [1, last]] : axes[i].marks;
-    svg.append(
-      h("line", { class: "axis", x1: x(i), x2: x(i), y1: y(0), y2: y(1) }),
-      h("text", { class: "title", x: x(i), y: i % 2 ? 26 : 12, "text-anchor": "middle" }, each),
-      ...(first !== undefined && first === last ? [[0.5, first]] : marks).map(([place, text]) =>
-        h("text", { class: "halo", x: x(i) + 6, y: y(place) + 4 }, text),
-      ),
-      ...grip(i),
-    );
+  const isIn = (run) => [...ranges].every(([i, [low, high]]) => {
+    const at = axes[i].place(axes[i].of(run));
+    return at >= low - 1e-6 && at <= high + 1e-6;
   });
+  const mark = () => items.forEach((item, i) => item.classList.toggle("out", !isIn(drawn[i])));
+  const text = ([i, ends]) => [keys[i], ...ends.map((end) => +axes[i].at(end).toPrecision(5))].join(":");
+  const done = (options) => change({ brush: [...ranges].map(text) }, options);
+  const clear = () => {
+    ranges.clear();
+    done();
+  };
+  // Items that are not in the SVG yet are links, above the surface.
+  svg.append(...surfaces.flatMap((each) => surface(each, axes, ranges, mark, done)), ...items.filter((item) => !item.parentNode));
+  svg.addEventListener("keydown", (event) => event.key === "Escape" && clear());
   mark();
-  return h("div", { class: "plot" },
-    legend(key),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Parallel coordinates" }, svg),
-    note,
-    missing(drawn.length, runs.length),
-  );
+
+  const marked = drawn.filter(isIn);
+  const button = (text, onclick) => h("button", { type: "button", class: "quiet", "data-key": text, onclick }, text);
+  const line = (run) => [
+    h("a", { href: addressOf(run), "data-key": `marked ${run.run_id}` }, nameOf(run)),
+    ...keys.map((key) => shown(key, valueOf(run, key))),
+  ];
+  return [
+    h("div", { class: "plot" },
+      h("ul", { class: "keys" },
+        rows.map((row, i) => h("li", {}, h("i", { style: { background: `var(${style(i).colour})` } }), row)),
+      ),
+      h("div", { class: "scroll" }, svg),
+      h("p", { class: "note" },
+        "Drag to mark runs. With the keyboard: the arrow keys cut off an end. A click or Escape unmarks.",
+        drawn.length < runs.length && ` ${runs.length - drawn.length} of ${plural(runs.length, "run")} lack a value and are not drawn.`,
+      ),
+    ),
+    h("div", { class: "bar controls" },
+      h("span", { role: "status" }, known.length ? `${marked.length} of ${plural(drawn.length, "run")} are marked.` : ""),
+      known.length > 0 && [
+        marked.length > 0 && button("Choose only these", () => change({ sel: idsOf(marked), brush: null })),
+        marked.length > 0 && button("List only these", () => change({ ids: idsOf(marked) })),
+        button("Unmark", clear),
+      ],
+    ),
+    known.length > 0 && table("Marked runs", ["marked", ...keys.map((key) => [key, "number"])], marked.map(line)),
+  ];
+}
+
+/** A rectangle on which one drags a range of the axes `across` and `up`; undefined: there is none in this direction. */
+function surface({ left, right, top, bottom, across, up }, axes, ranges, mark, done) {
+  const own = [across, up]; // indexes of axes
+  const frame = h("rect", { class: "brush" });
+  const names = own.filter((i) => i !== undefined).map((i) => axes[i].key);
+  const area = h("rect", {
+    class: names.length > 1 ? "grip area" : "grip",
+    x: left - EDGE, width: right - left + 2 * EDGE, y: top - EDGE, height: bottom - top + 2 * EDGE,
+    tabindex: 0, role: "button", "aria-label": `Mark runs by ${names.join(" and ")}`, "data-key": `grip ${names}`, "data-axis": names,
+  });
+  const ends = (i) => (i === undefined ? [0, 1] : ranges.get(i) ?? [0, 1]).map((end) => Math.min(Math.max(end, 0), 1));
+  const show = () => {
+    const [[x0, x1], [y0, y1]] = own.map(ends);
+    const none = !own.some((i) => ranges.has(i));
+    frame.setAttribute("x", left + x0 * (right - left) - EDGE / 2);
+    frame.setAttribute("y", bottom - y1 * (bottom - top) - EDGE / 2);
+    frame.setAttribute("width", none ? 0 : (x1 - x0) * (right - left) + EDGE);
+    frame.setAttribute("height", none ? 0 : (y1 - y0) * (bottom - top) + EDGE);
+    mark();
+  };
+  const placesAt = (event) => {
+    const box = area.getBoundingClientRect();
+    const unit = box.width / (right - left + 2 * EDGE); // pixels of a unit of the SVG
+    const [x, y] = [(event.clientX - box.left) / unit - EDGE, (box.bottom - event.clientY) / unit - EDGE];
+    return [right > left ? x / (right - left) : 0, y / (bottom - top)];
+  };
+  let from = null;
+  const drag = (event) => {
+    if (!from) return;
+    const to = placesAt(event);
+    const moved = own.some((i, k) => i !== undefined && Math.abs(to[k] - from[k]) > 0.01);
+    own.forEach((i, k) => i !== undefined && (moved ? ranges.set(i, [from[k], to[k]].sort((a, b) => a - b)) : ranges.delete(i)));
+    show();
+  };
+  const stop = () => {
+    if (from) done();
+    from = null;
+  };
+  area.addEventListener("pointerdown", (event) => {
+    area.setPointerCapture(event.pointerId);
+    from = placesAt(event);
+    drag(event);
+  });
+  area.addEventListener("pointermove", drag);
+  area.addEventListener("pointerup", stop);
+  area.addEventListener("pointercancel", stop);
+  area.addEventListener("keydown", (event) => {
+    const [k, end] = ARROWS[event.key] ?? [];
+    if (own[k] === undefined) return;
+    event.preventDefault();
+    const range = [...ends(own[k])];
+    range[end] += end ? -STEP : STEP;
+    if (range[1] - range[0] > STEP / 2) ranges.set(own[k], range);
+    show();
+    done({ replace: true });
+  });
+  show();
+  return [frame, area];
+}
+
+const canvas = (width, label, scaled) =>
+  h("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, style: { "min-width": `${scaled}px` }, role: "group", "aria-label": label });
+
+/** A dot per run, which leads to the run. `width` is that of the page. */
+export function scatter(runs, [x, y], { width, params, nameOf }) {
+  const [left, right, top, bottom] = [70, width - 28, 30, HEIGHT - 54];
+  const draw = (drawn, [xs, ys], colour) => {
+    const px = (place) => left + place * (right - left);
+    const py = (place) => bottom - place * (bottom - top);
+    const svg = canvas(width, `${y} against ${x}, ${plural(drawn.length, "run")}`, 0);
+    svg.append(
+      ...ys.marks.flatMap(([place, text]) => [
+        h("line", { class: "grid", x1: left - EDGE, x2: right + EDGE, y1: py(place), y2: py(place) }),
+        h("text", { x: left - 14, y: py(place) + 4, "text-anchor": "end" }, text),
+      ]),
+      ...xs.marks.map(([place, text]) => h("text", { x: px(place), y: bottom + 26, "text-anchor": "middle" }, text)),
+      h("text", { class: "title", x: right, y: HEIGHT - 8, "text-anchor": "end" }, x),
+      h("text", { class: "title", x: 4, y: 12 }, y),
+    );
+    const items = drawn.map((run) =>
+      h("svg:a", { href: addressOf(run), "aria-label": textOf(run, [x, y], nameOf) },
+        h("circle", { cx: px(xs.place(xs.of(run))), cy: py(ys.place(ys.of(run))), r: 5, fill: colour(run) }),
+        title(textOf(run, [x, y], nameOf)),
+      ),
+    );
+    return { svg, items, surfaces: [{ left, right, top, bottom, across: 0, up: 1 }] };
+  };
+  return plot(runs, [x, y], { params, nameOf, draw });
+}
+
+/** A line per run through its values on parallel axes. */
+export function parallel(runs, keys, { width, params, nameOf }) {
+  const [left, top, bottom] = [70, 44, HEIGHT - 16];
+  const wide = Math.max(width, left * 2 + 150 * (keys.length - 1));
+  const x = (i) => left + (i * (wide - 2 * left)) / (keys.length - 1);
+  const draw = (drawn, axes, colour) => {
+    const y = (place) => bottom - place * (bottom - top);
+    const svg = canvas(wide, `Parallel coordinates of ${plural(drawn.length, "run")}: ${keys.join(", ")}`, wide);
+    const items = drawn.map((run) =>
+      h("polyline", {
+          points: axes.map((axis, i) => `${x(i)},${y(axis.place(axis.of(run))).toFixed(1)}`).join(" "),
+          stroke: colour(run),
+          fill: "none",
+        },
+        title(textOf(run, keys, nameOf)),
+      ),
+    );
+    svg.append(...items);
+    axes.forEach(({ key, marks }, i) =>
+      svg.append(
+        h("line", { class: "axis", x1: x(i), x2: x(i), y1: y(0), y2: y(1) }),
+        h("text", { class: "title", x: x(i), y: i % 2 ? 28 : 12, "text-anchor": "middle" }, key),
+        ...marks.map(([place, text]) => h("text", { class: "halo", x: x(i) + 6, y: y(place) + 4 }, text)),
+      ),
+    );
+    return { svg, items, surfaces: keys.map((_, i) => ({ left: x(i) - EDGE, right: x(i) + EDGE, top, bottom, up: i })) };
+  };
+  return plot(runs, keys, { params, nameOf, draw });
 }

@@ -6,10 +6,11 @@ import { change, link, toggled } from "../route.js";
 import { badge } from "../status.js";
 
 const SPACE = "\u2007"; // as wide as a digit
+const LONG = 500; // characters of an answer
 const CLASSES = { agrees: "good", better: "good", differs: "bad", worse: "bad" };
 
-/** Decimals of a value: those of the metric, or as many as a small value needs. */
-const decimals = (value, metric) =>
+/** Decimals of a scaled value: those of the metric, or as many as a small value needs. */
+export const decimals = (value, metric) =>
   value && Math.abs(value) < 0.5 * 10 ** -metric.decimals
     ? Math.min(1 - Math.floor(Math.log10(Math.abs(value))), 8)
     : metric.decimals;
@@ -36,7 +37,7 @@ function verdict(comparison, metric) {
   const digits = Math.max(metric.decimals, 2);
   const hint = [
     `against ${against}: difference ${fixed(difference * metric.scale, digits)}`,
-    low === null ? null : `95 % interval ${fixed(low * metric.scale, digits)} … ${fixed(high * metric.scale, digits)}`,
+    low === null ? null : `95 % interval of this comparison alone ${fixed(low * metric.scale, digits)} … ${fixed(high * metric.scale, digits)}`,
     p === null || p === undefined ? null : `corrected p = ${number(p, 2)}`,
   ]
     .filter(Boolean)
@@ -85,6 +86,7 @@ const paperDecimals = ({ value, std }, { scale }) =>
 /** The runs behind a cell, with their values. */
 function runsOfCell(row, metric, width) {
   const { values } = row.metrics[metric.name];
+  const ids = values.map((each) => each.run_id);
   const stuck = values.some((each) => each.stuck);
   return h("tr", { class: "detail" },
     h("td", { colspan: width },
@@ -102,15 +104,21 @@ function runsOfCell(row, metric, width) {
         ),
         stuck ? h("p", { class: "note" }, "Stuck: the run never left the error of guessing.") : null,
         h("p", {},
-          h("a", { href: link(["runs"], { ids: values.map((each) => each.run_id) }) }, "Compare these runs"),
+          h("a", { href: link(["runs"], { ids, sel: ids }) }, "Compare these runs"),
           " · ",
-          h("a", { href: link(["playground"], { run: values.map((each) => each.run_id).slice(0, 1) }) },
+          h("a", { href: link(["playground"], { run: ids[0] }) },
             "Open the first one's checkpoint in the playground",
           ),
         ),
       ),
     ),
   );
+}
+
+/** What the table says in words; of many rows on request. */
+function answered(text) {
+  const words = h("p", { class: "prose" }, text);
+  return text.length > LONG ? h("details", {}, h("summary", { "data-key": "answer" }, "The answer in words"), words) : words;
 }
 
 function sorted(rows, params) {
@@ -199,7 +207,7 @@ export function resultsTable(container, context) {
         id: "results",
         controls: [select("verdicts against", options, against, (value) => change({ compare: value })), downloads],
       },
-      table.compared?.answer && h("p", { class: "prose" }, table.compared.answer),
+      table.compared?.answer && answered(table.compared.answer),
       scrolling(
         "Result table",
         h("table", { class: "results" },

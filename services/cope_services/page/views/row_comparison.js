@@ -4,6 +4,7 @@ import { at, get } from "../api.js";
 import { h, replace, section, table } from "../dom.js";
 import { fixed, number } from "../format.js";
 import { change } from "../route.js";
+import { decimals } from "./results_table.js";
 
 const MARK = { better: "good", worse: "bad" };
 
@@ -11,9 +12,9 @@ const MARK = { better: "good", worse: "bad" };
 function difference(cell, metric) {
   const found = cell.comparison;
   if (!found) return "–";
-  const digits = Math.max(metric.decimals, 2);
+  const digits = Math.max(decimals(found.difference * metric.scale, metric), 2);
   const show = (value) => fixed(value * metric.scale, digits);
-  const interval = found.ci_low === null ? null : h("span", {}, `${show(found.ci_low)} … ${show(found.ci_high)}`);
+  const interval = found.ci_low === null ? null : h("span", {}, `95 % interval ${show(found.ci_low)} … ${show(found.ci_high)}`);
   const p = found.p_adjusted;
   const significance = p === null ? null : h("span", {}, p < 0.001 ? "corrected p < 0.001" : `corrected p = ${number(p, 2)}`);
   return [
@@ -40,7 +41,7 @@ export async function rowComparison(container, { name, scale, chosen, part }) {
     const cells = compared.metrics.map((metric) => {
       const { mean } = rows.get(first).metrics[metric.name];
       const differences = others.map((other) => difference(rows.get(other).metrics[metric.name], metric));
-      return [metric.title, mean === null ? "–" : fixed(mean * metric.scale, metric.decimals), ...differences];
+      return [metric.title, mean === null ? "–" : fixed(mean * metric.scale, decimals(mean * metric.scale, metric)), ...differences];
     });
     const clear = h("button", { type: "button", class: "quiet", onclick: () => change({ row: null }) }, "Clear the choice");
     const rules = (compared.compared?.rules ?? []).map((rule) => h("p", { class: "note" }, rule));

@@ -5,7 +5,7 @@ import { plural } from "../format.js";
 import { change, toggled } from "../route.js";
 import { STATUSES } from "../status.js";
 
-const EXAMPLES = "model.layers>=4, model.position=cope, in_dist/loss<0.5";
+const EXAMPLES = "model.layers>=4, in_dist/loss<0.5";
 const LISTS = ["filter", "ids", "sweep", "scale"]; // parameters that are shown as chips
 
 /** [parameter, text, what remains without it] of each condition. */

@@ -1,7 +1,7 @@
 // All runs: filters, columns, more pages, and the comparison of chosen ones.
 
 import { at, get } from "../api.js";
-import { changes, empty, h, replace, scrolling } from "../dom.js";
+import { changes, empty, h, replace, scrolling, searchField } from "../dom.js";
 import { ago, integer, moment, plural } from "../format.js";
 import { change, current, link, toggled } from "../route.js";
 import { badge } from "../status.js";
@@ -12,7 +12,7 @@ import { columnChooser, filters } from "./run_filters.js";
 const PAGE = 100;
 const MOST = 1000; // runs in one answer
 const DEFAULT_COLUMNS = 4;
-const CONDITIONS = ["filter", "ids", "sweep", "scale", "status", "ablation"];
+const CONDITIONS = ["filter", "ids", "sweep", "scale", "status", "ablation", "search"];
 const NUMBER = { class: "number" };
 const COLUMNS = [
   ["run_id", "run"],
@@ -36,7 +36,7 @@ function queryOf(params) {
     sort,
     descending: order === "desc",
     fields: keys.length ? [...SUMMARY, ...keys].join(",") : null,
-    ...Object.fromEntries(["status", "ablation", "sweep", "scale"].map((name) => [name, params.get(name)])),
+    ...Object.fromEntries(["status", "ablation", "sweep", "scale", "search"].map((name) => [name, params.get(name)])),
   };
 }
 
@@ -86,6 +86,8 @@ export function runs(root) {
   const part = changes();
   const [top, chooser, list, compared] = [h("div"), h("div"), h("div"), h("div")];
   const comparison = compareRuns(compared);
+  const find = (search) => change({ search }, { replace: true });
+  const search = searchField("Search runs", "id, row, ablation, message", find);
   let [started, asked, pages, later, cursor, keys] = [false, "", 1, [], null, []];
 
   /** The loaded runs: the first MOST are read again at every refresh, those after them are not. */
@@ -121,11 +123,22 @@ export function runs(root) {
           button("to comparison", "Show the comparison", () => compared.scrollIntoView()),
           button("clear", "Clear", () => change({ sel: null })),
         )
-      : h("span", { class: "note" }, "Choose runs to compare their curves, configurations and results.");
+      : h("span", { class: "note" }, "Choose runs, or all that are listed, to compare their curves, configurations and results.");
     const none = filtered
       ? "No run fits. A run that lacks a key does not match; remove a condition to see more."
       : "No run has been started. `cope-sweep run quickstart` trains the first ones in a minute.";
-    const head = h("tr", {}, h("td", { class: "choose" }, h("span", { class: "hidden" }, "Choose")), heads.map(heading(params)));
+    const ids = loaded.map((run) => run.run_id);
+    const listed = ids.filter((id) => chosen.includes(id)).length;
+    const others = () => current().params.getAll("sel").filter((id) => !ids.includes(id));
+    const all = h("input", {
+      type: "checkbox",
+      checked: listed > 0 && listed === ids.length,
+      indeterminate: listed > 0 && listed < ids.length,
+      "data-key": "choose all",
+      "aria-label": "Choose all listed runs",
+      onchange: (event) => change({ sel: event.target.checked ? [...others(), ...ids] : others() }, { replace: true }),
+    });
+    const head = h("tr", {}, h("td", { class: "choose" }, all), heads.map(heading(params)));
     replace(
       list,
       h("div", { class: "bar controls" },
@@ -155,8 +168,9 @@ export function runs(root) {
     close: () => comparison.close(),
     async refresh(params) {
       const ablations = (await get(at("ablations"))).map((each) => each.name);
-      if (!started) replace(root, h("div", { class: "head" }, h("h1", {}, "Runs")), top, chooser, list, compared);
+      if (!started) replace(root, h("div", { class: "head" }, h("h1", {}, "Runs"), search), top, chooser, list, compared);
       started = true;
+      if (document.activeElement !== search) search.value = params.get("search") ?? "";
       part("filters", JSON.stringify([ablations, CONDITIONS.map((name) => params.getAll(name))]), () =>
         replace(top, filters(params, ablations)),
       );

@@ -23,14 +23,15 @@ export function liveNumbers({ counts, eta_s: eta, steps_per_s: speed, groups, no
   );
 }
 
+/** The runs that failed, by message. */
 export function failures(list) {
   if (!list.length) return null;
-  const line = (run) =>
-    h("li", {},
-      h("a", { href: link(["runs", run.run_id]), "data-key": `failed ${run.run_id}` }, run.row),
-      ` ${run.message ?? ""}`,
-    );
-  return section("Failures", { id: "failures" }, h("ul", { class: "failures" }, list.map(line)));
+  const name = (run) => (run.seed === undefined ? run.row : `${run.row}, seed ${run.seed}`); // events have no seeds
+  const one = (run) => h("a", { href: link(["runs", run.run_id]), "data-key": `failed ${run.run_id}` }, name(run));
+  const line = ([message, runs]) =>
+    h("li", {}, h("p", {}, message), h("div", { class: "who" }, runs.map(one)));
+  const groups = [...Map.groupBy(list, (run) => run.message ?? "no message")].sort((a, b) => b[1].length - a[1].length);
+  return section("Failures", { id: "failures" }, h("ul", { class: "failures" }, groups.map(line)));
 }
 
 export function members({ members: runs }) {

@@ -19,6 +19,8 @@ const requestKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((by
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 
 const PAUSE_MS = 500;
+const MOST = 1000; // runs of one request
+const BEGUN = ["running", "failed", "interrupted", "damaged"]; // statuses of runs that are trained on, or again
 /** The fields of numbers: key of the request, what stands before and after it, and its unit in those of the request. */
 const LIMITS = [
   ["max_runs", "train at most", "runs", 1],
@@ -26,18 +28,33 @@ const LIMITS = [
   ["max_failures", "stop after", "failed runs", 1],
 ];
 
+/** Which of the runs of a plan are those of other ablations, too, in words. */
+async function sharedRuns(cost) {
+  const ids = cost.runs.slice(0, MOST).map((run) => run.run_id);
+  if (!ids.length) return "";
+  const { runs } = await get(at("runs", { run: ids, limit: MOST, fields: "ablations" }));
+  const others = runs.map((run) => run.ablations.filter((name) => name !== cost.ablation)).filter((names) => names.length);
+  const names = [...new Set(others.flat())].join(", ");
+  return others.length ? `${plural(others.length, "run")} of the plan ${others.length === 1 ? "is" : "are"} shared with ${names}.` : "";
+}
+
 /** What a sweep would train, in words; `cost` is the answer of the service. */
-function previewed(cost) {
+async function previewed(cost) {
   const total = cost.runs.length + cost.to_suggest;
   const ended = (cost.counts.finished ?? 0) + (cost.counts.stopped ?? 0);
-  if (!cost.to_do) return `Nothing to train: all of ${plural(total, "run")} have ended.`;
+  const shared = await sharedRuns(cost);
+  if (!cost.to_do) return `Nothing to train: all of ${plural(total, "run")} have ended. ${shared}`;
   const [least, most] = [cost.least_s, cost.estimated_s].map(duration);
   const memory = Math.max(0, ...cost.runs.map((run) => run.estimated_memory_bytes));
+  const begun = BEGUN.filter((status) => cost.counts[status]).map((status) => `${integer(cost.counts[status])} ${status}`);
+  const tooLarge = cost.runs.filter((run) => !run.fits).length;
   const known = ended ? `; ${integer(ended)} ${ended === 1 ? "has" : "have"} ended and will not be trained again` : "";
   return [
-    `${integer(cost.to_do)} of ${plural(total, "run")} would be trained${known}.`,
+    `${integer(cost.to_do)} of ${plural(total, "run")} would be trained${begun.length ? ` (${begun.join(", ")})` : ""}${known}.`,
+    shared,
     `About ${least === most ? most : `${least} to ${most}`} on the machine of this service, ${plural(cost.worker_groups, "run")} at a time` +
       (memory ? `, up to ${bytes(memory)} of memory each.` : "."),
+    tooLarge ? `${plural(tooLarge, "run")} of the plan may need more memory than there is here.` : "",
     cost.lacks_gpu ? "The runs may use GPUs; this machine has none, so a cluster with GPUs is faster." : "",
   ].filter(Boolean).join(" ");
 }
