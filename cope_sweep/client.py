@@ -317,9 +317,9 @@ class Client:
         return self._answer(SweepState, "POST", "/sweeps", json=_body(SweepRequest, request), headers=headers)
 
     @_with_fields_of(SweepRequest)
-    def submit(self, **values: Any) -> SweepState:
+    def submit(self, *, idempotency_key: str | None = None, **values: Any) -> SweepState:
         """`execute` with the fields of a `SweepRequest`: `submit(ablation="quickstart", set=["train.steps=100"])`."""
-        return self.execute(values)
+        return self.execute(values, idempotency_key)
 
     @_with_fields_of(SweepRequest)
     def preview(self, **values: Any) -> PlanCost:

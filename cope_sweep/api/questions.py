@@ -275,6 +275,11 @@ class ListRuns(RunFilter, Question["answers.RunPage"], path="/runs"):
 
 
 @dataclass(frozen=True)
+class ListPlannedRuns(ListRuns, path="/ablations/{ablation}/runs"):
+    """The runs of an ablation in plan order, including pending ones; with a filter or order, those that were begun."""
+
+
+@dataclass(frozen=True)
 class ExportRuns(RunFilter, Question[bytes], path="/runs/export"):
     """All matching runs that have been started, a line for each, with all their values; or their learning curves.
 

@@ -83,10 +83,20 @@ def test_a_script_with_the_client_is_checked_strictly(tmp_path: Path) -> None:
     """The example of the services' README, and calls with unknown keywords."""
     pytest.importorskip("mypy")
     assert (ROOT / "cope_sweep/py.typed").exists(), "type checkers ignore the installed package without it"
-    (example,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "services/README.md").read_text(), re.DOTALL | re.MULTILINE)
+    (example,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "services/README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
     wrong = ['client.submit(ablation="mine", sett=[])', 'client.table("mine", formt="csv")']
     (tmp_path / "script.py").write_text("\n".join([example, *(f"{call}  # wrong" for call in wrong)]))
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path}", tmp_path / "script.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file=",
+        f"--cache-dir={tmp_path}",
+        tmp_path / "script.py",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert re.findall(r'Unexpected keyword argument "(\w+)"', done.stdout) == ["sett", "formt"], done.stdout
     assert "Found 2 errors" in done.stdout

@@ -310,6 +310,7 @@ ANSWERS: dict[type[questions.Question[Any]], Callable[[Queries, Any], Any]] = {
     questions.GetPlan: Queries._plan,
     questions.GetCurves: Queries._curves_of_plan,
     questions.ListRuns: Queries._runs,
+    questions.ListPlannedRuns: Queries._runs,
     questions.GetRun: Queries._run,
     questions.GetLog: Queries._log,
     questions.GetDiff: Queries._diff,

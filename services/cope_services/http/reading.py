@@ -48,6 +48,7 @@ from cope_sweep.api.questions import (
     GetTable,
     ListAblations,
     ListFigures,
+    ListPlannedRuns,
     ListRuns,
     ListSweeps,
     Parameter,
@@ -350,7 +351,7 @@ async def _export(components: Components, question: ExportRuns, accept: str | No
     return FileResponse(file.name, media_type=EXPORT_TYPES[chosen], filename=f"runs.{chosen}", background=remove)
 
 
-add_questions(ablations, ListAblations, GetAblation, GetPlan, GetCurves)
+add_questions(ablations, ListAblations, GetAblation, GetPlan, GetCurves, ListPlannedRuns)
 add_question(ablations, GetTable, _table, _files(TABLE_TYPES))
 add_question(ablations, ListFigures, _figures)
 add_question(ablations, GetFigure, _figure, _files(FIGURE_TYPES, 429))

@@ -22,7 +22,7 @@ from tests.services.sample_store import API, TINY, SampleStore, serving
 from tests.store.waiting import until
 
 POLLED = [
-    "/ablations", "/ablations/tiny", "/ablations/tiny/table", "/ablations/tiny/curves",
+    "/ablations", "/ablations/tiny", "/ablations/tiny/table", "/ablations/tiny/curves", "/ablations/tiny/runs",
     "/ablations/tiny/figures", "/ablations/tiny/figures/summary?format=csv", "/ablations/tiny/report?format=markdown",
     "/runs", "/runs?filter=seed=0&sort=dense/loss", "/runs/{run}", "/runs/{run}/curve", "/runs/{run}/logs", "/sweeps",
     "/curves?run={run}&metric=train/loss", "/diff?left={run}&right={run}",

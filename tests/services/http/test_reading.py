@@ -442,7 +442,7 @@ def test_cursors_lead_through_all_runs(client: httpx.Client, sample: SampleStore
 
 
 def test_cursors_lead_through_a_plan(client: httpx.Client, sample: SampleStore) -> None:
-    assert walk(client, "/runs", ablation="tiny", limit=3) == sample.ids
+    assert walk(client, "/ablations/tiny/runs", limit=3) == sample.ids
     assert walk(client, "/runs", ablation="tiny", limit=1, status="finished") == sample.ids[:2]
     by_seed = walk(client, "/runs", ablation="tiny", limit=1, sort="seed", descending=True)
     assert by_seed[0] == sample.ids[2]
@@ -475,7 +475,9 @@ def test_tags_are_places_in_sweeps(own_sample: SampleStore) -> None:
         SweepRun(run_id=run.run_id, row=row, seed=run.seed, labels={"model.position": row, "depth": "2"})
         for run, row in placed
     ]
-    record = sweep_of(own_sample.plan, runs).model_copy(update={"runs": members, "reused": [], "title": "Selective copy"})
+    record = sweep_of(own_sample.plan, runs).model_copy(
+        update={"runs": members, "reused": [], "title": "Selective copy"}
+    )
     own_sample.store.write_sweep(record)
     with serving(own_sample.settings()) as client:
 

@@ -496,7 +496,9 @@ def test_a_sweep_is_submitted_by_a_form(
     with scripted_cluster() as cluster, serving(sample.settings(ray_address=cluster.url)) as client:
         visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
         page = visitor.open("ablations/tiny?tab=train&scale=own", "form.train")
-        page.get_by_text("2 of 4 runs would be trained (1 failed); 2 have ended and will not be trained again.").wait_for()
+        page.get_by_text(
+            "2 of 4 runs would be trained (1 failed); 2 have ended and will not be trained again."
+        ).wait_for()
         page.get_by_text("4 runs of the plan are shared with tiny_again.").wait_for()
         for width, scheme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
             page.set_viewport_size({"width": width, "height": 900})
