@@ -60,10 +60,11 @@ def empty_outputs(given: Arguments, kernel: str) -> tuple[Tensor, Tensor, Tensor
 def _carry(given: Arguments, kernel: str) -> Tensor:
     """An empty tensor for what a kernel saves for its backward pass beside the output and the log-sum-exp."""
     (B, H, T, _), v = given.q.shape, given.v
-    if kernel == "native":  # what rounding to half precision has cut off the output
-        return v.new_empty((B, H, T, v.shape[-1] if v.dtype.itemsize < 4 else 0))
+    if kernel == "native" and v.dtype.itemsize < 4:  # what rounding to half precision has cut off the output
+        return v.new_empty((B, H, T, v.shape[-1]))
     # Integers of each query. Python code of `blocked` reads them: in the host's memory, that does not wait for a GPU.
-    size, device = (1, torch.device("cpu")) if kernel == "blocked" else (3, given.q.device)
+    size = {"native": 0, "blocked": 1, "triton": 3}[kernel]
+    device = torch.device("cpu") if kernel == "blocked" else given.q.device
     return given.q.new_empty((size, B, H, T), dtype=torch.int32, device=device)
 
 
