@@ -117,7 +117,11 @@ def test_a_sweep_holds_its_runs_until_it_closes(store):
     first.close()
     assert store.status(RUN.run_id) == "interrupted"
     assert second.acquire(RUN) == Lease(RUN.run_id, 2)
+    store.run(RUN.run_id).begin(RUN, "here", 2)
     second.close()
+    third = LeaseHolder(store, "third", ttl_s=3)
+    assert third.acquire(RUN) == Lease(RUN.run_id, 3)
+    third.close()
 
 
 def test_the_end_of_a_run_is_what_its_folder_says(store):
