@@ -28,6 +28,11 @@ def test_renewing_prolongs_and_notes_progress(index):
     assert (record.status, record.step, record.worker_id, record.metrics) == ("running", 4, "w", {"train/loss": 0.5})
 
 
+def test_a_lease_that_expired_is_given_to_others_with_the_next_number(index):
+    leases = [index.acquire(row(status="running"), owner, 0.0) for owner in (A, B, A)]
+    assert leases == [Lease(RUN.run_id, number) for number in (1, 2, 3)]
+
+
 @pytest.mark.parametrize("what", ["", "*"])
 def test_a_sweep_that_has_to_stop_leases_no_run(index, what):
     index.request_stop("a", what)
@@ -117,11 +122,7 @@ def test_a_sweep_holds_its_runs_until_it_closes(store):
     first.close()
     assert store.status(RUN.run_id) == "interrupted"
     assert second.acquire(RUN) == Lease(RUN.run_id, 2)
-    store.run(RUN.run_id).begin(RUN, "here", 2)
     second.close()
-    third = LeaseHolder(store, "third", ttl_s=3)
-    assert third.acquire(RUN) == Lease(RUN.run_id, 3)
-    third.close()
 
 
 def test_the_end_of_a_run_is_what_its_folder_says(store):
