@@ -238,26 +238,15 @@ def test_plugins_can_be_in_the_current_directory(tmp_path, monkeypatch):
     ("name", "text", "message"),
     [
         ("not_there", None, r"the plugin not_there cannot be imported: ModuleNotFoundError: .*; install it, or start"),
-        ("os.not_there", None, r"the plugin os\.not_there cannot be imported: .*; install it, or start the command"),
         (
             "needs",
             "import not_there_either",
             r"the plugin needs cannot be .*not_there_either.*; correct the module until",
         ),
         (
-            "wants_more",
-            "import wants",
-            r"the plugin wants_more cannot be imported: .*'wants'; correct the module until",
-        ),
-        (
             "fails",
             "1 / 0",
             r"the plugin fails cannot be imported: ZeroDivisionError: division by zero; correct the mod",
-        ),
-        (
-            "syntax",
-            "def",
-            r"the plugin syntax cannot be imported: SyntaxError: .*; correct the module until `import syn",
         ),
         (
             "my/plugin.py",

@@ -80,43 +80,5 @@ def test_the_small_scales_take_hours_at_most():
     assert total_seconds((estimate, 2) for estimate in runs.values()) < 9 * 3600
 
 
-@pytest.mark.parametrize(
-    ("name", "other", "rows", "scale", "number"),
-    [
-        ("flip_flop", "flip_flop_architectures", None, "", 9),
-        ("flip_flop", "flip_flop_architectures", None, "small", 15),
-        ("flip_flop_architectures", "flip_flop_convergence", None, "", 30),
-        ("flip_flop_architectures", "flip_flop_convergence", None, "small", 48),
-        ("counting_ood", "counting", None, "", 12),
-        ("counting_ood", "counting", None, "small", 20),
-        ("counting_data", "counting", "10k", "", 6),
-        ("counting_data", "counting", "1k", "small", 10),
-        ("position_logit_scale", "counting", "CoPE, divided by √d", "", 6),
-        ("position_logit_scale", "counting", "CoPE, divided by √d", "small", 5),
-        ("relative_reading", "counting", None, "", 12),
-        ("relative_reading", "counting", None, "small", 10),
-        ("cope_p_max", "selective_copy", "full", "", 3),
-        ("cope_p_max", "selective_copy", "full", "small", 5),
-        ("wikitext_changes", "wikitext", "None", "", 1),
-        ("wikitext_changes", "wikitext", "None", "small", 5),
-        ("length_generalisation", "wikitext", "1024", "", 3),
-        ("length_generalisation", "wikitext", "128", "small", 15),
-        ("attention_maps", "wikitext_changes", "sep-keys", "", 1),
-        ("attention_maps", "wikitext_changes", "sep-keys", "small", 5),
-        ("gates", "attention_maps", "sep-keys", "small", 5),
-        ("embedding_sharing", "code", "Per head, shared by layers", "", 1),
-        ("embedding_sharing", "code", "Per head, shared by layers", "small", 5),
-        ("gates_and_rope", "code", None, "", 2),
-        ("gates_and_rope", "code", None, "small", 10),
-    ],
-)
-def test_runs_that_files_share(name, other, rows, scale, number):
-    """They are trained once."""
-    shared = ids(name, scale) & ids(other, scale)
-    assert len(shared) == number
-    if rows is not None:
-        assert all(rows in plan(name, scale).row_of(run_id).labels.values() for run_id in shared)
-
-
 def test_the_runs_for_two_cores_are_those_of_the_paper():
     assert ids("flip_flop_architectures", "two_cores") < ids("flip_flop_architectures")

@@ -1,6 +1,6 @@
 import pytest
 
-from cope_sweep.cli.output import duration, estimated_time, quantity, size
+from cope_sweep.cli.output import duration, estimated_time, quantity
 from cope_sweep.read.queries import plans
 
 
@@ -64,19 +64,3 @@ def test_years_without_the_gpu_that_may_be_used_are_not_given(gpu):
 )
 def test_quantity(number, text):
     assert quantity(number) == text
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (640 * 2**20, "640.0 MiB"),
-        (2**30 - 1, "1.0 GiB"),
-        (1.2 * 2**30, "1.2 GiB"),
-        (5 * 2**40, "5.0 TiB"),
-    ],
-)
-def test_size(size_bytes, text):
-    assert size(size_bytes) == text

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.cli.conftest import Shell
-from tests.texts import prose, write_corpus
+from tests.texts import write_corpus
 
 pytestmark = pytest.mark.slow  # the fixtures train
 
@@ -73,18 +73,6 @@ def test_a_text_of_labels(trained, run_id):
     )
 
 
-def test_a_truncated_checkpoint(trained):
-    run_id = trained.json("status", "tiny")["runs"][1]["run_id"]
-    path = trained.folder / "store" / "runs" / run_id / "checkpoint" / "model.safetensors"
-    whole = path.read_bytes()
-    try:
-        path.write_bytes(whole[: len(whole) // 2])
-        _, err = trained("perplexity", run_id, "--tokens", "0 1", code=2)
-    finally:
-        path.write_bytes(whole)
-    assert "model.safetensors" in err
-
-
 def test_a_text_file(text_shell):
     measured = text_shell.json("perplexity", text_shell.run_id, "--file", "data/wiki.test.tokens")
     text = (text_shell.folder / "data" / "wiki.test.tokens").read_bytes()
@@ -101,15 +89,6 @@ def test_a_text_from_the_command_line_and_from_standard_input(text_shell):
     assert out.endswith("3 words, 16 bytes\n")
     out, _ = text_shell("perplexity", text_shell.run_id, "--text", "-", "--json", stdin="the European cat")
     assert json.loads(out) == text_shell.json("perplexity", text_shell.run_id, "--text", "the European cat")
-
-
-def test_the_folder_of_the_data_is_not_part_of_a_run(text_shell):
-    write_corpus(text_shell.folder / "moved")
-    again = text_shell.json("run", *text_shell.words[:-1], "task.folder=moved")
-    assert again["sweep"]["reused"] == 1
-    text_shell.environment["COPE_SWEEP_DATA"] = str(text_shell.folder / "corpora")
-    write_corpus(text_shell.folder / "corpora" / "small")
-    assert text_shell.json("run", "text", "--local", "--no-mlflow")["sweep"]["reused"] == 1
 
 
 @pytest.mark.parametrize(
@@ -139,20 +118,3 @@ def test_bad_input(text_shell, words, message):
 )
 def test_no_such_checkpoint(text_shell, run, message):
     assert message in text_shell.error("perplexity", run, "--tokens", "1 2")
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder: (folder / "wiki.valid.tokens").unlink(), "validation"),
-        (lambda folder: (folder / "wiki.train.tokens").write_bytes(b"\xff" * 9), "not UTF-8 text"),
-        (lambda folder: (folder / "wiki.test.tokens").write_text("a"), "fewer than one context of 16"),
-    ],
-)
-def test_faulty_text_stops_before_training(text_shell, damage, message, tmp_path):
-    folder = write_corpus(tmp_path)
-    (folder / "wiki.train.tokens").write_text(prose(200, seed=7))
-    damage(folder)
-    words = ("--set", "task.corpus=other", "--set", f"task.folder={folder}", "--store", str(tmp_path / "store"))
-    assert message in text_shell.error("run", "text", "--local", "--no-mlflow", *words)
-    assert not list((tmp_path / "store" / "runs").iterdir())

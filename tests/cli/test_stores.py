@@ -12,7 +12,7 @@ from rich.console import Console
 from cope_sweep.cli import progress
 from cope_sweep.store import Store
 from cope_sweep.tracking.uri import backlog_count
-from tests.read.tables.ablations import begin, finish, plan_of
+from tests.read.tables.ablations import finish, plan_of
 from tests.store.sweeps import end_sweep, write_sweep
 from tests.store.sweeps import finish as finish_run
 from tests.store.waiting import until
@@ -58,18 +58,6 @@ def test_check_names_each_difference_and_its_way_out(stored):
     assert "has changed since the run was finished" in " ".join(out.split())
     stored("store", "rebuild")
     assert {problem["item"] for problem in stored.json("store", "check", code=1)} == {damaged.run_id}
-
-
-def test_runs_in_training_are_left_alone(stored):
-    store = Store(stored.folder / "store")
-    row = store.index.records([stored.runs[1].run_id])[stored.runs[1].run_id]
-    assert row.status == "failed"
-    from cope_sweep.store.reading import read_run
-
-    folder = begin(store, stored.runs[1])
-    store.index.acquire(read_run(folder), "sweep", 60.0)
-    stored("store", "rebuild")
-    assert stored.json("status", "tiny")["counts"]["running"] == 1
 
 
 @pytest.mark.parametrize("command", ["rebuild", "check"])

@@ -176,26 +176,6 @@ def test_a_checkpoint_is_downloaded_resumed_and_checked(client: Client, sample: 
     assert target.read_bytes() == expected
 
 
-@pytest.mark.parametrize("kind", [str, Path])
-def test_a_checkpoint_is_downloaded_to_a_folder_that_is_a_text_or_a_path(
-    kind: Callable[[Path], str | Path], tmp_path: Path
-) -> None:
-    content = b"the weights"
-    sha256 = hashlib.sha256(content).hexdigest()
-    file = {"name": "model.safetensors", "size_bytes": len(content), "sha256": sha256, "url": "/weights"}
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/weights":
-            return httpx.Response(200, content=content)
-        return httpx.Response(200, json={"run_id": "a", "files": [file]})
-
-    client, _ = scripted(answer)
-    target = tmp_path / "new" / "model.safetensors"
-    assert client.download_checkpoint("a", kind(tmp_path / "new")) == [target]
-    assert target.read_bytes() == content
-    assert client.download("/weights", kind(tmp_path / "one"), sha256, len(content)) == tmp_path / "one"
-
-
 @pytest.mark.parametrize(("content", "problem"), [(b"a" * 9, "9 bytes only"), (b"a" * 11, "its SHA-256 is")])
 def test_a_download_of_another_size_is_refused(content: bytes, problem: str, tmp_path: Path) -> None:
     client, _ = scripted(lambda request: httpx.Response(200, content=content))

@@ -280,14 +280,6 @@ def test_network_policies_allow_what_the_parts_need_and_deny_the_rest():
     assert policies["service"]["ingress"][0]["ports"] == [{"port": ports["service"]}]
 
 
-def test_disruption_budgets_select_pods():
-    pods = [labels for _, labels, _ in pod_specs(BASE)]
-    budgets = [each["spec"] for each in BASE if each["kind"] == "PodDisruptionBudget"]
-    assert len(budgets) == 3
-    for budget in budgets:
-        assert sum(budget["selector"]["matchLabels"].items() <= labels.items() for labels in pods) == 1
-
-
 @needs_kubectl
 def test_overlays_differ_in_workers_only():
     overlays = {name: built(FOLDER / "overlays" / name) for name in OVERLAYS}
@@ -309,13 +301,13 @@ def test_overlays_differ_in_workers_only():
     assert spot["terminationGracePeriodSeconds"] > 15  # in which a worker writes the states of its runs
 
 
+# The models on Ray Serve
+
+
 def test_no_manifest_names_an_address_of_one_installation():
     for path in FOLDER.rglob("*.yaml"):
         for found in re.findall(r"\b\d+\.\d+\.\d+\.\d+\b", path.read_text()):
             assert ipaddress.ip_address(found).is_unspecified, path
-
-
-# The models on Ray Serve
 
 
 def test_the_application_is_one_that_serve_accepts_and_that_fits_the_cluster():

@@ -22,17 +22,6 @@ def test_initial_scales():
         assert bound * 0.95 < linear.bias.abs().max().item() <= bound
 
 
-def test_a_block_is_its_equation():
-    block = Transformer(tiny_run(**POST_NORM)).double().blocks[0]
-    with torch.no_grad():
-        block.attention.out.weight.zero_()  # so that attention adds its bias alone
-    w, x = dict(block.named_parameters()), torch.randn(1, 5, 8, dtype=torch.float64)
-    h = F.layer_norm(x + w["attention.out.bias"], (8,))
-    up = (h @ w["feed_forward.up.weight"].T + w["feed_forward.up.bias"]).clamp(min=0)
-    expected = F.layer_norm(h + up @ w["feed_forward.down.weight"].T + w["feed_forward.down.bias"], (8,))
-    torch.testing.assert_close(block(x, []), expected)
-
-
 def test_a_model_is_torch_s_post_norm_layers():
     """Against torch.nn.TransformerEncoderLayer with a causal mask, which has the same post-norm block."""
     model = Transformer(tiny_run(**POST_NORM | {"model.layers": 2})).double().eval()

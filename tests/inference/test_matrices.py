@@ -89,27 +89,6 @@ def test_the_block_size_does_not_change_the_matrices(name, monkeypatch):
         np.testing.assert_allclose(parts[key], value, rtol=1e-6, atol=1e-7, err_msg=key)
 
 
-def test_selected_layers_and_heads_equal_those_of_the_whole_probe():
-    predictor = tiny_predictor(POSITIONS["keys"], layers=3, heads=4)
-    whole, some = probe(predictor, TOKENS), probe(predictor, TOKENS, layers=[1, 0], heads=[3, 1])
-    assert [(each.layer, each.heads) for each in some.layers] == [(0, (1, 3)), (1, (1, 3))]
-    for selected, all_heads in zip(some.layers, whole.layers[:2], strict=True):
-        np.testing.assert_array_equal(selected.attention_HTT, all_heads.attention_HTT[[1, 3]])
-        np.testing.assert_array_equal(
-            selected.position_only_attention_HTT, all_heads.position_only_attention_HTT[[1, 3]]
-        )
-        for part in ("gates_HTT", "positions_HTT", "clamped_positions_HTT"):
-            selected_HTT, all_HTT = (getattr(each.contextual["cope"], part) for each in (selected, all_heads))
-            np.testing.assert_array_equal(selected_HTT, all_HTT[[1, 3]])
-
-
-def test_probing_layer_by_layer_gives_the_same_matrices():
-    predictor, layers = tiny_predictor(POSITIONS["keys"]), []
-    probe_layers(predictor, TOKENS, layers.append)
-    for one, other in zip(layers, probe(predictor, TOKENS).layers, strict=True):
-        np.testing.assert_array_equal(one.attention_HTT, other.attention_HTT)
-
-
 def test_the_matrices_do_not_depend_on_the_kernel():
     predictor = tiny_predictor(POSITIONS["keys"])
     with using("reference"):

@@ -63,19 +63,6 @@ def test_muon_has_a_learning_rate_of_its_own_and_follows_the_schedule():
     assert {group["lr"] for optimizer in shared.optimizers for group in optimizer.param_groups} == {0.003}
 
 
-def test_weight_decay_applies_to_matrices_alone():
-    trainer = trainer_of(train={"steps": 1, "batch": 4, "lr": 0.1, "weight_decay": 0.5, "optimizer": "muon"})
-    with torch.no_grad():
-        for parameter in trainer.model.parameters():
-            parameter.fill_(2.0)
-            parameter.grad = torch.zeros_like(parameter)
-    for optimizer in trainer.optimizers:
-        optimizer.step()
-    for name, parameter in trainer.model.named_parameters():
-        expected = 2 * (1 - 0.1 * 0.5) if parameter.dim() > 1 else 2.0
-        assert parameter.mean().item() == pytest.approx(expected), name
-
-
 def test_its_state_has_the_declared_size_and_the_estimate_counts_it():
     trainer = trainer_of()
     trainer.train_step()

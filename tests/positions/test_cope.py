@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.model.attention import Inputs, Position, attend, reference
-from cope_sweep.positions import Attention, CoPE, Dims, RoPE
+from cope_sweep.positions import Attention, CoPE, Dims
 from cope_sweep.testing import EncodingContract
 from tests.positions import naive
 
@@ -70,28 +69,6 @@ def test_gates_use_queries_and_keys_before_rotation_by_default():
     after = CoPE(gate_after_rotation=True).positions(rotated)
     gates = torch.sigmoid(rotated.logits_BHQS).tril()
     torch.testing.assert_close(after, gates.flip(-1).cumsum(-1).flip(-1))
-
-
-def test_the_listing_in_a_rotated_model_by_hand():
-    """Two tokens with q = k = (1, 0), K = 2: RoPE rotates token 1 by one radian, to (cos 1, sin 1).
-
-    The rotated query of token 1 has the logits cos 1/√2 and 1/√2 with tokens 0 and 1. With e[p] = (0, 2p) its z[p] is
-    2p·sin 1; that of the query before the rotation would be 0.
-    """
-    q = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]], dtype=torch.float64)
-    v = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
-    rotated = RoPE().rotate({}, q, 0)
-    inputs = Inputs(q, q, v, rotated, rotated, [None])
-    e = torch.tensor([[0.0, 0.0], [0.0, 2.0], [0.0, 4.0]], dtype=torch.float64)
-    out = reference(inputs, [Position(CoPE(p_max=3, rotated_query=True), {"e": e})])
-    near, far = 1 / math.sqrt(2), math.cos(1) / math.sqrt(2)
-    gates = [1 / (1 + math.exp(-far)), 1 / (1 + math.exp(-near))]
-    logits = [far + 2 * math.sin(1) * (gates[0] + gates[1]), near + 2 * math.sin(1) * gates[1]]
-    weight = 1 / (1 + math.exp(logits[1] - logits[0]))
-    torch.testing.assert_close(out[0, 0], torch.tensor([[1, 0], [weight, 1 - weight]], dtype=torch.float64))
-    without = reference(inputs, [Position(CoPE(p_max=3, gate_after_rotation=True), {"e": e})])
-    weight = 1 / (1 + math.exp(near - far))
-    torch.testing.assert_close(without[0, 0, 1], torch.tensor([weight, 1 - weight], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("implementation", ["reference", "blocked", "native"])

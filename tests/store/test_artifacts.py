@@ -135,6 +135,12 @@ def test_a_new_attempt_deletes_what_older_ones_have_left(folder):
     assert sorted(os.listdir(folder.path)) == [".resume.safetensors.9.x2", "spec.json", "state.json"]
 
 
+def test_an_attempt_begins_once(folder):
+    folder.begin(RUN, "here", 1)
+    with pytest.raises(FencedError, match="attempt 1 has begun"):
+        folder.begin(RUN, "there", 1)
+
+
 def test_a_finished_run_is_not_begun(folder):
     late = folder.begin(RUN, "late", 1)  # it ends after the next one has seen that there is no result
     write_checkpoint(late)

@@ -152,18 +152,6 @@ def test_checking_names_every_difference(store):
     assert [each.item for each in check(store, store.index)] == [str(store.root / "sweeps" / "20260101-000000-aa.json")]
 
 
-def test_settling_reads_the_folders_of_dead_owners(store):
-    """The process died after it had written the result and before it told the index."""
-    holder = LeaseHolder(store, "sweep", ttl_s=0.0)
-    holder._closed.set()  # no renewal: as if the process were dead
-    lease = holder.acquire(RUN)
-    own = store.run(RUN.run_id).begin(RUN, "here", lease.attempt)
-    own.finish({"test/loss": 1.5}, {"steps": 6})
-    assert store.end_expired() == [RUN.run_id]
-    assert store.status(RUN.run_id) == "finished"
-    assert store.end_expired() == []
-
-
 def test_sweeps_are_written_to_their_file_and_to_the_index(store):
     record = sweep_record(reused=[RUN.run_id])
     store.write_sweep(record)
@@ -180,14 +168,6 @@ def test_a_damaged_record_names_its_file(store):
     path.write_text('{"sweep_id": 3}')
     with pytest.raises(StoreError, match=r"20260101-000000-aa\.json: not the record of a sweep \(sweep_id"):
         store.sweep("20260101-000000-aa")
-
-
-def test_the_index_can_be_elsewhere(store, tmp_path, monkeypatch):
-    finish(store, RUN)
-    url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
-    monkeypatch.setenv("COPE_SWEEP_INDEX", url)
-    assert Store(store.root).status(RUN.run_id) == "finished"
-    assert not (store.root / "index.db").exists()
 
 
 @pytest.mark.parametrize("lost", [False, True])

@@ -9,7 +9,6 @@ from sqlalchemy import text
 
 from cope_sweep.config import Resources, RunSpec
 from cope_sweep.config.ablation import Asha
-from cope_sweep.registry import PluginError
 from cope_sweep.store import Event, Lease, LeaseHolder, Store
 from cope_sweep.sweep import executor as executor_module
 from cope_sweep.sweep.executor import (
@@ -164,12 +163,6 @@ def test_a_stop_is_recorded_in_a_damaged_folder(store: Store, damaged: str) -> N
 
 
 # -- what only the local executor does -----------------------------------------------------------------------------------
-
-
-def test_a_missing_plugin_is_an_error(store: Store, events: EventLog) -> None:
-    with pytest.raises(PluginError, match="the plugin no_such_plugin cannot be imported"):
-        train_locally(seeds(1), store, ONE_GROUP, on_event=events, stop=events.stop, plugins=["no_such_plugin"])
-    assert store.index.statuses() == {}
 
 
 def test_a_missing_device_is_an_error(store: Store, events: EventLog) -> None:

@@ -9,7 +9,6 @@ from ray.tune.schedulers import TrialScheduler
 
 from cope_sweep.config.ablation import Asha, EarlyStopping, Median
 from cope_sweep.sweep.tune_adapters import scheduler_of
-from tests.read.tables.ablations import plan_of
 
 ASHA = Asha(metric="in_dist/loss", goal="min", grace=10, reduction=2)
 MEDIAN = Median(metric="in_dist/loss", goal="min", grace=10)
@@ -36,14 +35,6 @@ class Trials:
 
     def complete(self, trial: int, result: Mapping[str, Any]) -> None:
         self.scheduler.on_trial_complete(self.controller, self.trials[trial], dict(result))  # type: ignore[arg-type]
-
-
-def test_the_rule_of_a_plan_has_what_the_schedule_leaves_open() -> None:
-    schedule = plan_of(schedule={"kind": "asha", "reduction": 3}, seeds=[0]).schedule
-    assert schedule == Asha(metric="in_dist/token_error", goal="min", grace=3, reduction=3)
-    schedule = plan_of(schedule={"kind": "median", "metric": "dense/loss", "grace": 4}, seeds=[0]).schedule
-    assert schedule == Median(metric="dense/loss", goal="max", grace=4)
-    assert schedule.rule == "the median rule (dense/loss, grace 4 steps)"
 
 
 def test_an_unknown_kind_is_an_error() -> None:

@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from cope_sweep.config import Resources
-from cope_sweep.model import Transformer
 from cope_sweep.train import Runtime, Trainer, compiled
 from tests.tiny import tiny_run
 
@@ -61,26 +60,6 @@ def test_what_cannot_be_compiled_runs_uncompiled(monkeypatch):
     eager = losses(run, Runtime())
     monkeypatch.setattr(compiled, "BACKEND", broken)
     assert losses(run, Runtime(compile=True)) == eager
-
-
-def test_small_models_on_a_gpu_run_as_cuda_graphs(monkeypatch):
-    """By stand-ins: what torch.compile is asked for, and that each step begins a new generation of graphs."""
-    asked, order = [], []
-
-    def compile_(function, **options):
-        asked.append(options)
-        return lambda tokens, **seeds: order.append("compiled") or function(tokens)
-
-    monkeypatch.setattr(compiled, "_on_cuda", lambda model: True)
-    monkeypatch.setattr(torch, "compile", compile_)
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: order.append("begin"))
-    model, tokens = Transformer(tiny_run()), torch.zeros(1, 5, dtype=torch.int64)
-    hidden = compiled.compiled_hidden(model)
-    assert torch.equal(hidden(tokens), model.hidden(tokens))
-    assert order == ["begin", "compiled"]
-    monkeypatch.setattr(compiled, "CUDA_GRAPH_PARAMETERS", 1)
-    compiled.compiled_hidden(model)
-    assert [options["mode"] for options in asked] == ["reduce-overhead", "default"]
 
 
 @pytest.mark.parametrize(

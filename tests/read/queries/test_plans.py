@@ -51,14 +51,6 @@ def test_costs(plan, used):
     assert {run.parameters for run in costs.runs} == {parameter_count(plan.runs[0])}
 
 
-def test_status_of_runs(plan, used):
-    finished, failed, stopped = plan_cost(plan, used).runs
-    assert (finished.status, finished.worker_id, finished.message) == ("finished", "node-1", None)
-    assert (failed.status, failed.worker_id, failed.message) == ("failed", "node-2", "ValueError: no")
-    assert (failed.step, failed.steps) == (7, plan.runs[1].train.steps)
-    assert (stopped.status, stopped.step, stopped.message) == ("stopped", 3, "stopped at step 3 by asha")
-
-
 def test_a_run_whose_owner_died_reads_as_interrupted_until_its_lease_is_ended(plan, store):
     """The worker finished it, and its sweep died before it wrote that to the index."""
     run = plan.runs[0]

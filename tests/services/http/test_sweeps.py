@@ -425,28 +425,6 @@ def test_the_tracker_sums_up_a_sweep(sweep: Sweep) -> None:
     assert (last.status, last.groups, last.nodes, last.steps_per_s) == ("finished", None, None, None)
 
 
-def test_the_tracker_reads_what_has_changed_only(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cope_sweep.read.queries import progress
-
-    read: list[int] = []
-
-    def counted(*arguments: Any) -> Any:
-        changes = real(*arguments)
-        read.append(len(changes.members))
-        return changes
-
-    real = progress.sweep_changes
-    monkeypatch.setattr(progress, "sweep_changes", counted)
-    tracker = ProgressTracker(sweep.store, SWEEP)
-    for number in range(3):
-        sweep.set(number, "finished", step=6)
-    tracker.poll()
-    tracker.poll()
-    sweep.set(2, "failed")
-    tracker.poll()
-    assert read == [3, 0, 1]
-
-
 @pytest.mark.slow
 def test_a_sweep_is_followed_to_its_end(client: httpx.Client, sweep: Sweep) -> None:
     with client.stream("GET", f"{API}/sweeps/{SWEEP}/events") as response:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from cope_sweep.inference import Predictor
 from tests.services.prose_store import ProseStore
 from tests.services.sample_store import API, SampleStore, serving
-from tests.texts import WORDS
 
 TEXT = "the cat is a species of European lobster , naïve 日本 \n the cat is a species . \n"
 SEQUENCES = [[1, 14, 14, 3, 15, 1, 3], [15, 4], [0, 15, 0, 0, 0, 0, 0]]
@@ -89,24 +88,6 @@ def test_only_the_copied_tokens_of_selective_copy_are_scored(
         assert (sequence["tokens"], sequence["positions"]) == (len(scores), len(ids) - 1)
     [without] = ask(client, models=[sample.ids[index]], tokens=SEQUENCES)
     assert set(without["sequences"][0]) == {"nll_sum", "tokens", "positions", "perplexity", "bits_per_token"}
-
-
-@given(
-    words=st.lists(st.sampled_from([*WORDS, "\n", "\x00", "😀"]), min_size=1, max_size=40), context=st.integers(2, 16)
-)
-@settings(max_examples=15, deadline=None, derandomize=True)
-def test_texts_agree_with_the_command_line(
-    prose_client: httpx.Client, predictors: dict[str, Predictor], words: list[str], context: int
-) -> None:
-    text = " ".join(words)
-    [(run_id, predictor), _] = predictors.items()
-    expected = predictor.text_perplexity(text, context=context)
-    [result] = ask(prose_client, models=[run_id], text=text, context=context)
-    total = result["total"]
-    assert total["perplexity"] == pytest.approx(expected.perplexity, rel=1e-5)
-    assert (total["text"]["words"], total["text"]["size_bytes"]) == (expected.words, len(text.encode()))
-    assert total["text"]["bits_per_byte"] == pytest.approx(expected.bits_per_byte, rel=1e-5)
-    assert total["text"]["byte_perplexity"] == pytest.approx(2**expected.bits_per_byte, rel=1e-5)
 
 
 def test_a_text_has_labels_and_the_most_probable_tokens(prose_client: httpx.Client, prose: ProseStore) -> None:

@@ -1,7 +1,6 @@
 """The index against what was written into it, on SQLite and PostgreSQL."""
 
 import dataclasses
-from collections import Counter
 
 import pytest
 
@@ -55,15 +54,6 @@ def test_a_written_run_is_replaced(filled):
     assert (record.status, record.message, record.metrics) == ("failed", "no", {})
     assert record.revision == filled.revision() == before + 1
     assert matching(filled, ("test/loss", "<", 100)) == sorted([1, 2, 4, 5], key=lambda n: RUNS[n].run_id)
-
-
-def test_statuses(filled):
-    assert filled.statuses([RUNS[0].run_id, RUNS[3].run_id, "0" * 16]) == {
-        RUNS[0].run_id: "finished",
-        RUNS[3].run_id: "failed",
-    }
-    assert Counter(filled.statuses().values()) == {"finished": 5, "failed": 1}
-    assert set(filled.statuses()) == {run.run_id for run in RUNS}
 
 
 def test_specs_are_flat(filled):

@@ -28,6 +28,11 @@ def test_renewing_prolongs_and_notes_progress(index):
     assert (record.status, record.step, record.worker_id, record.metrics) == ("running", 4, "w", {"train/loss": 0.5})
 
 
+def test_a_lease_that_expired_is_given_to_others_with_the_next_number(index):
+    leases = [index.acquire(row(status="running"), owner, 0.0) for owner in (A, B, A)]
+    assert leases == [Lease(RUN.run_id, number) for number in (1, 2, 3)]
+
+
 @pytest.mark.parametrize("what", ["", "*"])
 def test_a_sweep_that_has_to_stop_leases_no_run(index, what):
     index.request_stop("a", what)
