@@ -551,9 +551,10 @@ def best(
         chosen = each.best()
         drawn = ", ".join(f"{key}={json.dumps(value)}" for key, value in chosen.values.items()) if chosen else ""
         table.add_row(*map(escaped, (*cells, drawn, ", ".join(each.at_edge), each.missing or "")))
-    console = make_console()
-    console.print(table)
-    console.print(escaped(f"{name}, mean over seeds {plan.ablation.content.seeds}, {goal} is best"), highlight=False)
+    print_table(table)
+    make_console().print(
+        escaped(f"{name}, mean over seeds {plan.ablation.content.seeds}, {goal} is best"), highlight=False
+    )
 
 
 def _score(row: Tuned, first: int) -> str:
