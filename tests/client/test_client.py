@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -100,6 +101,20 @@ def test_a_script_with_the_client_is_checked_strictly(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert re.findall(r'Unexpected keyword argument "(\w+)"', done.stdout) == ["sett", "formt"], done.stdout
     assert "Found 2 errors" in done.stdout
+
+
+def test_the_example_of_the_readme(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a service without a cluster, so the sweep that it submits is made up."""
+    (example,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "services/README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    made_up = SimpleNamespace(sweep_id=SWEEP, status="finished", counts={"finished": 1}, eta_s=None)
+    monkeypatch.setattr(Client, "submit", lambda self, **values: made_up)
+    monkeypatch.setattr(Client, "events", lambda self, sweep_id: [made_up])
+    names: dict[str, object] = {}
+    exec(example.replace("http://127.0.0.1:8000", client.server), names)
+    assert names["run"].run_id in {run.run_id for run in client.runs()}  # type: ignore[attr-defined]
+    assert names["progress"] is made_up
 
 
 def test_methods_have_the_parameters_of_their_questions() -> None:
