@@ -92,6 +92,10 @@ Points = Annotated[
     int | None, Interval(ge=4, le=10_000), Doc("At most so many points of a run; spikes stay. Default: all.")
 ]
 
+Committed = Annotated[
+    bool, Doc("The results that are kept with the ablation files, in their folder `results`, not those of the store.")
+]
+
 
 @dataclass(frozen=True)
 class ListAblations(Question["list[answers.AblationSummary]"], path="/ablations"):
@@ -156,10 +160,7 @@ class GetTable(Question[bytes], path="/ablations/{name}/table"):
         ),
     ] = None
     runs: Annotated[bool, Doc("One line for each run instead of each row (csv, parquet).")] = False
-    committed: Annotated[
-        bool,
-        Doc("The results that are kept with the ablation files, in their folder `results`, not those of the store."),
-    ] = False
+    committed: Committed = False
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,7 @@ class GetFigure(Question[bytes], path="/ablations/{name}/figures/{figure}"):
     log_x: Annotated[bool | None, Doc("Whether the other axis is logarithmic. Default: as the data ask for.")] = None
     title: Annotated[str, MaxLen(200), Doc("Above the figure. Default: the ablation's title.")] = ""
     scale: Scale = None
+    committed: Committed = False
     format: Annotated[Literal["png", "svg", "pdf", "csv"] | None, Doc("csv: the data that is drawn. Default: svg.")] = (
         None
     )

@@ -215,7 +215,7 @@ def _of_maps(*flags: str, help: str, metavar: str | None = None, min: int | None
 
 
 @asks(
-    GetFigure, "sets", "ablations",
+    GetFigure, "sets", "ablations", without=["committed"],
     local=["show", "heads", "mark", "split", "position", "text", "file", "first", "seed"],
     name=argument(
         metavar="ABLATION|RUN",

@@ -60,7 +60,10 @@ def draw_available(results: Results, question: GetFigure) -> bytes:
             f"{plan.name} has {len(plan.rows):,} rows, and pictures show at most {MAX_ROWS}; take the data as csv, or "
             "draw some rows with `row`"
         )
-    return figure(results, question).render(file_format)
+    made = figure(results, question)
+    if made.empty and file_format != "csv":
+        raise FigureError(f"nothing to draw: no run, or too few, of {plan.name} are finished")
+    return made.render(file_format)
 
 
 def figure(results: Results, question: GetFigure) -> Figure:

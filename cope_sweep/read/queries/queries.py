@@ -21,6 +21,7 @@ from cope_sweep.store.index import summaries
 from cope_sweep.store.store import MEMORY
 
 if TYPE_CHECKING:
+    from cope_sweep.read.reports.runs import Committed
     from cope_sweep.read.tables import Results, Table
 
 A = TypeVar("A")
@@ -212,16 +213,24 @@ class Queries:
 
         Raises UserError; NotFinishedError where what is kept is stale or damaged.
         """
-        name, scale, compare = question.name, question.scale, question.compare
-        if not question.committed:
-            from cope_sweep.read.tables import Table
+        if question.committed:
+            return self.committed(question.name, question.scale).table(question.compare)
+        from cope_sweep.read.tables import Table
 
-            return Table(self.results(name, scale), compare)
+        return Table(self.results(question.name, question.scale), question.compare)
+
+    def committed(self, name: str, scale: str | None) -> Committed:
+        """The results of an ablation that are kept with the files.
+
+        Raises NotFoundError, QueryError, SpecError; NotFinishedError where they are stale or damaged.
+        """
         from cope_sweep.read.reports.runs import find_committed
 
         self.files.file(name)
         try:
-            return find_committed(self.files.folder / RESULTS, self.files.folder, name, scale).table(compare)
+            found = find_committed(self.files.folder / RESULTS, self.files.folder, name, scale)
+            found.check()
+            return found
         except (NotFoundError, QueryError, SpecError):
             raise
         except UserError as error:

@@ -282,6 +282,12 @@ async def _figure(components: Components, question: GetFigure, accept: str | Non
         from cope_sweep.read.figures.available import draw_available
 
         results = components.queries.results(question.name, question.scale)
+        if question.committed:
+            results = kept = components.queries.committed(question.name, question.scale)
+            plain = GetFigure(question.name, question.figure, scale=question.scale, committed=True)
+            # Maps can only be shown as they were drawn: what is kept has no checkpoints.
+            if chosen == "svg" and replace(question, format=None) == plain and (picture := kept.picture(plain.figure)):
+                return picture
         try:
             return draw_available(results, replace(question, format=chosen))
         except (NotFoundError, QueryError, SpecError, StoreError):

@@ -378,6 +378,12 @@ def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
         assert page.locator(".results tbody .value").count() == 4
         assert page.locator(".results button.value, .choose").count() == 0
         assert accessibility(page) == []
+        page = visitor.open("ablations/tiny?tab=figures", ".figures img")
+        assert page.locator("p.committed").is_visible()
+        assert all("committed=true" in url for url in visitor.requests if "format=svg" in url)
+        page = visitor.open("ablations/curves?tab=figures", ".empty")
+        page.get_by_text("There are no figures yet: they are drawn from finished runs.").wait_for()
+        page = visitor.open("ablations/tiny", "p.committed")
         assert visitor.problems == []
         (sample.ablations / "results" / "tiny.parquet").write_bytes(b"PAR1")
         page.reload()

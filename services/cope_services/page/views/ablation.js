@@ -102,9 +102,7 @@ export function ablation(root, name) {
   let [started, title] = [false, name];
   const draft = {}; // of the form that submits a sweep
 
-  async function results(detail, scale, params) {
-    // Where nothing is finished here, what is kept with the ablation files.
-    let committed = (!detail.counts.finished && detail.committed.includes(scale)) || null;
+  async function results(detail, scale, params, committed) {
     let unusable = null;
     const load = () => loadTable(detail, scale, params.get("compare"), committed);
     const loaded = await load().catch((error) => {
@@ -141,6 +139,8 @@ export function ablation(root, name) {
       part("head", JSON.stringify([detail, scale, tab, pages]), () =>
         replace(head, ...header({ ...detail, scales: own.scales }, scale, tab, pages)),
       );
+      // Where nothing is finished here, what is kept with the ablation files.
+      const committed = (!detail.error && !detail.counts.finished && detail.committed.includes(scale)) || null;
       for (const each of [main, comparison, curves]) each.hidden = tab !== "results" || Boolean(detail.error);
       other.hidden = tab === "results" && !detail.error;
       if (detail.error || tab === "file") {
@@ -154,9 +154,9 @@ export function ablation(root, name) {
           trainForm(other, { name, scale, scales: own.scales, draft, choose: chooseScale }),
         );
       } else if (tab === "figures") {
-        await figures(other, { name, scale, finished: detail.counts.finished, part });
+        await figures(other, { name, scale, counts: detail.counts, committed, part });
       } else {
-        await results(detail, scale, params);
+        await results(detail, scale, params, committed);
       }
     },
   };

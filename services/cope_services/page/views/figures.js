@@ -2,6 +2,8 @@
 
 import { at, dataUrl, download, get } from "../api.js";
 import { empty, h, replace } from "../dom.js";
+import { begun } from "../status.js";
+import { keptNote } from "./results_table.js";
 
 const IMAGES = ["svg", "png"]; // the first of them that there is
 
@@ -31,17 +33,17 @@ async function fill(figures, url) {
 }
 
 /** Draw the figures, and again when their list or the finished runs have changed. */
-export async function figures(container, { name, scale, finished, part }) {
+export async function figures(container, { name, scale, counts, committed, part }) {
   const list = await get(at(["ablations", name, "figures"], { scale })).catch((error) => error);
   if (list instanceof Error && ![404, 409].includes(list.status)) throw list;
-  part("other", `figures ${scale} ${finished} ${list.message ?? JSON.stringify(list)}`, () => {
-    if (list instanceof Error || !list.length) {
+  part("other", `figures ${scale} ${counts.finished} ${list.message ?? JSON.stringify(list)}`, () => {
+    if (list instanceof Error || !list.length || !(begun(counts) || committed)) {
       replace(container, empty(list.message ?? "There are no figures yet: they are drawn from finished runs."));
       return;
     }
-    const url = (i, format) => at(["ablations", name, "figures", list[i].name], { scale, format });
+    const url = (i, format) => at(["ablations", name, "figures", list[i].name], { scale, format, committed });
     const made = list.map((each, i) => figure(each, `${name}_${each.name}`, (format) => url(i, format)));
-    replace(container, h("h2", { class: "hidden" }, "Figures"), h("div", { class: "figures" }, made.map((each) => each.node)));
+    replace(container, h("h2", { class: "hidden" }, "Figures"), committed && keptNote(), h("div", { class: "figures" }, made.map((each) => each.node)));
     fill(made, url);
   });
 }

@@ -142,6 +142,13 @@ function heading(key, text, params, attributes = {}) {
   );
 }
 
+/** Where committed results are from. */
+export const keptNote = () =>
+  h("p", { class: "committed", role: "note" },
+    "These results are kept with the ablation files, in their folder ", h("code", {}, "results"),
+    ": they are of runs that are not in this store.",
+  );
+
 /** Draw the table. `published` has the values of the ablation's own size where this size is not compared with them. */
 export function resultsTable(container, context) {
   const { table, against, canPaper, chosen, params, published, downloads, detail, committed, unusable } = context;
@@ -195,11 +202,7 @@ export function resultsTable(container, context) {
   const shown = published && [...published.values()].some((metrics) => Object.values(metrics).some((each) => each.published));
   replace(
     container,
-    committed &&
-      h("p", { class: "committed", role: "note" },
-        "These results are kept with the ablation files, in their folder ", h("code", {}, "results"),
-        ": they are of runs that are not in this store.",
-      ),
+    committed && keptNote(),
     unusable && h("p", { class: "committed", role: "note" }, "The committed results cannot be shown: ", unusable),
     section(
       committed ? "Committed results" : "Results",
