@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
-from cope_services.http.access import ApiKey
+from cope_services.http.access import ApiKey, check_scopes
 from cope_services.http.app import create_model_app
 from cope_services.serve import MAX_ATTEMPTS, Call, Messages, Relay, RelayedRequest, messages_of, run_of
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 from starlette.types import ASGIApp
@@ -153,6 +154,31 @@ def test_the_run_of_a_request(path: str, query: bytes, body: bytes, expected: st
     assert run_of(path, query, body) == expected
 
 
+@pytest.fixture
+def routes() -> FastAPI:
+    app = FastAPI()
+
+    @app.post("/echo")
+    async def echo(request: Request) -> dict[str, str]:
+        check_scopes(request, ["infer"])
+        return {"body": (await request.body()).decode()}
+
+    @app.post("/stream")
+    async def stream() -> StreamingResponse:
+        async def parts() -> AsyncIterator[bytes]:
+            for number in range(3):
+                yield str(number).encode()
+                await asyncio.sleep(0.01)
+
+        return StreamingResponse(parts())
+
+    @app.post("/error")
+    async def error() -> None:
+        raise RuntimeError("wrong")
+
+    return app
+
+
 def request_of(path: str, body: bytes = b"", scopes: tuple[str, ...] = ("infer",)) -> RelayedRequest:
     key = ApiKey.model_validate({"name": "a", "scopes": scopes, "sha256": "0" * 64, "created": ""})
     scope = {
@@ -162,17 +188,33 @@ def request_of(path: str, body: bytes = b"", scopes: tuple[str, ...] = ("infer",
     return RelayedRequest(scope, body, "")
 
 
-def test_an_error_of_a_route_is_a_response() -> None:
-    app = FastAPI()
-
-    @app.post("/error")
-    async def error() -> None:
-        raise RuntimeError("wrong")
-
+def collected(app: ASGIApp, request: RelayedRequest) -> list[Messages]:
     async def collect() -> list[Messages]:
-        return [messages async for messages in messages_of(app, request_of("/error"))]
+        return [messages async for messages in messages_of(app, request)]
 
-    assert asyncio.run(collect())[0][0]["status"] == 500
+    return asyncio.run(collect())
+
+
+def body_of(groups: list[Messages]) -> bytes:
+    return b"".join(message.get("body", b"") for group in groups for message in group)
+
+
+def test_a_replica_sends_a_short_response_at_once(routes: FastAPI) -> None:
+    [group] = collected(routes, request_of("/echo", b"abc"))
+    assert [message["type"] for message in group] == ["http.response.start", "http.response.body"]
+    assert json.loads(body_of([group])) == {"body": "abc"}
+
+
+def test_a_replica_sends_a_stream_in_parts(routes: FastAPI) -> None:
+    groups = collected(routes, request_of("/stream"))
+    assert len(groups) > 1
+    assert [message["type"] for message in groups[0]][:2] == ["http.response.start", "http.response.body"]
+    assert body_of(groups) == b"012"
+
+
+def test_an_error_of_a_route_is_a_response(routes: FastAPI) -> None:
+    groups = collected(routes, request_of("/error"))
+    assert groups[0][0]["status"] == 500
 
 
 def test_leaving_a_response_cancels_the_route(routes: FastAPI) -> None:
