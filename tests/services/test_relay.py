@@ -217,7 +217,7 @@ def test_an_error_of_a_route_is_a_response(routes: FastAPI) -> None:
     assert groups[0][0]["status"] == 500
 
 
-def test_leaving_a_response_cancels_the_route(routes: FastAPI) -> None:
+def test_leaving_a_response_cancels_the_route() -> None:
     async def leave() -> bool:
         ended = asyncio.Event()
 
