@@ -196,7 +196,7 @@ class LiveTable(PlainLines):
         done, total = self.board.steps()
         bar = Table.grid(expand=True)
         bar.add_row(ProgressBar(total=max(1, total), completed=done))
-        runs = [table, *more] if running else []
+        runs: list[Table | Text] = [table, *more] if running else []
         return Group(Text(self.title, style="italic"), *runs, bar, Text(self.board.summary(), style="dim"))
 
     def _cells(self, event: Event) -> list[RenderableType]:
