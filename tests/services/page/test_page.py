@@ -242,8 +242,14 @@ def test_a_cell_opens_its_runs_and_chosen_rows_are_compared(visitor: Visitor, si
     with page.expect_download() as download:
         page.get_by_role("button", name="LaTeX").click()
     assert download.value.suggested_filename == "tiny.tex"
+    assert page.get_by_role("link", name="Compare these runs").get_attribute("href") == (
+        f"#/runs?ids={site.sample.ids[0]}&sel={site.sample.ids[0]}"
+    )
     opened.click()
     page.get_by_role("heading", name="CoPE seed 0").wait_for()
+    page = visitor.open("ablations/tiny?scale=longer", "h1")
+    page.get_by_role("link", name="Playground", exact=True).click()
+    page.wait_for_function("() => location.hash === '#/playground?ablation=tiny&scale=longer'")  # the one at hand
 
 
 def test_a_zoom_is_in_the_address_and_goes_with_the_step_axis(visitor: Visitor) -> None:
@@ -484,6 +490,15 @@ def test_a_sweep_is_followed_until_it_ends_and_a_retry_is_confirmed(visitor: Vis
     visitor.problems.clear()
 
 
+def test_the_failures_of_a_sweep_are_grouped_by_message(visitor: Visitor, site: Site) -> None:
+    many = expand(load_ablation(site.sample.ablations / "many.yaml"))
+    record = end_sweep(site.sample.store, write_sweep(site.sample.store, many), "failed")
+    (group,) = visitor.open(f"sweeps/{record.sweep_id}", ".failures").locator(".failures li").all()
+    assert group.locator("p").inner_text() == "Diverged: the training loss is nan at step 3"
+    assert group.locator("a").count() == 105
+    assert group.locator("a").first.inner_text() == "CoPE, seed 0"
+
+
 def test_the_table_of_a_sweep_is_a_table(visitor: Visitor, site: Site) -> None:
     part = visitor.open(f"sweeps/{site.sweep_id}", "#table").locator("section[aria-labelledby=table]")
     assert part.locator("th, td").all_inner_texts() == ["position", "In-dist. (%)", "a_b <i>|", "0.50 ± 0.71"]
@@ -502,7 +517,9 @@ def test_a_sweep_is_submitted_by_a_form(
     with scripted_cluster() as cluster, serving(sample.settings(ray_address=cluster.url)) as client:
         visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
         page = visitor.open("ablations/tiny?tab=train&scale=own", "form.train")
-        page.get_by_text("2 of 4 runs would be trained (1 failed); 2 have ended and will not be trained again.").wait_for()
+        page.get_by_text(
+            "2 of 4 runs would be trained (1 failed); 2 have ended and will not be trained again."
+        ).wait_for()
         page.get_by_text("4 runs of the plan are shared with tiny_again.").wait_for()
         for width, scheme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
             page.set_viewport_size({"width": width, "height": 900})
