@@ -201,6 +201,14 @@ def test_results_that_are_kept_with_the_files_need_no_store(own_sample: SampleSt
         assert all(
             row["metrics"]["in_dist/token_error"]["n"] == 0 for row in get(client, "/ablations/tiny/table")["rows"]
         )
+        drawn = "/ablations/tiny/figures/summary"
+        data = client.get(f"{API}{drawn}?committed=true&format=csv").text
+        assert {row["mean"] for row in csv.DictReader(io.StringIO(data))} - {""}
+        nothing = get(client, drawn, 409, format="svg")  # of the store
+        assert nothing["detail"] == "nothing to draw: no run, or too few, of tiny are finished"
+        (own_sample.ablations / "results" / "tiny.summary.svg").write_text("<?xml kept")
+        assert client.get(f"{API}{drawn}?committed=true&format=svg").text == "<?xml kept"
+        assert client.get(f"{API}{drawn}?committed=true&format=svg&row=CoPE").text != "<?xml kept"
         missing = get(client, "/ablations/tiny/table", 404, committed=True, scale="longer")
         assert "results has no report of tiny --scale longer; it has reports at: its own size" in missing["detail"]
     own = read_results(own_sample.plan, own_sample.store)

@@ -242,8 +242,14 @@ def test_a_cell_opens_its_runs_and_chosen_rows_are_compared(visitor: Visitor, si
     with page.expect_download() as download:
         page.get_by_role("button", name="LaTeX").click()
     assert download.value.suggested_filename == "tiny.tex"
+    assert page.get_by_role("link", name="Compare these runs").get_attribute("href") == (
+        f"#/runs?ids={site.sample.ids[0]}&sel={site.sample.ids[0]}"
+    )
     opened.click()
     page.get_by_role("heading", name="CoPE seed 0").wait_for()
+    page = visitor.open("ablations/tiny?scale=longer", "h1")
+    page.get_by_role("link", name="Playground", exact=True).click()
+    page.wait_for_function("() => location.hash === '#/playground?ablation=tiny&scale=longer'")  # the one at hand
 
 
 def test_a_zoom_is_in_the_address_and_goes_with_the_step_axis(visitor: Visitor) -> None:
@@ -482,6 +488,15 @@ def test_a_sweep_is_followed_until_it_ends_and_a_retry_is_confirmed(visitor: Vis
     page.wait_for_function("() => document.querySelector('p[role=status]').textContent.length > 20")  # why it cannot be
     assert [each for each in visitor.problems if "the server responded with a status of" not in each] == []
     visitor.problems.clear()
+
+
+def test_the_failures_of_a_sweep_are_grouped_by_message(visitor: Visitor, site: Site) -> None:
+    many = expand(load_ablation(site.sample.ablations / "many.yaml"))
+    record = end_sweep(site.sample.store, write_sweep(site.sample.store, many), "failed")
+    (group,) = visitor.open(f"sweeps/{record.sweep_id}", ".failures").locator(".failures li").all()
+    assert group.locator("p").inner_text() == "Diverged: the training loss is nan at step 3"
+    assert group.locator("a").count() == 105
+    assert group.locator("a").first.inner_text() == "CoPE, seed 0"
 
 
 def test_the_table_of_a_sweep_is_a_table(visitor: Visitor, site: Site) -> None:
