@@ -281,3 +281,8 @@ def _gate_keys(inputs: Inputs, term: LookUp | PiecewiseLinear | Slope, index: in
 def unit_stride(x: Tensor) -> Tensor:
     """The tensor itself, or a contiguous copy if its last dimension has a stride other than 1."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def head_stride(table: Tensor | None) -> int:
+    """The distance of two heads' tables in memory, of a table (P, K) or (H, P, K); 0 if they share one."""
+    return table.stride(0) if table is not None and table.dim() == 3 else 0

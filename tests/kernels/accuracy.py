@@ -20,12 +20,15 @@ Attend = Callable[[Inputs, list[Position], float, Tensor], Tensor]
 """attention(inputs, positions, dropout, seeds of the dropout) → (B, H, T, K)."""
 
 
-def assert_equals_reference(case: Case, attend: Attend, dtype: torch.dtype, at_most: float = 1.0) -> None:
-    """The output of `attend` in `dtype`, and the gradients of all inputs and parameters, are as exact as rounding lets them.
+AT_MOST = 4.0
+"""How many times as large as `Expected` explains errors may be. Random problems have sums of a few numbers in which nearly all
+cancels, for which float32 sums over hundreds of keys count: the native kernels came to 2.5. Triton's interpreter cuts float32
+off to bfloat16, where a GPU rounds, which doubles errors."""
 
-    `at_most`: how many times as large errors may be.
-    """
-    wrong = expected(case, dtype).wrong(output_and_gradients(case, attend, dtype, dtype), at_most)
+
+def assert_equals_reference(case: Case, attend: Attend, dtype: torch.dtype) -> None:
+    """The output of `attend` in `dtype`, and the gradients of all inputs and parameters, are as exact as rounding lets them."""
+    wrong = expected(case, dtype).wrong(output_and_gradients(case, attend, dtype, dtype), AT_MOST)
     assert wrong is None, wrong
 
 

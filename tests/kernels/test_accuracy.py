@@ -5,7 +5,7 @@ import torch
 
 from cope_sweep.kernels import Inputs, Position, reference
 from cope_sweep.positions import ALiBi, CoPE, CoPEMLP, Relative
-from tests.kernels.accuracy import assert_equals_reference, expected, output_and_gradients
+from tests.kernels.accuracy import AT_MOST, assert_equals_reference, expected, output_and_gradients
 from tests.kernels.cases import Case
 
 CASES = [
@@ -53,7 +53,7 @@ def test_a_fault_of_1e_3_in_one_gradient_is_rejected(case, name):
     errors = expected(case, torch.float32).errors_over_limit(
         output_and_gradients(case, faulty, torch.float32, torch.float32)
     )
-    assert [wrong for wrong, error in errors.items() if error > 1] == [name]
+    assert [wrong for wrong, error in errors.items() if error > AT_MOST] == [name]
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=["table", "mlp"])
@@ -68,4 +68,4 @@ def test_a_fault_of_1e_3_in_a_parameter_s_gradient_is_rejected(case):
     )
     # The gradient of CoPE-MLP's b₂, which adds the same to all scores of a row, is 0.
     faults = {name for name in errors if name.startswith("0.") and name != "0.b2"}
-    assert {wrong for wrong, error in errors.items() if error > 1} == faults
+    assert {wrong for wrong, error in errors.items() if error > AT_MOST} == faults

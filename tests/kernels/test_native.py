@@ -65,6 +65,7 @@ def test_numbers_that_are_not_finite(case, place, value, target, monkeypatch):
 @given(long_cases())
 @settings(max_examples=8)
 @example(Case((CoPEMLP(hidden=2), Relative()), 1, 1, 346, head_dim=1, rotated=True, smooth=True, seed=43))
+@example(Case((CoPEMLP(hidden=24), Relative()), 1, 1, 325, head_dim=1, rotated=True))  # scores of hundreds
 def test_long_sequences(case):
     assert_correct(case)
 

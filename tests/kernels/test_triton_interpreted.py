@@ -130,8 +130,7 @@ attend_triton = attention_by("triton")
 
 @pytest.mark.parametrize(("problem", "dtype"), CASES.values(), ids=CASES.keys())
 def test_output_and_gradients_equal_the_reference(problem, dtype):
-    # The interpreter cuts float32 off to bfloat16, where a GPU rounds: errors are twice as large.
-    assert_equals_reference(problem, attend_triton, dtype, at_most=2.0 if dtype == torch.bfloat16 else 1.0)
+    assert_equals_reference(problem, attend_triton, dtype)
 
 
 UNEVEN_TILES = {

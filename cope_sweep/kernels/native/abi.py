@@ -13,7 +13,7 @@ from typing import Any, cast, get_type_hints
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels.arguments import DIFFERENTIABLE, QUERIES_AND_KEYS, Arguments
+from cope_sweep.kernels.arguments import DIFFERENTIABLE, QUERIES_AND_KEYS, Arguments, head_stride
 from cope_sweep.kernels.dropout import threshold
 
 MIN_WORK_ITEMS = 8
@@ -127,10 +127,10 @@ def problem(given: Arguments) -> Problem:
         S=S,
         D=D,
         P=_size(given.e, -2),
-        e_head=_head_stride(given.e),
+        e_head=head_stride(given.e),
         N=_size(given.knots, -1),
         R=_size(given.relative, -2),
-        relative_head=_head_stride(given.relative),
+        relative_head=head_stride(given.relative),
         share_N=_size(given.share_knots, -1),
         biases=_size(given.distance_bias, -1),
         threshold=threshold(given.dropout) if given.dropout else 0,
@@ -152,11 +152,6 @@ def _c_value(kind: Any, value: Any) -> Any:
     if kind is View:
         return View.of(value)
     return value.data_ptr() if isinstance(value, Tensor) else value
-
-
-def _head_stride(table: Tensor | None) -> int:
-    """Floats between the tables of two heads; 0 where all heads share one."""
-    return table.stride(0) if table is not None and table.dim() == 3 else 0
 
 
 def _size(x: Tensor | None, dimension: int) -> int:

@@ -8,7 +8,10 @@ type of the queries, slopes and biases to float32.
     kernel_forward.py          the output, and for each query the log-sum-exp and where its tables end
     kernel_backward_rows.py    gradients of queries and tables
     kernel_backward_keys.py    gradients of keys, values and gate keys
-    tiles.py                   what they share: fixed-point positions, tables, dropout
+    scores.py                  what they share of a tile: logits, terms, gradients of scores
+    tables.py                  tables in scratch memory
+    table_gradients.py         their gradients
+    tiles.py                   programs, products, fixed-point positions, dropout
     launch.py                  arguments, scratch memory, launches
     workspace.py               the size of scratch memory, a formula
 

@@ -13,7 +13,7 @@ import torch
 import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
-from cope_sweep.kernels.arguments import DIFFERENTIABLE, Arguments, unit_stride
+from cope_sweep.kernels.arguments import DIFFERENTIABLE, Arguments, head_stride, unit_stride
 from cope_sweep.kernels.dropout import threshold
 from cope_sweep.kernels.triton_attention import kernel_backward_keys, kernel_backward_rows, kernel_forward
 from cope_sweep.kernels.triton_attention.workspace import Part, Parts, divide
@@ -105,13 +105,7 @@ class Call:
             **strides("v", self.v),
             **strides("bq", self.q if self.base_q is None else self.base_q),
             **strides("gk", self.k if self.gate_k is None else self.gate_k),
-            "H": self.H,
-            "T": self.T,
-            "S": self.S,
-            "P": self.P,
-            "R": self.R,
-            "D": self.D,
-            "M": self.M,
+            **{size: getattr(self, size) for size in "HTSPRDM"},
             "scale": given.scale,
             "threshold": threshold(given.dropout) - 2**31,
             "survival": 1.0 - given.dropout,
@@ -128,8 +122,8 @@ class Call:
         """The arguments of the kernels that compute tables."""
         return {
             "saturation": self._saturation(),
-            "e_h": _head_stride(self.e),
-            "r_h": _head_stride(self.relative),
+            "e_h": head_stride(self.e),
+            "r_h": head_stride(self.relative),
             "e_scale": self.given.e_scale,
             "relative_scale": self.given.relative_scale,
             "BLOCK_P": self.chunk_p,
@@ -363,11 +357,6 @@ def _of_part(part: Part, parts: Parts) -> dict[str, int]:
 
 def _float(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.float().contiguous()
-
-
-def _head_stride(table: Tensor | None) -> int:
-    """The distance of two heads' tables in memory; 0 if they share one."""
-    return 0 if table is None or table.dim() == 2 else table.stride(0)
 
 
 def _chunk(entries: int) -> int:

@@ -25,10 +25,15 @@ from cope_sweep.kernels.arguments import Arguments
 SAFETY = 4.0
 ROUNDING = {torch.float64: 2.0**-50, torch.float32: 2.0**-21, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
 """Relative error of what a kernel multiplies, and stores, in its type. That of float32 is a product's by three TF32 ones, which
-leave out 2⁻²². Emulated, in eight problems of four random inputs each, these stayed below a fifth of the limits, as did
-the blocked path and the native kernels. With 2⁻¹⁸, limits were up to 11 times as large where nothing crosses an integer."""
+leave out 2⁻²². Emulated, in eight problems of four and more random inputs each, their errors stayed below a quarter of the limits,
+as those of the blocked path and the native kernels did. Where a position crosses an integer in one draw, a limit is up to 300
+times as large as where none does; real kernels cross some, too."""
 POSITION_ERROR = 2.0**-22
 """Of a position p, the sum of n gates in float32, in units of p + √n."""
+SCORE_ERROR = 2.0**-23
+"""Of a score, which is a sum in float32, relative to it: that of the weight is exp(score)'s."""
+FLOAT64 = 2.0**-29
+"""These errors of sums are smaller by this factor where the kernel computes in float64."""
 SMALL = 1e-3
 """Entries of a result that are smaller than this may be off by a rounding of this."""
 DRAWS, FEW_SCORES = 6, 1 << 22
@@ -114,12 +119,14 @@ class _Rounded:
 
     def __init__(self, dtype: torch.dtype, draw: int, device: torch.device, exact_positions: bool = False) -> None:
         self._error, self._product_error = ROUNDING[dtype], min(ROUNDING[dtype], ROUNDING[torch.float32])
-        moved = 0.0 if exact_positions else POSITION_ERROR * (2.0**-29 if dtype == torch.float64 else 1.0)
-        self._moved = moved * (1 - 2 * (draw % 2))
+        of_sums = FLOAT64 if dtype == torch.float64 else 1.0
+        self._score_error = SCORE_ERROR * of_sums
+        self._moved = 0.0 if exact_positions else POSITION_ERROR * of_sums * (1 - 2 * (draw % 2))
+        self._draw = draw
         self._rng = torch.Generator(device).manual_seed(draw)
 
     def results(self, build: Build, leaves: Leaves, weight: Tensor) -> Leaves:
-        backward, positions = blocked.backward, blocked._gates_and_positions
+        backward, positions, scores_of = blocked.backward, blocked._gates_and_positions, blocked.scores_of
 
         def backward_from_rounded(given: Arguments, dout: Tensor, out: Tensor, *others: Any) -> None:
             backward(given, dout, self._off(out, self._error), *others)
@@ -130,7 +137,17 @@ class _Rounded:
                 scores.p_NRU = (p + self._moved * (p + p.shape[-1] ** 0.5)).clamp(min=0)
             return width
 
+        def rounded_scores(x: blocked.Tensors, block: blocked.Block, *others: Any, **more: Any) -> tuple[Any, int]:
+            scores, width = scores_of(x, block, *others, **more)
+            # The same errors in the forward and the backward pass.
+            rng = torch.Generator(x.device).manual_seed(self._draw + (block.n0 << 32) + (block.a << 8))
+            scores.s_NRC *= 1 + self._score_error * torch.randn(
+                scores.s_NRC.shape, generator=rng, device=x.device, dtype=scores.s_NRC.dtype
+            )
+            return scores, width
+
         with (
+            mock.patch.object(blocked, "scores_of", rounded_scores),
             mock.patch.object(blocked, "backward", backward_from_rounded),
             mock.patch.object(blocked, "_gates_and_positions", moved_positions),
         ):
