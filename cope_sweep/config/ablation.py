@@ -332,7 +332,10 @@ class Maps(_Figure):
     )
     seed: Count | None = Field(default=None, description="The seed of the run; null: the first of the ablation.")
     split: str | None = Field(default=None, description="The split of the sequence; null: the first test set.")
-    index: Count = Field(default=0, description="The index of the sequence in its split.")
+    index: Count | None = Field(
+        default=None,
+        description="The index of the sequence in its split; null: the first with a marked token, or else the first.",
+    )
     first: Positive | None = Field(default=None, description="Only the first tokens of the sequence; null: all.")
     mark: str | None = Field(
         default=None,

@@ -183,3 +183,14 @@ def test_declared_figures_are_drawn_without_a_kind(declaring):
 )
 def test_errors_of_reports(declaring, words, message):
     assert message in declaring.error(*words)
+
+
+def test_a_declared_map_shows_the_first_sequence_with_a_marked_token(declaring):
+    """The first test sequence begins with a blank, `_`: nothing of its first token would be marked."""
+    text = (declaring.folder / "ablations" / "tiny.yaml").read_text()
+    declaring.write("tiny", text.replace("mark: data", "mark: data, first: 1"))
+    line = declaring("figure", "tiny", "--declared", "maps", "--format", "csv")[0].splitlines()[1]
+    assert line.split(",")[4].isdecimal()
+    declaring.write("tiny", text.replace("mark: data", "mark: data, first: 1, index: 0"))
+    line = declaring("figure", "tiny", "--declared", "maps", "--format", "csv")[0].splitlines()[1]
+    assert line.split(",")[4] == "_"

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 COMMON = ("summary", "curves", "convergence")
 VARYING = ("values", "importance", "parallel")
 """Kinds for an ablation with an axis of several values."""
+SEARCHED = 64
+"""Sequences in which a mark is looked for."""
 MAX_ROWS = 300
 """Rows of an ablation whose figures are drawn: more make pictures that nobody can read, of hundreds of megabytes."""
 
@@ -141,7 +143,6 @@ def ablation_options(declared: Declared) -> Options:
 
 def _draw_maps(results: Results, declared: Declared, figure: Maps) -> Figure:
     from cope_sweep.inference import Predictor
-    from cope_sweep.inference.probe import split_sequences
 
     plan, store = results.plan, results.store
     row = next(row for row in plan.rows if row.name in declared.rows)
@@ -154,8 +155,23 @@ def _draw_maps(results: Results, declared: Declared, figure: Maps) -> Figure:
             f"cope-sweep run {plan.ablation.words}"
         )
     predictor: Predictor = Predictor.load(store.run(run.run_id).fetch_checkpoint())
-    token_ids = split_sequences(run.task, figure.split, figure.index)[0][: figure.first]
     heads = figure.heads if isinstance(figure.heads, int) else tuple(figure.heads)
-    return FIGURES["maps"].make(
-        predictor, token_ids, MapOptions(show=figure.show, heads=heads, mark=figure.mark, title=figure.title)
+    options = MapOptions(show=figure.show, heads=heads, mark=figure.mark, title=figure.title)
+    return FIGURES["maps"].make(predictor, _shown_tokens(predictor, figure), options)
+
+
+def _shown_tokens(predictor: Predictor, figure: Maps) -> list[int]:
+    """The tokens of a map: of the sequence with this index, or of the first with a marked token, or else the first."""
+    import numpy as np
+
+    from cope_sweep.inference.probe import split_sequences, token_marks
+
+    task, mark = predictor.run.task, figure.mark
+    searched = SEARCHED if figure.index is None and mark else 1
+    parts = [each[: figure.first] for each in split_sequences(task, figure.split, figure.index or 0, searched)]
+    if searched == 1 or mark is None:
+        return parts[0]
+    tokenizer = predictor.tokenizer if predictor.reads_text else None
+    return next(
+        (each for each in parts if np.any(token_marks(task, np.array(each), tokenizer).get(mark, False))), parts[0]
     )
