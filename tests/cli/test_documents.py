@@ -13,7 +13,7 @@ from tests.read.figures.files import svg_texts
 
 
 @pytest.mark.parametrize(
-    "kind", [kind.name for kind in FIGURES.values() if kind.name not in ("contexts", "importance", "maps")]
+    "kind", [kind.name for kind in FIGURES.values() if kind.name not in ("contexts", "budget", "importance", "maps")]
 )
 def test_the_data_of_each_kind(stored, kind):
     out, _ = stored("figure", "tiny", "--kind", kind, "--format", "csv")
