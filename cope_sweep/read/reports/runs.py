@@ -13,6 +13,7 @@ name folders. Reports of older versions lack the last columns.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +37,7 @@ CURVES = ".curves.parquet"
 CURVE_COLUMNS = ["run_id", "row", "seed", "step", "metric", "value"]
 LEFT_OUT = ("message", "facts.host", "facts.worker_id")
 LABEL, FACT = "label.", "facts."
+FIGURE_NAME = re.compile(r"[a-z]+(-[0-9]+)?")
 TIMES = ("created_ms", "ended_ms")
 PRIVATE_OPTIONS = ("--store", "--index", "--mlflow", "--address", "--ablations")
 """Options that name folders, hosts or passwords. They do not change a result, so a report leaves them out."""
@@ -131,7 +133,9 @@ class Committed(Results):
         return found.assign(status=found["run_id"].map(statuses), time_s=None).astype(CURVE_TYPES)
 
     def picture(self, name: str) -> bytes | None:
-        """The SVG of a figure in the report; None without it."""
+        """The SVG of a figure in the report; None without it. The name may be anything that a request has."""
+        if not FIGURE_NAME.fullmatch(name):
+            return None
         path = self.path.with_suffix(f".{name}.svg")
         return path.read_bytes() if path.exists() else None
 

@@ -281,15 +281,15 @@ async def _figure(components: Components, question: GetFigure, accept: str | Non
     def draw() -> bytes:
         from cope_sweep.read.figures.available import draw_available
 
-        results = components.queries.results(question.name, question.scale)
         if question.committed:
-            results = kept = components.queries.committed(question.name, question.scale)
+            kept = components.queries.committed(question.name, question.scale)
             asked = replace(question, format=None, metric=tuple(question.metric), row=tuple(question.row))
             plain = GetFigure(question.name, question.figure, scale=question.scale, committed=True)
             # Maps can only be shown as they were drawn: what is kept has no checkpoints.
             if chosen == "svg" and asked == plain and (picture := kept.picture(plain.figure)):
                 return picture
         try:
+            results = kept if question.committed else components.queries.results(question.name, question.scale)
             return draw_available(results, replace(question, format=chosen))
         except (NotFoundError, QueryError, SpecError, StoreError):
             raise
