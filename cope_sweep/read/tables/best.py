@@ -17,7 +17,7 @@ from cope_sweep.config.checks import validation_metric
 from cope_sweep.config.source import Json
 from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.runs import Results, setting
-from cope_sweep.store import RunRecord
+from cope_sweep.store import QueryError, RunRecord
 
 SHOWN = 3
 """Rows that the answer names."""
@@ -130,13 +130,13 @@ def tuning(results: Results, metric: str | None = None) -> Tuning:
         results: The runs of an ablation with `search: random`.
         metric: Its name; None: the primary metric, on the validation set where there is one.
 
-    Raises SpecError for an ablation without a random search, and for a metric that its tasks do not have.
+    Raises QueryError for an ablation without a random search, and for a metric that its tasks do not have.
     """
     plan = results.plan
     content = plan.ablation.content
     name = metric or validation_metric(plan.ablation, plan.runs)
     if unknown := next((run for run in plan.runs if name not in run.metrics), None):
-        raise SpecError(f"--metric {name}: the task {unknown.task.kind} has no such metric")
+        raise QueryError(f"metric {name}: the task {unknown.task.kind} has no such metric")
     goal = {each.name: each.goal for each in content.metrics}.get(name, content.primary_metric.goal)
     return Tuning(name, goal, tuple(content.seeds), tuple(tuned_rows(plan, results.records, name, goal)))
 
@@ -150,11 +150,11 @@ def tuned_rows(plan: Plan, records: Mapping[str, RunRecord], metric: str, goal: 
         metric: The metric that draws are compared by.
         goal: `min` or `max`.
 
-    Raises SpecError for an ablation without a random search.
+    Raises QueryError for an ablation without a random search.
     """
     search = plan.ablation.content.search
     if not isinstance(search, RandomSearch):
-        raise SpecError(
+        raise QueryError(
             f"{plan.name} has search: {search.kind}, and only search: random gives every row the same draws"
         )
     rows: dict[tuple[tuple[str, str], ...], list[Draw]] = {}

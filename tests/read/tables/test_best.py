@@ -8,7 +8,7 @@ from cope_sweep.read.figures import FIGURES
 from cope_sweep.read.reports import evidence
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import conditions, tuned_rows
-from cope_sweep.store import RunRecord
+from cope_sweep.store import QueryError, RunRecord
 from tests.read.tables.ablations import CONTENT, plan_of
 
 SEARCH = {
@@ -109,5 +109,5 @@ def test_a_report_shows_the_best_draws_and_tests_nothing():
 
 
 def test_other_searches_are_refused():
-    with pytest.raises(SpecError, match="only search: random gives every row the same draws"):
+    with pytest.raises(QueryError, match="only search: random gives every row the same draws"):
         tuned_rows(plan_of(), {}, METRIC, "min")
