@@ -318,7 +318,10 @@ class Client:
 
     @_with_fields_of(SweepRequest)
     def submit(self, *, idempotency_key: str | None = None, **values: Any) -> SweepState:
-        """`execute` with the fields of a `SweepRequest`: `submit(ablation="quickstart", set=["train.steps=100"])`."""
+        """`execute` with the fields of a `SweepRequest`: `submit(ablation="quickstart", set=["train.steps=100"])`.
+
+        `idempotency_key` is that of `execute`; type checkers know the fields of the request only.
+        """
         return self.execute(values, idempotency_key)
 
     @_with_fields_of(SweepRequest)

@@ -471,7 +471,7 @@ def _distinguishing(source: Source, shown: Sequence[RunSummary]) -> dict[str, di
     }
     found: dict[str, dict[str, Any]] = {}
     for run_ids in groups.values():
-        own = {run_id: specs[run_id] for run_id in run_ids}
+        own = {run_id: specs[run_id] for run_id in run_ids if run_id in specs}  # others were deleted meanwhile
         keys = dict.fromkeys(key for spec in own.values() for key in spec)
         differing = [key for key in keys if len({spec.get(key) for spec in own.values()}) > 1]
         found |= {run_id: {key: spec.get(key) for key in differing} for run_id, spec in own.items()}

@@ -81,6 +81,11 @@ class Plan:
         return tuple((key, name) for key, name in chosen if name in reported and name.split("/")[0] != VALIDATION)
 
     @property
+    def is_drawn(self) -> bool:
+        """Whether its rows are the draws of a random search, to choose from: they are not compared with each other."""
+        return isinstance(self.ablation.content.search, RandomSearch)
+
+    @property
     def open_samples(self) -> int:
         """How many rows the search has still to suggest."""
         return max(0, self.search.samples - len(self.rows)) if self.search else 0

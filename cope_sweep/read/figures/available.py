@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import Plan
-from cope_sweep.config.ablation import AnyFigure, Contexts, Convergence, Curves, Maps, RandomSearch, Values
+from cope_sweep.config.ablation import AnyFigure, Contexts, Convergence, Curves, Maps, Values
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.figures.figure import FIGURES, Figure, FigureError, MapOptions, Options
@@ -50,7 +50,7 @@ def available_figures(plan: Plan) -> tuple[Available, ...]:
     )
     names = {each.name for each in declared}
     kinds = (*COMMON, *(VARYING if varying_axes(plan, plan.rows) else ()))
-    kinds += ("budget",) if isinstance(plan.ablation.content.search, RandomSearch) else ()
+    kinds += ("budget",) if plan.is_drawn else ()
     return (*declared, *(Available(kind, kind, FIGURES[kind].shows) for kind in kinds if kind not in names))
 
 

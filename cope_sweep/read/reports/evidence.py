@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from cope_sweep.config import Plan, RunSpec
-from cope_sweep.config.ablation import Maps, RandomSearch
+from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures import FIGURES, Figure
 from cope_sweep.read.figures.available import Declared, declared_figures, draw_declared
@@ -129,7 +129,7 @@ class Evidence:
     @cached_property
     def draws(self) -> Layout | None:
         """The best draws of a random search; None: the ablation has none."""
-        return tuning(self.results).layout if _is_search(self.plan) else None
+        return tuning(self.results).layout if self.plan.is_drawn else None
 
     @cached_property
     def shortcuts(self) -> Shortcuts | None:
@@ -206,7 +206,7 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
         raise ReportError(f"no run of {words} is finished in {results.place}; train them with: cope-sweep run {words}")
     figures = tuple(_drawn(results, each) for each in declared_figures(plan))
     if not figures:
-        kind = "budget" if _is_search(plan) else "summary"
+        kind = "budget" if plan.is_drawn else "summary"
         figures = (Drawn(kind, plan.ablation.content.title, "", _svg(FIGURES[kind].make(results))),)
     return Evidence(results, Table(results, compare or reference(plan)), figures)
 
@@ -237,10 +237,6 @@ def _drawn(results: Results, declared: Declared) -> Drawn:
     if made.empty and not is_map:
         return Drawn(declared.name, title, source, None, "too few finished runs")
     return Drawn(declared.name, title, source, _svg(made))
-
-
-def _is_search(plan: Plan) -> bool:
-    return isinstance(plan.ablation.content.search, RandomSearch)
 
 
 def _svg(figure: Figure) -> Callable[[], bytes]:

@@ -38,6 +38,7 @@ CURVE_COLUMNS = ["run_id", "row", "seed", "step", "metric", "value"]
 LEFT_OUT = ("message", "facts.host", "facts.worker_id")
 LABEL, FACT = "label.", "facts."
 FIGURE_NAME = re.compile(r"[a-z]+(-[0-9]+)?")
+"""Names of figures: a kind, or a kind with a number."""
 TIMES = ("created_ms", "ended_ms")
 PRIVATE_OPTIONS = ("--store", "--index", "--mlflow", "--address", "--ablations")
 """Options that name folders, hosts or passwords. They do not change a result, so a report leaves them out."""

@@ -37,7 +37,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from cope_sweep.config import Plan, Row, RunSpec
-from cope_sweep.config.ablation import Metric, RandomSearch
+from cope_sweep.config.ablation import Metric
 from cope_sweep.config.explain import suggest
 from cope_sweep.read.tables.stats import (
     POWER,
@@ -421,7 +421,7 @@ def reference(plan: Plan) -> str | None:
     axes, each row is compared with the one that has this encoding and the same values of the other axes. None for one
     row, and for a random search, whose rows are draws to choose from.
     """
-    if isinstance(plan.ablation.content.search, RandomSearch):
+    if plan.is_drawn:
         return None
     if any(row.published for row in plan.rows):
         return PAPER

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_json
 
 from cope_sweep.config import Plan
-from cope_sweep.config.ablation import RandomSearch
 from cope_sweep.read.tables import render
 from cope_sweep.read.tables.best import tuning
 from cope_sweep.read.tables.model import STATUSES, Comparison, MetricCell, TableModel, TableRow, compared, table_model
@@ -39,7 +38,7 @@ class Table:
         model = table_model(self.results.plan, self.results.records)
         if self.compare is not None:
             return compared(model, self.compare)
-        if isinstance(self.results.plan.ablation.content.search, RandomSearch):
+        if self.results.plan.is_drawn:
             return replace(model, answer=tuning(self.results).answer)
         return model
 
