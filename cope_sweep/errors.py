@@ -13,3 +13,7 @@ class UserError(Exception):
 
 class NotFoundError(UserError):
     """There is no such ablation, run or sweep."""
+
+
+class NotFinishedError(UserError):
+    """The run exists and is not finished, or the kept results are not those of the ablation file of today."""

@@ -106,13 +106,16 @@ def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE,
     """A figure; notebooks show it, and `.write("curves.svg")` saves it.
 
     `kind` is one of `cope_sweep.read.figures.FIGURES`, or the name of a figure that the ablation declares, as `maps-2`.
-    `options` are the fields of `cope_sweep.read.figures.Options`. Raises UserError.
+    `options` are those of `cope-sweep figure`: metrics and rows (lists of names), x, panels, band, log, log_x, title.
+    Raises UserError.
     """
-    from cope_sweep.read.figures import Options
-    from cope_sweep.read.figures.available import named_figure
+    from cope_sweep.api.questions import GetFigure
+    from cope_sweep.read.figures.available import draw_figure
     from cope_sweep.read.tables import read_results
 
-    return named_figure(read_results(*_recorded(ablation, store)), kind, Options(**options))
+    fields = {{"metrics": "metric", "rows": "row"}.get(name, name): value for name, value in options.items()}
+    results = read_results(*_recorded(ablation, store))
+    return draw_figure(results, GetFigure(results.plan.name, kind, **fields))
 
 
 def predictor(

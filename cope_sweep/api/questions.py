@@ -26,6 +26,10 @@ RUN_PREFIX = re.compile(r"[0-9a-f]{4,15}")
 """The first digits of a run's id."""
 MAX_CURVE_ROWS = 1_000
 """Rows of an ablation whose curves are on one page."""
+API = "/api/v1"
+"""Begins the routes of a service."""
+FigureFormat = Literal["png", "svg", "pdf", "csv"]
+Band = Literal["auto", "interval", "range"]
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,17 @@ class Question(Generic[A_co]):
     """A question to a store or a service, with an answer of type `A_co`, a model of `answers`."""
 
     path: ClassVar[str]
-    """The route below `/api/v1`, with fields in braces. The other fields are parameters of the query."""
+    """The route below `API`, with fields in braces. The other fields are parameters of the query."""
 
     def __init_subclass__(cls, path: str) -> None:
         super().__init_subclass__()
         cls.path = path
+
+    def __post_init__(self) -> None:
+        """Lists, as requests and command lines have them, are kept as tuples of texts: questions can be compared."""
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(map(str, value)))
 
     @classmethod
     @cache
@@ -203,7 +213,7 @@ class GetFigure(Question[bytes], path="/ablations/{name}/figures/{figure}"):
     panels: Annotated[str | None, MaxLen(200), Doc("values, contexts: an axis; a panel for each value.")] = None
     row: Annotated[Sequence[str], MaxLen(300), Doc("A row. May be repeated. Default: all.")] = ()
     band: Annotated[
-        Literal["auto", "interval", "range"],
+        Band,
         Doc(
             "interval: 95 % interval of the mean. range: least and greatest value. auto: the range if a row has two "
             "seeds, else the interval."
@@ -214,9 +224,7 @@ class GetFigure(Question[bytes], path="/ablations/{name}/figures/{figure}"):
     title: Annotated[str, MaxLen(200), Doc("Above the figure. Default: the ablation's title.")] = ""
     scale: Scale = None
     committed: Committed = False
-    format: Annotated[Literal["png", "svg", "pdf", "csv"] | None, Doc("csv: the data that is drawn. Default: svg.")] = (
-        None
-    )
+    format: Annotated[FigureFormat | None, Doc("csv: the data that is drawn. Default: svg.")] = None
 
 
 @dataclass(frozen=True)

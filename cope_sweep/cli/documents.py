@@ -10,22 +10,20 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cope_sweep.api.questions import GetFigure, GetReport, GetTable
+from cope_sweep.api.questions import GetFigure, GetReport, GetTable, ListFigures
 from cope_sweep.cli.models import text_ids
 from cope_sweep.cli.options import ABLATION, Source, argument, asks, option
 from cope_sweep.cli.output import escaped, make_console, size
 from cope_sweep.errors import UserError
-from cope_sweep.read.figures.figure import FIGURES, MapOptions, Show
+from cope_sweep.read.figures.figure import FIGURES, FORMATS, Show
 
 if TYPE_CHECKING:
     from cope_sweep.read.figures import Figure
-    from cope_sweep.read.reports.runs import Committed
-    from cope_sweep.read.tables import Table
 
 DOCUMENT = "report.html"
 COMPARE = "paper|ROW|AXIS=LABEL"
 MAPS_PANEL = "Options of maps"
-SUFFIXES = {".png": "png", ".svg": "svg", ".pdf": "pdf", ".csv": "csv"}
+SUFFIXES = {f".{each}": each for each in FORMATS}
 FromOpt = Annotated[
     Path | None,
     typer.Option(
@@ -66,35 +64,28 @@ def table(
 
     Example: `cope-sweep table quickstart --runs --format parquet -o runs.parquet`
     """
-    if (folder is not None or question.committed) and source.sets:
-        option = "--committed" if folder is None else "--from"
-        raise UserError(f"{option} shows the runs of a report as they are; leave out --set")
+    source = _of_reports(source, folder)
+    if question.committed and source.sets:
+        raise UserError("--committed shows the runs of a report as they are; leave out --set")
     question = replace(question, format="json" if source.as_json else question.format)
     if output is None and question.format in (None, "terminal") and not (source.server or question.runs):
-        make_console().print(_table(question, source, folder).to_rich())
+        make_console().print(source.queries.table(question).to_rich())
         return
     from cope_sweep.cli.files import save
-    from cope_sweep.read.tables import find_format, formats
-
-    def write(question: GetTable, file: IO[bytes]) -> None:
-        made = _table(question, source, folder)
-        file.write(find_format(str(question.format)).file(made, runs=question.runs))
+    from cope_sweep.read.tables import formats
 
     save(
-        question, output, source.write if source.server else write,
-        default="terminal" if output is None else "markdown",
+        question, output, source.write, default="terminal" if output is None else "markdown",
         suffixes={each.suffix: each.name for each in formats().values()},
         binary=[each.name for each in formats().values() if each.binary],
     )  # fmt: skip
 
 
-def _table(question: GetTable, source: Source, folder: Path | None) -> Table:
-    """The table of a store, or of a report in a folder. Raises UserError."""
-    if folder is None:
-        return source.queries.table(question)
-    from cope_sweep.read.reports.runs import find_committed
-
-    return find_committed(folder, source.ablations, question.name, question.scale).table(question.compare)
+def _of_reports(source: Source, folder: Path | None) -> Source:
+    """The source with the runs of the reports of `--from`. Raises UserError for what they do not have."""
+    if folder is not None and source.sets:
+        raise UserError("--from shows the runs of a report as they are; leave out --set")
+    return replace(source, reports=folder)
 
 
 @asks(
@@ -139,8 +130,7 @@ def report(
     Example: `cope-sweep report --all --from ablations/results --out results`
     """
     name: str | None = question.name
-    if folder is not None and source.sets:
-        raise UserError("--from shows the runs of a report as they are; leave out --set")
+    source = _of_reports(source, folder)
     if all_ablations and out is None:
         raise UserError("--all writes a document; name a folder for it with --out DIR")
     if all_ablations != (name is None):
@@ -150,14 +140,7 @@ def report(
             raise UserError("--compare and --json are of the files of --out DIR")
         from cope_sweep.cli.files import save
 
-        def write(question: GetReport, file: IO[bytes]) -> None:
-            from cope_sweep.read.reports.document import report_file
-
-            found = _committed(question, source, folder)
-            file.write(report_file(found, question, lambda figure: f"{found.path.stem}.{figure}.svg"))
-
-        own = source.write if folder is None else write
-        save(question, output, own, default="markdown", suffixes={".html": "html"})
+        save(question, output, source.write, default="markdown", suffixes={".html": "html"})
         return
     if output is not None or question.format is not None or (all_ablations and (compare or source.sets)):
         raise UserError(
@@ -165,11 +148,7 @@ def report(
             "--set"
         )
     try:
-        paths = (
-            _document(out, question, source, folder)
-            if name is None
-            else _evidence(out, question, source, folder, compare)
-        )
+        paths = _document(out, question, source) if name is None else _evidence(out, question, source, compare)
     except OSError as error:
         place = error.filename or out
         raise UserError(f"{place}: {error.strerror or error}; name another folder with --out") from error
@@ -177,27 +156,17 @@ def report(
         sys.stdout.writelines(f"{path}\n" for path in paths)
 
 
-def _committed(question: GetReport, source: Source, folder: Path | None) -> Committed:
-    """A report of a folder. Raises UserError where it is stale."""
-    from cope_sweep.read.reports.runs import find_committed
-
-    found = find_committed(Path(folder or ""), source.ablations, question.name, question.scale)
-    found.check()
-    return found
-
-
-def _evidence(out: Path, question: GetReport, source: Source, folder: Path | None, compare: str | None) -> list[Path]:
+def _evidence(out: Path, question: GetReport, source: Source, compare: str | None) -> list[Path]:
     from cope_sweep.read.reports import evidence, write_evidence
 
-    own = source.queries.results(question.name, question.scale) if folder is None else None
-    return list(write_evidence(evidence(own or _committed(question, source, folder), compare), out))
+    return list(write_evidence(evidence(source.queries.results(question.name, question.scale), compare), out))
 
 
-def _document(out: Path, question: GetReport, source: Source, folder: Path | None) -> list[Path]:
+def _document(out: Path, question: GetReport, source: Source) -> list[Path]:
     from cope_sweep.read.reports.document import document
     from cope_sweep.store.files import write_bytes
 
-    content = document(source.queries.files, folder or source.store, question.scale).to_html().encode()
+    content = document(source.queries.files, source.reports or source.store, question.scale).to_html().encode()
     out.mkdir(parents=True, exist_ok=True)
     write_bytes(out / DOCUMENT, content)
     return [out / DOCUMENT]
@@ -295,25 +264,27 @@ def figure(
     selects = own or any(each is not None for each in of_maps)
     declared: list[str] = []
     if not is_checkpoint and not selects and kind in (None, "maps"):
-        declared = _declared(question, source)
+        declared = [each.name for each in source.ask(ListFigures(question.name, question.scale)) if each.declared]
     maps: Figure | None = None
     if is_checkpoint or (kind == "maps" and "maps" not in declared):
         if source.server:
             raise UserError("maps that no file declares need a checkpoint on this machine; leave out --server")
         if (text, file, split).count(None) < 2:
             raise UserError("more than one source of tokens; give one of --text, --file and --split")
-        kind, options = "maps", MapOptions(show or "position_attention", _pairs(heads) or 4, mark, question.title)
+        kind, pairs = "maps", _pairs(heads)
         folder = _checkpoint(question, source, seed)  # before the import of torch, which takes seconds
 
+        from cope_sweep.config.ablation import Maps
         from cope_sweep.inference import Predictor
         from cope_sweep.inference.probe import split_sequences
 
+        drawn = Maps(show=show or "position_attention", heads=pairs or 4, mark=mark, title=question.title)
         predictor = Predictor.load(folder)
         if text is None and file is None:
             ids = split_sequences(predictor.run.task, split, position or 0)[0]
         else:
             ids = text_ids(text, file, predictor)
-        maps = FIGURES["maps"].make(predictor, ids[:first], options)
+        maps = FIGURES["maps"].make(predictor, ids[:first], drawn)
     wanted = [kind] if kind else declared or ["curves"]
     if output is not None and len(wanted) > 1:
         raise UserError(f"--output is one file; {question.name} declares {', '.join(declared)}; choose one with --kind")
@@ -329,15 +300,6 @@ def figure(
     if files and not source.printed(files if kind is None and declared else files[0]):
         for each in files:
             make_console().print(escaped(f"{each['file']}: {size(each['bytes'])}"), soft_wrap=True, highlight=False)
-
-
-def _declared(question: GetFigure, source: Source) -> list[str]:
-    """The figures that the file of an ablation declares. Raises UserError."""
-    if source.client is not None:
-        return [each.name for each in source.client.figures(question.name, question.scale) if each.declared]
-    from cope_sweep.read.figures.available import declared_figures
-
-    return [each.name for each in declared_figures(source.queries.load(question.name, question.scale).plan)]
 
 
 def _save(
@@ -362,7 +324,7 @@ def _is_checkpoint(name: str) -> bool:
     return bool(RUN_ID.fullmatch(name) or Path(name).is_dir())
 
 
-def _pairs(heads: list[str]) -> tuple[tuple[int, int], ...]:
+def _pairs(heads: list[str]) -> list[tuple[int, int]]:
     """The pairs in `2.0`, `3.1`. Raises UserError."""
     pairs = []
     for each in heads:
@@ -370,7 +332,7 @@ def _pairs(heads: list[str]) -> tuple[tuple[int, int], ...]:
         if not (dot and layer.isdecimal() and head.isdecimal()):
             raise UserError(f"--head {each}: a head is LAYER.HEAD, counted from 0, as in --head 1.0")
         pairs.append((int(layer), int(head)))
-    return tuple(pairs)
+    return pairs
 
 
 def _checkpoint(question: GetFigure, source: Source, seed: int | None) -> Path:
@@ -379,5 +341,5 @@ def _checkpoint(question: GetFigure, source: Source, seed: int | None) -> Path:
         return source.checkpoint(question.name)
     from cope_sweep.read.queries import finished_run
 
-    plan = source.queries.load(question.name, question.scale).plan
+    plan = source.queries.load(question.name, question.scale)
     return source.store.run(finished_run(plan, source.store, question.row, seed).run_id).fetch_checkpoint()

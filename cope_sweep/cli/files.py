@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from cope_sweep.cli.options import load_plan
+from cope_sweep.config import Plan
 from cope_sweep.errors import UserError
-from cope_sweep.read.queries import AblationFiles, LoadedPlan
+from cope_sweep.read.queries import AblationFiles
 from cope_sweep.read.queries.ablations import Place
 from cope_sweep.store.files import replacing
 
@@ -24,12 +25,11 @@ class NamedFiles(AblationFiles):
         super().__init__(folder)
         self._sets = sets
 
-    def load(self, name: str, scale: str | None = None) -> LoadedPlan:
+    def load(self, name: str, scale: str | None = None) -> Plan:
         """The plan of an ablation at a scale, with the values of `--set`. Raises UserError."""
         if not self._sets and self.folder.is_dir() and name in self.files():
             return super().load(name, scale)
-        plan = load_plan(name, self.folder, scale, self._sets)
-        return LoadedPlan(plan, {run.run_id: run for run in plan.runs}, ())
+        return load_plan(name, self.folder, scale, self._sets)
 
     def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:
         """None."""

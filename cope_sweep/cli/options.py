@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, g
 
 import typer
 
-from cope_sweep.api.questions import RUN_PREFIX, ExportRuns, GetFigure, GetReport, GetRun, Parameter
+from cope_sweep.api.questions import RUN_PREFIX, ExportRuns, GetRun, Parameter
 from cope_sweep.cli.output import print_json
 from cope_sweep.errors import UserError
 
@@ -126,6 +126,8 @@ class Source:
     server: str | None = None
     ablations: Path = ABLATIONS
     sets: Sequence[str] = ()
+    reports: Path | None = None
+    """A folder of reports, whose runs are shown in the place of the store's."""
     as_json: bool = False
     """Whether the answer is printed as JSON."""
 
@@ -150,7 +152,7 @@ class Source:
         from cope_sweep.cli.files import NamedFiles
         from cope_sweep.read.queries import Queries
 
-        return Queries(self.store, NamedFiles(self.ablations, self.sets))
+        return Queries(self.store, NamedFiles(self.ablations, self.sets), reports=self.reports)
 
     @cached_property
     def store(self) -> Store:
@@ -187,31 +189,11 @@ class Source:
         return text if text in names else self.run_id(text)
 
     def write(self, question: Question[bytes], file: IO[bytes]) -> None:
-        """Write the file that answers a question: of a service any, of a store all but tables. Raises UserError."""
-        if self.client is not None:
-            file.write(self.client.ask(question))
-            return
-        queries = self.queries
-        match question:
-            case ExportRuns():
-                queries.export(question, file)
-            case GetReport():
-                from cope_sweep.read.reports.document import report_file
-
-                results = queries.results(question.name, question.scale)
-                file.write(report_file(results, question, lambda figure: f"{question.name}.{figure}.svg"))
-            case GetFigure(name=name, scale=scale):
-                from cope_sweep.read.figures.available import figure
-
-                made = figure(queries.results(name, scale), question)
-                if made.empty:
-                    raise UserError(
-                        f"nothing to draw: no run, or too few, of {name} are finished in the store "
-                        f"{queries.store.location}; train them with: cope-sweep run {name}"
-                    )
-                file.write(made.render(question.format or "svg"))
-            case _:
-                raise TypeError(f"the command writes the file of {type(question).__name__} itself")
+        """Write the file that answers a question. Raises UserError."""
+        if isinstance(question, ExportRuns) and self.client is None:
+            self.queries.export(question, file)  # a few runs at a time, however many there are
+        else:
+            file.write(self.ask(question))
 
     def plan(self, name: str, scale: str | None) -> Plan:
         """The plan of an ablation of this machine, with the values of `--set`. Raises UserError."""
@@ -339,17 +321,10 @@ class Command:
             )
         fields = {kind: {each.name: values.pop(each.name) for each in own} for kind, own in self._fields.items()}
         if self.question is not None:
-            values["question"] = self.question(**{name: _frozen(each) for name, each in fields["question"].items()})
+            values["question"] = self.question(**fields["question"])
         if self.request is not None:
             values["request"] = fields["request"]
         self.function(source=Source(**where, as_json=as_json), **values)
-
-
-def _frozen(value: Any) -> Any:
-    """Lists as tuples, and the choices in them as texts."""
-    if not isinstance(value, list):
-        return value
-    return tuple(str(each) if isinstance(each, StrEnum) else each for each in value)
 
 
 def _is_on_command_line(context: typer.Context, name: str) -> bool:

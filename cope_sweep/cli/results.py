@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import json
 import os
@@ -463,11 +462,10 @@ def _distinguishing(source: Source, shown: Sequence[RunSummary]) -> dict[str, di
     groups = {key: run_ids for key, run_ids in groups.items() if len(run_ids) > 1}
     if not groups:
         return {}
-    file = io.BytesIO()
-    source.write(ExportRuns(run=[each for run_ids in groups.values() for each in run_ids], format="json"), file)
+    exported = source.ask(ExportRuns(run=[each for run_ids in groups.values() for each in run_ids], format="json"))
     specs = {
         record["run_id"]: {key: value for key, value in record.items() if key.startswith(SPEC)}
-        for record in json.loads(file.getvalue())
+        for record in json.loads(exported)
     }
     found: dict[str, dict[str, Any]] = {}
     for run_ids in groups.values():

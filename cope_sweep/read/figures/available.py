@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
 
-from cope_sweep.api.questions import GetFigure
+from cope_sweep.api.answers import FigureInfo
+from cope_sweep.api.questions import API, GetFigure
 from cope_sweep.config import Plan
-from cope_sweep.config.ablation import AnyFigure, Contexts, Convergence, Curves, Maps, Values
+from cope_sweep.config.ablation import AnyFigure, Maps
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import NotFoundError
-from cope_sweep.read.figures.figure import FIGURES, Figure, FigureError, MapOptions, Options
+from cope_sweep.read.figures.figure import FIGURES, FORMATS, Figure, FigureError
 from cope_sweep.read.figures.metrics import varying_axes
 from cope_sweep.read.tables.runs import Results
 
@@ -26,67 +28,48 @@ VARYING = ("values", "importance", "parallel")
 """Kinds for an ablation with an axis of several values."""
 SEARCHED = 64
 """Sequences in which a mark is looked for."""
-MAX_ROWS = 300
-"""Rows of an ablation whose figures are drawn: more make pictures that nobody can read, of hundreds of megabytes."""
 
 
-@dataclass(frozen=True)
-class Available:
-    """A figure that can be drawn of an ablation."""
-
-    name: str
-    kind: str
-    title: str
-    """Its title in the file, else that of its kind."""
-    declared: bool = False
-    """Whether the file declares it."""
-
-
-def available_figures(plan: Plan) -> tuple[Available, ...]:
-    """The figures of a plan: the declared ones in the order of the file, then the others."""
-    declared = tuple(
-        Available(each.name, each.figure.kind, each.figure.title or FIGURES[each.figure.kind].shows, declared=True)
-        for each in declared_figures(plan)
-    )
-    names = {each.name for each in declared}
-    kinds = (*COMMON, *(VARYING if varying_axes(plan, plan.rows) else ()))
-    kinds += ("budget",) if plan.is_drawn else ()
-    return (*declared, *(Available(kind, kind, FIGURES[kind].shows) for kind in kinds if kind not in names))
-
-
-def draw_available(results: Results, question: GetFigure) -> bytes:
-    """The file of a figure. Raises NotFoundError, StoreError, and FigureError for one that cannot be drawn now."""
-    plan, file_format = results.plan, question.format or "svg"
-    if len(plan.rows) > MAX_ROWS and file_format != "csv" and not question.row:
-        raise FigureError(
-            f"{plan.name} has {len(plan.rows):,} rows, and pictures show at most {MAX_ROWS}; take the data as csv, or "
-            "draw some rows with `row`"
+def available_figures(plan: Plan) -> list[FigureInfo]:
+    """The figures of a plan: the declared ones in the order of the file, then those that any ablation has."""
+    declared = {each.name: each.figure for each in declared_figures(plan)}
+    found = [(name, figure.kind, figure.title) for name, figure in declared.items()]
+    kinds = (*COMMON, *(VARYING if varying_axes(plan, plan.rows) else ()), *(["budget"] * plan.is_drawn))
+    found += [(kind, kind, "") for kind in kinds if kind not in declared]
+    return [
+        FigureInfo(
+            name=name, title=title or FIGURES[kind].shows, kind=kind, declared=name in declared,
+            formats=list(FORMATS), url=figure_url(plan, name),
         )
-    made = figure(results, question)
-    if made.empty and file_format != "csv":
-        raise FigureError(f"nothing to draw: no run, or too few, of {plan.name} are finished")
-    return made.render(file_format)
+        for name, kind, title in found
+    ]  # fmt: skip
 
 
-def figure(results: Results, question: GetFigure) -> Figure:
-    """The figure that a question names. Raises as `draw_available`."""
-    options = Options(
-        tuple(question.metric), tuple(question.row), question.x, question.panels, question.band, question.log,
-        question.log_x, question.title,
-    )  # fmt: skip
-    return named_figure(results, question.figure, options)
+def figure_url(plan: Plan, name: str, **parameters: str) -> str:
+    """Where a service has a figure of a plan."""
+    query = urlencode(parameters | ({"scale": plan.ablation.scale} if plan.ablation.scale else {}))
+    return f"{API}/ablations/{quote(plan.name, safe='')}/figures/{quote(name)}" + (f"?{query}" if query else "")
 
 
-def named_figure(results: Results, name: str, options: Options) -> Figure:
-    """A declared figure, where no option is given; else one of a kind. Raises as `draw_available`."""
-    plan = results.plan
+def draw_figure(results: Results, question: GetFigure) -> Figure:
+    """The figure that a question names: a declared one, where no option is given; else one of a kind.
+
+    Raises NotFoundError, StoreError, and FigureError for one that cannot be drawn now.
+    """
+    plan, name = results.plan, question.figure
     declared = {each.name: each for each in declared_figures(plan)}
-    if name in declared and options == Options():
+    if name in declared and is_plain(question):
         return draw_declared(results, declared[name])
     if name not in FIGURES or FIGURES[name].needs != "ablation":
         kinds = [each for each, kind in FIGURES.items() if kind.needs == "ablation" and each not in declared]
         raise NotFoundError(f"{plan.name} has no figure {name[:80]!r}{suggest(name, [*declared, *kinds])}")
-    return FIGURES[name].make(results, options)
+    return FIGURES[name].make(results, question)
+
+
+def is_plain(question: GetFigure) -> bool:
+    """Whether a question has no option of what is drawn."""
+    where = {"scale": question.scale, "committed": question.committed, "format": question.format}
+    return question == GetFigure(question.name, question.figure, **where)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -119,26 +102,14 @@ def draw_declared(results: Results, declared: Declared) -> Figure:
     """
     if isinstance(declared.figure, Maps):
         return _draw_maps(results, declared, declared.figure)
-    return FIGURES[declared.figure.kind].make(results, ablation_options(declared))
+    return FIGURES[declared.figure.kind].make(results, declared_question(results.plan, declared))
 
 
-def ablation_options(declared: Declared) -> Options:
-    """Arguments of the functions of `FIGURES`."""
-    figure = declared.figure
-    common: dict[str, Any] = {"rows": declared.rows, "title": figure.title}
-    match figure:
-        case Curves() | Convergence():
-            return Options(metrics=tuple(figure.metrics), log=figure.log, **common)
-        case Values():
-            return Options(
-                metrics=tuple(figure.metrics), x=figure.x, panels=figure.panels, log_x=figure.log_x, **common
-            )
-        case Contexts():
-            return Options(metrics=(figure.metric,), panels=figure.panels, **common)
-        case _:
-            raise FigureError(
-                f"{declared.name}: a figure of the kind {figure.kind} is not drawn from an ablation's runs"
-            )
+def declared_question(plan: Plan, declared: Declared) -> GetFigure:
+    """The question whose figure is the declared one, if that is no map."""
+    fields = declared.figure.model_dump(exclude={"kind", "source", "rows"})
+    metrics = fields.pop("metrics", None) or [fields.pop("metric")]
+    return GetFigure(plan.name, declared.figure.kind, metric=metrics, row=declared.rows, **fields)
 
 
 def _draw_maps(results: Results, declared: Declared, figure: Maps) -> Figure:
@@ -155,9 +126,7 @@ def _draw_maps(results: Results, declared: Declared, figure: Maps) -> Figure:
             f"cope-sweep run {plan.ablation.words}"
         )
     predictor: Predictor = Predictor.load(store.run(run.run_id).fetch_checkpoint())
-    heads = figure.heads if isinstance(figure.heads, int) else tuple(figure.heads)
-    options = MapOptions(show=figure.show, heads=heads, mark=figure.mark, title=figure.title)
-    return FIGURES["maps"].make(predictor, _shown_tokens(predictor, figure), options)
+    return FIGURES["maps"].make(predictor, _shown_tokens(predictor, figure), figure)
 
 
 def _shown_tokens(predictor: Predictor, figure: Maps) -> list[int]:

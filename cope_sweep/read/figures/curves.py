@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from cope_sweep.api.questions import Band, GetFigure
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
-from cope_sweep.read.figures.figure import DEFAULTS, Band, Figure, FigureError, Options
+from cope_sweep.read.figures.figure import Figure, FigureError
 from cope_sweep.read.figures.metrics import (
     band_text,
     chosen_band,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
-X = Literal["step", "time"]
 TRAIN_LOSS = "train/loss"
 COLUMNS = {
     "row": "str", "metric": "str", "step": "int64", "time_s": "float64", "n": "int64", "value": "float64",
@@ -38,46 +38,35 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def curves(results: Results, options: Options = DEFAULTS) -> Figure:
+def curves(results: Results, question: GetFigure) -> Figure:
     """Learning curves. Default metrics: the training loss, and the table's metrics that were logged while training."""
-    return _figure("curves", results, options, default=(TRAIN_LOSS, *_table_metrics(results.plan)))
+    return _figure("curves", results, question, default=(TRAIN_LOSS, *_table_metrics(results.plan)))
 
 
-def convergence(results: Results, options: Options = DEFAULTS) -> Figure:
+def convergence(results: Results, question: GetFigure) -> Figure:
     """The table's metrics by step, with a ring at the step of each row's best mean."""
-    return _figure("convergence", results, options, default=_table_metrics(results.plan))
+    return _figure("convergence", results, question, default=_table_metrics(results.plan))
 
 
-def _figure(kind: str, results: Results, options: Options, default: tuple[str, ...]) -> Figure:
+def _figure(kind: str, results: Results, question: GetFigure, default: tuple[str, ...]) -> Figure:
     plan = results.plan
-    x = options.x or "step"
+    x = question.x or "step"
     if x not in ("step", "time"):
         raise FigureError(f"--x {x}: {kind} is drawn by step or by time")
-    points = of_rows(results.curves, plan, options.rows)
+    points = of_rows(results.curves, plan, question.row)
     logged = list(dict.fromkeys(points["metric"]))
-    metrics = options.metrics or _evaluated_often(points, default)
-    for metric in options.metrics:
+    metrics = question.metric or _evaluated_often(points, default)
+    for metric in question.metric:
         if logged and metric not in logged:
             raise FigureError(f"no run of {plan.name} has logged {metric!r}{suggest(metric, logged)}")
     titles = [metric_title(plan, metric) for metric in dict.fromkeys(metrics)]
-    band = chosen_band(options.band, points)
-    rows = [row.name for row in selected_rows(plan, options.rows)]
+    band = chosen_band(question.band, points)
+    rows = [row.name for row in selected_rows(plan, question.row)]
     data = curve_frame(points, rows, titles, band)
-    title = options.title or plan.ablation.content.title
+    title = question.title or plan.ablation.content.title
     labels = short_labels(plan, plan.rows)
-    draw = partial(
-        _draw,
-        data,
-        rows,
-        labels,
-        titles,
-        "time" if x == "time" else "step",
-        band,
-        title,
-        options,
-        kind == "convergence",
-    )
-    return Figure(kind, title, data, draw)
+    is_time, rings = x == "time", kind == "convergence"
+    return Figure(kind, title, data, partial(_draw, data, rows, labels, titles, is_time, band, title, question, rings))
 
 
 def _table_metrics(plan: Plan) -> tuple[str, ...]:
@@ -134,10 +123,10 @@ def _draw(
     rows: Sequence[str],
     labels: Mapping[str, str],
     titles: Sequence[Column],
-    x: X,
+    is_time: bool,
     band: Band,
     title: str,
-    options: Options,
+    question: GetFigure,
     rings: bool,
 ) -> Drawing:
     from cope_sweep.read.figures import canvas
@@ -149,7 +138,7 @@ def _draw(
     names = [(metric, row) for metric in titles for row in (rows if many else [None])]
     drawing, axes = canvas.panels(max(1, len(names)), title=title, small=many)
     handles: dict[str, Any] = {}
-    column, factor, x_label = _x_axis(data, x)
+    column, factor, x_label = _x_axis(data, is_time)
     for panel, (metric, own) in zip(axes, names, strict=False):
         shown = data[data["metric"] == metric.name]
         parts = ([labels[own]] if own else []) + ([metric.label] if own is None or len(titles) > 1 else [])
@@ -166,8 +155,8 @@ def _draw(
             canvas.say_empty(panel, "not logged")
             continue
         values = [*shown["value"], *shown["low"], *shown["high"]]
-        canvas.metric_axis(panel, values, metric, log=options.log or False)
-        canvas.parameter_axis(panel, [], None, log=options.log_x or False)
+        canvas.metric_axis(panel, values, metric, log=question.log or False)
+        canvas.parameter_axis(panel, [], None, log=question.log_x or False)
         panel.set_xlabel(x_label)
     if data.empty:
         for panel in axes:
@@ -187,9 +176,9 @@ def _draw(
     return drawing
 
 
-def _x_axis(data: pd.DataFrame, x: X) -> tuple[str, float, str]:
+def _x_axis(data: pd.DataFrame, is_time: bool) -> tuple[str, float, str]:
     """The column, the factor of its values, and the label of the x axis."""
-    if x == "step":
+    if not is_time:
         return "step", 1.0, "training step"
     longest_s = data["time_s"].max()
     for unit, seconds in (("h", 3600.0), ("min", 60.0)):

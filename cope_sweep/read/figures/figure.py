@@ -1,4 +1,4 @@
-"""A figure, with the files that are made of it; the kinds of figures, and their options.
+"""A figure, with the files that are made of it; the kinds of figures. Their options are those of `GetFigure`.
 
 This module imports neither pandas, matplotlib nor torch.
 """
@@ -12,56 +12,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from cope_sweep.api.questions import FigureFormat
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure as Drawing
 
-Format = Literal["png", "svg", "pdf", "csv"]
-FORMATS: tuple[Format, ...] = get_args(Format)
-Band = Literal["auto", "interval", "range"]
+FORMATS: tuple[FigureFormat, ...] = get_args(FigureFormat)
 Show = Literal["gates", "positions", "position_attention", "attention"]
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of the figures of an ablation. Each kind uses some of them, and raises FigureError for unknown names."""
-
-    metrics: tuple[str, ...] = ()
-    """Names of metrics; empty: the kind's default."""
-    rows: tuple[str, ...] = ()
-    """Names of the plan's rows; empty: all."""
-    x: str | None = None
-    """curves, convergence: `step` or `time`. values: an axis, another key of a run, or a fact."""
-    panels: str | None = None
-    """values, contexts: an axis, one panel for each of its values."""
-    band: Band = "auto"
-    """interval: 95 % interval of the mean. range: least and greatest value. auto: interval from 3 seeds on."""
-    log: bool | None = None
-    """Whether the metrics' axis is logarithmic; None: as the data ask for."""
-    log_x: bool | None = None
-    """Whether the other axis is logarithmic; None: as the data ask for."""
-    title: str = ""
-    """Above the figure; empty: the ablation's title."""
-
-
-@dataclass(frozen=True)
-class MapOptions:
-    """Options of the maps of heads."""
-
-    show: Show = "position_attention"
-    """position_attention: attention induced by position alone, scaled to 1 at the maximum of each query."""
-    heads: tuple[tuple[int, int], ...] | int = 4
-    """Pairs of layer and head; or a number: those heads whose gates separate the marked tokens best (AUC), or, without
-    gates or marks, the first ones."""
-    mark: str | None = None
-    """Marked tokens, drawn as plus signs; None: the first mark that the tokens have."""
-    title: str = ""
-    """Above the figure; empty: the run and its encodings."""
-
-
-DEFAULTS, MAP_DEFAULTS = Options(), MapOptions()
 
 
 class FigureError(UserError):
@@ -84,7 +43,7 @@ class Figure:
         """Whether there is nothing to draw yet. The drawing then says so."""
         return self.frame.empty
 
-    def render(self, file_format: Format) -> bytes:
+    def render(self, file_format: FigureFormat) -> bytes:
         """The content of a file in this format."""
         if file_format == "csv":
             from cope_sweep.read.tables.runs import csv_text
@@ -94,7 +53,7 @@ class Figure:
 
         return render(self.draw, file_format)
 
-    def write(self, path: Path | str, file_format: Format | None = None) -> None:
+    def write(self, path: Path | str, file_format: FigureFormat | None = None) -> None:
         """Write a file; without a format, its suffix names it. Raises FigureError (the suffix) and OSError."""
         path = Path(path)
         chosen = file_format or next((each for each in FORMATS if path.suffix.lower() == f".{each}"), None)
@@ -116,7 +75,7 @@ class FigureKind:
     shows: str
     """Content of the figure in one line."""
     needs: Literal["ablation", "checkpoint"]
-    """ablation: made of Results and Options. checkpoint: of a Predictor, token ids and MapOptions."""
+    """ablation: made of Results and a GetFigure. checkpoint: of a Predictor, token ids and the `Maps` of a file."""
     module: str
     """Where the function is that computes its data; it has the name of the kind."""
 

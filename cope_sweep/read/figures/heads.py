@@ -28,6 +28,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from cope_sweep.config.ablation import Maps
 from cope_sweep.config.explain import suggest
 from cope_sweep.inference import Predictor, TokenIds, validate_token_ids
 from cope_sweep.inference.probe import (
@@ -43,7 +44,7 @@ from cope_sweep.inference.probe import (
     token_marks,
 )
 from cope_sweep.read.figures.canvas import legend, number, panels, printable, render, shortened
-from cope_sweep.read.figures.figure import MAP_DEFAULTS, Figure, FigureError, MapOptions, Show
+from cope_sweep.read.figures.figure import Figure, FigureError, Show
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -268,7 +269,7 @@ def draw_heatmap(
     )
 
 
-def maps(predictor: Predictor, token_ids: TokenIds, options: MapOptions = MAP_DEFAULTS) -> Figure:
+def maps(predictor: Predictor, token_ids: TokenIds, figure: Maps) -> Figure:
     """Maps of the selected heads over one sequence.
 
     Raises FigureError for what the model or the tokens do not have, and what `cope_sweep.inference.probe.probe` raises.
@@ -277,13 +278,13 @@ def maps(predictor: Predictor, token_ids: TokenIds, options: MapOptions = MAP_DE
     tokens_T = validate_token_ids(token_ids, predictor.vocabulary_size)
     tokenizer = predictor.tokenizer if predictor.reads_text else None
     labels, known = token_labels(run.task, tokens_T, tokenizer), token_marks(run.task, tokens_T, tokenizer)
-    if options.mark is not None and options.mark not in known:
-        raise FigureError(f"no mark {options.mark!r}{suggest(options.mark, known) or ': these tokens have none'}")
-    mark = options.mark or next((name for name, on in known.items() if on.any()), None)
+    if figure.mark is not None and figure.mark not in known:
+        raise FigureError(f"no mark {figure.mark!r}{suggest(figure.mark, known) or ': these tokens have none'}")
+    mark = figure.mark or next((name for name, on in known.items() if on.any()), None)
     marked_T = known[mark] if mark else np.zeros(len(tokens_T), dtype=bool)
     marks: TokenMarks = {mark: marked_T} if mark else {}
     statistics = head_statistics(predictor, [tokens_T], [marks]) if mark else []
-    heads = _heads(predictor, statistics, options.heads)
+    heads = _heads(predictor, statistics, figure.heads)
     if len(tokens_T) ** 2 * len(heads) > MAX_CELLS:
         raise FigureError(
             f"{len(heads)} maps of {len(tokens_T)} tokens have more than {MAX_CELLS:,} cells; "
@@ -291,10 +292,10 @@ def maps(predictor: Predictor, token_ids: TokenIds, options: MapOptions = MAP_DE
         )
     found = probe(predictor, tokens_T, sorted({layer for layer, _ in heads}), sorted({head for _, head in heads}))
     layers = {layer.layer: layer for layer in found.layers}
-    drawn = {(layer, head): _head_map(layers[layer], head, options.show) for layer, head in heads}
+    drawn = {(layer, head): _head_map(layers[layer], head, figure.show) for layer, head in heads}
     data = map_frame(drawn, labels)
     encodings = " + ".join(encoding.kind for encoding in run.model.position) or "no position encoding"
-    title = options.title or f"{MAPS[options.show][0]}: {run.task.kind}, {encodings} (run {run.run_id})"
+    title = figure.title or f"{MAPS[figure.show][0]}: {run.task.kind}, {encodings} (run {run.run_id})"
     means = {(each.layer, each.head): ", ".join(gate_means(each, marks)) for each in statistics}
     if mark and not marked_T.any():
         means = dict.fromkeys(drawn, f"no {mark} token in this text")

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import Plan, Row
-from cope_sweep.read.figures.figure import DEFAULTS, Figure, FigureError, Options
+from cope_sweep.read.figures.figure import Figure, FigureError
 from cope_sweep.read.figures.metrics import (
     chosen_metrics,
     is_number,
@@ -50,19 +51,19 @@ MAX_TICKS = 9
 INTERACTIONS, SEEDS = "interactions", "seeds"
 
 
-def importance(results: Results, options: Options = DEFAULTS) -> Figure:
+def importance(results: Results, question: GetFigure) -> Figure:
     """The shares of variance of metrics (default: those of the table). Raises FigureError where nothing varies."""
     plan = results.plan
-    runs = of_rows(results.frame, plan, options.rows)
-    titles = chosen_metrics(plan, runs, options.metrics, (each.name for each in plan.ablation.content.metrics))
-    factors = axis_levels(plan, runs, options.rows)
+    runs = of_rows(results.frame, plan, question.row)
+    titles = chosen_metrics(plan, runs, question.metric, (each.name for each in plan.ablation.content.metrics))
+    factors = axis_levels(plan, runs, question.row)
     if factors.empty:
         raise FigureError(f"{plan.name} has no axis with several values, so no parameter can be important")
     found = [importance_frame(runs, factors, each.name) for each in titles]
     import pandas as pd
 
     data = pd.concat(found, ignore_index=True).astype(COLUMNS)
-    title = options.title or plan.ablation.content.title
+    title = question.title or plan.ablation.content.title
     return Figure("importance", title, data, partial(_draw, data, titles, title))
 
 
@@ -163,21 +164,21 @@ def _draw(data: pd.DataFrame, titles: Sequence[Column], title: str) -> Drawing:
     return drawing
 
 
-def parallel(results: Results, options: Options = DEFAULTS) -> Figure:
+def parallel(results: Results, question: GetFigure) -> Figure:
     """The axes with several values, and one metric (default: the primary one). Raises FigureError without axes."""
     plan = results.plan
-    runs = of_rows(results.frame, plan, options.rows)
-    if len(options.metrics) > 1:
+    runs = of_rows(results.frame, plan, question.row)
+    if len(question.metric) > 1:
         raise FigureError("parallel coordinates show one metric; give --metric once")
-    (metric,) = chosen_metrics(plan, runs, options.metrics, [plan.ablation.content.primary_metric.name])
-    rows = selected_rows(plan, options.rows)
+    (metric,) = chosen_metrics(plan, runs, question.metric, [plan.ablation.content.primary_metric.name])
+    rows = selected_rows(plan, question.row)
     keys = varying_axes(plan, rows)
     if not keys:
         raise FigureError(f"{plan.name} has no axis with several values, so there are no coordinates")
     data = parallel_frame(runs, rows, keys, metric.name)
-    title = options.title or plan.ablation.content.title
+    title = question.title or plan.ablation.content.title
     names = {key: plan.axes[key] for key in keys}
-    draw = partial(_draw_parallel, data, names, metric, title, options.log)
+    draw = partial(_draw_parallel, data, names, metric, title, question.log)
     return Figure("parallel", title, data, draw)
 
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cope_sweep.api.questions import Band
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.explain import suggest
-from cope_sweep.read.figures.figure import Band, FigureError
+from cope_sweep.read.figures.figure import FigureError
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of
 

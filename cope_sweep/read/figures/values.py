@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cope_sweep.api.questions import Band, GetFigure
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.explain import suggest
-from cope_sweep.read.figures.figure import DEFAULTS, Band, Figure, FigureError, Options
+from cope_sweep.read.figures.figure import Figure, FigureError
 from cope_sweep.read.figures.metrics import (
     axis_key,
     band_text,
@@ -69,19 +70,19 @@ class _Point:
     x_label: str = ""
 
 
-def values(results: Results, options: Options = DEFAULTS) -> Figure:
-    """Metrics (default: the table's) against `options.x` (default: the first axis with numbers, or else the first).
+def values(results: Results, question: GetFigure) -> Figure:
+    """Metrics (default: the table's) against `question.x` (default: the first axis with numbers, or else the first).
 
     Against a fact, such as a cost, each row is a series of its own: its place is measured.
     """
     plan = results.plan
-    rows = selected_rows(plan, options.rows)
-    runs = of_rows(results.frame, plan, options.rows)
-    key = _x_key(plan, options.x)
+    rows = selected_rows(plan, question.row)
+    runs = of_rows(results.frame, plan, question.row)
+    key = _x_key(plan, question.x)
     table = (metric.name for metric in plan.ablation.content.metrics)
-    titles = chosen_metrics(plan, runs, options.metrics, table)
+    titles = chosen_metrics(plan, runs, question.metric, table)
     places, labels = _places(plan, rows, runs, key)
-    panel_key = _panel_key(plan, options.panels)
+    panel_key = _panel_key(plan, question.panels)
     names = _series(plan, rows, {} if key.startswith(FACT) else places, {key, panel_key})
     several = len(titles) > 1
     points = [
@@ -93,7 +94,7 @@ def values(results: Results, options: Options = DEFAULTS) -> Figure:
     ]  # fmt: skip
     numeric = all(label == "" for label in labels.values())
     x_title = plan.axes.get(key, key.removeprefix(FACT).replace("_", " ") if key.startswith(FACT) else key)
-    return _figure("values", plan, runs, points, options, x_title=x_title, numeric=numeric)
+    return _figure("values", plan, runs, points, question, x_title=x_title, numeric=numeric)
 
 
 def _evaluations(row: Row, name: str) -> list[tuple[str, str]]:
@@ -101,14 +102,14 @@ def _evaluations(row: Row, name: str) -> list[tuple[str, str]]:
     return [("", name), *((f"{variant}/", f"{name}, {variant}") for variant in row.runs[0].evaluate.variants)]
 
 
-def contexts(results: Results, options: Options = DEFAULTS) -> Figure:
+def contexts(results: Results, question: GetFigure) -> Figure:
     """A metric at several lengths against the length (default: the first such metric of the table).
 
     The lengths are tokens, or, where sequences are generated, times the trained length, at which the metric itself is.
     """
     plan = results.plan
-    rows = selected_rows(plan, options.rows)
-    runs = of_rows(results.frame, plan, options.rows)
+    rows = selected_rows(plan, question.row)
+    runs = of_rows(results.frame, plan, question.row)
     columns_of_runs = metric_columns(runs, plan)
     found = {name: match for name in columns_of_runs if (match := LENGTH.fullmatch(name))}
     known = list(dict.fromkeys(match["metric"] for match in found.values()))
@@ -118,11 +119,11 @@ def contexts(results: Results, options: Options = DEFAULTS) -> Figure:
             "evaluate.contexts and evaluate.lengths"
         )
     multiples = any(match["times"] for match in found.values())
-    wanted = tuple(name.partition("@")[0] for name in options.metrics) or known[:1]
+    wanted = tuple(name.partition("@")[0] for name in question.metric) or known[:1]
     for name in wanted:
         if name not in known:
             raise FigureError(f"{plan.name} has no metric {name}@…{suggest(name, known)}")
-    panel_key = _panel_key(plan, options.panels) or (TRAINING_CONTEXT if TRAINING_CONTEXT in plan.axes else None)
+    panel_key = _panel_key(plan, question.panels) or (TRAINING_CONTEXT if TRAINING_CONTEXT in plan.axes else None)
     names = _series(plan, rows, {}, {panel_key, None})
     points = []
     for base in dict.fromkeys(wanted):
@@ -140,31 +141,31 @@ def contexts(results: Results, options: Options = DEFAULTS) -> Figure:
             if prefix + column in columns_of_runs
         ]
     x_title = "length of a test sequence (times the trained length)" if multiples else "evaluation context (tokens)"
-    return _figure("contexts", plan, runs, points, options, x_title=x_title, numeric=True)
+    return _figure("contexts", plan, runs, points, question, x_title=x_title, numeric=True)
 
 
-def budget(results: Results, options: Options = DEFAULTS) -> Figure:
+def budget(results: Results, question: GetFigure) -> Figure:
     """The best value of the first n draws of a random search against n. Default metric: that of `cope-sweep best`."""
     import pandas as pd
 
     plan = results.plan
-    chosen = chosen_metrics(plan, results.frame, options.metrics, ()) if options.metrics else []
+    chosen = chosen_metrics(plan, results.frame, question.metric, ()) if question.metric else []
     found = tuning(results, *(column.name for column in chosen[:1]))
     column = metric_title(plan, found.metric)
     names = [row.name for row in found.rows]
-    if unknown := next((name for name in options.rows if name not in names), None):
+    if unknown := next((name for name in question.row if name not in names), None):
         raise FigureError(f"{plan.name} has no row {unknown!r}{suggest(unknown, names)}")
     lines = [
         {"panel": "", "metric": column.name, "series": row.name, "x": float(n), "x_label": "", "n": len(found.seeds),
          "seeds": len(found.seeds), "mean": best.score}
         for row in found.rows
-        if row.name in (options.rows or names)
+        if row.name in (question.row or names)
         for n in range(1, found.draws + 1)
         if (best := row.best(n)) is not None
     ]  # fmt: skip
     data = pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
-    title = options.title or plan.ablation.content.title
-    drawn = partial(_draw, data, names, {column.name: column}, "range", title, options, "number of draws", True)
+    title = question.title or plan.ablation.content.title
+    drawn = partial(_draw, data, names, {column.name: column}, "range", title, question, "number of draws", True)
     return Figure("budget", title, data, drawn)
 
 
@@ -232,16 +233,16 @@ def _determined(rows: Sequence[Row], key: str, places: dict[str, float]) -> bool
 
 
 def _figure(
-    kind: str, plan: Plan, runs: pd.DataFrame, points: list[_Point], options: Options, *, x_title: str, numeric: bool
+    kind: str, plan: Plan, runs: pd.DataFrame, points: list[_Point], question: GetFigure, *, x_title: str, numeric: bool
 ) -> Figure:
-    band = chosen_band(options.band, runs)
+    band = chosen_band(question.band, runs)
     data = result_frame(runs, points, band, COLUMNS)
     in_order = data.sort_values(["panel", "series", "x"], kind="stable", key=_by_appearance)
     data = in_order.reset_index(drop=True)
-    title = options.title or plan.ablation.content.title
+    title = question.title or plan.ablation.content.title
     titles = {point.metric.name: point.metric for point in points}
     series = list(dict.fromkeys(point.series for point in points))
-    return Figure(kind, title, data, partial(_draw, data, series, titles, band, title, options, x_title, numeric))
+    return Figure(kind, title, data, partial(_draw, data, series, titles, band, title, question, x_title, numeric))
 
 
 def _by_appearance(column: pd.Series[Any]) -> pd.Series[Any]:
@@ -284,7 +285,7 @@ def _draw(
     titles: dict[str, Column],
     band: Band,
     title: str,
-    options: Options,
+    question: GetFigure,
     x_title: str,
     numeric: bool,
 ) -> Drawing:
@@ -313,10 +314,10 @@ def _draw(
                 canvas.background(panel, lines["x"], lines["mean"])
         same = data[data["metric"] == metric.name]  # panels of one metric share its scale
         drawn = [*same["mean"], *same["low"], *same["high"], *same["published"]]
-        canvas.metric_axis(panel, drawn, metric, log=options.log)
+        canvas.metric_axis(panel, drawn, metric, log=question.log)
         places = shown.drop_duplicates("x").sort_values("x")
         canvas.parameter_axis(
-            panel, places["x"].tolist(), None if numeric else places["x_label"].tolist(), log=options.log_x
+            panel, places["x"].tolist(), None if numeric else places["x_label"].tolist(), log=question.log_x
         )
         panel.set_xlabel(canvas.shortened(x_title))
     for metric_name in titles:
@@ -358,18 +359,18 @@ def _count_text(lines: pd.DataFrame) -> str:
     return text if low == seeds else f"{text} of {seeds}"
 
 
-def summary(results: Results, options: Options = DEFAULTS) -> Figure:
+def summary(results: Results, question: GetFigure) -> Figure:
     """Final metrics (default: those of the table by which rows are compared) of every row, with those of each seed."""
     plan = results.plan
-    runs = of_rows(results.frame, plan, options.rows)
+    runs = of_rows(results.frame, plan, question.row)
     compared = (metric.name for metric in plan.ablation.content.metrics if metric.compared)
-    titles = chosen_metrics(plan, runs, options.metrics, compared)
-    band = chosen_band(options.band, runs)
-    points = [_Point(row, title, title.name) for row in selected_rows(plan, options.rows) for title in titles]
+    titles = chosen_metrics(plan, runs, question.metric, compared)
+    band = chosen_band(question.band, runs)
+    points = [_Point(row, title, title.name) for row in selected_rows(plan, question.row) for title in titles]
     data = result_frame(runs, points, band, SUMMARY_COLUMNS)
-    title = options.title or plan.ablation.content.title
+    title = question.title or plan.ablation.content.title
     labels = short_labels(plan, plan.rows)
-    return Figure("summary", title, data, partial(_draw_summary, data, runs, titles, labels, band, title, options.log))
+    return Figure("summary", title, data, partial(_draw_summary, data, runs, titles, labels, band, title, question.log))
 
 
 def _draw_summary(

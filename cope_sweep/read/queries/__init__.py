@@ -1,12 +1,11 @@
 """The answers to the questions of `cope_sweep.api`: what the command line and the REST service ask of a store."""
 
-from cope_sweep.errors import NotFoundError
-from cope_sweep.read.queries.ablations import AblationFiles, LoadedPlan
+from cope_sweep.read.queries.ablations import AblationFiles
 from cope_sweep.read.queries.plans import finished_run, measured_rates, plan_cost, recorded_plan, worker_groups
-from cope_sweep.read.queries.queries import NotFinishedError, Queries
+from cope_sweep.read.queries.queries import Queries
 from cope_sweep.read.queries.runs import parse_filter
 
 __all__ = [
-    "AblationFiles", "LoadedPlan", "NotFinishedError", "NotFoundError", "Queries", "finished_run", "measured_rates",
-    "parse_filter", "plan_cost", "recorded_plan", "worker_groups",
+    "AblationFiles", "Queries", "finished_run", "measured_rates", "parse_filter", "plan_cost", "recorded_plan",
+    "worker_groups",
 ]  # fmt: skip

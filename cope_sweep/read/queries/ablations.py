@@ -28,16 +28,6 @@ FileStamp = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class LoadedPlan:
-    """The plan of an ablation at a scale, its runs by id in the plan's order, and the state of its files."""
-
-    plan: Plan
-    runs: dict[str, RunSpec]
-    stamp: tuple[FileStamp, ...]
-    """State of its file, and of those that it inherits from."""
-
-
-@dataclass(frozen=True)
 class Place:
     """A run in the plan of an ablation, or in a sweep of it."""
 
@@ -46,8 +36,8 @@ class Place:
     spec: RunSpec | None = None
 
 
-Known = tuple[tuple[FileStamp, ...], LoadedPlan | SpecError]
-"""Facts about an ablation at a scale, and the state of the files from which it was made."""
+Known = tuple[tuple[FileStamp, ...], Plan | SpecError]
+"""The plan of an ablation at a scale, or why there is none, and the state of the files from which that was made."""
 
 
 class AblationFiles:
@@ -96,52 +86,65 @@ class AblationFiles:
             raise NotFoundError(f"no ablation {name!r}; the ablations are: {', '.join(files) or 'none'}")
         return files[name]
 
-    def load(self, name: str, scale: str | None = None) -> LoadedPlan:
+    def load(self, name: str, scale: str | None = None) -> Plan:
         """The plan of an ablation at a scale. Raises NotFoundError, QueryError (the scale), SpecError (the file)."""
         path = self.file(name)
-        found = self._current(name, scale, path)
-        if found is None:
+        known = self._current(name, scale, path)
+        if known is None:
             with self._locks.setdefault(name, threading.Lock()):  # setdefault is atomic
-                found = self._current(name, scale, path) or self._make(name, scale, path)
-        if isinstance(found, SpecError):
-            raise found.with_traceback(None)  # the error is kept, and each raise adds frames
-        return found
+                known = self._current(name, scale, path) or self._make(name, scale, path)
+        if isinstance(known[1], SpecError):
+            raise known[1].with_traceback(None)  # the error is kept, and each raise adds frames
+        return known[1]
 
     def committed(self, name: str) -> list[str]:
         """The scales of an ablation whose results are kept with the files; "" is its own size."""
         found = (path.stem.partition(".") for path in (self.folder / RESULTS).glob("*.parquet"))
         return sorted(scale for own, _, scale in found if own == name and scale.rpartition(".")[2] != "curves")
 
-    def _current(self, name: str, scale: str | None, path: Path) -> LoadedPlan | SpecError | None:
-        """Facts about an ablation at a scale, if its files have not changed since."""
+    def _current(self, name: str, scale: str | None, path: Path) -> Known | None:
+        """What is known of an ablation at a scale, if its files have not changed since."""
         known = self._plans.get((name, scale))
         if known is None or known[0][0][0] != str(path) or known[0] != _stamps(each[0] for each in known[0]):
             return None
-        return known[1]
+        return known
 
-    def _make(self, name: str, scale: str | None, path: Path) -> LoadedPlan | SpecError:
-        """Parse a file and make its plan. Raises QueryError for an unknown scale."""
+    def _make(self, name: str, scale: str | None, path: Path) -> Known:
+        """Parse a file, unless its own size is known, and make its plan. Raises QueryError for an unknown scale."""
         self.made += 1
         # What a faulty file depends on is not known: any file of the folder.
         everything = _stamps([path, *(other for other in self.files().values() if other != path)])
-        own_size = None
+        stamp, own_size = everything[:1], None  # taken before the file is read, so that a later change is noticed
         if scale is not None:
-            own_size = self._current(name, None, path) or self._make(name, None, path)
-        parsed = _parse(path, scale, own_size if isinstance(own_size, LoadedPlan) else None, self._max_runs)
-        if isinstance(parsed, SpecError):
-            parsed = SpecError(self._error_text(str(parsed)))
-        self._plans[name, scale] = (parsed.stamp if isinstance(parsed, LoadedPlan) else everything, parsed)
-        return parsed
+            own_stamp, own_size = self._current(name, None, path) or self._make(name, None, path)
+        found: Plan | SpecError
+        try:
+            if isinstance(own_size, Plan):
+                stamp, ablation = own_stamp, own_size.ablation
+            else:
+                ablation = load_ablation(path)
+                stamp += _stamps(ablation.source.parents)
+            if scale is not None and scale not in ablation.content.scales:
+                scales = ", ".join(ablation.content.scales) or "none"
+                raise QueryError(f"{name} has no scale {scale!r}; its scales are: {scales}")
+            found = expand(with_overrides(ablation, scale=scale), max_runs=self._max_runs)
+            found.row_of("")  # makes the table of rows now, not during a request
+        except SpecError as error:
+            stamp, found = everything, SpecError(self._error_text(str(error)))
+        except RecursionError:
+            stamp, found = everything, SpecError(self._error_text(f"{path}: nested too deeply"))
+        self._plans[name, scale] = stamp, found
+        return stamp, found
 
     def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:
         """Run id → where it is in the plans of all valid ablations at all scales."""
         wanted = list(run_ids)
         found: dict[str, list[Place]] = {}
-        for each in self.all():
+        for plan in self.all():
             for run_id in wanted:
-                if (spec := each.runs.get(run_id)) is not None:
-                    place = Place(each.plan.name, each.plan.row_name(run_id), spec)
-                    found.setdefault(run_id, []).append(place)
+                if (row := plan.row_of(run_id)) is not None:
+                    spec = next(run for run in row.runs if run.run_id == run_id)
+                    found.setdefault(run_id, []).append(Place(plan.name, row.name, spec))
         return found
 
     def state(self) -> tuple[object, ...]:
@@ -151,14 +154,14 @@ class AblationFiles:
         paths |= {stamp[0]: None for stamps, _ in list(self._plans.values()) for stamp in stamps}
         return _stamps(paths)
 
-    def all(self) -> list[LoadedPlan]:
+    def all(self) -> list[Plan]:
         """The plans of all valid ablations at all scales."""
-        found: list[LoadedPlan] = []
+        found: list[Plan] = []
         for name in self.files():
             with contextlib.suppress(SpecError, NotFoundError):
                 own_size = self.load(name)
                 found.append(own_size)
-                for scale in own_size.plan.ablation.content.scales:
+                for scale in own_size.ablation.content.scales:
                     found.append(self.load(name, scale))  # noqa: PERF401 - a faulty scale leaves those before it
         return found
 
@@ -180,24 +183,3 @@ def _stamps(paths: Iterable[Path | str]) -> tuple[FileStamp, ...]:
         except OSError:
             stamps.append((str(path), -1, -1))
     return tuple(stamps)
-
-
-def _parse(path: Path, scale: str | None, own_size: LoadedPlan | None, max_runs: int | None) -> LoadedPlan | SpecError:
-    """The plan of a file, which is read unless `own_size` holds it.
-
-    Its stamp is taken before it is read, so that a later change is noticed.
-    """
-    before = _stamps([path])
-    try:
-        ablation = load_ablation(path) if own_size is None else own_size.plan.ablation
-        if scale is not None and scale not in ablation.content.scales:
-            known = ", ".join(ablation.content.scales) or "none"
-            raise QueryError(f"{path.stem} has no scale {scale!r}; its scales are: {known}")
-        plan = expand(with_overrides(ablation, scale=scale), max_runs=max_runs)
-    except SpecError as error:
-        return error.with_traceback(None)
-    except RecursionError:
-        return SpecError(f"{path}: nested too deeply")
-    plan.row_of("")  # makes the table of rows now, not during a request
-    stamp = before + _stamps(ablation.source.parents) if own_size is None else own_size.stamp
-    return LoadedPlan(plan, {run.run_id: run for run in plan.runs}, stamp)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from cope_sweep.api import answers, questions
-from cope_sweep.config import SpecError
-from cope_sweep.errors import NotFoundError, UserError
+from cope_sweep.config import Plan, SpecError
+from cope_sweep.errors import NotFinishedError, NotFoundError
 from cope_sweep.read.queries import runs
-from cope_sweep.read.queries.ablations import RESULTS, AblationFiles, LoadedPlan
+from cope_sweep.read.queries.ablations import RESULTS, AblationFiles
 from cope_sweep.read.queries.curves import KnownCurves, curves_of_runs, plan_curves, run_rows
 from cope_sweep.read.queries.plans import plan_cost, recorded_plan
 from cope_sweep.store import QueryError, RunFolder, RunQuery, RunRecord, Store, SweepSummary
@@ -21,14 +24,9 @@ from cope_sweep.store.index import summaries
 from cope_sweep.store.store import MEMORY
 
 if TYPE_CHECKING:
-    from cope_sweep.read.reports.runs import Committed
     from cope_sweep.read.tables import Results, Table
 
 A = TypeVar("A")
-
-
-class NotFinishedError(UserError):
-    """The run exists and is not finished, or the kept results are not those of the ablation file of today."""
 
 
 class Queries:
@@ -38,15 +36,21 @@ class Queries:
     NotFinishedError, QueryError, SpecError and StoreError.
     """
 
-    def __init__(self, store: Store, ablations: AblationFiles | None = None) -> None:
+    def __init__(
+        self, store: Store, ablations: AblationFiles | None = None, *, reports: Path | None = None, links: bool = False
+    ) -> None:
         """Name a store and its ablation files.
 
         Args:
             store: The store.
             ablations: The ablation files; None: none.
+            reports: A folder of reports, whose runs tables, figures and reports show; None: they show the store's.
+            links: Whether files lead to other routes of a service.
         """
         self._store = store
         self._files = ablations
+        self._reports = reports
+        self._links = links
         self._curves = KnownCurves()
 
     @property
@@ -74,19 +78,9 @@ class Queries:
         answer: Callable[[Queries, questions.Question[A]], A] = ANSWERS[type(question)]
         return answer(self, question)
 
-    def load(self, name: str, scale: str | None = None) -> LoadedPlan:
+    def load(self, name: str, scale: str | None = None) -> Plan:
         """The plan of an ablation at a scale, with what the search of earlier sweeps has suggested."""
-        loaded = self.files.load(name, scale)
-        plan = recorded_plan(loaded.plan, self.store)
-        if plan is loaded.plan:
-            return loaded
-        return replace(loaded, plan=plan, runs={run.run_id: run for run in plan.runs})
-
-    def results(self, name: str, scale: str | None = None) -> Results:
-        """The results of an ablation at a scale, of which tables, figures and reports are made."""
-        from cope_sweep.read.tables import read_results
-
-        return read_results(self.load(name, scale).plan, self.store)
+        return recorded_plan(self.files.load(name, scale), self.store)
 
     # -- ablations -----------------------------------------------------------------------------------------------
 
@@ -104,19 +98,18 @@ class Queries:
         name = question.name
         text = self.files.file(name).read_text(errors="replace")
         try:
-            loaded = self.load(name, question.scale)
-            fields = self._ablation_fields(loaded)
+            plan = self.load(name, question.scale)
+            fields = self._ablation_fields(plan)
         except SpecError as error:
             return answers.AblationDetail(name=name, error=str(error), text=text)
         from cope_sweep.read.tables.model import reference
 
-        statuses = self.store.index.statuses(loaded.runs)
+        statuses = self.store.index.statuses(run.run_id for run in plan.runs)
         return answers.AblationDetail(
             **fields,
-            axes=loaded.plan.axes,
+            axes=plan.axes,
             metrics=[
-                answers.MetricInfo.model_validate(each, from_attributes=True)
-                for each in loaded.plan.ablation.content.metrics
+                answers.MetricInfo.model_validate(each, from_attributes=True) for each in plan.ablation.content.metrics
             ],
             plan=[
                 answers.PlannedRow(
@@ -127,21 +120,26 @@ class Queries:
                         for r in row.runs
                     ],
                 )
-                for row in loaded.plan.rows
+                for row in plan.rows
             ],
-            reference=reference(loaded.plan),
+            reference=reference(plan),
             text=text,
         )
 
     def _plan(self, question: questions.GetPlan) -> answers.PlanCost:
-        return plan_cost(self.files.load(question.name, question.scale).plan, self.store)
+        return plan_cost(self.files.load(question.name, question.scale), self.store)
 
-    def _ablation_fields(self, loaded: LoadedPlan) -> dict[str, Any]:
+    def _figures(self, question: questions.ListFigures) -> list[answers.FigureInfo]:
+        from cope_sweep.read.figures.available import available_figures
+
+        return available_figures(self.load(question.name, question.scale))
+
+    def _ablation_fields(self, plan: Plan) -> dict[str, Any]:
         """Raises SpecError, also for a faulty scale."""
-        content, index = loaded.plan.ablation.content, self.store.index
-        name = loaded.plan.name
-        counts = summaries.plan_counts(index, list(loaded.runs))
-        scales = {scale: list(self.load(name, scale).runs) for scale in content.scales}
+        content, index = plan.ablation.content, self.store.index
+        name, run_ids = plan.name, [run.run_id for run in plan.runs]
+        counts = summaries.plan_counts(index, run_ids)
+        scales = {scale: [run.run_id for run in self.load(name, scale).runs] for scale in content.scales}
         return {
             "name": name,
             "title": content.title,
@@ -149,12 +147,12 @@ class Queries:
             "reproduces": content.reproduces,
             "scales": list(content.scales),
             "at_scales": {scale: self._scale_summary(runs) for scale, runs in scales.items()},
-            "rows": len(loaded.plan.rows),
+            "rows": len(plan.rows),
             "seeds": len(content.seeds),
-            "runs": len(loaded.runs),
+            "runs": len(run_ids),
             "finished": counts.get("finished", 0),
             "counts": counts,
-            "newest_ms": summaries.newest_ms(index, {*loaded.runs, *itertools.chain.from_iterable(scales.values())}),
+            "newest_ms": summaries.newest_ms(index, {*run_ids, *itertools.chain.from_iterable(scales.values())}),
             "committed": self.files.committed(name),
         }
 
@@ -163,20 +161,12 @@ class Queries:
         return answers.ScaleSummary(runs=len(runs), finished=counts.get("finished", 0), counts=counts)
 
     def _curves_of_plan(self, question: questions.GetCurves) -> answers.Curves:
-        return plan_curves(self.load(question.name, question.scale).plan, self.store, question, self._curves)
-
-    def version(self, loaded: LoadedPlan) -> tuple[object, ...]:
-        """A value that changes when an ablation's file or anything in the store changes."""
-        return loaded.stamp, loaded.plan.ablation.scale, *self._store_version()
+        return plan_curves(self.load(question.name, question.scale), self.store, question, self._curves)
 
     def state(self) -> tuple[object, ...]:
         """A value that changes when any file or anything in the store changes: `stat` calls and two queries."""
-        return self._files.state() if self._files else (), *self._store_version()
-
-    def _store_version(self) -> tuple[object, ...]:
-        """A lease that expires changes it, too: its run reads as interrupted then."""
-        index = self.store.index
-        return summaries.version(index), tuple(index.expired())
+        index = self.store.index  # a lease that expires changes the state, too: its run reads as interrupted then
+        return self._files.state() if self._files else (), summaries.version(index), tuple(index.expired())
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -197,44 +187,11 @@ class Queries:
         if query.sweep_id is not None:
             self._sweep_summary(query.sweep_id)
         if question.ablation is not None:
-            query = replace(query, run_ids=tuple(self.load(question.ablation, question.scale).runs))
+            planned = self.load(question.ablation, question.scale).runs
+            query = replace(query, run_ids=tuple(run.run_id for run in planned))
         elif question.scale is not None:
             raise QueryError(f"scale: {question.scale!r} is that of an ablation; name the ablation, too")
         return query
-
-    def export(self, question: questions.ExportRuns, file: IO[bytes]) -> None:
-        """Write all runs that match, or their curves, to a file."""
-        from cope_sweep.read.tables.runs import write_runs
-
-        write_runs(self.store, self._run_query(question), question.format or "csv", file, curves=question.curves)
-
-    def table(self, question: questions.GetTable) -> Table:
-        """The table of an ablation, of the store's runs or of those that are kept with the files.
-
-        Raises UserError; NotFinishedError where what is kept is stale or damaged.
-        """
-        if question.committed:
-            return self.committed(question.name, question.scale).table(question.compare)
-        from cope_sweep.read.tables import Table
-
-        return Table(self.results(question.name, question.scale), question.compare)
-
-    def committed(self, name: str, scale: str | None) -> Committed:
-        """The results of an ablation that are kept with the files.
-
-        Raises NotFoundError, QueryError, SpecError; NotFinishedError where they are stale or damaged.
-        """
-        from cope_sweep.read.reports.runs import find_committed
-
-        self.files.file(name)
-        try:
-            found = find_committed(self.files.folder / RESULTS, self.files.folder, name, scale)
-            found.check()
-            return found
-        except (NotFoundError, QueryError, SpecError):
-            raise
-        except UserError as error:
-            raise NotFinishedError(str(error)) from error
 
     def run_id(self, text: str) -> str:
         """The id of the run whose id begins with these digits, at least four; else the text. Raises QueryError."""
@@ -273,6 +230,81 @@ class Queries:
             raise NotFinishedError(f"run {record.run_id} is {record.status}; only a finished run has a checkpoint")
         folder.fetch_checkpoint()
         return folder
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def results(self, name: str, scale: str | None = None, *, committed: bool = False) -> Results:
+        """The results of an ablation at a scale, of which tables, figures and reports are made.
+
+        Args:
+            name: The ablation.
+            scale: One of its scales; None: its own size.
+            committed: Whether they are those that are kept with the ablation files.
+
+        Raises NotFinishedError where those of a report are stale or damaged.
+        """
+        if not committed and self._reports is None:
+            from cope_sweep.read.tables import read_results
+
+            return read_results(self.load(name, scale), self.store)
+        from cope_sweep.read.reports.runs import find_committed
+
+        if committed:
+            self.files.file(name)
+        reports = self.files.folder / RESULTS if committed else self._reports
+        return find_committed(reports or Path(), self.files.folder, name, scale)
+
+    def table(self, question: questions.GetTable) -> Table:
+        """The table of an ablation. That of a report is compared as the report is, unless the question says how."""
+        from cope_sweep.read.tables import Table
+        from cope_sweep.read.tables.model import reference
+
+        results = self.results(question.name, question.scale, committed=question.committed)
+        return Table(results, question.compare or (reference(results.plan) if results.store is None else None))
+
+    def _table(self, question: questions.GetTable) -> bytes:
+        from cope_sweep.read.tables import find_format
+
+        linked = self._links and not question.committed  # whose runs are not in the store
+        runs_url = f"{questions.API}{questions.ListRuns.path}" if linked else None
+        return find_format(question.format or "json").file(self.table(question), runs=question.runs, runs_url=runs_url)
+
+    def _figure(self, question: questions.GetFigure) -> bytes:
+        from cope_sweep.read.figures import FigureError
+        from cope_sweep.read.figures.available import draw_figure, is_plain
+
+        results = self.results(question.name, question.scale, committed=question.committed)
+        file_format = question.format or "svg"
+        # Maps of a report can only be shown as they were drawn: it has no checkpoints.
+        if file_format == "svg" and is_plain(question) and (picture := results.picture(question.figure)):
+            return picture
+        made = draw_figure(results, question)
+        if made.empty and file_format != "csv":
+            words = results.plan.ablation.words
+            raise FigureError(
+                f"nothing to draw: no run, or too few, of {words} are finished in {results.place}; train them with: "
+                f"cope-sweep run {words}"
+            )
+        return made.render(file_format)
+
+    def _report(self, question: questions.GetReport) -> bytes:
+        from cope_sweep.read.figures.available import figure_url
+        from cope_sweep.read.reports.document import report_file
+
+        results = self.results(question.name, question.scale)
+        url = partial(figure_url, results.plan, format="svg") if self._links else None
+        return report_file(results, question, url)
+
+    def export(self, question: questions.ExportRuns, file: IO[bytes]) -> None:
+        """Write all runs that match, or their curves, to a file, a few at a time."""
+        from cope_sweep.read.tables.runs import write_runs
+
+        write_runs(self.store, self._run_query(question), question.format or "csv", file, curves=question.curves)
+
+    def _export(self, question: questions.ExportRuns) -> bytes:
+        file = io.BytesIO()
+        self.export(question, file)
+        return file.getvalue()
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 
@@ -318,8 +350,13 @@ ANSWERS: dict[type[questions.Question[Any]], Callable[[Queries, Any], Any]] = {
     questions.GetAblation: Queries._ablation,
     questions.GetPlan: Queries._plan,
     questions.GetCurves: Queries._curves_of_plan,
+    questions.GetTable: Queries._table,
+    questions.ListFigures: Queries._figures,
+    questions.GetFigure: Queries._figure,
+    questions.GetReport: Queries._report,
     questions.ListRuns: Queries._runs,
     questions.ListPlannedRuns: Queries._runs,
+    questions.ExportRuns: Queries._export,
     questions.GetRun: Queries._run,
     questions.GetLog: Queries._log,
     questions.GetDiff: Queries._diff,

@@ -130,14 +130,16 @@ def document(files: AblationFiles, source: Store | Path, scale: str | None = Non
     return Document(tuple(chapters), provenance(each.runs for each in found))
 
 
-def report_file(results: Results, question: GetReport, figure_url: Callable[[str], str]) -> bytes:
+def report_file(results: Results, question: GetReport, figure_url: Callable[[str], str] | None = None) -> bytes:
     """The report of one ablation at one scale. In Markdown, `figure_url` gives the addresses of its figures.
 
-    Raises ReportError where no run is finished, StoreError.
+    Without `figure_url`, they are the files that `write_evidence` writes. Raises ReportError where no run is finished,
+    StoreError.
     """
     found = evidence(results)
     if question.format == "markdown":
-        return found.to_markdown({each.name: figure_url(each.name) for each in found.figures if each.svg}).encode()
+        urls = {name: file if figure_url is None else figure_url(name) for name, file in found.pictures.items()}
+        return found.to_markdown(urls).encode()
     return ablation_document(found).to_html().encode()
 
 
@@ -149,13 +151,13 @@ def ablation_document(found: Evidence) -> Document:
 def _chapter(files: AblationFiles, source: Store | Path, name: str, wanted: Sequence[str] | None) -> Chapter:
     """The chapter of an ablation at some scales (None: all)."""
     try:
-        base = files.load(name).plan
+        base = files.load(name)
         content = base.ablation.content
         scales: Sequence[str | None] = [None, *content.scales] if wanted is None else wanted
         sizes = []
         for each in scales:
             if each is None or each in content.scales:
-                plan = base if each is None else files.load(name, each).plan
+                plan = base if each is None else files.load(name, each)
                 sizes.append(_source_size(plan, source))
     except (SpecError, NotFoundError) as error:
         return Chapter(name, "", "", "", (), str(error))

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import Plan, RunSpec
 from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures import FIGURES, Figure
 from cope_sweep.read.figures.available import Declared, declared_figures, draw_declared
-from cope_sweep.read.reports.runs import CURVE_COLUMNS, CURVES, Committed, run_frame, to_parquet
+from cope_sweep.read.reports.runs import CURVE_COLUMNS, CURVES, run_frame, to_parquet
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import tuning
 from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, reference
@@ -146,9 +147,13 @@ class Evidence:
         found = {f"{self.stem}.parquet": to_parquet(self.runs)}
         if not self.results.curves.empty:
             found[f"{self.stem}{CURVES}"] = to_parquet(self.results.curves[CURVE_COLUMNS])
-        pictures = {each.name: f"{self.stem}.{each.name}.svg" for each in self.figures if each.svg}
-        found |= {pictures[each.name]: each.svg() for each in self.figures if each.svg}
-        return found | {f"{self.stem}.md": self.to_markdown(pictures).encode()}
+        found |= {self.pictures[each.name]: each.svg() for each in self.figures if each.svg}
+        return found | {f"{self.stem}.md": self.to_markdown(self.pictures).encode()}
+
+    @property
+    def pictures(self) -> dict[str, str]:
+        """Name of a figure that was drawn → its file."""
+        return {each.name: f"{self.stem}.{each.name}.svg" for each in self.figures if each.svg}
 
     def to_markdown(self, pictures: dict[str, str]) -> str:
         """The report; `pictures` are the files of the figures by their names."""
@@ -207,7 +212,9 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
     figures = tuple(_drawn(results, each) for each in declared_figures(plan))
     if not figures:
         kind = "budget" if plan.is_drawn else "summary"
-        figures = (Drawn(kind, plan.ablation.content.title, "", _svg(FIGURES[kind].make(results))),)
+        figures = (
+            Drawn(kind, plan.ablation.content.title, "", _svg(FIGURES[kind].make(results, GetFigure(plan.name, kind)))),
+        )
     return Evidence(results, Table(results, compare or reference(plan)), figures)
 
 
@@ -226,7 +233,7 @@ def write_evidence(found: Evidence, folder: Path) -> tuple[Path, ...]:
 def _drawn(results: Results, declared: Declared) -> Drawn:
     title = declared.figure.title or results.plan.ablation.content.title
     source, is_map = declared.figure.source, isinstance(declared.figure, Maps)
-    if is_map and isinstance(results, Committed):
+    if is_map and results.store is None:
         kept = results.picture(declared.name)
         problem = "" if kept else "no picture is in the report, and no checkpoint"
         return Drawn(declared.name, title, source, (lambda: kept) if kept else None, problem)

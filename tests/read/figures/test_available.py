@@ -5,13 +5,13 @@ import pytest
 from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.errors import NotFoundError
-from cope_sweep.read.figures import FigureError, Options
+from cope_sweep.read.figures import FigureError
 from cope_sweep.read.figures.available import (
-    ablation_options,
     available_figures,
     declared_figures,
-    draw_available,
+    declared_question,
     draw_declared,
+    draw_figure,
 )
 from cope_sweep.read.tables import read_results
 from cope_sweep.store import Store
@@ -40,7 +40,7 @@ def filled(plan, store):
 
 
 def draw(plan, store, name, file_format, **options):
-    return draw_available(read_results(plan, store), GetFigure(plan.name, name, format=file_format, **options))
+    return draw_figure(read_results(plan, store), GetFigure(plan.name, name, **options)).render(file_format)
 
 
 def test_options_are_of_a_kind_not_of_a_declared_figure(plan, filled):
@@ -67,14 +67,9 @@ def test_every_figure_is_drawn(plan, filled):
         assert lines or "curves" in each.name or each.name == "convergence"
 
 
-def test_what_cannot_be_drawn(plan, filled, monkeypatch):
+def test_what_there_is_not_cannot_be_drawn(plan, filled):
     with pytest.raises(NotFoundError, match="accepted: values, curves-1"):
         draw(plan, filled, "none", "svg")
-    monkeypatch.setattr("cope_sweep.read.figures.available.MAX_ROWS", 2)
-    with pytest.raises(FigureError, match="3 rows, and pictures show at most 2"):
-        draw(plan, filled, "summary", "svg")
-    assert draw(plan, filled, "summary", "csv")
-    assert draw(plan, filled, "summary", "svg", row=(plan.rows[0].name,))
 
 
 ERROR = "in_dist/token_error"
@@ -100,12 +95,11 @@ def test_names_rows_and_options():
     everything = ("CoPE · 8", "CoPE · 16", "none · 8", "none · 16")
     rows = [("CoPE · 16",), ("none · 8", "none · 16"), everything, ("CoPE · 8",), everything]
     assert [each.rows for each in found] == rows
-    curves, values, convergence = (ablation_options(each) for each in found[:3])
-    assert curves == Options(metrics=(ERROR,), rows=("CoPE · 16",), log=False, title="A")
-    assert values == Options(metrics=(ERROR,), rows=rows[1], x="model.dim", log_x=True)
-    assert convergence == Options(metrics=(ERROR,), rows=everything, log=True)
-    with pytest.raises(FigureError, match="maps is not drawn from the results of runs|the kind maps is not drawn"):
-        ablation_options(found[3])
+    own = plan_of(grid=GRID, figures=FIGURES)
+    curves, values, convergence = (declared_question(own, each) for each in found[:3])
+    assert curves == GetFigure(own.name, "curves", metric=(ERROR,), row=("CoPE · 16",), log=False, title="A")
+    assert values == GetFigure(own.name, "values", metric=(ERROR,), row=rows[1], x="model.dim", log_x=True)
+    assert convergence == GetFigure(own.name, "convergence", metric=(ERROR,), row=everything, log=True)
 
 
 @pytest.mark.parametrize(("key", "log"), [({}, True), ({"log_x": True}, True), ({"log_x": False}, False)])

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from cope_sweep.config.ablation import Maps
 from cope_sweep.inference.probe import ProbeError, head_statistics, probe
-from cope_sweep.read.figures import FIGURES, FigureError, MapOptions
+from cope_sweep.read.figures import FIGURES, FigureError
 from cope_sweep.read.figures import heads as figure
 from cope_sweep.read.figures.canvas import printable
 from cope_sweep.read.figures.heads import HeadFigure, Heatmap, head_figures, page, picture
@@ -164,7 +165,7 @@ maps = FIGURES["maps"].make
 
 @pytest.mark.parametrize("show", ["gates", "positions", "position_attention", "attention"])
 def test_the_data_are_the_matrices_of_the_probe(predictor, show):
-    figure = maps(predictor, TOKENS, MapOptions(show=show, heads=((1, 0), (0, 1))))
+    figure = maps(predictor, TOKENS, Maps(show=show, heads=[(1, 0), (0, 1)]))
     layers = probe(predictor, TOKENS).layers
     for layer, head in ((1, 0), (0, 1)):
         found, cope = layers[layer], layers[layer].contextual["cope"]
@@ -182,7 +183,7 @@ def test_the_data_are_the_matrices_of_the_probe(predictor, show):
 
 
 def test_the_drawing_has_a_panel_for_each_head_and_the_tokens(predictor):
-    figure = maps(predictor, TOKENS, MapOptions(show="gates", heads=((0, 0), (1, 1)), mark="data"))
+    figure = maps(predictor, TOKENS, Maps(show="gates", heads=[(0, 0), (1, 1)], mark="data"))
     texts = svg_texts(figure.render("svg"))
     assert {"Layer 0 · head 0", "Layer 1 · head 1", "key token", "query token", "data token"} <= set(texts)
     assert f"Gates: selective_copy, cope (run {predictor.run.run_id})" in " ".join(texts)
@@ -198,35 +199,35 @@ def test_a_number_of_heads_selects_those_that_separate_the_marks_best(predictor)
     marks = {mark: predictor.run.task.marks(TOKENS)[mark]}
     statistics = head_statistics(predictor, [TOKENS], [marks])
     best = max(statistics, key=lambda each: each.marks[mark].auc)
-    figure = maps(predictor, TOKENS, MapOptions(show="gates", heads=1, mark=mark))
+    figure = maps(predictor, TOKENS, Maps(show="gates", heads=1, mark=mark))
     assert set(zip(figure.frame["layer"], figure.frame["head"], strict=True)) == {(best.layer, best.head)}
-    everything = maps(predictor, TOKENS, MapOptions(show="gates", heads=99))
+    everything = maps(predictor, TOKENS, Maps(show="gates", heads=99))
     assert everything.frame.groupby(["layer", "head"]).ngroups == 4
 
 
 def test_a_model_without_gates_has_attention_of_its_first_heads():
     rope = tiny_predictor(["rope"])
-    figure = maps(rope, TOKENS, MapOptions(show="attention", heads=2))
+    figure = maps(rope, TOKENS, Maps(show="attention", heads=2))
     assert set(zip(figure.frame["layer"], figure.frame["head"], strict=True)) == {(0, 0), (0, 1)}
     with pytest.raises(FigureError, match="has no gates: its encodings have no gates; it has: attention$"):
-        maps(rope, TOKENS, MapOptions(show="gates"))
+        maps(rope, TOKENS, Maps(show="gates"))
     with pytest.raises(FigureError, match="have no position logits"):
-        maps(rope, TOKENS, MapOptions())
+        maps(rope, TOKENS, Maps())
 
 
 def test_a_mark_that_no_token_has_is_said(predictor):
-    figure = maps(predictor, np.zeros(5, dtype=int), MapOptions(heads=1, mark="marker"))
+    figure = maps(predictor, np.zeros(5, dtype=int), Maps(heads=1, mark="marker"))
     assert "no marker token in this text" in " ".join(svg_texts(figure.render("svg")))
 
 
 def test_what_does_not_exist(predictor, monkeypatch):
     with pytest.raises(FigureError, match=r"no mark 'newline'.*accepted: data, blank, marker"):
-        maps(predictor, TOKENS, MapOptions(mark="newline"))
+        maps(predictor, TOKENS, Maps(mark="newline"))
     with pytest.raises(ProbeError, match="no layer 2 with head 0: this model has layers 0 … 1 and heads 0 … 1"):
-        maps(predictor, TOKENS, MapOptions(heads=((2, 0),)))
+        maps(predictor, TOKENS, Maps(heads=[(2, 0)]))
     monkeypatch.setattr("cope_sweep.read.figures.heads.MAX_CELLS", 12 * 12)
     with pytest.raises(FigureError, match="2 maps of 12 tokens have more than 144 cells"):
-        maps(predictor, TOKENS, MapOptions(heads=2))
+        maps(predictor, TOKENS, Maps(heads=2))
 
 
 @pytest.fixture(scope="module")

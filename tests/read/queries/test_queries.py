@@ -4,7 +4,8 @@ import pytest
 
 from cope_sweep.api.questions import GetRun, GetSweep, ListAblations, ListRuns, ListSweeps
 from cope_sweep.config import SpecError
-from cope_sweep.read.queries import AblationFiles, NotFinishedError, NotFoundError, Queries
+from cope_sweep.errors import NotFinishedError, NotFoundError
+from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.store import Store, SweepRecord, SweepRun
 from tests.config.test_expand import BASE
 from tests.read.tables.ablations import begin, end, fail, finish, stop
@@ -27,7 +28,7 @@ def queries(folder, tmp_path):
 
 @pytest.fixture
 def plan(queries):
-    return queries.files.load("good").plan
+    return queries.files.load("good")
 
 
 @pytest.fixture
@@ -163,7 +164,7 @@ def test_a_sweep_whose_record_is_damaged_has_its_summary(used):
 
 
 def test_the_version_changes_with_the_store_and_with_the_file(used, plan, folder):
-    version = lambda: used.version(used.files.load("good"))  # noqa: E731
+    version = used.state
     before = version()
     assert version() == before
     end(used.store, begin(used.store, plan.rows[2].runs[0]))
@@ -180,12 +181,12 @@ def test_a_file_is_read_again_when_one_that_it_inherits_from_changes(folder):
     assert files.load("heir") is before
     text = (folder / "good.yaml").read_text()
     (folder / "good.yaml").write_text(text.replace("[1, 2, 3]", "[1, 2, 3, 4]"))
-    assert len(files.load("heir").plan.rows) == 4
+    assert len(files.load("heir").rows) == 4
     (folder / "good.yaml").write_text("title: [\n")
     with pytest.raises(SpecError, match="inherited by"):
         files.load("heir")
     (folder / "good.yaml").write_text(text)
-    assert len(files.load("heir").plan.rows) == 3
+    assert len(files.load("heir").rows) == 3
     (folder / "good.yaml").unlink()
     with pytest.raises(SpecError, match="no file"):
         files.load("heir")

@@ -96,7 +96,7 @@ def test_the_document_of_one_ablation(files, tmp_path):
     question = GetReport(name)
     with pytest.raises(ReportError, match=f"cope-sweep run {name}"):
         report_file(Queries(store, files).results(name), question, str)
-    plan = files.load(name).plan
+    plan = files.load(name)
     finish(store, plan.runs[0], {metric.name: 1.0 for metric in plan.ablation.content.metrics})
     found = ablation_document(evidence(read_results(plan, store)))
     assert [(chapter.name, [size.scale for size in chapter.sizes]) for chapter in found.chapters] == [(name, [None])]

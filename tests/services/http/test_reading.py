@@ -11,6 +11,7 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -205,7 +206,7 @@ def test_results_that_are_kept_with_the_files_need_no_store(own_sample: SampleSt
         data = client.get(f"{API}{drawn}?committed=true&format=csv").text
         assert {row["mean"] for row in csv.DictReader(io.StringIO(data))} - {""}
         nothing = get(client, drawn, 409, format="svg")  # of the store
-        assert nothing["detail"] == "nothing to draw: no run, or too few, of tiny are finished"
+        assert nothing["detail"].startswith("nothing to draw: no run, or too few, of tiny are finished in the store")
         (own_sample.ablations / "results" / "tiny.summary.svg").write_text("<?xml kept")
         assert client.get(f"{API}{drawn}?committed=true&format=svg").text == "<?xml kept"
         assert client.get(f"{API}{drawn}?committed=true&format=svg&row=CoPE").text != "<?xml kept"
@@ -303,12 +304,12 @@ def test_too_many_pictures_at_a_time_are_refused(own_sample: SampleStore, monkey
     monkeypatch.setattr(reading, "MAX_WAITING", 1)
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(*args: object, **kwargs: object) -> bytes:
+    def slow(*args: object, **kwargs: object) -> object:
         begun.set()
         assert go_on.wait(60)
-        return b"<svg/>"
+        return SimpleNamespace(empty=False, render=lambda _: b"<svg/>")
 
-    monkeypatch.setattr(available, "draw_available", slow)
+    monkeypatch.setattr(available, "draw_figure", slow)
     with serving(own_sample.settings()) as client, ThreadPoolExecutor(1) as threads:
         try:
             first = threads.submit(httpx.get, f"{client.base_url}{FIGURES}/summary", timeout=60)
@@ -320,6 +321,14 @@ def test_too_many_pictures_at_a_time_are_refused(own_sample: SampleStore, monkey
             go_on.set()
         assert first.result().content == b"<svg/>"
         assert client.get(f"{FIGURES}/values").status_code == 200
+
+
+def test_pictures_of_many_rows_are_refused(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_ROWS", 1)
+    refused = client.get(f"{FIGURES}/summary?title=rows")
+    assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+    assert "rows, and pictures show at most 1; take the data as csv" in refused.json()["detail"]
+    assert client.get(f"{FIGURES}/summary?title=rows&format=csv").status_code == 200
 
 
 def test_the_report(client: httpx.Client) -> None:
