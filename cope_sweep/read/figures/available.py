@@ -17,7 +17,7 @@ from cope_sweep.config.ablation import AnyFigure, Maps
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.figures.figure import FIGURES, FORMATS, Figure, FigureError
-from cope_sweep.read.figures.metrics import varying_axes
+from cope_sweep.read.tables.model import varying_axes
 from cope_sweep.read.tables.runs import Results
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from cope_sweep.read.figures.metrics import (
     of_rows,
     seed_statistics,
     selected_rows,
-    short_labels,
 )
-from cope_sweep.read.tables.model import Column
+from cope_sweep.read.tables.model import Column, short_labels
 from cope_sweep.read.tables.runs import Results
 
 if TYPE_CHECKING:

@@ -32,9 +32,8 @@ from cope_sweep.read.figures.metrics import (
     is_number,
     of_rows,
     selected_rows,
-    varying_axes,
 )
-from cope_sweep.read.tables.model import Column
+from cope_sweep.read.tables.model import Column, varying_axes
 from cope_sweep.read.tables.runs import Results, setting
 
 if TYPE_CHECKING:

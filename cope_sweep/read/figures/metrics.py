@@ -89,23 +89,6 @@ def band_text(band: Band) -> str:
     return "min–max over seeds" if band == "range" else "95 % interval of the mean"
 
 
-def varying_axes(plan: Plan, rows: Sequence[Row]) -> list[str]:
-    """The keys of the axes in which these rows differ."""
-    return [key for key in plan.axes if len({row.labels.get(key) for row in rows}) > 1]
-
-
-def row_label(plan: Plan, row: Row, keys: Iterable[str]) -> str:
-    """The labels of some axes; a number has the name of its axis: `Absolute · heads 4`."""
-    labels = [(plan.axes[key], row.labels[key]) for key in keys if key in row.labels]
-    return " · ".join(f"{short} {label}" if label[:1].isdecimal() else label for short, label in labels)
-
-
-def short_labels(plan: Plan, rows: Sequence[Row]) -> dict[str, str]:
-    """Name of a row → its labels of the axes in which these rows differ."""
-    keys = varying_axes(plan, rows)
-    return {row.name: row_label(plan, row, keys) or row.name for row in rows}
-
-
 def axis_key(plan: Plan, name: str) -> str | None:
     """The key of an axis, given the key or its short name."""
     return next((key for key, short in plan.axes.items() if name in (key, short)), None)

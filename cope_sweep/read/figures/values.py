@@ -25,14 +25,11 @@ from cope_sweep.read.figures.metrics import (
     metric_columns,
     metric_title,
     of_rows,
-    row_label,
     seed_statistics,
     selected_rows,
-    short_labels,
-    varying_axes,
 )
 from cope_sweep.read.tables.best import tuning
-from cope_sweep.read.tables.model import Column
+from cope_sweep.read.tables.model import Column, row_label, short_labels, varying_axes
 from cope_sweep.read.tables.runs import FACT, Results, setting
 
 if TYPE_CHECKING:

@@ -360,7 +360,7 @@ def shortcuts(model: TableModel) -> Shortcuts | None:
     for run, rows in by_task.values():
         errors = {column: run.task.shortcut_errors(split, SEQUENCES) for column, split in columns.items()}
         rules = list(dict.fromkeys(rule for found in errors.values() for rule in found))
-        names = ", ".join(row.row for row in rows)
+        names = ", ".join(row.short for row in rows)
         for rule in rules:
             cells = [TextCell(f"{errors[column][rule]:.{column.decimals}f}") for column in columns]
             lines.append((*([TextCell(names)] * (len(by_task) > 1)), TextCell(rule), *cells))
@@ -389,7 +389,8 @@ def _alike(row: TableRow, errors: dict[Column, dict[str, float]]) -> Iterator[st
         if rule is not None and near[rule] > len(cell.values) / 2:
             digits = decimals_of(column, cell)
             median, error = f"{cell.summary.median:.{digits}f}", f"{found[rule]:.{digits}f}"
-            yield f"{row.row} scores like “{rule}” in {column.label}: median {median}, the rule {error} {column.unit}."
+            text = f"median {median}, the rule {error} {column.unit}."
+            yield f"{row.short} scores like “{rule}” in {column.label}: {text}"
 
 
 def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
@@ -410,7 +411,7 @@ def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
         train = row.runs[0][0].train
         steps = [first_steps[run.run_id] for run, _ in row.runs if run.run_id in first_steps]
         if steps:
-            cells = [row.row, f"{sum(map(math.isfinite, steps))}/{len(steps)}"]
+            cells = [row.short, f"{sum(map(math.isfinite, steps))}/{len(steps)}"]
             cells += [_interval(steps, train.steps, sequences) for sequences in (1, train.batch)]
             lines.append(tuple(map(TextCell, cells)))
     if not any(map(math.isfinite, first_steps.values())):

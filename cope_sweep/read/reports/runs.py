@@ -240,7 +240,7 @@ def overview(reports: Iterable[Committed], folder: str) -> str:
         drawn = layout(model)
         column = next(i for i, header in enumerate(drawn.headers) if header.text == model.primary.title)
         named = {
-            row.row: f"{markdown_text(row.row)} {cells[column].text}"
+            row.row: f"{markdown_text(row.short)} {cells[column].text}"
             for row, cells in zip(model.rows, drawn.rows, strict=True)
         }
         values = ", ".join(named.values())

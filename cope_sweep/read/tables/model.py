@@ -229,6 +229,8 @@ class TableRow:
 
     row: str
     """The row's name."""
+    short: str
+    """Its labels of the axes in which the rows of the table differ, for texts."""
     labels: Mapping[str, str]
     """Axis key → label."""
     runs: tuple[tuple[RunSpec, RunRecord], ...]
@@ -298,11 +300,29 @@ def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
     """The table of `plan`; `records` maps its run ids to their records."""
     content = plan.ablation.content
     columns = tuple(column_of(metric, primary=metric is content.primary_metric) for metric in content.metrics)
-    rows = [_table_row(row, records, columns) for row in plan.rows]
+    short = short_labels(plan, plan.rows)
+    rows = [_table_row(row, short[row.name], records, columns) for row in plan.rows]
     return TableModel(
         plan.name, content.title, plan.axes, columns, tuple(_mark_best(rows, columns)), plan.ablation.replaced,
         (*_chosen_by(plan), *differences((row.row, run, record) for row in rows for run, record in row.runs)),
     )  # fmt: skip
+
+
+def varying_axes(plan: Plan, rows: Sequence[Row]) -> list[str]:
+    """The keys of the axes in which these rows differ."""
+    return [key for key in plan.axes if len({row.labels.get(key) for row in rows}) > 1]
+
+
+def row_label(plan: Plan, row: Row, keys: Iterable[str]) -> str:
+    """The labels of some axes; a number has the name of its axis: `Absolute · heads 4`."""
+    labels = [(plan.axes[key], row.labels[key]) for key in keys if key in row.labels]
+    return " · ".join(f"{short} {label}" if label[:1].isdecimal() else label for short, label in labels)
+
+
+def short_labels(plan: Plan, rows: Sequence[Row]) -> dict[str, str]:
+    """Name of a row → its labels of the axes in which these rows differ."""
+    keys = varying_axes(plan, rows)
+    return {row.name: row_label(plan, row, keys) or row.name for row in rows}
 
 
 def column_of(metric: Metric, *, primary: bool = False) -> Column:
@@ -319,7 +339,7 @@ def _chosen_by(plan: Plan) -> Iterable[str]:
         )
 
 
-def _table_row(row: Row, records: Mapping[str, RunRecord], columns: Iterable[Column]) -> TableRow:
+def _table_row(row: Row, short: str, records: Mapping[str, RunRecord], columns: Iterable[Column]) -> TableRow:
     runs = tuple((run, records[run.run_id]) for run in row.runs)
     finished = [(run.seed, record) for run, record in runs if record.status == "finished"]
     cells = {}
@@ -337,7 +357,7 @@ def _table_row(row: Row, records: Mapping[str, RunRecord], columns: Iterable[Col
             stuck=tuple(seed for seed, is_far in zip(values, far, strict=True) if is_far),
             learned=learned,
         )
-    return TableRow(row.name, row.labels, runs, cells)
+    return TableRow(row.name, short, row.labels, runs, cells)
 
 
 def _published_value(row: Row, metric: str) -> PublishedValue | None:
@@ -555,9 +575,10 @@ def p_text(p: float) -> str:
 
 def _answer(model: TableModel, column: Column) -> str:
     """The verdicts of a column in a sentence: which rows are better, worse, or not told apart, and than what."""
-    found = [(row.row, each) for row in model.rows if (each := row.metrics[column.name].comparison) is not None]
+    found = [(row.short, each) for row in model.rows if (each := row.metrics[column.name].comparison) is not None]
     if not found:
         return ""
+    short = {row.row: row.short for row in model.rows}
     parts = []
     for verdict, others in _by_verdict(found).items():
         for against, rows in others.items():
@@ -565,7 +586,7 @@ def _answer(model: TableModel, column: Column) -> str:
             listed = f"{len(rows)} rows" if many else _listed([row for row, _ in rows])
             p = [e.p_adjusted for _, e in rows if e.p_adjusted is not None]
             are, were = ("is", "was") if len(rows) == 1 else ("are", "were")
-            text = f"{listed} {PHRASES[verdict].format(are=are, were=were, against=against)}"
+            text = f"{listed} {PHRASES[verdict].format(are=are, were=were, against=short.get(against, against))}"
             if verdict != DESCRIPTIVE and p:
                 sign, bound = ("≥", min(p)) if verdict == "cannot tell" else ("≤", max(p))
                 text += f" (p {sign if p_text(min(p)) != p_text(max(p)) else '='} {p_text(bound)})"

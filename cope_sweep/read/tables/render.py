@@ -251,7 +251,7 @@ def _note(model: TableModel) -> str:
     if any(cell.best for _, _, cell in cells):
         parts.append("bold: best")
     far = [
-        f"{len(c.stuck)} of {c.summary.n} seeds of {row.row} ({column.label})" for row, column, c in cells if c.stuck
+        f"{len(c.stuck)} of {c.summary.n} seeds of {row.short} ({column.label})" for row, column, c in cells if c.stuck
     ]
     if far:
         parts.append(f"stuck: {', '.join(far)} ({STUCK_RULE})")

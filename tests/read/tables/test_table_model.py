@@ -225,6 +225,13 @@ def test_another_metric_may_be_the_primary_one():
     assert model.answer.startswith("By dense/loss: a_b <c> is better than CoPE")
 
 
+def test_texts_name_rows_by_the_axes_in_which_they_differ():
+    grid = {"model.position": {"CoPE": ["cope"], "None": []}, "model.layers": [1], "model.heads": [1, 2]}
+    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], grid=grid), *[1.0] * 20), "position=CoPE")
+    assert [row.row for row in model.rows][1:3] == ["CoPE · 1 · 2", "None · 1 · 1"]
+    assert model.answer == "By In-dist. (%): None · heads 1 and None · heads 2 cannot be told from CoPE (p = 1.000)."
+
+
 def test_too_few_seeds_for_a_test_make_a_table_descriptive():
     model = compared(model_of(plan_of(seeds=[0, 1, 2]), 1.0, 1.1, 0.9, 5.0, 5.2, 5.1, 1.1, 1.0, 1.2), "CoPE")
     assert {each.verdict for each in cells(model)[1:]} == {"descriptive"}
