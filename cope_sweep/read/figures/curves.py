@@ -136,6 +136,10 @@ def _draw(
     texts = {row: _legend_text(data[data["row"] == row], labels[row]) for row in rows}
     names = [(metric, row) for metric in titles for row in (rows if many else [None])]
     drawing, axes = canvas.panels(max(1, len(names)), title=title, small=many)
+    if data.empty:
+        for panel in axes:
+            canvas.say_empty(panel, "no learning curve")
+        return drawing
     handles: dict[str, Any] = {}
     column, factor, x_label = _x_axis(data, is_time)
     for panel, (metric, own) in zip(axes, names, strict=False):
@@ -157,10 +161,6 @@ def _draw(
         canvas.metric_axis(panel, values, metric, log=question.log or False)
         canvas.parameter_axis(panel, [], None, log=question.log_x or False)
         panel.set_xlabel(x_label)
-    if data.empty:
-        for panel in axes:
-            canvas.say_empty(panel, "no learning curve")
-        return drawing
     for metric in titles if many else ():
         canvas.share_limits([panel for panel, (own, _) in zip(axes, names, strict=False) if own is metric])
     note = f"mean; band: {band_text(band)}" if (data["n"] > 1).any() else "single seeds"

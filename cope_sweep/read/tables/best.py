@@ -15,12 +15,10 @@ from cope_sweep.config import Plan, Row, SpecError
 from cope_sweep.config.ablation import RandomSearch
 from cope_sweep.config.checks import validation_metric
 from cope_sweep.config.source import Json
+from cope_sweep.read.tables.model import first_rows
 from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.runs import Results, setting
 from cope_sweep.store import QueryError, RunRecord
-
-SHOWN = 3
-"""Rows that the answer names."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +112,11 @@ class Tuning:
             return ""
         order = sorted(found, key=found.__getitem__, reverse=self.goal == "max")
         first = [name for name in order if found[name] == found[order[0]]]
-        named = ", ".join(first[:SHOWN]) + (f" and {len(first) - SHOWN} more" if len(first) > SHOWN else "")
         edge = sum(bool(row.at_edge) for row in self.rows)
         return (
             f"The best of {self.draws} draws for each of {len(self.rows)} rows, by {self.metric}: from "
-            f"{found[order[0]]:.4g} ({named}) to {found[order[-1]]:.4g} ({order[-1]}). For {edge} rows it is at the "
-            "edge of what was drawn."
+            f"{found[order[0]]:.4g} ({first_rows(first)}) to {found[order[-1]]:.4g} ({order[-1]}). For {edge} rows it "
+            "is at the edge of what was drawn."
         )
 
 
@@ -183,7 +180,7 @@ def conditions(tuned: Sequence[Tuned]) -> str:
     """The best values as the key `when` of an ablation file, in YAML. Raises SpecError where a row has none yet."""
     unfinished = [each.name for each in tuned if each.missing or each.best() is None]
     if unfinished:
-        raise SpecError(f"the draws of {', '.join(unfinished)} have not all ended; train them first")
+        raise SpecError(f"the draws of {first_rows(unfinished)} have not all ended; train them first")
     return "when:\n" + "".join(_condition_lines(tuned))
 
 

@@ -405,13 +405,14 @@ def differences(runs: Iterable[tuple[str, RunSpec, RunRecord]]) -> tuple[str, ..
                 rows.setdefault((fact, task), {}).setdefault(str(value), {})[row] = None
     return tuple(
         f"Rows differ in {COMPARED[fact]}, so they are not comparable: "
-        + "; ".join(f"{value} ({_first_rows(list(names))})" for value, names in by_value.items())
+        + "; ".join(f"{value} ({first_rows(list(names))})" for value, names in by_value.items())
         for (fact, _), by_value in rows.items()
         if len(by_value) > 1
     )
 
 
-def _first_rows(names: list[str]) -> str:
+def first_rows(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
     shown = ", ".join(names[:SHOWN_ROWS])
     return shown if len(names) <= SHOWN_ROWS else f"{shown} and {len(names) - SHOWN_ROWS} more"
 
