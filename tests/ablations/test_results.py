@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 import pytest
 
 from cope_sweep.errors import UserError
-from cope_sweep.read.reports.runs import overview, read_committed, run_files
+from cope_sweep.read.reports.runs import run_files
 from cope_sweep.store import Store
-from tests.ablations.update_readme import ABLATIONS, RESULTS, ROOT, all_results, with_results
+from tests.ablations.update_readme import ABLATIONS, RESULTS, ROOT, all_results, committed, overview, table_of, with_results
 
 PAPER_SIZE = RESULTS / "paper_size"
 STEMS = [path.stem for path in run_files(RESULTS)]
@@ -21,7 +21,7 @@ STEMS = [path.stem for path in run_files(RESULTS)]
 def check(report, text):
     """The report has the table of its runs, whose numbers are computed again by other code."""
     assert not report.stale, report.stale
-    table = report.table()
+    table = table_of(report)
     assert table.to_markdown() in text, f"run: cope-sweep report {report.path.stem} --from … --out ablations/results"
     model, frame, checked = table.model, report.file, 0
     for row in model.rows:
@@ -78,7 +78,7 @@ def _reference(model, row, comparison):
 
 @pytest.fixture(scope="module")
 def reports():
-    return {each.path.stem: each for each in read_committed(RESULTS, ABLATIONS)}
+    return {each.path.stem: each for each in committed()}
 
 
 @pytest.mark.parametrize("stem", STEMS)
@@ -127,7 +127,7 @@ def test_a_wrong_number_and_a_stale_report_are_found(tmp_path):
     shutil.copy(RESULTS / "quickstart.parquet", results)
     text = (ABLATIONS / "quickstart.yaml").read_text(encoding="utf-8")
     (ablations / "quickstart.yaml").write_text(text)
-    (report,) = read_committed(results, ablations)
+    (report,) = committed(results, ablations)
     good = (RESULTS / "quickstart.md").read_text(encoding="utf-8")
     check(report, good)
     with pytest.raises(AssertionError):
@@ -138,10 +138,10 @@ def test_a_wrong_number_and_a_stale_report_are_found(tmp_path):
         check(replace(report, records={**report.records, run_id: wrong}), good)
 
     (ablations / "quickstart.yaml").write_text(text.replace("steps: 450", "steps: 451"))
-    (report,) = read_committed(results, ablations)
+    (report,) = committed(results, ablations)
     assert report.stale.startswith("quickstart.parquet is stale: 6 of its runs are not in the plan of quickstart today")
     with pytest.raises(UserError, match="is stale"):
         overview([report], "results")
     (ablations / "quickstart.yaml").unlink()
     with pytest.raises(UserError, match="there is no ablation 'quickstart'"):
-        list(read_committed(results, ablations))
+        list(committed(results, ablations))

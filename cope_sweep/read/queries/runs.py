@@ -6,8 +6,8 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar, get_args
 
@@ -53,26 +53,31 @@ ATTEMPT = re.compile(
 
 def page(store: Store, files: AblationFiles | None, question: ListRuns, query: RunQuery) -> RunPage:
     """A page of runs. Those of a query with only `run_ids` are in their order, with pending ones. Raises QueryError."""
-    own_keys = _query_keys(query)
-    wanted = chosen(question.fields, own_keys)
-    store.index.check_keys(sorted(wanted.keys - own_keys))
+    own_keys = {each.key for each in query.filters if not each.key.startswith(TAGS)} | {query.sort} - {"run_id"}
+    chosen = {name for field in question.fields for name in map(str.strip, field.split(",")) if name}
+    fields = {*SUMMARY_FIELDS} & chosen | {*ALWAYS} if chosen else {*SUMMARY_FIELDS}
+    keys = chosen - {*SUMMARY_FIELDS, "values"} | own_keys  # a page shows what it is filtered and sorted by
+    store.index.check_keys(sorted(keys - own_keys))
     place = "" if question.ablation is None else f"{question.ablation} {question.scale}"
     if question.cursor is not None:
         if query.offset:
             raise QueryError("a page has a cursor or an offset, not both; leave out the offset")
         query = replace(query, after=decode_cursor(question.cursor, query, place))
-    total, records, position = _records(store, query, values=wanted.values)
+    needs_values = "metrics" in fields or not keys <= VALUE_COLUMNS
+    total, records, position = _records(store, query, values=needs_values)
     following = None if position is None else encode_cursor(position, query, place)
     ids = [record.run_id for record in records]
-    found = places(store, files, ids) if wanted.places else {}
-    specs = store.index.specs(ids) if wanted.keys else {}
-    answers = [_summary(each, found.get(each.run_id, []), specs.get(each.run_id, {}), wanted) for each in records]
+    # Seed and steps of a pending run are in the plans.
+    found = places(store, files, ids) if fields & {"ablations", "row", "seed", "steps"} else {}
+    specs = store.index.specs(ids) if keys else {}
+    answers = []
+    for record in records:
+        all_fields = run_fields(record, found.get(record.run_id, []))
+        shown = {name: value for name, value in all_fields.items() if name in fields}
+        if (values := _values(record, specs.get(record.run_id, {}), keys)) or not chosen:
+            shown["values"] = values
+        answers.append(RunSummary(**shown))
     return RunPage(total=total, limit=query.limit, offset=query.offset, next=following, runs=answers)
-
-
-def _query_keys(query: RunQuery) -> set[str]:
-    """The keys by which a query filters and sorts: a page shows their values."""
-    return {each.key for each in query.filters if not each.key.startswith(TAGS)} | {query.sort} - {"run_id"}
 
 
 def _records(store: Store, query: RunQuery, *, values: bool) -> tuple[int, list[RunRecord], Position | None]:
@@ -180,46 +185,6 @@ def _example(spec: str) -> str | None:
     except (UserError, ValueError):
         return None
     return " ".join(task.token_label(token) for token in tokens_T.tolist())
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Fields of each run in an answer."""
-
-    fields: frozenset[str] = frozenset(SUMMARY_FIELDS)
-    """Fields of `RunSummary`."""
-    keys: frozenset[str] = frozenset()
-    """Keys of a run, as in filters: their values are in `values`."""
-    every: bool = True
-    """Whether no field was chosen: then nothing is left out."""
-
-    @property
-    def places(self) -> bool:
-        """Whether the answer says in which ablations a run is; seed and steps of a pending one are in their plans."""
-        return bool(self.fields & {"ablations", "row", "seed", "steps"})
-
-    @property
-    def values(self) -> bool:
-        """Whether metrics and facts are needed."""
-        return "metrics" in self.fields or any(key not in VALUE_COLUMNS for key in self.keys)
-
-
-def chosen(fields: Sequence[str], keys: Collection[str]) -> Chosen:
-    """Fields to show; none: all. `keys` are those of filters and the order, whose values are shown."""
-    names = [name for field in fields for name in map(str.strip, field.split(",")) if name]
-    if not names:
-        return Chosen(keys=frozenset(keys))
-    known = frozenset(SUMMARY_FIELDS) & set(names)
-    return Chosen(known | set(ALWAYS), frozenset(names) - known - {"values"} | frozenset(keys), every=False)
-
-
-def _summary(record: RunRecord, places: Sequence[Place], spec: Mapping[str, Any], wanted: Chosen) -> RunSummary:
-    """The chosen facts of a run; `spec` are the values of its spec by dotted key."""
-    fields = run_fields(record, places)
-    if not wanted.every:
-        fields = {name: value for name, value in fields.items() if name in wanted.fields}
-    values = {"values": found} if (found := _values(record, spec, wanted.keys)) or wanted.every else {}
-    return RunSummary(**fields, **values)
 
 
 def run_fields(record: RunRecord, places: Sequence[Place]) -> dict[str, Any]:

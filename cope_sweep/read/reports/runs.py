@@ -14,7 +14,7 @@ name folders. Reports of older versions lack the last columns.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
 from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
-from cope_sweep.read.tables import Results, Table
-from cope_sweep.read.tables.model import reference
-from cope_sweep.read.tables.render import layout, markdown_text
+from cope_sweep.read.tables import Results
 from cope_sweep.read.tables.runs import CURVE_TYPES, frame_of_records
 from cope_sweep.store import RunRecord, Store, SweepRecord
 from cope_sweep.store.errors import DamagedError
@@ -202,54 +200,16 @@ def find_committed(folder: Path, ablations: Path, name: str, scale: str | None) 
         hint = f"; it has reports at: {others}" if known else ""
         option = f" --scale {wanted}" if wanted else ""
         raise NotFoundError(f"{folder.name} has no report of {name}{option}{hint}")
-    found = _read(known[wanted], ablations)
+    found = read_committed(known[wanted], ablations)
     found.check()
     return found
 
 
-def read_committed(folder: Path, ablations: Path) -> Iterator[Committed]:
-    """The reports of a folder by name. Raises UserError for one without ablation file, or without its scale."""
-    for path in run_files(folder):
-        yield _read(path, ablations)
-
-
-def _read(path: Path, ablations: Path) -> Committed:
+def read_committed(path: Path, ablations: Path) -> Committed:
+    """One report, by the path of its runs. Raises UserError for one without ablation file, or without its scale."""
     name, _, scale = path.stem.partition(".")
     file = ablations / f"{name}.yaml"
     if not file.exists():
         raise UserError(f"{path}: there is no ablation {name!r} in {ablations}; delete the report")
     plan = expand(with_overrides(load_ablation(file), scale=scale or None))
     return read_report(plan, path)
-
-
-MOST_ROWS = 10
-"""Rows whose values are listed for a report."""
-
-
-def overview(reports: Iterable[Committed], folder: str) -> str:
-    """A Markdown table: for each report the values of the primary metric and what they say, with a link into `folder`.
-
-    Of more than `MOST_ROWS` rows, the lowest and the highest value.
-
-    Raises NotFinishedError where a report is stale.
-    """
-    lines = ["| ablation | scale | mean ± standard deviation over seeds | result |", "| --- | --- | --- | --- |"]
-    for each in reports:
-        each.check()
-        model = Table(each, reference(each.plan)).model
-        drawn = layout(model)
-        column = next(i for i, header in enumerate(drawn.headers) if header.text == model.primary.title)
-        named = {
-            row.row: f"{markdown_text(row.short)} {cells[column].text}"
-            for row, cells in zip(model.rows, drawn.rows, strict=True)
-        }
-        values = ", ".join(named.values())
-        found = {row.row: row.metrics[model.primary.name].summary for row in model.rows}
-        means = {row: summary.mean for row, summary in found.items() if summary.n}
-        if len(named) > MOST_ROWS and means:
-            ends = (min(means, key=means.__getitem__), max(means, key=means.__getitem__))
-            values = f"{len(named)} rows, from {' to '.join(named[end] for end in ends)}"
-        link = f"[{markdown_text(model.title)}]({folder}/{each.path.stem}.md)"
-        values = f"{markdown_text(model.primary.title)}: {values}"
-        lines.append(f"| {link} | {each.plan.ablation.scale or 'own'} | {values} | {markdown_text(model.answer)} |")
-    return "\n".join(lines) + "\n"

@@ -47,7 +47,7 @@ from cope_sweep.store.artifacts import TIME_KEY
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
 from cope_sweep.store.index.model import Value, flatten
-from cope_sweep.store.index.summaries import BATCH, RunBatch, batches, matching
+from cope_sweep.store.index.summaries import matching
 from cope_sweep.store.index.tables import SECTIONS
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ CURVE_TYPES = {
     "status": "str", "time_s": "float64",
 }  # fmt: skip
 """Column of `Results.curves` → its type."""
+BATCH = 2_000
+"""Runs that are read at a time."""
 CURVE_ROWS = 50_000
 """Logged values in a batch of curves, at least."""
 FORMULA = r"^[=+\-@\t\r]"
@@ -207,85 +209,57 @@ def run_batches(store: Store, query: RunQuery, size: int = BATCH) -> tuple[pa.Sc
     """
     import pyarrow as pa
 
-    numbers = matching(store.index, query)
+    index, ids = store.index, matching(store.index, query)
+    texts = ("run_id", "status", "ablation", "row", "sweep_id", "parent_id", "message")
+    first = ("run_id", "status", "ablation", "row", "seed", "sweep_id", "sweeps")
+    types = {name: pa.string() if name in texts else pa.int64() for name in (*first, *RECORD_COLUMNS)}
+    types["sweeps"] = pa.list_(pa.string())
     spec: dict[str, set[type]] = {}
     facts: dict[str, set[type]] = {}
     metrics: set[str] = set()
-    for batch in batches(store.index, numbers, size):
-        for record in batch.records.values():
+    for some in _batches(ids, size):
+        for content in index.specs(some).values():
+            for key, value in content.items():
+                if key not in types:
+                    spec.setdefault(key, set()).add(type(value))
+        for record in index.records(some).values():
             if record.status == "finished":
                 metrics |= record.metrics.keys()
                 for name, value in record.facts.items():
                     facts.setdefault(name, set()).add(type(value))
-        for content in batch.values.values():
-            for key, value in content.items():
-                spec.setdefault(key, set()).add(type(value))
-    types = _record_types()
-    types |= {key: _arrow_type(spec[key]) for key in sorted(spec, key=_section)}
+    types |= {key: _arrow_type(spec[key]) for key in sorted(spec, key=_place_in_spec)}
     types |= dict.fromkeys(sorted(metrics), pa.float64())
     types |= {f"{FACT}{name}": _arrow_type(found) for name, found in facts.items()}
     schema = pa.schema(list(types.items()))
 
     def read() -> Iterator[pa.RecordBatch]:
-        for batch in batches(store.index, numbers, size):
-            arrays = _own_columns(batch, summaries.places(store.index, batch.records))
-            parts = [
-                _distinct([batch.parts[run_id][section] for run_id in batch.records])
-                for section in range(len(SECTIONS))
-            ]
-            for key in spec:
-                distinct, taken = parts[_section(key)]
-                contents = [{} if part is None else batch.values.get(part, {}) for part in distinct]
-                arrays[key] = _array([content.get(key) for content in contents], types[key]).take(taken)
-            finished = [
-                each if each.status == "finished" else RunRecord(each.run_id) for each in batch.records.values()
-            ]
-            for name in metrics:
-                arrays[name] = pa.array([record.metrics.get(name) for record in finished], pa.float64())
-            for name in facts:
-                arrays[FACT + name] = _array([record.facts.get(name) for record in finished], types[FACT + name])
-            yield from pa.table(arrays).select(schema.names).to_batches()
+        for some in _batches(ids, size):
+            records, specs, places = index.records(some), index.specs(some), summaries.places(index, some)
+            found = [records[run_id] for run_id in some if run_id in records]  # others have been deleted since
+            finished = [each if each.status == "finished" else RunRecord(each.run_id) for each in found]
+            where = [places.get(each.run_id, []) for each in found]
+            values: dict[str, list[Any]] = {
+                "ablation": [each[0][1] if each else None for each in where],
+                "row": [each[0][2] if each else None for each in where],
+                "sweeps": [[place[0] for place in each] for each in where],
+            }
+            values |= {key: [specs.get(each.run_id, {}).get(key) for each in found] for key in spec}
+            values |= {name: [each.metrics.get(name) for each in finished] for name in metrics}
+            values |= {FACT + name: [each.facts.get(name) for each in finished] for name in facts}
+            own = ([getattr(each, name) for each in found] if name not in values else values[name] for name in types)
+            arrays = [_array(column, kind) for column, kind in zip(own, types.values(), strict=True)]
+            yield pa.record_batch(arrays, schema)
 
     return schema, read()
 
 
-def _section(key: str) -> int:
+def _batches(ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    return (ids[start : start + size] for start in range(0, len(ids), size))
+
+
+def _place_in_spec(key: str) -> int:
     """The section of the spec that a key is in, by its index."""
     return SECTIONS.index(key.partition(".")[0])
-
-
-def _record_types() -> dict[str, pa.DataType]:
-    """The columns that every run has."""
-    import pyarrow as pa
-
-    texts = ("run_id", "status", "ablation", "row", "sweep_id", "parent_id", "message")
-    first = ("run_id", "status", "ablation", "row", "seed", "sweep_id", "sweeps")
-    types = {name: pa.string() if name in texts else pa.int64() for name in (*first, *RECORD_COLUMNS)}
-    return types | {"sweeps": pa.list_(pa.string())}
-
-
-def _own_columns(batch: RunBatch, places: Mapping[str, list[tuple[str, str, str]]]) -> dict[str, pa.Array]:
-    """The columns that every run has, of a batch."""
-    import pyarrow as pa
-
-    where = [places.get(run_id, []) for run_id in batch.records]
-    own = {
-        "ablation": [each[0][1] if each else None for each in where],
-        "row": [each[0][2] if each else None for each in where],
-        "sweeps": [[place[0] for place in each] for each in where],
-    }
-    return {
-        name: pa.array(own[name] if name in own else [getattr(each, name) for each in batch.records.values()], kind)
-        for name, kind in _record_types().items()
-    }
-
-
-def _distinct(parts: Sequence[int | None]) -> tuple[list[int | None], pa.Array]:
-    """The distinct parts of specs, and the index of that of each run. Runs share few, so each is converted once."""
-    import pyarrow as pa
-
-    distinct = {part: number for number, part in enumerate(dict.fromkeys(parts))}
-    return list(distinct), pa.array([distinct[part] for part in parts], pa.int32())
 
 
 def _arrow_type(types: set[type]) -> pa.DataType:
@@ -332,9 +306,9 @@ def curve_batches(store: Store, query: RunQuery) -> tuple[pa.Schema, Iterator[pa
 
     def read() -> Iterator[pa.RecordBatch]:
         lines: list[tuple[Any, ...]] = []
-        for batch in batches(store.index, matching(store.index, query)):
-            places = summaries.places(store.index, batch.records)
-            for run_id, record in batch.records.items():
+        for some in _batches(matching(store.index, query), BATCH):
+            records, places = store.index.records(some, values=False), summaries.places(store.index, some)
+            for run_id, record in ((run_id, records[run_id]) for run_id in some if run_id in records):
                 _, ablation, row = places.get(run_id, [("", None, None)])[0]
                 with suppress(DamagedError):
                     lines += [(run_id, ablation, row, record.seed, *each[:3]) for each in _logged(store.run(run_id))]

@@ -102,7 +102,7 @@ class Summary:
     """How the interval was computed; empty: there is none."""
 
 
-def summarise(values: Iterable[float], bounds: Bounds = UNBOUNDED, level: float = LEVEL) -> Summary:
+def summarise(values: Iterable[float], bounds: Bounds = UNBOUNDED) -> Summary:
     """The statistics of values in any order. NaN marks a missing value and is left out."""
     data = sorted(float(value) for value in values if not math.isnan(value))
     n = len(data)
@@ -116,17 +116,15 @@ def summarise(values: Iterable[float], bounds: Bounds = UNBOUNDED, level: float 
     std = _std(data)
     if not bounds.low <= data[0] <= data[-1] <= bounds.high:
         bounds = UNBOUNDED
-    low, high, method = _interval(data, mean, std, bounds, level)
+    low, high, method = _interval(data, mean, std, bounds)
     return Summary(n, mean, std, low, high, median, data[0], data[-1], method)
 
 
-def _interval(
-    data: Sequence[float], mean: float, std: float, bounds: Bounds, level: float
-) -> tuple[float, float, Method]:
+def _interval(data: Sequence[float], mean: float, std: float, bounds: Bounds) -> tuple[float, float, Method]:
     """The interval of the mean of sorted values inside `bounds`, and its method."""
     if mean in (bounds.low, bounds.high):
         return math.nan, math.nan, ""
-    half = t_quantile((1 + level) / 2, len(data) - 1) * std / math.sqrt(len(data))
+    half = t_quantile((1 + LEVEL) / 2, len(data) - 1) * std / math.sqrt(len(data))
     if bounds.kind == "none" or std == 0:
         return mean - half, mean + half, "t"
     if bounds.kind == "low":

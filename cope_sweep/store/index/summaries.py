@@ -1,34 +1,28 @@
-"""Answers from the tables of an index: sweeps with the status of their runs, the places of runs, and changes.
-
-For exports, whose memory does not grow with the number of runs, the runs that match a query are read a batch at a time.
-"""
+"""Answers from the tables of an index: sweeps with the status of their runs, the places of runs, and totals."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from sqlalchemy import BindParameter, ColumnElement, bindparam, func, select, text, update
 
 from cope_sweep.store.event import Status
 from cope_sweep.store.index.filters import conditions, order_of
-from cope_sweep.store.index.index import Index, part_values_of, record_columns, record_of, summary_of
-from cope_sweep.store.index.model import RunQuery, RunRecord, SweepSummary, Value
+from cope_sweep.store.index.index import Index, summary_of
+from cope_sweep.store.index.model import RunQuery, SweepSummary
 from cope_sweep.store.index.owners import is_gone
 from cope_sweep.store.index.rows import among
-from cope_sweep.store.index.tables import SECTIONS, counters, runs, sweep_runs, sweeps
+from cope_sweep.store.index.tables import counters, runs, sweep_runs, sweeps
 
 SHOWN = 40
 """Characters of an unknown id that a message shows."""
 SHORTEST_PREFIX, DAY = 4, 8
 """Characters of ids of runs and of sweeps that have to be equal for a proposal."""
 PROPOSED = 3
-BATCH = 2_000
-"""Runs that are read at a time."""
 
 
 def version(index: Index) -> tuple[int, int]:
@@ -216,90 +210,54 @@ def note_left_out(index: Index, sweep_id: str, nodes: int) -> None:
 
 
 @dataclass(frozen=True)
-class MemberState:
-    """How far a run of a sweep is, with the status that was written."""
-
-    run_id: str
-    row: str
-    status: Status
-    step: int
-    steps: int
-    worker_id: str | None
-    message: str | None
-
-
-@dataclass(frozen=True)
-class SweepChanges:
-    """Changes in a sweep after a revision."""
+class SweepTotals:
+    """A sweep and its runs that were begun, by the statuses that were written."""
 
     revision: int
-    """Revision of the index when this was read."""
+    """Revision of the index before this was read."""
     sweep: SweepSummary
-    members: list[MemberState]
+    runs: dict[Status, tuple[int, int, int]]
+    """Status → number of runs, their steps that are done, and all their steps."""
+    workers: list[str]
+    """The workers of the runs in training."""
+    failed: list[tuple[str, str, str | None]]
+    """Run id, row and message of the runs that failed last, the newest last."""
 
 
-def sweep_changes(index: Index, sweep_id: str, after: int = 0) -> SweepChanges | None:
-    """A sweep, and those of its runs that changed after a revision; None where there is no such sweep.
-
-    The time that it takes grows with the number of runs that changed in the store, not with that of all runs.
-    Raises StoreError.
-    """
-    known = select(
-        runs.c.run_id, sweep_runs.c.row, runs.c.status, runs.c.step, runs.c.steps, runs.c.worker_id, runs.c.message
-    ).join(sweep_runs, sweep_runs.c.run_id == runs.c.run_id)
+def sweep_totals(index: Index, sweep_id: str, most_failed: int) -> SweepTotals | None:
+    """How far a sweep is, with at most so many failed runs; None where there is no such sweep. Raises StoreError."""
+    own = (sweep_runs.c.run_id == runs.c.run_id) & (sweep_runs.c.sweep_id == sweep_id)
+    grouped = select(runs.c.status, func.count(), func.sum(runs.c.step), func.sum(runs.c.steps)).group_by(runs.c.status)
+    failed = select(runs.c.run_id, sweep_runs.c.row, runs.c.message).order_by(runs.c.revision.desc()).limit(most_failed)
     with index.database.reading() as connection:
         # Before the rows: what changes in between is read again.
         revision = connection.execute(select(counters.c.value).where(counters.c.name == "revision")).scalar_one()
         row = connection.execute(select(sweeps).where(sweeps.c.sweep_id == sweep_id)).one_or_none()
         if row is None:
             return None
-        changed = known.where(sweep_runs.c.sweep_id == sweep_id, runs.c.revision > after)
-        members = [MemberState(*each) for each in connection.execute(changed)]
-        return SweepChanges(int(revision), summary_of(row), members)
+        found = connection.execute(grouped.join(sweep_runs, own)).all()
+        workers = select(runs.c.worker_id).join(sweep_runs, own).where(runs.c.status == "running")
+        return SweepTotals(
+            int(revision),
+            summary_of(row),
+            {each[0]: (int(each[1]), int(each[2] or 0), int(each[3] or 0)) for each in found},
+            [worker_id or "" for worker_id in connection.execute(workers).scalars()],
+            [
+                (run_id, name, message)
+                for run_id, name, message in connection.execute(
+                    failed.join(sweep_runs, own).where(runs.c.status == "failed")
+                )
+            ][::-1],
+        )
 
 
-@dataclass(frozen=True)
-class RunBatch:
-    """Some runs with their specs."""
-
-    records: dict[str, RunRecord]
-    """Run id → record."""
-    parts: dict[str, tuple[int | None, ...]]
-    """Run id → the numbers of the parts of its spec, one for each of `SECTIONS`; runs with equal parts share them."""
-    values: dict[int, dict[str, Value]]
-    """Part → its values by dotted key (`model.layers`), of the parts of these runs."""
-
-
-def matching(index: Index, query: RunQuery) -> list[int]:
-    """The numbers of all runs that match, in the order of the query, whose limit and offset are ignored.
+def matching(index: Index, query: RunQuery) -> list[str]:
+    """The ids of all runs that match, in the order of the query, whose limit and offset are ignored.
 
     Raises QueryError, StoreError.
     """
     with index.database.reading() as connection:
         status = index.status_column(connection)
         order = order_of(connection, query, status)
-        statement = order.joined(select(runs.c.id).where(*conditions(connection, query, status)))
+        statement = order.joined(select(runs.c.run_id).where(*conditions(connection, query, status)))
         return list(connection.execute(order.sorted(statement)).scalars())
-
-
-def batches(index: Index, numbers: Sequence[int], size: int = BATCH) -> Iterator[RunBatch]:
-    """The runs with these numbers in their order, `size` at a time, with the values of all parts that they name.
-
-    A run that has been deleted since is left out. Raises StoreError.
-    """
-    names = [*(column.name for column in record_columns()), "status"]
-    part_columns = [runs.c[f"{section}_part"] for section in SECTIONS]
-    remaining = iter(numbers)
-    values: Mapping[int, dict[str, Value]] = {}
-    while wanted := list(islice(remaining, size)):
-        with index.database.reading() as connection:
-            columns = [*record_columns(), index.status_column(connection)]
-            query = select(runs.c.id, *columns, *part_columns).where(runs.c.id.in_(wanted))
-            rows = {row[0]: tuple(row[1:]) for row in connection.execute(query)}
-            ordered_rows = [rows[number] for number in wanted if number in rows]
-            parts = {row[0]: row[len(names) :] for row in ordered_rows}
-            used = {part for each in parts.values() for part in each if part is not None}
-            known = {part: values[part] for part in used & values.keys()}
-            values = known | part_values_of(connection, used - known.keys())
-        records = {row[0]: record_of(names, row[: len(names)]) for row in ordered_rows}
-        yield RunBatch(records, parts, dict(values))

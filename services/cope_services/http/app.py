@@ -89,7 +89,7 @@ class ModelRoutes(Service):
     async def find_run(self, run_id: str) -> None:
         """Find a finished run. Raises NotFoundError, NotFinishedError, StoreError."""
         components = self.components
-        await components.predictors.lookups.get(("run", run_id), lambda: components.queries.finished(run_id))
+        await components.predictors.look_up(("run", run_id), lambda: components.queries.finished(run_id))
 
 
 def guarded(app: ASGIApp, settings: Settings, *checks: Any, always: bool) -> ASGIApp:

@@ -50,16 +50,8 @@ class InvalidError(ServiceError):
     status, code = 422, "invalid_request"
 
 
-class InvalidTokensError(ServiceError):
-    status, code = 422, "invalid_tokens"
-
-
 class ConflictError(ServiceError):
     status, code = 409, "conflict"
-
-
-class NotFiniteOutputError(ServiceError):
-    status, code = 409, "not_finite"
 
 
 class BusyError(ServiceError):
@@ -91,7 +83,7 @@ def time_limit(limit_s: float) -> TimeLimitError:
 
 
 NOT_FOUND = "not_found"
-USER_ERRORS: dict[type[UserError], tuple[int, str]] = {
+USER_ERRORS: dict[type, tuple[int, str]] = {
     NotFoundError: (404, NOT_FOUND),
     NotFinishedError: (409, "conflict"),
     SpecError: (409, "invalid_ablation"),
@@ -100,10 +92,24 @@ USER_ERRORS: dict[type[UserError], tuple[int, str]] = {
     StoreError: (500, "damaged_store"),
     UserError: (500, "internal_error"),
 }
-"""Status and code of the errors of `cope_sweep`; an error has those of its nearest class.
+"""Status and code of the errors of `cope_sweep`; an error has those of its nearest class."""
+ERRORS_BY_NAME = {
+    "ProbeError": (422, InvalidError.code),
+    "TokensError": (422, "invalid_tokens"),
+    "NotFiniteError": (409, "not_finite"),
+    "CheckpointError": (409, DamagedCheckpointError.code),
+    "ClusterError": (503, NoClusterError.code),
+}
+"""The same for classes of modules that import torch or take long: not all that imports this module needs them."""
 
-`predictors` maps the errors of modules that import torch, which the service does not import at its start.
-"""
+
+def answer_to(error: ServiceError | UserError) -> tuple[int, str]:
+    """Status and code of an error."""
+    if isinstance(error, ServiceError):
+        return error.status, error.code
+    found = (USER_ERRORS.get(cls) or ERRORS_BY_NAME.get(cls.__name__) for cls in type(error).__mro__)
+    return next(each for each in found if each)
+
 
 PROBLEM_JSON = "application/problem+json"
 OPENAI_PATH = re.compile(r"(/openai/[^/]+)?/(v1/|tokenizer_info$|tokenize$|detokenize$)")
@@ -119,13 +125,9 @@ def install_error_handlers(app: FastAPI, shown: Callable[[str], str] = str) -> N
     """
 
     @app.exception_handler(ServiceError)
-    async def service_error(request: Request, error: ServiceError) -> Response:
-        return error_response(request.scope, error.status, error.code, shown(str(error)), error.headers)
-
     @app.exception_handler(UserError)
-    async def user_error(request: Request, error: UserError) -> Response:
-        status, code = next(USER_ERRORS[cls] for cls in type(error).__mro__ if cls in USER_ERRORS)
-        return error_response(request.scope, status, code, shown(str(error)))
+    async def known_error(request: Request, error: ServiceError | UserError) -> Response:
+        return error_response(request.scope, *answer_to(error), shown(str(error)), getattr(error, "headers", None))
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Annotated
 
+from cachetools import TTLCache
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -19,7 +20,7 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from cope_services.http.access import READ, SUBMIT, ApiKey
-from cope_services.http.caching import CachedRoute
+from cope_services.http.caching import CachedRoute, Shared
 from cope_services.http.components import ComponentsDep, RequireJson
 from cope_services.http.errors import BusyError, ConflictError, InvalidError, NoClusterError, Responses, error_responses
 from cope_services.http.middleware import ASKED
@@ -31,13 +32,12 @@ from cope_sweep.api.requests import SweepRequest
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
 from cope_sweep.config.source import TOO_LARGE
 from cope_sweep.errors import NotFoundError
-from cope_sweep.read.queries import AblationFiles, Queries
+from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.plans import ENDED, plan_cost
-from cope_sweep.read.queries.progress import ACTIVE, ProgressTracker
+from cope_sweep.read.queries.progress import ACTIVE, RATE_WINDOW_S, ProgressTracker
 from cope_sweep.store import Budget, Store, Submission, SweepSummary, read_submission
 from cope_sweep.store.index import IndexUnavailable, summaries
 from cope_sweep.store.store import INDEX_VARIABLE
-from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.jobs import (
     Cluster,
     check_cluster,
@@ -70,8 +70,6 @@ class SweepJobs:
 
     def __init__(self, queries: Queries, settings: Settings) -> None:
         self.queries, self.settings = queries, settings
-        # Its plans are made while a request waits for them, in the thread of that request.
-        self.files = AblationFiles(settings.ablations, max_runs=settings.max_sweep_runs)
         self._lock = threading.Lock()
         """Held while a sweep is admitted and recorded, so that the limit holds."""
 
@@ -85,7 +83,8 @@ class SweepJobs:
         """Submit a sweep. The same `key` with the same request means the same sweep.
 
         Raises:
-            NoClusterError: The service has no cluster, or it does not answer.
+            NoClusterError: The service has no cluster.
+            ClusterError: It does not answer.
             BusyError: Too many sweeps are active.
             InvalidError: The ablation, or a value of the request, is not valid; or the key means another request.
             NotFoundError: There is no such ablation.
@@ -116,7 +115,7 @@ class SweepJobs:
         Raises:
             NotFoundError: There is no such sweep.
             ConflictError: The sweep is active, has nothing left to train, or was not submitted.
-            NoClusterError, BusyError: As `submit`.
+            NoClusterError, ClusterError, BusyError: As `submit`.
         """
         summary = self.require(sweep_id)
         if summary.status in ACTIVE:
@@ -139,14 +138,13 @@ class SweepJobs:
     def stop(self, sweep_id: str) -> SweepState:
         """Ask a sweep to end: its runs write checkpoints. The job of one that has not begun is stopped.
 
-        Has no effect on one that has ended. Raises NotFoundError, NoClusterError.
+        Has no effect on one that has ended. Raises NotFoundError, ClusterError.
         """
         if self.require(sweep_id).status in ACTIVE:
             self.queries.store.request_stop(sweep_id)
         if self.require(sweep_id).status == "pending" and self.settings.ray_address:
-            with self._cluster_errors():
-                stop_job(self.settings.ray_address, sweep_id)
-                self.reconcile(sweep_id)
+            stop_job(self.settings.ray_address, sweep_id)
+            self.reconcile(sweep_id)
         return self._state(sweep_id)
 
     async def keep_reconciled(self) -> None:
@@ -183,7 +181,7 @@ class SweepJobs:
             settle_submission(store, sweep_id, "it was stopped" if outcome.status == "STOPPED" else outcome.message)
 
     def _cluster(self) -> Cluster:
-        """The cluster, which answers. Raises NoClusterError."""
+        """The cluster, which answers. Raises NoClusterError, ClusterError."""
         if not self.settings.ray_address:
             raise NoClusterError(
                 "this service has no Ray cluster to train on; its operator names one with "
@@ -191,23 +189,23 @@ class SweepJobs:
             )
         index = self.settings.index or os.environ.get(INDEX_VARIABLE)
         cluster = package_cluster(self.settings.ray_address, {INDEX_VARIABLE: index} if index else {})
-        with self._cluster_errors():
-            check_cluster(cluster)
+        check_cluster(cluster)
         return cluster
 
     def _planned(self, request: SweepRequest) -> tuple[LoadedAblation, str, Plan]:
         """The ablation of a request, its text, and its plan. Raises InvalidError, NotFoundError, SpecError."""
         own: Plan | None = None
+        files = self.queries.files
         if request.ablation is not None:
-            own = self.files.load(request.ablation, request.scale)
-            loaded = self.files.load(request.ablation).ablation
-            text = self.files.file(request.ablation).read_text(encoding="utf-8", errors="replace")
+            own = files.load(request.ablation, request.scale)
+            loaded = files.load(request.ablation).ablation
+            text = files.file(request.ablation).read_text(encoding="utf-8", errors="replace")
         try:
             if request.spec is not None:
                 name = request.name or ""
-                if name in self.files.files():
+                if name in files.files():
                     raise InvalidError(f"name: an ablation file of this service has the name {name!r}; choose another")
-                loaded = parsed_spec(request.spec, name, self.files.folder)
+                loaded = parsed_spec(request.spec, name, files.folder)
                 text = request.spec if isinstance(request.spec, str) else _as_text(request.spec)
             overridden = with_overrides(loaded, scale=request.scale, assignments=request.set)
             plan = expand(overridden, max_runs=self.settings.max_sweep_runs)
@@ -243,7 +241,7 @@ class SweepJobs:
             with self._unlocked_on_error(store, key, owner):
                 self._admit(store)
                 record_submission(submission, plan, store)
-        with self._unlocked_on_error(store, key, owner), self._cluster_errors():
+        with self._unlocked_on_error(store, key, owner):
             start_submission(submission, store, cluster)
         return self._state(submission.sweep_id)
 
@@ -263,8 +261,7 @@ class SweepJobs:
         active = self._active(store)
         if len(active) >= limit:
             for each in active:
-                with self._cluster_errors():
-                    self.reconcile(each.sweep_id)
+                self.reconcile(each.sweep_id)
             active = self._active(store)
         if len(active) >= limit:
             raise BusyError(f"{len(active)} sweeps are active, and {limit} may be; wait or stop one", RETRY_AFTER_S)
@@ -313,14 +310,6 @@ class SweepJobs:
             events=f"{url}/events",
         )
 
-    @staticmethod
-    @contextmanager
-    def _cluster_errors() -> Iterator[None]:
-        try:
-            yield
-        except ClusterError as error:
-            raise NoClusterError(str(error)) from error
-
 
 def _claim(key: str) -> str:
     """The name under which the index keeps an idempotency key."""
@@ -343,19 +332,23 @@ SEND_S = 10.0
 END_ID = "end"
 """The id of the last event: a client that has it needs no other."""
 LISTENER_RETRY_S = 10
+MAX_FOLLOWED = 1000
+"""Sweeps whose progress is in memory."""
 
 
 class Watchers:
-    """The watchers of the sweeps that somebody follows. Their events are server-sent.
+    """Sends what is new of the sweeps that somebody follows.
 
-    All listeners of a sweep share one watcher, which reads what has changed in the index. It keeps the latest event
-    only: a slow listener misses older ones, and nothing is queued for it.
+    All listeners of a sweep share one look at the index in TICK_S. A slow listener misses older events, and nothing is
+    queued for it.
     """
 
     def __init__(self, store: Callable[[], Store], max_listeners: int) -> None:
         self.store, self.max_listeners = store, max_listeners
         self.listeners = 0
-        self.watchers: dict[str, _Watcher] = {}
+        self._looking: Shared[str, tuple[int, SweepProgress]] = Shared()
+        self._latest: TTLCache[str, tuple[int, SweepProgress]] = TTLCache(MAX_FOLLOWED, TICK_S / 2)
+        self._trackers: TTLCache[str, ProgressTracker] = TTLCache(MAX_FOLLOWED, RATE_WINDOW_S)
 
     def require_place(self) -> None:
         """Raise BusyError where no more clients may follow sweeps."""
@@ -365,74 +358,40 @@ class Watchers:
     async def events(self, sweep_id: str, last_id: str | None) -> AsyncIterator[ServerSentEvent]:
         """The events of a sweep after the one with the id `last_id`, up to its end. Raises BusyError."""
         self.require_place()
-        watcher = self.watchers.get(sweep_id)
-        if watcher is None:
-            watcher = self.watchers[sweep_id] = _Watcher(sweep_id, self.store)
         self.listeners += 1
-        watcher.listeners += 1
+        shown: SweepProgress | None = None
         try:
             while last_id != END_ID:
-                event = await watcher.after(last_id)
-                last_id = event.id
-                yield event
+                try:
+                    revision, progress = await self._look(sweep_id)
+                except IndexUnavailable:  # listeners get heartbeats until it answers again
+                    await asyncio.sleep(TICK_S)
+                    continue
+                ended = progress.status not in ACTIVE
+                # The remaining time alone is no news: it would be sent every second.
+                is_news = shown is None or _without_eta(progress) != _without_eta(shown)
+                shown = progress
+                if ended or (is_news and str(revision) != last_id):
+                    last_id = END_ID if ended else str(revision)
+                    yield ServerSentEvent(progress.model_dump_json(), event="end" if ended else "progress", id=last_id)
+                await asyncio.sleep(0 if ended else TICK_S)
         finally:
             self.listeners -= 1
-            watcher.listeners -= 1
-            if not watcher.listeners:
-                watcher.task.cancel()
-                self.watchers.pop(sweep_id, None)
 
+    async def _look(self, sweep_id: str) -> tuple[int, SweepProgress]:
+        """The revision of the index and the progress of a sweep."""
+        if (known := self._latest.get(sweep_id)) is None:
+            known = await self._looking.get(sweep_id, lambda: run_in_threadpool(self._poll, sweep_id))
+            self._latest[sweep_id] = known
+        return known
 
-class _Watcher:
-    """Follows a sweep for its listeners."""
-
-    def __init__(self, sweep_id: str, store: Callable[[], Store]) -> None:
-        self.sweep_id, self.store = sweep_id, store
-        self.listeners = 0
-        self._tracker: ProgressTracker | None = None
-        self._latest: ServerSentEvent | None = None
-        self._shown: SweepProgress | None = None
-        self._news = asyncio.Event()
-        self.task = asyncio.get_running_loop().create_task(self._watch())
-
-    async def after(self, last_id: str | None) -> ServerSentEvent:
-        """The latest event, as soon as it is another than that with this id. Raises what the watcher raised."""
-        while self._latest is None or self._latest.id == last_id:
-            if self.task.done():
-                self.task.result()
-            await self._news.wait()
-        return self._latest
-
-    async def _watch(self) -> None:
-        try:
-            while True:
-                with suppress(IndexUnavailable):  # listeners get heartbeats until it answers again
-                    progress = await run_in_threadpool(self._poll)
-                    if self._publish(progress):
-                        return
-                await asyncio.sleep(TICK_S)
-        finally:
-            self._news.set()  # those who wait raise the error, if there is one
-
-    def _poll(self) -> SweepProgress:
-        store = self.store()
-        if self._tracker is None or self._tracker.store is not store:
-            self._tracker = ProgressTracker(store, self.sweep_id)
-        return self._tracker.poll()
-
-    def _publish(self, progress: SweepProgress) -> bool:
-        """Tell the listeners what is new; whether the sweep has ended."""
-        ended = progress.status not in ACTIVE
-        # The remaining time alone is no news: it would be sent every second.
-        if ended or self._shown is None or _without_eta(progress) != _without_eta(self._shown):
-            self._shown = progress
-            number = f"{self._tracker.revision if self._tracker else 0}"
-            self._latest = ServerSentEvent(
-                progress.model_dump_json(), event="end" if ended else "progress", id=END_ID if ended else number
-            )
-            self._news.set()
-            self._news = asyncio.Event()
-        return ended
+    def _poll(self, sweep_id: str) -> tuple[int, SweepProgress]:
+        store, tracker = self.store(), self._trackers.get(sweep_id)
+        if tracker is None or tracker.store is not store:
+            tracker = ProgressTracker(store, sweep_id)
+        progress = tracker.poll()
+        self._trackers[sweep_id] = tracker
+        return tracker.revision, progress
 
 
 def _without_eta(progress: SweepProgress) -> SweepProgress:

@@ -22,12 +22,21 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from cope_services.http.access import INFER, READ
 from cope_services.http.components import Components, ComponentsDep, PreparePlans, RequireJson
-from cope_services.http.errors import INTERNAL_ERROR, InvalidError, Responses, ServiceError, TooLargeError, error_object
+from cope_services.http.errors import (
+    INTERNAL_ERROR,
+    InvalidError,
+    Responses,
+    ServiceError,
+    TooLargeError,
+    answer_to,
+    error_object,
+)
 from cope_services.http.settings import Settings
-from cope_services.models.predictors import Predictors, service_errors
+from cope_services.models.predictors import Predictors
 from cope_sweep.api.answers import RunSummary
 from cope_sweep.api.questions import GetRun, ListRuns
 from cope_sweep.api.requests import Body, TokenIds, Unicode, UnicodeText
+from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -327,14 +336,13 @@ async def parts(
 ) -> AsyncGenerator[Completion, None]:
     """The completions in parts, as they grow. The last part has the usage and no choices.
 
-    Raises TooLargeError, InvalidTokensError, BusyError, TimeLimitError, NotFiniteOutputError, DamagedCheckpointError.
+    Raises TooLargeError, BusyError, TimeLimitError, TokensError, CheckpointError.
     """
     batcher, settings = predictors.batcher, predictors.settings
-    with service_errors():
-        choices = await batcher.prepare(lambda: _choices(predictor, request, settings))
+    choices = await batcher.prepare(lambda: _choices(predictor, request, settings))
     generations = [choice.generation for choice in choices if choice.generation is not None]
     header = Completion(id=f"cmpl-{uuid.uuid4().hex}", created=int(time.time()), model=predictor.run.run_id, choices=[])
-    with batcher.admitted(_cost(request, choices)), service_errors():
+    with batcher.admitted(_cost(request, choices)):
         await _score_prompts(predictors, predictor, request, choices)
         async with aclosing(batcher.generate(generations, settings.max_seconds)) as progress:
             async for _ in progress:
@@ -510,18 +518,17 @@ async def create_completion(
 async def get_tokenizer_info(components: ComponentsDep, run: PathRun, model: ModelParameter = None) -> TokenizerInfo:
     """The special tokens of a model."""
     predictor = await _predictor(_named(run, model), components)
-    with service_errors():
-        end = predictor.vocabulary.end_of_text
-        label = None if end is None else predictor.vocabulary.label(end)
-        return TokenizerInfo(
-            model=predictor.run.run_id,
-            tokenizer_class=type(predictor.vocabulary).__name__,
-            vocabulary_size=predictor.vocabulary_size,
-            max_model_len=predictor.context + 1,
-            bos_token=label,
-            eos_token=label,
-            pad_token=label,
-        )
+    end = predictor.vocabulary.end_of_text
+    label = None if end is None else predictor.vocabulary.label(end)
+    return TokenizerInfo(
+        model=predictor.run.run_id,
+        tokenizer_class=type(predictor.vocabulary).__name__,
+        vocabulary_size=predictor.vocabulary_size,
+        max_model_len=predictor.context + 1,
+        bos_token=label,
+        eos_token=label,
+        pad_token=label,
+    )
 
 
 @router.post("/tokenize", dependencies=[INFER, RequireJson], responses=OPENAI_ERRORS)
@@ -530,13 +537,12 @@ async def tokenize(
 ) -> Tokens:
     """The ids of a text. A text that is nothing but the end-of-text token is that token."""
     predictor = await _predictor(_named(run, body.model or model), components)
-    with service_errors():
-        vocabulary = predictor.vocabulary
-        end = vocabulary.end_of_text
-        if end is not None and body.prompt == vocabulary.label(end):
-            tokens = [end]
-        else:
-            tokens = (await components.predictors.batcher.prepare(lambda: vocabulary.encode(body.prompt))).tolist()
+    vocabulary = predictor.vocabulary
+    end = vocabulary.end_of_text
+    if end is not None and body.prompt == vocabulary.label(end):
+        tokens = [end]
+    else:
+        tokens = (await components.predictors.batcher.prepare(lambda: vocabulary.encode(body.prompt))).tolist()
     return Tokens(tokens=tokens, count=len(tokens), max_model_len=predictor.context + 1)
 
 
@@ -552,8 +558,7 @@ async def detokenize(
     def text() -> str:
         return decode(predictor.vocabulary, validate_token_ids(body.tokens, predictor.vocabulary_size))
 
-    with service_errors():
-        return Detokenized(prompt=await components.predictors.batcher.prepare(text))
+    return Detokenized(prompt=await components.predictors.batcher.prepare(text))
 
 
 def _named(in_path: str | None, named: str | None) -> str:
@@ -585,8 +590,8 @@ async def _events(
                 yield b"data: " + part.model_dump_json().encode() + b"\n\n"
             try:
                 part = await anext(stream, None)
-            except ServiceError as error:
-                yield b"data: " + error_object(error.status, error.code, str(error)) + b"\n\n"
+            except (ServiceError, UserError) as error:
+                yield b"data: " + error_object(*answer_to(error), str(error)) + b"\n\n"
                 return
             except Exception:
                 yield b"data: " + error_object(500, "internal_error", INTERNAL_ERROR) + b"\n\n"

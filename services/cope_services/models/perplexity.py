@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cope_services.http.errors import TooLargeError
 from cope_services.http.settings import Settings
-from cope_services.models.predictors import Predictors, service_errors
+from cope_services.models.predictors import Predictors
 from cope_sweep.api.requests import (
     BestOfRow,
     ModelPerplexity,
@@ -21,6 +21,7 @@ from cope_sweep.api.requests import (
 )
 from cope_sweep.errors import NotFinishedError, NotFoundError
 from cope_sweep.read.queries import Queries
+from cope_sweep.read.tables.stats import finite
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,16 +54,13 @@ async def compare(components: Components, request: PerplexityRequest) -> bytes:
 
     One model after the other, so that the models of one request need not fit into memory together.
 
-    Raises NotFoundError, NotFinishedError, TooLargeError, BusyError, InvalidTokensError, InvalidError,
-    NotFiniteOutputError, DamagedCheckpointError.
+    Raises NotFoundError, NotFinishedError, TooLargeError, BusyError, TokensError, CheckpointError.
     """
     queries, predictors = components.queries, components.predictors
     run_ids = [
         model
         if isinstance(model, str)
-        else await predictors.lookups.get(
-            (model.ablation, model.scale, model.row), partial(best_of_row, queries, model)
-        )
+        else await predictors.look_up((model.ablation, model.scale, model.row), partial(best_of_row, queries, model))
         for model in request.models
     ]
     answers = [await measure(predictors, await components.predictor(run_id), request) for run_id in run_ids]
@@ -102,8 +100,7 @@ async def measure(predictors: Predictors, predictor: Predictor, request: Perplex
     windows = [window for sequence in sequences for window in sequence.windows]
     with batcher.admitted(sum(window.reads for window in windows)):
         scored = await batcher.score(predictor, windows, top=request.top)
-        with service_errors():
-            return await prepare(lambda: _answer(predictor, request, sequences, scored, context))
+        return await prepare(lambda: _answer(predictor, request, sequences, scored, context))
 
 
 async def _here(compute: Callable[[], T]) -> T:
@@ -113,41 +110,40 @@ async def _here(compute: Callable[[], T]) -> T:
 def _sequences(
     predictor: Predictor, request: PerplexityRequest, context: int | None, settings: Settings
 ) -> list[_Sequence]:
-    """The tokens and windows of each sequence. Raises TooLargeError, InvalidTokensError, DamagedCheckpointError."""
+    """The tokens and windows of each sequence. Raises TooLargeError, TokensError, CheckpointError."""
     from cope_sweep.inference import tokens_read, validate_sequence, windows
 
     found: list[_Sequence] = []
     reads = 0
-    with service_errors():
-        inputs: Sequence[str | list[int]] = request.texts if request.tokens is None else request.tokens
-        for index, each in enumerate(inputs):
-            units = None
-            if isinstance(each, str) and predictor.reads_text:
-                tokens_L = predictor.text_tokens(each)
-                units = predictor.text_units(tokens_L)
-            else:
-                ids = predictor.vocabulary.encode(each) if isinstance(each, str) else each
-                tokens_L = validate_sequence(ids, predictor.vocabulary_size, f"sequence {index}")
-            inputs_L, trained_L = predictor.trained(tokens_L)
-            predictor.check_trained(trained_L, f"sequence {index}")
-            width = context or len(tokens_L) - 1
-            stride = request.stride or width
-            # Counted before any window exists: a small stride makes many.
-            reads += tokens_read(len(tokens_L), width, stride)
-            if min(width + 1, len(tokens_L)) > settings.max_tokens:
-                raise TooLargeError(
-                    f"sequence {index}: {len(tokens_L)} tokens; a sequence or window may have "
-                    f"{settings.max_tokens}, so choose a `context`"
-                )
-            if reads > settings.max_request_tokens:
-                raise TooLargeError(
-                    f"the model would read more than {settings.max_request_tokens} tokens, the limit of a request; "
-                    "choose a larger `stride`, or send several requests"
-                )
-            parts = list(windows(tokens_L, width, stride, inputs_L))
-            widest = max(window.reads for window in parts)
-            predictor.check_reach(widest, f"sequence {index} of {widest + 1} tokens")
-            found.append(_Sequence(tokens_L, inputs_L, trained_L, parts, units))
+    inputs: Sequence[str | list[int]] = request.texts if request.tokens is None else request.tokens
+    for index, each in enumerate(inputs):
+        units = None
+        if isinstance(each, str) and predictor.reads_text:
+            tokens_L = predictor.text_tokens(each)
+            units = predictor.text_units(tokens_L)
+        else:
+            ids = predictor.vocabulary.encode(each) if isinstance(each, str) else each
+            tokens_L = validate_sequence(ids, predictor.vocabulary_size, f"sequence {index}")
+        inputs_L, trained_L = predictor.trained(tokens_L)
+        predictor.check_trained(trained_L, f"sequence {index}")
+        width = context or len(tokens_L) - 1
+        stride = request.stride or width
+        # Counted before any window exists: a small stride makes many.
+        reads += tokens_read(len(tokens_L), width, stride)
+        if min(width + 1, len(tokens_L)) > settings.max_tokens:
+            raise TooLargeError(
+                f"sequence {index}: {len(tokens_L)} tokens; a sequence or window may have "
+                f"{settings.max_tokens}, so choose a `context`"
+            )
+        if reads > settings.max_request_tokens:
+            raise TooLargeError(
+                f"the model would read more than {settings.max_request_tokens} tokens, the limit of a request; "
+                "choose a larger `stride`, or send several requests"
+            )
+        parts = list(windows(tokens_L, width, stride, inputs_L))
+        widest = max(window.reads for window in parts)
+        predictor.check_reach(widest, f"sequence {index} of {widest + 1} tokens")
+        found.append(_Sequence(tokens_L, inputs_L, trained_L, parts, units))
     return found
 
 
@@ -202,7 +198,7 @@ def _total(perplexity: Perplexity, sequences: list[_Sequence]) -> dict[str, Any]
         "nll_sum": perplexity.nll_sum,
         "tokens": perplexity.tokens,
         "positions": perplexity.positions,
-        "perplexity": _finite(perplexity.perplexity),
+        "perplexity": finite(perplexity.perplexity),
         "bits_per_token": perplexity.bits_per_token,
     }
     units = [sequence.units for sequence in sequences if sequence.units is not None]
@@ -212,8 +208,8 @@ def _total(perplexity: Perplexity, sequences: list[_Sequence]) -> dict[str, Any]
         fields["text"] = TextUnits(
             words=words,
             size_bytes=size_bytes,
-            word_perplexity=_finite(text.word_perplexity),
-            byte_perplexity=_finite(text.byte_perplexity),
+            word_perplexity=finite(text.word_perplexity),
+            byte_perplexity=finite(text.byte_perplexity),
             bits_per_byte=text.bits_per_byte,
         )
     return fields
@@ -222,7 +218,3 @@ def _total(perplexity: Perplexity, sequences: list[_Sequence]) -> dict[str, Any]
 def _where(mask: list[bool], values: list[T]) -> list[T | None]:
     """The values where the mask is true, else None."""
     return [value if holds else None for value, holds in zip(values, mask, strict=True)]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

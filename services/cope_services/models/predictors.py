@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,9 +20,6 @@ from cachetools import LRUCache, TTLCache, cached
 from cope_services.http.caching import Shared
 from cope_services.http.errors import (
     DamagedCheckpointError,
-    InvalidError,
-    InvalidTokensError,
-    NotFiniteOutputError,
     TooLargeError,
 )
 from cope_services.http.settings import Settings
@@ -112,30 +109,14 @@ FRESH_S = 0.25
 """Time for which a model in memory is used without asking again whether its run or its files have changed."""
 
 
-class Lookups:
-    """Looks things up in threads. Requests that ask for the same at the same time share one look-up.
-
-    A request that is cancelled stops to wait; the look-up goes on. So a store that does not answer occupies one thread
-    for each key, however many requests ask for it, and at most `threads` in all.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self._limiter = CapacityLimiter(threads)
-        self._waiting: Shared[Hashable, Any] = Shared()
-
-    async def get(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Result of `compute`, or its error."""
-        result: T = await self._waiting.get(key, lambda: to_thread.run_sync(compute, limiter=self._limiter))
-        return result
-
-
 class Predictors:
     """Loads models, and answers probes. The most recently used models stay in memory, up to a number of bytes."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.batcher = Batcher(settings.inferences(), settings.max_queue_tokens, settings.max_cache_bytes)
-        self.lookups = Lookups(LOOKUPS)
+        self._limiter = CapacityLimiter(LOOKUPS)
+        self._looking: Shared[Hashable, Any] = Shared()
         self.asked = self.loads = 0
         """Totals of the times that a model was asked for, and that one was read from files."""
         self._fresh: TTLCache[Hashable, Predictor] = TTLCache(MAX_KNOWN, FRESH_S)
@@ -145,35 +126,43 @@ class Predictors:
             self._load
         )
 
+    async def look_up(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Result of `compute`, or its error, from a thread. Requests that ask for the same key share one look-up.
+
+        A request that is cancelled stops to wait; the look-up goes on. So a store that does not answer occupies one
+        thread for each key, however many requests ask for it, and at most `LOOKUPS` in all.
+        """
+        result: T = await self._looking.get(key, lambda: to_thread.run_sync(compute, limiter=self._limiter))
+        return result
+
     async def get(self, key: Hashable, find: Callable[[], RunFolder]) -> Predictor:
         """The model of the finished run that `find` finds; `key` says what is looked for.
 
-        Raises TooLargeError, DamagedCheckpointError, NotFiniteOutputError, NotFoundError, and what `find` raises.
+        Raises TooLargeError, DamagedCheckpointError, CheckpointError, NotFoundError, and what `find` raises.
         """
         self.asked += 1
         predictor = self._fresh.get(key)
         if predictor is None:
-            predictor = self._fresh[key] = await self.lookups.get(key, lambda: self._find(find))
+            predictor = self._fresh[key] = await self.look_up(key, lambda: self._find(find))
         return predictor
 
     async def probe(self, predictor: Predictor, request: ProbeRequest, output_format: ProbeFormat) -> bytes:
         """Probe a model, when a thread is free: a ProbeResponse as JSON, or a picture.
 
-        Raises TooLargeError, BusyError, InvalidTokensError, InvalidError, DamagedCheckpointError.
+        Raises TooLargeError, BusyError, TokensError, CheckpointError.
         """
         from cope_services.models.probing import probe_json, probe_picture, probe_sequence, probed_tokens
 
-        with service_errors():
-            tokens_T = await self.batcher.prepare(lambda: probed_tokens(predictor, request))
-            if len(tokens_T) > self.settings.max_tokens:
-                raise TooLargeError(f"{len(tokens_T)} tokens; one request may have {self.settings.max_tokens}")
-            with self.batcher.admitted(len(tokens_T)):
-                probed = await self.batcher.infer(
-                    lambda: probe_sequence(predictor, request, tokens_T, self.settings.max_probe_values, output_format)
-                )
-                if output_format == "json":
-                    return await self.batcher.prepare(lambda: probe_json(probed, request))
-                return await self.batcher.prepare(lambda: probe_picture(probed, request, output_format))
+        tokens_T = await self.batcher.prepare(lambda: probed_tokens(predictor, request))
+        if len(tokens_T) > self.settings.max_tokens:
+            raise TooLargeError(f"{len(tokens_T)} tokens; one request may have {self.settings.max_tokens}")
+        with self.batcher.admitted(len(tokens_T)):
+            probed = await self.batcher.infer(
+                lambda: probe_sequence(predictor, request, tokens_T, self.settings.max_probe_values, output_format)
+            )
+            if output_format == "json":
+                return await self.batcher.prepare(lambda: probe_json(probed, request))
+            return await self.batcher.prepare(lambda: probe_picture(probed, request, output_format))
 
     def _find(self, find: Callable[[], RunFolder]) -> Predictor:
         _import_models()
@@ -190,8 +179,7 @@ class Predictors:
                 f"the model of run {folder.run_id} has {size_bytes:,} bytes, and all models in memory may have "
                 f"{self.settings.max_model_bytes:,}; raise COPE_SWEEP_MAX_MODEL_BYTES"
             )
-        with service_errors():
-            return self._load_cached(folder.fetch_checkpoint(), tuple((file.path.name, file.state) for file in files))
+        return self._load_cached(folder.fetch_checkpoint(), tuple((file.path.name, file.state) for file in files))
 
     def _load(self, checkpoint: Path, state: Hashable) -> Predictor:
         """Load a model; `state` is part of the cache key, so changed files are loaded again."""
@@ -215,22 +203,3 @@ def _import_models() -> None:
         gc.freeze()
     finally:
         gc.enable()
-
-
-@contextmanager
-def service_errors() -> Iterator[None]:
-    """Raise errors of modules that import torch as ServiceErrors."""
-    from cope_sweep.inference import NotFiniteError, TokensError
-    from cope_sweep.inference.probe import ProbeError
-    from cope_sweep.model import CheckpointError
-
-    try:
-        yield
-    except ProbeError as error:  # a subclass of TokensError
-        raise InvalidError(str(error)) from error
-    except TokensError as error:
-        raise InvalidTokensError(str(error)) from error
-    except NotFiniteError as error:  # a subclass of CheckpointError
-        raise NotFiniteOutputError(str(error)) from error
-    except CheckpointError as error:
-        raise DamagedCheckpointError(str(error)) from error

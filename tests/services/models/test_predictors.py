@@ -16,8 +16,10 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from anyio import to_thread
+from cope_services.http.caching import Shared
 from cope_services.models import predictors as predictors_module
-from cope_services.models.predictors import Lookups, Predictors
+from cope_services.models.predictors import Predictors
 from safetensors.torch import load_file, save_file
 
 from cope_sweep.inference import Predictor
@@ -242,8 +244,8 @@ async def called(slow: Slow) -> None:
 
 def test_a_cancelled_request_does_not_cancel_others() -> None:
     async def work() -> None:
-        lookups, slow = Lookups(2), Slow()
-        gone, stays = (asyncio.create_task(lookups.get("a", slow)) for _ in range(2))
+        shared, slow = Shared[str, int](), Slow()
+        gone, stays = (shared.get("a", lambda: to_thread.run_sync(slow)) for _ in range(2))
         await called(slow)
         gone.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -259,9 +261,11 @@ def test_an_error_is_that_of_all_who_asked_and_of_no_later_request() -> None:
         raise ValueError("no")
 
     async def work() -> None:
-        lookups = Lookups(2)
-        results = await asyncio.gather(*(lookups.get("a", failing) for _ in range(3)), return_exceptions=True)
+        shared = Shared[str, int]()
+        results = await asyncio.gather(
+            *(shared.get("a", lambda: to_thread.run_sync(failing)) for _ in range(3)), return_exceptions=True
+        )
         assert [str(result) for result in results] == ["no"] * 3
-        assert await lookups.get("a", lambda: 5) == 5
+        assert await shared.get("a", lambda: to_thread.run_sync(lambda: 5)) == 5
 
     run(work)
