@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,132 +34,113 @@ FILES = dict.fromkeys(("spec", "created_ms", "seed", "steps"), "spec.json") | di
 
 
 def read_run(folder: RunFolder, sweep_id: str | None = None) -> RunRecord | None:
-    """The row of a run that nobody trains, from its files; None if it was never begun."""
-    return RunContents(folder).row(sweep_id)
+    """The row of a run that nobody trains, from its files; None if it was never begun.
+
+    A run whose last attempt died is interrupted. One whose files cannot be read is damaged, and its message says why.
+    """
+    try:
+        row = _read_row(folder, sweep_id)
+        return None if row is None else checked_row(row, folder.path)
+    except DamagedError as error:
+        named = {"message": printable(str(error)), "sweep_id": sweep_id}
+        damaged = RunRecord.of(folder.run_id, "damaged", {}, **named)
+        with contextlib.suppress(DamagedError):
+            spec = (folder.spec or {}).get("spec", {})
+            damaged = checked_row(RunRecord.of(folder.run_id, "damaged", spec, **named), folder.path)
+        with contextlib.suppress(DamagedError):
+            damaged = checked_row(replace(damaged, attempt=folder.state.get("attempt", 0)), folder.path)
+        return damaged
 
 
-class RunContents:
-    """Content of the files of a run, as `RunFolder` has it. Each is read once, when it is first asked for."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-
-    @cached_property
-    def spec(self) -> dict[str, Any] | None:
-        return self.folder.spec
-
-    @cached_property
-    def state(self) -> dict[str, Any]:
-        return self.folder.state
-
-    @cached_property
-    def result(self) -> dict[str, Any] | None:
-        return self.folder.result
-
-    @cached_property
-    def curve(self) -> list[dict[str, float]]:
-        return self.folder.curve()
-
-    def row(self, sweep_id: str | None = None) -> RunRecord | None:
-        """The row of a run that nobody trains; None if it was never begun.
-
-        A run whose last attempt died is interrupted. One whose files cannot be read is damaged, and its message says
-        why.
-        """
+def find_damage(folder: RunFolder, *, checksums: bool = False) -> dict[str, str]:
+    """File → what is wrong with it, in one line; with `checksums`, the content of curve and checkpoint, too."""
+    problems = {}
+    reads: dict[str, Callable[[], object]] = {
+        "spec.json": lambda: folder.spec,
+        "state.json": lambda: folder.state,
+        "result.json": lambda: folder.result,
+        CURVE: folder.curve,
+    }
+    found: dict[str, object] = {}
+    for file, read in reads.items():
         try:
-            row = self._row(sweep_id)
-            return None if row is None else checked_row(row, self.folder.path)
+            found[file] = read()
         except DamagedError as error:
-            damaged = RunRecord.of(self.folder.run_id, "damaged", {}, message=printable(str(error)), sweep_id=sweep_id)
-            with contextlib.suppress(DamagedError):
-                spec = (self.spec or {}).get("spec", {})
-                named = {"message": damaged.message, "sweep_id": sweep_id}
-                damaged = checked_row(RunRecord.of(self.folder.run_id, "damaged", spec, **named), self.folder.path)
-            with contextlib.suppress(DamagedError):
-                damaged = checked_row(replace(damaged, attempt=self.state.get("attempt", 0)), self.folder.path)
-            return damaged
+            problems[file] = str(error)
+    is_finished = found.get("result.json") is not None
+    return find_lost(folder, checksums=checksums) | problems if is_finished else problems
 
-    def damage(self, *, checksums: bool = False) -> dict[str, str]:
-        """File → what is wrong with it, in one line; with `checksums`, the content of curve and checkpoint, too."""
-        problems = {}
-        for name, file in (("spec", "spec.json"), ("state", "state.json"), ("result", "result.json"), ("curve", CURVE)):
-            try:
-                getattr(self, name)
-            except DamagedError as error:
-                problems[file] = str(error)
-        if "result.json" in problems or self.result is None:
-            return problems
-        return self.lost(checksums=checksums) | problems
 
-    def lost(self, *, checksums: bool = False) -> dict[str, str]:
-        """File → what is wrong with it, of those that a finished run has to have: its result, and what that names.
+def find_lost(folder: RunFolder, *, checksums: bool = False) -> dict[str, str]:
+    """File → what is wrong with it, of those that a finished run has to have: its result, and what that names.
 
-        Each is opened; with `checksums`, also read.
-        """
+    Each is opened; with `checksums`, also read.
+    """
+    try:
+        result = folder.result
+    except DamagedError as error:
+        return {"result.json": str(error)}
+    if result is None:
+        return {"result.json": f"{folder.path / 'result.json'}: missing"}
+    problems = {}
+    for name, digest in {"spec.json": None, **result.get("files", {})}.items():
         try:
-            result = self.result
+            content = folder.content(name, -1 if checksums else 0)
         except DamagedError as error:
-            return {"result.json": str(error)}
-        if result is None:
-            return {"result.json": f"{self.folder.path / 'result.json'}: missing"}
-        problems = {}
-        for name, digest in {"spec.json": None, **result.get("files", {})}.items():
-            try:
-                content = self.folder.content(name, -1 if checksums else 0)
-            except DamagedError as error:
-                problems[name] = str(error)
-                continue
-            if content is None:
-                problems[name] = f"{self.folder.path / name}: missing"
-            elif checksums and digest and hashlib.sha256(content).hexdigest() != digest:
-                problems[name] = f"{self.folder.path / name}: has changed since the run was finished (SHA-256)"
-        return problems
+            problems[name] = str(error)
+            continue
+        if content is None:
+            problems[name] = f"{folder.path / name}: missing"
+        elif checksums and digest and hashlib.sha256(content).hexdigest() != digest:
+            problems[name] = f"{folder.path / name}: has changed since the run was finished (SHA-256)"
+    return problems
 
-    def _row(self, sweep_id: str | None) -> RunRecord | None:
-        folder, result, document = self.folder, self.result, self.spec
-        if document is None:
-            if result is not None:
-                raise DamagedError(f"{folder.path / 'spec.json'}: missing")
-            return None
-        spec: Mapping[str, Any] = document["spec"]
-        check_sections(spec, folder.path)
-        created_ms = document.get("created_ms")
+
+def _read_row(folder: RunFolder, sweep_id: str | None) -> RunRecord | None:
+    result, document = folder.result, folder.spec
+    if document is None:
         if result is not None:
-            state: dict[str, Any] = {}
-            with contextlib.suppress(DamagedError):  # what it says has no influence any more
-                state = self.state
-            facts = result["facts"]
-            steps = facts.get("steps")
-            return RunRecord.of(
-                folder.run_id,
-                "finished",
-                spec,
-                attempt=state.get("attempt", 1),
-                step=steps if isinstance(steps, int) else spec.get("train", {}).get("steps", 0),
-                worker_id=facts.get("worker_id") or state.get("worker_id"),
-                sweep_id=sweep_id,
-                parent_id=facts.get("parent_id"),
-                created_ms=created_ms,
-                updated_ms=state.get("updated_ms"),
-                ended_ms=result.get("ended_ms") or _mtime_ms(folder, "result.json"),  # older results have no time
-                metrics=result["metrics"],
-                facts=facts,
-            )
-        state = self.state
-        status: Status = state.get("status", "interrupted")
+            raise DamagedError(f"{folder.path / 'spec.json'}: missing")
+        return None
+    spec: Mapping[str, Any] = document["spec"]
+    check_sections(spec, folder.path)
+    created_ms = document.get("created_ms")
+    if result is not None:
+        state: dict[str, Any] = {}
+        with contextlib.suppress(DamagedError):  # what it says has no influence any more
+            state = folder.state
+        facts = result["facts"]
+        steps = facts.get("steps")
         return RunRecord.of(
             folder.run_id,
-            "interrupted" if status in ("running", "finished", "pending") else status,
+            "finished",
             spec,
-            attempt=state.get("attempt", 0),
-            step=_last_step(folder, self.curve),
-            worker_id=state.get("worker_id"),
-            message=state.get("message"),
+            attempt=state.get("attempt", 1),
+            step=steps if isinstance(steps, int) else spec.get("train", {}).get("steps", 0),
+            worker_id=facts.get("worker_id") or state.get("worker_id"),
             sweep_id=sweep_id,
+            parent_id=facts.get("parent_id"),
             created_ms=created_ms,
             updated_ms=state.get("updated_ms"),
-            ended_ms=_ended_ms(folder, state),
+            ended_ms=result.get("ended_ms") or _mtime_ms(folder, "result.json"),  # older results have no time
+            metrics=result["metrics"],
+            facts=facts,
         )
+    state = folder.state
+    status: Status = state.get("status", "interrupted")
+    return RunRecord.of(
+        folder.run_id,
+        "interrupted" if status in ("running", "finished", "pending") else status,
+        spec,
+        attempt=state.get("attempt", 0),
+        step=_last_step(folder, folder.curve()),
+        worker_id=state.get("worker_id"),
+        message=state.get("message"),
+        sweep_id=sweep_id,
+        created_ms=created_ms,
+        updated_ms=state.get("updated_ms"),
+        ended_ms=_ended_ms(folder, state),
+    )
 
 
 def _last_step(folder: RunFolder, curve: Sequence[Mapping[str, float]]) -> int:

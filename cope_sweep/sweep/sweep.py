@@ -21,6 +21,7 @@ from cope_sweep.read.queries import recorded_plan
 from cope_sweep.store import Budget, Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun
 from cope_sweep.store.index import waiting
 from cope_sweep.store.index.owners import new_owner
+from cope_sweep.store.rebuild import mark_lost
 from cope_sweep.store.sweeps import git_commit, processor, versions
 from cope_sweep.sweep.executor import Executor, Workload
 
@@ -148,7 +149,7 @@ def sweep(
 
     store.end_expired()
     plan = recorded_plan(plan, store)
-    if lost := store.mark_lost(run.run_id for run in plan.runs):
+    if lost := mark_lost(store, [run.run_id for run in plan.runs]):
         number = "a finished run is" if len(lost) == 1 else f"{len(lost)} finished runs are"
         note(f"{number} damaged, and what is lost is trained again: {next(iter(lost.values()))}")
     work = _Work.of(plan, store, {"finished", *leave_out}, executor_name, file_text, submission)
@@ -374,13 +375,13 @@ def _stopping_on_request(
         left.set()
         thread.join()
         with contextlib.suppress(StoreError, OSError):
-            store.forget_stop(sweep_id)
+            store.index.forget_stops(sweep_id)
 
 
 def _is_requested(store: Store, sweep_id: str) -> bool:
     """Whether a sweep was asked to stop. A store that does not answer now is asked again later."""
     try:
-        return store.stop_requested(sweep_id)
+        return store.index.stop_requested(sweep_id)
     except StoreError:
         return False
 
