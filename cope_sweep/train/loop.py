@@ -268,11 +268,11 @@ class TrainingLoop:
         """
         evaluate, task = self.spec.evaluate, self.spec.task
         lengths: list[tuple[str, int, int, Callable[[int, int], dict[str, float]]]] = [
-            (str(context), context, context, self.trainer.evaluate_windows) for context in evaluate.contexts
+            (str(context), context, context, self.trainer.evaluator.evaluate_windows) for context in evaluate.contexts
         ]
         for times in evaluate.lengths:
             tokens = task.longer(times).length(task.TESTS[0])
-            lengths.append((f"{times}x", tokens, times, self.trainer.evaluate_longer))
+            lengths.append((f"{times}x", tokens, times, self.trainer.evaluator.evaluate_longer))
         out_of_reach: dict[str, str] = {}
         not_finite = []
         for name, tokens, length, evaluate_at in lengths:

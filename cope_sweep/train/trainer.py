@@ -53,7 +53,7 @@ class Trainer:
         self.model.checkpoint_activations = runtime.checkpoint_activations
         self._forward: nn.Module = _Loss(self.model, compiled_hidden(self.model) if runtime.compile else None)
         self._batches = Batches(spec, runtime)
-        self._evaluator = Evaluator(spec, runtime, self.model)
+        self.evaluator = Evaluator(spec, runtime, self.model)
         self._parallel: DistributedDataParallel | None = None
         if runtime.world_size > 1:
             ids = [self.device] if self.device.type == "cuda" else None
@@ -117,15 +117,7 @@ class Trainer:
 
     def evaluate(self, sequences: int) -> dict[str, float]:
         """The task's metrics on the first `sequences` sequences of each test set, or on all of a shorter set."""
-        return self._evaluator.evaluate(sequences)
-
-    def evaluate_windows(self, context: int, sequences: int) -> dict[str, float]:
-        """The task's metrics on windows of `context` tokens; see `Evaluator.evaluate_windows`."""
-        return self._evaluator.evaluate_windows(context, sequences)
-
-    def evaluate_longer(self, times: int, sequences: int) -> dict[str, float]:
-        """The task's metrics on sequences so many times as long; see `Evaluator.evaluate_longer`."""
-        return self._evaluator.evaluate_longer(times, sequences)
+        return self.evaluator.evaluate(sequences)
 
     def close(self) -> None:
         """End the thread that makes batches."""
