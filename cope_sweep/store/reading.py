@@ -14,21 +14,27 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from cope_sweep.store.artifacts import RunFolder, is_unicode
+from cope_sweep.store.artifacts import (
+    CURVE_FILE,
+    RESULT_FILE,
+    SPEC_FILE,
+    STATE_FILE,
+    RunFolder,
+    is_unicode,
+)
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRecord
 from cope_sweep.store.index.tables import SECTIONS
 
-CURVE = "curve.jsonl"
 MAX_INTEGER = 2**63 - 1
 MAX_ATTEMPT = 2**31 - 1
 MAX_DEPTH = 100
 """Nested values of a spec or a fact."""
 TEXTS = ("worker_id", "message", "parent_id")
 INTEGERS = ("attempt", "step", "created_ms", "updated_ms", "ended_ms")
-FILES = dict.fromkeys(("spec", "created_ms", "seed", "steps"), "spec.json") | dict.fromkeys(
-    ("step", "parent_id", "ended_ms", "metrics", "facts"), "result.json"
+FILES = dict.fromkeys(("spec", "created_ms", "seed", "steps"), SPEC_FILE) | dict.fromkeys(
+    ("step", "parent_id", "ended_ms", "metrics", "facts"), RESULT_FILE
 )
 """Fields of a row and the files that they are read from; that of others is state.json."""
 
@@ -56,10 +62,10 @@ def find_damage(folder: RunFolder, *, checksums: bool = False) -> dict[str, str]
     """File → what is wrong with it, in one line; with `checksums`, the content of curve and checkpoint, too."""
     problems = {}
     reads: dict[str, Callable[[], object]] = {
-        "spec.json": lambda: folder.spec,
-        "state.json": lambda: folder.state,
-        "result.json": lambda: folder.result,
-        CURVE: folder.curve,
+        SPEC_FILE: lambda: folder.spec,
+        STATE_FILE: lambda: folder.state,
+        RESULT_FILE: lambda: folder.result,
+        CURVE_FILE: folder.curve,
     }
     found: dict[str, object] = {}
     for file, read in reads.items():
@@ -67,7 +73,7 @@ def find_damage(folder: RunFolder, *, checksums: bool = False) -> dict[str, str]
             found[file] = read()
         except DamagedError as error:
             problems[file] = str(error)
-    is_finished = found.get("result.json") is not None
+    is_finished = found.get(RESULT_FILE) is not None
     return find_lost(folder, checksums=checksums) | problems if is_finished else problems
 
 
@@ -79,11 +85,11 @@ def find_lost(folder: RunFolder, *, checksums: bool = False) -> dict[str, str]:
     try:
         result = folder.result
     except DamagedError as error:
-        return {"result.json": str(error)}
+        return {RESULT_FILE: str(error)}
     if result is None:
-        return {"result.json": f"{folder.path / 'result.json'}: missing"}
+        return {RESULT_FILE: f"{folder.path / RESULT_FILE}: missing"}
     problems = {}
-    for name, digest in {"spec.json": None, **result.get("files", {})}.items():
+    for name, digest in {SPEC_FILE: None, **result.get("files", {})}.items():
         try:
             content = folder.content(name, -1 if checksums else 0)
         except DamagedError as error:
@@ -100,7 +106,7 @@ def _read_row(folder: RunFolder, sweep_id: str | None) -> RunRecord | None:
     result, document = folder.result, folder.spec
     if document is None:
         if result is not None:
-            raise DamagedError(f"{folder.path / 'spec.json'}: missing")
+            raise DamagedError(f"{folder.path / SPEC_FILE}: missing")
         return None
     spec: Mapping[str, Any] = document["spec"]
     check_sections(spec, folder.path)
@@ -122,7 +128,7 @@ def _read_row(folder: RunFolder, sweep_id: str | None) -> RunRecord | None:
             parent_id=facts.get("parent_id"),
             created_ms=created_ms,
             updated_ms=state.get("updated_ms"),
-            ended_ms=result.get("ended_ms") or _mtime_ms(folder, "result.json"),  # older results have no time
+            ended_ms=result.get("ended_ms") or _mtime_ms(folder, RESULT_FILE),  # older results have no time
             metrics=result["metrics"],
             facts=facts,
         )
@@ -148,7 +154,7 @@ def _last_step(folder: RunFolder, curve: Sequence[Mapping[str, float]]) -> int:
     try:
         return int(curve[-1]["step"]) if curve else 0
     except (ValueError, OverflowError) as error:
-        raise DamagedError(f"{folder.path / CURVE}: step: {curve[-1]['step']} is no number of steps") from error
+        raise DamagedError(f"{folder.path / CURVE_FILE}: step: {curve[-1]['step']} is no number of steps") from error
 
 
 def _ended_ms(folder: RunFolder, state: Mapping[str, Any]) -> int | None:
@@ -157,7 +163,7 @@ def _ended_ms(folder: RunFolder, state: Mapping[str, Any]) -> int | None:
     if state.get("status") != "running":
         return updated_ms
     known_ms = updated_ms if isinstance(updated_ms, int) else 0
-    return max(known_ms, _mtime_ms(folder, CURVE) or 0) or None
+    return max(known_ms, _mtime_ms(folder, CURVE_FILE) or 0) or None
 
 
 def _mtime_ms(folder: RunFolder, name: str) -> int | None:
@@ -170,7 +176,7 @@ def check_sections(spec: Mapping[str, Any], folder: Path) -> None:
     """Raise DamagedError unless the sections of a spec are objects."""
     for section in SECTIONS:
         if not isinstance(spec.get(section), Mapping):
-            raise DamagedError(f"{folder / 'spec.json'}: spec.{section}: missing, or no object")
+            raise DamagedError(f"{folder / SPEC_FILE}: spec.{section}: missing, or no object")
 
 
 def checked_row(row: RunRecord, folder: Path) -> RunRecord:
@@ -179,7 +185,7 @@ def checked_row(row: RunRecord, folder: Path) -> RunRecord:
         if abs(getattr(row, name)) > MAX_INTEGER:
             raise _error(folder, FILES[name], name, "too large")
     for name in (field.name for field in fields(row)):
-        value, file = getattr(row, name), FILES.get(name, "state.json")
+        value, file = getattr(row, name), FILES.get(name, STATE_FILE)
         if name in TEXTS and not isinstance(value, str | None):
             raise _error(folder, file, name, "no text")
         limit = MAX_ATTEMPT if name == "attempt" else MAX_INTEGER

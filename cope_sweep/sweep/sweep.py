@@ -190,7 +190,7 @@ def sweep(
                         schedule=plan.schedule,
                         max_failed_runs=budget.max_failures,
                         suggestions=work.suggestions,
-                        own_resources=work.own_resources,
+                        own_resources=work.suggestions.own_resources if work.suggestions else plan.own_resources,
                     )
                 )
                 ended_by = Budget() if stop.is_set() else budget
@@ -220,8 +220,6 @@ class _Work:
     """The runs of the plan that were finished before."""
     record: SweepRecord
     owner: str
-    own_resources: dict[str, Resources]
-    """Run id → resources, of the runs that have their own."""
     ended_attempts: dict[str, int]
     """Run id → number of attempts before the sweep, of those runs to train that had ended: failed or stopped ones."""
     suggestions: Suggestions | None = None
@@ -247,7 +245,7 @@ class _Work:
         owner = new_owner(record.sweep_id)
         ended = [run.run_id for run in todo if statuses.get(run.run_id) in ("failed", "stopped")]
         attempts = {run_id: each.attempt for run_id, each in store.index.records(ended, values=False).items()}
-        return cls(plan, skipped, statuses, todo, reused, record, owner, dict(plan.own_resources), attempts)
+        return cls(plan, skipped, statuses, todo, reused, record, owner, attempts)
 
     def suggest(
         self,
@@ -272,7 +270,6 @@ class _Work:
         )  # fmt: skip
         self.suggestions.has_run()
         self.todo, self.record = self.suggestions.runs, self.suggestions.record
-        self.own_resources = self.suggestions.own_resources
 
     def outcome(self, store: Store, seconds: float, notes: list[str], budget: Budget) -> SweepOutcome:
         """How the sweep has ended. The search suggests no more."""

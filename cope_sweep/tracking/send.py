@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
 from cope_sweep.config import NUMERIC_FACTS
-from cope_sweep.store.artifacts import TIME_KEY, RunFolder
+from cope_sweep.store.artifacts import CURVE_FILE, TIME_KEY, RunFolder
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunQuery, RunRecord
@@ -420,7 +420,7 @@ def _curve_stamp(folder: RunFolder, record: RunRecord) -> Stamp:
     if folder.objects:
         return record.revision, 0
     try:
-        stat = (folder.path / "curve.jsonl").stat()
+        stat = (folder.path / CURVE_FILE).stat()
     except OSError:
         return record.revision, 0
     return stat.st_mtime_ns, stat.st_size

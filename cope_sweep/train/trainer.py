@@ -23,9 +23,18 @@ from cope_sweep.model.transformer import Hidden
 from cope_sweep.train.batches import Batches, Part, to_device
 from cope_sweep.train.compiled import compiled_hidden
 from cope_sweep.train.evaluate import Evaluator
-from cope_sweep.train.reporter import check_finite
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.workers import collect_state, shard, sum_over_workers
+
+
+class Diverged(Exception):
+    """A metric is not finite."""
+
+
+def check_finite(name: str, value: float, step: int) -> None:
+    """Raises Diverged where the value of a metric at a step is not finite."""
+    if not math.isfinite(value):
+        raise Diverged(f"{name} is {value} at step {step}; lower train.lr, or set train.clip")
 
 
 class Trainer:

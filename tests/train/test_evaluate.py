@@ -7,7 +7,7 @@ import torch
 from cope_sweep.model import next_token_loss
 from cope_sweep.tasks import IGNORED, TASKS, Batch
 from cope_sweep.train import Runtime, Trainer
-from cope_sweep.train.evaluate import METRICS, EvaluationSums, Predictions, metrics
+from cope_sweep.train.evaluate import METRICS, EvaluationSums, metrics
 from tests.tiny import tiny_run
 
 # Two sequences of three tokens over three ids. Answers are all targets but the first.
@@ -29,7 +29,7 @@ def sums_of(*batches):
             targets, answers = torch.from_numpy(batch.targets_NT), torch.from_numpy(batch.answers_NT)
             logits_NTV = torch.from_numpy(p_NTV).clamp(min=1e-30).log().float()
             nats = next_token_loss(logits_NTV, targets)
-            sums.add_predictions(Predictions(nats, logits_NTV.argmax(-1), targets, answers))
+            sums.add_predictions(nats, logits_NTV.argmax(-1), targets, answers)
     return sums
 
 
