@@ -32,7 +32,7 @@ ROOMS = (
     "cope_sweep",
     "cope_sweep/kernels",
     "cope_sweep/positions",
-    "cope_sweep/inference/probe",
+    "cope_sweep/inference",
     "cope_sweep/store",
     "cope_sweep/sweep",
     "cope_sweep/tasks",

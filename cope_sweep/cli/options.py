@@ -205,12 +205,12 @@ class Source:
 
         if not RUN_ID.fullmatch(run_or_folder):
             return Path(run_or_folder)
-        from cope_sweep.store.reading import RunContents
+        from cope_sweep.store.reading import find_lost
 
         folder = self.store.run(run_or_folder)  # its files alone say whether it is finished
         if folder.status != "finished":
             raise UserError(f"run {run_or_folder} is {folder.status}; only finished runs have a checkpoint")
-        if lost := RunContents(folder).lost():
+        if lost := find_lost(folder):
             raise UserError(f"{next(iter(lost.values()))}; the `cope-sweep run` of its ablation trains it again")
         return folder.fetch_checkpoint()
 

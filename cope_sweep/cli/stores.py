@@ -38,13 +38,14 @@ def rebuild(source: Source) -> None:
     Example: `cope-sweep store rebuild`
     """
     from cope_sweep.cli.progress import progress_bar
+    from cope_sweep.store import Store
     from cope_sweep.store.index import Index
     from cope_sweep.store.index.database import redacted
     from cope_sweep.store.rebuild import rebuild as rebuild_index
 
     store = _existing_store(source)
     with progress_bar(make_console(stderr=True), "reading runs") as on_progress:
-        report = rebuild_index(store, Index(store.index_url), on_progress)
+        report = rebuild_index(Store(store.location, index=Index(store.index_url)), on_progress)
     if source.printed(report.__dict__):
         return
     console = make_console()
@@ -85,9 +86,9 @@ def check(
 
     store = _existing_store(source)
     with progress_bar(make_console(stderr=True), "checking runs") as on_progress:
-        found = list(check_store(store, store.index, checksums=checksums, on_progress=on_progress))
+        found = list(check_store(store, checksums=checksums, on_progress=on_progress))
         if repair and found:
-            repair_store(store, store.index, found)
+            repair_store(store, found)
     if not source.printed([each.__dict__ for each in found]):
         console = make_console()
         for each in found:  # one line each, whatever the width of the terminal

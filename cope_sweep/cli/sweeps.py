@@ -646,7 +646,7 @@ def stop(
         if source.client is not None:
             source.client.stop(each)
         else:
-            source.store.request_stop(each)
+            source.store.index.request_stop(each)
     until = time.monotonic() + timeout_s
     while wait and (left := _active(source) & wanted) and time.monotonic() < until:
         time.sleep(POLL_INTERVAL_S)

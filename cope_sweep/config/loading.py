@@ -149,10 +149,10 @@ def _parent(chain: list[Source], folder: Path | None) -> Source:
         )
     if folder is None:
         raise child.error(path, f"{name!r} cannot be read, because this text belongs to no folder; remove the key")
-    files = {file.stem: file for suffix in reversed(SUFFIXES) for file in sorted(folder.glob(f"*{suffix}"))}
-    if name not in files:
-        raise child.error(path, f"no file {folder / name}.yaml" + suggest(name, sorted(files)))
-    file = files[name]
+    file = next((file for suffix in SUFFIXES if (file := folder / f"{name}{suffix}").exists()), None)
+    if file is None:
+        known = {each.stem for suffix in SUFFIXES for each in folder.glob(f"*{suffix}")}
+        raise child.error(path, f"no file {folder / name}.yaml" + suggest(name, sorted(known)))
     if any(Path(each.name) == file for each in chain):
         names = [Path(each.name).stem for each in chain]
         raise child.error(path, f"files inherit from one another: {' → '.join((*names, name))}; remove one `inherit`")

@@ -91,11 +91,12 @@ class Resources(Frozen):
     @property
     def shape(self) -> str:
         """The resources of a run in words: `2 workers × 4 CPUs and 1 GPU`."""
-        devices = _counted(self.cpus, "CPU")
+        devices = counted(self.cpus, "CPU")
         if self.gpus not in ("auto", 0):
-            devices += f" and {_counted(float(self.gpus), 'GPU')}"
+            devices += f" and {counted(float(self.gpus), 'GPU')}"
         return devices if self.workers == 1 else f"{self.workers} workers × {devices}"
 
 
-def _counted(number: float, unit: str) -> str:
+def counted(number: float, unit: str) -> str:
+    """A number with its unit: `1 CPU`, `0.25 GPUs`."""
     return f"{number:g} {unit}{'s' * (number != 1)}"

@@ -1,6 +1,5 @@
 """The register of position encodings, and which of them a model may have together."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -43,8 +42,8 @@ AnyEncoding = Annotated[Encoding, ENCODINGS]
 
 def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
     """Raise ValueError if an encoding does not fit a model of these sizes, or if two encodings exclude each other."""
-    repeated = [kind for kind, count in Counter(encoding.kind for encoding in encodings).items() if count > 1]
-    for kind in repeated:
+    kinds = [encoding.kind for encoding in encodings]
+    for kind in dict.fromkeys(kind for kind in kinds if kinds.count(kind) > 1):
         if kind in ("absolute", "sinusoidal", "rope"):
             raise ValueError(f"model.position has {kind} twice, and one {kind} can represent both; remove one")
         shared = _common_layers([encoding for encoding in encodings if encoding.kind == kind], dims)
@@ -53,8 +52,7 @@ def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
                 f"model.position has {kind} twice in layer {shared[0]}, and one {kind} with summed parameters can "
                 "represent both; remove one, or give them different `layers`"
             )
-    kinds = {encoding.kind for encoding in encodings}
-    if {"absolute", "sinusoidal"} <= kinds:
+    if {"absolute", "sinusoidal"} <= set(kinds):
         raise ValueError(
             "model.position has absolute and sinusoidal, and a learned table can represent the sinusoids; remove one"
         )

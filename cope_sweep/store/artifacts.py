@@ -45,8 +45,9 @@ PUBLISH_CURVE_EVERY_S = 5.0
 """Shortest time between two copies of a growing curve to an object store."""
 CHECK_FENCE_EVERY_S = 1.0
 """Shortest time between two looks for a newer attempt in an object store."""
-LOG_FILE = "log.txt"
-CHECKED = {"curve.jsonl", "checkpoint"}
+SPEC_FILE, STATE_FILE, RESULT_FILE = "spec.json", "state.json", "result.json"
+CURVE_FILE, LOG_FILE = "curve.jsonl", "log.txt"
+CHECKED = {CURVE_FILE, "checkpoint"}
 """The file and the folder of whose content a result has checksums."""
 
 
@@ -87,21 +88,21 @@ class RunFolder:
     @property
     def spec(self) -> dict[str, Any] | None:
         """`{"run_id", "spec", "created_ms"}`; None before the run was begun. Raises DamagedError."""
-        document = self._document("spec.json")
+        document = self._document(SPEC_FILE)
         if document is not None and not (
             isinstance(document.get("spec"), dict) and document.get("run_id", self.run_id) == self.run_id
         ):
-            raise DamagedError(f"{self.path / 'spec.json'}: not the spec of run {self.run_id}")
+            raise DamagedError(f"{self.path / SPEC_FILE}: not the spec of run {self.run_id}")
         return document
 
     @property
     def state(self) -> dict[str, Any]:
         """`{"status", "updated_ms", "worker_id", "attempt", …}`; empty before it was begun. Raises DamagedError."""
-        state = self._document("state.json") or {}
+        state = self._document(STATE_FILE) or {}
         if "where" in state:  # the former name of the key
             state.setdefault("worker_id", state.pop("where"))
         if state and (state.get("status") not in get_args(Status) or not isinstance(state.get("attempt", 0), int)):
-            raise DamagedError(f"{self.path / 'state.json'}: not the state of a run")
+            raise DamagedError(f"{self.path / STATE_FILE}: not the state of a run")
         return state
 
     @property
@@ -111,14 +112,14 @@ class RunFolder:
         Metrics have their current names, whatever they were called when the run was trained. Results of older versions
         have no `files`. Raises DamagedError.
         """
-        result = self._document("result.json")
+        result = self._document(RESULT_FILE)
         if result is None:
             return None
         metrics, facts, files = result.get("metrics"), result.get("facts"), result.get("files", {})
         if not isinstance(facts, dict) or not isinstance(metrics, dict) or not all(map(is_number, metrics.values())):
-            raise DamagedError(f"{self.path / 'result.json'}: not the result of a run")
+            raise DamagedError(f"{self.path / RESULT_FILE}: not the result of a run")
         if not isinstance(files, dict) or {name.partition("/")[0] for name in files} - CHECKED:
-            raise DamagedError(f"{self.path / 'result.json'}: not the result of a run")
+            raise DamagedError(f"{self.path / RESULT_FILE}: not the result of a run")
         return result | {"metrics": current_names(metrics)}
 
     @property
@@ -150,7 +151,7 @@ class RunFolder:
 
     def curve(self, *, times: bool = False) -> list[dict[str, float]]:
         """The logged rows, see `parse_curve`. Raises DamagedError if the file cannot be read."""
-        return parse_curve(self.content("curve.jsonl") or b"", times=times)
+        return parse_curve(self.content(CURVE_FILE) or b"", times=times)
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -187,14 +188,14 @@ class RunFolder:
         # An older attempt that has looked before the number was written may rename its own `state.json` over it, until
         # its temporary files are deleted, and would then see its own number.
         while True:
-            own._write("state.json", state)
+            own._write(STATE_FILE, state)
             own._delete_older()
             if own.state.get("attempt") == own.attempt:
                 break
         if own.result is not None:  # from here on, no older attempt can write one
             raise FencedError(f"run {self.run_id}: an earlier attempt has finished it")
         own._delete_checkpoint()
-        own._fetch("curve.jsonl", "resume.safetensors", LOG_FILE)
+        own._fetch(CURVE_FILE, "resume.safetensors", LOG_FILE)
         return own
 
     def _delete_older(self) -> None:
@@ -232,14 +233,14 @@ class RunFolder:
         """Put files that cannot be read aside as `<name>.damaged`, and write the spec if there is none."""
         check_no_link(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        for name, read in (("spec.json", "spec"), ("state.json", "state"), ("result.json", "result")):
+        for name, read in ((SPEC_FILE, "spec"), (STATE_FILE, "state"), (RESULT_FILE, "result")):
             try:
                 getattr(self, read)
             except DamagedError:
                 self.put_aside(name)
         if self.spec is None:
             document = {"run_id": spec.run_id, "spec": spec.model_dump(mode="json"), "created_ms": _now_ms()}
-            self._write("spec.json", document)
+            self._write(SPEC_FILE, document)
 
     def put_aside(self, name: str) -> None:
         """Rename a damaged file, or whatever is in its place, to `<name>.damaged`."""
@@ -263,8 +264,8 @@ class RunFolder:
         check_no_link(self.path)
         for name in sorted({name.partition("/")[0] for name in problems}):
             self.put_aside(name)
-        if problems.keys() - {"spec.json", "state.json"}:
-            self.put_aside("result.json")
+        if problems.keys() - {SPEC_FILE, STATE_FILE}:
+            self.put_aside(RESULT_FILE)
             if self.spec is not None:  # else it reads as if it had never been begun
                 self.path.mkdir(parents=True, exist_ok=True)
                 own = replace(self, attempt=int(self.state.get("attempt", 0)))
@@ -290,19 +291,19 @@ class RunFolder:
             state = self.state
         except DamagedError:
             state = {"attempt": self.attempt or 1}
-        self._publish("curve.jsonl", LOG_FILE)
-        self._write("state.json", state | {"status": status, "updated_ms": _now_ms()} | facts)
+        self._publish(CURVE_FILE, LOG_FILE)
+        self._write(STATE_FILE, state | {"status": status, "updated_ms": _now_ms()} | facts)
 
     def curve_mark(self) -> CurveMark:
         """Length and checksum of the curve as it is now, and on the disk. The resume file names its curve by them."""
         with contextlib.suppress(FileNotFoundError):
-            to_disk(self.path / "curve.jsonl")
-        content = read_bytes(self.path / "curve.jsonl") or b""
+            to_disk(self.path / CURVE_FILE)
+        content = read_bytes(self.path / CURVE_FILE) or b""
         return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
     def check_curve(self, mark: CurveMark) -> None:
         """Raise DamagedError if the curve does not begin with what it was when `mark` was made."""
-        path = self.path / "curve.jsonl"
+        path = self.path / CURVE_FILE
         content = read_bytes(path, mark["bytes"]) or b""
         if hashlib.sha256(content).hexdigest() != mark["sha256"]:
             raise DamagedError(f"{path}: not the curve that belongs to {self.resume.name}")
@@ -313,7 +314,7 @@ class RunFolder:
         `mark` was made at that step; without it the rows are read. A curve that cannot be read is put aside.
         """
         self.check_fence()
-        path = self.path / "curve.jsonl"
+        path = self.path / CURVE_FILE
         if step and mark:
             self._write_curve(read_bytes(path, mark["bytes"]) or b"")
             return
@@ -326,17 +327,17 @@ class RunFolder:
 
     def _write_curve(self, content: bytes) -> None:
         # Always a new file: what an older attempt appends to the one that it has opened is not read.
-        with self._replacing("curve.jsonl") as temporary:
+        with self._replacing(CURVE_FILE) as temporary:
             temporary.write_bytes(content)
 
     def log(self, row: Mapping[str, float]) -> None:
         """Append one row, which has the key `step`, with the time of day. Raises FencedError."""
         step = {"step": row["step"], TIME_KEY: _now_ms()}
-        with (self.path / "curve.jsonl").open("a") as file:
+        with (self.path / CURVE_FILE).open("a") as file:
             self.check_fence(every_s=CHECK_FENCE_EVERY_S)  # after the file was opened, see `_write_curve`
             file.write(json.dumps(step | dict(row), allow_nan=False) + "\n")
-        if self.objects and time.monotonic() - self._published_s.get("curve.jsonl", 0.0) > PUBLISH_CURVE_EVERY_S:
-            self._publish("curve.jsonl")
+        if self.objects and time.monotonic() - self._published_s.get(CURVE_FILE, 0.0) > PUBLISH_CURVE_EVERY_S:
+            self._publish(CURVE_FILE)
 
     def note(self, text: str) -> None:
         """Append lines with the time of day to the run's log, for people. Raises FencedError."""
@@ -359,7 +360,7 @@ class RunFolder:
         """A temporary path that replaces the resume file when the block ends without an error. Raises FencedError."""
         with self._replacing(self.resume.name) as temporary:
             yield temporary
-        self._publish("curve.jsonl", self.resume.name)
+        self._publish(CURVE_FILE, self.resume.name)
 
     @contextlib.contextmanager
     def _replacing(self, name: str) -> Iterator[Path]:
@@ -405,8 +406,8 @@ class RunFolder:
         """
         self.check_fence()
         document = {"metrics": dict(metrics), "facts": dict(facts), "files": self._checksums(), "ended_ms": _now_ms()}
-        self._publish("curve.jsonl", LOG_FILE)
-        self._write("result.json", document)
+        self._publish(CURVE_FILE, LOG_FILE)
+        self._write(RESULT_FILE, document)
         if keep_state:  # not before: a run that is killed here would have neither result nor state
             self.resume.replace(self.final_state)
             self._publish(self.final_state.name)
@@ -416,7 +417,7 @@ class RunFolder:
 
     def _checksums(self) -> dict[str, str]:
         """File → SHA-256, of the curve and the checkpoint. They are on the disk before the result that names them."""
-        found = [self.path / "curve.jsonl", *self.checkpoint.glob("*")]
+        found = [self.path / CURVE_FILE, *self.checkpoint.glob("*")]
         files = [file for file in sorted(found) if file.is_file()]
         for file in files:
             to_disk(file)
@@ -430,13 +431,13 @@ class RunFolder:
         """The resume file of the last step on this machine; None if it was not kept. Raises StoreError."""
         if self.objects and not self.final_state.exists():
             self.path.mkdir(parents=True, exist_ok=True)
-            self._fetch(self.final_state.name, "curve.jsonl")
+            self._fetch(self.final_state.name, CURVE_FILE)
         return self.final_state if self.final_state.is_file() else None
 
     def copy_curve(self, source: RunFolder, mark: CurveMark) -> None:
         """Begin the curve with the first rows of another run's. Raises DamagedError, FencedError."""
         source.check_curve(mark)
-        self._write_curve(read_bytes(source.path / "curve.jsonl", mark["bytes"]) or b"")
+        self._write_curve(read_bytes(source.path / CURVE_FILE, mark["bytes"]) or b"")
 
     def fetch_checkpoint(self) -> Path:
         """The folder of the trained model on this machine. Copied from an object store once. Raises StoreError.

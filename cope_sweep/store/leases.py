@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from cope_sweep.config import RunSpec
-from cope_sweep.store.event import Status
-from cope_sweep.store.index import IndexUnavailable, Lease, Progress, Refusal, RunRecord, waiting
+from cope_sweep.store.event import Event, Status
+from cope_sweep.store.index import IndexUnavailable, Lease, Refusal, RunRecord, waiting
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.store import Store
@@ -51,7 +51,7 @@ class LeaseHolder:
         self._held: set[str] = set()
         self._lost: set[str] = set()
         self._stops: Mapping[str, str] = {}
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, Event] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._renew_until_closed, name="leases", daemon=True)
@@ -67,11 +67,11 @@ class LeaseHolder:
                 self._lost.discard(run.run_id)
         return answer
 
-    def progress(self, run_id: str, progress: Progress) -> None:
+    def progress(self, event: Event) -> None:
         """Note how far a run is. It is written with the next renewal."""
         with self._lock:
-            if run_id in self._held:
-                self._progress[run_id] = progress
+            if event.run_id in self._held:
+                self._progress[event.run_id] = event
 
     def end(self, run_id: str) -> Status:
         """End the lease of a run with what its folder says, and return the status; `pending` if it was never begun.
@@ -105,12 +105,12 @@ class LeaseHolder:
         with self._lock:
             wanted = set(self._held)
             progress, self._progress = self._progress, {}
-        renewal = self.store.index.renew(self.owner, self.ttl_s, progress)
+        held, stops = self.store.index.renew(self.owner, self.ttl_s, list(progress.values()))
         with self._lock:
-            gone = (wanted & self._held) - renewal.held
+            gone = (wanted & self._held) - held
             self._lost |= gone
             self._held -= gone
-            self._stops = renewal.stops
+            self._stops = stops
 
     def close(self) -> None:
         """End all leases that are left, and stop to renew."""

@@ -9,158 +9,144 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cope_sweep.store.artifacts import RunFolder, is_unicode
+from cope_sweep.store.artifacts import (
+    CURVE_FILE,
+    RESULT_FILE,
+    SPEC_FILE,
+    STATE_FILE,
+    RunFolder,
+    is_unicode,
+)
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRecord
 from cope_sweep.store.index.tables import SECTIONS
 
-CURVE = "curve.jsonl"
 MAX_INTEGER = 2**63 - 1
 MAX_ATTEMPT = 2**31 - 1
 MAX_DEPTH = 100
 """Nested values of a spec or a fact."""
 TEXTS = ("worker_id", "message", "parent_id")
 INTEGERS = ("attempt", "step", "created_ms", "updated_ms", "ended_ms")
-FILES = dict.fromkeys(("spec", "created_ms", "seed", "steps"), "spec.json") | dict.fromkeys(
-    ("step", "parent_id", "ended_ms", "metrics", "facts"), "result.json"
+FILES = dict.fromkeys(("spec", "created_ms", "seed", "steps"), SPEC_FILE) | dict.fromkeys(
+    ("step", "parent_id", "ended_ms", "metrics", "facts"), RESULT_FILE
 )
 """Fields of a row and the files that they are read from; that of others is state.json."""
 
 
 def read_run(folder: RunFolder, sweep_id: str | None = None) -> RunRecord | None:
-    """The row of a run that nobody trains, from its files; None if it was never begun."""
-    return RunContents(folder).row(sweep_id)
+    """The row of a run that nobody trains, from its files; None if it was never begun.
+
+    A run whose last attempt died is interrupted. One whose files cannot be read is damaged, and its message says why.
+    """
+    try:
+        row = _read_row(folder, sweep_id)
+        return None if row is None else checked_row(row, folder.path)
+    except DamagedError as error:
+        named = {"message": printable(str(error)), "sweep_id": sweep_id}
+        damaged = RunRecord.of(folder.run_id, "damaged", {}, **named)
+        with contextlib.suppress(DamagedError):
+            spec = (folder.spec or {}).get("spec", {})
+            damaged = checked_row(RunRecord.of(folder.run_id, "damaged", spec, **named), folder.path)
+        with contextlib.suppress(DamagedError):
+            damaged = checked_row(replace(damaged, attempt=folder.state.get("attempt", 0)), folder.path)
+        return damaged
 
 
-class RunContents:
-    """Content of the files of a run, as `RunFolder` has it. Each is read once, when it is first asked for."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-
-    @cached_property
-    def spec(self) -> dict[str, Any] | None:
-        return self.folder.spec
-
-    @cached_property
-    def state(self) -> dict[str, Any]:
-        return self.folder.state
-
-    @cached_property
-    def result(self) -> dict[str, Any] | None:
-        return self.folder.result
-
-    @cached_property
-    def curve(self) -> list[dict[str, float]]:
-        return self.folder.curve()
-
-    def row(self, sweep_id: str | None = None) -> RunRecord | None:
-        """The row of a run that nobody trains; None if it was never begun.
-
-        A run whose last attempt died is interrupted. One whose files cannot be read is damaged, and its message says
-        why.
-        """
+def find_damage(folder: RunFolder, *, checksums: bool = False) -> dict[str, str]:
+    """File → what is wrong with it, in one line; with `checksums`, the content of curve and checkpoint, too."""
+    problems = {}
+    reads: dict[str, Callable[[], object]] = {
+        SPEC_FILE: lambda: folder.spec,
+        STATE_FILE: lambda: folder.state,
+        RESULT_FILE: lambda: folder.result,
+        CURVE_FILE: folder.curve,
+    }
+    found: dict[str, object] = {}
+    for file, read in reads.items():
         try:
-            row = self._row(sweep_id)
-            return None if row is None else checked_row(row, self.folder.path)
+            found[file] = read()
         except DamagedError as error:
-            damaged = RunRecord.of(self.folder.run_id, "damaged", {}, message=printable(str(error)), sweep_id=sweep_id)
-            with contextlib.suppress(DamagedError):
-                spec = (self.spec or {}).get("spec", {})
-                named = {"message": damaged.message, "sweep_id": sweep_id}
-                damaged = checked_row(RunRecord.of(self.folder.run_id, "damaged", spec, **named), self.folder.path)
-            with contextlib.suppress(DamagedError):
-                damaged = checked_row(replace(damaged, attempt=self.state.get("attempt", 0)), self.folder.path)
-            return damaged
+            problems[file] = str(error)
+    is_finished = found.get(RESULT_FILE) is not None
+    return find_lost(folder, checksums=checksums) | problems if is_finished else problems
 
-    def damage(self, *, checksums: bool = False) -> dict[str, str]:
-        """File → what is wrong with it, in one line; with `checksums`, the content of curve and checkpoint, too."""
-        problems = {}
-        for name, file in (("spec", "spec.json"), ("state", "state.json"), ("result", "result.json"), ("curve", CURVE)):
-            try:
-                getattr(self, name)
-            except DamagedError as error:
-                problems[file] = str(error)
-        if "result.json" in problems or self.result is None:
-            return problems
-        return self.lost(checksums=checksums) | problems
 
-    def lost(self, *, checksums: bool = False) -> dict[str, str]:
-        """File → what is wrong with it, of those that a finished run has to have: its result, and what that names.
+def find_lost(folder: RunFolder, *, checksums: bool = False) -> dict[str, str]:
+    """File → what is wrong with it, of those that a finished run has to have: its result, and what that names.
 
-        Each is opened; with `checksums`, also read.
-        """
+    Each is opened; with `checksums`, also read.
+    """
+    try:
+        result = folder.result
+    except DamagedError as error:
+        return {RESULT_FILE: str(error)}
+    if result is None:
+        return {RESULT_FILE: f"{folder.path / RESULT_FILE}: missing"}
+    problems = {}
+    for name, digest in {SPEC_FILE: None, **result.get("files", {})}.items():
         try:
-            result = self.result
+            content = folder.content(name, -1 if checksums else 0)
         except DamagedError as error:
-            return {"result.json": str(error)}
-        if result is None:
-            return {"result.json": f"{self.folder.path / 'result.json'}: missing"}
-        problems = {}
-        for name, digest in {"spec.json": None, **result.get("files", {})}.items():
-            try:
-                content = self.folder.content(name, -1 if checksums else 0)
-            except DamagedError as error:
-                problems[name] = str(error)
-                continue
-            if content is None:
-                problems[name] = f"{self.folder.path / name}: missing"
-            elif checksums and digest and hashlib.sha256(content).hexdigest() != digest:
-                problems[name] = f"{self.folder.path / name}: has changed since the run was finished (SHA-256)"
-        return problems
+            problems[name] = str(error)
+            continue
+        if content is None:
+            problems[name] = f"{folder.path / name}: missing"
+        elif checksums and digest and hashlib.sha256(content).hexdigest() != digest:
+            problems[name] = f"{folder.path / name}: has changed since the run was finished (SHA-256)"
+    return problems
 
-    def _row(self, sweep_id: str | None) -> RunRecord | None:
-        folder, result, document = self.folder, self.result, self.spec
-        if document is None:
-            if result is not None:
-                raise DamagedError(f"{folder.path / 'spec.json'}: missing")
-            return None
-        spec: Mapping[str, Any] = document["spec"]
-        check_sections(spec, folder.path)
-        created_ms = document.get("created_ms")
+
+def _read_row(folder: RunFolder, sweep_id: str | None) -> RunRecord | None:
+    result, document = folder.result, folder.spec
+    if document is None:
         if result is not None:
-            state: dict[str, Any] = {}
-            with contextlib.suppress(DamagedError):  # what it says has no influence any more
-                state = self.state
-            facts = result["facts"]
-            steps = facts.get("steps")
-            return RunRecord.of(
-                folder.run_id,
-                "finished",
-                spec,
-                attempt=state.get("attempt", 1),
-                step=steps if isinstance(steps, int) else spec.get("train", {}).get("steps", 0),
-                worker_id=facts.get("worker_id") or state.get("worker_id"),
-                sweep_id=sweep_id,
-                parent_id=facts.get("parent_id"),
-                created_ms=created_ms,
-                updated_ms=state.get("updated_ms"),
-                ended_ms=result.get("ended_ms") or _mtime_ms(folder, "result.json"),  # older results have no time
-                metrics=result["metrics"],
-                facts=facts,
-            )
-        state = self.state
-        status: Status = state.get("status", "interrupted")
+            raise DamagedError(f"{folder.path / SPEC_FILE}: missing")
+        return None
+    spec: Mapping[str, Any] = document["spec"]
+    check_sections(spec, folder.path)
+    created_ms = document.get("created_ms")
+    if result is not None:
+        state: dict[str, Any] = {}
+        with contextlib.suppress(DamagedError):  # what it says has no influence any more
+            state = folder.state
+        facts = result["facts"]
+        steps = facts.get("steps")
         return RunRecord.of(
             folder.run_id,
-            "interrupted" if status in ("running", "finished", "pending") else status,
+            "finished",
             spec,
-            attempt=state.get("attempt", 0),
-            step=_last_step(folder, self.curve),
-            worker_id=state.get("worker_id"),
-            message=state.get("message"),
+            attempt=state.get("attempt", 1),
+            step=steps if isinstance(steps, int) else spec.get("train", {}).get("steps", 0),
+            worker_id=facts.get("worker_id") or state.get("worker_id"),
             sweep_id=sweep_id,
+            parent_id=facts.get("parent_id"),
             created_ms=created_ms,
             updated_ms=state.get("updated_ms"),
-            ended_ms=_ended_ms(folder, state),
+            ended_ms=result.get("ended_ms") or _mtime_ms(folder, RESULT_FILE),  # older results have no time
+            metrics=result["metrics"],
+            facts=facts,
         )
+    state = folder.state
+    status: Status = state.get("status", "interrupted")
+    return RunRecord.of(
+        folder.run_id,
+        "interrupted" if status in ("running", "finished", "pending") else status,
+        spec,
+        attempt=state.get("attempt", 0),
+        step=_last_step(folder, folder.curve()),
+        worker_id=state.get("worker_id"),
+        message=state.get("message"),
+        sweep_id=sweep_id,
+        created_ms=created_ms,
+        updated_ms=state.get("updated_ms"),
+        ended_ms=_ended_ms(folder, state),
+    )
 
 
 def _last_step(folder: RunFolder, curve: Sequence[Mapping[str, float]]) -> int:
@@ -168,7 +154,7 @@ def _last_step(folder: RunFolder, curve: Sequence[Mapping[str, float]]) -> int:
     try:
         return int(curve[-1]["step"]) if curve else 0
     except (ValueError, OverflowError) as error:
-        raise DamagedError(f"{folder.path / CURVE}: step: {curve[-1]['step']} is no number of steps") from error
+        raise DamagedError(f"{folder.path / CURVE_FILE}: step: {curve[-1]['step']} is no number of steps") from error
 
 
 def _ended_ms(folder: RunFolder, state: Mapping[str, Any]) -> int | None:
@@ -177,7 +163,7 @@ def _ended_ms(folder: RunFolder, state: Mapping[str, Any]) -> int | None:
     if state.get("status") != "running":
         return updated_ms
     known_ms = updated_ms if isinstance(updated_ms, int) else 0
-    return max(known_ms, _mtime_ms(folder, CURVE) or 0) or None
+    return max(known_ms, _mtime_ms(folder, CURVE_FILE) or 0) or None
 
 
 def _mtime_ms(folder: RunFolder, name: str) -> int | None:
@@ -190,7 +176,7 @@ def check_sections(spec: Mapping[str, Any], folder: Path) -> None:
     """Raise DamagedError unless the sections of a spec are objects."""
     for section in SECTIONS:
         if not isinstance(spec.get(section), Mapping):
-            raise DamagedError(f"{folder / 'spec.json'}: spec.{section}: missing, or no object")
+            raise DamagedError(f"{folder / SPEC_FILE}: spec.{section}: missing, or no object")
 
 
 def checked_row(row: RunRecord, folder: Path) -> RunRecord:
@@ -199,7 +185,7 @@ def checked_row(row: RunRecord, folder: Path) -> RunRecord:
         if abs(getattr(row, name)) > MAX_INTEGER:
             raise _error(folder, FILES[name], name, "too large")
     for name in (field.name for field in fields(row)):
-        value, file = getattr(row, name), FILES.get(name, "state.json")
+        value, file = getattr(row, name), FILES.get(name, STATE_FILE)
         if name in TEXTS and not isinstance(value, str | None):
             raise _error(folder, file, name, "no text")
         limit = MAX_ATTEMPT if name == "attempt" else MAX_INTEGER

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cope_sweep.store.artifacts import RunFolder
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.index import Index, RunRecord
-from cope_sweep.store.reading import RunContents, read_run
+from cope_sweep.store.index import RunRecord
+from cope_sweep.store.reading import find_damage, find_lost, read_run
 from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
 
 if TYPE_CHECKING:
@@ -56,11 +56,12 @@ TRAIN_AGAIN = "cope-sweep store check{} --repair; then the same `cope-sweep run`
 RESTORE = "restore the file from a copy, or delete it"
 
 
-def rebuild(store: Store, index: Index, on_progress: OnProgress = lambda done, total: None) -> RebuildReport:
+def rebuild(store: Store, on_progress: OnProgress = lambda done, total: None) -> RebuildReport:
     """Write every run and every sweep of a store's files into its index, and remove what has no store.
 
     Runs that somebody trains at the moment keep their row. Raises StoreError.
     """
+    index = store.index
     damaged: dict[str, str] = {}
     sweeps = 0
     last_sweep: dict[str, str] = {}
@@ -107,32 +108,30 @@ def _each(folders: Sequence[RunFolder], read: Callable[[RunFolder], T]) -> list[
     return list(map(read, folders))
 
 
-def mark_lost(store: Store, index: Index, finished: Iterable[str]) -> dict[str, str]:
+def mark_lost(store: Store, run_ids: Iterable[str]) -> dict[str, str]:
     """Mark those of the runs as damaged that the index has as finished and that have lost their result or another file.
 
-    Their files are opened, and nothing but the result is read: 0.1 ms per run on a local disk.
+    Their files are opened, and nothing but the result is read: 0.1 ms per run on a local disk. A file whose content has
+    changed is found by `check` only.
 
     Returns:
-        Run id → what is wrong.
+        Run id → what is wrong. Raises StoreError.
     """
-    folders = [store.run(run_id) for run_id in finished]
-    seem_lost = [
-        folder
-        for folder, problems in zip(folders, _each(folders, lambda each: RunContents(each).lost()), strict=True)
-        if problems
-    ]
+    statuses = store.index.statuses(run_ids)
+    folders = [store.run(run_id) for run_id, status in statuses.items() if status == "finished"]
+    seem_lost = [folder for folder, problems in zip(folders, _each(folders, find_lost), strict=True) if problems]
     lost = {folder: problems for folder in seem_lost if (problems := _lost_at_second_look(folder))}
     for folder, problems in lost.items():
         _mark(folder, problems)
         if (row := read_run(folder)) is None:
-            index.delete([folder.run_id])  # it is as if it had never been begun
+            store.index.delete([folder.run_id])  # it is as if it had never been begun
         else:
-            index.write([row])
+            store.index.write([row])
     return {folder.run_id: next(iter(problems.values())) for folder, problems in lost.items()}
 
 
 def _lost_at_second_look(folder: RunFolder) -> dict[str, str]:
-    """`RunContents.lost`, after the folders were listed.
+    """`find_lost`, after the folders were listed.
 
     A client of a network file system remembers that a file was missing, also when another machine has written it since.
     Listing a folder makes it ask again.
@@ -140,7 +139,7 @@ def _lost_at_second_look(folder: RunFolder) -> dict[str, str]:
     for path in (folder.path.parent, folder.path, folder.checkpoint):
         with contextlib.suppress(OSError):
             os.listdir(path)  # noqa: PTH208 - `iterdir` lists nothing before it is used
-    return RunContents(folder).lost()
+    return find_lost(folder)
 
 
 def _mark(folder: RunFolder, problems: Mapping[str, str]) -> None:
@@ -148,7 +147,7 @@ def _mark(folder: RunFolder, problems: Mapping[str, str]) -> None:
         folder.mark_damaged(problems)
 
 
-def repair(store: Store, index: Index, found: Iterable[Difference]) -> None:
+def repair(store: Store, found: Iterable[Difference]) -> None:
     """Put the damaged files aside that `check` has found, mark their runs, and make the index again."""
     damaged: dict[str, dict[str, str]] = {}
     for each in found:
@@ -156,13 +155,14 @@ def repair(store: Store, index: Index, found: Iterable[Difference]) -> None:
             damaged.setdefault(each.item, {})[each.file] = each.problem
     for run_id, problems in damaged.items():
         _mark(store.run(run_id), problems)
-    rebuild(store, index)
+    rebuild(store)
 
 
 def check(
-    store: Store, index: Index, *, checksums: bool = False, on_progress: OnProgress = lambda done, total: None
+    store: Store, *, checksums: bool = False, on_progress: OnProgress = lambda done, total: None
 ) -> Iterator[Difference]:
     """Compare the index with the files; with `checksums`, also curves and checkpoints. Raises StoreError."""
+    index = store.index
     for path, record in _sweep_records(store):
         if isinstance(record, DamagedError):
             yield Difference(path, str(record), RESTORE)
@@ -176,13 +176,13 @@ def check(
         batch = folders[start : start + BATCH_RUNS]
         known = index.records(folder.run_id for folder in batch)
         for folder in batch:
-            contents, indexed = RunContents(folder), known.get(folder.run_id)
+            indexed = known.get(folder.run_id)
             if indexed is not None and indexed.status == "running":
                 continue
-            for file, problem in contents.damage(checksums=checksums).items():
+            for file, problem in find_damage(folder, checksums=checksums).items():
                 way_out = TRAIN_AGAIN.format(" --checksums" if checksums else "")
                 yield Difference(folder.run_id, problem, way_out, file)
-            row = contents.row()
+            row = read_run(folder)
             if row is None:
                 continue
             if indexed is None:

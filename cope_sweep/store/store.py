@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from cope_sweep.store.files import read_bytes, write_bytes
 from cope_sweep.store.index import Index, IndexUnusable
 from cope_sweep.store.objects import ObjectFolder, is_object_url
 from cope_sweep.store.reading import read_run
-from cope_sweep.store.rebuild import mark_lost, rebuild
+from cope_sweep.store.rebuild import rebuild
 from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
 
 INDEX_VARIABLE = "COPE_SWEEP_INDEX"
@@ -95,7 +95,7 @@ class Store:
                 raise
             index = Index(MEMORY)
         if not index.is_built():
-            rebuild(self, index)
+            rebuild(Store(self.location, index=index))
         return index
 
     def _create(self) -> None:
@@ -154,14 +154,6 @@ class Store:
             ended.append(run_id)
         return ended
 
-    def mark_lost(self, run_ids: Iterable[str]) -> dict[str, str]:
-        """Mark those of the runs as damaged that were finished and have lost a file; run id → what. Raises StoreError.
-
-        A file whose content has changed is found by `rebuild.check` only.
-        """
-        statuses = self.index.statuses(run_ids)
-        return mark_lost(self, self.index, [run_id for run_id, status in statuses.items() if status == "finished"])
-
     # -- other files ---------------------------------------------------------------------------------------------
 
     def read(self, name: str) -> bytes | None:
@@ -211,18 +203,6 @@ class Store:
         name = f"sweeps/{sweep_id}.json"
         content = self.read(name)
         return None if content is None else parse_sweep(content, f"{self.location}/{name}")
-
-    def request_stop(self, sweep_id: str) -> None:
-        """Ask a sweep to stop, on whatever machine it runs. Raises StoreError."""
-        self.index.request_stop(sweep_id)
-
-    def stop_requested(self, sweep_id: str) -> bool:
-        """Whether a sweep was asked to stop."""
-        return "" in self.index.stops(sweep_id)
-
-    def forget_stop(self, sweep_id: str) -> None:
-        """Forget the requests to stop a sweep, which has ended, or its runs."""
-        self.index.forget_stops(sweep_id)
 
 
 def _working_folder(url: str) -> Path:

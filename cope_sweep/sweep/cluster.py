@@ -27,6 +27,7 @@ import ray
 from ray._private import worker as ray_worker
 
 from cope_sweep.config import Resources
+from cope_sweep.config.resources import counted
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Store
 from cope_sweep.store.index import IndexUnavailable
@@ -121,13 +122,9 @@ class Needs:
         for name, amount in sorted(self.bundle.items(), reverse=True):
             largest = max((node.get(name, 0) for node in nodes), default=0)
             if largest < amount:
-                return f"needs {_counted(amount, name)}, the largest node has {largest:g}"
-        wanted = " and ".join(_counted(amount, name) for name, amount in self.bundle.items())
-        return f"needs {_counted(self.workers, 'worker')} with {wanted} each, the nodes have room for {room}"
-
-
-def _counted(amount: float, name: str) -> str:
-    return f"{amount:g} {name}{'s' * (amount != 1)}"
+                return f"needs {counted(amount, name)}, the largest node has {largest:g}"
+        wanted = " and ".join(counted(amount, name) for name, amount in self.bundle.items())
+        return f"needs {counted(self.workers, 'worker')} with {wanted} each, the nodes have room for {room}"
 
 
 @contextlib.contextmanager

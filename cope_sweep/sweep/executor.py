@@ -20,7 +20,7 @@ from cope_sweep.errors import UserError
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Event, LeaseHolder, Refusal, RunFolder, Store
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.index import Lease, Progress
+from cope_sweep.store.index import Lease
 from cope_sweep.store.reading import read_run
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def train_leased(
         nonlocal last
         last = event
         if event.status == "running":  # the last event is sent after the lease has ended
-            leases.progress(run.run_id, Progress(event.step, event.worker_id, event.metrics))
+            leases.progress(event)
             on_event(event)
 
     def request() -> StopRequest | None:

@@ -446,7 +446,7 @@ def end_submission(store: Store, sweep_id: str, note: str, statuses: Sequence[St
         return
     status: Status = "failed" if known.status == "pending" else "interrupted"
     store.write_sweep(ended_record(record, status, [*record.notes, note]))
-    store.forget_stop(sweep_id)
+    store.index.forget_stops(sweep_id)
 
 
 def retried(submission: Submission, request: str = "") -> Submission:

@@ -21,6 +21,7 @@ from cope_sweep.read.queries import recorded_plan
 from cope_sweep.store import Budget, Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun
 from cope_sweep.store.index import waiting
 from cope_sweep.store.index.owners import new_owner
+from cope_sweep.store.rebuild import mark_lost
 from cope_sweep.store.sweeps import git_commit, processor, versions
 from cope_sweep.sweep.executor import Executor, Workload
 
@@ -148,7 +149,7 @@ def sweep(
 
     store.end_expired()
     plan = recorded_plan(plan, store)
-    if lost := store.mark_lost(run.run_id for run in plan.runs):
+    if lost := mark_lost(store, [run.run_id for run in plan.runs]):
         number = "a finished run is" if len(lost) == 1 else f"{len(lost)} finished runs are"
         note(f"{number} damaged, and what is lost is trained again: {next(iter(lost.values()))}")
     work = _Work.of(plan, store, {"finished", *leave_out}, executor_name, file_text, submission)
@@ -189,7 +190,7 @@ def sweep(
                         schedule=plan.schedule,
                         max_failed_runs=budget.max_failures,
                         suggestions=work.suggestions,
-                        own_resources=work.own_resources,
+                        own_resources=work.suggestions.own_resources if work.suggestions else plan.own_resources,
                     )
                 )
                 ended_by = Budget() if stop.is_set() else budget
@@ -219,8 +220,6 @@ class _Work:
     """The runs of the plan that were finished before."""
     record: SweepRecord
     owner: str
-    own_resources: dict[str, Resources]
-    """Run id → resources, of the runs that have their own."""
     ended_attempts: dict[str, int]
     """Run id → number of attempts before the sweep, of those runs to train that had ended: failed or stopped ones."""
     suggestions: Suggestions | None = None
@@ -246,7 +245,7 @@ class _Work:
         owner = new_owner(record.sweep_id)
         ended = [run.run_id for run in todo if statuses.get(run.run_id) in ("failed", "stopped")]
         attempts = {run_id: each.attempt for run_id, each in store.index.records(ended, values=False).items()}
-        return cls(plan, skipped, statuses, todo, reused, record, owner, dict(plan.own_resources), attempts)
+        return cls(plan, skipped, statuses, todo, reused, record, owner, attempts)
 
     def suggest(
         self,
@@ -271,7 +270,6 @@ class _Work:
         )  # fmt: skip
         self.suggestions.has_run()
         self.todo, self.record = self.suggestions.runs, self.suggestions.record
-        self.own_resources = self.suggestions.own_resources
 
     def outcome(self, store: Store, seconds: float, notes: list[str], budget: Budget) -> SweepOutcome:
         """How the sweep has ended. The search suggests no more."""
@@ -374,13 +372,13 @@ def _stopping_on_request(
         left.set()
         thread.join()
         with contextlib.suppress(StoreError, OSError):
-            store.forget_stop(sweep_id)
+            store.index.forget_stops(sweep_id)
 
 
 def _is_requested(store: Store, sweep_id: str) -> bool:
     """Whether a sweep was asked to stop. A store that does not answer now is asked again later."""
     try:
-        return store.stop_requested(sweep_id)
+        return store.index.stop_requested(sweep_id)
     except StoreError:
         return False
 

@@ -37,7 +37,7 @@ from mlflow.models import Model, ModelSignature
 from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
 from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, event
 
 from cope_sweep.store.index.database import on_network, redacted
 from cope_sweep.tracking.uri import TrackingError, check_sqlite, no_server, sqlite_path
@@ -95,7 +95,6 @@ class Tracker:
         self._artifact_root = database.parent / "mlartifacts" if database else None
         self._log: Path | None = None
         """SQLite's write-ahead log."""
-        self._engine: Engine | None = None
         with errors(uri, "could not be opened"), _migration_lock(database):
             if database is not None:
                 check_sqlite(database)
@@ -103,13 +102,13 @@ class Tracker:
                     _create(database)
             client = MlflowClient(tracking_uri=uri)
             self.client = cast(MlflowClient, _CheckedClient(client, uri))
-            if database is not None:
-                self._engine = client._tracking_client.store.engine
-                if not on_network(database):
-                    self._log = database.with_name(database.name + "-wal")
-                    event.listen(self._engine, "connect", _use_write_ahead_log)
-                    self._engine.dispose()  # the connections of before have none
-            client.search_experiments(max_results=1)  # the client connects on first use
+            with _connecting_engines() as engines:
+                client.search_experiments(max_results=1)  # the client connects on first use
+            self._engine: Engine | None = engines.get(str(database))
+            if database is not None and self._engine is not None and not on_network(database):
+                self._log = database.with_name(database.name + "-wal")
+                event.listen(self._engine, "connect", _use_write_ahead_log)
+                self._engine.dispose()  # the connections of before have none
 
     def find(self, tags: Mapping[str, str]) -> Run | None:
         """The run that has all these tags, in any experiment; the oldest one if there are several."""
@@ -258,6 +257,21 @@ def _create(database: Path) -> None:
     _initialize_tables(engine)  # type: ignore[no-untyped-call]
     engine.dispose()
     new.replace(database)
+
+
+@contextlib.contextmanager
+def _connecting_engines() -> Iterator[dict[str, Engine]]:
+    """Database → engine, of those that connect while the block runs. MLflow's client does not give its own away."""
+    found: dict[str, Engine] = {}
+
+    def note(connection: Connection) -> None:
+        found[str(connection.engine.url.database)] = connection.engine
+
+    event.listen(Engine, "engine_connect", note)
+    try:
+        yield found
+    finally:
+        event.remove(Engine, "engine_connect", note)
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection, _: object) -> None:

@@ -3,50 +3,55 @@
 Everything can be sent again, also after the process was killed. A run is looked up by its id before it is created. Of
 its curve only the points after those that MLflow has are sent, and its status is sent last. A point has the time when
 its row was written. Rows of older versions have none: there it is the time when the run was begun, plus 1 ms per step.
+
+A run has the tags `cope_sweep.run_id`, `.sweep_id`, `.ablation`, `.row`, `.axis.<key>`, `.device`, …, and
+`cope_sweep.sweep.<sweep id>` = row for every sweep that contains it. Its parameters are the resolved spec under dotted
+names.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
 from cope_sweep.config import NUMERIC_FACTS
-from cope_sweep.store.artifacts import TIME_KEY, RunFolder
+from cope_sweep.store.artifacts import CURVE_FILE, TIME_KEY, RunFolder
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunQuery, RunRecord
 from cope_sweep.store.index.mirroring import Membership
+from cope_sweep.store.index.model import leaves
 from cope_sweep.store.index.summaries import sweep_counts
 from cope_sweep.store.store import Store
 from cope_sweep.store.sweeps import SweepRecord
-from cope_sweep.tracking.content import (
-    MLFLOW_STATUS,
-    STATUSES,
-    TAG,
-    experiment_note,
-    flat,
-    identity_tags,
-    origin_tags,
-    state_tags,
-    sweep_note,
-    sweep_params,
-    sweep_tag,
-    sweep_tags,
-    trained_by,
-)
 from cope_sweep.tracking.mlflow import Tracker, cut
 from cope_sweep.tracking.uri import mirrored_of
 
+TAG = "cope_sweep."
+FACTS = f"{TAG}facts"
+MLFLOW_STATUS: dict[Status, str] = {
+    "running": "RUNNING",
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "damaged": "FAILED",
+    "interrupted": "KILLED",
+    "stopped": "KILLED",
+}
+"""Only what is finished in the store is finished in MLflow: a filter on its status gives the runs of the table.
+The tag `cope_sweep.status` tells a run that a scheduler stopped from one that was interrupted. Pending runs are not
+sent."""
+MAX_NOTE_CHARACTERS = 7800
+"""MLflow cuts the note of a run at 8000 characters."""
+MAX_LINKS = 40
+"""Reused runs that a note links. The artifact reused.json lists all of them."""
+STATUSES: tuple[Status, ...] = ("finished", "running", "failed", "stopped", "damaged", "interrupted", "pending")
 PROGRESS_INTERVAL_S = 10.0
 """Between two notes about the progress of a sweep."""
-CHUNK = 25
-"""Runs that are read from the index at a time."""
 NO_SWEEP = "cope_sweep"
 """The experiment of runs that no sweep of the store contains."""
 
@@ -63,9 +68,6 @@ class Sender:
         newest = self._mirrored.newest_tracked_id()
         if newest is not None and self.tracker.get(newest) is None:
             self._mirrored.forget()  # another database is in its place
-        self._expected: Iterator[str] = iter(())
-        self._known: dict[str, tuple[RunRecord, list[Membership], str | None]] = {}
-        """Runs that were read from the index before they are sent: record, places in sweeps, id in MLflow."""
         self._curves: dict[str, Stamp] = {}
         """Runs that are trained → what their curve was like when it was last sent."""
         self._parents: dict[str, tuple[str, SweepRecord] | None] = {}
@@ -82,33 +84,21 @@ class Sender:
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def expect(self, run_ids: Sequence[str]) -> None:
-        """These runs are sent next, in this order. So they can be read together, which takes less time."""
-        self._expected, self._known = iter(run_ids), {}
-
-    def _read(self, run_id: str) -> tuple[RunRecord, list[Membership], str | None] | None:
-        """What the index has of a run; None if it was deleted."""
-        if run_id not in self._known:
-            ids = [run_id, *itertools.islice(self._expected, CHUNK)]
-            records, tracked_ids = self._store.index.records(ids), self._mirrored.tracked_ids(ids)
-            places = self._mirrored.memberships(ids)
-            self._known |= {each: (records[each], places.get(each, []), tracked_ids.get(each)) for each in records}
-        return self._known.pop(run_id, None)
-
     def send_run(self, run_id: str, *, running: bool = False) -> str | None:
         """Send a run that has ended, or what a `running` one has logged since the last time.
 
         Returns its id in MLflow; None if there is nothing to send: it was deleted, leased or ended, or has no new rows.
         """
-        known, folder = self._read(run_id), self._store.run(run_id)
-        if known is None or (known[0].status == "running") != running:
+        record, folder = self._store.index.records([run_id]).get(run_id), self._store.run(run_id)
+        if record is None or (record.status == "running") != running:
             return None
-        record, places, known_id = known
         stamp = _curve_stamp(folder, record)
         if running and self._curves.get(run_id) == stamp:
             return None
         begun: dict[str, Any] = _readable(lambda: folder.spec, record.status, {})
         created_ms = int(begun.get("created_ms") or record.created_ms or record.updated_ms or record.ended_ms or 0)
+        places = self._mirrored.memberships([run_id]).get(run_id, [])
+        known_id = self._mirrored.tracked_ids([run_id]).get(run_id)
         run = self._find(known_id, {f"{TAG}run_id": run_id}) or self._create_run(record, places, created_ms)
         tracked_id: str = run.info.run_id
         tags = sweep_tags(places)
@@ -430,7 +420,113 @@ def _curve_stamp(folder: RunFolder, record: RunRecord) -> Stamp:
     if folder.objects:
         return record.revision, 0
     try:
-        stat = (folder.path / "curve.jsonl").stat()
+        stat = (folder.path / CURVE_FILE).stat()
     except OSError:
         return record.revision, 0
     return stat.st_mtime_ns, stat.st_size
+
+
+# -- the texts that MLflow shows: tags, parameters and notes -----------------------------------------------------------
+
+
+def flat(value: Mapping[str, Any]) -> dict[str, str]:
+    """A spec under dotted names, see `leaves`; what is no text is JSON."""
+    return {name: _text(leaf) for name, leaf in leaves(value)}
+
+
+def identity_tags(run_id: str, place: Membership | None) -> dict[str, str]:
+    """Tags that identify a run: its id, and its row and the labels of its axes in the sweep that first trained it."""
+    tags = {f"{TAG}kind": "run", f"{TAG}run_id": run_id}
+    if place is not None:
+        tags |= {f"{TAG}row": place.row, f"{TAG}sweep_id": place.sweep_id, f"{TAG}ablation": place.ablation}
+        tags |= {f"{TAG}axis.{key}": label for key, label in place.labels.items()}
+    return tags
+
+
+def sweep_tag(sweep_id: str) -> str:
+    """The tag that a run has for each sweep that contains it; its value is the run's row there."""
+    return f"{TAG}sweep.{sweep_id}"
+
+
+def sweep_tags(places: Iterable[Membership]) -> dict[str, str]:
+    """The tags of all sweeps that contain a run."""
+    return {sweep_tag(place.sweep_id): place.row for place in places}
+
+
+def origin_tags(record: SweepRecord) -> dict[str, str]:
+    """Tags that say where a sweep and its runs come from: ablation, commit, versions, machine."""
+    tags = {f"{TAG}sweep_id": record.sweep_id, f"{TAG}ablation": record.ablation}
+    origin = {"versions": record.versions, "machine": record.machine}
+    tags |= {f"{TAG}{name}": value for name, value in flat(origin).items()}
+    tags |= {"mlflow.source.name": " ".join(record.command), "mlflow.source.type": "JOB"}
+    if record.git_commit:
+        tags["mlflow.source.git.commit"] = record.git_commit
+    return tags
+
+
+def state_tags(record: RunRecord) -> dict[str, str]:
+    """Tags with the status of a run, why it ended, and the facts that are known of it."""
+    tags = {
+        f"{TAG}status": record.status,
+        f"{TAG}attempt": str(record.attempt),
+        f"{TAG}message": record.message or "",
+    }
+    if record.worker_id:
+        tags[f"{TAG}worker_id"] = record.worker_id
+    if record.parent_id:
+        tags[f"{TAG}parent_id"] = record.parent_id
+    if record.facts:
+        # One tag holds all facts as JSON, for programs; each fact also has a tag of its own, for people.
+        tags[FACTS] = json.dumps(dict(record.facts))
+        tags |= {f"{TAG}{name}": _text(value) for name, value in record.facts.items()}
+    return tags
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def trained_by(places: Sequence[Membership], last_sweep: str | None, created_ms: int) -> Membership | None:
+    """The sweep that first trained a run: the last one with this run that started before the run was begun.
+
+    Where the run is older than all of them: the one that trained it last, else the first one.
+    """
+    before = [place for place in places if place.started_ms <= created_ms]
+    last = [place for place in places if place.sweep_id == last_sweep]
+    return next(iter([*before[-1:], *last, *places]), None)
+
+
+def sweep_params(record: SweepRecord) -> dict[str, str]:
+    """The parameters of a sweep that has ended; a search adds runs until then."""
+    return {
+        "executor": record.executor,
+        "rows": str(len({run.row for run in record.runs})),
+        "seeds": json.dumps(sorted({run.seed for run in record.runs})),
+        "runs": str(len(record.runs)),
+        "metrics": ", ".join(metric["name"] for metric in record.metrics),
+    }
+
+
+def experiment_note(record: SweepRecord) -> str:
+    """The note of an experiment: title and hypothesis of the ablation in a sweep's record."""
+    return "\n\n".join(part for part in (f"**{record.title}**", record.hypothesis.strip()) if part)
+
+
+def sweep_note(record: SweepRecord, counts: Mapping[Status, int], reused: Mapping[str, str]) -> str:
+    """The note of a sweep: its progress, its table once there is one, and links to the runs that it reused.
+
+    `counts` is the number of runs by status; `reused` maps the ids of reused runs to those that they have in MLflow.
+    """
+    progress = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts.get(status))
+    head = f"{experiment_note(record)}\n\n{len(record.runs)} runs: {progress}."
+    head += "".join(f"\n\n{note}" for note in record.notes)
+    tail = f"\n\nAll runs of this sweep, in any experiment: tags.`{sweep_tag(record.sweep_id)}` != ''"
+    if linked := [run for run in record.runs if run.run_id in reused][:MAX_LINKS]:
+        tail += f"\n\n{len(record.reused)} runs were trained by earlier sweeps and are listed there:\n\n"
+        tail += "\n".join(f"- [{run.row} · seed {run.seed}](#/runs/{reused[run.run_id]})" for run in linked)
+        if len(record.reused) > len(linked):
+            tail += f"\n- {len(record.reused) - len(linked)} more: see the artifact reused.json"
+    table = f"\n\n{record.table['markdown']}" if record.table else ""
+    if len(head + table + tail) > MAX_NOTE_CHARACTERS:
+        table = "\n\nThe table is too long for a note: see the artifact table.md."
+    return (head + table + tail)[:MAX_NOTE_CHARACTERS]

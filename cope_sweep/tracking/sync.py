@@ -207,9 +207,7 @@ class Sync:
         ]
         # Those that failed come last, so that they do not keep others from being sent. Some have been deleted since.
         self._errors = {item: self._errors[item] for item, _, _ in items if item in self._errors}
-        items.sort(key=lambda item: item[0] in self._errors)
-        sender.expect([item for item, counts, _ in items if counts and item in backlog.runs])
-        return items
+        return sorted(items, key=lambda item: item[0] in self._errors)
 
     def _forget_tracker(self) -> None:
         if self._sender is not None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -27,38 +26,6 @@ from cope_sweep.train.workers import sum_over_workers
 
 Sums = Mapping[str, float]
 
-
-@dataclass(frozen=True)
-class Predictions:
-    """The model's predictions for some sequences."""
-
-    nats: Tensor
-    """The cross-entropy, summed over the targets, without dimensions."""
-    most_probable_NT: Tensor
-    """The most probable token in place of each target."""
-    targets_NT: Tensor
-    answers_NT: Tensor
-    """bool: the target is an answer, which the error rates count."""
-
-    def wrong(self) -> Tensor:
-        """Whether each token is an answer that the most probable token misses; bool, (N, T)."""
-        return (self.most_probable_NT != self.targets_NT) & self.answers_NT
-
-
-BATCH_SUMS: dict[str, Callable[[Batch], int]] = {
-    "targets": lambda batch: int((batch.targets_NT != IGNORED).sum()),
-    "answers": lambda batch: int(batch.answers_NT.sum()),
-    "sequences": len,
-}
-"""Sums over batches alone. The units of a batch (`words`, `bytes`, `cut`) are summed as well, under their own names,
-and `majority_answers` is the number of answers that equal the most frequent one."""
-
-PREDICTION_SUMS: dict[str, Callable[[Predictions], Tensor]] = {
-    "nats": lambda predictions: predictions.nats,
-    "wrong_answers": lambda predictions: predictions.wrong().sum(),
-    "wrong_sequences": lambda predictions: predictions.wrong().any(-1).sum(),
-}
-"""Sums over the model's predictions, as tensors without dimensions."""
 
 METRICS: dict[str, Callable[[Sums], float]] = {
     # Cross-entropy: nats per target.
@@ -80,8 +47,17 @@ METRICS: dict[str, Callable[[Sums], float]] = {
 """How each metric is computed from the sums."""
 
 
+PREDICTION_SUMS = ("nats", "wrong_answers", "wrong_sequences")
+"""Sums over the model's predictions. All other sums are over batches alone."""
+
+
 class EvaluationSums:
-    """Adds up the sums over this worker's share of a test set."""
+    """Adds up the sums over this worker's share of a test set.
+
+    Of batches: `targets`, `answers`, `sequences`, the units of the batches (`words`, `bytes`, `cut`) under their own
+    names, and `majority_answers`, the number of answers that equal the most frequent one. Of predictions:
+    `PREDICTION_SUMS`.
+    """
 
     def __init__(self, vocabulary_size: int, device: torch.device) -> None:
         self._batch_sums: Counter[str] = Counter()
@@ -91,14 +67,23 @@ class EvaluationSums:
 
     def add_batch(self, batch: Batch) -> None:
         """Add the sums over a batch. Empty batches count too: all workers need the same names of units."""
-        self._batch_sums.update({name: compute(batch) for name, compute in BATCH_SUMS.items()})
+        targets, answers = int((batch.targets_NT != IGNORED).sum()), int(batch.answers_NT.sum())
+        self._batch_sums.update(targets=targets, answers=answers, sequences=len(batch))
         self._batch_sums.update({unit: int(count_N.sum()) for unit, count_N in batch.units_N.items()})
         self._answers_V += np.bincount(batch.targets_NT[batch.answers_NT], minlength=len(self._answers_V))
 
-    def add_predictions(self, predictions: Predictions) -> None:
-        """Add the sums over the predictions for some sequences."""
-        sums = [compute(predictions).double() for compute in PREDICTION_SUMS.values()]
-        self._prediction_sums += torch.stack(sums)
+    def add_predictions(self, nats: Tensor, most_probable_NT: Tensor, targets_NT: Tensor, answers_NT: Tensor) -> None:
+        """Add the sums over the predictions for some sequences.
+
+        Args:
+            nats: The cross-entropy, summed over the targets, without dimensions.
+            most_probable_NT: The most probable token in place of each target.
+            targets_NT: The targets.
+            answers_NT: bool: the target is an answer, which the error rates count.
+        """
+        wrong_NT = (most_probable_NT != targets_NT) & answers_NT
+        sums = (nats, wrong_NT.sum(), wrong_NT.any(-1).sum())
+        self._prediction_sums += torch.stack([each.double() for each in sums])
 
     def result(self, sum_over_workers: Callable[[Tensor], Tensor] = lambda vector: vector) -> dict[str, float]:
         """The sums by name; `sum_over_workers` adds the workers' vectors."""
@@ -232,5 +217,5 @@ class Evaluator:
             for inputs_NT, targets_NT, answers_NT in parts:
                 with self._runtime.autocast():
                     nats, most_probable_NT = self._model.predict(inputs_NT, targets_NT)
-                sums.add_predictions(Predictions(nats, most_probable_NT, targets_NT, answers_NT))
+                sums.add_predictions(nats, most_probable_NT, targets_NT, answers_NT)
         return sums.result(partial(sum_over_workers, self._runtime))

@@ -23,9 +23,18 @@ from cope_sweep.model.transformer import Hidden
 from cope_sweep.train.batches import Batches, Part, to_device
 from cope_sweep.train.compiled import compiled_hidden
 from cope_sweep.train.evaluate import Evaluator
-from cope_sweep.train.reporter import check_finite
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.workers import collect_state, shard, sum_over_workers
+
+
+class Diverged(Exception):
+    """A metric is not finite."""
+
+
+def check_finite(name: str, value: float, step: int) -> None:
+    """Raises Diverged where the value of a metric at a step is not finite."""
+    if not math.isfinite(value):
+        raise Diverged(f"{name} is {value} at step {step}; lower train.lr, or set train.clip")
 
 
 class Trainer:
@@ -53,7 +62,7 @@ class Trainer:
         self.model.checkpoint_activations = runtime.checkpoint_activations
         self._forward: nn.Module = _Loss(self.model, compiled_hidden(self.model) if runtime.compile else None)
         self._batches = Batches(spec, runtime)
-        self._evaluator = Evaluator(spec, runtime, self.model)
+        self.evaluator = Evaluator(spec, runtime, self.model)
         self._parallel: DistributedDataParallel | None = None
         if runtime.world_size > 1:
             ids = [self.device] if self.device.type == "cuda" else None
@@ -117,15 +126,7 @@ class Trainer:
 
     def evaluate(self, sequences: int) -> dict[str, float]:
         """The task's metrics on the first `sequences` sequences of each test set, or on all of a shorter set."""
-        return self._evaluator.evaluate(sequences)
-
-    def evaluate_windows(self, context: int, sequences: int) -> dict[str, float]:
-        """The task's metrics on windows of `context` tokens; see `Evaluator.evaluate_windows`."""
-        return self._evaluator.evaluate_windows(context, sequences)
-
-    def evaluate_longer(self, times: int, sequences: int) -> dict[str, float]:
-        """The task's metrics on sequences so many times as long; see `Evaluator.evaluate_longer`."""
-        return self._evaluator.evaluate_longer(times, sequences)
+        return self.evaluator.evaluate(sequences)
 
     def close(self) -> None:
         """End the thread that makes batches."""

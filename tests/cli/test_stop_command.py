@@ -24,7 +24,7 @@ def test_stop_asks_a_sweep_and_waits_for_its_end(shell, served):
     store, record = running_sweep(shell)
 
     def sweep():
-        while not store.stop_requested(record.sweep_id):
+        while not store.index.stop_requested(record.sweep_id):
             time.sleep(0.05)
         store.write_sweep(record.model_copy(update={"status": "interrupted", "ended_ms": 5}))
 
@@ -43,7 +43,7 @@ def test_stop_says_that_a_sweep_goes_on(shell):
     out, _ = shell("stop", "all", "--timeout", "0.1", code=1)
     assert "still running after 0.1 s" in out
     assert "asked to stop" in shell("stop", record.sweep_id, "--no-wait")[0]
-    assert store.stop_requested(record.sweep_id)
+    assert store.index.stop_requested(record.sweep_id)
 
 
 def test_stop_of_an_unknown_sweep(shell):

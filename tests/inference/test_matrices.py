@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from cope_sweep.inference import TokensError
-from cope_sweep.inference.probe import ProbeError, matrices, matrix_count, probe, probe_layers
+from cope_sweep.inference import probe as module
+from cope_sweep.inference.probe import ProbeError, matrix_count, probe, probe_layers
 from cope_sweep.kernels import attention_weights, observing, using, visible
 from cope_sweep.model import CheckpointError
 from tests.inference.numpy_reference import run_model
@@ -82,7 +83,7 @@ def test_attention_explains_the_models_output(name):
 def test_the_block_size_does_not_change_the_matrices(name, monkeypatch):
     predictor = tiny_predictor(POSITIONS[name])
     whole = probe(predictor, TOKENS).arrays()
-    monkeypatch.setattr(matrices, "SCRATCH_BYTES", 40 * 2 * 14 * 3)  # three queries at a time
+    monkeypatch.setattr(module, "SCRATCH_BYTES", 40 * 2 * 14 * 3)  # three queries at a time
     parts = probe(predictor, TOKENS).arrays()
     assert whole.keys() == parts.keys()
     for key, value in whole.items():
@@ -155,12 +156,12 @@ def test_a_sequence_beyond_absolute_positions_is_refused():
 
 def test_too_large_probes_are_refused_before_the_model_runs(monkeypatch):
     predictor = tiny_predictor(POSITIONS["keys"])
-    monkeypatch.setattr(matrices, "MAX_BYTES", 4 * 14**2 * 2 * 5)  # one layer's: 2 heads, 5 matrices
+    monkeypatch.setattr(module, "MAX_BYTES", 4 * 14**2 * 2 * 5)  # one layer's: 2 heads, 5 matrices
     monkeypatch.setattr(predictor.model, "forward", None)
     with pytest.raises(ProbeError, match="14 tokens, 2 layers and 2 heads would take .* choose fewer layers or heads"):
         probe(predictor, TOKENS)
     monkeypatch.undo()
-    monkeypatch.setattr(matrices, "MAX_BYTES", 4 * 14**2 * 2 * 5)
+    monkeypatch.setattr(module, "MAX_BYTES", 4 * 14**2 * 2 * 5)
     found = []
     probe_layers(predictor, TOKENS, found.append)
     assert len(found) == 2

@@ -1,4 +1,4 @@
-"""The Python example in `cope_sweep/inference/probe/README.md` runs."""
+"""The Python example in `cope_sweep/inference/README.md` runs."""
 
 import re
 from pathlib import Path

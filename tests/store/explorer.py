@@ -262,7 +262,7 @@ class World:
         while not last.dead:
             last.switch()
         statuses = [self.index.statuses().get(run.run_id) for run in self.runs]
-        problems = list(check(self.store, self.index, checksums=True))
+        problems = list(check(self.store, checksums=True))
         curves = [[row["step"] for row in self.store.run(run.run_id).curve()] for run in self.runs]
         if set(statuses) != {"finished"} or problems or any(steps != [1, STEPS] for steps in curves):
             raise Violation(f"at the end: {statuses}, {problems}, curves {curves}")
@@ -309,7 +309,6 @@ class Explorer:
     def reset(self):
         for table in self.tables:
             self.connection.execute(f"DELETE FROM {table}")
-        self.index._writer.forget()
         shutil.rmtree(self.store.root / "runs")
         (self.store.root / "runs").mkdir()
 

@@ -13,7 +13,7 @@ import pytest
 from cope_sweep.store import RunFolder, Store, StoreError
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.store.files import parse_json, write_bytes
-from cope_sweep.store.reading import RunContents
+from cope_sweep.store.reading import find_damage
 from tests.tiny import tiny_run
 
 RUN = tiny_run()
@@ -284,13 +284,13 @@ def test_checksums_show_what_has_changed(folder):
     with own.writing_checkpoint() as path:
         (path / "model.safetensors").write_bytes(b"weights")
     own.finish({}, {})
-    assert RunContents(folder).damage(checksums=True) == {}
+    assert find_damage(folder, checksums=True) == {}
     (folder.checkpoint / "model.safetensors").write_bytes(b"WEIGHTS")
     (folder.path / "curve.jsonl").unlink()
     missing = {"curve.jsonl": f"{folder.path / 'curve.jsonl'}: missing"}
-    assert RunContents(folder).damage() == missing
+    assert find_damage(folder) == missing
     changed = f"{folder.checkpoint / 'model.safetensors'}: has changed since the run was finished (SHA-256)"
-    assert RunContents(folder).damage(checksums=True) == missing | {"checkpoint/model.safetensors": changed}
+    assert find_damage(folder, checksums=True) == missing | {"checkpoint/model.safetensors": changed}
 
 
 def test_an_older_attempt_that_replaces_the_number_of_a_newer_one_ends(store, monkeypatch):

@@ -9,11 +9,11 @@ import pytest
 
 from cope_sweep.store import LeaseHolder, Store, StoreError
 from cope_sweep.store.errors import FencedError
-from cope_sweep.store.index import Progress
+from cope_sweep.store.event import Event
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.objects import ObjectFolder
-from cope_sweep.store.reading import RunContents
+from cope_sweep.store.reading import find_damage
 from cope_sweep.store.rebuild import check, rebuild
 from cope_sweep.tracking.sync import Sync
 from cope_sweep.tracking.uri import backlog_count, tracker_key
@@ -94,7 +94,7 @@ def test_a_run_moves_from_one_machine_to_another(on_machine, tmp_path):
     for name, tensor in weights(plain.run(RUN.run_id)).items():
         assert (tensor == weights(third)[name]).all(), name
     assert "attempt 2" in third.log_text()
-    assert RunContents(third).damage(checksums=True) == {}
+    assert find_damage(third, checksums=True) == {}
 
 
 def test_an_older_attempt_is_fenced(on_machine):
@@ -117,13 +117,13 @@ def test_leases_sweeps_rebuild_and_check(on_machine):
     assert on_machine("second").sweep("20260101-000000-aa") == sweep_record()
     before = store.index.records([RUN.run_id])[RUN.run_id]
     store.index.delete(store.index.statuses())
-    report = rebuild(store, store.index)
+    report = rebuild(store)
     assert (report.runs, report.sweeps) == (1, 1)
     after = store.index.records([RUN.run_id])[RUN.run_id]
     assert (after.metrics, after.facts, after.ended_ms) == (before.metrics, before.facts, before.ended_ms)
-    assert list(check(store, store.index, checksums=True)) == []
+    assert list(check(store, checksums=True)) == []
     store.objects.write(f"runs/{RUN.run_id}/curve.jsonl", b"")
-    assert ["curve.jsonl" in each.problem for each in check(store, store.index, checksums=True)] == [True]
+    assert ["curve.jsonl" in each.problem for each in check(store, checksums=True)] == [True]
 
 
 def test_errors_name_the_store_and_the_way_out(url, server, monkeypatch):
@@ -189,7 +189,7 @@ def test_what_another_machine_logs_is_sent_while_it_trains(on_machine, uri_of):
         assert session.sync()
         folder.log({"step": 2, "train/loss": 2.0})
         folder._publish("curve.jsonl")
-        second.index.renew(new_owner("tests"), LEASE_S, {RUN.run_id: Progress(2, "second")})
+        second.index.renew(new_owner("tests"), LEASE_S, [Event(RUN.run_id, "running", 2)])
         assert session.sync()
     assert [p.step for p in history(uri, run_of(uri, RUN), "train/loss")] == [1, 2]
 

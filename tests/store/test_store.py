@@ -11,7 +11,7 @@ import cope_sweep
 from cope_sweep.store import LeaseHolder, Store, StoreError, SweepRecord, files
 from cope_sweep.store.index.tables import metadata
 from cope_sweep.store.reading import read_run
-from cope_sweep.store.rebuild import check, rebuild
+from cope_sweep.store.rebuild import check, mark_lost, rebuild
 from cope_sweep.store.sweeps import versions
 from tests.store.index.rows import row
 from tests.tiny import tiny_run
@@ -100,7 +100,7 @@ def test_rebuilding_gives_the_same_index(store):
     for seed in range(3):
         finish(store, tiny_run(seed=seed), loss=seed)
     store.write_sweep(sweep_record(runs=[tiny_run(seed=seed) for seed in range(3)]))
-    rebuild(store, store.index)
+    rebuild(store)
     before = contents(store.index)
     store.index.close()
     for path in store.root.glob("index.db*"):
@@ -108,7 +108,7 @@ def test_rebuilding_gives_the_same_index(store):
     progress = []
     again = Store(store.root)
     assert contents(again.index) == before
-    report = rebuild(store, again.index, lambda done, total: progress.append((done, total)))
+    report = rebuild(again, lambda done, total: progress.append((done, total)))
     assert (report.runs, report.sweeps, report.damaged, report.removed) == (3, 1, {}, 0)
     assert progress == [(3, 3)]
     assert contents(again.index) == before
@@ -116,13 +116,13 @@ def test_rebuilding_gives_the_same_index(store):
 
 def test_rebuilding_removes_what_has_no_folder_and_keeps_leases(store):
     finish(store, RUN)
-    rebuild(store, store.index)
+    rebuild(store)
     shutil.rmtree(store.run(RUN.run_id).path)
     holder = LeaseHolder(store, "sweep")
     training = tiny_run(seed=1)
     lease = holder.acquire(training)
     store.run(training.run_id).begin(training, "here", lease.attempt)
-    assert rebuild(store, store.index).removed == 1
+    assert rebuild(store).removed == 1
     assert store.index.statuses() == {training.run_id: "running"}
     holder.close()
 
@@ -130,15 +130,15 @@ def test_rebuilding_removes_what_has_no_folder_and_keeps_leases(store):
 def test_checking_names_every_difference(store):
     for seed in range(4):
         finish(store, tiny_run(seed=seed))
-    rebuild(store, store.index)
-    assert list(check(store, store.index, checksums=True)) == []
+    rebuild(store)
+    assert list(check(store, checksums=True)) == []
     shutil.rmtree(store.run(tiny_run(seed=0).run_id).path)
     result = store.run(tiny_run(seed=1).run_id).path / "result.json"
     result.write_text(result.read_text().replace("1.5", "2.5"))
     (store.run(tiny_run(seed=2).run_id).path / "result.json").unlink()
     finish(store, tiny_run(seed=4))
     (store.root / "sweeps" / "20260101-000000-aa.json").write_text("{")
-    found = {each.item: each.problem for each in check(store, store.index)}
+    found = {each.item: each.problem for each in check(store)}
     assert found == {
         tiny_run(seed=0).run_id: "in the index, but without a folder",
         tiny_run(seed=1).run_id: "the index has other metrics or facts than its files",
@@ -148,8 +148,8 @@ def test_checking_names_every_difference(store):
             str(store.root / "sweeps" / "20260101-000000-aa.json")
         ],
     }
-    rebuild(store, store.index)
-    assert [each.item for each in check(store, store.index)] == [str(store.root / "sweeps" / "20260101-000000-aa.json")]
+    rebuild(store)
+    assert [each.item for each in check(store)] == [str(store.root / "sweeps" / "20260101-000000-aa.json")]
 
 
 def test_sweeps_are_written_to_their_file_and_to_the_index(store):
@@ -192,7 +192,7 @@ def test_a_file_that_only_seems_to_be_missing_does_not_damage_a_run(store, monke
 
     monkeypatch.setattr(files, "open_regular", open_regular)
     monkeypatch.setattr(os, "listdir", listdir)
-    assert set(store.mark_lost([RUN.run_id])) == ({RUN.run_id} if lost else set())
+    assert set(mark_lost(store, [RUN.run_id])) == ({RUN.run_id} if lost else set())
     assert store.status(RUN.run_id) == ("damaged" if lost else "finished")
     assert store.run(RUN.run_id).status == ("damaged" if lost else "finished")
 

@@ -61,7 +61,7 @@ def contents(store):
             "checkpoint": (checkpoint / "model.safetensors").read_bytes(),
             "files": [name for name in ("resume.safetensors",) if folder.content(name, 0) is not None],
         }
-    assert list(check(store, store.index, checksums=True)) == []
+    assert list(check(store, checksums=True)) == []
     return found
 
 

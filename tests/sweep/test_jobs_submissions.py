@@ -91,7 +91,7 @@ def test_a_job_executes_it_under_its_id(child: Path, store: Store) -> None:
 
 def test_a_stop_before_the_start_is_obeyed(child: Path, store: Store) -> None:
     submission, plan = submitted(child, store)
-    store.request_stop(submission.sweep_id)
+    store.index.request_stop(submission.sweep_id)
 
     def executor(*arguments: object, **options: object) -> None:
         raise AssertionError("it was to stop")
@@ -101,7 +101,7 @@ def test_a_stop_before_the_start_is_obeyed(child: Path, store: Store) -> None:
     )  # fmt: skip
     assert (outcome.not_started, outcome.notes) == (4, ("stopped: a stop was requested",))
     assert store.index.sweep(submission.sweep_id).status == "interrupted"  # type: ignore[union-attr]
-    assert not store.stop_requested(submission.sweep_id)
+    assert not store.index.stop_requested(submission.sweep_id)
 
 
 def test_a_sweep_that_does_not_begin_is_recorded_as_failed(child: Path, store: Store) -> None:
@@ -123,13 +123,13 @@ def test_the_end_of_a_job_ends_its_sweep(child: Path, store: Store, before: str,
     record = store.sweep(submission.sweep_id)
     assert record is not None
     store.write_sweep(record.model_copy(update={"status": before}))
-    store.request_stop(submission.sweep_id)
+    store.index.request_stop(submission.sweep_id)
     settle_submission(store, submission.sweep_id, "it was killed")
     ended = store.sweep(submission.sweep_id)
     assert ended is not None
     assert ended.status == store.index.sweep(submission.sweep_id).status == after  # type: ignore[union-attr]
     assert [note.endswith("it was killed") for note in ended.notes] == [True] * (before != after)
-    assert store.stop_requested(submission.sweep_id) == (before == after)
+    assert store.index.stop_requested(submission.sweep_id) == (before == after)
     end_submission(store, "20260101-000000-00", "unknown", ("pending",))
 
 

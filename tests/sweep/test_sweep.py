@@ -247,7 +247,7 @@ def test_a_stop_can_be_requested_from_another_machine(store: Store, monkeypatch:
     def request() -> None:
         while not (found := store.index.sweeps()):
             time.sleep(0.05)
-        store.request_stop(found[0].sweep_id)
+        store.index.request_stop(found[0].sweep_id)
 
     thread = threading.Thread(target=request)
     thread.start()

@@ -153,7 +153,7 @@ def test_a_unigram_model_has_the_perplexity_of_the_unigrams(task, folder):
     # Windows of any length, overlapping or not, give the same values.
     sliding = trainer.spec.evaluate.model_copy(update={"stride": 15})
     trainer.spec = trainer.spec.model_copy(update={"evaluate": sliding})
-    for name, value in trainer.evaluate_windows(50, 10**6).items():
+    for name, value in trainer.evaluator.evaluate_windows(50, 10**6).items():
         assert value == pytest.approx(metrics[name.removesuffix("@50")], rel=1e-5)
 
 

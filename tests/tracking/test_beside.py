@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cope_sweep.tracking.beside import MlflowMirror
-from cope_sweep.tracking.content import TAG
+from cope_sweep.tracking.send import TAG
 from cope_sweep.tracking.sync import MirrorLock, Sync
 from cope_sweep.tracking.uri import backlog_count, tracker_key
 from tests.read.tables.ablations import plan_of

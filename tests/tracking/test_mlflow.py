@@ -13,7 +13,7 @@ import pytest
 
 from cope_sweep.inference import Predictor
 from cope_sweep.store import Store
-from cope_sweep.tracking.content import TAG
+from cope_sweep.tracking.send import TAG
 from cope_sweep.tracking.sync import Sync
 from cope_sweep.tracking.uri import TrackingError, backlog_count
 from cope_sweep.train import Runtime, train_run

@@ -12,7 +12,7 @@ from cope_sweep.store import StoreError
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.tracking import sync as sync_module
-from cope_sweep.tracking.content import TAG, flat
+from cope_sweep.tracking.send import TAG, flat
 from cope_sweep.tracking.sync import MAX_FAILURES, Sync
 from cope_sweep.tracking.uri import backlog_count, tracker_key
 from tests.read.tables.ablations import plan_of

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from cope_sweep.tracking.content import TAG
+from cope_sweep.tracking.send import TAG
 from cope_sweep.tracking.sync import Sync
 from cope_sweep.tracking.uri import backlog_count
 

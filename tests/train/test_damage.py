@@ -54,14 +54,14 @@ def test_damage(whole, tmp_path, kind, name, damage):
     folder = store.run(RUN.run_id)
     DAMAGES[damage](folder.path / name)
 
-    rebuild(store, store.index)
+    rebuild(store)
     statuses = store.index.statuses()
     assert statuses[OTHER.run_id] == "finished"
     index_name = "result.json" if kind == "finished" else "state.json"
     if name in ("spec.json", index_name) and damage != "missing":
         assert statuses[RUN.run_id] == "damaged"
         assert name in store.index.records([RUN.run_id])[RUN.run_id].message
-    problems = [each.item for each in check(store, store.index, checksums=True)]
+    problems = [each.item for each in check(store, checksums=True)]
     assert OTHER.run_id not in problems
     unnoticed = damage == "missing" and name != "spec.json"
     if kind == "finished" and not unnoticed:

@@ -7,7 +7,7 @@ import torch
 from cope_sweep.model import next_token_loss
 from cope_sweep.tasks import IGNORED, TASKS, Batch
 from cope_sweep.train import Runtime, Trainer
-from cope_sweep.train.evaluate import METRICS, EvaluationSums, Predictions, metrics
+from cope_sweep.train.evaluate import METRICS, EvaluationSums, metrics
 from tests.tiny import tiny_run
 
 # Two sequences of three tokens over three ids. Answers are all targets but the first.
@@ -29,7 +29,7 @@ def sums_of(*batches):
             targets, answers = torch.from_numpy(batch.targets_NT), torch.from_numpy(batch.answers_NT)
             logits_NTV = torch.from_numpy(p_NTV).clamp(min=1e-30).log().float()
             nats = next_token_loss(logits_NTV, targets)
-            sums.add_predictions(Predictions(nats, logits_NTV.argmax(-1), targets, answers))
+            sums.add_predictions(nats, logits_NTV.argmax(-1), targets, answers)
     return sums
 
 
@@ -89,7 +89,7 @@ def test_windows_of_any_length_give_the_cross_entropy_of_the_text(text, context,
     """Every token of the text is scored once, so the mean over windows is that over the text."""
     trainer = text_trainer(text, **{"evaluate.contexts": [context], "evaluate.stride": stride})
     set_logits(trainer, RISING.log())
-    measured = trainer.evaluate_windows(context, 10_000)
+    measured = trainer.evaluator.evaluate_windows(context, 10_000)
     assert set(measured) == {
         f"{split}/{name}@{context}" for split in ("validation", "test") for name in trainer.spec.task.METRICS
     }
@@ -103,7 +103,7 @@ def test_windows_cover_as_much_text_as_the_sequences(text, batch):
     """9 sequences of 16 tokens are 144: three windows of 64 tokens, 192 tokens."""
     trainer = text_trainer(text, **{"evaluate.contexts": [64], "train.batch": batch})
     set_logits(trainer, RISING.log())
-    measured = trainer.evaluate_windows(64, 9)
+    measured = trainer.evaluator.evaluate_windows(64, 9)
     assert measured["test/perplexity@64"] == pytest.approx(cross_entropy(trainer, "test", 192), rel=1e-6)
 
 
@@ -115,7 +115,7 @@ def test_longer_sequences_are_those_of_the_longer_task(batch):
     longer = Trainer(tiny_run(task=short | {"pairs": 12}, **{"train.batch": batch}), Runtime())
     longer.model.load_state_dict(trainer.model.state_dict())
     expected = longer.evaluate(20)
-    measured = trainer.evaluate_longer(3, 20)
+    measured = trainer.evaluator.evaluate_longer(3, 20)
     assert set(measured) == {f"in_dist/{name}@3x" for name in ("token_error", "sequence_error", "loss")}
     assert set(measured) <= set(trainer.spec.metrics)
     for name, value in measured.items():

@@ -93,7 +93,7 @@ def trained(trainer):
         losses.append(trainer.mean_loss())
     measured = trainer.evaluate(9)
     for context in trainer.spec.evaluate.contexts:
-        measured |= trainer.evaluate_windows(context, 10_000)
+        measured |= trainer.evaluator.evaluate_windows(context, 10_000)
     return losses, {name: p.detach().clone() for name, p in trainer.model.named_parameters()}, measured
 
 

@@ -5,10 +5,8 @@ from cope_sweep.store.index.index import Index
 from cope_sweep.store.index.model import (
     Filter,
     Lease,
-    Progress,
     QueryError,
     Refusal,
-    Renewal,
     RunPage,
     RunQuery,
     RunRecord,
@@ -16,6 +14,6 @@ from cope_sweep.store.index.model import (
 )
 
 __all__ = [
-    "Filter", "Index", "IndexUnavailable", "IndexUnusable", "Lease", "Progress", "QueryError", "Refusal", "Renewal",
+    "Filter", "Index", "IndexUnavailable", "IndexUnusable", "Lease", "QueryError", "Refusal",
     "RunPage", "RunQuery", "RunRecord", "SweepSummary", "waiting",
 ]  # fmt: skip

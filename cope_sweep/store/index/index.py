@@ -5,7 +5,6 @@ A run whose lease has expired, or whose owner is known to be dead, reads as inte
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,14 +12,12 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, Table, and_, case, delete, func, insert, literal, select, update
 from sqlalchemy.sql import ColumnElement
 
-from cope_sweep.store.event import Status
+from cope_sweep.store.event import Event, Status
 from cope_sweep.store.index.database import Database
 from cope_sweep.store.index.filters import COLUMNS, check_keys, conditions, counted, order_of
 from cope_sweep.store.index.model import (
     Lease,
-    Progress,
     Refusal,
-    Renewal,
     RunPage,
     RunQuery,
     RunRecord,
@@ -28,7 +25,7 @@ from cope_sweep.store.index.model import (
     Value,
 )
 from cope_sweep.store.index.owners import is_gone, owner_name
-from cope_sweep.store.index.rows import RowWriter, among, insert_into, next_revision, replace_row
+from cope_sweep.store.index.rows import among, insert_into, next_revision, replace_row, write_runs
 from cope_sweep.store.index.tables import SECTIONS, counters, locks, parts, runs, sweep_runs, sweeps
 
 FETCHED_ROWS = 10_000
@@ -43,7 +40,6 @@ class Index:
     def __init__(self, url: str) -> None:
         """Open the database at `url` (see `Database`), and create its tables if they are missing."""
         self.database = Database(url)
-        self._writer = RowWriter()
 
     @property
     def url(self) -> str:
@@ -142,8 +138,8 @@ class Index:
 
     def write(self, rows: Sequence[RunRecord]) -> None:
         """Insert or replace runs; their leases end."""
-        with self._writing() as connection:
-            self._writer.write(connection, rows)
+        with self.database.writing() as connection:
+            write_runs(connection, rows)
 
     def write_sweep(self, summary: SweepSummary, members: Sequence[Mapping[str, Any]], owner: str | None) -> None:
         """Insert or replace a sweep.
@@ -183,7 +179,7 @@ class Index:
         `row` is written if the run is not in the index; else only its status, worker and attempt change. The sweep that
         has the run may lease it again as another owner: its process died, and a new one continues.
         """
-        with self._writing() as connection:
+        with self.database.writing() as connection:
             if self._stops(connection, owner_name(owner)).keys() & {"", "*"}:
                 return Refusal("stopped")
             seen = connection.execute(
@@ -199,7 +195,7 @@ class Index:
                 "message": None,
             }
             if seen is None:
-                self._writer.write(connection, [row])
+                write_runs(connection, [row])
                 connection.execute(update(runs).where(runs.c.run_id == row.run_id).values(**lease, attempt=1))
                 return Lease(row.run_id, 1)
             if seen.status == "finished":
@@ -219,17 +215,22 @@ class Index:
                 return Refusal("leased")
             return Lease(row.run_id, seen.attempt + 1)
 
-    def renew(self, owner: str, ttl_s: float, progress: Mapping[str, Progress] | None = None) -> Renewal:
-        """Prolong all leases of `owner` to `ttl_s` from now, and write progress; what it holds and what has to stop."""
+    def renew(self, owner: str, ttl_s: float, progress: Iterable[Event] = ()) -> tuple[frozenset[str], dict[str, str]]:
+        """Prolong all leases of `owner` to `ttl_s` from now, and write the progress of its runs.
+
+        Returns:
+            The ids of the runs that it holds, and the requests to stop: of the sweep, as `""`, the start of runs, as
+            `"*"`, or a run, by its id → why.
+        """
         with self.database.writing() as connection:
             mine = runs.c.owner == owner
             connection.execute(update(runs).where(mine).values(expires_s=self.database.now_s() + ttl_s))
             held = set(connection.execute(select(runs.c.run_id).where(mine)).scalars())
-            for run_id, each in (progress or {}).items():
-                if run_id in held:
+            for each in progress:
+                if each.run_id in held:
                     connection.execute(
                         update(runs)
-                        .where(runs.c.run_id == run_id, mine)
+                        .where(runs.c.run_id == each.run_id, mine)
                         .values(
                             step=each.step,
                             worker_id=each.worker_id,
@@ -237,15 +238,15 @@ class Index:
                             revision=next_revision(connection),
                         )
                     )
-            return Renewal(frozenset(held), self._stops(connection, owner_name(owner)))
+            return frozenset(held), self._stops(connection, owner_name(owner))
 
     def end(self, row: RunRecord, owner: str) -> bool:
         """Write how a run ended and end its lease; False, without effect, if `owner` does not hold the lease."""
-        with self._writing() as connection:
+        with self.database.writing() as connection:
             held = select(runs.c.id).where(runs.c.run_id == row.run_id, runs.c.owner == owner)
             if connection.execute(held).one_or_none() is None:
                 return False
-            self._writer.write(connection, [row])
+            write_runs(connection, [row])
             return True
 
     def expired(self) -> list[tuple[str, str | None]]:
@@ -282,10 +283,10 @@ class Index:
         with self.database.writing() as connection:
             replace_row(connection, locks, values)
 
-    def stops(self, sweep_id: str) -> dict[str, str]:
-        """Requests to stop of a sweep: run id, or `""` for all of it → why."""
+    def stop_requested(self, sweep_id: str) -> bool:
+        """Whether a sweep was asked to stop."""
         with self.database.reading() as connection:
-            return self._stops(connection, sweep_id)
+            return "" in self._stops(connection, sweep_id)
 
     def forget_stops(self, sweep_id: str, run_id: str | None = None) -> None:
         """Forget the requests to stop a sweep that has ended, or only that to stop a run."""
@@ -293,6 +294,7 @@ class Index:
             connection.execute(delete(locks).where(self._stop_names(sweep_id, run_id)))
 
     def _stops(self, connection: Connection, sweep_id: str) -> dict[str, str]:
+        """Requests to stop of a sweep: run id, or `""` for all of it → why."""
         query = select(locks.c.name, locks.c.owner).where(self._stop_names(sweep_id))
         return {name.rpartition("/")[2]: reason for name, reason in connection.execute(query)}
 
@@ -330,17 +332,6 @@ class Index:
             connection.execute(delete(locks).where(locks.c.name == name, locks.c.owner == owner))
 
     # -- internals -----------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        """A writing transaction in which runs are written."""
-        try:
-            with self.database.writing() as connection:
-                yield connection
-        except BaseException:
-            # What was inserted in a transaction that is rolled back has no ids.
-            self._writer.forget()
-            raise
 
     def is_training(self, connection: Connection) -> ColumnElement[bool]:
         """Whether a run is running under a lease that holds."""

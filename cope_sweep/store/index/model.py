@@ -136,26 +136,6 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a run is."""
-
-    step: int
-    worker_id: str
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """The latest value of each metric."""
-
-
-@dataclass(frozen=True)
-class Renewal:
-    """Answer to the owner of leases when it renews them."""
-
-    held: frozenset[str]
-    """The runs that it holds."""
-    stops: Mapping[str, str]
-    """Requests to stop: of the sweep, as `""`, the start of runs, as `"*"`, or a run, by its id → why."""
-
-
-@dataclass(frozen=True)
 class SweepSummary:
     """One sweep of the store."""
 

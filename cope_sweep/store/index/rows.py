@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import marshal
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, cast
 
-from cachetools import LRUCache
-from sqlalchemy import ARRAY, Connection, Table, any_, case, func, literal, select, update
+from sqlalchemy import ARRAY, Connection, Table, any_, case, func, insert, literal, select, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.index.model import RECORD_COLUMNS, RunRecord, Value, flatten
 from cope_sweep.store.index.tables import SECTIONS, counters, keys, parts, runs
-
-MAX_CACHED_PARTS = 100_000
-MAX_CACHED_DIGESTS = 10_000
 
 
 def replace_row(connection: Connection, table: Table, values: Mapping[str, Any]) -> None:
@@ -44,75 +38,50 @@ def next_revision(connection: Connection, count: int = 1) -> int:
     return int(last) - count + 1
 
 
-class RowWriter:
-    """Writes rows; remembers the ids of parts, and the keys that are written, between transactions."""
+def write_runs(connection: Connection, rows: Sequence[RunRecord]) -> None:
+    """Insert or replace runs, in the caller's writing transaction; their leases end.
 
-    def __init__(self) -> None:
-        self._parts: LRUCache[str, int] = LRUCache(MAX_CACHED_PARTS)
-        self._keys: set[str] = set()
-        self._lock = threading.Lock()
+    A run is at most once in `rows`.
+    """
+    if not rows:
+        return
+    part_ids = _part_ids(connection, rows)
+    first = next_revision(connection, len(rows))
+    values = [{**_columns(row), **part_ids[row.run_id], "revision": first + index} for index, row in enumerate(rows)]
+    connection.execute(_write_run(connection.dialect.name, tuple(values[0])), values)
+    _write_keys(connection, {name for row in rows for name in (*row.metrics, *_fact_keys(row))})
 
-    def write(self, connection: Connection, rows: Sequence[RunRecord]) -> None:
-        """Insert or replace runs, in the caller's writing transaction; their leases end.
 
-        A run is at most once in `rows`.
-        """
-        if not rows:
-            return
-        with self._lock:
-            part_ids = self._part_ids(connection, rows)
-            first = next_revision(connection, len(rows))
-            values = [
-                {**_columns(row), **part_ids[row.run_id], "revision": first + index} for index, row in enumerate(rows)
-            ]
-            connection.execute(_write_run(connection.dialect.name, tuple(values[0])), values)
-            self._write_keys(connection, {name for row in rows for name in (*row.metrics, *_fact_keys(row))})
-
-    def forget(self) -> None:
-        """Forget the remembered ids, after a transaction was rolled back."""
-        with self._lock:
-            self._parts.clear()
-            self._keys.clear()
-
-    def _part_ids(self, connection: Connection, rows: Sequence[RunRecord]) -> dict[str, dict[str, int]]:
-        """Run id → `{"task_part": id, …}`. Parts that are new are written."""
-        digests: dict[str, tuple[str, Any]] = {}
-        wanted: dict[str, dict[str, str]] = {}
-        for row in rows:
-            for section in SECTIONS:
-                content = (row.spec or {}).get(section)
-                digest = part_digest(section, content)
-                digests[digest] = (section, content)
-                wanted.setdefault(row.run_id, {})[f"{section}_part"] = digest
-        known = {digest: self._parts[digest] for digest in digests if digest in self._parts}
-        if missing := [digest for digest in digests if digest not in known]:
-            known |= self._write_parts(connection, {digest: digests[digest] for digest in missing})
-        return {
-            run_id: {column: known[digest] for column, digest in by_column.items()}
-            for run_id, by_column in wanted.items()
-        }
-
-    def _write_parts(self, connection: Connection, new: Mapping[str, tuple[str, Any]]) -> dict[str, int]:
-        before = _known_parts(connection, new)
-        rows = [
-            {"digest": digest, "section": section, "content": part_values(section, content)}
-            for digest, (section, content) in new.items()
-            if digest not in before
+def _part_ids(connection: Connection, rows: Sequence[RunRecord]) -> dict[str, dict[str, int]]:
+    """Run id → `{"task_part": id, …}`. Parts that are new are written."""
+    contents: dict[str, tuple[str, Any]] = {}
+    wanted: dict[str, dict[str, str]] = {}
+    for row in rows:
+        for section in SECTIONS:
+            content = (row.spec or {}).get(section)
+            digest = _part_digest(section, content)
+            contents[digest] = (section, content)
+            wanted.setdefault(row.run_id, {})[f"{section}_part"] = digest
+    known = _known_parts(connection, contents)
+    if new := [digest for digest in contents if digest not in known]:
+        values = {digest: part_values(*contents[digest]) for digest in new}
+        rows_of_parts = [
+            {"digest": digest, "section": contents[digest][0], "content": values[digest]} for digest in new
         ]
-        ids = before
-        if rows:
-            connection.execute(insert_into(connection.dialect.name, parts).on_conflict_do_nothing(), rows)
-            ids = _known_parts(connection, new)
-            self._write_keys(connection, {name for row in rows for name in row["content"]})
-        self._parts.update(ids)
-        return ids
+        connection.execute(insert(parts), rows_of_parts)
+        known |= _known_parts(connection, new)
+        _write_keys(connection, {name for each in values.values() for name in each})
+    return {
+        run_id: {column: known[digest] for column, digest in by_column.items()} for run_id, by_column in wanted.items()
+    }
 
-    def _write_keys(self, connection: Connection, names: set[str]) -> None:
-        # SQLite's paths cannot name a key with a quotation mark.
-        if new := {name for name in names - self._keys if '"' not in name}:
-            statement = insert_into(connection.dialect.name, keys).on_conflict_do_nothing()
-            connection.execute(statement, [{"name": name} for name in new])
-            self._keys |= new
+
+def _write_keys(connection: Connection, names: set[str]) -> None:
+    # SQLite's paths cannot name a key with a quotation mark.
+    usable = [name for name in names if '"' not in name]
+    known = set(connection.execute(select(keys.c.name).where(among(connection, keys.c.name, usable))).scalars())
+    if new := [{"name": name} for name in usable if name not in known]:
+        connection.execute(insert(keys), new)
 
 
 def _fact_keys(row: RunRecord) -> list[str]:
@@ -137,15 +106,8 @@ def part_values(section: str, content: Any) -> dict[str, Value]:
     }
 
 
-def part_digest(section: str, content: Any) -> str:
-    """The digest of a section of a spec."""
-    # Version 2 of the format has no references, so that equal documents read from files give equal bytes.
-    return _digest_of(marshal.dumps((section, content), 2))
-
-
-@lru_cache(MAX_CACHED_DIGESTS)
-def _digest_of(document: bytes) -> str:
-    text = json.dumps(marshal.loads(document), sort_keys=True, separators=(",", ":"))  # noqa: S302 - our own bytes
+def _part_digest(section: str, content: Any) -> str:
+    text = json.dumps([section, content], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -141,7 +141,7 @@ class SweepJobs:
         Has no effect on one that has ended. Raises NotFoundError, ClusterError.
         """
         if self.require(sweep_id).status in ACTIVE:
-            self.queries.store.request_stop(sweep_id)
+            self.queries.store.index.request_stop(sweep_id)
         if self.require(sweep_id).status == "pending" and self.settings.ray_address:
             stop_job(self.settings.ray_address, sweep_id)
             self.reconcile(sweep_id)
@@ -304,7 +304,7 @@ class SweepJobs:
             ablation=summary.ablation,
             status=summary.status,
             runs=summary.runs,
-            stop_requested=summary.status in ACTIVE and store.stop_requested(sweep_id),
+            stop_requested=summary.status in ACTIVE and store.index.stop_requested(sweep_id),
             retry_of=retry_of,
             url=url,
             events=f"{url}/events",

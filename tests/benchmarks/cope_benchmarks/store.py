@@ -72,7 +72,7 @@ def measure(runs: int = RUNS) -> Measured:
         one = _file(root, SMALL).read_text()
         _file(root, 1).write_text(one.partition("grid:")[0] + "seeds: [0]\n" + one[one.index("metrics:") :])
         store = write_store(root / "store", plans[runs])
-        rebuilt, _ = timed(lambda: rebuild(store, Index(store.index_url)), 1)
+        rebuilt, _ = timed(lambda: rebuild(Store(store.location, index=Index(store.index_url))), 1)
         rows.add("rebuild the index", runs / rebuilt[0], " runs/s", f", {runs:,} runs")
         _questions(rows, root, plans[SMALL])
         for number in (MEDIUM, runs):
@@ -80,7 +80,7 @@ def measure(runs: int = RUNS) -> Measured:
             what = "all" if number == runs else f"{MEDIUM:,}"
             _add(rows, f"plan of {what} runs: expand, hash, compare", taken)
         _reports(rows, root, runs)
-        taken, differences = timed(lambda: list(check(store, store.index)), 1)
+        taken, differences = timed(lambda: list(check(store)), 1)
         if differences:
             raise RuntimeError(f"the store is not what its index says: {differences[0]}")
         _add(rows, "check of all runs", taken)

@@ -298,7 +298,7 @@ def test_stop_and_retry(serve: Serve, cluster: ScriptedCluster, folder: Path) ->
     for _ in range(2):
         stopped = client.post(f"{url}/stop")
         assert (stopped.status_code, stopped.json()["stop_requested"]) == (202, True)
-    assert store.stop_requested(sweep["sweep_id"])
+    assert store.index.stop_requested(sweep["sweep_id"])
     assert cluster.stopped == [sweep["sweep_id"]] * 2  # the job, because it has not begun the sweep
 
     _, plan = job_submission(store, sweep["sweep_id"])

@@ -1,6 +1,7 @@
 """What happens in a store, on SQLite and on PostgreSQL."""
 
-from cope_sweep.store.index import Lease, Progress
+from cope_sweep.store.event import Event
+from cope_sweep.store.index import Lease
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.index.summaries import Activity, activity, note_left_out
 from tests.store.index.rows import row, write_sweep
@@ -18,7 +19,7 @@ def test_runs_sweeps_and_leases_are_counted(index):
     steps = sum(record.step for record in index.records([run.run_id for run in RUNS]).values())
     for run, left_s in zip(RUNS[2:4], (60.0, 20.0), strict=True):
         assert isinstance(index.acquire(row(run, "running"), f"owner-{left_s}", left_s), Lease)
-    index.renew("owner-60.0", 60.0, {RUNS[2].run_id: Progress(7, "here")})
+    index.renew("owner-60.0", 60.0, [Event(RUNS[2].run_id, "running", 7)])
     write_sweep(index, "running", RUNS, "running", owner=new_owner("running"))
     write_sweep(index, "unknown machine", RUNS[:2], "running", owner="unknown machine@other/1-2:3:4")
     write_sweep(index, "waiting", RUNS[:1], "pending")

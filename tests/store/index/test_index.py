@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from cope_sweep.store import Filter, QueryError, RunQuery, StoreError, SweepSummary
-from cope_sweep.store.index import Index, Progress
+from cope_sweep.store.event import Event
+from cope_sweep.store.index import Index
 from tests.store.index.rows import row
 from tests.tiny import tiny_run
 
@@ -88,7 +89,7 @@ def test_filters(filled, condition, expected):
 def test_a_value_of_another_kind_and_the_progress_of_a_run_do_not_match(index):
     index.write([row(RUNS[0], metrics={"m": 1.0}, facts={"n": 2, "list": [1], "text": "3", "flag": False, 'a"b': 1})])
     index.acquire(row(RUNS[1], "running"), "owner", 60)
-    index.renew("owner", 60, {RUNS[1].run_id: Progress(1, "here", {"m": 0.5})})
+    index.renew("owner", 60, [Event(RUNS[1].run_id, "running", 1, metrics={"m": 0.5})])
     for condition in [
         ("facts.n", "<", "3"),
         ("facts.text", "<", 4),

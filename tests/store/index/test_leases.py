@@ -10,7 +10,8 @@ import pytest
 
 from cope_sweep.store import Lease, LeaseHolder, Refusal, Store
 from cope_sweep.store import leases as leases_module
-from cope_sweep.store.index import Index, IndexUnavailable, IndexUnusable, Progress, waiting
+from cope_sweep.store.event import Event
+from cope_sweep.store.index import Index, IndexUnavailable, IndexUnusable, waiting
 from cope_sweep.store.index.owners import new_owner
 from tests.store.index.rows import row
 from tests.store.waiting import until, until_prolonged
@@ -22,8 +23,11 @@ A, B = "a@other/machine-1:1:1", "b@other/machine-2:1:1"
 
 def test_renewing_prolongs_and_notes_progress(index):
     index.acquire(row(status="running"), A, 0.0)
-    progress = {RUN.run_id: Progress(4, "w", {"train/loss": 0.5}), "0" * 16: Progress(1, "w")}
-    assert index.renew(A, 60, progress).held == {RUN.run_id}
+    progress = [
+        Event(RUN.run_id, "running", 4, metrics={"train/loss": 0.5}, worker_id="w"),
+        Event("0" * 16, "running", 1),
+    ]
+    assert index.renew(A, 60, progress)[0] == {RUN.run_id}
     record = index.records([RUN.run_id])[RUN.run_id]
     assert (record.status, record.step, record.worker_id, record.metrics) == ("running", 4, "w", {"train/loss": 0.5})
 
@@ -44,19 +48,21 @@ def test_a_sweep_that_has_to_stop_leases_no_run(index, what):
 
 
 def test_requests_to_stop_come_with_a_renewal(index):
-    assert index.renew(A, 60).stops == {}
+    assert index.renew(A, 60)[1] == {}
     index.request_stop("a", RUN.run_id, "stopped by ASHA")
     index.request_stop("another", reason="not this one")
     index.request_stop("a%", reason="no pattern")
-    assert index.renew(A, 60).stops == index.stops("a") == {RUN.run_id: "stopped by ASHA"}
+    assert index.renew(A, 60)[1] == {RUN.run_id: "stopped by ASHA"}
     index.request_stop("a")
     index.request_stop("a")  # again
-    assert index.renew(A, 60).stops == {RUN.run_id: "stopped by ASHA", "": ""}
+    assert index.renew(A, 60)[1] == {RUN.run_id: "stopped by ASHA", "": ""}
     index.forget_stops("a", RUN.run_id)
-    assert index.stops("a") == {"": ""}
+    assert index.renew(A, 60)[1] == {"": ""}
+    assert index.stop_requested("a")
     index.forget_stops("a")
-    assert index.stops("a") == {}
-    assert index.stops("another") == {"": "not this one"}
+    assert index.renew(A, 60)[1] == {}
+    assert not index.stop_requested("a")
+    assert index.stop_requested("another")
 
 
 def _die_with_a_lease(url):
@@ -115,7 +121,7 @@ def test_a_sweep_holds_its_runs_until_it_closes(store):
     first, second = LeaseHolder(store, "first", ttl_s=3), LeaseHolder(store, "second", ttl_s=3)
     assert first.acquire(RUN) == Lease(RUN.run_id, 1)
     store.run(RUN.run_id).begin(RUN, "here", 1)
-    first.progress(RUN.run_id, Progress(3, "here"))
+    first.progress(Event(RUN.run_id, "running", 3))
     until_prolonged(store.index, RUN.run_id, 3)
     assert isinstance(second.acquire(RUN), Refusal)
     assert store.index.records([RUN.run_id])[RUN.run_id].step == 3
