@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from enum import StrEnum
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -19,17 +17,12 @@ from cope_sweep.errors import UserError
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Measure kernels, training steps, data, the sweep, the store and the service on this machine.",
+    help="Measure kernels, training steps, data, the sweep, the store and the service on this machine. "
+    "Exit code 1: a goal is missed, or what was to be timed is wrong.",
 )
 
 
-class Precision(StrEnum):
-    """Number formats of `bench prefill`."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-
-
+Precision = Literal["fp32", "bf16"]
 Keep = Annotated[
     Path | None,
     typer.Option("--keep", help="Write the measurement to this folder, as JSON and Markdown.", show_default=False),
@@ -64,11 +57,11 @@ def attention(
     """
     if avx2:
         limit_to_avx2()
-    from cope_benchmarks import attention as bench
+    from cope_benchmarks.attention import measure
 
     _prepare(keep, threads)
-    measured = bench.measure(repetitions)
-    _show(measured, as_json, keep, bench, name=f"attention-{measured['machine']['cpu_capability'].lower()}")
+    measured = measure(repetitions)
+    _show(measured, as_json, keep, name=f"attention-{measured['machine']['cpu_capability'].lower()}")
 
 
 @app.command()
@@ -77,10 +70,10 @@ def step(as_json: Json = False, keep: Keep = None, threads: Threads = None, repe
 
     Example: `cope-sweep bench step --threads 1 --keep results`
     """
-    from cope_benchmarks import step as bench
+    from cope_benchmarks.step import measure
 
     _prepare(keep, threads)
-    _show(bench.measure(repetitions), as_json, keep, bench)
+    _show(measure(repetitions), as_json, keep)
 
 
 @app.command()
@@ -96,13 +89,10 @@ def prefill(
         ),
     ] = None,
     tokens: Annotated[list[int], typer.Option("--tokens", min=1, help="Length of the prompt.")] = [1024, 4096],  # noqa: B006
-    precisions: Annotated[list[Precision], typer.Option("--precision", help="Number format.")] = [  # noqa: B006
-        Precision.fp32,
-        Precision.bf16,
-    ],
+    precisions: Annotated[list[Precision], typer.Option("--precision", help="Number format.")] = ["fp32", "bf16"],  # noqa: B006
     layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of the model; GPT-2 small has 12.")] = 12,
 ) -> None:
-    """Measure the forward pass of a model of GPT-2 small's size over a prompt: no encoding, RoPE, CoPE and the paper's listing.
+    """Measure the forward pass of a model of GPT-2 small's size over a prompt: no encoding, RoPE, CoPE, FoX, the paper's listing.
 
     On a GPU if there is one. The listing needs gigabytes of memory at 4,096 tokens.
 
@@ -120,10 +110,10 @@ def instructions(as_json: Json = False, keep: Keep = None) -> None:
 
     Example: `cope-sweep bench instructions --keep results`
     """
-    from cope_benchmarks import compiling as bench
+    from cope_benchmarks.compiling import measure
 
     _prepare(keep)
-    _show(bench.measure(), as_json, keep, bench)
+    _show(measure(), as_json, keep)
 
 
 @app.command()
@@ -135,7 +125,7 @@ def sweep(
         int, typer.Option("--repetitions", min=1, help="How many times the sweep and a bare trainable are timed.")
     ] = 3,
 ) -> None:
-    """Measure the sweep: many trivial runs, MLflow, the time between runs, other ways to use Ray, and a killed process.
+    """Measure the sweep: many trivial runs, a bare Tune trainable, MLflow, the time between runs, and a killed process.
 
     Takes about fifteen minutes on two quiet cores.
 
@@ -227,17 +217,15 @@ def _prepare(folder: Path | None, threads: int | None = None) -> None:
         raise UserError(f"--keep {folder}: {error.strerror}; name a folder that can be written") from error
 
 
-def _show(
-    measured: dict[str, Any], as_json: bool, folder: Path | None, bench: ModuleType | None = None, name: str = ""
-) -> None:
-    """Save and print a measurement, and its goals. `bench` makes tables that `report` does not; `name` of the files."""
+def _show(measured: dict[str, Any], as_json: bool, folder: Path | None, name: str = "") -> None:
+    """Save a measurement under a name, by default its own, and print it. Exits with 1 if a goal is missed or results are wrong."""
     from cope_benchmarks import report
 
-    bench = bench or report
     if folder is not None:
-        report.save(folder, name or measured["bench"], measured, bench.table(measured))
+        report.save(folder, name or measured["bench"], measured)
     if as_json:
         print_json(measured)
-        return
-    typer.echo(bench.table(measured))
-    typer.echo(report.goals_table(measured["bench"], bench.numbers(measured)))
+    else:
+        typer.echo(report.table(measured))
+    if report.failed(measured):
+        raise typer.Exit(1)
