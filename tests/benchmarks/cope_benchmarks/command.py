@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -22,7 +23,14 @@ app = typer.Typer(
 )
 
 
-Precision = Literal["fp32", "bf16"]
+class Precision(StrEnum):
+    """Number formats of `bench prefill`."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+BOTH = list(Precision)
 Keep = Annotated[
     Path | None,
     typer.Option("--keep", help="Write the measurement to this folder, as JSON and Markdown.", show_default=False),
@@ -89,7 +97,7 @@ def prefill(
         ),
     ] = None,
     tokens: Annotated[list[int], typer.Option("--tokens", min=1, help="Length of the prompt.")] = [1024, 4096],  # noqa: B006
-    precisions: Annotated[list[Precision], typer.Option("--precision", help="Number format.")] = ["fp32", "bf16"],  # noqa: B006
+    precisions: Annotated[list[Precision], typer.Option("--precision", help="Number format.")] = BOTH,
     layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of the model; GPT-2 small has 12.")] = 12,
 ) -> None:
     """Measure the forward pass of a model of GPT-2 small's size over a prompt: no encoding, RoPE, CoPE, FoX, the paper's listing.
