@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cope_sweep.cli.options import Json
 from cope_sweep.cli.output import print_json
 from cope_sweep.errors import UserError
+
+if TYPE_CHECKING:
+    from cope_benchmarks.report import Measured
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -67,9 +72,7 @@ def attention(
         limit_to_avx2()
     from cope_benchmarks.attention import measure
 
-    _prepare(keep, threads)
-    measured = measure(repetitions)
-    _show(measured, as_json, keep, name=f"attention-{measured['machine']['cpu_capability'].lower()}")
+    _measure(partial(measure, repetitions), as_json, keep, threads, "attention-{cpu_capability}")
 
 
 @app.command()
@@ -80,8 +83,7 @@ def step(as_json: Json = False, keep: Keep = None, threads: Threads = None, repe
     """
     from cope_benchmarks.step import measure
 
-    _prepare(keep, threads)
-    _show(measure(repetitions), as_json, keep)
+    _measure(partial(measure, repetitions), as_json, keep, threads)
 
 
 @app.command()
@@ -108,8 +110,7 @@ def prefill(
     """
     from cope_benchmarks.prefill import measure
 
-    _prepare(keep, threads)
-    _show(measure(positions or (), tokens, precisions, repetitions, layers), as_json, keep)
+    _measure(partial(measure, positions or (), tokens, precisions, repetitions, layers), as_json, keep, threads)
 
 
 @app.command()
@@ -120,8 +121,7 @@ def instructions(as_json: Json = False, keep: Keep = None) -> None:
     """
     from cope_benchmarks.compiling import measure
 
-    _prepare(keep)
-    _show(measure(), as_json, keep)
+    _measure(measure, as_json, keep)
 
 
 @app.command()
@@ -141,8 +141,7 @@ def sweep(
     """
     from cope_benchmarks.sweep import measure
 
-    _prepare(keep)
-    _show(measure(runs, repetitions), as_json, keep)
+    _measure(partial(measure, runs, repetitions), as_json, keep)
 
 
 @app.command()
@@ -159,8 +158,7 @@ def store(
     """
     from cope_benchmarks.store import measure
 
-    _prepare(keep)
-    _show(measure(runs), as_json, keep)
+    _measure(partial(measure, runs), as_json, keep)
 
 
 @app.command()
@@ -177,8 +175,7 @@ def serve(
     """
     from cope_benchmarks.serve import measure
 
-    _prepare(keep)
-    _show(measure(runs), as_json, keep)
+    _measure(partial(measure, runs), as_json, keep)
 
 
 @app.command()
@@ -189,8 +186,7 @@ def data(as_json: Json = False, keep: Keep = None) -> None:
     """
     from cope_benchmarks.data import measure
 
-    _prepare(keep)
-    _show(measure(), as_json, keep)
+    _measure(measure, as_json, keep)
 
 
 def limit_to_avx2() -> None:
@@ -209,28 +205,39 @@ def limit_to_avx2() -> None:
         raise UserError(f"--avx2: this processor's best instructions are {capability}; measure without --avx2")
 
 
-def _prepare(folder: Path | None, threads: int | None = None) -> None:
-    """Set torch's threads. Raises UserError if `folder` cannot be written, before minutes of measuring."""
+def _measure(
+    measure: Callable[[], Measured],
+    as_json: bool,
+    folder: Path | None,
+    threads: int | None = None,
+    name: str = "{bench}",
+) -> None:
+    """Measure, save and print: the body of all commands. Exits with 1 if a goal is missed, or if results are wrong.
+
+    Args:
+        measure: Returns the measurement.
+        as_json: Whether JSON is printed, and not the table.
+        folder: Where both are saved. Raises UserError if it cannot be written, before minutes of measuring.
+        threads: Of torch; None: as many as it chooses.
+        name: Of the files.
+    """
     if threads is not None:
         import torch
 
         torch.set_num_threads(threads)
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UserError(f"--keep {folder}: {error.strerror}; name a folder that can be written") from error
-
-
-def _show(measured: dict[str, Any], as_json: bool, folder: Path | None, name: str = "") -> None:
-    """Save a measurement under a name, by default its own, and print it. Exits with 1 if a goal is missed or results are wrong."""
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise UserError(f"--keep {folder}: {error.strerror}; name a folder that can be written") from error
     from cope_benchmarks import report
 
+    measured = measure()
     if folder is not None:
-        report.save(folder, name or measured["bench"], measured)
+        cpu_capability = measured["machine"]["cpu_capability"].lower()
+        report.save(folder, name.format(bench=measured["bench"], cpu_capability=cpu_capability), measured)
     if as_json:
         print_json(measured)
     else:

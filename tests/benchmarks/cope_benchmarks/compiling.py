@@ -69,24 +69,24 @@ def _tried(problem: Problem, configurations: Configurations) -> None:
 
 def compile_kernels(problem: Problem, configurations: Configurations | None, device: str) -> None:
     """Compile the kernels that a problem launches, forward and backward; configurations None: those of the table."""
-    from cope_sweep.kernels.triton_attention import launch
-
     small = problem.one_sequence()
     leaves, weight = small.leaves(device)
-    chosen = using_configurations(configurations) if configurations else nullcontext()
-    compiled = {name: _CompiledOnly(kernel) for name, kernel in launch.KERNELS.items()}
-    with chosen, mock.patch.dict(launch.KERNELS, compiled):
+    with using_configurations(configurations) if configurations else nullcontext(), only_compiled():
         computed_by(small.attend, leaves, weight)
 
 
-class _CompiledOnly:
-    """Takes the place of a kernel: its launches compile it."""
+@contextmanager
+def only_compiled() -> Iterator[dict[str, tuple[Any, Mapping[str, int]]]]:
+    """Let launches compile their kernels, and not run them, within a `with` block: by kernel, the result, and its sizes."""
+    from cope_sweep.kernels.triton_attention import launch
 
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
+    compiled: dict[str, tuple[Any, Mapping[str, int]]] = {}
 
-    def __getitem__(self, grid: Any) -> Any:
-        return partial(self._kernel.warmup, grid=grid)
+    def compile_instead(kernel: str, grid: Any, arguments: dict[str, Any], sizes: Mapping[str, int]) -> None:
+        compiled[kernel] = launch.KERNELS[kernel].warmup(grid=grid, **arguments, **sizes, **launch.OPTIONS), sizes
+
+    with mock.patch.object(launch, "run", compile_instead):
+        yield compiled
 
 
 # For a GPU that is not there ------------------------------------------------------------------------------------------
@@ -190,17 +190,11 @@ def compile_ahead(
     q, k, v = torch.zeros(3, 2, 2, tokens, head_dim, dtype=dtype)
     e = torch.zeros(p_max, head_dim, dtype=dtype) if p_max else None
     given = Arguments(q, k, v, e=e, scale=head_dim**-0.5, **changes)
-    compiled: dict[str, Row] = {}
-
-    def compile_instead(kernel: str, grid: Any, arguments: dict[str, Any], sizes: Mapping[str, int]) -> None:
-        done = launch.KERNELS[kernel].warmup(grid=grid, **arguments, **sizes, **launch.OPTIONS)
-        compiled[kernel] = _counted(done, sizes)
-
-    with compiling_for(capability), mock.patch.object(launch, "run", compile_instead):
+    with compiling_for(capability), only_compiled() as compiled:
         outputs = operator.empty_outputs(given, "triton")
         launch.forward(given, *outputs)
         launch.backward(given, q, *outputs, operator.empty_gradients(given, "triton"))
-    return compiled
+    return {kernel: _counted(*found) for kernel, found in compiled.items()}
 
 
 def _counted(done: Any, sizes: Mapping[str, int]) -> Row:
