@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from cope_benchmarks.report import GOALS, MEMORY, OF_OURS, OF_SDPA, table
 from cope_benchmarks.timing import resumed
 
 from cope_sweep.kernels import tuning
-from cope_sweep.kernels.tuning import KERNELS, Entry, incompatible, read_table
+from cope_sweep.kernels.tuning import KERNELS, incompatible, read_table
 from cope_sweep.train import compiled
 
 ROOT = Path(__file__).parents[2]
@@ -229,26 +230,17 @@ def test_the_fastest_correct_configuration_is_written(monkeypatch, tmp_path):
     (failed,) = tune.measure(tmp_path, "cpu", 10.0)["rows"].values()
     assert failed["failed"] == "no configuration of forward is correct: off"
     assert not (tmp_path / "tuning.json").exists()
+
     monkeypatch.setattr(tune, "_wrong", lambda *_: None)
-    entry, rows = tune.tuned(tune.TINY[0], "cpu")
-    assert rows["forward"]["ms with the table's"] == 3.0
-    assert [row["ms with this"] for row in rows.values()] == [1.0, 1.0, 1.0]
-    assert entry.kernels["forward"]["BLOCK_T"] == 32
-
-
-def test_the_new_table_has_the_entries_of_all_kinds(monkeypatch, tmp_path):
-    kinds = [Problem(head_dim=size) for size in (16, 32, 64)]
-    old = read_table(tuning.PATH)
-    kernels = old.nearest("interpreter", 16, True, 64, 64, 256).kernels
-
-    def tuned(kind, device):
-        return Entry("interpreter", 16, True, kind.head_dim, 64, 77, kernels, "a test"), {"forward": {}}
-
-    monkeypatch.setattr(tune, "TINY", kinds)
-    monkeypatch.setattr(tune, "tuned", tuned)
-    tune.measure(tmp_path, "cpu", 10.0)
+    monkeypatch.setattr(tune, "TINY", [replace(tune.TINY[0], head_dim=size) for size in (16, 32)])
+    (tmp_path / "new").mkdir()
+    rows = list(tune.measure(tmp_path / "new", "cpu", 10.0)["rows"].values())
+    assert (rows[0]["ms with the table's"], rows[0]["configuration"][:10]) == (3.0, "BLOCK_T=32")
+    assert [row["ms with this"] for row in rows] == [1.0] * 6
     read_table.cache_clear()
-    assert len(read_table(tmp_path / "tuning.json").entries) == len(old.entries) + len(kinds)
+    old, new = read_table(tuning.PATH).entries, read_table(tmp_path / "new" / "tuning.json").entries
+    assert [entry.kernels["forward"]["BLOCK_T"] for entry in new if entry not in old] == [32, 32]
+    assert len(new) == len(old) + 2
 
 
 # Compiling

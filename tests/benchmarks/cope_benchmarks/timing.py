@@ -47,16 +47,18 @@ def times(
     On a CPU a turn is one call; with one torch thread its time is CPU time. On a GPU a turn is many calls, for `turn_ms`,
     between two events. Where the host needs longer for them than the device, this is no time of the device.
     """
-    calls = dict.fromkeys(runs, 1)
-    if device == "cuda":
-        for name, run in runs.items():
+    if device == "cpu":
+        turn, second = {name: partial(_call_ms, run) for name, run in runs.items()}, "cpu_ms"
+    else:
+        for run in runs.values():
             run()
-            calls[name] = max(1, min(MAX_CALLS, int(turn_ms / max(_turn_on_gpu_ms(run, 1)[0], 1e-3))))
-    on_gpu, second = device == "cuda", "host_ms" if device == "cuda" else "cpu_ms"
-    each_turn = {
-        n: partial(_turn_on_gpu_ms, run, calls[n]) if on_gpu else partial(_call_ms, run) for n, run in runs.items()
-    }
-    return {name: _summary(taken, second) for name, taken in in_turns(each_turn, turns, warm).items()}
+        turn = {name: partial(_turn_on_gpu_ms, run, _calls(run, turn_ms)) for name, run in runs.items()}
+        second = "host_ms"
+    return {name: _summary(taken, second) for name, taken in in_turns(turn, turns, warm).items()}
+
+
+def _calls(run: Run, turn_ms: float) -> int:
+    return max(1, min(MAX_CALLS, int(turn_ms / max(_turn_on_gpu_ms(run, 1)[0], 1e-3))))
 
 
 def _call_ms(run: Run) -> tuple[float, float]:
@@ -131,16 +133,15 @@ def resumed(
     """Measure what the file `path` does not have yet; write it after each item, with a table beside it.
 
     `measure` returns the rows of an item by name. An item begins only if one that takes as long as the longest so far ends
-    within the budget. Raises ValueError if the file was measured on another machine.
+    within the budget. Raises ValueError if the file was measured on another machine, or has another form.
     """
     here = {name: value for name, value in machine(device).items() if name != "load"}
     measured: Measured = {"bench": path.stem, "machine": here, "done": [], "rows": {}}
     if path.exists():
         measured = json.loads(path.read_text(encoding="utf-8"))
-        if measured["machine"] != here:
-            raise ValueError(
-                f"{path}: measured on another machine, {measured['machine']}; use another folder, or delete it"
-            )
+        if measured["machine"] != here or "done" not in measured:
+            measured_on = f"measured on another machine, or by an earlier version: {measured['machine']}"
+            raise ValueError(f"{path}: {measured_on}; use another folder, or delete it")
     end_s, longest_s = time.monotonic() + budget_s, 0.0
     for key in [key for key in todo if key not in measured["done"]]:
         begin_s = time.monotonic()
