@@ -193,11 +193,13 @@ def test_ratios_are_those_to_the_fastest_sdpa_and_the_table_shows_them():
     attention.add_ratios(found, "triton")
     assert (found["triton"][MEMORY], found["triton"][OF_SDPA]) == (2.0, 6.25)
     assert found[attention.LISTING][OF_OURS] == 21.6
-    text = table({"bench": "gpu", "rows": {f"T 4096: {name}": row for name, row in found.items()}})
+    rows = {f"T 4096: {name}": row for name, row in found.items()}
+    text = table({"bench": "gpu", "machine": {"gpu": "H200"}, "rows": rows})
     assert f"| T 4096: triton: {OF_SDPA} | ≤ 1.25 | 6.25 | no |" in text
     assert "| T 4096: triton | 1.25 ± 0.1 | 12 | 6.25 | 2 | 1 |" in text
     assert "| T 4096: SDPA, efficient | 0.2 ± 0.1 (host-bound) |" in text
     assert "| no kernel |" in text
+    assert "goal" not in table({"bench": "gpu", "machine": {}, "rows": rows})  # a dry run
     wrong = {"triton": {"failed": "wrong"}}
     attention.add_ratios(wrong, "triton")
     assert wrong == {"triton": {"failed": "wrong"}}

@@ -111,7 +111,9 @@ class Rows:
 
 
 def goals(measured: Measured) -> list[tuple[str, Goal, float]]:
-    """The goals that were measured: what, limit, and the number."""
+    """The goals that were measured: what, limit, and the number. A dry run on a CPU has measured none of a GPU's."""
+    if measured["bench"] == "gpu" and "gpu" not in measured["machine"]:
+        return []
     numbers: dict[str, float] = {}
     for name, row in measured["rows"].items():
         for column, value in row.items():
