@@ -50,12 +50,6 @@ def test_stages_run_in_order_and_wrong_kernels_stop_them(codes, code, ran, tmp_p
     assert stages == list(ran)
 
 
-def test_later_stages_use_the_table_that_was_measured(tmp_path):
-    assert "COPE_SWEEP_TUNING" not in gpu_stages._environment("cuda", tmp_path)
-    (tmp_path / "tuning.json").write_text("{}")
-    assert gpu_stages._environment("cuda", tmp_path)["COPE_SWEEP_TUNING"] == str(tmp_path / "tuning.json")
-
-
 def test_without_a_gpu_the_way_out_is_named(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main([]) == 1
@@ -74,21 +68,6 @@ def test_packages_that_are_missing_are_named_with_the_command_that_brings_them(t
     monkeypatch.setattr(gpu_stages, "BASE", ("no_such_package",))
     assert main([]) == 1
     assert "lacks no_such_package; make gpu PYTHON=" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_gpu_passes_its_settings_on():
-    def command(*settings):
-        # Not as part of the `make` that may run the tests.
-        env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-        made = ["make", "-n", "gpu", *settings]
-        found = subprocess.run(made, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-        return found.stdout.replace("\\\n", " ").split()
-
-    given = command("PYTHON=python9", "STAGE=tests tune", "OUT=there", "DEVICE=cpu")
-    assert given[1:4] == ["python9", "-m", "cope_benchmarks.gpu_stages"]
-    assert given[4:] == ["--device", "cpu", "--out", "there", "--stage", "tests", "--stage", "tune"]
-    assert command()[4:] == ["--device", "cuda"]
 
 
 @pytest.mark.slow
@@ -135,14 +114,18 @@ def test_tests_are_shared_out_to_processes_and_a_failure_is_a_failed_stage(tmp_p
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_gpu_as_a_dry_run_on_a_cpu(tmp_path):
     pytest.importorskip("triton")
-    command = ["make", "gpu", "DEVICE=cpu", f"OUT={tmp_path / 'out'}", f"PYTHON={sys.executable}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1440)
+    # Not as part of the `make` that may run the tests.
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    settings = ["DEVICE=cpu", f"OUT={tmp_path / 'out'}", f"PYTHON={sys.executable}", f"STAGE={' '.join(STAGES)}"]
+    done = subprocess.run(["make", "gpu", *settings], cwd=ROOT, env=env, capture_output=True, text=True, timeout=1440)
     logs = "".join(path.read_text()[-3000:] for path in (tmp_path / "out").glob("*.log"))
     assert done.returncode == 0, done.stdout + done.stderr + logs
     rows = {
         stage: json.loads((tmp_path / "out" / f"{stage}.json").read_text())["rows"] for stage in ("tune", "gpu", "step")
     }
     assert all(attention.BOTH in rows["gpu"][f"{case.name}: triton"] for case in attention.DRY_CASES)
+    measured = [entry for entry in read_table(tmp_path / "out" / "tuning.json").entries if "measured" in entry.source]
+    assert rows["gpu"]["T 4096: triton"]["configurations"] == measured[0].kernels  # later stages use them
     assert "a step, ms" in rows["step"]["tiny: CoPE, triton"]
     assert {"gpu.md", "step.md", "tune.md", "tuning.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
@@ -190,7 +173,7 @@ def test_ratios_are_those_to_the_fastest_sdpa_and_the_table_shows_them():
         "SDPA, cuDNN": {"failed": "no kernel"},
         attention.LISTING: alternative(27.0, 900.0),
     }
-    attention.add_ratios(found, "triton")
+    attention.add_all_ratios(found, "triton")
     assert (found["triton"][MEMORY], found["triton"][OF_SDPA]) == (2.0, 6.25)
     assert found[attention.LISTING][OF_OURS] == 21.6
     rows = {f"T 4096: {name}": row for name, row in found.items()}
@@ -201,7 +184,7 @@ def test_ratios_are_those_to_the_fastest_sdpa_and_the_table_shows_them():
     assert "| no kernel |" in text
     assert "goal" not in table({"bench": "gpu", "machine": {}, "rows": rows})  # a dry run
     wrong = {"triton": {"failed": "wrong"}}
-    attention.add_ratios(wrong, "triton")
+    attention.add_all_ratios(wrong, "triton")
     assert wrong == {"triton": {"failed": "wrong"}}
 
 

@@ -25,7 +25,7 @@ from cope_benchmarks import peers
 from cope_benchmarks.exact import Expected, Leaves, computed_by
 from cope_benchmarks.gpu_problems import DTYPES, Problem
 from cope_benchmarks.peers import Attend
-from cope_benchmarks.report import MEMORY, OF_OURS, OF_SDPA, Measured, Row, Rows
+from cope_benchmarks.report import MEMORY, OF_OURS, OF_SDPA, Measured, Row, Rows, add_ratios
 from cope_benchmarks.timing import extra_mb, one_line, resumed, times
 from cope_sweep.kernels import tuning
 
@@ -107,8 +107,7 @@ def measure(repetitions: int, cases: tuple[Case, ...] = CPU_CASES) -> Measured:
     """Times, ratios and extra memory on this CPU."""
     rows = Rows("attention")
     for case in cases:
-        found = measure_case(case, "cpu", repetitions)
-        rows.rows |= {f"{case.name}: {name}": row for name, row in found.items()}
+        rows.add_rows(case.name, measure_case(case, "cpu", repetitions))
     return rows.measured(repetitions=repetitions)
 
 
@@ -146,22 +145,19 @@ def measure_case(case: Case, device: str, repetitions: int = 9, memory: bool = T
         except Exception as error:  # out of memory, for example
             found |= {name: {"failed": one_line(error)} for name in runs}
     ours = case.alternatives[0]
-    add_ratios(found, ours)
+    add_all_ratios(found, ours)
     found[ours] |= {"problem": asdict(case.problem), "configurations": configurations(case.problem, device)}
     return found
 
 
-def add_ratios(found: dict[str, Row], ours: str) -> None:
+def add_all_ratios(found: dict[str, Row], ours: str) -> None:
     """Add the ratios of times, and on a GPU of memory, to those of the fastest SDPA, and of times to `ours`."""
-    total_ms = {name: row[BOTH]["median_ms"] for name, row in found.items() if BOTH in row}
-    sdpa = min((name for name in BACKENDS if name in total_ms), key=total_ms.__getitem__, default=None)
-    for name in total_ms:
-        if sdpa:
-            found[name][OF_SDPA] = round(total_ms[name] / total_ms[sdpa], 3)
-            if ours == "triton" and found[sdpa].get("extra MB"):
-                found[name][MEMORY] = round(found[name]["extra MB"] / found[sdpa]["extra MB"], 3)
-        if ours in total_ms:
-            found[name][OF_OURS] = round(total_ms[name] / total_ms[ours], 3)
+    total_ms = {name: found[name][BOTH]["median_ms"] for name in BACKENDS if BOTH in found.get(name, {})}
+    sdpa = min(total_ms, key=total_ms.__getitem__, default="")
+    add_ratios(found, BOTH, sdpa, OF_SDPA)
+    if ours == "triton":
+        add_ratios(found, "extra MB", sdpa, MEMORY)
+    add_ratios(found, BOTH, ours, OF_OURS)
 
 
 def configurations(problem: Problem, device: str) -> dict[str, dict[str, int]]:

@@ -135,7 +135,7 @@ def sweep(
 ) -> None:
     """Measure the sweep: many trivial runs, a bare Tune trainable, MLflow, the time between runs, and a killed process.
 
-    Takes about fifteen minutes on two quiet cores.
+    Takes up to fifteen minutes on two quiet cores.
 
     Example: `cope-sweep bench sweep --keep results`
     """

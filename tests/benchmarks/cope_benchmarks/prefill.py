@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cope_benchmarks.report import Measured, Row, Rows
+from cope_benchmarks.report import Measured, Row, Rows, add_ratios
 from cope_benchmarks.timing import times
 from cope_sweep.config import RunSpec
 from cope_sweep.config.source import parse_value
@@ -77,13 +77,14 @@ def measure(
                 if error <= LIMITS[precision]
             }
             taken = times(passes, repetitions, device, turn_ms=200.0)
-            for name, error in errors.items():
-                row: Row = {"failed": f"logits are off by {error:.1e}"}
-                if name in taken:
-                    row = {"tokens/s": 1e3 * length / taken[name]["median_ms"]}
-                    if NONE in taken:
-                        row[f"÷ {NONE}"] = round(taken[NONE]["median_ms"] / taken[name]["median_ms"], 3)
-                rows.rows[f"{length:,} tokens, {precision}: {name}"] = row
+            found: dict[str, Row] = {
+                name: {"tokens/s": 1e3 * length / taken[name]["median_ms"]}
+                if name in taken
+                else {"failed": f"logits are off by {error:.1e}"}
+                for name, error in errors.items()
+            }
+            add_ratios(found, "tokens/s", NONE, f"÷ {NONE}")
+            rows.add_rows(f"{length:,} tokens, {precision}", found)
     return rows.measured(device=device, model=model | {"vocabulary": vocabulary})
 
 

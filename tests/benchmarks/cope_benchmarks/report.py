@@ -105,9 +105,25 @@ class Rows:
         """Add a row of one number."""
         self.rows[what] = {"measured": round(number, 5), "unit": unit, **more}
 
+    def add_rows(self, of: str, rows: Mapping[str, Row]) -> None:
+        """Add the rows of one problem."""
+        self.rows |= {f"{of}: {name}": row for name, row in rows.items()}
+
     def measured(self, **more: Any) -> Measured:
         load = [*self.machine["load"], *machine()["load"]]
         return {"bench": self.bench, **more, "machine": self.machine | {"load": load}, "rows": self.rows}
+
+
+def add_ratios(rows: Mapping[str, Row], column: str, base: str, ratio: str) -> None:
+    """Add to the rows the ratios of a column to that of the row `base`, where both have it."""
+    numbers = {
+        name: row[column]["median_ms"] if isinstance(row[column], Mapping) else row[column]
+        for name, row in rows.items()
+        if column in row
+    }
+    if numbers.get(base):
+        for name, number in numbers.items():
+            rows[name][ratio] = round(number / numbers[base], 3)
 
 
 def goals(measured: Measured) -> list[tuple[str, Goal, float]]:

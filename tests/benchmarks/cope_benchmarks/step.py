@@ -19,7 +19,7 @@ from torch import Tensor
 
 import cope_sweep.model.attention as model_attention
 from cope_benchmarks import peers
-from cope_benchmarks.report import OF_SDPA, Measured, Row, Rows
+from cope_benchmarks.report import OF_SDPA, Measured, Row, Rows, add_ratios
 from cope_benchmarks.timing import one_line, resumed, times
 from cope_sweep.config import RunSpec
 from cope_sweep.kernels import Implementation, Inputs, Positions, attend, using
@@ -109,8 +109,7 @@ def measure(repetitions: int, models: Mapping[str, Model] | None = None) -> Meas
     """The time of a step of every alternative, and its ratio to that of the same model with SDPA and no positions."""
     rows = Rows("step")
     for name, model in (models or MODELS).items():
-        found = measure_model(model, ALTERNATIVES, "cpu", repetitions)
-        rows.rows |= {f"{name}: {alternative}": row for alternative, row in found.items()}
+        rows.add_rows(name, measure_model(model, ALTERNATIVES, "cpu", repetitions))
     return rows.measured(repetitions=repetitions)
 
 
@@ -151,8 +150,7 @@ def measure_model(model: Model, alternatives: Alternatives, device: str, repetit
         trainer.close()
     for name, each in taken.items():
         found[name]["a step, ms"] = each
-        if SDPA in taken:
-            found[name][OF_SDPA] = round(each["median_ms"] / taken[SDPA]["median_ms"], 3)
+    add_ratios(found, "a step, ms", SDPA, OF_SDPA)
     return found
 
 
