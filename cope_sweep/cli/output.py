@@ -20,6 +20,8 @@ NAMES = ("run", "ablation", "sweep", "status")
 """Columns of what one types, and of single words: they are not wrapped."""
 UNLIMITED = 10_000
 """Columns of a console whose lines are not wrapped."""
+GAP = 2
+"""Between two columns of a table."""
 LEAST_WRAPPED = 12
 """Columns of a terminal that a wrapped text has at least."""
 DAY_S = 86_400
@@ -46,9 +48,7 @@ def counts_text(counts: Counts) -> str:
 
 def grid(*columns: str) -> Table:
     """An empty table without lines, for `print_table`. Columns of numbers are right-aligned."""
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table = _empty_grid()
     for index, column in enumerate(columns):
         whole = index == 0 or column in (*RIGHT_ALIGNED, *NAMES)
         justify: Literal["left", "right"] = "right" if column in RIGHT_ALIGNED else "left"
@@ -56,11 +56,21 @@ def grid(*columns: str) -> Table:
     return table
 
 
-def keep_columns(table: Table, wanted: Callable[[Column], object]) -> None:
-    """Drop the other columns of a table."""
-    table.columns = [column for column in table.columns if wanted(column)]
-    for index, column in enumerate(table.columns):
-        column._index = index  # by which rich knows the last one
+def _empty_grid() -> Table:
+    from rich.table import Table
+
+    return Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
+
+
+def with_columns(table: Table, wanted: Callable[[Column], object]) -> Table:
+    """A table of `grid` without its other columns."""
+    columns = [column for column in table.columns if wanted(column)]
+    kept = _empty_grid()
+    for each in columns:
+        kept.add_column(each.header, justify=each.justify, no_wrap=each.no_wrap, overflow=each.overflow)
+    for row, cells in zip(table.rows, zip(*(each.cells for each in columns), strict=True), strict=True):
+        kept.add_row(*cells, style=row.style)
+    return kept
 
 
 def print_table(table: Table, optional: Sequence[str] = ()) -> list[str]:
@@ -73,18 +83,22 @@ def print_table(table: Table, optional: Sequence[str] = ()) -> list[str]:
 
     console = make_console()
     wide = console.options.update(max_width=UNLIMITED)
-    left_out = []
+    measured = [
+        (column, max(Measurement.get(console, wide, cell).maximum for cell in (column.header, *column.cells)))
+        for column in table.columns
+    ]
+    left_out: list[str] = []
     for name in optional:
-        if Measurement.get(console, wide, table).maximum <= console.width:
+        if sum(width + GAP for _, width in measured) - GAP <= console.width:
             break
         left_out.append(name)
-        keep_columns(table, lambda column: column.header not in left_out)
-    least = sum(
-        (each.maximum if column.no_wrap else min(each.maximum, LEAST_WRAPPED)) + 2
-        for column in table.columns
-        for each in [table._measure_column(console, wide, column)]
-    )
-    console.width = max(console.width, least - 2)
+        measured = [(column, width) for column, width in measured if column.header != name]
+    if left_out:
+        table = with_columns(table, lambda column: column.header not in left_out)
+    with_gaps = [(column, width + GAP) for column, width in measured[:-1]] + measured[-1:]
+    # Another gap for each column: texts are wrapped less than they could be.
+    least = sum((width if column.no_wrap else min(width, LEAST_WRAPPED)) + GAP for column, width in with_gaps)
+    console.width = max(console.width, least - GAP)
     console.print(table)
     return left_out
 

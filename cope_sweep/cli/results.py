@@ -33,12 +33,12 @@ from cope_sweep.cli.output import (
     escaped,
     estimated_time,
     grid,
-    keep_columns,
     make_console,
     print_json,
     print_table,
     quantity,
     size,
+    with_columns,
 )
 from cope_sweep.errors import UserError
 
@@ -376,7 +376,7 @@ def diff(question: GetDiff, source: Source) -> None:
     if found.metrics:
         for column in table.columns:
             column.no_wrap = column.header != "row"
-        keep_columns(table, lambda column: any(column.cells))  # two runs have no row and no p
+        table = with_columns(table, lambda column: any(column.cells))  # two runs have no row and no p
         print_table(table)
         names = {column.header for column in table.columns}
         explained = (f"{name}: {meaning}" for name, meaning in DIFF_COLUMNS.items() if name in names)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cope_benchmarks import attention, data, prefill, serve, step, store, sweep
+from cope_benchmarks import attention, data, prefill, serve, step, store, sweep, synthetic
 from cope_benchmarks.gpu_problems import Problem
-from cope_benchmarks.report import GOALS, AtMost, Rows, goals_table, table
+from cope_benchmarks.report import GOALS, OF_OURS, OF_SDPA, Goal, Rows, failed
 from cope_benchmarks.timing import times
 from typer.testing import CliRunner
 
@@ -21,6 +21,9 @@ from cope_sweep.tasks import MQAR
 from tests.tiny import tiny_run
 
 ROOT = Path(__file__).parents[2]
+
+
+# Goals, tables and files
 
 
 def test_every_goal_is_in_the_readme():
@@ -36,14 +39,26 @@ def test_stored_measurements_have_the_names_of_goals(bench):
     assert set(GOALS[bench]) <= set(measured["rows"])
 
 
-def test_goals_are_shown_beside_what_was_measured(monkeypatch):
-    monkeypatch.setitem(GOALS, "some", {"size": AtMost(5, " B"), "other": AtMost(1)})
-    rows = Rows("some")
-    rows.add("size", 12_345.6, " B", " of all")
-    rows.add("more", 0.5)
-    measured = rows.measured()
-    assert "| size | 12,346 B of all | ≤ 5 B |\n| more | 0.5 |  |\n" in table(measured)
-    assert "| size | ≤ 5 B | 7 B | no |" in goals_table("some", {"size": 7.0})
+@pytest.mark.parametrize("limit", [20_000, 5])
+def test_a_command_keeps_what_was_measured_and_a_missed_goal_is_exit_code_1(limit, tmp_path, monkeypatch):
+    monkeypatch.setitem(GOALS, "data", {"size": Goal("≤", limit, "B"), "a: speed": Goal("≥", 2), "other": Goal("≤", 1)})
+    rows = Rows("data", {"a": {"speed": 3.14159, "time": {"median_ms": 120.4, "spread_ms": 0.25}, "more": {}}})
+    rows.add("size", 12_345.6, "B", of="all")
+    monkeypatch.setattr(data, "measure", rows.measured)
+    result = CliRunner().invoke(app, ["bench", "data", "--keep", str(tmp_path)])
+    assert result.exit_code == int(limit == 5)
+    text = (tmp_path / "data.md").read_text()
+    assert text in result.output
+    assert "|  | speed | time | measured | unit | of |\n" in text
+    assert "| a | 3.14 | 120 ± 0.25 |  |  |  |\n| size |  |  | 12,346 | B | all |\n" in text
+    assert (
+        f"| size | ≤ {limit} B | 1.235e+04 B | {'no' if limit == 5 else 'yes'} |\n| a: speed | ≥ 2 | 3.142 | yes |"
+        in text
+    )
+    as_json = CliRunner().invoke(app, ["bench", "data", "--json"])
+    kept = json.loads((tmp_path / "data.json").read_text())
+    assert json.loads(as_json.output)["rows"] == kept["rows"] == rows.rows
+    assert {"processor", "torch", "load"} <= kept["machine"].keys()
 
 
 def test_a_folder_that_cannot_be_written_is_reported_before_anything_is_measured(tmp_path):
@@ -52,6 +67,19 @@ def test_a_folder_that_cannot_be_written_is_reported_before_anything_is_measured
     assert result.exit_code == 2
     assert re.search(r"--keep .*file/results: .*name a folder", " ".join(result.output.split()))
 
+
+def test_times_are_those_of_one_call():
+    calls = []
+    measured = times({"a": lambda: calls.append(1)}, 3)["a"]
+    assert len(calls) == 1 + 3  # the first compiles and starts threads
+    assert 0 <= measured["median_ms"] < 100
+    sleeping = times(
+        {"a": lambda: subprocess.run([sys.executable, "-c", "sum(range(10**6))"], check=True)}, 1, warm=False
+    )
+    assert sleeping["a"]["cpu_ms"] > 5  # of the process that it waited for
+
+
+# Kernels and training steps
 
 LIMITED = """
 from cope_benchmarks.command import limit_to_avx2
@@ -77,71 +105,67 @@ TINY = Problem(batch=2, heads=2, tokens=70, head_dim=16, p_max=9, dtype="float32
 @pytest.mark.slow
 def test_alternatives_of_attention_are_checked_and_timed(monkeypatch):
     case = attention.Case("tiny", TINY, attention.CPU_CASES[0].alternatives)
-    found = attention.measure(2, (case,))["rows"]["tiny"]["alternatives"]
-    assert not [name for name, row in found.items() if "failed" in row]
-    assert all(row["forward"]["median_ms"] > 0 and row["extra_mb"] >= 0 for row in found.values())
-    totals = [found[name]["forward_backward"]["median_ms"] for name in ("native", attention.SDPA)]
-    assert found["native"]["of_sdpa"] == pytest.approx(totals[0] / totals[1], abs=1e-3)
+    measured = attention.measure(2, (case,))
+    assert not failed(measured)
+    found = measured["rows"]
+    assert all(row["forward, ms"]["median_ms"] > 0 and row["extra MB"] >= 0 for row in found.values())
+    native, listing, sdpa = (found[f"tiny: {name}"] for name in ("native", attention.LISTING, attention.SDPA))
+    of = [row[attention.BOTH]["median_ms"] for row in (native, listing, sdpa)]
+    assert native[OF_SDPA] == pytest.approx(of[0] / of[2], abs=1e-3)
+    assert listing[OF_OURS] == pytest.approx(of[1] / of[0], abs=1e-3)
 
     # What is wrong is not timed, and there are no ratios to it.
-    listing = attention.peers.listing
-    monkeypatch.setattr(attention.peers, "listing", lambda x: listing(x) * 1.2)
+    right = attention.peers.listing
+    monkeypatch.setattr(attention.peers, "listing", lambda x: right(x) * 1.2)
     monkeypatch.setattr(attention, "_sdpa", lambda problem, backend, x: x["q"] + x["k"].detach() + x["v"])
-    wrong = attention.measure(2, (case,))
-    found = wrong["rows"]["tiny"]["alternatives"]
-    assert "output is off by" in found[attention.LISTING]["failed"]
-    assert "k is off by" in found[attention.SDPA]["failed"]
-    assert not {"times_faster_than_listing", "of_sdpa"} & found["native"].keys()
-    assert "| tiny | native |" in attention.table(wrong)
+    measured = attention.measure(2, (case,))
+    assert failed(measured)
+    found = measured["rows"]
+    assert "output is off by" in found[f"tiny: {attention.LISTING}"]["failed"]
+    assert "k is off by" in found[f"tiny: {attention.SDPA}"]["failed"]
+    assert OF_SDPA not in found["tiny: native"]
 
 
 @pytest.mark.slow
 def test_alternatives_of_a_training_step_are_checked_and_timed(monkeypatch):
     listing = step.peers.listing
     monkeypatch.setattr(step.peers, "listing", lambda x: listing(x) * 1.2)
-    measured = step.measure(2, step.TINY)
-    rows = measured["rows"]["tiny"]
-    assert [name for name, row in rows.items() if "failed" in row] == ["CoPE, the paper's listing"]
-    assert step.numbers(measured)["tiny: SDPA, no positions ÷ SDPA"] == 1
-    assert "| tiny | CoPE, native |" in step.table(measured)
-
-
-def test_times_are_those_of_one_call():
-    calls = []
-    measured = times({"a": lambda: calls.append(1)}, "cpu", 3)["a"]
-    assert len(calls) == 1 + 1 + 3  # one compiles, one starts threads
-    assert 0 <= measured["median_ms"] < 100
+    rows = step.measure(2, step.TINY)["rows"]
+    assert [name for name, row in rows.items() if "failed" in row] == ["tiny: CoPE, the paper's listing"]
+    assert rows["tiny: SDPA, no positions"][OF_SDPA] == 1
+    assert rows["tiny: CoPE, native"]["a step, ms"]["median_ms"] > 0
+    assert {name.partition(": ")[0] for name in GOALS["step"]} == set(step.MODELS)
 
 
 @pytest.mark.slow
 def test_prefill_is_checked_and_timed(monkeypatch):
     monkeypatch.setattr(prefill, "GPT2_SMALL", {"dim": 32, "heads": 2})
-    measured = prefill.measure(["alibi", "[cope, rope]"], [60, 140], ["fp32", "bf16"], 2, layers=1, vocabulary=50)
-    names = [*prefill.ALTERNATIVES, "alibi", "[cope, rope]"]
-    assert list(measured["rows"]) == [
-        f"{tokens} tokens, {precision}: {name}"
-        for precision in ("fp32", "bf16")
-        for tokens in (60, 140)
-        for name in names
-    ]
-    assert all(row["number"] > 0 for row in measured["rows"].values())
-    without, rope = (measured["rows"][f"140 tokens, bf16: {name}"] for name in ("no encoding", "RoPE"))
-    ratio = rope["number"] / without["number"]
-    assert float(rope["text"].split(", ")[-1].removesuffix(" × no encoding")) == pytest.approx(ratio, abs=1e-3)
+    measured = prefill.measure(["[cope, rope]"], [60, 1400], ["fp32", "bf16"], 2, layers=1, vocabulary=50)
+    names = ["no encoding", "RoPE", "CoPE", "FoX", "CoPE, the paper's listing", "[cope, rope]"]
+    sizes = [f"{tokens} tokens, {precision}" for precision in ("fp32", "bf16") for tokens in ("60", "1,400")]
+    assert list(measured["rows"]) == [f"{size}: {name}" for size in sizes for name in names]
+    none, rope = (measured["rows"][f"60 tokens, bf16: {name}"] for name in names[:2])
+    assert rope["÷ no encoding"] == pytest.approx(rope["tokens/s"] / none["tokens/s"], abs=1e-3)
 
     # An encoding whose logits are wrong is not timed.
     monkeypatch.setitem(prefill.LIMITS, "fp32", -1.0)
     rows = prefill.measure([], [60], ["fp32"], 2, layers=1, vocabulary=50)["rows"]
-    assert all(row["number"] == 0 and "logits are off by" in row["text"] for row in rows.values())
+    assert all("logits are off by" in row["failed"] for row in rows.values())
 
 
-def test_a_task_without_an_ablation_has_its_default_fields():
-    assert data.run_of("mqar").task == MQAR()
+# Data, stores, the service and the sweep
+
+
+@pytest.mark.slow
+def test_sequences_are_generated_and_trained_on():
+    assert min(data.sequences_per_s(tiny_run(), data.Runtime(), 4)) > 0
+    assert data.run_of("flip_flop").model.layers == 4
+    assert data.run_of("mqar").task == MQAR()  # which has no ablation
 
 
 def test_a_synthetic_store_is_a_finished_ablation(tmp_path):
-    plan = store.write_ablation(tmp_path / "all.yaml", 200)
-    found = store.write_store(tmp_path / "store", plan)
+    plan = synthetic.write_grid(tmp_path, "all", 200)
+    found = synthetic.write_store(tmp_path, plan)
     assert set(found.index.statuses().values()) == {"finished"}
     assert list(check(found, found.index, checksums=True)) == []
     assert [each.runs for each in found.index.sweeps()] == [200]
@@ -149,11 +173,9 @@ def test_a_synthetic_store_is_a_finished_ablation(tmp_path):
 
 @pytest.mark.slow
 def test_a_small_store(monkeypatch):
-    monkeypatch.setattr(store, "SMALL", 1000)
-    monkeypatch.setattr(store, "MEDIUM", 1000)
-    monkeypatch.setattr(store, "REPETITIONS", 1)
+    for name, value in {"SMALL": 1000, "MEDIUM": 1000, "REPETITIONS": 1}.items():
+        monkeypatch.setattr(store, name, value)
     rows = store.measure(1100)["rows"]
-    assert "plan of all runs: expand, hash, compare" in rows
     assert set(GOALS["store"]) - set(rows) == {"plan of 10,000 runs: expand, hash, compare"}
 
 
@@ -161,19 +183,16 @@ def test_a_small_store(monkeypatch):
 def test_a_server(monkeypatch):
     for name, value in {"SEQUENCES": 8, "TURNS": 1, "IDLE_REQUESTS": 3, "SECONDS": 0.2, "CHANGES": 1}.items():
         monkeypatch.setattr(serve, name, value)
-    monkeypatch.setattr(serve, "ABLATION", serve.ABLATION.replace("layers: 4, dim: 256", "layers: 1, dim: 32"))
+    monkeypatch.setitem(serve.MODEL, "model", {"layers": 1, "dim": 32, "heads": 2, "position": ["cope"]})
     assert set(GOALS["serve"]) <= set(serve.measure(1000)["rows"])
 
 
-def test_throughput_counts_from_the_end_of_the_first_run_to_that_of_the_last():
+def test_throughput_and_growth_are_those_after_the_first_runs():
     spans_s = [(9.0, 10.0), (9.0, 10.0), (19.0, 20.0), (19.0, 20.0), (29.0, 30.0)]  # two at a time, 10 s each
     assert sweep.Execution(0.0, 40.0, spans_s).steady_rate == pytest.approx(2 / 10.0)
-
-
-def test_growth_is_measured_after_a_fifth_of_the_runs():
-    spans_s = [(float(number), number + 0.5) for number in range(10)]
-    assert sweep.Execution(0.0, 11.0, spans_s, [(0, 50), (2, 100), (6, 140), (10, 180)]).growth_bytes() == 10
-    assert sweep.Execution(0.0, 11.0, spans_s, [(2, 100)]).growth_bytes() == 0
+    samples = [(0, 50), (1, 100), (3, 140), (5, 180)]
+    assert sweep.Execution(0.0, 40.0, spans_s, samples).growth_bytes() == 20
+    assert sweep.Execution(0.0, 40.0, spans_s, samples[:2]).growth_bytes() == 0
 
 
 @pytest.mark.slow
@@ -181,17 +200,9 @@ def test_growth_is_measured_after_a_fifth_of_the_runs():
 def test_a_small_sweep(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     rows = Rows("sweep")
-    for part in (sweep.trivial_runs, sweep.recovery):  # the others take minutes
-        part(rows, tmp_path, 10, 1)
-    assert all(row["number"] > 0 for name, row in rows.rows.items() if name != "growth of the driver")
+    sweep.trivial_runs(rows, tmp_path, 10, 1)
+    sweep.recovery(rows, tmp_path)  # the others take minutes
+    assert all(row["measured"] > 0 for name, row in rows.rows.items() if name != "growth of the driver")
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        sweep.execute(sweep.command_of("bare", tmp_path / "missing.yaml"), tmp_path / "store")
-    assert "missing.yaml" in caught.value.output
-
-
-@pytest.mark.slow
-def test_sequences_are_generated_and_trained_on():
-    run = tiny_run()
-    assert data.generated_per_s(run.task, 4) > 0
-    assert data.trained_per_s(run, data.Runtime(), 4) > 0
-    assert data.run_of("flip_flop").model.layers == 4
+        sweep.execute(sweep.command("run", "missing"), tmp_path / "other")
+    assert "missing" in caught.value.output

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,11 @@ import torch
 from cope_benchmarks import attention, compiling, gpu_stages, step, tune
 from cope_benchmarks.gpu_problems import Problem
 from cope_benchmarks.gpu_stages import STAGES, UNFINISHED, lacking, main
-from cope_benchmarks.report import GOALS, MEMORY, OF_SDPA
+from cope_benchmarks.report import GOALS, MEMORY, OF_OURS, OF_SDPA, table
 from cope_benchmarks.timing import resumed
 
 from cope_sweep.kernels import tuning
-from cope_sweep.kernels.tuning import KERNELS, Entry, incompatible, read_table
+from cope_sweep.kernels.tuning import KERNELS, incompatible, read_table
 from cope_sweep.train import compiled
 
 ROOT = Path(__file__).parents[2]
@@ -50,12 +50,6 @@ def test_stages_run_in_order_and_wrong_kernels_stop_them(codes, code, ran, tmp_p
     assert stages == list(ran)
 
 
-def test_later_stages_use_the_table_that_was_measured(tmp_path):
-    assert "COPE_SWEEP_TUNING" not in gpu_stages._environment("cuda", tmp_path)
-    (tmp_path / "tuning.json").write_text("{}")
-    assert gpu_stages._environment("cuda", tmp_path)["COPE_SWEEP_TUNING"] == str(tmp_path / "tuning.json")
-
-
 def test_without_a_gpu_the_way_out_is_named(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main([]) == 1
@@ -74,21 +68,6 @@ def test_packages_that_are_missing_are_named_with_the_command_that_brings_them(t
     monkeypatch.setattr(gpu_stages, "BASE", ("no_such_package",))
     assert main([]) == 1
     assert "lacks no_such_package; make gpu PYTHON=" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_gpu_passes_its_settings_on():
-    def command(*settings):
-        # Not as part of the `make` that may run the tests.
-        env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-        made = ["make", "-n", "gpu", *settings]
-        found = subprocess.run(made, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-        return found.stdout.replace("\\\n", " ").split()
-
-    given = command("PYTHON=python9", "STAGE=tests tune", "OUT=there", "DEVICE=cpu")
-    assert given[1:4] == ["python9", "-m", "cope_benchmarks.gpu_stages"]
-    assert given[4:] == ["--device", "cpu", "--out", "there", "--stage", "tests", "--stage", "tune"]
-    assert command()[4:] == ["--device", "cuda"]
 
 
 @pytest.mark.slow
@@ -135,16 +114,19 @@ def test_tests_are_shared_out_to_processes_and_a_failure_is_a_failed_stage(tmp_p
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_gpu_as_a_dry_run_on_a_cpu(tmp_path):
     pytest.importorskip("triton")
-    command = ["make", "gpu", "DEVICE=cpu", f"OUT={tmp_path / 'out'}", f"PYTHON={sys.executable}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1440)
+    # Not as part of the `make` that may run the tests.
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    settings = ["DEVICE=cpu", f"OUT={tmp_path / 'out'}", f"PYTHON={sys.executable}", f"STAGE={' '.join(STAGES)}"]
+    done = subprocess.run(["make", "gpu", *settings], cwd=ROOT, env=env, capture_output=True, text=True, timeout=1440)
     logs = "".join(path.read_text()[-3000:] for path in (tmp_path / "out").glob("*.log"))
     assert done.returncode == 0, done.stdout + done.stderr + logs
     rows = {
         stage: json.loads((tmp_path / "out" / f"{stage}.json").read_text())["rows"] for stage in ("tune", "gpu", "step")
     }
-    assert all("forward_backward" in row["alternatives"]["triton"] for row in rows["gpu"].values())
-    assert all("step" in row["CoPE, triton"] for row in rows["step"].values())
-    assert len(rows["gpu"]) == len(attention.DRY_CASES)
+    assert all(attention.BOTH in rows["gpu"][f"{case.name}: triton"] for case in attention.DRY_CASES)
+    measured = [entry for entry in read_table(tmp_path / "out" / "tuning.json").entries if "measured" in entry.source]
+    assert rows["gpu"]["T 4096: triton"]["configurations"] == measured[0].kernels  # later stages use them
+    assert "a step, ms" in rows["step"]["tiny: CoPE, triton"]
     assert {"gpu.md", "step.md", "tune.md", "tuning.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
@@ -158,18 +140,17 @@ def test_rows_are_written_as_they_come_and_the_same_command_continues_on_this_ma
 
     def row(name):
         clock[0] += 40.0
-        return {"of": name}
+        return {"row": {"of": name}}
 
     def measure():
-        todo = {name: name for name in "abcd"}
-        return resumed(tmp_path / "x.json", "cpu", 100.0, todo, row, lambda measured: f"{len(measured['rows'])} rows")
+        return resumed(tmp_path / "x.json", "cpu", 100.0, {name: name for name in "abcd"}, row)
 
     first = measure()  # after two, 20 s are left
-    assert (list(first["rows"]), first["left"]) == (["a", "b"], ["c", "d"])
-    assert (tmp_path / "x.md").read_text() == "2 rows"
+    assert (list(first["rows"]), first["left"]) == (["a: row", "b: row"], ["c", "d"])
+    assert "| b: row | b |" in (tmp_path / "x.md").read_text()
     assert measure()["left"] == []
     stored = json.loads((tmp_path / "x.json").read_text())
-    assert stored["rows"] == {name: {"of": name} for name in "abcd"}
+    assert stored["rows"] == {f"{name}: row": {"of": name} for name in "abcd"}
     (tmp_path / "x.json").write_text(json.dumps(stored | {"machine": {"processor": "another"}}))
     with pytest.raises(ValueError, match=r"x\.json: measured on another machine.* use another folder, or delete it"):
         measure()
@@ -182,25 +163,29 @@ def test_the_most_important_cases_are_the_first_and_have_the_goals():
 
 
 def test_ratios_are_those_to_the_fastest_sdpa_and_the_table_shows_them():
-    def alternative(ms, mb, **more):
-        each = {"median_ms": ms, "spread_ms": 0.1, "host_ms": 0.2}
-        return {"forward": each, "forward_backward": each, "extra_mb": mb, "error": 2e-3, **more}
+    def alternative(ms, mb):
+        return {attention.BOTH: {"median_ms": ms, "spread_ms": 0.1, "host_ms": 0.2}, "extra MB": mb}
 
     found = {
-        "triton": alternative(1.25, 12.0, of_sdpa=2.5),
-        "SDPA, flash": alternative(0.5, 10.0, of_sdpa=1.0),
+        "triton": alternative(1.25, 12.0),
+        "SDPA, flash": alternative(0.5, 10.0),
+        "SDPA, efficient": alternative(0.2, 6.0),
         "SDPA, cuDNN": {"failed": "no kernel"},
         attention.LISTING: alternative(27.0, 900.0),
     }
-    measured = {"bench": "gpu", "machine": {"gpu": "H200"}, "rows": {"T 4096": {"alternatives": found}}}
-    numbers = attention.numbers(measured)
-    assert numbers[f"T 4096: {MEMORY}"] == 1.2
-    assert numbers[f"T 4096: time of {attention.LISTING} ÷ ours"] == 21.6
-    text = attention.table(measured)
-    assert f"| T 4096: {OF_SDPA} | ≤ 1.25 | 2.5 | no |" in text
-    assert "| T 4096 | triton | 1.25 ± 0.1 | 1.25 ± 0.1 | – | 2.50 | 12.0 |" in text
-    assert "| T 4096 | SDPA, cuDNN | no kernel |" in text
-    assert attention.numbers({"rows": {"T 4096": {"alternatives": {"triton": {"failed": "wrong"}}}}}) == {}
+    attention.add_all_ratios(found, "triton")
+    assert (found["triton"][MEMORY], found["triton"][OF_SDPA]) == (2.0, 6.25)
+    assert found[attention.LISTING][OF_OURS] == 21.6
+    rows = {f"T 4096: {name}": row for name, row in found.items()}
+    text = table({"bench": "gpu", "machine": {"gpu": "H200"}, "rows": rows})
+    assert f"| T 4096: triton: {OF_SDPA} | ≤ 1.25 | 6.25 | no |" in text
+    assert "| T 4096: triton | 1.25 ± 0.1 | 12 | 6.25 | 2 | 1 |" in text
+    assert "| T 4096: SDPA, efficient | 0.2 ± 0.1 (host-bound) |" in text
+    assert "| no kernel |" in text
+    assert "goal" not in table({"bench": "gpu", "machine": {}, "rows": rows})  # a dry run
+    wrong = {"triton": {"failed": "wrong"}}
+    attention.add_all_ratios(wrong, "triton")
+    assert wrong == {"triton": {"failed": "wrong"}}
 
 
 # Tuning
@@ -229,33 +214,18 @@ def test_the_fastest_correct_configuration_is_written(monkeypatch, tmp_path):
     # The table's own configuration is wrong here: its column kernel has BLOCK_S 16.
     (failed,) = tune.measure(tmp_path, "cpu", 10.0)["rows"].values()
     assert failed["failed"] == "no configuration of forward is correct: off"
-    assert "| failed: no configuration of forward is correct: off |" in (tmp_path / "tune.md").read_text()
     assert not (tmp_path / "tuning.json").exists()
+
     monkeypatch.setattr(tune, "_wrong", lambda *_: None)
-    row = tune._tuned(tune.TINY[0], "cpu")
-    assert row["before_ms"]["forward"] == 3.0
-    assert row["after_ms"] == {"forward": 1.0, "backward_rows": 1.0, "backward_keys": 1.0}
-    assert row["entry"]["kernels"]["forward"]["BLOCK_T"] == 32
-
-
-def test_the_new_table_has_the_entries_of_all_kinds(monkeypatch, tmp_path):
-    kinds = [Problem(head_dim=size) for size in (16, 32, 64)]
-    old = read_table(tuning.PATH)
-    kernels = old.nearest("interpreter", 16, True, 64, 64, 256).kernels
-
-    def tuned(kind, device):
-        entry = Entry("interpreter", 16, True, kind.head_dim, 64, 77, kernels, "a test")
-        return {
-            "entry": asdict(entry),
-            "before_ms": dict.fromkeys(KERNELS, 1.0),
-            "after_ms": dict.fromkeys(KERNELS, 1.0),
-        }
-
-    monkeypatch.setattr(tune, "TINY", kinds)
-    monkeypatch.setattr(tune, "_tuned", tuned)
-    tune.measure(tmp_path, "cpu", 10.0)
+    monkeypatch.setattr(tune, "TINY", [replace(tune.TINY[0], head_dim=size) for size in (16, 32)])
+    (tmp_path / "new").mkdir()
+    rows = list(tune.measure(tmp_path / "new", "cpu", 10.0)["rows"].values())
+    assert (rows[0]["ms with the table's"], rows[0]["configuration"][:10]) == (3.0, "BLOCK_T=32")
+    assert [row["ms with this"] for row in rows] == [1.0] * 6
     read_table.cache_clear()
-    assert len(read_table(tmp_path / "tuning.json").entries) == len(old.entries) + len(kinds)
+    old, new = read_table(tuning.PATH).entries, read_table(tmp_path / "new" / "tuning.json").entries
+    assert [entry.kernels["forward"]["BLOCK_T"] for entry in new if entry not in old] == [32, 32]
+    assert len(new) == len(old) + 2
 
 
 # Compiling
@@ -301,7 +271,7 @@ def test_a_compiled_step_is_not_measured_uncompiled(monkeypatch):
     name = "CoPE, blocked" + step.COMPILED
     alternatives = {name: (step.COPE, step.attend_with("blocked"), "blocked")}
     monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
-    assert "step" in step.measure_model(step.TINY["tiny"], alternatives, "cpu", 2)[name]
+    assert "a step, ms" in step.measure_model(step.TINY["tiny"], alternatives, "cpu", 2)[name]
     torch.compiler.reset()
 
     def broken(graph, inputs):

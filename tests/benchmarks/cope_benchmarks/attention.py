@@ -25,8 +25,8 @@ from cope_benchmarks import peers
 from cope_benchmarks.exact import Expected, Leaves, computed_by
 from cope_benchmarks.gpu_problems import DTYPES, Problem
 from cope_benchmarks.peers import Attend
-from cope_benchmarks.report import MEMORY, OF_SDPA, Measured, goals_table, machine, markdown
-from cope_benchmarks.timing import extra_mb, median_and_spread, one_line, resumed, times
+from cope_benchmarks.report import MEMORY, OF_OURS, OF_SDPA, Measured, Row, Rows, add_ratios
+from cope_benchmarks.timing import extra_mb, one_line, resumed, times
 from cope_sweep.kernels import tuning
 
 KERNELS = ("native", "blocked", "triton")
@@ -39,6 +39,7 @@ BACKENDS = {
 }
 """None: torch chooses."""
 LISTINGS = (LISTING, COMPILED)
+BOTH = "forward + backward, ms"
 FUSED = ("triton", "SDPA, flash", "SDPA, cuDNN", "SDPA, efficient")
 
 
@@ -62,7 +63,7 @@ def without(names: Iterable[str], *others: str) -> list[str]:
 
 _FLOAT32: dict[str, Any] = {"dtype": "float32"}
 _A = Problem(batch=16, heads=4, tokens=512, **_FLOAT32)
-_ON_CPU = ("native", "blocked", LISTING, COMPILED, SDPA)
+_ON_CPU = ("native", "blocked", LISTING, SDPA)
 CPU_CASES = (
     Case("A", _A, _ON_CPU),
     Case("B", Problem(batch=1, heads=12, tokens=1024, **_FLOAT32), _ON_CPU),
@@ -104,66 +105,20 @@ DRY_CASES = tuple(case.tiny() for case in GPU_CASES if case.name in ("T 4096", "
 
 def measure(repetitions: int, cases: tuple[Case, ...] = CPU_CASES) -> Measured:
     """Times, ratios and extra memory on this CPU."""
-    rows = {case.name: measure_case(case, "cpu", repetitions) for case in cases}
-    return {"bench": "attention", "machine": machine(), "repetitions": repetitions, "rows": rows}
+    rows = Rows("attention")
+    for case in cases:
+        rows.add_rows(case.name, measure_case(case, "cpu", repetitions))
+    return rows.measured(repetitions=repetitions)
 
 
 def measure_gpu(folder: Path, device: str, budget_s: float) -> Measured:
     """The same on a GPU, into `gpu.json` and `gpu.md`; with device `cpu`, a dry run."""
     todo = {case.name: case for case in (GPU_CASES if device == "cuda" else DRY_CASES)}
-    return resumed(
-        folder / "gpu.json",
-        device,
-        budget_s,
-        todo,
-        partial(measure_case, device=device, memory=device == "cuda"),
-        table,
-    )
+    measure_one = partial(measure_case, device=device, memory=device == "cuda")
+    return resumed(folder / "gpu.json", device, budget_s, todo, measure_one)
 
 
-def table(measured: Measured) -> str:
-    """The measurement in Markdown: goals, medians and spreads in ms, ratios of forward + backward, and memory."""
-    rows = []
-    for case, row in measured["rows"].items():
-        for name, found in row["alternatives"].items():
-            if "failed" in found:
-                rows.append([case, name, found["failed"], *[""] * 4])
-                continue
-            total = found["forward_backward"]
-            # Then it was Python that was measured, and not the GPU.
-            host_bound = (
-                " (host-bound)" if "gpu" in measured["machine"] and total["host_ms"] > 0.9 * total["median_ms"] else ""
-            )
-            rows.append([
-                case, name + host_bound,
-                *(median_and_spread(found[key]) for key in ("forward", "forward_backward")),
-                *(f"{found[key]:.2f}" if key in found else "–" for key in ("times_faster_than_listing", "of_sdpa")),
-                f"{found['extra_mb']:.1f}" if "extra_mb" in found else "–",
-            ])  # fmt: skip
-    heads = ("shape", "attention", "forward", "forward + backward", "listing ÷ this", "this ÷ SDPA", "extra MB")
-    goals = goals_table(measured["bench"], numbers(measured)) if "gpu" in measured["machine"] else ""
-    return f"{goals}\n{markdown(heads, rows, left=2)}".lstrip()
-
-
-def numbers(measured: Measured) -> dict[str, float]:
-    """By the names of the goals of a GPU: our time and memory ÷ those of the fastest SDPA, and time of others ÷ ours."""
-    found = {}
-    for case, row in measured["rows"].items():
-        done = {name: each for name, each in row["alternatives"].items() if "forward_backward" in each}
-        ours = done.get("triton")
-        if ours is None:
-            continue
-        for name in without(done, "triton"):
-            found[f"{case}: time of {name} ÷ ours"] = _total_ms(done[name]) / _total_ms(ours)
-        if "of_sdpa" in ours:
-            sdpa = min((done[name] for name in BACKENDS if name in done), key=_total_ms)
-            found[f"{case}: {OF_SDPA}"] = ours["of_sdpa"]
-            if sdpa.get("extra_mb"):
-                found[f"{case}: {MEMORY}"] = ours["extra_mb"] / sdpa["extra_mb"]
-    return found
-
-
-def measure_case(case: Case, device: str, repetitions: int = 9, memory: bool = True) -> dict[str, Any]:
+def measure_case(case: Case, device: str, repetitions: int = 9, memory: bool = True) -> dict[str, Row]:
     """By alternative: times, ratios of forward + backward, memory, and the largest relative error; or why it is not timed."""
     found = _checked(case, device)
     leaves, do = case.problem.leaves(device)
@@ -179,28 +134,30 @@ def measure_case(case: Case, device: str, repetitions: int = 9, memory: bool = T
             if "failed" not in found[name]
         }
         try:
-            for n, phase in enumerate(("forward", "forward_backward")):
-                taken = times({name: run[n] for name, run in runs.items()}, device, repetitions, turn_ms=20.0)
+            for n, phase in enumerate(("forward, ms", BOTH)):
+                taken = times({name: run[n] for name, run in runs.items()}, repetitions, device, turn_ms=20.0)
                 for name, each in taken.items():
                     found[name][phase] = each
             for name, (_, both) in runs.items() if memory else ():
                 # On a CPU without output and gradients, which all alternatives have.
                 results = sum(x.nbytes for x in (*leaves.values(), do)) / 1e6 if device == "cpu" else 0
-                found[name]["extra_mb"] = round(max(0, extra_mb(both, device) - results), 1)
+                found[name]["extra MB"] = round(max(0, extra_mb(both, device) - results), 1)
         except Exception as error:  # out of memory, for example
             found |= {name: {"failed": one_line(error)} for name in runs}
-    done = {name: row for name, row in found.items() if "forward_backward" in row}
-    sdpa_ms = min((_total_ms(done[name]) for name in BACKENDS if name in done), default=None)
-    for row in done.values():
-        if LISTING in done:
-            row["times_faster_than_listing"] = round(_total_ms(done[LISTING]) / _total_ms(row), 2)
-        if sdpa_ms is not None:
-            row["of_sdpa"] = round(_total_ms(row) / sdpa_ms, 3)
-    return {
-        "problem": asdict(case.problem),
-        "alternatives": found,
-        "configurations": configurations(case.problem, device),
-    }
+    ours = case.alternatives[0]
+    add_all_ratios(found, ours)
+    found[ours] |= {"problem": asdict(case.problem), "configurations": configurations(case.problem, device)}
+    return found
+
+
+def add_all_ratios(found: dict[str, Row], ours: str) -> None:
+    """Add the ratios of times, and on a GPU of memory, to those of the fastest SDPA, and of times to `ours`."""
+    total_ms = {name: found[name][BOTH]["median_ms"] for name in BACKENDS if BOTH in found.get(name, {})}
+    sdpa = min(total_ms, key=total_ms.__getitem__, default="")
+    add_ratios(found, BOTH, sdpa, OF_SDPA)
+    if ours == "triton":
+        add_ratios(found, "extra MB", sdpa, MEMORY)
+    add_ratios(found, BOTH, ours, OF_OURS)
 
 
 def configurations(problem: Problem, device: str) -> dict[str, dict[str, int]]:
@@ -237,9 +194,9 @@ def _sdpa(problem: Problem, backend: SDPBackend | None, x: Leaves) -> Tensor:
         return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], dropout_p=problem.dropout, is_causal=True)
 
 
-def _checked(case: Case, device: str) -> dict[str, dict[str, Any]]:
+def _checked(case: Case, device: str) -> dict[str, Row]:
     """The largest relative error of each alternative, or why it is not timed."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Row] = {}
     expected: dict[Problem, Expected] = {}
     for name in case.alternatives:
         problem = case.problem.one_sequence()
@@ -278,8 +235,3 @@ def _phases(attend: Attend, given: Leaves, do: Tensor) -> tuple[Any, Any]:
 def _as_in_a_model(x: Tensor) -> Tensor:
     """Queries, keys and values in the memory layout of a model, (B, T, H, K)."""
     return x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() == 4 else x
-
-
-def _total_ms(row: dict[str, Any]) -> float:
-    found: float = row["forward_backward"]["median_ms"]
-    return found

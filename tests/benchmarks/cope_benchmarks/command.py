@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,10 +17,14 @@ from cope_sweep.cli.options import Json
 from cope_sweep.cli.output import print_json
 from cope_sweep.errors import UserError
 
+if TYPE_CHECKING:
+    from cope_benchmarks.report import Measured
+
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Measure kernels, training steps, data, the sweep, the store and the service on this machine.",
+    help="Measure kernels, training steps, data, the sweep, the store and the service on this machine. "
+    "Exit code 1: a goal is missed, or what was to be timed is wrong.",
 )
 
 
@@ -30,6 +35,7 @@ class Precision(StrEnum):
     bf16 = "bf16"
 
 
+BOTH = list(Precision)
 Keep = Annotated[
     Path | None,
     typer.Option("--keep", help="Write the measurement to this folder, as JSON and Markdown.", show_default=False),
@@ -64,11 +70,9 @@ def attention(
     """
     if avx2:
         limit_to_avx2()
-    from cope_benchmarks import attention as bench
+    from cope_benchmarks.attention import measure
 
-    _prepare(keep, threads)
-    measured = bench.measure(repetitions)
-    _show(measured, as_json, keep, bench, name=f"attention-{measured['machine']['cpu_capability'].lower()}")
+    _measure(partial(measure, repetitions), as_json, keep, threads, "attention-{cpu_capability}")
 
 
 @app.command()
@@ -77,10 +81,9 @@ def step(as_json: Json = False, keep: Keep = None, threads: Threads = None, repe
 
     Example: `cope-sweep bench step --threads 1 --keep results`
     """
-    from cope_benchmarks import step as bench
+    from cope_benchmarks.step import measure
 
-    _prepare(keep, threads)
-    _show(bench.measure(repetitions), as_json, keep, bench)
+    _measure(partial(measure, repetitions), as_json, keep, threads)
 
 
 @app.command()
@@ -96,13 +99,10 @@ def prefill(
         ),
     ] = None,
     tokens: Annotated[list[int], typer.Option("--tokens", min=1, help="Length of the prompt.")] = [1024, 4096],  # noqa: B006
-    precisions: Annotated[list[Precision], typer.Option("--precision", help="Number format.")] = [  # noqa: B006
-        Precision.fp32,
-        Precision.bf16,
-    ],
+    precisions: Annotated[list[Precision], typer.Option("--precision", help="Number format.")] = BOTH,
     layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of the model; GPT-2 small has 12.")] = 12,
 ) -> None:
-    """Measure the forward pass of a model of GPT-2 small's size over a prompt: no encoding, RoPE, CoPE and the paper's listing.
+    """Measure the forward pass of a model of GPT-2 small's size over a prompt: no encoding, RoPE, CoPE, FoX, the paper's listing.
 
     On a GPU if there is one. The listing needs gigabytes of memory at 4,096 tokens.
 
@@ -110,8 +110,7 @@ def prefill(
     """
     from cope_benchmarks.prefill import measure
 
-    _prepare(keep, threads)
-    _show(measure(positions or (), tokens, precisions, repetitions, layers), as_json, keep)
+    _measure(partial(measure, positions or (), tokens, precisions, repetitions, layers), as_json, keep, threads)
 
 
 @app.command()
@@ -120,10 +119,9 @@ def instructions(as_json: Json = False, keep: Keep = None) -> None:
 
     Example: `cope-sweep bench instructions --keep results`
     """
-    from cope_benchmarks import compiling as bench
+    from cope_benchmarks.compiling import measure
 
-    _prepare(keep)
-    _show(bench.measure(), as_json, keep, bench)
+    _measure(measure, as_json, keep)
 
 
 @app.command()
@@ -135,16 +133,15 @@ def sweep(
         int, typer.Option("--repetitions", min=1, help="How many times the sweep and a bare trainable are timed.")
     ] = 3,
 ) -> None:
-    """Measure the sweep: many trivial runs, MLflow, the time between runs, other ways to use Ray, and a killed process.
+    """Measure the sweep: many trivial runs, a bare Tune trainable, MLflow, the time between runs, and a killed process.
 
-    Takes about fifteen minutes on two quiet cores.
+    Takes up to fifteen minutes on two quiet cores.
 
     Example: `cope-sweep bench sweep --keep results`
     """
     from cope_benchmarks.sweep import measure
 
-    _prepare(keep)
-    _show(measure(runs, repetitions), as_json, keep)
+    _measure(partial(measure, runs, repetitions), as_json, keep)
 
 
 @app.command()
@@ -161,8 +158,7 @@ def store(
     """
     from cope_benchmarks.store import measure
 
-    _prepare(keep)
-    _show(measure(runs), as_json, keep)
+    _measure(partial(measure, runs), as_json, keep)
 
 
 @app.command()
@@ -179,8 +175,7 @@ def serve(
     """
     from cope_benchmarks.serve import measure
 
-    _prepare(keep)
-    _show(measure(runs), as_json, keep)
+    _measure(partial(measure, runs), as_json, keep)
 
 
 @app.command()
@@ -191,8 +186,7 @@ def data(as_json: Json = False, keep: Keep = None) -> None:
     """
     from cope_benchmarks.data import measure
 
-    _prepare(keep)
-    _show(measure(), as_json, keep)
+    _measure(measure, as_json, keep)
 
 
 def limit_to_avx2() -> None:
@@ -211,33 +205,42 @@ def limit_to_avx2() -> None:
         raise UserError(f"--avx2: this processor's best instructions are {capability}; measure without --avx2")
 
 
-def _prepare(folder: Path | None, threads: int | None = None) -> None:
-    """Set torch's threads. Raises UserError if `folder` cannot be written, before minutes of measuring."""
+def _measure(
+    measure: Callable[[], Measured],
+    as_json: bool,
+    folder: Path | None,
+    threads: int | None = None,
+    name: str = "{bench}",
+) -> None:
+    """Measure, save and print: the body of all commands. Exits with 1 if a goal is missed, or if results are wrong.
+
+    Args:
+        measure: Returns the measurement.
+        as_json: Whether JSON is printed, and not the table.
+        folder: Where both are saved. Raises UserError if it cannot be written, before minutes of measuring.
+        threads: Of torch; None: as many as it chooses.
+        name: Of the files.
+    """
     if threads is not None:
         import torch
 
         torch.set_num_threads(threads)
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UserError(f"--keep {folder}: {error.strerror}; name a folder that can be written") from error
-
-
-def _show(
-    measured: dict[str, Any], as_json: bool, folder: Path | None, bench: ModuleType | None = None, name: str = ""
-) -> None:
-    """Save and print a measurement, and its goals. `bench` makes tables that `report` does not; `name` of the files."""
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise UserError(f"--keep {folder}: {error.strerror}; name a folder that can be written") from error
     from cope_benchmarks import report
 
-    bench = bench or report
+    measured = measure()
     if folder is not None:
-        report.save(folder, name or measured["bench"], measured, bench.table(measured))
+        cpu_capability = measured["machine"]["cpu_capability"].lower()
+        report.save(folder, name.format(bench=measured["bench"], cpu_capability=cpu_capability), measured)
     if as_json:
         print_json(measured)
-        return
-    typer.echo(bench.table(measured))
-    typer.echo(report.goals_table(measured["bench"], bench.numbers(measured)))
+    else:
+        typer.echo(report.table(measured))
+    if report.failed(measured):
+        raise typer.Exit(1)

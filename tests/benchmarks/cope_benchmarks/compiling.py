@@ -29,7 +29,7 @@ import torch
 
 from cope_benchmarks.exact import computed_by
 from cope_benchmarks.gpu_problems import Problem
-from cope_benchmarks.report import Measured, machine, markdown
+from cope_benchmarks.report import Measured, Row, Rows
 from cope_sweep.kernels import operator, tuning
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.tuning import Configurations, using_configurations
@@ -69,24 +69,24 @@ def _tried(problem: Problem, configurations: Configurations) -> None:
 
 def compile_kernels(problem: Problem, configurations: Configurations | None, device: str) -> None:
     """Compile the kernels that a problem launches, forward and backward; configurations None: those of the table."""
-    from cope_sweep.kernels.triton_attention import launch
-
     small = problem.one_sequence()
     leaves, weight = small.leaves(device)
-    chosen = using_configurations(configurations) if configurations else nullcontext()
-    compiled = {name: _CompiledOnly(kernel) for name, kernel in launch.KERNELS.items()}
-    with chosen, mock.patch.dict(launch.KERNELS, compiled):
+    with using_configurations(configurations) if configurations else nullcontext(), only_compiled():
         computed_by(small.attend, leaves, weight)
 
 
-class _CompiledOnly:
-    """Takes the place of a kernel: its launches compile it."""
+@contextmanager
+def only_compiled() -> Iterator[dict[str, tuple[Any, Mapping[str, int]]]]:
+    """Let launches compile their kernels, and not run them, within a `with` block: by kernel, the result, and its sizes."""
+    from cope_sweep.kernels.triton_attention import launch
 
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
+    compiled: dict[str, tuple[Any, Mapping[str, int]]] = {}
 
-    def __getitem__(self, grid: Any) -> Any:
-        return partial(self._kernel.warmup, grid=grid)
+    def compile_instead(kernel: str, grid: Any, arguments: dict[str, Any], sizes: Mapping[str, int]) -> None:
+        compiled[kernel] = launch.KERNELS[kernel].warmup(grid=grid, **arguments, **sizes, **launch.OPTIONS), sizes
+
+    with mock.patch.object(launch, "run", compile_instead):
+        yield compiled
 
 
 # For a GPU that is not there ------------------------------------------------------------------------------------------
@@ -165,39 +165,20 @@ def everything() -> Iterator[tuple[str, Problem, Configurations | None]]:
 # What the kernels compile to ------------------------------------------------------------------------------------------
 
 
-def measure(head_dims: tuple[int, ...] = (64, 128), dtype: torch.dtype = torch.bfloat16) -> Measured:
-    """Compile CoPE's kernels (p_max 64) for all `CAPABILITIES`, and count."""
-    kernels = [k for capability in CAPABILITIES for dim in head_dims for k in compile_ahead(capability, dtype, dim)]
-    return {"bench": "instructions", "machine": machine(), "rows": kernels}
-
-
-def table(measured: Measured) -> str:
-    """The measurement in Markdown."""
-    rows = []
-    for kernel in measured["rows"]:
-        counts = ["–" if kernel[name] is None else f"{kernel[name]:.0f}" for name in ("general", "plain")]
-        sizes = [str(kernel[name]) for name in ("head_dim", "registers", "spilled", "shared")]
-        ratio = "–" if kernel["ratio"] is None else f"{kernel['ratio']:.2f}"
-        rows.append([kernel["kernel"], f"sm_{kernel['capability']}", kernel["dtype"], *sizes, *counts, ratio])
-    heads = ("kernel", "GPU", "type", "head dim", "registers", "spilled B", "shared B", "general", "plain", "ratio")
-    return markdown(heads, rows, left=3)
-
-
-def numbers(measured: Measured) -> dict[str, float]:
-    """Ratios and spilled bytes, by the names of the goals."""
-    found = {}
-    for each in measured["rows"]:
-        name = f"{each['kernel']}, sm_{each['capability']}, head dim {each['head_dim']}"
-        found[f"{name}: spilled"] = each["spilled"]
-        if each["ratio"] is not None:
-            found[f"{name}: general ÷ plain"] = each["ratio"]
-    return found
+def measure() -> Measured:
+    """Compile CoPE's kernels (bfloat16, p_max 64) for all `CAPABILITIES`, and count."""
+    rows = Rows("instructions")
+    for capability in CAPABILITIES:
+        for head_dim in (64, 128):
+            for kernel, counts in compile_ahead(capability, torch.bfloat16, head_dim).items():
+                rows.rows[f"{kernel}, sm_{capability}, head dim {head_dim}"] = counts
+    return rows.measured()
 
 
 def compile_ahead(
     capability: int, dtype: torch.dtype, head_dim: int, p_max: int = 64, tokens: int = 1024, **changes: Any
-) -> list[dict[str, Any]]:
-    """What the kernels of CoPE for a GPU of this compute capability use. `changes`: other fields of `Arguments`.
+) -> dict[str, Row]:
+    """What each kernel of CoPE for a GPU of this compute capability uses. `changes`: other fields of `Arguments`.
 
     `registers` and `spilled` bytes, stored to local memory for lack of registers, are those of a thread, `shared` bytes
     those of a block. `general`, `plain`: instructions of each of 4 warps for 64 × 32 scores in a tile that is not on the
@@ -209,38 +190,28 @@ def compile_ahead(
     q, k, v = torch.zeros(3, 2, 2, tokens, head_dim, dtype=dtype)
     e = torch.zeros(p_max, head_dim, dtype=dtype) if p_max else None
     given = Arguments(q, k, v, e=e, scale=head_dim**-0.5, **changes)
-    compiled: list[dict[str, Any]] = []
-
-    named = {"kernel": "", "capability": capability, "dtype": str(dtype).removeprefix("torch."), "head_dim": head_dim}
-
-    def compile_instead(kernel: str, grid: Any, arguments: dict[str, Any], sizes: Mapping[str, int]) -> None:
-        done = launch.KERNELS[kernel].warmup(grid=grid, **arguments, **sizes, **launch.OPTIONS)
-        compiled.append(named | {"kernel": kernel} | _counted(done, sizes))
-
-    with compiling_for(capability), mock.patch.object(launch, "run", compile_instead):
+    with compiling_for(capability), only_compiled() as compiled:
         outputs = operator.empty_outputs(given, "triton")
         launch.forward(given, *outputs)
         launch.backward(given, q, *outputs, operator.empty_gradients(given, "triton"))
-    return compiled
+    return {kernel: _counted(*found) for kernel, found in compiled.items()}
 
 
-def _counted(done: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """What a compiled kernel uses."""
+def _counted(done: Any, sizes: Mapping[str, int]) -> Row:
+    """What a compiled kernel uses; `general` and `plain` only of loops that are there."""
     usage = _printed("cuobjdump", "--dump-resource-usage", done.asm["cubin"])
-    found = [re.search(pattern, usage) for pattern in (r"REG:(\d+)", r"STACK:(\d+)")]
     # Registers are spilled to the stack; the kernels have no other use for it.
-    registers, spilled = (int(match[1]) for match in found if match is not None)
+    registers, spilled = (int(re.findall(rf"{name}:(\d+)", usage)[0]) for name in ("REG", "STACK"))
     rows, keys = (sizes["BLOCK_T"], sizes["BLOCK_S"])
     plain = sizes["PLAIN_T"] * keys if "PLAIN_T" in sizes else rows * sizes["PLAIN_S"]
     loops = loop_lengths(_printed("nvdisasm", "--print-code", done.asm["cubin"]))
-    general, plain_tile = (
-        None if length is None else length * (sizes["num_warps"] / WARPS) * TILE / scores
-        for length, scores in zip(loops, (rows * keys, plain), strict=True)
-    )
-    return {
-        "registers": registers, "spilled": spilled, "shared": done.metadata.shared, "general": general,
-        "plain": plain_tile, "ratio": None if general is None or plain_tile is None else general / plain_tile,
-    }  # fmt: skip
+    found: Row = {"registers": registers, "spilled": spilled, "shared": done.metadata.shared}
+    for name, length, scores in zip(("general", "plain"), loops, (rows * keys, plain), strict=True):
+        if length is not None:
+            found[name] = length * (sizes["num_warps"] / WARPS) * TILE / scores
+    if {"general", "plain"} <= found.keys():
+        found["general ÷ plain"] = found["general"] / found["plain"]
+    return found
 
 
 def _printed(tool: str, option: str, cubin: bytes) -> str:

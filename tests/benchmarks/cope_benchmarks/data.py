@@ -7,20 +7,19 @@ device, or all cores. The model has learned absolute positions: the fastest row 
 from __future__ import annotations
 
 import os
-import statistics
-import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from cope_benchmarks.report import Measured, Rows
+from cope_benchmarks.timing import times
 from cope_sweep.config import Resources, RunSpec, load_ablation, with_overrides
 from cope_sweep.config.estimate import step_flops
 from cope_sweep.errors import UserError
-from cope_sweep.tasks import TASKS, Task
+from cope_sweep.tasks import TASKS
 from cope_sweep.train import Runtime, Trainer
 
 ABLATIONS = Path(__file__).resolve().parents[3] / "ablations"
-GENERATE_S = 1.0
 STEPS = 3
 CPU_STEP_FLOPS = 5e11
 """Limit of the floating-point operations of a step on a CPU. Its batch is reduced to this, but not below 1."""
@@ -37,15 +36,14 @@ def measure() -> Measured:
         except UserError:  # a text that is not on this machine
             continue
         sequences = run.train.batch
-        generated = generated_per_s(run.task, sequences)
         if runtime.device == "cpu":
             sequences = max(1, min(sequences, int(sequences * CPU_STEP_FLOPS / step_flops(run, Resources()))))
-        trained = trained_per_s(run, runtime, sequences)
+        generated, trained = sequences_per_s(run, runtime, sequences)
         ratios[kind] = generated / trained
-        more = f" ÷ {trained:,.2f} trained on = {ratios[kind]:,.0f}"
-        rows.add(f"{kind}, {run.task.length('train')} tokens", generated, " sequences/s generated", more)
+        rates = {"sequences trained on/s": round(trained, 3), "ratio": round(ratios[kind], 1)}
+        rows.add(f"{kind}, {run.task.length('train')} tokens", generated, "sequences generated/s", **rates)
     least = min(ratios, key=ratios.__getitem__)
-    rows.add("sequences generated per sequence trained on, the least", ratios[least], more=f" ({least})")
+    rows.add("sequences generated per sequence trained on, the least", ratios[least], least)
     return rows.measured(device=runtime.device)
 
 
@@ -60,26 +58,17 @@ def run_of(kind: str) -> RunSpec:
     return RunSpec.model_validate(fields)
 
 
-def generated_per_s(task: Task, batch: int) -> float:
-    """Sequences generated per second, in batches, for `GENERATE_S` after a first batch."""
-    task.sequences("train", 0, 0, batch)
-    start_s, generated = time.perf_counter(), 0
-    while (elapsed_s := time.perf_counter() - start_s) < GENERATE_S:
-        generated += len(task.sequences("train", 0, batch + generated, batch))
-    return generated / elapsed_s
-
-
-def trained_per_s(run: RunSpec, runtime: Runtime, sequences: int) -> float:
-    """Sequences trained on per second, without their generation: the median of a few steps after a first one."""
+def sequences_per_s(run: RunSpec, runtime: Runtime, sequences: int) -> tuple[float, float]:
+    """Sequences generated per second, in batches of training, and trained on, in batches of so many."""
     trainer = Trainer(run.model_copy(update={"train": run.train.model_copy(update={"batch": sequences})}), runtime)
-    steps_s = []
-    for step in range(STEPS + 1):
-        start_s = time.perf_counter()
-        trainer.spec.task.sequences("train", run.seed, step * sequences, sequences)
-        generation_s = time.perf_counter() - start_s
-        start_s = time.perf_counter()
+    batch, batches = run.train.batch, count(0, run.train.batch)
+
+    def train() -> None:
         trainer.train_step()
         trainer.wait()
-        steps_s.append(time.perf_counter() - start_s - generation_s)
+
+    generate = {"generate": lambda: run.task.sequences("train", run.seed, next(batches), batch)}
+    generation_ms = times(generate, 10 * STEPS)["generate"]["median_ms"]
+    step_ms = times({"train": train}, STEPS)["train"]["median_ms"]  # the next batch is generated beside it
     trainer.close()
-    return sequences / statistics.median(steps_s[1:])
+    return 1e3 * batch / generation_ms, 1e3 * sequences / step_ms

@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "tests" / "benchmarks" / "results" / "gpu"
@@ -104,18 +105,9 @@ def run_tests(device: str, out: Path) -> int:
 
 
 def _run(stage: str, device: str, out: Path) -> int:
-    command = [
-        sys.executable,
-        "-m",
-        "cope_benchmarks.gpu_stages",
-        "--child",
-        stage,
-        "--device",
-        device,
-        "--out",
-        str(out),
-    ]
+    module = [sys.executable, "-m", "cope_benchmarks.gpu_stages"]
     with (out / f"{stage}.log").open("w", encoding="utf-8") as log:
+        command = [*module, "--child", stage, "--device", device, "--out", str(out)]
         (code,) = _execute([command], _environment(device, out), log)
     _say((out / f"{stage}.log").read_text(encoding="utf-8").strip().rpartition("\n")[2])
     return UNFINISHED if code is None else code
@@ -155,7 +147,7 @@ def _measure(stage: str, device: str, out: Path) -> int:
     if stage == "step" and (missing := lacking(NEEDED)):
         names = " ".join(missing)
         return _say(f"needs {', '.join(missing)}: pip install --target wheels {names}, and PYTHONPATH=wheels", SKIPPED)
-    measure: Callable[[Path, str, float], dict[str, list[str]]]
+    measure: Callable[[Path, str, float], dict[str, Any]]
     if stage == "tune":
         from cope_benchmarks.tune import measure
     elif stage == "bench":
@@ -164,7 +156,7 @@ def _measure(stage: str, device: str, out: Path) -> int:
         from cope_benchmarks.step import measure_gpu as measure
     found = measure(out, device, BUDGET_S)
     left = len(found["left"])
-    return _say(f"{len(found['rows'])} measured" + (f", {left} left" if left else ""), UNFINISHED if left else 0)
+    return _say(f"{len(found['done'])} measured" + (f", {left} left" if left else ""), UNFINISHED if left else 0)
 
 
 def _why_not(device: str) -> str | None:

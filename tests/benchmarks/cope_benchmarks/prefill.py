@@ -1,8 +1,8 @@
 """Benchmark of prefill: the forward pass of a whole model over a prompt, up to the logits of the next token.
 
 The model has the size of GPT-2 small, random weights, and one sequence; its encodings change. The rates are those of one
-process: CoPE by the kernel that training and inference choose, and by the equation of the paper's listing (the kernel
-`reference`). Before anything is timed, the logits are compared with those of `reference` in float32, over a short prompt.
+process: each by the kernel that training and inference choose, and CoPE also by the equation of the paper's listing (the
+kernel `reference`). Before anything is timed, the logits are compared with those of `reference` in float32, over a short prompt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cope_benchmarks.report import Measured, Rows
+from cope_benchmarks.report import Measured, Row, Rows, add_ratios
 from cope_benchmarks.timing import times
 from cope_sweep.config import RunSpec
 from cope_sweep.config.source import parse_value
@@ -28,6 +28,7 @@ ALTERNATIVES: dict[str, tuple[Any, Implementation]] = {
     NONE: ([], "auto"),
     "RoPE": (["rope"], "auto"),
     "CoPE": (["cope"], "auto"),
+    "FoX": (["fox"], "auto"),
     "CoPE, the paper's listing": (["cope"], "reference"),
 }
 """By name: `model.position`, and the kernel."""
@@ -44,7 +45,7 @@ def measure(
     layers: int = 12,
     vocabulary: int = VOCABULARY,
 ) -> Measured:
-    """Tokens per second of each encoding, and their ratio to those without any, by length and precision.
+    """Tokens per second of each encoding, and as a share of those without any, by length and precision.
 
     Args:
         positions: Further values of `model.position`, as text: `alibi`, `[cope, rope]`.
@@ -75,14 +76,15 @@ def measure(
                 for name, error in errors.items()
                 if error <= LIMITS[precision]
             }
-            taken = times(passes, device, repetitions)
-            rates = {name: 1e3 * length / each["median_ms"] for name, each in taken.items()}
-            for name, error in errors.items():
-                if name in rates:
-                    ratio = f", {rates[name] / rates[NONE]:.3f} × {NONE}" if name != NONE and NONE in rates else ""
-                    rows.add(f"{length} tokens, {precision}: {name}", rates[name], " tokens/s", ratio)
-                else:
-                    rows.add(f"{length} tokens, {precision}: {name}", 0.0, more=f": logits are off by {error:.1e}")
+            taken = times(passes, repetitions, device, turn_ms=200.0)
+            found: dict[str, Row] = {
+                name: {"tokens/s": 1e3 * length / taken[name]["median_ms"]}
+                if name in taken
+                else {"failed": f"logits are off by {error:.1e}"}
+                for name, error in errors.items()
+            }
+            add_ratios(found, "tokens/s", NONE, f"÷ {NONE}")
+            rows.add_rows(f"{length:,} tokens, {precision}", found)
     return rows.measured(device=device, model=model | {"vocabulary": vocabulary})
 
 

@@ -1,7 +1,7 @@
-"""The goals of all benchmarks, and what they return: a dictionary for JSON, of which tables are made.
+"""The goals of all benchmarks, what they return, and how it is shown and kept.
 
-Each benchmark has a function `measure`, whose result has the keys `bench`, `machine` and `rows`. The rows of most are those
-of `Rows`; modules whose tables have other columns have functions `table` and `numbers` like those here.
+A measurement is a dictionary for JSON: `bench`, `machine`, and `rows`, by name. The columns of a row that are texts, numbers or
+times are those of its table; a goal names a row and a column, or a row alone, whose number is then in the column `measured`.
 """
 
 from __future__ import annotations
@@ -9,143 +9,180 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
+Row = dict[str, Any]
+"""By column: a text, a number or the times of a call (`timing.times`), which the table shows; or a dictionary, for JSON alone."""
 Measured = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class AtMost:
+class Goal:
+    """A limit of what is measured."""
+
+    sign: str
     limit: float
     unit: str = ""
-    sign: ClassVar[str] = "≤"
 
     def __str__(self) -> str:
-        return f"{self.sign} {self.limit:g}{self.unit}"
+        return f"{self.sign} {self.limit:g} {self.unit}".rstrip()
 
     def reached(self, number: float) -> bool:
-        return number <= self.limit
+        return number <= self.limit if self.sign == "≤" else number >= self.limit
 
 
-class AtLeast(AtMost):
-    sign = "≥"
-
-    def reached(self, number: float) -> bool:
-        return number >= self.limit
-
-
-OF_SDPA, MEMORY = "time ÷ fastest SDPA", "memory ÷ fastest SDPA"
+OF_SDPA, MEMORY, OF_OURS = "÷ fastest SDPA", "memory ÷ fastest SDPA's", "÷ ours"
 RATIOS = {"forward": 3.3, "backward_rows": 4, "backward_keys": 4}
-GOALS: dict[str, dict[str, AtMost]] = {
+GOALS: dict[str, dict[str, Goal]] = {
     "step": {
-        "4 layers × 256, T 511: CoPE, native ÷ SDPA": AtMost(1),
-        "a layer of GPT-2's, T 1023: CoPE, native ÷ SDPA": AtMost(1),
+        f"4 layers × 256, T 511: CoPE, native: {OF_SDPA}": Goal("≤", 1),
+        f"a layer of GPT-2's, T 1023: CoPE, native: {OF_SDPA}": Goal("≤", 1),
     },
     "instructions": {
-        **{f"{kernel}, sm_90, head dim {dim}: general ÷ plain": AtMost(limit) for kernel, limit in RATIOS.items() for dim in (64, 128)},
-        **{f"{kernel}, sm_90, head dim {dim}: spilled": AtMost(limit, " B") for dim, limit in {64: 0, 128: 64}.items() for kernel in RATIOS},
+        **{f"{kernel}, sm_90, head dim {dim}: general ÷ plain": Goal("≤", limit) for kernel, limit in RATIOS.items() for dim in (64, 128)},
+        **{f"{kernel}, sm_90, head dim {dim}: spilled": Goal("≤", limit, "B") for dim, limit in {64: 0, 128: 64}.items() for kernel in RATIOS},
     },
     "gpu": {
-        f"T 4096: {OF_SDPA}": AtMost(1.25),
-        f"T 4096: {MEMORY}": AtMost(1.2),
-        f"T 1024: {OF_SDPA}": AtMost(2),
-        f"T 1024: {MEMORY}": AtMost(1.2),
-        f"T 16384: {OF_SDPA}": AtMost(1.1),
-        f"T 16384: {MEMORY}": AtMost(1.2),
-        f"T 4096, never saturating: {OF_SDPA}": AtMost(3),
-        "T 4096, one sequence: time of the paper's listing ÷ ours": AtLeast(10),
-        "T 4096, one sequence: time of the listing, torch.compile ÷ ours": AtLeast(4),
+        f"T 4096: triton: {OF_SDPA}": Goal("≤", 1.25),
+        f"T 4096: triton: {MEMORY}": Goal("≤", 1.2),
+        f"T 1024: triton: {OF_SDPA}": Goal("≤", 2),
+        f"T 1024: triton: {MEMORY}": Goal("≤", 1.2),
+        f"T 16384: triton: {OF_SDPA}": Goal("≤", 1.1),
+        f"T 16384: triton: {MEMORY}": Goal("≤", 1.2),
+        f"T 4096, never saturating: triton: {OF_SDPA}": Goal("≤", 3),
+        f"T 4096, one sequence: the paper's listing: {OF_OURS}": Goal("≥", 10),
+        f"T 4096, one sequence: the listing, torch.compile: {OF_OURS}": Goal("≥", 4),
     },
     "sweep": {
-        "runs of 1 step": AtLeast(25, " runs/s"),
-        "runs of 1 step, ÷ a bare Tune trainable": AtLeast(0.8, " ×"),
-        "growth of the driver": AtMost(50, " KB/run"),
-        "between two runs, of runs of 30 s": AtMost(1, "%"),
-        "runs of 50 steps, ÷ a TorchTrainer each": AtLeast(20, " ×"),
-        "a training process is killed: until the next step": AtMost(20, " s"),
+        "runs of 1 step": Goal("≥", 25, "runs/s"),
+        "runs of 1 step, ÷ a bare Tune trainable": Goal("≥", 0.8),
+        "growth of the driver": Goal("≤", 50, "KB/run"),
+        "between two runs, of runs of 30 s": Goal("≤", 1, "%"),
+        "a training process is killed: until the next step": Goal("≤", 20, "s"),
     },
     "store": {
-        "rebuild the index": AtLeast(2000, " runs/s"),
-        "list of ablations": AtMost(0.2, " s"),
-        "status of sweeps": AtMost(0.2, " s"),
-        "page, filtered by model": AtMost(0.2, " s"),
-        "page, filtered by metric": AtMost(0.2, " s"),
-        "page, sorted by metric": AtMost(0.2, " s"),
-        "table of 1,000 runs": AtMost(0.5, " s"),
-        "plan of 10,000 runs: expand, hash, compare": AtMost(2, " s"),
-        "plan of all runs: expand, hash, compare": AtMost(20, " s"),
-        "report of 1,000 runs, beyond its start": AtMost(1, " s"),
-        "report of all runs, beyond its start": AtMost(10, " s"),
+        "rebuild the index": Goal("≥", 2000, "runs/s"),
+        "list of ablations": Goal("≤", 0.2, "s"),
+        "status of sweeps": Goal("≤", 0.2, "s"),
+        "page, filtered by model": Goal("≤", 0.2, "s"),
+        "page, filtered by metric": Goal("≤", 0.2, "s"),
+        "page, sorted by metric": Goal("≤", 0.2, "s"),
+        "table of 1,000 runs": Goal("≤", 0.5, "s"),
+        "plan of 10,000 runs: expand, hash, compare": Goal("≤", 2, "s"),
+        "plan of all runs: expand, hash, compare": Goal("≤", 20, "s"),
+        "report of 1,000 runs, beyond its start": Goal("≤", 1, "s"),
+        "report of all runs, beyond its start": Goal("≤", 10, "s"),
     },
     "serve": {
-        "32 clients ÷ offline": AtLeast(0.9, " ×"),
-        "32 clients ÷ one at a time": AtLeast(3, " ×"),
-        "added to one request when idle": AtMost(5, " ms"),
-        "from the start to ready": AtMost(5, " s"),
-        "table of 100 runs ÷ constant route": AtLeast(0.5, " ×"),
-        "table of 100 runs, unchanged (304) ÷ constant route": AtLeast(0.8, " ×"),
-        "filtered page of runs ÷ constant route": AtLeast(0.3, " ×"),
-        "filtered page of runs, computed": AtMost(500, " ms"),
-        "table after the end of a run, at most": AtMost(2, " s"),
+        "32 clients ÷ offline": Goal("≥", 0.9),
+        "32 clients ÷ one at a time": Goal("≥", 3),
+        "added to one request when idle": Goal("≤", 5, "ms"),
+        "from the start to ready": Goal("≤", 5, "s"),
+        "table of 100 runs ÷ constant route": Goal("≥", 0.5),
+        "table of 100 runs, unchanged (304) ÷ constant route": Goal("≥", 0.8),
+        "filtered page of runs ÷ constant route": Goal("≥", 0.3),
+        "filtered page of runs, computed": Goal("≤", 500, "ms"),
+        "table after the end of a run, at most": Goal("≤", 2, "s"),
     },
-    "prefill": {},
-    "data": {"sequences generated per sequence trained on, the least": AtLeast(10)},
+    "data": {"sequences generated per sequence trained on, the least": Goal("≥", 10)},
 }  # fmt: skip
 """By command (`gpu`: `make gpu STAGE=bench`) and what is measured. tests/benchmarks/README.md shows this table."""
 
 
-def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A table in Markdown, whose first `left` columns are left-aligned."""
-    lines = [list(heads), ["---"] * left + ["---:"] * (len(heads) - left), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def goals_table(bench: str, numbers: Mapping[str, float]) -> str:
-    """The goals of a benchmark as far as they were measured; empty where none was."""
-    rows = [
-        [what, str(goal), f"{numbers[what]:.4g}{goal.unit}", "yes" if goal.reached(numbers[what]) else "no"]
-        for what, goal in GOALS.get(bench, {}).items()
-        if what in numbers
-    ]
-    return markdown(("goal", "limit", "measured", "reached"), rows) if rows else ""
-
-
 class Rows:
-    """A measurement as rows of a name, a number, and a unit or a text."""
+    """The rows of a measurement on this machine."""
 
-    def __init__(self, bench: str) -> None:
+    def __init__(self, bench: str, rows: Mapping[str, Row] | None = None) -> None:
         self.bench, self.machine = bench, machine()
-        self.rows: dict[str, dict[str, Any]] = {}
+        self.rows = dict(rows or {})
 
-    def add(self, what: str, number: float, unit: str = "", more: str = "") -> None:
-        text = f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
-        self.rows[what] = {"number": round(number, 5), "text": text + unit + more}
+    def add(self, what: str, number: float, unit: str = "", **more: Any) -> None:
+        """Add a row of one number."""
+        self.rows[what] = {"measured": round(number, 5), "unit": unit, **more}
+
+    def add_rows(self, of: str, rows: Mapping[str, Row]) -> None:
+        """Add the rows of one problem."""
+        self.rows |= {f"{of}: {name}": row for name, row in rows.items()}
 
     def measured(self, **more: Any) -> Measured:
         load = [*self.machine["load"], *machine()["load"]]
-        return {"bench": self.bench, **more, "rows": self.rows, "machine": self.machine | {"load": load}}
+        return {"bench": self.bench, **more, "machine": self.machine | {"load": load}, "rows": self.rows}
+
+
+def add_ratios(rows: Mapping[str, Row], column: str, base: str, ratio: str) -> None:
+    """Add to the rows the ratios of a column to that of the row `base`, where both have it."""
+    numbers = {
+        name: row[column]["median_ms"] if isinstance(row[column], Mapping) else row[column]
+        for name, row in rows.items()
+        if column in row
+    }
+    if numbers.get(base):
+        for name, number in numbers.items():
+            rows[name][ratio] = round(number / numbers[base], 3)
+
+
+def goals(measured: Measured) -> list[tuple[str, Goal, float]]:
+    """The goals that were measured: what, limit, and the number. A dry run on a CPU has measured none of a GPU's."""
+    if measured["bench"] == "gpu" and "gpu" not in measured["machine"]:
+        return []
+    numbers: dict[str, float] = {}
+    for name, row in measured["rows"].items():
+        for column, value in row.items():
+            if isinstance(value, int | float):
+                numbers[name if column == "measured" else f"{name}: {column}"] = value
+    return [(what, goal, numbers[what]) for what, goal in GOALS.get(measured["bench"], {}).items() if what in numbers]
+
+
+def failed(measured: Measured) -> bool:
+    """Whether a goal is missed, or something was not timed because it is wrong."""
+    missed = any(not goal.reached(number) for _, goal, number in goals(measured))
+    return missed or any("failed" in row for row in measured["rows"].values())
 
 
 def table(measured: Measured) -> str:
-    """The table of a measurement that `Rows` has made: what, measured, goal."""
-    goals = GOALS[measured["bench"]]
-    rows = [[what, row["text"], str(goals.get(what, ""))] for what, row in measured["rows"].items()]
-    return markdown(("what", "measured", "goal"), rows, left=3)
+    """The rows in Markdown, and the goals that were measured."""
+    cells = {
+        name: {column: text for column, value in row.items() if (text := _text(value)) is not None}
+        for name, row in measured["rows"].items()
+    }
+    columns = dict.fromkeys(column for row in cells.values() for column in row)
+    rows = [[name, *(row.get(column, "") for column in columns)] for name, row in cells.items()]
+    reached = [
+        [what, str(goal), f"{number:.4g} {goal.unit}".rstrip(), "yes" if goal.reached(number) else "no"]
+        for what, goal, number in goals(measured)
+    ]
+    parts = [_markdown(["", *columns], rows)]
+    return "\n".join(parts + ([_markdown(["goal", "limit", "measured", "reached"], reached)] if reached else []))
 
 
-def numbers(measured: Measured) -> dict[str, float]:
-    """What was measured, by the names of the goals."""
-    return {what: row["number"] for what, row in measured["rows"].items()}
+def _markdown(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---"] + ["---:"] * (len(heads) - 1), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def save(folder: Path, name: str, measured: Measured, table: str) -> None:
-    """Write a measurement to `<name>.json` and `<name>.md`, each as a whole."""
-    for suffix, text in (("json", json.dumps(measured, indent=1) + "\n"), ("md", table)):
+def _text(value: Any) -> str | None:
+    """A cell of a table; None: it is for JSON alone."""
+    if isinstance(value, Mapping):
+        if "median_ms" not in value:
+            return None
+        # Then it was Python that was measured, and not the GPU.
+        host_bound = " (host-bound)" if value.get("host_ms", 0.0) > 0.9 * value["median_ms"] else ""
+        return f"{_number(value['median_ms'])} ± {_number(value['spread_ms'])}{host_bound}"
+    return _number(value) if isinstance(value, int | float) else str(value)
+
+
+def _number(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
+def save(folder: Path, name: str, measured: Measured) -> None:
+    """Write a measurement to `<name>.json` and its table to `<name>.md`, each as a whole."""
+    for suffix, text in (("json", json.dumps(measured, indent=1) + "\n"), ("md", table(measured))):
         (folder / f"{name}.{suffix}.new").write_text(text, encoding="utf-8")
         (folder / f"{name}.{suffix}.new").replace(folder / f"{name}.{suffix}")
 

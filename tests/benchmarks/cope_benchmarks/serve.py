@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+import random
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -23,15 +22,14 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import numpy as np
 
 from cope_benchmarks.report import Measured, Rows
-from cope_benchmarks.store import indexed_row, write_ablation, write_index
-from cope_benchmarks.timing import in_turns
-from cope_sweep.config import expand, load_ablation
+from cope_benchmarks.synthetic import command, environment, finished, write_ablation, write_grid, write_index
+from cope_benchmarks.timing import Run, in_turns
 from cope_sweep.errors import UserError
 from cope_sweep.inference import Predictor
 from cope_sweep.store import Store
@@ -40,24 +38,24 @@ CLIENTS, SEQUENCES, TURNS = 32, 512, 5
 LENGTHS = (16, 256)
 """Shortest and longest sequence, in tokens."""
 IDLE_REQUESTS, IDLE_TOKENS = 40, 32
-RUNS, READERS, SECONDS = 100_000, 10, 2.0
+RUNS, TABLE_RUNS, READERS, SECONDS = 100_000, 100, 10, 2.0
 CHANGES = 5
 """Runs that end while their table is polled."""
 START_S = 120
 QUEUE_TOKENS = 1 << 15
 """The queue has room for all clients."""
 API = "/api/v1"
+TABLE = f"{API}/ablations/table/table"
 PAGE = f"{API}/runs?sort=in_dist%2Ftoken_error&limit=100&filter={quote('model.layers=4')}&filter={quote('model.position=cope')}"
-ABLATION = """\
-title: A model to serve
-base:
-  task: {kind: selective_copy, tokens: 16, blanks: 224, dense_blanks: 112, sparse_blanks: 224, vocabulary: 512, copy_from: outputs}
-  model: {layers: 4, dim: 256, heads: 4, position: [cope]}
-  train: {steps: 1, batch: 1}
-  evaluate: {every: 1, sequences: 1, final_sequences: 1}
-metrics:
-  - {name: in_dist/loss}
-"""
+MODEL: dict[str, Any] = {
+    "task": {
+        "kind": "selective_copy", "tokens": 16, "blanks": 224, "dense_blanks": 112, "sparse_blanks": 224,
+        "vocabulary": 512, "copy_from": "outputs",
+    },
+    "model": {"layers": 4, "dim": 256, "heads": 4, "position": ["cope"]},
+    "train": {"steps": 1, "batch": 1},
+    "evaluate": {"every": 1, "sequences": 1, "final_sequences": 1},
+}  # fmt: skip
 """A model as in a small ablation: 3 M weights, and 256 tokens of context."""
 
 MARKER = 511
@@ -79,86 +77,76 @@ def measure(runs: int = RUNS) -> Measured:
 
 def perplexity(rows: Rows, folder: Path) -> None:
     """Tokens/s of clients and offline, and what an idle service adds to a request. Answers are compared first."""
-    (folder / "ablations").mkdir(parents=True)
-    (folder / "ablations" / "served.yaml").write_text(ABLATION, encoding="utf-8")
-    command = [sys.executable, "-m", "cope_sweep.cli", "run", "served", "--local", "--no-mlflow"]
-    subprocess.run([*command, *_options(folder)], check=True, capture_output=True)
-    run_id = expand(load_ablation(folder / "ablations" / "served.yaml")).runs[0].run_id
-    predictor = Predictor.load(Store(folder / "store").run(run_id).checkpoint)
+    (run,) = write_ablation(folder, "served", base=MODEL, metrics=[{"name": "in_dist/loss"}]).runs
+    training = command("run", "served", "--local", "--no-mlflow")
+    subprocess.run(training, check=True, capture_output=True, env=environment(folder))
+    predictor = Predictor.load(Store(folder / "store").run(run.run_id).checkpoint)
     rng = np.random.default_rng(0)
     lengths = rng.integers(*LENGTHS, SEQUENCES, endpoint=True)
     tokens = [[MARKER, *rng.integers(0, 510, length - 1).tolist()] for length in lengths]
     scored = sum(map(len, tokens)) - len(tokens)
     with serving(folder, {"COPE_SWEEP_MAX_QUEUE_TOKENS": str(QUEUE_TOKENS)}) as (address, start_s):
-        requests = [_request(address, run_id, each) for each in tokens]
+        requests = [_request(address, run.run_id, each) for each in tokens]
         expected = [-float(np.nansum(scores)) for scores in predictor.log_probabilities(tokens)]
         found = [json.loads(answer)["results"][0]["total"]["nll_sum"] for answer in ask(address, requests, CLIENTS)]
         if not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
             raise RuntimeError("the server's log-probabilities are not those of the model: nothing is measured")
-        ways: dict[str, Callable[[], object]] = {
+        ways: dict[str, Run] = {
             "offline": lambda: predictor.log_probabilities(tokens),
             f"{CLIENTS} clients": lambda: ask(address, requests, CLIENTS),
             "one at a time": lambda: ask(address, requests, 1),
         }
         taken = in_turns({name: partial(_seconds, way) for name, way in ways.items()}, TURNS)
-        added_ms = _idle_added_ms(address, predictor, run_id)
-    for name, times in taken.items():
-        rows.add(f"perplexity, {name}", scored / statistics.median(times), " tokens/s")
+        short = [MARKER, *range(IDLE_TOKENS)]
+        one = [_request(address, run.run_id, short)]
+        idle: dict[str, Run] = {
+            "service": lambda: ask(address, one, 1), "model": lambda: predictor.log_probabilities([short])
+        }  # fmt: skip
+        idle_s = in_turns({name: partial(_seconds, way) for name, way in idle.items()}, IDLE_REQUESTS)
+    for name, times_s in taken.items():
+        rows.add(f"perplexity, {name}", scored / statistics.median(times_s), "tokens/s")
     for other in ("offline", "one at a time"):
-        rows.add(f"{CLIENTS} clients ÷ {other}", _ratio(taken[other], taken[f"{CLIENTS} clients"]), " ×")
-    rows.add("added to one request when idle", added_ms, " ms")
-    rows.add("from the start to ready", start_s, " s")
-
-
-def _idle_added_ms(address: Address, predictor: Predictor, run_id: str) -> float:
-    """What a short request takes more than the model alone, when nothing else is asked."""
-    sequence = [MARKER, *range(IDLE_TOKENS)]
-    request = _request(address, run_id, sequence)
-    service, model = [], []
-    for _ in range(IDLE_REQUESTS):
-        service.append(_seconds(lambda: ask(address, [request], 1)))
-        model.append(_seconds(lambda: predictor.log_probabilities([sequence])))
-    return 1e3 * (statistics.median(service) - statistics.median(model))
+        rows.add(f"{CLIENTS} clients ÷ {other}", _ratio(taken[other], taken[f"{CLIENTS} clients"]))
+    added_s = statistics.median(idle_s["service"]) - statistics.median(idle_s["model"])
+    rows.add("added to one request when idle", 1e3 * added_s, "ms")
+    rows.add("from the start to ready", start_s, "s")
 
 
 def reading(rows: Rows, folder: Path, runs: int) -> None:
-    """Requests per second for tables and a page of runs, and how soon a table shows a run that has ended."""
-    (folder / "ablations").mkdir(parents=True)
-    tables = {f"table of {number:,} runs": number for number in (100, 1000)}
-    for number in tables.values():
-        write_ablation(folder / "ablations" / f"runs{number}.yaml", number)
-    write_index(folder / "store", write_ablation(folder / "all.yaml", runs))
-    paths = {name: f"{API}/ablations/runs{number}/table" for name, number in tables.items()}
-    paths["filtered page of runs"] = PAGE
+    """Requests per second for a table and a page of runs, and how soon a table shows a run that has ended."""
+    write_grid(folder, "table", TABLE_RUNS)
+    write_index(folder, write_grid(folder, "all", runs))
+    table, page = f"table of {TABLE_RUNS} runs", "filtered page of runs"
     with serving(folder) as (address, _):
-        first_ms = {name: 1e3 * _seconds(partial(fetch, address, path)) for name, path in paths.items()}
-        targets = {"constant route": (_get(address, "/health/live"), 200)}
-        for name, path in paths.items():
-            targets[name] = (_get(address, path, "Accept-Encoding: gzip\r\n"), 200)
-            if name in tables:
-                etag = fetch(address, path)
-                targets[f"{name}, unchanged (304)"] = (_get(address, path, f"If-None-Match: {etag}\r\n"), 304)
+        first_s = {name: _seconds(partial(fetch, address, path)) for name, path in ((table, TABLE), (page, PAGE))}
+        zipped = "Accept-Encoding: gzip\r\n"
+        targets = {
+            "constant route": (_get(address, "/health/live"), 200),
+            table: (_get(address, TABLE, zipped), 200),
+            f"{table}, unchanged (304)": (_get(address, TABLE, f"If-None-Match: {fetch(address, TABLE)}\r\n"), 304),
+            page: (_get(address, PAGE, zipped), 200),
+        }
         rates = in_turns({name: partial(load, address, *target) for name, target in targets.items()}, TURNS)
         fresh_s = _fresh_s(address, folder)
     for name, found in rates.items():
-        rows.add(name, statistics.median(found), " requests/s")
+        rows.add(name, statistics.median(found), "requests/s")
         if name != "constant route":
-            rows.add(f"{name} ÷ constant route", _ratio(found, rates["constant route"]), " ×")
-    for name, taken_ms in first_ms.items():
-        rows.add(f"{name}, computed", taken_ms, " ms")
-    rows.add("table after the end of a run, at most", max(fresh_s), " s")
+            rows.add(f"{name} ÷ constant route", _ratio(found, rates["constant route"]))
+    for name, taken_s in first_s.items():
+        rows.add(f"{name}, computed", 1e3 * taken_s, "ms")
+    rows.add("table after the end of a run, at most", max(fresh_s), "s")
 
 
 def _fresh_s(address: Address, folder: Path) -> list[float]:
     """Seconds from the end of a run until its table is another one, while it is polled."""
-    plan = expand(load_ablation(folder / "ablations" / "runs1000.yaml"))
-    store, path = Store(folder / "store"), f"{API}/ablations/runs1000/table"
+    plan = write_grid(folder, "table", TABLE_RUNS)
+    store, source = Store(folder / "store"), random.Random()
     found = []
     for number in range(CHANGES):
-        before = fetch(address, path)
-        store.index.write([indexed_row(plan.runs[number], number, seed=time.time_ns())])
+        before = fetch(address, TABLE)
+        store.index.write([finished(plan.runs[number], number, source)])
         start_s = time.perf_counter()
-        while fetch(address, path) == before:
+        while fetch(address, TABLE) == before:
             if time.perf_counter() - start_s > 60:
                 raise TimeoutError("the table has not changed within 60 s of the end of a run")
         found.append(time.perf_counter() - start_s)
@@ -170,11 +158,12 @@ def _fresh_s(address: Address, folder: Path) -> list[float]:
 
 
 @contextmanager
-def serving(folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[tuple[Address, float]]:
+def serving(folder: Path, settings: Mapping[str, str] | None = None) -> Iterator[tuple[Address, float]]:
     """Host and port of a server for the store of `folder`, and the seconds until it was ready."""
-    command = [sys.executable, "-m", "cope_sweep.cli", "serve", "--port", "0", *_options(folder)]
     start_s = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **settings}) as server:
+    with subprocess.Popen(
+        command("serve", "--port", "0"), stdout=subprocess.PIPE, text=True, env=environment(folder, settings)
+    ) as server:
         try:
             assert server.stdout is not None
             url = urlsplit(server.stdout.readline().split()[0])
@@ -186,10 +175,6 @@ def serving(folder: Path, settings: Mapping[str, str] = MappingProxyType({})) ->
             yield address, time.perf_counter() - start_s
         finally:
             server.terminate()
-
-
-def _options(folder: Path) -> list[str]:
-    return ["--store", str(folder / "store"), "--ablations", str(folder / "ablations")]
 
 
 def _is_ready(address: Address) -> bool:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 import cope_sweep.model.attention as model_attention
 from cope_benchmarks import peers
-from cope_benchmarks.report import Measured, machine, markdown
-from cope_benchmarks.timing import median_and_spread, one_line, resumed, times
+from cope_benchmarks.report import OF_SDPA, Measured, Row, Rows, add_ratios
+from cope_benchmarks.timing import one_line, resumed, times
 from cope_sweep.config import RunSpec
 from cope_sweep.kernels import Implementation, Inputs, Positions, attend, using
 from cope_sweep.model import next_token_loss
@@ -95,8 +95,6 @@ ALTERNATIVES: Alternatives = {
     "CoPE, blocked": (COPE, attend_with("blocked"), "reference"),
     "CoPE, the paper's listing": (COPE, with_listing, "reference"),
     "CoPE-MLP(64), native": ([{"kind": "cope_mlp", "hidden": 64}], attend_with("native"), "blocked"),
-    "relative, native": (["relative"], attend_with("native"), "reference"),
-    "RoPE, auto": (["rope"], attend_with("auto"), "reference"),
 }
 GPU_ALTERNATIVES: Alternatives = {  # compared with the blocked path, whose memory is small
     SDPA: ([], with_sdpa, "blocked"),
@@ -108,9 +106,11 @@ GPU_ALTERNATIVES: Alternatives = {  # compared with the blocked path, whose memo
 
 
 def measure(repetitions: int, models: Mapping[str, Model] | None = None) -> Measured:
-    """The time of a step of every alternative in ms, and its ratio to that of the same model with SDPA and no positions."""
-    rows = {name: measure_model(model, ALTERNATIVES, "cpu", repetitions) for name, model in (models or MODELS).items()}
-    return {"bench": "step", "machine": machine(), "repetitions": repetitions, "rows": rows}
+    """The time of a step of every alternative, and its ratio to that of the same model with SDPA and no positions."""
+    rows = Rows("step")
+    for name, model in (models or MODELS).items():
+        rows.add_rows(name, measure_model(model, ALTERNATIVES, "cpu", repetitions))
+    return rows.measured(repetitions=repetitions)
 
 
 def measure_gpu(folder: Path, device: str, budget_s: float) -> Measured:
@@ -120,19 +120,13 @@ def measure_gpu(folder: Path, device: str, budget_s: float) -> Measured:
     """
     models = GPU_MODELS if device == "cuda" else TINY
     chosen = {name: each for name, each in GPU_ALTERNATIVES.items() if device == "cuda" or not name.endswith(COMPILED)}
-    return resumed(
-        folder / "step.json",
-        device,
-        budget_s,
-        models,
-        partial(measure_model, alternatives=chosen, device=device),
-        table,
-    )
+    measure_one = partial(measure_model, alternatives=chosen, device=device)
+    return resumed(folder / "step.json", device, budget_s, models, measure_one)
 
 
-def measure_model(model: Model, alternatives: Alternatives, device: str, repetitions: int = 5) -> dict[str, Any]:
+def measure_model(model: Model, alternatives: Alternatives, device: str, repetitions: int = 5) -> dict[str, Row]:
     """By alternative: the time of a step, and its ratio to SDPA's; or why it is not timed."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Row] = {}
     trainers: list[Trainer] = []
     steps: dict[str, Callable[[], None]] = {}
     precision = "bf16" if device == "cuda" else "fp32"
@@ -140,50 +134,24 @@ def measure_model(model: Model, alternatives: Alternatives, device: str, repetit
         runtime = Runtime(
             device=device, precision=precision, threads=torch.get_num_threads(), compile=name.endswith(COMPILED)
         )
-        trainers.append(Trainer(run_of(model, position), runtime))
+        spec = model | {"model": model["model"] | {"position": position}}
+        trainers.append(Trainer(RunSpec.model_validate_json(json.dumps(spec)), runtime))
         try:
             failed = failure(trainers[-1], compute, expected_from)
             step = step_of(trainers[-1], compute)
             step()
         except Exception as error:  # out of memory, for example
             failed = one_line(error)
-        if failed:
-            found[name] = {"failed": failed}
-        else:
-            found[name], steps[name] = {}, step
-    taken = times(steps, device, repetitions, turn_ms=400.0)
+        found[name] = {"failed": failed} if failed else {}
+        if not failed:
+            steps[name] = step
+    taken = times(steps, repetitions, device, turn_ms=400.0)
     for trainer in trainers:
         trainer.close()
     for name, each in taken.items():
-        found[name] = {"step": each} | (
-            {"of_sdpa": round(each["median_ms"] / taken[SDPA]["median_ms"], 3)} if SDPA in taken else {}
-        )
+        found[name]["a step, ms"] = each
+    add_ratios(found, "a step, ms", SDPA, OF_SDPA)
     return found
-
-
-def run_of(model: Model, position: list[Any]) -> RunSpec:
-    return RunSpec.model_validate_json(json.dumps(model | {"model": model["model"] | {"position": position}}))
-
-
-def table(measured: Measured) -> str:
-    """The measurement in Markdown."""
-    rows = []
-    for model, alternatives in measured["rows"].items():
-        for name, row in alternatives.items():
-            ratio = f"{row['of_sdpa']:.2f}" if "of_sdpa" in row else "–"
-            found = ["", row["failed"]] if "failed" in row else [median_and_spread(row["step"]), ratio]
-            rows.append([model, name, *found])
-    return markdown(("model", "attention", "ms a step", "this ÷ SDPA"), rows, left=2)
-
-
-def numbers(measured: Measured) -> dict[str, float]:
-    """The ratios to SDPA, by the names of the goals."""
-    return {
-        f"{model}: {name} ÷ SDPA": row["of_sdpa"]
-        for model, alternatives in measured["rows"].items()
-        for name, row in alternatives.items()
-        if "of_sdpa" in row
-    }
 
 
 def step_of(trainer: Trainer, compute: AttendAs) -> Callable[[], None]:

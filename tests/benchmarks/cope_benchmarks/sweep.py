@@ -1,10 +1,9 @@
-"""Benchmark of the sweep: many trivial runs, MLflow, the time between two runs, other ways to use Ray, and a killed process.
+"""Benchmark of the sweep: many trivial runs, MLflow, the time between two runs, and a killed process.
 
-    python -m cope_benchmarks.sweep WAY ablation.yaml --store STORE      trains the runs in another way, see `WAYS`
+    python -m cope_benchmarks.sweep ablation.yaml STORE      trains the runs by a bare trainable of Tune
 
-Real commands are measured, each in processes of its own, from the stores that they write. The sweep and a bare class
-trainable of Tune take turns, so that a slow moment of the machine affects both. All ways start the same cluster as the
-sweep; all runs use one torch thread.
+Real commands are measured, each in processes of its own, from the stores that they write. The sweep and the bare trainable
+take turns, so that a slow moment of the machine affects both, and start the same cluster. All runs use one torch thread.
 """
 
 from __future__ import annotations
@@ -28,22 +27,10 @@ from typing import Any
 import psutil
 
 from cope_benchmarks.report import Measured, Rows
+from cope_benchmarks.synthetic import MANY_RUNS, command, environment, write_ablation
 from cope_sweep.config import RunSpec
 from cope_sweep.store import RunFolder, Store
 
-ABLATION = """\
-title: Many short runs
-base:
-  task: {kind: selective_copy, tokens: 4, blanks: 12, dense_blanks: 6, sparse_blanks: 24}
-  model: {layers: 1, dim: 32, heads: 2, position: [cope]}
-  train: {steps: STEPS, batch: 16, lr: 1e-3}
-  evaluate: {every: STEPS, sequences: 32, final_sequences: 32}
-seeds: SEEDS
-metrics:
-  - {name: in_dist/token_error, label: In-dist., unit: "%"}
-resources: {groups: GROUPS, device: cpu}
-"""
-SHORT_STEPS = 50
 LONG_RUNS, LONG_STEPS, LONG_RUN_S = 6, 600, 30.0
 """Runs of a few seconds, one after another in one process; the gap is given as a share of runs of 30 s."""
 ENDLESS_STEPS = 10_000_000
@@ -82,16 +69,19 @@ class Execution:
         return (warm[-1][1] - warm[0][1]) / (warm[-1][0] - warm[0][0])
 
 
-def execute(command: Sequence[str], store: Path) -> Execution:
-    """Execute a command that trains runs into a new store, and measure it. Raises CalledProcessError, with its output."""
-    opened = Store(store, create=True)
+def execute(words: Sequence[str], root: Path) -> Execution:
+    """Execute a command that trains runs into the new store of a folder, and measure it.
+
+    Raises CalledProcessError, with its output.
+    """
+    opened = Store(root / "store", create=True)
     samples: list[tuple[int, int]] = []
     start_s = time.time()
-    with started(command, store) as process:
+    with started(words, root) as process:
         driver = psutil.Process(process.pid)
         while process.poll() is None:
             with contextlib.suppress(psutil.Error):
-                samples.append((len(os.listdir(store / "runs")), driver.memory_info().rss))
+                samples.append((len(os.listdir(root / "store" / "runs")), driver.memory_info().rss))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.5)
         whole_s = time.time() - start_s
@@ -106,25 +96,22 @@ def _span_s(folder: RunFolder) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def started(command: Sequence[str], store: Path, exit_code: int = 0) -> Iterator[subprocess.Popen[str]]:
-    """Start a command on a store and wait for its end. Raises CalledProcessError, with its output, for other exit codes.
+def started(words: Sequence[str], root: Path, exit_code: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """Start a command on a folder and wait for its end. Raises CalledProcessError, with its output, for other exit codes.
 
     Compiled modules are kept: else each new process would compile those that it imports, which takes longer than the runs.
     """
     left_out = ("PYTHONDONTWRITEBYTECODE", "RAY_ADDRESS", "MLFLOW_TRACKING_URI")
-    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    settings = {name: value for name, value in environment(root).items() if name not in left_out}
     if "PYTHONDONTWRITEBYTECODE" in os.environ:
-        environment.setdefault("PYTHONPYCACHEPREFIX", f"{tempfile.gettempdir()}/cope-sweep-pycache-{os.getuid()}")
-    environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    arguments = [sys.executable, "-m", *command, "--store", str(store)]
+        settings.setdefault("PYTHONPYCACHEPREFIX", f"{tempfile.gettempdir()}/cope-sweep-pycache-{os.getuid()}")
+    settings |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     with tempfile.TemporaryFile("w+") as output:
-        with subprocess.Popen(
-            arguments, stdout=output, stderr=subprocess.STDOUT, text=True, env=environment
-        ) as process:
+        with subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, text=True, env=settings) as process:
             yield process
         if process.returncode != exit_code:
             output.seek(0)
-            error = subprocess.CalledProcessError(process.returncode, arguments, output.read())
+            error = subprocess.CalledProcessError(process.returncode, list(words), output.read())
             error.add_note(str(error.output)[-3000:])
             raise error
 
@@ -133,68 +120,54 @@ def measure(runs: int = 1_000, repetitions: int = 3) -> Measured:
     """Measure the sweep with `runs` runs of one step, in turns with a bare trainable."""
     rows = Rows("sweep")
     with tempfile.TemporaryDirectory(prefix="cope-sweep-bench-") as name:
-        for part in (trivial_runs, with_mlflow, gap, trainers, recovery):
-            part(rows, Path(name), runs, repetitions)
+        folder = Path(name)
+        trivial_runs(rows, folder, runs, repetitions)
+        with_mlflow(rows, folder, runs)
+        gap(rows, folder)
+        recovery(rows, folder)
     return rows.measured(runs=runs, repetitions=repetitions)
 
 
 def trivial_runs(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
     """Runs of one step through the whole command, and by a bare trainable: the medians of the repetitions."""
-    ablation = _ablation(folder / "trivial.yaml", runs, 1)
     done: dict[str, list[Execution]] = {"sweep": [], "bare": []}
     for turn in range(repetitions):
         for way in ("bare", "sweep") if turn % 2 else ("sweep", "bare"):
-            done[way].append(execute(command_of(way, ablation), folder / f"{way}{turn}"))
+            done[way].append(train_runs(folder / f"{way}{turn}", runs, 1, bare=way == "bare"))
     own, bare = (sorted(each, key=lambda one: one.steady_rate)[len(each) // 2] for each in done.values())
-    rows.add("runs of 1 step", own.steady_rate, " runs/s", f", {runs:,} in {own.whole_s:.0f} s")
-    rows.add("– by a bare Tune trainable", bare.steady_rate, " runs/s")
-    rows.add("runs of 1 step, ÷ a bare Tune trainable", own.steady_rate / bare.steady_rate, " ×")
-    rows.add("growth of the driver", own.growth_bytes() / 1e3, " KB/run")
-    rows.add("from the command to the end of the first run", own.ends_s[0] - own.start_s, " s")
+    rows.add("runs of 1 step", own.steady_rate, "runs/s", whole=f"{runs:,} in {own.whole_s:.0f} s")
+    rows.add("– by a bare Tune trainable", bare.steady_rate, "runs/s")
+    rows.add("runs of 1 step, ÷ a bare Tune trainable", own.steady_rate / bare.steady_rate)
+    rows.add("growth of the driver", own.growth_bytes() / 1e3, "KB/run")
+    rows.add("from the command to the end of the first run", own.ends_s[0] - own.start_s, "s")
 
 
-def with_mlflow(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
+def with_mlflow(rows: Rows, folder: Path, runs: int) -> None:
     """The same runs with MLflow. Raises RuntimeError unless all are finished there, too."""
-    store = folder / "mlflow"
-    done = execute(["cope_sweep.cli", "run", str(_ablation(folder / "mlflow.yaml", runs, 1))], store)
+    done = train_runs(folder / "mlflow", runs, 1, mlflow=True)
     query = "SELECT COUNT(*) FROM runs JOIN tags t USING (run_uuid) WHERE t.key = 'cope_sweep.run_id' AND status = 'FINISHED'"
-    with contextlib.closing(sqlite3.connect(store / "mlflow.db")) as database:
+    with contextlib.closing(sqlite3.connect(folder / "mlflow" / "store" / "mlflow.db")) as database:
         ((finished,),) = database.execute(query).fetchall()
     if finished != runs:
         raise RuntimeError(f"of {runs} runs, {finished} are finished in MLflow")
     after_s = done.start_s + done.whole_s - done.ends_s[-1]
-    rows.add("runs of 1 step with MLflow", done.steady_rate, " runs/s", f", and {after_s:.0f} s after the last")
+    rows.add("runs of 1 step with MLflow", done.steady_rate, "runs/s", whole=f"and {after_s:.0f} s after the last")
 
 
-def gap(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
+def gap(rows: Rows, folder: Path) -> None:
     """Runs of some seconds in one process: the time from the result of a run to the begin of the next."""
-    done = execute(
-        command_of("sweep", _ablation(folder / "long.yaml", LONG_RUNS, LONG_STEPS, groups=1)), folder / "long"
-    )
+    done = train_runs(folder / "long", LONG_RUNS, LONG_STEPS, groups=1)
     gaps_s = [after[0] - before[1] for before, after in itertools.pairwise(done.spans_s)]
-    rows.add("between two runs, median", 1e3 * statistics.median(gaps_s), " ms")
+    rows.add("between two runs, median", 1e3 * statistics.median(gaps_s), "ms")
     rows.add("between two runs, of runs of 30 s", 100 * statistics.mean(gaps_s) / LONG_RUN_S, "%")
 
 
-def trainers(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
-    """Short runs by the sweep, and by a TorchTrainer for each."""
-    from cope_sweep.sweep.cluster import usable_cpus
-
-    # After the first, as many as two rounds of all CPUs: a TorchTrainer takes 10 to 30 s a run.
-    number = 2 * usable_cpus() + 1
-    ablation = _ablation(folder / "short.yaml", number, SHORT_STEPS)
-    own, each = (
-        execute(command_of(way, ablation), folder / f"short_{way}").steady_rate for way in ("sweep", "trainer")
-    )
-    rows.add("runs of 50 steps, ÷ a TorchTrainer each", own / each, " ×", f" ({own:.3g} ÷ {each:.3g} runs/s)")
-
-
-def recovery(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
+def recovery(rows: Rows, folder: Path) -> None:
     """Kill one of two processes that train: how long until its run makes a step again. Raises TimeoutError."""
     root = folder / "recovery"
-    store = Store(root, create=True)
-    command = command_of("sweep", _ablation(folder / "recovery.yaml", 2, ENDLESS_STEPS, groups=2))
-    with started(command, root, exit_code=130) as process:  # interrupted
+    words = _command(root, 2, ENDLESS_STEPS, groups=2)
+    store = Store(root / "store", create=True)
+    with started(words, root, exit_code=130) as process:  # interrupted
         try:
             _wait_for(lambda: sum(bool(each.curve()) for each in store.run_folders()) == 2, process)
             time.sleep(SETTLE_S)
@@ -202,7 +175,7 @@ def recovery(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
             os.kill(int(run.state["worker_id"].rpartition(":")[2]), signal.SIGKILL)
             killed_s = time.time()
             _wait_for(lambda: any(row["time_ms"] / 1000 > killed_s for row in run.curve(times=True)), process)
-            rows.add("a training process is killed: until the next step", time.time() - killed_s, " s")
+            rows.add("a training process is killed: until the next step", time.time() - killed_s, "s")
         finally:
             process.send_signal(signal.SIGTERM)
 
@@ -215,35 +188,45 @@ def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> 
         time.sleep(0.02)
 
 
-def command_of(way: str, ablation: Path) -> list[str]:
-    """The module and its arguments."""
-    if way == "sweep":
-        return ["cope_sweep.cli", "run", str(ablation), "--no-mlflow"]
-    return ["cope_benchmarks.sweep", way, str(ablation)]
+def train_runs(
+    root: Path, runs: int, steps: int, groups: int | str = "auto", *, bare: bool = False, mlflow: bool = False
+) -> Execution:
+    """Train so many runs in a new folder, by the sweep or a bare trainable, and measure it."""
+    words = _command(root, runs, steps, groups, mlflow=mlflow)
+    if bare:
+        words = [
+            sys.executable,
+            "-m",
+            "cope_benchmarks.sweep",
+            str(root / "ablations" / "many.yaml"),
+            str(root / "store"),
+        ]
+    return execute(words, root)
 
 
-def _ablation(path: Path, runs: int, steps: int, groups: int | str = "auto") -> Path:
-    text = ABLATION
-    for name, value in {"SEEDS": list(range(runs)), "STEPS": steps, "GROUPS": groups}.items():
-        text = text.replace(name, str(value))
-    path.write_text(text)
-    return path
+def _command(root: Path, runs: int, steps: int, groups: int | str = "auto", *, mlflow: bool = False) -> list[str]:
+    """The command that trains so many runs, whose ablation file is written."""
+    base = MANY_RUNS["base"]
+    changed = {"train": base["train"] | {"steps": steps}, "evaluate": base["evaluate"] | {"every": steps}}
+    resources = {"groups": groups, "device": "cpu"}
+    write_ablation(root, "many", base=base | changed, seeds=list(range(runs)), resources=resources)
+    return command("run", "many", *[] if mlflow else ["--no-mlflow"])
 
 
-# Other ways to train the runs -----------------------------------------------------------------------------------------
+# The bare trainable ---------------------------------------------------------------------------------------------------
 
 
-def train(run: RunSpec, root: str) -> None:
-    """Train one run."""
+def main(ablation: str, root: str) -> None:
+    """Train the runs of an ablation by a class trainable of Tune with `reuse_actors`: no leases, no index, no table."""
+    from ray import tune
+
+    from cope_sweep.config import expand, load_ablation
+    from cope_sweep.sweep.cluster import connected, usable_cpus
     from cope_sweep.sweep.executor import worker_id
     from cope_sweep.train import Runtime, train_run
 
-    train_run(run, Store(root), Runtime(worker_id=worker_id()))
-
-
-def bare(runs: Sequence[RunSpec], root: str, cpus: int) -> None:
-    """A class trainable of Tune with `reuse_actors`, which calls `train_run`: no leases, no index, no table."""
-    from ray import tune
+    def train(run: str) -> None:
+        train_run(RunSpec.model_validate_json(run), Store(root), Runtime(worker_id=worker_id()))
 
     class Trial(tune.Trainable):
         @classmethod
@@ -259,44 +242,17 @@ def bare(runs: Sequence[RunSpec], root: str, cpus: int) -> None:
             return True
 
         def step(self) -> dict[str, Any]:
-            self.thread.submit(train, RunSpec.model_validate_json(self.run), root).result()
+            self.thread.submit(train, self.run).result()
             return {"done": True}
 
-    _tune(Trial, runs, cpus)
-
-
-def trainer(runs: Sequence[RunSpec], root: str, cpus: int) -> None:
-    """A TorchTrainer with one worker in each Tune trial, as Ray documents it."""
-    from ray import tune
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-
-    def worker(config: dict[str, Any]) -> None:
-        train(RunSpec.model_validate_json(config["run"]), root)
-
-    def trial(config: dict[str, Any]) -> None:
-        with tempfile.TemporaryDirectory() as scratch:
-            TorchTrainer(
-                worker,
-                train_loop_config=config,
-                scaling_config=ScalingConfig(num_workers=1, resources_per_worker={"CPU": 0.5}),
-                run_config=RunConfig(storage_path=scratch),
-            ).fit()
-
-    _tune(tune.with_resources(trial, {"CPU": 0.5}), runs, cpus)
-
-
-def _tune(trainable: Any, runs: Sequence[RunSpec], cpus: int) -> None:
-    """Have Tune start a trial for each run, as many at a time as there are CPUs."""
-    from ray import tune
-
-    with tempfile.TemporaryDirectory() as scratch:
+    runs = [run.model_dump_json() for run in expand(load_ablation(Path(ablation))).runs]
+    with tempfile.TemporaryDirectory() as scratch, connected(None, Path(scratch) / "ray.log"):
         results = tune.Tuner(
-            trainable,
-            param_space={"run": tune.grid_search([run.model_dump_json() for run in runs])},
+            Trial,
+            param_space={"run": tune.grid_search(runs)},
             tune_config=tune.TuneConfig(
                 reuse_actors=True,
-                max_concurrent_trials=cpus,
+                max_concurrent_trials=usable_cpus(),
                 trial_dirname_creator=lambda trial: str(trial.trial_id),  # else the run's JSON is in the name
             ),
             run_config=tune.RunConfig(
@@ -307,17 +263,5 @@ def _tune(trainable: Any, runs: Sequence[RunSpec], cpus: int) -> None:
         raise results.errors[0]
 
 
-WAYS = {"bare": bare, "trainer": trainer}
-
-
-def main(way: str, ablation: str, root: str) -> None:
-    from cope_sweep.config import expand, load_ablation
-    from cope_sweep.sweep.cluster import connected, usable_cpus
-
-    runs = expand(load_ablation(Path(ablation))).runs
-    with tempfile.TemporaryDirectory() as folder, connected(None, Path(folder) / "ray.log"):
-        WAYS[way](runs, root, usable_cpus())
-
-
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[4])
+    main(*sys.argv[1:])

@@ -8,7 +8,7 @@ The table is written after each kind of problem, and the same command continues.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from cope_benchmarks.attention import configurations
 from cope_benchmarks.compiling import compiled_ahead
 from cope_benchmarks.exact import computed_by
 from cope_benchmarks.gpu_problems import DTYPES, Problem
-from cope_benchmarks.report import Measured, machine, markdown
+from cope_benchmarks.report import Measured, Row, machine
 from cope_benchmarks.timing import one_line, resumed, times
 from cope_sweep.kernels import tuning
 from cope_sweep.kernels.tuning import Configurations, Entry, Table, incompatible
@@ -102,54 +102,48 @@ def measure(folder: Path, device: str, budget_s: float) -> Measured:
     todo = {kind.name: kind for kind in (KINDS if device == "cuda" else TINY)}
     with compiled_ahead(device) as compile_all:
 
-        def tune(kind: Problem) -> dict[str, Any]:
+        def tune(kind: Problem) -> dict[str, Row]:
             compile_all(kind, trials_of(kind, device))
-            row = _tuned(kind, device)
-            if "entry" in row:
+            entry, rows = tuned(kind, device)
+            if entry is not None:
                 table = Table(tuning.read_table(path if path.exists() else tuning.PATH).entries, path)
-                path.write_text(table.updated([Entry(**row["entry"])]).to_json(), encoding="utf-8")
+                path.write_text(table.updated([entry]).to_json(), encoding="utf-8")
                 tuning.read_table.cache_clear()
-            return row
+            return rows
 
-        return resumed(folder / "tune.json", device, budget_s, todo, tune, table_of)
-
-
-def table_of(measured: Measured) -> str:
-    """The measurement in Markdown."""
-    rows = []
-    for kind, row in measured["rows"].items():
-        rows += [[kind, "", f"failed: {row['failed']}", "", ""]] if "failed" in row else [
-            [kind, kernel, " ".join(f"{k}={v}" for k, v in row["entry"]["kernels"][kernel].items()),
-             f"{row['before_ms'][kernel]:.3f}", f"{row['after_ms'][kernel]:.3f}"]
-            for kernel in tuning.KERNELS
-        ]  # fmt: skip
-    return markdown(("problem", "kernel", "configuration", "ms with the table's", "ms with this"), rows)
+        return resumed(folder / "tune.json", device, budget_s, todo, tune)
 
 
-def _tuned(problem: Problem, device: str) -> dict[str, Any]:
+def tuned(problem: Problem, device: str) -> tuple[Entry | None, dict[str, Row]]:
+    """The new entry of the table, and by kernel its configuration and its times with the table's and with this one.
+
+    The entry is None if no configuration of a kernel is correct.
+    """
     best: Configurations = configurations(problem, device)
-    before, after, failures = {}, {}, []
+    rows: dict[str, Row] = {}
     for kernel in tuning.KERNELS:
-        timed = []
+        timed, failures = [], {}
         for trial in trials(kernel, best, problem, device):
             if wrong := _wrong(trial, problem, device):
-                failures.append({"kernel": kernel, "configuration": trial[kernel], "failed": wrong})
+                failures[str(trial[kernel])] = wrong
             else:
                 timed.append((_time_ms(trial, kernel == "forward", problem, device), trial))
         if not timed:
-            return {
-                "failed": f"no configuration of {kernel} is correct: {failures[-1]['failed']}",
-                "failures": failures,
-            }
-        before[kernel] = next((ms for ms, trial in timed if trial == best), float("nan"))
-        after[kernel], best = min(timed, key=lambda pair: pair[0])
+            reason = f"no configuration of {kernel} is correct: {list(failures.values())[-1]}"
+            return None, rows | {kernel: {"failed": reason, "failures": failures}}
+        before_ms = next((ms for ms, trial in timed if trial == best), float("nan"))
+        after_ms, best = min(timed, key=lambda pair: pair[0])
+        rows[kernel] = {
+            "configuration": " ".join(f"{name}={value}" for name, value in best[kernel].items()),
+            "ms with the table's": before_ms, "ms with this": after_ms, "failures": failures,
+        }  # fmt: skip
     here = machine(device)
     entry = Entry(
         tuning.architecture_of(torch.device(device)), DTYPES[problem.dtype].itemsize * 8, problem.contextual,
         problem.head_dim, problem.entries, problem.keys, best,
         f"measured on {here.get('gpu', 'a CPU')} with torch {here['torch']} and Triton {here.get('triton', '–')}",
     )  # fmt: skip
-    return {"entry": asdict(entry), "before_ms": before, "after_ms": after, "failures": failures}
+    return entry, rows
 
 
 def _time_ms(trial: Configurations, forward: bool, problem: Problem, device: str) -> float:
@@ -162,7 +156,7 @@ def _time_ms(trial: Configurations, forward: bool, problem: Problem, device: str
     }
     with tuning.using_configurations(trial):
         turns = 5 if device == "cuda" else 1
-        return times({"": phases[forward]}, device, turns, turn_ms=10.0)[""]["median_ms"]
+        return times({"": phases[forward]}, turns, device, turn_ms=10.0)[""]["median_ms"]
 
 
 def _wrong(trial: Configurations, problem: Problem, device: str) -> str | None:
