@@ -3,9 +3,7 @@
 import math
 import shutil
 
-import numpy as np
 import pytest
-import torch
 
 from cope_sweep.inference import Predictor, TokensError
 from cope_sweep.model import CheckpointError, save_model
@@ -52,22 +50,6 @@ def test_perplexity_of_a_text_agrees_with_evaluation(trained, context, stride):
     assert measured.bits_per_token == pytest.approx(math.log2(measured.perplexity))
     if (context, stride) == (16, None):
         assert measured.perplexity == pytest.approx(trainer.evaluate(10**6)["test/perplexity"], rel=1e-5)
-
-
-def test_overlapping_windows_against_a_loop(trained):
-    """Windows of 4 tokens with stride 1: token t is scored given the 4 tokens before it."""
-    predictor = Predictor.load(trained[2])
-    tokenizer, text = predictor.tokenizer, "the cat is"
-    ids = [tokenizer.end_of_text, *tokenizer.encode([text])[0].tolist()]
-    nlls = []
-    for t in range(1, len(ids)):
-        with torch.no_grad():
-            logits = predictor.model(torch.tensor([ids[max(0, t - 4) : t]]))[0, -1].double()
-        nlls.append(-logits.log_softmax(-1)[ids[t]].item())
-    measured = predictor.text_perplexity(text, context=4, stride=1)
-    assert measured.tokens == len(ids) - 1 > 4
-    assert measured.nll_sum == pytest.approx(np.sum(nlls), rel=1e-5)
-    assert (measured.words, measured.size_bytes) == (3, 10)
 
 
 def test_a_text_of_one_character(trained):

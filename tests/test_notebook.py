@@ -86,6 +86,17 @@ def test_functions_are_found_by_name(folder):
         cope_sweep.tables  # noqa: B018
 
 
+PLANNING = """
+from cope_sweep.config.estimate import memory_bytes, parameter_count
+from cope_sweep.config import Resources
+from tests.tiny import tiny_run
+for optimizer in ("adamw", "muon"):
+    run = tiny_run(**{"model.family": "llama", "train.optimizer": optimizer})
+    assert parameter_count(run) and memory_bytes(run, Resources())
+"""
+"""Families and optimisers are declarations: counting parameters and memory does not import torch."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "heavy"),
@@ -94,10 +105,19 @@ def test_functions_are_found_by_name(folder):
         ("import cope_sweep; assert callable(cope_sweep.plan) and callable(cope_sweep.table)", {"torch", "pandas"}),
         ("import cope_sweep.read.figures", {"torch", "pandas", "numpy", "matplotlib", "pydantic"}),
         ("import cope_sweep.read.tables", {"torch", "ray", "mlflow", "scipy", "pandas"}),
+        (
+            "import cope_sweep.cli.application",
+            {"torch", "ray", "mlflow", "pandas", "numpy", "pydantic", "fastapi", "matplotlib"},
+        ),
+        (
+            "import cope_sweep.client",
+            {"torch", "ray", "pandas", "mlflow", "matplotlib", "sqlalchemy", "numpy"},
+        ),
+        (PLANNING, {"torch"}),
     ],
 )
 def test_imports_are_light(code, heavy):
-    script = f"{code}; import sys; print(*sorted({heavy!r} & set(sys.modules)))"
+    script = f"{code}\nimport sys; print(*sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 

@@ -45,18 +45,10 @@ def expected(table: str, metrics: tuple[str, ...]) -> dict[tuple[str, ...], dict
     }
 
 
-def rounded(numbers: dict, decimals: int = 1) -> dict:
-    return {
-        labels: {metric: round(value, decimals) for metric, (value, _) in cells.items()}
-        for labels, cells in numbers.items()
-    }
-
-
 def test_flip_flop():
     found = published("flip_flop")
     large = {label: cells for label, cells in architectures().items() if label[1:] == ("256", "4", "4")}
     assert found == {label[:1]: large[label] for label in large if label[0] in ("Absolute", "RoPE", "CoPE")}
-    assert rounded(found) == rounded(expected(paper.TABLE_2_FLIP_FLOP, ("in_dist/token_error", "sparse/token_error")))
 
 
 def architectures() -> dict:
@@ -94,7 +86,6 @@ def test_rows_of_the_architectures_are_what_their_labels_say():
 
 def test_selective_copy():
     assert published("selective_copy") == expected(paper.TABLE_10, ERRORS)
-    assert rounded(published("selective_copy")) == rounded(expected(paper.TABLE_2_SELECTIVE_COPY, ERRORS))
 
 
 def test_an_error_of_the_selective_copy_can_be_resolved():
@@ -113,12 +104,6 @@ def test_counting():
         if position != "Absolute":
             found[position, "1"] |= dict(zip(PASSES, cells[3:], strict=True))
     assert published("counting") == found
-    table_3 = {
-        (position, variables): cell
-        for (position,), cells in paper.rows(paper.TABLE_3).items()
-        for variables, cell in zip("135", cells, strict=True)
-    }
-    assert {key: (cells["in_dist/token_error"][0], None) for key, cells in found.items()} == table_3
 
 
 def test_counting_ood():
@@ -126,8 +111,6 @@ def test_counting_ood():
     table_9 = {position: cells for (position,), cells in paper.rows(paper.TABLE_9).items()}
     assert found.pop("Absolute") == {"in_dist/token_error": table_9["Absolute"][0]}
     assert found == {name: dict(zip(PASSES, table_9[name][3:], strict=True)) for name in ("Relative", "CoPE")}
-    values = {(name,): {metric: (value, None) for metric, (value, _) in cells.items()} for name, cells in found.items()}
-    assert values == expected(paper.TABLE_4, PASSES)
 
 
 def test_wikitext_and_its_changes():

@@ -10,6 +10,7 @@ import pytest
 
 from cope_sweep.config import expand, load_ablation
 from tests.cli.conftest import TINY, Shell
+from tests.damages import DAMAGES, folder, garble, missing
 
 FILES = (
     "spec.json",
@@ -21,32 +22,8 @@ FILES = (
 )
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def garble(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(bytes(content))
-
-
-def wrong_type(path):
-    path.write_text('["a", {"metrics": null}]\n')
-
-
-def missing(path):
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def folder(path):
-    path.unlink()
-    path.mkdir()
-
-
-KINDS_OF_LOSS = (cut, garble, wrong_type, missing, folder)
 LOSSES = [
-    *itertools.product(FILES, KINDS_OF_LOSS),
+    *itertools.product(FILES, DAMAGES),
     ("checkpoint", missing),
     ("checkpoint", lambda path: (shutil.rmtree(path), path.write_bytes(b"a file"))),
     (".", missing),

@@ -8,18 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from cope_sweep.read.figures import FIGURES
 from tests.read.figures.files import svg_texts
-
-
-@pytest.mark.parametrize(
-    "kind", [kind.name for kind in FIGURES.values() if kind.name not in ("contexts", "budget", "importance", "maps")]
-)
-def test_the_data_of_each_kind(stored, kind):
-    out, _ = stored("figure", "tiny", "--kind", kind, "--format", "csv")
-    data = pd.read_csv(io.StringIO(out))
-    assert len(data) > 0
-    assert {"row", "series", "factor"} & set(data.columns)
 
 
 def test_files_have_the_format_of_their_suffix(stored):

@@ -95,26 +95,12 @@ def test_files_contain_the_matrices(command, sample, predictor, tmp_path):
         assert set(saved) == {*expected, "marks/data"}
         for name, array in expected.items():
             assert saved[name].dtype == array.dtype
-            np.testing.assert_allclose(saved[name], array, **tolerance(predictor.run, array))
+            np.testing.assert_allclose(saved[name], array, rtol=1e-5, atol=1e-5)  # by other kernels or threads
         assert saved["marks/data"].tolist() == [True, False, True, False, False, False]
     assert ElementTree.parse(tmp_path / "probe.svg").getroot().tag.endswith("svg")
     page = (tmp_path / "probe.html").read_text(encoding="utf-8")
     assert f"Run {sample.cope}: selective_copy, cope" in page
     assert "Layer 0 · head 1" in page
-
-
-def tolerance(run, array):
-    """Two float32 computations of a matrix by different kernels or numbers of threads.
-
-    The order of a sum of n terms changes it by up to n·eps times the sum of the magnitudes, which are below 1 here or
-    of the size of the result: LayerNorm and the projections sum over `dim`, q·k over the head size, positions and
-    softmax over the tokens. Integers are equal.
-    """
-    if array.dtype.kind != "f":
-        return {"rtol": 0, "atol": 0}
-    terms = 2 * run.model.dim + run.model.dim // run.model.heads + 2 * len(IDS)
-    bound = terms * np.finfo(np.float32).eps
-    return {"rtol": bound, "atol": bound}
 
 
 def test_only_the_first_tokens_and_one_query(command, sample):

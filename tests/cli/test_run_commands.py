@@ -76,13 +76,6 @@ def test_a_new_seed_trains_only_the_missing_runs(trained):
     assert (more["sweep"]["trained"], more["sweep"]["reused"]) == (2, 4)
 
 
-def test_two_ablations_share_a_run(shell):
-    shell.json("run", "tiny", "--local", "--no-mlflow", "--set", "seeds=[0]")
-    shell.write("other", TINY.replace("CoPE: [cope], none: []", "mine: [{kind: cope, p_max: 64}], RoPE: [rope]"))
-    other = shell.json("run", "other", "--local", "--no-mlflow", "--set", "seeds=[0]")
-    assert (other["sweep"]["trained"], other["sweep"]["reused"]) == (1, 1)
-
-
 def test_a_failed_run_does_not_stop_the_others(shell):
     shell.write(
         "tiny",
@@ -162,13 +155,6 @@ def test_ctrl_c_checkpoints_and_the_same_command_continues(shell):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert " step 0/" not in first, "it shows where the run continues"
-
-
-def test_progress_lines_without_a_terminal(shell):
-    _, err = shell("run", "tiny", "--local", "--no-mlflow", "--set", "seeds=[0]")
-    assert "finished     CoPE · seed 0  step 6/6" in err
-    assert "tiny: A tiny copy: 2 finished · " in err
-    assert "\x1b[" not in err
 
 
 @pytest.mark.parametrize(

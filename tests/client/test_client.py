@@ -60,13 +60,6 @@ def problem(status: int, code: str = "a_code", **headers: str) -> httpx.Response
     return httpx.Response(status, json=body, headers=headers)
 
 
-def test_it_imports_nothing_heavy() -> None:
-    heavy = "{'torch', 'ray', 'pandas', 'mlflow', 'matplotlib', 'sqlalchemy', 'numpy'}"
-    check = f"import sys, cope_sweep.client; print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
 def test_a_faulty_request_is_refused_before_it_is_sent() -> None:
     client, _ = scripted(lambda _: httpx.Response(500))
     with pytest.raises(UserError, match="give either `ablation` or `spec`"):

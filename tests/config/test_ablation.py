@@ -1,7 +1,4 @@
-import json
 import math
-import os
-import subprocess
 import sys
 import textwrap
 
@@ -109,27 +106,6 @@ def plugin(tmp_path, monkeypatch):
 
 def with_plugins(*names):
     return TEXT.replace("seeds: [0, 1]", f"plugins: [{', '.join(names)}]").replace("[cope]", f"[{names[0]}]")
-
-
-@pytest.mark.slow
-def test_plugins_are_imported_before_the_base_is_validated(plugin, tmp_path):
-    """In a process of its own, because a registered class stays registered."""
-    (tmp_path / "own.yaml").write_text(with_plugins(plugin("spec_test_encoding")))
-    script = textwrap.dedent("""\
-        import json, pathlib
-        from cope_sweep.config import expand
-        from cope_sweep.config import load_ablation, with_overrides
-
-        plan = expand(with_overrides(load_ablation(pathlib.Path("own.yaml")), scale="wide"))
-        print(json.dumps([plan.ablation.content.plugins, plan.runs[0].model_dump(mode="json"), plan.runs[0].versions]))
-        """)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    plugins, run, versions = json.loads(done.stdout)
-    assert plugins == ["spec_test_encoding"]
-    assert [encoding["kind"] for encoding in run["model"]["position"]] == ["spec_test_encoding"]
-    assert versions["spec_test_encoding.spec_test_encoding"] == 1
 
 
 def test_a_missing_plugin_is_an_error_with_its_line(plugin):

@@ -93,15 +93,6 @@ def test_set_implementation_lasts_and_is_of_its_thread():
     assert hooks_called() == AUTO
 
 
-@pytest.mark.parametrize("implementation", ["auto", "blocked", "native", "triton"])
-@pytest.mark.parametrize("tokens", [1, 5, 20, 300])
-def test_all_give_the_same(implementation, tokens):
-    inputs, encodings = attention(tokens=tokens)
-    for positions in (encodings, []):
-        computed = attend(inputs, positions, implementation=implementation)
-        torch.testing.assert_close(computed, reference(inputs, positions), rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize(
     ("encodings", "reason"),
     [

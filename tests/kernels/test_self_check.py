@@ -10,10 +10,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from cope_sweep.kernels import Inputs, Position, attend, dispatch, native, operator, reference, self_check, which
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.positions import CoPE, Dims
-from cope_sweep.positions.fire import FIRE
-from cope_sweep.positions.fox import FoX
-from cope_sweep.positions.grape_ap import GrapeAP
-from cope_sweep.positions.stick_breaking import StickBreaking
 
 CPU = torch.device("cpu")
 MLP = ("segment_slope", "segment_intercept", "knots")
@@ -157,14 +153,6 @@ def test_a_kernel_that_was_asked_for_is_checked_too(monkeypatch):
     wrong(monkeypatch, "backward", 2)
     assert_equals_reference(lambda *given: attend(*given, implementation="native"))
     assert which([CoPE(p_max=5)], DIMS, implementation="native")[0] == "blocked"
-
-
-@pytest.mark.parametrize("encoding", [FoX(), GrapeAP(), FIRE(), StickBreaking()], ids=lambda encoding: encoding.kind)
-def test_wrong_kernels_of_other_encodings_are_not_used(monkeypatch, encoding):
-    wrong(monkeypatch, "backward", 2)
-    name, reason = which([encoding], Dims(8, 2, 1, 300))
-    assert name == "blocked"
-    assert "gradient of v by 0.1" in reason
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

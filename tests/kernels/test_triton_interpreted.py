@@ -327,11 +327,6 @@ def test_why_not_names_what_is_not_supported(change, reason):
     assert reason in triton_attention.why_not(given._replace(**change))
 
 
-def test_why_not_names_cope_beside_cope_mlp():
-    problem = problem_of(*case(CoPE(p_max=3), CoPEMLP(hidden=3)))
-    assert "CoPE and CoPE-MLP" in triton_attention.why_not(problem)
-
-
 @pytest.mark.parametrize("factor", [1.0, 1.1])
 def test_the_self_check_of_kernels_on_a_new_gpu_tells_right_from_wrong(monkeypatch, factor):
     monkeypatch.setattr(self_check, "TOKENS", 50)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from cope_sweep.kernels import Inputs, Position, attend, attention_weights, visible
+from cope_sweep.kernels import Inputs, Position, attention_weights, visible
 from cope_sweep.positions.fox import FoX
 from cope_sweep.testing import EncodingContract
 from tests.positions import naive
@@ -37,33 +37,6 @@ def test_cable_as_released_does_not_divide_by_the_root_of_the_head_dimension():
     undivided = attention.logits_BHQS + FoX(scaled=False).score({}, attention)
     expected = attention.q_BHQK @ attention.k_BHSK.mT + FoX().score({}, attention)
     torch.testing.assert_close(undivided, expected)
-
-
-@pytest.mark.parametrize("implementation", ["blocked", "native"])
-@pytest.mark.parametrize(
-    ("queries", "tokens", "lengths"), [(150, 150, None), (40, 200, None), (130, 130, [130, 7, 64])]
-)
-def test_fused_kernels_add_the_bias_of_keys(implementation, queries, tokens, lengths):
-    """Outputs and gradients, those of the gates included, for sizes that do and do not fill a tile of 64."""
-    rng = torch.Generator().manual_seed(0)
-    batch = 3
-
-    def drawn(*shape):
-        return torch.randn(*shape, generator=rng)
-
-    q, k, v = drawn(batch, 2, queries, 20), drawn(batch, 2, tokens, 20), drawn(batch, 2, tokens, 20)
-    gates, weight = drawn(batch, 2, tokens, 1) + 3, drawn(batch, 2, queries, 20)
-
-    def run(implementation, dtype):
-        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v, gates)]
-        inputs = Inputs(*leaves[:3], *leaves[:2], [leaves[3]], lengths_B=lengths and torch.tensor(lengths))
-        out = attend(inputs, [Position(FoX())], implementation=implementation)
-        (out * weight.to(dtype)).sum().backward()
-        return [out.detach(), *(leaf.grad for leaf in leaves)]
-
-    for expected, actual in zip(run("reference", torch.float64), run(implementation, torch.float32), strict=True):
-        scale = expected.abs().max().item()
-        torch.testing.assert_close(actual.double(), expected, rtol=0, atol=2e-5 * max(1.0, scale))
 
 
 def test_a_decay_of_thousands_is_exact_in_half_precision():

@@ -9,15 +9,12 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 from cope_services.http.access import ApiKey, check_scopes
-from cope_services.http.app import create_model_app
 from cope_services.serve import MAX_ATTEMPTS, Call, Messages, Relay, RelayedRequest, messages_of, run_of
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 from starlette.types import ASGIApp
-
-from tests.services.sample_store import API, SampleStore
 
 RUN = "0123456789abcdef"
 PATH = f"/api/v1/runs/{RUN}/probe"
@@ -237,20 +234,3 @@ def test_leaving_a_response_cancels_the_route() -> None:
         return ended.is_set()
 
     assert asyncio.run(leave())
-
-
-def test_the_routes_of_a_replica_answer_as_the_service(sample: SampleStore, client: httpx.Client) -> None:
-    """The whole way but Ray: a request, the gateway, and the application of a replica."""
-    app = create_model_app(sample.settings())
-    relay = Relay(lambda request: messages_of(app, request), 60)
-    for path, body in (
-        (f"{API}/perplexity", {"models": [sample.ids[0]], "tokens": [[15, 2, 3, 4]], "log_probabilities": True}),
-        (f"{API}/perplexity", {"models": [sample.ids[3]], "tokens": [[1, 2]]}),
-        ("/v1/completions", {"model": sample.ids[1], "prompt": [1, 2], "max_tokens": 2, "temperature": 0}),
-        ("/v1/completions", {"model": "0123456789abcdef", "prompt": [1, 2]}),
-    ):
-        expected, found = client.post(path, json=body), ask(relay, path=path, json=body)
-        assert found.status_code == expected.status_code
-        assert found.headers["content-type"] == expected.headers["content-type"]
-        same = [{k: v for k, v in each.json().items() if k not in ("id", "created")} for each in (expected, found)]
-        assert same[0] == same[1]

@@ -20,21 +20,12 @@ from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.jobs import Cluster, JobOutcome, entrypoint, submit_job
 from tests.services.scripted_cluster import VERSION, ScriptedCluster, serving_jobs
 from tests.store.waiting import until
+from tests.sweep.fault_sweeps import write_ablation
 from tests.sweep.heads import started_head
 from tests.sweep.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a" * 64
-ABLATION = """\
-title: Tiny
-base:
-  task: {kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4, vocabulary: 6}
-  model: {layers: 1, dim: 8, heads: 2}
-  train: {steps: STEPS, batch: 4, lr: 1e-3}
-  evaluate: {every: 1000000, sequences: 8, final_sequences: 8}
-metrics: [{name: in_dist/token_error, label: In-dist.}]
-resources: {groups: 1, device: cpu}
-"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,7 @@ def head(ray_environment: dict[str, str], tmp_path_factory: pytest.TempPathFacto
     tree = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "cope_sweep", tree / "cope_sweep", ignore=shutil.ignore_patterns("__pycache__"))
     for name, steps in (("good", 6), ("long", 1_000_000)):
-        (tree / f"{name}.yaml").write_text(ABLATION.replace("STEPS", str(steps)))
+        write_ablation(tree / f"{name}.yaml", {"Only": steps})
     with started_head(ray_environment, token=TOKEN) as address:
         yield Head(address, tree)
 

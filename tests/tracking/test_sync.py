@@ -225,17 +225,6 @@ def test_points_of_steps_that_are_trained_again_are_not_duplicated_even_if_they_
 
 
 @SQLITE
-def test_a_running_run_is_sent_as_it_goes_and_is_no_backlog(store, plan, uri, session):
-    write_sweep(store, plan)
-    folder = begin(store, plan.runs[0], {"step": 1, "train/loss": 2.0})
-    assert session.sync()
-    assert session.sync()
-    folder.log({"step": 2, "train/loss": 1.0})
-    assert session.sync()
-    assert [p.step for p in history(uri, run_of(uri, plan.runs[0]), "train/loss")] == [1, 2]
-
-
-@SQLITE
 def test_what_a_dead_process_left_is_backlog(store, plan, uri):
     record = write_sweep(store, plan)
     begin(store, plan.runs[0], {"step": 1, "train/loss": 2.0})

@@ -8,11 +8,13 @@ from cope_sweep.train import Runtime, train_run
 from tests.tiny import tiny_run
 from tests.train.stores import stop_after, weights
 
+MUON = {"train.optimizer": "muon", "train.warmup": 2, "model.dropout": 0.1, "model.position": ["cope"]}
 
-@pytest.mark.parametrize("every", [3, 4, 5])
+
+@pytest.mark.parametrize("options", [{"evaluate.every": 3}, {"evaluate.every": 4}, {"evaluate.every": 5}, MUON])
 @pytest.mark.parametrize("shorter", [7, 12])
-def test_a_longer_run_continues_a_shorter_one(tmp_path, every, shorter):
-    short, long = (tiny_run(**{"train.steps": steps, "evaluate.every": every}) for steps in (shorter, 20))
+def test_a_longer_run_continues_a_shorter_one(tmp_path, options, shorter):
+    short, long = (tiny_run(**options | {"train.steps": steps}) for steps in (shorter, 20))
     assert short.run_id in parent_ids(long, [shorter])
     store, plain = Store(tmp_path / "a", create=True), Store(tmp_path / "b", create=True)
     train_run(short, store, Runtime())

@@ -1,9 +1,14 @@
+import itertools
+import shutil
+
 import pytest
 import torch
 
 from cope_sweep.store import Store
+from cope_sweep.store.rebuild import rebuild
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train.resume import load_resume
+from tests.damages import DAMAGES, garble, missing
 from tests.tiny import tiny_run
 from tests.train.stores import stop_after, text_run, weights
 
@@ -90,25 +95,41 @@ def test_facts_have_the_time_of_all_attempts(store):
     assert facts["wall_s"] > before["wall_s"] > before["train_s"]
 
 
-@pytest.mark.parametrize("damage", ["shorter", "changed", "gone", "a folder"])
-def test_a_curve_that_lost_rows_is_trained_again(store, tmp_path, damage):
-    run = tiny_run(**{"train.steps": 12})
-    train_run(run, store, Runtime(), should_stop=stop_after(5))
-    folder = store.run(run.run_id)
-    path = folder.path / "curve.jsonl"
-    content = path.read_bytes()
-    path.unlink()
-    if damage == "shorter":
-        path.write_bytes(content.splitlines(keepends=True)[0])
-    elif damage == "changed":
-        path.write_bytes(content.replace(b"0", b"1", 1))
-    elif damage == "a folder":
-        path.mkdir()
-    assert train_run(run, store, Runtime()) == "finished"
-    assert "curve.jsonl" in folder.result["facts"]["restarted"]
-    untouched = Store(tmp_path / "untouched", create=True)
-    train_run(run, untouched, Runtime())
-    assert folder.curve() == untouched.run(run.run_id).curve()
+LONGER = tiny_run(**{"train.steps": 12})
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """A store with a finished run, and one where it was interrupted."""
+    whole, interrupted = (Store(tmp_path_factory.mktemp("store"), create=True) for _ in range(2))
+    train_run(LONGER, whole, Runtime())
+    train_run(LONGER, interrupted, Runtime(), should_stop=stop_after(5))
+    return whole, interrupted
+
+
+STATE = ("spec.json", "state.json", "curve.jsonl", "resume.safetensors")
+LOSSES = set(itertools.product(STATE, DAMAGES)) - {("resume.safetensors", garble)}
+"""The state to resume from has no checksum: a flipped bit in its tensors is not noticed."""
+
+
+@pytest.mark.parametrize(("name", "damage"), sorted(LOSSES, key=lambda loss: (loss[0], loss[1].__name__)))
+def test_an_interrupted_run_with_a_damaged_file_comes_to_the_same_end(stores, tmp_path, name, damage):
+    whole, interrupted = (each.run(LONGER.run_id) for each in stores)
+    store = Store(tmp_path / "store", create=True)
+    folder = store.run(LONGER.run_id)
+    shutil.copytree(interrupted.path, folder.path)
+    damage(folder.path / name)
+    rebuild(store, store.index)
+    if name in ("spec.json", "state.json") and damage is not missing:
+        record = store.index.records([LONGER.run_id])[LONGER.run_id]
+        assert (record.status, name in record.message) == ("damaged", True)
+    assert train_run(LONGER, store, Runtime()) == "finished"
+    if name == "curve.jsonl":
+        assert "curve.jsonl" in folder.result["facts"]["restarted"]
+    assert folder.curve() == whole.curve()
+    assert folder.result["metrics"] == whole.result["metrics"]
+    for key, tensor in weights(whole).items():
+        assert (tensor == weights(folder)[key]).all(), key
 
 
 def test_rows_after_the_resume_file_are_trained_again_once(store):

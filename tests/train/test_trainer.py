@@ -48,16 +48,6 @@ def test_parts_of_a_batch_add_up_to_its_loss_and_gradient(family, micro_batch, d
         torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize("position", [[], ["rope"], ["cope"]])
-@pytest.mark.parametrize("attention", ["reference", "blocked", "native"])
-def test_dropout_masks_do_not_depend_on_the_implementation_of_attention(position, attention):
-    run = tiny_run(**FLIP_FLOP | {"model.dropout": 0.3, "model.position": position})
-    (loss, expected), (found_loss, found) = (gradients(run, Runtime(attention=each)) for each in ("auto", attention))
-    assert found_loss == pytest.approx(loss, rel=1e-6)
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6, msg=name)
-
-
 def test_evaluation_in_parts_is_the_same():
     run = tiny_run(**GPT2_LIKE)
     assert Trainer(run, Runtime(micro_batch=2)).evaluate(20) == pytest.approx(Trainer(run, Runtime()).evaluate(20))

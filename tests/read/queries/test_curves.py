@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cope_sweep.api.questions import GetCurves
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.queries import curves
-from cope_sweep.read.queries.curves import KnownCurves, downsample, plan_curves, thin
+from cope_sweep.read.queries.curves import KnownCurves, downsample, plan_curves
 from cope_sweep.store import RunFolder, Store
 from tests.config.test_expand import BASE
 from tests.read.tables.ablations import begin, end
@@ -34,11 +34,6 @@ def test_every_bucket_keeps_its_own_extremes():
     points = [(i, None, float(i % 10)) for i in range(102)]
     kept = {i for i, *_ in downsample(points, 22)}
     assert kept == {0, 101} | {i for start in range(1, 101, 10) for i in (start + 8, start + 9)}
-
-
-def test_thinned_curves_keep_common_steps():
-    long, short = ([(i, 0.0) for i in range(length)] for length in (1000, 401))
-    assert {i for i, _ in thin(short, 200)[:-1]} >= {i for i, _ in thin(long, 200) if i < 400}
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from cope_sweep.api.questions import GetRun, GetSweep, ListAblations, ListRuns, ListSweeps
 from cope_sweep.config import SpecError
-from cope_sweep.errors import NotFinishedError, NotFoundError
+from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.store import Store, SweepRecord, SweepRun
 from tests.config.test_expand import BASE
@@ -57,13 +57,6 @@ def sweep_of(plan, runs, sweep_id=SWEEP, **changes):
 
 def ids(plan):
     return [run.run_id for row in plan.rows for run in row.runs]
-
-
-def test_ablations_are_counted_and_an_invalid_file_has_its_error(used):
-    bad, good = used.ask(ListAblations())
-    assert "not valid YAML" in bad.error
-    assert (good.name, good.rows, good.seeds, good.runs, good.finished) == ("good", 3, 2, 6, 1)
-    assert good.counts == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1, "pending": 2}
 
 
 def test_the_runs_of_each_scale_are_counted(used, folder):
@@ -121,23 +114,6 @@ def test_a_run_in_every_state(used, plan):
         used.ask(GetRun("../x"))
     with pytest.raises(NotFoundError, match="no run '0123456789abcdef'"):
         used.ask(GetRun("0123456789abcdef"))
-
-
-def test_every_file_of_a_run_may_be_damaged(used, plan):
-    run_id = ids(plan)[0]
-    folder = used.store.run(run_id).path
-    for name in ("spec.json", "state.json", "result.json", "curve.jsonl"):
-        (folder / name).unlink()
-        (folder / name).mkdir()
-    run = used.ask(GetRun(run_id))
-    assert (run.status, run.state, run.result, run.curve) == ("finished", {}, None, [])
-    assert run.metrics["in_dist/token_error"] == 10.0, "the index knows it"
-
-
-def test_only_a_finished_run_has_a_checkpoint(used, plan):
-    assert used.finished(ids(plan)[0]).checkpoint.is_dir()
-    with pytest.raises(NotFinishedError, match="is stopped; only a finished run has a checkpoint"):
-        used.finished(ids(plan)[2])
 
 
 def test_sweeps_have_the_present_status_of_their_runs(used, plan):

@@ -473,10 +473,12 @@ def test_a_cursor_of_another_query_is_refused(client: httpx.Client) -> None:
     cursor = get(client, "/runs", limit=1)["next"]
     for params in (
         {"cursor": cursor, "sort": "seed"}, {"cursor": cursor, "filter": "seed=0"}, {"cursor": cursor, "ablation": "tiny"},
+        {"cursor": cursor, "descending": True},
         {"cursor": "nonsense"}, {"cursor": "WzFd"}, {"cursor": "é"}, {"cursor": cursor[:-3]}, {"cursor": ""},
     ):  # fmt: skip
         assert "cursor" in get(client, "/runs", 422, **params)["detail"]
     assert "not both" in get(client, "/runs", 422, cursor=cursor, offset=1)["detail"]
+    assert len(get(client, "/runs", cursor=cursor, limit=2)["runs"]) == 2  # the size of the page is not part of it
 
 
 def test_chosen_fields(client: httpx.Client, sample: SampleStore) -> None:

@@ -25,7 +25,7 @@ from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.progress import ProgressTracker
 from cope_sweep.store import Store, SweepRecord, SweepRun, read_submission
-from cope_sweep.store.index import RunRecord
+from cope_sweep.store.index import Progress, RunRecord
 from cope_sweep.sweep.jobs import job_submission
 from tests.read.tables.ablations import fail, finish
 from tests.services.sample_store import API, TINY, SampleStore, ServedFolders, serving
@@ -170,6 +170,9 @@ def spec(**keys: Any) -> dict[str, Any]:
         ({"name": "mine", "spec": json.loads('{"a":' * 400 + "1" + "}" * 400)}, 422, "more than 30 levels"),
         ({"name": "mine", "spec": "title: x\nbase: [\n"}, 422, "mine:3: not valid YAML"),
         ({"name": "mine", "spec": "a: " + "{b: " * 3000}, 422, "more than 30 levels"),
+        ({"name": "mine", "spec": {"a": [[0] * 100] * 600}}, 422, "more than 30 levels or 20,000 values"),
+        ({"name": "mine", "spec": "!!python/object/apply:os.system ['true']"}, 422, "mine"),
+        ({"name": "mine", "spec": "[]"}, 422, "expected a mapping"),
         ({"ablation": "none"}, 404, "no ablation 'none'"),
         ({"ablation": "tiny", "scale": "none"}, 422, "no scale 'none'"),
         ({"ablation": "tiny", "set": ["model.dims=4"]}, 422, "dims"),
@@ -354,19 +357,14 @@ class Sweep:
         store.write_sweep(self.record)
 
     def set(self, number: int, status: str, step: int = 0, worker: str = "host:1", message: str | None = None) -> None:
-        run = self.runs[number]
-        spec = run.model_dump(mode="json")
-        row = RunRecord.of(run.run_id, status, spec, step=step, worker_id=worker, message=message)  # type: ignore[arg-type]
+        run, owner = self.runs[number], f"{SWEEP}@elsewhere/machine:1:1"
+        row = RunRecord.of(
+            run.run_id, status, run.model_dump(mode="json"), step=step, worker_id=worker, message=message
+        )  # type: ignore[arg-type]
         self.store.index.write([row])
         if status == "running":
-            self.store.index.acquire(row, f"{SWEEP}@elsewhere/machine:1:1", 3600)
-            with self.store.index.database.writing() as connection:
-                from sqlalchemy import text
-
-                connection.execute(
-                    text("UPDATE runs SET step = :step, worker_id = :worker WHERE run_id = :run"),
-                    {"step": step, "worker": worker, "run": run.run_id},
-                )
+            self.store.index.acquire(row, owner, 3600)
+            self.store.index.renew(owner, 3600, {run.run_id: Progress(step, worker)})
 
     def end(self, status: str = "finished") -> None:
         self.store.write_sweep(self.record.model_copy(update={"status": status, "ended_ms": 5}))
@@ -427,6 +425,7 @@ def test_the_tracker_sums_up_a_sweep(sweep: Sweep) -> None:
 
 @pytest.mark.slow
 def test_a_sweep_is_followed_to_its_end(client: httpx.Client, sweep: Sweep) -> None:
+    assert client.head(f"{API}/sweeps/{SWEEP}/events").content == b""  # it does not wait for events
     with client.stream("GET", f"{API}/sweeps/{SWEEP}/events") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.headers["cache-control"] == "no-store"

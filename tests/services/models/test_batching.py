@@ -189,25 +189,6 @@ def test_a_full_queue_refuses_until_it_has_emptied_a_little() -> None:
     run(work)
 
 
-def test_work_of_a_cancelled_request_leaves_the_queue(gate: Gate) -> None:
-    async def work() -> None:
-        queue = batcher()
-        first = await occupied(queue, gate)
-        gone = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(6))] * 50))
-        last = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(7))]))
-        while len(queue._queue) < 51:
-            await asyncio.sleep(0.001)
-        gone.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await gone
-        gate.opened.set()
-        await asyncio.gather(first, last)
-        assert not queue._queue
-
-    run(work)
-    assert gate.batches == [[9], [6]]
-
-
 def test_an_error_belongs_to_the_requests_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(model: Any, spec: Any, windows: list[Window], *, top: int = 0) -> Any:
         if model is MODELS["rope"].model:

@@ -1,14 +1,13 @@
-"""Models in memory, damaged checkpoints, a store that does not answer, and look-ups that requests share."""
+"""Models in memory, damaged checkpoints, and a store that does not answer."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from anyio import to_thread
-from cope_services.http.caching import Shared
 from cope_services.models import predictors as predictors_module
 from cope_services.models.predictors import Predictors
 from safetensors.torch import load_file, save_file
@@ -214,58 +211,3 @@ def test_a_checkpoint_that_does_not_answer_delays_no_other(sample: SampleStore, 
         assert ask(client, sample.ids[1])["total"]["tokens"] == 1
         stall.released.set()
         assert ask(client, sample.ids[0])["total"]["tokens"] == 1
-
-
-# -- look-ups that requests share --------------------------------------------------------------------------------------
-
-
-def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
-
-
-class Slow:
-    """Counts its calls, each of which waits until it is released."""
-
-    def __init__(self) -> None:
-        self.release = threading.Event()
-        self.calls = 0
-
-    def __call__(self) -> int:
-        self.calls += 1
-        number = self.calls
-        assert self.release.wait(PATIENCE_S)
-        return number
-
-
-async def called(slow: Slow) -> None:
-    while not slow.calls:
-        await asyncio.sleep(0.001)
-
-
-def test_a_cancelled_request_does_not_cancel_others() -> None:
-    async def work() -> None:
-        shared, slow = Shared[str, int](), Slow()
-        gone, stays = (shared.get("a", lambda: to_thread.run_sync(slow)) for _ in range(2))
-        await called(slow)
-        gone.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await gone
-        slow.release.set()
-        assert await stays == 1
-
-    run(work)
-
-
-def test_an_error_is_that_of_all_who_asked_and_of_no_later_request() -> None:
-    def failing() -> int:
-        raise ValueError("no")
-
-    async def work() -> None:
-        shared = Shared[str, int]()
-        results = await asyncio.gather(
-            *(shared.get("a", lambda: to_thread.run_sync(failing)) for _ in range(3)), return_exceptions=True
-        )
-        assert [str(result) for result in results] == ["no"] * 3
-        assert await shared.get("a", lambda: to_thread.run_sync(lambda: 5)) == 5
-
-    run(work)

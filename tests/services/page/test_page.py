@@ -107,6 +107,21 @@ def test_every_view_in_light_and_dark_on_wide_and_narrow_screens(visitor: Visito
             assert not found, f"{width} px, {scheme}: {found}"
 
 
+def test_the_documentation_shows_every_operation(visitor: Visitor) -> None:
+    """`/docs`, under its Content-Security-Policy, and without a network."""
+    page = visitor.page
+    paths = page.request.get(f"{visitor.origin}/openapi.json").json()["paths"]
+    page.goto(f"{visitor.origin}/docs")
+    page.wait_for_selector(".opblock")
+    assert page.locator(".opblock").count() == sum(map(len, paths.values()))
+    assert page.locator(".errors-wrapper").count() == 0
+    page.get_by_text("/api/v1/version", exact=True).click()
+    page.get_by_text("Try it out").click()
+    page.locator("button.execute").click()
+    page.wait_for_selector(".live-responses-table")
+    assert '"python"' in page.locator(".live-responses-table").inner_text()
+
+
 def test_the_address_has_the_state_and_the_back_button_undoes_it(visitor: Visitor) -> None:
     page = visitor.open("ablations/curves", ".uplot canvas")
     page.get_by_label("logarithmic").check()
