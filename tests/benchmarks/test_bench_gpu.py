@@ -121,12 +121,14 @@ def test_make_gpu_as_a_dry_run_on_a_cpu(tmp_path):
     logs = "".join(path.read_text()[-3000:] for path in (tmp_path / "out").glob("*.log"))
     assert done.returncode == 0, done.stdout + done.stderr + logs
     rows = {
-        stage: json.loads((tmp_path / "out" / f"{stage}.json").read_text())["rows"] for stage in ("tune", "gpu", "step")
+        stage: json.loads((tmp_path / "out" / f"{stage}.json").read_text())["rows"]
+        for stage in ("tune", "gpu", "step", "prefill")
     }
     assert all(attention.BOTH in rows["gpu"][f"{case.name}: triton"] for case in attention.DRY_CASES)
     measured = [entry for entry in read_table(tmp_path / "out" / "tuning.json").entries if "measured" in entry.source]
     assert rows["gpu"]["T 4096: triton"]["configurations"] == measured[0].kernels  # later stages use them
     assert "a step, ms" in rows["step"]["tiny: CoPE, triton"]
+    assert "tokens/s" in rows["prefill"]["64 tokens, bf16: CoPE"]
     assert {"gpu.md", "step.md", "tune.md", "tuning.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 

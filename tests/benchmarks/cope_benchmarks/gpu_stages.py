@@ -6,10 +6,11 @@
     tune       configurations of the kernels → tuning.json, which the later stages use
     bench      attention, beside SDPA and the paper's listing
     step       training steps of the paper's models
+    prefill    the forward pass of a model of about 1 B parameters over a prompt
 
 Each stage takes less than ten minutes, in processes of its own, and writes what it has measured after each row: the same
 command continues. With device `cpu`, it is a dry run: tiny shapes, Triton's interpreter. Needs torch, Triton, NumPy and
-pytest; `step` also the packages of training, without which it is skipped.
+pytest; `step` and `prefill` also the packages of training, without which they are skipped.
 
 Exit codes: 0 everything is done or skipped; 1 a stage failed; 3 time ended before everything was done: repeat it.
 """
@@ -32,7 +33,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "tests" / "benchmarks" / "results" / "gpu"
-STAGES = ("tests", "tune", "bench", "step")
+STAGES = ("tests", "tune", "bench", "step", "prefill")
 LIMIT_S = 580.0
 """Longest time of a stage."""
 BUDGET_S = 480.0
@@ -42,7 +43,7 @@ TEST_BYTES = 10e9
 """Memory of the GPU for a process of tests."""
 BASE = ("torch", "triton", "numpy", "pytest")
 NEEDED = ("cachetools", "psutil", "pydantic", "yaml", "safetensors", "sqlalchemy")
-"""Packages that `step` needs beside `BASE`."""
+"""Packages that `step` and `prefill` need beside `BASE`."""
 TESTS = ROOT / "tests" / "kernels" / "test_triton_gpu.py"
 SKIPPED, UNFINISHED = 4, 3
 """Exit codes of a stage."""
@@ -144,7 +145,7 @@ def _environment(device: str, out: Path) -> dict[str, str]:
 
 def _measure(stage: str, device: str, out: Path) -> int:
     """A stage in a process of its own."""
-    if stage == "step" and (missing := lacking(NEEDED)):
+    if stage in ("step", "prefill") and (missing := lacking(NEEDED)):
         names = " ".join(missing)
         return _say(f"needs {', '.join(missing)}: pip install --target wheels {names}, and PYTHONPATH=wheels", SKIPPED)
     measure: Callable[[Path, str, float], dict[str, Any]]
@@ -152,8 +153,10 @@ def _measure(stage: str, device: str, out: Path) -> int:
         from cope_benchmarks.tune import measure
     elif stage == "bench":
         from cope_benchmarks.attention import measure_gpu as measure
-    else:
+    elif stage == "step":
         from cope_benchmarks.step import measure_gpu as measure
+    else:
+        from cope_benchmarks.prefill import measure_gpu as measure
     found = measure(out, device, BUDGET_S)
     left = len(found["left"])
     return _say(f"{len(found['done'])} measured" + (f", {left} left" if left else ""), UNFINISHED if left else 0)

@@ -1,6 +1,7 @@
 """Benchmark of prefill: the forward pass of a whole model over a prompt, up to the logits of the next token.
 
-The model has the size of GPT-2 small, random weights, and one sequence; its encodings change. The rates are those of one
+The model has the size of GPT-2 small (on a GPU, by `make gpu`, about 1 B parameters), random weights, and one sequence; its
+encodings change. The rates are those of one
 process: each by the kernel that training and inference choose, and CoPE also by the equation of the paper's listing (the
 kernel `reference`). Before anything is timed, the logits are compared with those of `reference` in float32, over a short prompt.
 """
@@ -8,13 +9,15 @@ kernel `reference`). Before anything is timed, the logits are compared with thos
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from cope_benchmarks.report import Measured, Row, Rows, add_ratios
-from cope_benchmarks.timing import times
+from cope_benchmarks.timing import resumed, times
 from cope_sweep.config import RunSpec
 from cope_sweep.config.source import parse_value
 from cope_sweep.kernels import Implementation, using
@@ -22,8 +25,11 @@ from cope_sweep.model import Transformer
 from cope_sweep.train import Runtime
 
 GPT2_SMALL = {"family": "gpt2", "layers": 12, "dim": 768, "heads": 12}
+ONE_BILLION = {"family": "llama", "layers": 16, "dim": 2048, "heads": 32}
+TINY = {"family": "llama", "layers": 1, "dim": 32, "heads": 2}
 VOCABULARY = 50_257
 NONE = "no encoding"
+Alternatives = Mapping[str, tuple[Any, Implementation]]
 ALTERNATIVES: dict[str, tuple[Any, Implementation]] = {
     NONE: ([], "auto"),
     "RoPE": (["rope"], "auto"),
@@ -60,32 +66,65 @@ def measure(
         value = parse_value(text, "--position")
         alternatives[text] = (value if isinstance(value, list) else [value], "auto")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = GPT2_SMALL | {"layers": layers}
-    models = {
-        name: Transformer(_run(model, position, max(tokens), vocabulary)).to(device).eval()
-        for name, (position, _) in alternatives.items()
-    }
+    size = GPT2_SMALL | {"layers": layers}
+    models = _models(size, alternatives, max(tokens), vocabulary, device)
     rows = Rows("prefill")
     for precision in precisions:
-        runtime = Runtime(device=device, precision=precision)
-        short = min(SHORT, *tokens)
-        errors = {name: _error(models[name], alternatives[name][1], runtime, short) for name in models}
         for length in tokens:
-            passes = {
-                name: _pass(models[name], alternatives[name][1], runtime, length)
-                for name, error in errors.items()
-                if error <= LIMITS[precision]
-            }
-            taken = times(passes, repetitions, device, turn_ms=200.0)
-            found: dict[str, Row] = {
-                name: {"tokens/s": 1e3 * length / taken[name]["median_ms"]}
-                if name in taken
-                else {"failed": f"logits are off by {error:.1e}"}
-                for name, error in errors.items()
-            }
-            add_ratios(found, "tokens/s", NONE, f"÷ {NONE}")
-            rows.add_rows(f"{length:,} tokens, {precision}", found)
-    return rows.measured(device=device, model=model | {"vocabulary": vocabulary})
+            measured = measure_one((length, precision), models, alternatives, device, repetitions)
+            rows.add_rows(f"{length:,} tokens, {precision}", measured)
+    return rows.measured(device=device, model=size | {"vocabulary": vocabulary})
+
+
+def measure_gpu(folder: Path, device: str, budget_s: float) -> Measured:
+    """A model of about 1 B parameters on a GPU, with DaRoPE beside the others, into `prefill.json` and `prefill.md`.
+
+    With device `cpu`, a dry run of a tiny model.
+    """
+    alternatives = ALTERNATIVES | {"DaRoPE": (["darope"], "auto")}
+    size, vocabulary, lengths = (ONE_BILLION, VOCABULARY, (4096, 1024)) if device == "cuda" else (TINY, 50, (64,))
+    models = _models(size, alternatives, max(lengths), vocabulary, device)
+    todo = {
+        f"{length:,} tokens, {precision}": (length, precision) for precision in ("bf16", "fp32") for length in lengths
+    }
+    one = partial(measure_one, models=models, alternatives=alternatives, device=device, repetitions=5)
+    return resumed(folder / "prefill.json", device, budget_s, todo, one)
+
+
+def _models(
+    size: Mapping[str, Any], alternatives: Alternatives, tokens: int, vocabulary: int, device: str
+) -> dict[str, Transformer]:
+    return {
+        name: Transformer(_run(dict(size), position, tokens, vocabulary)).to(device).eval()
+        for name, (position, _) in alternatives.items()
+    }
+
+
+def measure_one(
+    prompt: tuple[int, str],
+    models: Mapping[str, Transformer],
+    alternatives: Alternatives,
+    device: str,
+    repetitions: int,
+) -> dict[str, Row]:
+    """By alternative: tokens per second over a prompt of (tokens, precision), or why it is not timed."""
+    length, precision = prompt
+    runtime = Runtime(device=device, precision=precision)
+    errors = {name: _error(models[name], alternatives[name][1], runtime, min(SHORT, length)) for name in models}
+    passes = {
+        name: _pass(models[name], alternatives[name][1], runtime, length)
+        for name, error in errors.items()
+        if error <= LIMITS[precision]
+    }
+    taken = times(passes, repetitions, device, turn_ms=200.0)
+    found: dict[str, Row] = {
+        name: {"tokens/s": 1e3 * length / taken[name]["median_ms"]}
+        if name in taken
+        else {"failed": f"logits are off by {error:.1e}"}
+        for name, error in errors.items()
+    }
+    add_ratios(found, "tokens/s", NONE, f"÷ {NONE}")
+    return found
 
 
 def _run(model: dict[str, Any], position: Any, tokens: int, vocabulary: int) -> RunSpec:
