@@ -18,7 +18,7 @@ from cope_sweep.config.ablation import EarlyStopping
 from cope_sweep.config.run import parent_ids
 from cope_sweep.errors import UserError
 from cope_sweep.registry import load_plugins
-from cope_sweep.store import Event, LeaseHolder, Refusal, RunFolder, Store
+from cope_sweep.store import Event, LeaseHolder, Refusal, RunFolder, Status, Store
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import Lease
 from cope_sweep.store.reading import read_run
@@ -36,6 +36,8 @@ CONNECT_TIMEOUT_S = 30.0
 PORT_TIMEOUT_S = 3.0
 """For a port to accept a connection."""
 MAX_MESSAGE_CHARACTERS = 500
+ENDED: tuple[Status, ...] = ("finished", "failed", "stopped")
+"""The statuses of runs with which a sweep has no more to do. An interrupted or a damaged run goes on."""
 STEPS_ARE_FRESH_S = 10.0
 """How long the numbers of steps that occur in the store are remembered."""
 
@@ -365,7 +367,7 @@ class _LocalSweep:
             if status == "running" or self.work.is_draining(self.failed):
                 continue
             del self.elsewhere[run_id]
-            if status in ("finished", "failed", "stopped"):
+            if status in ENDED:
                 self._end(final_event(run, self.store))
             else:
                 self._train(run)

@@ -39,6 +39,7 @@ from cope_sweep.sweep.cluster import (
     plugin_runtime_env,
 )
 from cope_sweep.sweep.executor import (
+    ENDED,
     INTERRUPT_TIMEOUT_S,
     ClusterError,
     ClusterLost,
@@ -633,7 +634,7 @@ class RaySweep:
                 continue
             with self.lock:
                 del self.followed[run_id]
-            if status in ("finished", "failed", "stopped"):
+            if status in ENDED:
                 self._end(run, final_event(run.spec, self.store))
             elif run.stop_reason:  # its process died meanwhile
                 self._record(run, partial(record_stop, run.spec, self.store, run.stop_reason))

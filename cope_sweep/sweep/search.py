@@ -29,7 +29,7 @@ from cope_sweep.store import Event, Status, Store, SweepRecord, SweepRun
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import waiting
 from cope_sweep.store.index.claims import ClaimedRow, append_row, claim_row
-from cope_sweep.sweep.executor import final_event
+from cope_sweep.sweep.executor import ENDED, final_event
 
 MAX_ASKS = 100
 """How often the sampler is asked for a row that is new. After that, a small space counts as exhausted."""
@@ -356,7 +356,7 @@ class Suggestions:
             value: The value of the metric; None: there is none.
         """
         with self._lock:
-            if run_id in self._open and status in ("finished", "failed", "stopped"):
+            if run_id in self._open and status in ENDED:
                 self._open.remove(run_id)
                 self._end(run_id, self._known(run_id, status, value))
 

@@ -38,7 +38,7 @@ def test_each_learning_rate_is_in_the_curve(store, lr, own):
         "train.optimizer": {"kind": "muon", "lr": lr}, "train.lr": 1e-3, "train.schedule": "linear", "train.warmup": 2,
         "train.steps": 4, "evaluate.every": 4,
     })  # fmt: skip
-    with mock.patch("cope_sweep.train.train_run.LOG_EVERY", 2):
+    with mock.patch("cope_sweep.train.loop.LOG_EVERY", 2):
         assert train_run(run, store, Runtime()) == "finished"
     curve = [row for row in store.run(run.run_id).curve() if "train/lr" in row]
     assert {name: [row[name] for row in curve] for name in curve[0] if name.startswith("train/lr")} == {
@@ -67,7 +67,7 @@ def test_divergence_fails_the_run_with_its_traceback(store):
 
 
 def test_progress_events_are_throttled(store, monkeypatch):
-    monkeypatch.setattr("cope_sweep.train.train_run.REPORT_EVERY_S", 3600)
+    monkeypatch.setattr("cope_sweep.train.loop.REPORT_EVERY_S", 3600)
     events = []
     train_run(tiny_run(**{"evaluate.every": 100}), store, Runtime(), on_event=events.append)
     assert [event.status for event in events] == ["running", "finished"]

@@ -199,10 +199,10 @@ class Index:
                 connection.execute(update(runs).where(runs.c.run_id == row.run_id).values(**lease, attempt=1))
                 return Lease(row.run_id, 1)
             if seen.status == "finished":
-                return Refusal("finished", seen.owner)
+                return Refusal("finished")
             is_foreign = seen.owner is not None and owner_name(seen.owner) != owner_name(owner)
             if is_foreign and seen[4] and not is_gone(seen.owner):
-                return Refusal("leased", seen.owner)
+                return Refusal("leased")
             same = and_(
                 runs.c.id == seen.id,
                 runs.c.attempt == seen.attempt,

@@ -131,8 +131,6 @@ class Refusal:
 
     reason: Literal["leased", "finished", "stopped"]
     """`stopped`: the sweep was asked to stop, or to start no more runs."""
-    owner: str | None = None
-    """Who holds the lease."""
 
 
 @dataclass(frozen=True)
