@@ -12,7 +12,16 @@ import pytest
 from cope_sweep.errors import UserError
 from cope_sweep.read.reports.runs import run_files
 from cope_sweep.store import Store
-from tests.ablations.update_readme import ABLATIONS, RESULTS, ROOT, all_results, committed, overview, table_of, with_results
+from tests.ablations.update_readme import (
+    ABLATIONS,
+    RESULTS,
+    ROOT,
+    all_results,
+    committed,
+    overview,
+    table_of,
+    with_results,
+)
 
 PAPER_SIZE = RESULTS / "paper_size"
 STEMS = [path.stem for path in run_files(RESULTS)]
