@@ -9,8 +9,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from io import BytesIO
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
