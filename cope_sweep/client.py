@@ -17,10 +17,9 @@ import hashlib
 import inspect
 import os
 import random
-import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -34,7 +33,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from cope_sweep.api import questions
 from cope_sweep.api.answers import Checkpoint, PlanCost, RunSummary, SweepEntry, SweepProgress, SweepState
-from cope_sweep.api.questions import ListRuns, Question
+from cope_sweep.api.questions import API, ListRuns, Question
 from cope_sweep.api.requests import PerplexityComparison, PerplexityRequest, ProbeRequest, ProbeResponse, SweepRequest
 from cope_sweep.errors import UserError
 
@@ -45,7 +44,6 @@ M = TypeVar("M", bound=BaseModel)
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
 
-API = "/api/v1"
 KEY_VARIABLE = "COPE_SWEEP_KEY"
 PAGE = 1000
 """Runs or sweeps that are requested at a time."""
@@ -345,26 +343,21 @@ class Client:
         path = f"{API}/sweeps/{_quoted(sweep_id)}/events"
         timeout = httpx.Timeout(self._http.timeout.connect, read=SILENCE_S)
         attempt = 0
-        while True:
+        while last_id != "end":
             headers = {"accept": "text/event-stream", "cache-control": "no-store"}
             headers |= {"last-event-id": last_id} if last_id else {}
-            parser = EventParser(last_id)
             try:
                 with self._stream("GET", path, headers=headers, timeout=timeout) as response:
-                    for text in response.iter_text():
-                        for event in parser.feed(text):
-                            attempt = 0
-                            yield SweepProgress.model_validate_json(event.data)
-                            if event.kind == "end":
-                                return
-                if parser.last_id == "end":
-                    return
+                    for kind, data, event_id in server_events(response.iter_lines()):
+                        attempt, last_id = 0, event_id or last_id
+                        yield SweepProgress.model_validate_json(data)
+                        if kind == "end":
+                            return
             except (ServiceError, ConnectionFailed) as error:
                 self._wait(error, attempt)
                 attempt += 1
             else:
                 self._sleep(RECONNECT_S)
-            last_id = parser.last_id
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -452,51 +445,17 @@ def _retry_after_s(response: httpx.Response) -> float | None:
         return None
 
 
-@dataclass(frozen=True)
-class ServerEvent:
-    """A server-sent event."""
+def server_events(lines: Iterable[str]) -> Iterator[tuple[str, str, str | None]]:
+    """Kind, data and id of the server-sent events in the lines of a stream. A service sends data as one line of ASCII.
 
-    kind: str
-    data: str
-    id: str | None
-    """The id of the last event that had one."""
-
-
-class EventParser:
-    """Reads server-sent events from text that arrives in parts (HTML standard, section 9.2.6)."""
-
-    def __init__(self, last_id: str | None = None) -> None:
-        self.last_id = last_id
-        """The id of the last event that was received completely and had one."""
-        self._rest = ""
-        self._id: str | None = None
-        self._kind = ""
-        self._data: list[str] = []
-
-    def feed(self, text: str) -> Iterator[ServerEvent]:
-        """Read the next part of the text; yield the events that end in it."""
-        text = self._rest + text
-        # A CR at the end may be the first half of a CRLF.
-        held = "\r" if text.endswith("\r") else ""
-        # `str.splitlines` and httpx's `iter_lines` would also split at characters that do not end a line here.
-        *lines, rest = re.split("\r\n|\r|\n", text.removesuffix("\r"))
-        self._rest = rest + held
-        for line in lines:
-            if line:
-                self._read_field(line)
-                continue
-            self.last_id = self.last_id if self._id is None else self._id
-            kind, data = self._kind or "message", self._data
-            self._id, self._kind, self._data = None, "", []
-            if data:
-                yield ServerEvent(kind, "\n".join(data), self.last_id)
-
-    def _read_field(self, line: str) -> None:
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "event":
-            self._kind = value
-        elif name == "data":
-            self._data.append(value)
-        elif name == "id" and "\0" not in value:
-            self._id = value
+    An event that is not complete is left out.
+    """
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line:
+            name, _, value = line.partition(":")
+            fields[name] = value.removeprefix(" ")
+            continue
+        if "data" in fields:
+            yield fields.get("event", "message"), fields["data"], fields.get("id")
+        fields = {}

@@ -22,9 +22,9 @@ from cope_sweep.client import (
     Client,
     ConnectionFailed,
     DownloadError,
-    EventParser,
     RetryPolicy,
     ServiceError,
+    server_events,
 )
 from cope_sweep.errors import UserError
 from cope_sweep.read.queries import Queries
@@ -332,18 +332,9 @@ def test_events_that_have_ended_are_no_more_asked_for() -> None:
     assert list(client.events(SWEEP, last_id="end")) == []
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 1000])
-def test_lines_end_with_cr_lf_or_both_only(size: int) -> None:
-    text = "data:a\r\ndata:b\rdata:c\ndata:d\u2028e\x0bf\r\n\r\n\n"
-    parser = EventParser()
-    found = [event for start in range(0, len(text), size) for event in parser.feed(text[start : start + size])]
-    assert [event.data for event in found] == ["a\nb\nc\nd\u2028e\x0bf"]
-
-
-def test_an_event_of_several_lines() -> None:
-    lines = ["event: a", "data: one", "data:two", "id: 1", ": comment", "retry: 5", "unknown", "", "", "data", ""]
-    found = EventParser().feed("\n".join([*lines, ""]))
-    assert [(event.kind, event.data, event.id) for event in found] == [("a", "one\ntwo", "1"), ("message", "", "1")]
+def test_events_are_read_from_lines() -> None:
+    lines = ["event: a", "data: {}", "id: 1", ": comment", "", ": ping", "", "data:[]", "unknown", "", "data: cut"]
+    assert list(server_events(lines)) == [("a", "{}", "1"), ("message", "[]", None)]
 
 
 def test_an_address_without_a_scheme_is_one_of_http() -> None:

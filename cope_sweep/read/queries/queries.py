@@ -243,16 +243,16 @@ class Queries:
 
         Raises NotFinishedError where those of a report are stale or damaged.
         """
-        if not committed and self._reports is None:
+        reports = self.files.folder / RESULTS if committed else self._reports
+        if reports is None:
             from cope_sweep.read.tables import read_results
 
             return read_results(self.load(name, scale), self.store)
         from cope_sweep.read.reports.runs import find_committed
 
         if committed:
-            self.files.file(name)
-        reports = self.files.folder / RESULTS if committed else self._reports
-        return find_committed(reports or Path(), self.files.folder, name, scale)
+            self.files.file(name)  # a name that there is not is not looked for
+        return find_committed(reports, self.files.folder, name, scale)
 
     def table(self, question: questions.GetTable) -> Table:
         """The table of an ablation. That of a report is compared as the report is, unless the question says how."""

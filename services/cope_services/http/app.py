@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 
 from cope_services.http import reading, sweeps
 from cope_services.http.access import READ, AllowedHosts, ApiKey, Authentication, KeysFile, is_loopback
-from cope_services.http.caching import Answers, Freshness, Shared
+from cope_services.http.caching import Answers, Shared
 from cope_services.http.components import Components, ComponentsDep
 from cope_services.http.errors import NotReadyError, complete, error_responses, install_error_handlers
 from cope_services.http.metrics import Measurement, Metrics
@@ -112,7 +112,7 @@ def _components(settings: Settings) -> Components:
     queries = Queries(Store(settings.store, index=settings.index or None), files, links=True)
     return Components(
         queries=queries,
-        answers=Answers(Freshness(queries)),
+        answers=Answers(queries),
         plans=Shared(),
         pictures=reading.Pictures(),
         predictors=Predictors(settings),

@@ -1,8 +1,8 @@
-"""What requests share: work that goes on, answers of GET routes, and the version of what these show.
+"""What requests share: work that goes on, and answers of GET routes.
 
-A `CachedRoute` answers by its path, its query, the `Accept` header, and what `Freshness` watches: the store's index and
-the ablation files. An answer that is known costs no thread, no query and no validation, and is sent as bytes by the
-event loop. Its ETag is a digest of its body: where a change of the store does not concern it, clients still get 304.
+A `CachedRoute` answers by its path, its query, the `Accept` header, and the version of the store's index and the
+ablation files. An answer that is known costs no thread, no query and no validation, and is sent as bytes by the event
+loop. Its ETag is a digest of its body: where a change of the store does not concern it, clients still get 304.
 
 The coroutines of the classes belong to one event loop.
 """
@@ -54,45 +54,10 @@ class Shared(Generic[K, T]):
             task.exception()  # those who wait raise it
 
 
-# -- the version of what the service shows -----------------------------------------------------------------------------
-
-CHECK_EVERY_S = 0.5
-
-
-class Freshness:
-    """The version of the store's index and the ablation files.
-
-    Requests do not look themselves: the version is at most CHECK_EVERY_S old, and one thread reads it for all of them.
-    """
-
-    def __init__(self, queries: Queries) -> None:
-        self._queries = queries
-        self._version = ""
-        self._read_s = float("-inf")
-        self._reading: Shared[None, None] = Shared()
-        # One thread of its own: the check does not wait behind requests.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="freshness")
-
-    async def version(self) -> str:
-        """A text that changes when an ablation file or anything in the index changes.
-
-        Raises what `Queries.state` raises.
-        """
-        if time.monotonic() - self._read_s >= CHECK_EVERY_S:
-            reading = self._reading.get(None, self._read)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(reading, PATIENCE_S if self._version else None)
-        return self._version
-
-    async def _read(self) -> None:
-        began_s = time.monotonic()
-        state = await asyncio.get_running_loop().run_in_executor(self._thread, self._queries.state)
-        self._version = hashlib.sha256(f"{__version__} {state!r}".encode()).hexdigest()
-        self._read_s = began_s
-
-
 # -- answers -----------------------------------------------------------------------------------------------------------
 
+CHECK_EVERY_S = 0.5
+"""The version of the store and the files is at most so old."""
 MAX_BYTES = 128 << 20
 """All answers in memory."""
 THREAD_BYTES = 1 << 19
@@ -135,16 +100,41 @@ class Answer:
 
 
 class Answers:
-    """The answers of an application."""
+    """The answers of an application, each for a version of the store's index and the ablation files.
 
-    def __init__(self, freshness: Freshness) -> None:
-        self._freshness = freshness
+    Requests do not look themselves for the version: one thread reads it for all of them.
+    """
+
+    def __init__(self, queries: Queries) -> None:
+        self._queries = queries
+        self._version = ""
+        self._read_s = float("-inf")
+        self._reading: Shared[None, None] = Shared()
+        # One thread of its own: the check does not wait behind requests.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="version")
         self._known: LRUCache[Hashable, Answer] = LRUCache(MAX_BYTES, lambda answer: answer.size_bytes)
         self._making: Shared[Hashable, Answer | Response] = Shared()
 
+    async def version(self) -> str:
+        """A text that changes when an ablation file or anything in the index changes.
+
+        Raises what `Queries.state` raises.
+        """
+        if time.monotonic() - self._read_s >= CHECK_EVERY_S:
+            reading = self._reading.get(None, self._read_version)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(reading, PATIENCE_S if self._version else None)
+        return self._version
+
+    async def _read_version(self) -> None:
+        began_s = time.monotonic()
+        state = await asyncio.get_running_loop().run_in_executor(self._thread, self._queries.state)
+        self._version = hashlib.sha256(f"{__version__} {state!r}".encode()).hexdigest()
+        self._read_s = began_s
+
     async def respond(self, request: Request, handler: Handler, max_age_s: float) -> Response:
         """The response to a request: from the cache, or made by `handler`, once for all who ask for the same."""
-        version = await self._freshness.version()
+        version = await self.version()
         key = request.scope["path"], request.scope["query_string"], request.headers.get("accept", "")
         answer: Answer | Response | None = self._known.get(key)
         if not (isinstance(answer, Answer) and answer.holds(version, max_age_s)):

@@ -373,7 +373,8 @@ class Watchers:
                 shown = progress
                 if ended or (is_news and str(revision) != last_id):
                     last_id = END_ID if ended else str(revision)
-                    yield ServerSentEvent(progress.model_dump_json(), event="end" if ended else "progress", id=last_id)
+                    data = json.dumps(progress.model_dump(mode="json"), separators=(",", ":"))  # ASCII, in one line
+                    yield ServerSentEvent(data, event="end" if ended else "progress", id=last_id)
                 await asyncio.sleep(0 if ended else TICK_S)
         finally:
             self.listeners -= 1

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from cope_services.http import caching
 from cope_services.http.access import KeysFile
-from cope_services.http.caching import Freshness
+from cope_services.http.caching import Answers
 
 from cope_sweep.read.queries import Queries, ablations
 from cope_sweep.store.index import IndexUnavailable
@@ -159,7 +159,7 @@ def test_an_answer_that_is_known_does_not_wait_for_a_store_that_stalls(monkeypat
             return next(states)()
 
     async def ask() -> tuple[str, str]:
-        watched = Freshness(Stalling())  # type: ignore[arg-type]
+        watched = Answers(Stalling())  # type: ignore[arg-type]
         first = await watched.version()
         second = await watched.version()
         released.set()

@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from cope_services.http import sweeps
 from cope_services.http.sweeps import EventStream, Watchers
 from sse_starlette import ServerSentEvent
 
-from cope_sweep.client import EventParser, ServerEvent
+from cope_sweep.client import server_events
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.progress import ProgressTracker
@@ -386,10 +387,16 @@ def client(own_sample: SampleStore, fast: None) -> Iterator[httpx.Client]:
         yield client
 
 
-def events(response: httpx.Response) -> Iterator[ServerEvent]:
-    parser = EventParser()
-    for part in response.iter_text():
-        yield from parser.feed(part)
+@dataclass
+class Event:
+    kind: str
+    data: str
+    id: str | None
+
+
+def events(response: httpx.Response) -> Iterator[Event]:
+    for each in server_events(response.iter_lines()):
+        yield Event(*each)
 
 
 def test_the_tracker_sums_up_a_sweep(sweep: Sweep) -> None:
