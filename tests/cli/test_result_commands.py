@@ -1,6 +1,7 @@
 """The commands that show what is planned and what was measured: list, plan, status, runs, best, diff and logs."""
 
 import csv
+import json
 import os
 import re
 import subprocess
@@ -137,6 +138,10 @@ def test_an_ablation_is_found_by_path(shell):
     (shell.folder / "here").write_text((shell.folder / "ablations" / "tiny.yaml").read_text())
     assert shell.json("plan", "here")["ablation"] == "here"
     assert shell.json("plan", "ablations/tiny.yaml")["ablation"] == "tiny"
+
+
+def test_schema(shell):
+    assert json.loads(shell("schema")[0])["title"] == "A cope-sweep ablation"
 
 
 @pytest.mark.parametrize(
