@@ -1,34 +1,59 @@
 """The documented upgrade of an index: a store of one version is opened by the next, and by no older one again."""
 
+import shutil
+from pathlib import Path
+
 import pytest
-from sqlalchemy import text
 
 from cope_sweep.store import Store, StoreError
-from cope_sweep.store.index.migrations import MIGRATIONS
+from cope_sweep.store.index import database
 from tests.store.databases import index_url, postgres  # noqa: F401 - fixtures
 from tests.store.sweeps import finish
 from tests.tiny import tiny_run
 
+NEXT = '''\
+"""A version of tomorrow."""
 
-def add_tomorrow(connection):
-    """A migration of tomorrow."""
-    connection.execute(text("ALTER TABLE runs ADD COLUMN added_tomorrow INTEGER"))
+import sqlalchemy as sa
+from alembic import op
+
+revision = "9999"
+down_revision = "{head}"
 
 
-def test_an_index_is_migrated_one_version_up(tmp_path, index_url, monkeypatch):  # noqa: F811
+def upgrade() -> None:
+    op.add_column("runs", sa.Column("added_tomorrow", sa.Integer(), nullable=True))
+'''
+
+
+@pytest.fixture
+def next_version(tmp_path, monkeypatch):
+    """Calling it makes this process one of a version whose index has one migration more."""
+    package = Path(database.__file__).parent
+
+    def install():
+        shutil.copytree(package / "migrations", tmp_path / "next" / "migrations")
+        migration = NEXT.format(head=database.HEAD)
+        (tmp_path / "next" / "migrations" / "versions" / "v9999_next.py").write_text(migration)
+        monkeypatch.setattr(database, "__file__", str(tmp_path / "next" / "database.py"))
+        monkeypatch.setattr(database, "HEAD", "9999")
+
+    return install
+
+
+def test_an_index_is_migrated_one_version_up(tmp_path, index_url, next_version, monkeypatch):  # noqa: F811
     run = tiny_run()
     old = Store(tmp_path / "store", index=index_url, create=True)
     finish(old, run, {"in_dist/token_error": 12.5})
     before = old.index.records([run.run_id])
+    this_version = database.HEAD, database.__file__
 
-    monkeypatch.setitem(MIGRATIONS, "9999", add_tomorrow)  # a version whose index has one migration more
+    next_version()
     new = Store(tmp_path / "store", index=index_url)
     assert new.index.records([run.run_id]) == before
     assert before[run.run_id].status == "finished"
 
-    with new.index.database.reading() as connection:
-        assert connection.execute(text("SELECT added_tomorrow FROM runs")).scalars().all() == [None]
-
-    monkeypatch.delitem(MIGRATIONS, "9999")
+    monkeypatch.setattr(database, "HEAD", this_version[0])
+    monkeypatch.setattr(database, "__file__", this_version[1])
     with pytest.raises(StoreError, match="has version 9999, and this cope_sweep knows"):
         Store(tmp_path / "store", index=index_url).index.records([run.run_id])
