@@ -18,7 +18,7 @@ from cope_sweep.read.tables.runs import (
     write_runs,
 )
 from cope_sweep.store import Filter, Lease, QueryError, RunQuery
-from cope_sweep.store.index import Progress
+from cope_sweep.store.event import Event
 from cope_sweep.store.reading import read_run
 from tests.read.queries.test_queries import SWEEP, sweep_of
 from tests.read.tables.ablations import COUNTING, begin, end, fail, finish, plan_of, run_table, stop
@@ -146,7 +146,7 @@ def test_what_a_running_run_has_reported_so_far_is_in_no_column(plan, store):
     running = read_run(begin(store, plan.runs[1]))
     assert isinstance(store.index.acquire(running, "sweep", 60.0), Lease)
     so_far = {"in_dist/token_error": 9.0, "half/way": 9.0}
-    store.index.renew("sweep", 60.0, {running.run_id: Progress(3, "here", so_far)})
+    store.index.renew("sweep", 60.0, [Event(running.run_id, "running", 3, metrics=so_far)])
     table = run_table(store)
     assert "half/way" not in table.column_names
     assert lines(table)[running.run_id]["in_dist/token_error"] is None

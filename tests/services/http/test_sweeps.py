@@ -26,7 +26,8 @@ from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.progress import ProgressTracker
 from cope_sweep.store import Store, SweepRecord, SweepRun, read_submission
-from cope_sweep.store.index import Progress, RunRecord
+from cope_sweep.store.event import Event as RunEvent
+from cope_sweep.store.index import RunRecord
 from cope_sweep.sweep.jobs import job_submission
 from tests.read.tables.ablations import fail, finish
 from tests.services.sample_store import API, TINY, SampleStore, ServedFolders, serving
@@ -365,7 +366,7 @@ class Sweep:
         self.store.index.write([row])
         if status == "running":
             self.store.index.acquire(row, owner, 3600)
-            self.store.index.renew(owner, 3600, {run.run_id: Progress(step, worker)})
+            self.store.index.renew(owner, 3600, [RunEvent(run.run_id, "running", step, worker_id=worker)])
 
     def end(self, status: str = "finished") -> None:
         self.store.write_sweep(self.record.model_copy(update={"status": status, "ended_ms": 5}))
