@@ -193,9 +193,9 @@ def label_edges(axes: Sequence[Axes]) -> None:
             each.set_ylabel("")
 
 
-def are_apart(lines: int) -> bool:
-    """Whether each of so many lines has a panel of its own."""
-    return FEW_LINES < lines <= MOST_PANELS
+def are_apart(lines: int, panels: int = 1) -> bool:
+    """Whether each of so many lines, of so many panels, has a panel of its own."""
+    return lines > FEW_LINES and lines * panels <= MOST_PANELS
 
 
 def background(axes: Axes, x: Any, y: Any) -> Artist:

@@ -142,7 +142,10 @@ def contexts(results: Results, question: GetFigure) -> Figure:
 
 
 def budget(results: Results, question: GetFigure) -> Figure:
-    """The best value of the first n draws of a random search against n. Default metric: that of `cope-sweep best`."""
+    """The best value of the first n draws of a random search against n. Default metric: that of `cope-sweep best`.
+
+    Where rows differ in several axes, the one with the fewest labels has panels.
+    """
     import pandas as pd
 
     plan = results.plan
@@ -152,9 +155,20 @@ def budget(results: Results, question: GetFigure) -> Figure:
     names = [row.name for row in found.rows]
     if unknown := next((name for name in question.row if name not in names), None):
         raise FigureError(f"{plan.name} has no row {unknown!r}{suggest(unknown, names)}")
+    labels = {key: {row.labels.get(key) for row in found.rows} for key in plan.axes}
+    several = [key for key, values in labels.items() if len(values) > 1]
+    whole = [key for key in several if None not in labels[key]]  # every row has such a label
+    split = _panel_key(plan, question.panels)
+    if split is None and len(several) > 1 and whole:
+        split = min(whole, key=lambda key: len(labels[key]))
+    series = {
+        row.name: " · ".join(label for key, label in row.labels.items() if key in several and key != split) or row.name
+        for row in found.rows
+    }
     lines = [
-        {"panel": "", "metric": column.name, "series": row.name, "x": float(n), "x_label": "", "n": len(found.seeds),
-         "seeds": len(found.seeds), "mean": best.score}
+        {"panel": f"{plan.axes[split]} = {row.labels.get(split, '–')}" if split else "", "metric": column.name,
+         "series": series[row.name], "x": float(n), "x_label": "", "n": len(found.seeds), "seeds": len(found.seeds),
+         "mean": best.score}
         for row in found.rows
         if row.name in (question.row or names)
         for n in range(1, found.draws + 1)
@@ -162,7 +176,17 @@ def budget(results: Results, question: GetFigure) -> Figure:
     ]  # fmt: skip
     data = pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
     title = question.title or plan.ablation.content.title
-    drawn = partial(_draw, data, names, {column.name: column}, "range", title, question, "number of draws", True)
+    drawn = partial(
+        _draw,
+        data,
+        list(dict.fromkeys(series.values())),
+        {column.name: column},
+        "range",
+        title,
+        question,
+        "number of draws",
+        True,
+    )
     return Figure("budget", title, data, drawn)
 
 
@@ -289,9 +313,10 @@ def _draw(
     from cope_sweep.read.figures import canvas
 
     known = [each for each in series if each in set(data["series"])]
-    places_of = data[data["x_label"] == ""].groupby("series")["x"].nunique()
-    many = canvas.are_apart(len(known)) and bool((places_of > 1).any())
-    names = [(name, each) for name in dict.fromkeys(data["panel"]) for each in (known if many else [None])]
+    places_of = data[data["x_label"] == ""].groupby(["panel", "series"])["x"].nunique()
+    by_name = list(dict.fromkeys(data["panel"]))
+    many = canvas.are_apart(len(known), len(by_name)) and bool((places_of > 1).any())
+    names = [(name, each) for name in by_name for each in (known if many else [None])]
     drawing, axes = canvas.panels(max(1, len(names)), title=title, small=many)
     if data.empty:
         canvas.say_empty(axes[0])

@@ -28,7 +28,7 @@ from cope_sweep.read.figures.available import Declared, declared_figures, draw_d
 from cope_sweep.read.reports.runs import CURVE_COLUMNS, CURVES, run_frame, to_parquet
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import tuning
-from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, reference
+from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, named_label, reference
 from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell, decimals_of, markdown_table, markdown_text
 from cope_sweep.store.files import write_bytes
 
@@ -360,7 +360,7 @@ def shortcuts(model: TableModel) -> Shortcuts | None:
     for run, rows in by_task.values():
         errors = {column: run.task.shortcut_errors(split, SEQUENCES) for column, split in columns.items()}
         rules = list(dict.fromkeys(rule for found in errors.values() for rule in found))
-        names = ", ".join(row.short for row in rows)
+        names = _names(rows, model)
         for rule in rules:
             cells = [TextCell(f"{errors[column][rule]:.{column.decimals}f}") for column in columns]
             lines.append((*([TextCell(names)] * (len(by_task) > 1)), TextCell(rule), *cells))
@@ -370,6 +370,16 @@ def shortcuts(model: TableModel) -> Shortcuts | None:
     headers = [*([ColumnHeader("rows", numeric=False)] * (len(by_task) > 1)), ColumnHeader("rule", numeric=False)]
     headers += [ColumnHeader(column.title) for column in columns]
     return Shortcuts(Layout(tuple(headers), tuple(lines), NOTE), tuple(alike))
+
+
+def _names(rows: Sequence[TableRow], model: TableModel) -> str:
+    """The labels that only these rows of a table have in common, or else their names."""
+    common = set.intersection(*(set(row.labels.items()) for row in rows))
+    if common and [row for row in model.rows if common <= set(row.labels.items())] == list(rows):
+        return " · ".join(
+            named_label(model.axes[key], label) for key, label in rows[0].labels.items() if (key, label) in common
+        )
+    return ", ".join(row.short for row in rows)
 
 
 def _split(column: Column) -> str | None:

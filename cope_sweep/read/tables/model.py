@@ -315,8 +315,12 @@ def varying_axes(plan: Plan, rows: Sequence[Row]) -> list[str]:
 
 def row_label(plan: Plan, row: Row, keys: Iterable[str]) -> str:
     """The labels of some axes; a number has the name of its axis: `Absolute · heads 4`."""
-    labels = [(plan.axes[key], row.labels[key]) for key in keys if key in row.labels]
-    return " · ".join(f"{short} {label}" if label[:1].isdecimal() else label for short, label in labels)
+    return " · ".join(named_label(plan.axes[key], row.labels[key]) for key in keys if key in row.labels)
+
+
+def named_label(axis: str, label: str) -> str:
+    """The label; a number with the name of its axis."""
+    return f"{axis} {label}" if label[:1].isdecimal() else label
 
 
 def short_labels(plan: Plan, rows: Sequence[Row]) -> dict[str, str]:

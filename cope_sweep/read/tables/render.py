@@ -250,11 +250,13 @@ def _note(model: TableModel) -> str:
         parts.append(f"{model.stopped} run{'s were' if model.stopped > 1 else ' was'} stopped early and not averaged")
     if any(cell.best for _, _, cell in cells):
         parts.append("bold: best")
-    far = [
-        f"{len(c.stuck)} of {c.summary.n} seeds of {row.short} ({column.label})" for row, column, c in cells if c.stuck
-    ]
+    far: dict[str, list[str]] = {}
+    for row, column, cell in cells:
+        if cell.stuck:
+            far.setdefault(f"{len(cell.stuck)} of {cell.summary.n} seeds of {row.short}", []).append(column.label)
     if far:
-        parts.append(f"stuck: {', '.join(far)} ({STUCK_RULE})")
+        listed = ", ".join(f"{seeds} ({', '.join(labels)})" for seeds, labels in far.items())
+        parts.append(f"stuck: {listed} ({STUCK_RULE})")
     if any(column.learned is not None for column in model.columns):
         parts.append("k/n: seeds with such a value, and the 95 % interval of their share (Wilson)")
     sources = dict.fromkeys(c.published.source for _, _, c in cells if c.published and c.published.source)

@@ -196,6 +196,18 @@ def test_many_lines_have_panels_of_their_own(rows, panels, store):
     )
 
 
+def test_points_and_the_lines_of_many_panels_share_them(store):
+    dims, layers = [8 * (index + 1) for index in range(7)], [1, 2, 3, 4]
+    plan = plan_of(grid={"model.dim": dims, "model.layers": layers}, seeds=[0])
+    for index, run in enumerate(plan.runs):
+        finish(store, run, {"in_dist/token_error": 5.0}, {"parameters": 100 + index})
+    results = read_results(plan, store)
+    costs = FIGURES["values"].make(results, asked(x="facts.parameters", panels="layers", metric=("in_dist/token_error",)))
+    assert len(costs.draw().axes) == 4, "a point for each row in the panel of its layers"
+    lines = FIGURES["values"].make(results, asked(x="train.steps", panels="dim", metric=("in_dist/token_error",)))
+    assert len(lines.draw().axes) == 7
+
+
 def test_shares_of_variance_by_hand():
     """Values 0, 2 | 4, 6 and 10, 12 | 14, 16: the mean is 8, Σ(y − 8)² = 64+36+16+4+4+16+36+64 = 240."""
     runs = pd.DataFrame({"row": list("aabbccdd"), "y": [0.0, 2, 4, 6, 10, 12, 14, 16]})
