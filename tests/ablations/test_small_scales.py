@@ -41,7 +41,7 @@ CONFIGURATIONS = configurations()
 def code(tmp_path_factory):
     """A folder of source files, because reading the standard library takes seconds."""
     folder = tmp_path_factory.mktemp("code")
-    for number in range(90):
+    for number in range(150):
         (folder / f"module_{number}.py").write_text(SOURCE.replace("mean", f"mean_{number}") * 8)
     return str(folder)
 
