@@ -202,7 +202,9 @@ def test_points_and_the_lines_of_many_panels_share_them(store):
     for index, run in enumerate(plan.runs):
         finish(store, run, {"in_dist/token_error": 5.0}, {"parameters": 100 + index})
     results = read_results(plan, store)
-    costs = FIGURES["values"].make(results, asked(x="facts.parameters", panels="layers", metric=("in_dist/token_error",)))
+    costs = FIGURES["values"].make(
+        results, asked(x="facts.parameters", panels="layers", metric=("in_dist/token_error",))
+    )
     assert len(costs.draw().axes) == 4, "a point for each row in the panel of its layers"
     lines = FIGURES["values"].make(results, asked(x="train.steps", panels="dim", metric=("in_dist/token_error",)))
     assert len(lines.draw().axes) == 7
