@@ -1,4 +1,4 @@
-"""The base class of errors that a user can correct."""
+"""Errors that a user can correct. Those of modules that take long to import are here, so that all can name them."""
 
 
 class UserError(Exception):
@@ -17,3 +17,23 @@ class NotFoundError(UserError):
 
 class NotFinishedError(UserError):
     """The run exists and is not finished, or the kept results are not those of the ablation file of today."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be used; the message names the file and the reason."""
+
+
+class NotFiniteError(CheckpointError):
+    """The model's outputs are NaN or infinite: its training diverged, or the weights are damaged."""
+
+
+class TokensError(UserError, ValueError):
+    """Token ids that a model cannot score. The message names them and the ids that the model accepts."""
+
+
+class ProbeError(TokensError):
+    """A probe request that cannot be answered. The message has the reason and the possible values."""
+
+
+class ClusterError(UserError):
+    """The cluster cannot be used. The message names the address or the node, the reason, and what to do."""

@@ -12,10 +12,10 @@ predictor ─▶ scoring (batches of windows, perplexity), vocabulary (text ↔ 
 generation ─▶ predictor
 """
 
+from cope_sweep.errors import NotFiniteError, TokensError
 from cope_sweep.inference.generation import Decoder, FinishReason, Generation, Sampling, cache_bytes, generate
 from cope_sweep.inference.predictor import Predictor
 from cope_sweep.inference.scoring import (
-    NotFiniteError,
     Perplexity,
     Scores,
     TextPerplexity,
@@ -29,7 +29,6 @@ from cope_sweep.inference.vocabulary import (
     LabelVocabulary,
     TextVocabulary,
     TokenIds,
-    TokensError,
     Vocabulary,
     decode,
     validate_sequence,

@@ -27,9 +27,9 @@ from typing import Literal
 import numpy as np
 import torch
 
+from cope_sweep.errors import TokensError
 from cope_sweep.inference.predictor import Predictor
 from cope_sweep.inference.scoring import not_finite, read
-from cope_sweep.inference.vocabulary import TokensError
 from cope_sweep.model import Cache
 
 FinishReason = Literal["stop", "length"]

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from cope_sweep.config import RunSpec
+from cope_sweep.errors import NotFiniteError, TokensError
 from cope_sweep.inference.scoring import (
-    NotFiniteError,
     Perplexity,
     Scores,
     TextPerplexity,
@@ -24,7 +24,6 @@ from cope_sweep.inference.vocabulary import (
     LabelVocabulary,
     TextVocabulary,
     TokenIds,
-    TokensError,
     Vocabulary,
     validate_sequence,
 )

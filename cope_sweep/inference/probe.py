@@ -61,6 +61,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from cope_sweep.config import RunSpec
+from cope_sweep.errors import ProbeError
 from cope_sweep.inference import Predictor, TokenIds, TokensError, validate_token_ids
 from cope_sweep.kernels import Inputs, Positions, attention_weights, observing, seen, visible
 from cope_sweep.model import CheckpointError, check_reach
@@ -75,10 +76,6 @@ MAX_BYTES = 1 << 30
 """Memory limit for the matrices of one call."""
 SCRATCH_BYTES = 64 << 20
 """Approximate memory for one block of queries."""
-
-
-class ProbeError(TokensError):
-    """A probe request that cannot be answered. The message has the reason and the possible values."""
 
 
 @dataclass(frozen=True)

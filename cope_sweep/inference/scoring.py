@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from cope_sweep.config import RunSpec
-from cope_sweep.inference.vocabulary import TokensError
-from cope_sweep.model import Cache, CheckpointError, Packing, Transformer
+from cope_sweep.errors import NotFiniteError, TokensError
+from cope_sweep.model import Cache, Packing, Transformer
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,6 @@ SCRATCH_BYTES = 256 << 20
 """Approximate memory for logits, and for attention."""
 BLOCKED_KEYS = 256
 """From this number of keys on, attention has no arrays of all pairs of tokens, where it can be computed in blocks."""
-
-
-class NotFiniteError(CheckpointError):
-    """The model's outputs are NaN or infinite: its training diverged, or the weights are damaged."""
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from cope_sweep.config import RunSpec
-from cope_sweep.errors import UserError
+from cope_sweep.errors import TokensError
 from cope_sweep.text import END_OF_TEXT, TextTokenizer
 from cope_sweep.text.reading import chunks
 
 TokenIds = Sequence[int] | np.ndarray
-
-
-class TokensError(UserError, ValueError):
-    """Token ids that a model cannot score. The message names them and the ids that the model accepts."""
 
 
 def validate_sequence(ids: TokenIds, vocabulary_size: int, name: str) -> np.ndarray:

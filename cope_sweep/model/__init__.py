@@ -1,6 +1,7 @@
 """The transformers that runs train, and their checkpoints."""
 
-from cope_sweep.model.checkpoint import CheckpointError, load_model, load_run, save_model
+from cope_sweep.errors import CheckpointError
+from cope_sweep.model.checkpoint import load_model, load_run, save_model
 from cope_sweep.model.loss import next_token_loss, output_loss
 from cope_sweep.model.packing import Packing
 from cope_sweep.model.transformer import Cache, Transformer, check_reach

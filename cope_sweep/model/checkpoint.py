@@ -21,7 +21,7 @@ from torch import Tensor
 from cope_sweep.config import RunSpec
 from cope_sweep.config.explain import explain
 from cope_sweep.config.source import dotted
-from cope_sweep.errors import UserError
+from cope_sweep.errors import CheckpointError
 from cope_sweep.frozen import Frozen
 from cope_sweep.model.transformer import Transformer
 
@@ -31,10 +31,6 @@ CONFIG_FILE = "config.json"
 MAX_CONFIG_BYTES = 1 << 20
 
 Shape = tuple[int, ...]
-
-
-class CheckpointError(UserError):
-    """A checkpoint cannot be used; the message names the file and the reason."""
 
 
 class _Config(Frozen):

@@ -28,12 +28,12 @@ from ray._private import worker as ray_worker
 
 from cope_sweep.config import Resources
 from cope_sweep.config.resources import counted
+from cope_sweep.errors import ClusterError
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Store
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep.executor import (
     CONNECT_TIMEOUT_S,
-    ClusterError,
     ClusterLost,
     connection_error,
     first_line,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cope_sweep.config import Resources, RunSpec
 from cope_sweep.config.ablation import EarlyStopping
 from cope_sweep.config.run import parent_ids
-from cope_sweep.errors import UserError
+from cope_sweep.errors import ClusterError
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Event, LeaseHolder, Refusal, RunFolder, Status, Store
 from cope_sweep.store.errors import DamagedError
@@ -43,10 +43,6 @@ STEPS_ARE_FRESH_S = 10.0
 
 
 T = TypeVar("T")
-
-
-class ClusterError(UserError):
-    """The cluster cannot be used. The message names the address or the node, the reason, and what to do."""
 
 
 class ClusterLost(ClusterError):

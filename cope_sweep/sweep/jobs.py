@@ -20,13 +20,13 @@ from urllib.parse import urlsplit
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
 from cope_sweep.config.loading import validate, with_inherited
 from cope_sweep.config.source import Source, parse_source, source_of
+from cope_sweep.errors import ClusterError
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.read.queries.progress import ACTIVE
 from cope_sweep.store import Status, Store, Submission, read_submission, write_submission
 from cope_sweep.sweep.executor import (
     CONNECT_TIMEOUT_S,
     MAX_MESSAGE_CHARACTERS,
-    ClusterError,
     connection_error,
     first_line,
     within,

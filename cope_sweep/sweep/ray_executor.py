@@ -26,6 +26,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cope_sweep.config import Resources, RunSpec
+from cope_sweep.errors import ClusterError
 from cope_sweep.store import Event, LeaseHolder, Refusal, RunRecord, Store, StoreError
 from cope_sweep.store.index import IndexUnavailable, IndexUnusable
 from cope_sweep.store.index.summaries import note_left_out
@@ -41,7 +42,6 @@ from cope_sweep.sweep.cluster import (
 from cope_sweep.sweep.executor import (
     ENDED,
     INTERRUPT_TIMEOUT_S,
-    ClusterError,
     ClusterLost,
     Workload,
     final_event,

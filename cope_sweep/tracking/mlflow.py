@@ -104,7 +104,7 @@ class Tracker:
             self.client = cast(MlflowClient, _CheckedClient(client, uri))
             with _connecting_engines() as engines:
                 client.search_experiments(max_results=1)  # the client connects on first use
-            self._engine: Engine | None = engines.get(str(database))
+            self._engine = engines[database] if database is not None else None
             if database is not None and self._engine is not None and not on_network(database):
                 self._log = database.with_name(database.name + "-wal")
                 event.listen(self._engine, "connect", _use_write_ahead_log)
@@ -260,12 +260,13 @@ def _create(database: Path) -> None:
 
 
 @contextlib.contextmanager
-def _connecting_engines() -> Iterator[dict[str, Engine]]:
-    """Database → engine, of those that connect while the block runs. MLflow's client does not give its own away."""
-    found: dict[str, Engine] = {}
+def _connecting_engines() -> Iterator[dict[Path, Engine]]:
+    """Path of a database → engine, of those that connect meanwhile. MLflow's client does not give its own away."""
+    found: dict[Path, Engine] = {}
 
     def note(connection: Connection) -> None:
-        found[str(connection.engine.url.database)] = connection.engine
+        if path := connection.engine.url.database:
+            found[Path(path).absolute()] = connection.engine
 
     event.listen(Engine, "engine_connect", note)
     try:

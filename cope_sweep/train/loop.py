@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from cope_sweep.config import RunSpec
+from cope_sweep.errors import CheckpointError
 from cope_sweep.model import check_reach
-from cope_sweep.model.checkpoint import CheckpointError, save_model
+from cope_sweep.model.checkpoint import save_model
 from cope_sweep.optim import Constant
 from cope_sweep.store import Event, RunFolder, Status, Store
 from cope_sweep.store.errors import DamagedError, FencedError

@@ -27,7 +27,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from cope_sweep.model.checkpoint import CheckpointError, distinct, read_tensors
+from cope_sweep.errors import CheckpointError
+from cope_sweep.model.checkpoint import distinct, read_tensors
 from cope_sweep.store import RunFolder
 from cope_sweep.train.trainer import Trainer
 

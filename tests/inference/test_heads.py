@@ -9,8 +9,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from cope_sweep.errors import ProbeError
 from cope_sweep.inference import TokensError
-from cope_sweep.inference.probe import ProbeError, head_statistics, mark_statistics, mean_gates, probe
+from cope_sweep.inference.probe import (
+    head_statistics,
+    mark_statistics,
+    mean_gates,
+    probe,
+)
 from tests.inference.tiny_models import V, tiny_predictor
 
 CoPE = {"kind": "cope", "p_max": 3}

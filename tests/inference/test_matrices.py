@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from cope_sweep.errors import ProbeError
 from cope_sweep.inference import TokensError
 from cope_sweep.inference import probe as module
-from cope_sweep.inference.probe import ProbeError, matrix_count, probe, probe_layers
+from cope_sweep.inference.probe import matrix_count, probe, probe_layers
 from cope_sweep.kernels import attention_weights, observing, using, visible
 from cope_sweep.model import CheckpointError, transformer
 from cope_sweep.model.attention import self_attention

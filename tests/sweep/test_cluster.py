@@ -11,9 +11,9 @@ import ray
 from ray._private import worker
 
 from cope_sweep.config import Resources
+from cope_sweep.errors import ClusterError
 from cope_sweep.sweep import cluster
 from cope_sweep.sweep.cluster import Needs, connected, needs_of
-from cope_sweep.sweep.executor import ClusterError
 from tests.sweep.ports import free_port
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from cope_sweep.errors import ClusterError
 from cope_sweep.store import Store
 from cope_sweep.sweep import jobs
-from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.jobs import Cluster, JobOutcome, entrypoint, submit_job
 from tests.services.scripted_cluster import VERSION, ScriptedCluster, serving_jobs
 from tests.store.waiting import until

@@ -15,11 +15,11 @@ import pytest
 import ray
 
 from cope_sweep.config import Resources, Row, RunSpec
+from cope_sweep.errors import ClusterError
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Budget, Event, Store
 from cope_sweep.sweep import executor, ray_executor
-from cope_sweep.sweep.executor import ClusterError
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from tests.read.tables.ablations import plan_of
 from tests.store.waiting import TIMEOUT_S, until

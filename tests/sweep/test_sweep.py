@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from cope_sweep.config import Plan, Resources, RunSpec
+from cope_sweep.errors import ClusterError
 from cope_sweep.store import Budget, Event, LeaseHolder, Store, SweepRecord
 from cope_sweep.sweep import sweep as sweep_module
-from cope_sweep.sweep.executor import ClusterError, Workload
+from cope_sweep.sweep.executor import Workload
 from cope_sweep.sweep.sweep import SweepOutcome, stopping_on_signals, sweep
 from tests.read.tables.ablations import plan_of
 from tests.store.waiting import TIMEOUT_S

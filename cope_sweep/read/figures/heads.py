@@ -30,12 +30,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cope_sweep.config.ablation import Maps
 from cope_sweep.config.explain import suggest
+from cope_sweep.errors import ProbeError
 from cope_sweep.inference import Predictor, TokenIds, validate_token_ids
 from cope_sweep.inference.probe import (
     HeadStatistics,
     LayerProbe,
     Probe,
-    ProbeError,
     TokenMarks,
     head_statistics,
     mean_gates,

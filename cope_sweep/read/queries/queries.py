@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from cope_sweep.api import answers, questions
 from cope_sweep.config import Plan, SpecError
+from cope_sweep.config.ablation import RandomSearch
 from cope_sweep.errors import NotFinishedError, NotFoundError
 from cope_sweep.read.queries import runs
 from cope_sweep.read.queries.ablations import RESULTS, AblationFiles
@@ -37,7 +38,13 @@ class Queries:
     """
 
     def __init__(
-        self, store: Store, ablations: AblationFiles | None = None, *, reports: Path | None = None, links: bool = False
+        self,
+        store: Store,
+        ablations: AblationFiles | None = None,
+        *,
+        reports: Path | None = None,
+        links: bool = False,
+        most_rows: int | None = None,
     ) -> None:
         """Name a store and its ablation files.
 
@@ -46,11 +53,13 @@ class Queries:
             ablations: The ablation files; None: none.
             reports: A folder of reports, whose runs tables, figures and reports show; None: they show the store's.
             links: Whether files lead to other routes of a service.
+            most_rows: The most rows of which pictures are drawn; None: any number.
         """
         self._store = store
         self._files = ablations
         self._reports = reports
         self._links = links
+        self._most_rows = most_rows
         self._curves = KnownCurves()
 
     @property
@@ -278,9 +287,18 @@ class Queries:
         # Maps of a report can only be shown as they were drawn: it has no checkpoints.
         if file_format == "svg" and is_plain(question) and (picture := results.picture(question.figure)):
             return picture
+        plan = results.plan
+        rows = len(plan.rows)
+        if question.figure == "budget" and isinstance(search := plan.ablation.content.search, RandomSearch):
+            rows //= search.samples  # the draws of a row are one line
+        if self._most_rows is not None and rows > self._most_rows and file_format != "csv" and not question.row:
+            raise FigureError(
+                f"{plan.name} has {rows:,} rows, and pictures show at most {self._most_rows}; take the data as csv, or "
+                "draw some rows with `row`"
+            )
         made = draw_figure(results, question)
         if made.empty and file_format != "csv":
-            words = results.plan.ablation.words
+            words = plan.ablation.words
             raise FigureError(
                 f"nothing to draw: no run, or too few, of {words} are finished in {results.place}; train them with: "
                 f"cope-sweep run {words}"

@@ -324,9 +324,11 @@ def named_label(axis: str, label: str) -> str:
 
 
 def short_labels(plan: Plan, rows: Sequence[Row]) -> dict[str, str]:
-    """Name of a row → its labels of the axes in which these rows differ."""
+    """Name of a row → its labels of the axes in which these rows differ; its name, where another row has them too."""
     keys = varying_axes(plan, rows)
-    return {row.name: row_label(plan, row, keys) or row.name for row in rows}
+    labels = {row.name: row_label(plan, row, keys) for row in rows}
+    counts = Counter(labels.values())
+    return {name: label if label and counts[label] == 1 else name for name, label in labels.items()}
 
 
 def column_of(metric: Metric, *, primary: bool = False) -> Column:

@@ -11,7 +11,7 @@
     counters      the revision of the last change
 
 Runs are filtered and sorted by expressions on the JSON of parts, metrics and facts, see `filters`. A new database is
-made from these declarations; `migrations` brings one of an earlier version to them.
+made from these declarations; `migrations/` bring one of an earlier version to them.
 """
 
 from __future__ import annotations

@@ -44,6 +44,8 @@ from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.store import Store
 
+MAX_ROWS = 300
+"""Rows of an ablation whose figures are drawn: more make pictures that nobody can read, of hundreds of megabytes."""
 DESCRIPTION = """\
 Ablations, result tables, runs, checkpoints, perplexity and probes.
 
@@ -109,7 +111,7 @@ def guarded(app: ASGIApp, settings: Settings, *checks: Any, always: bool) -> ASG
 
 def _components(settings: Settings) -> Components:
     files = AblationFiles(settings.ablations, max_runs=settings.max_plan_runs, error_text=settings.shown)
-    queries = Queries(Store(settings.store, index=settings.index or None), files, links=True)
+    queries = Queries(Store(settings.store, index=settings.index or None), files, links=True, most_rows=MAX_ROWS)
     return Components(
         queries=queries,
         answers=Answers(queries),

@@ -18,7 +18,16 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from cope_sweep.config import SpecError
-from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
+from cope_sweep.errors import (
+    CheckpointError,
+    ClusterError,
+    NotFinishedError,
+    NotFiniteError,
+    NotFoundError,
+    ProbeError,
+    TokensError,
+    UserError,
+)
 from cope_sweep.store import QueryError, StoreError
 from cope_sweep.store.index import IndexUnavailable
 
@@ -83,9 +92,14 @@ def time_limit(limit_s: float) -> TimeLimitError:
 
 
 NOT_FOUND = "not_found"
-USER_ERRORS: dict[type, tuple[int, str]] = {
+USER_ERRORS: dict[type[UserError], tuple[int, str]] = {
     NotFoundError: (404, NOT_FOUND),
     NotFinishedError: (409, "conflict"),
+    ProbeError: (422, InvalidError.code),
+    TokensError: (422, "invalid_tokens"),
+    NotFiniteError: (409, "not_finite"),
+    CheckpointError: (409, DamagedCheckpointError.code),
+    ClusterError: (503, NoClusterError.code),
     SpecError: (409, "invalid_ablation"),
     QueryError: (422, InvalidError.code),
     IndexUnavailable: (503, NotReadyError.code),
@@ -93,22 +107,13 @@ USER_ERRORS: dict[type, tuple[int, str]] = {
     UserError: (500, "internal_error"),
 }
 """Status and code of the errors of `cope_sweep`; an error has those of its nearest class."""
-ERRORS_BY_NAME = {
-    "ProbeError": (422, InvalidError.code),
-    "TokensError": (422, "invalid_tokens"),
-    "NotFiniteError": (409, "not_finite"),
-    "CheckpointError": (409, DamagedCheckpointError.code),
-    "ClusterError": (503, NoClusterError.code),
-}
-"""The same for classes of modules that import torch or take long: not all that imports this module needs them."""
 
 
 def answer_to(error: ServiceError | UserError) -> tuple[int, str]:
     """Status and code of an error."""
     if isinstance(error, ServiceError):
         return error.status, error.code
-    found = (USER_ERRORS.get(cls) or ERRORS_BY_NAME.get(cls.__name__) for cls in type(error).__mro__)
-    return next(each for each in found if each)
+    return next(USER_ERRORS[cls] for cls in type(error).__mro__ if cls in USER_ERRORS)
 
 
 PROBLEM_JSON = "application/problem+json"

@@ -18,12 +18,12 @@ from cope_sweep.api.requests import (
     ProbeResponse,
     TriangularMatrix,
 )
+from cope_sweep.errors import ProbeError
 from cope_sweep.inference import Predictor, validate_token_ids
 from cope_sweep.inference.probe import (
     HeadStatistics,
     LayerProbe,
     Probe,
-    ProbeError,
     TokenMarks,
     head_statistics,
     matrix_count,

@@ -12,7 +12,8 @@ import pytest
 from matplotlib.image import imread
 
 from cope_sweep.config.ablation import Maps
-from cope_sweep.inference.probe import ProbeError, head_statistics, probe
+from cope_sweep.errors import ProbeError
+from cope_sweep.inference.probe import head_statistics, probe
 from cope_sweep.read.figures import FIGURES, FigureError
 from cope_sweep.read.figures import heads as figure
 from cope_sweep.read.figures.canvas import printable

@@ -191,6 +191,20 @@ def changed(client: httpx.Client, path: str, etag: str) -> httpx.Response:
     return response
 
 
+def test_pictures_of_too_many_rows_are_not_drawn(own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_evidence(evidence(read_results(own_sample.plan, own_sample.store)), own_sample.ablations / "results")
+    (own_sample.ablations / "results" / "tiny.summary.svg").write_text("<?xml kept")
+    monkeypatch.setattr("cope_services.http.app.MAX_ROWS", 1)
+    drawn = "/ablations/tiny/figures/summary"
+    with serving(own_sample.settings()) as client:
+        assert (
+            "rows, and pictures show at most 1; take the data as csv" in get(client, drawn, 409, format="svg")["detail"]
+        )
+        assert client.get(f"{API}{drawn}?format=csv").status_code == 200
+        assert client.get(f"{API}{drawn}?format=svg&row=CoPE").status_code == 200
+        assert client.get(f"{API}{drawn}?committed=true&format=svg").text == "<?xml kept", "it is drawn already"
+
+
 def test_results_that_are_kept_with_the_files_need_no_store(own_sample: SampleStore, tmp_path: Path) -> None:
     write_evidence(evidence(read_results(own_sample.plan, own_sample.store)), own_sample.ablations / "results")
     with serving(own_sample.settings(store=tmp_path / "empty")) as client:
