@@ -175,6 +175,14 @@ def test_a_closed_store_is_one_file(store, sqlite_uri):
     assert tracker(sqlite_uri).find({"key": "k"}).info.run_id == run.info.run_id
 
 
+def test_a_database_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tracking = tracker("sqlite:///own.db")
+    tracking.create("x", "y", tags={"key": "k"}, started_ms=1)
+    assert (tmp_path / "own.db-wal").exists()
+    tracking.close()
+
+
 def test_a_store_that_was_moved_goes_on_with_its_own_database(store, sqlite_uri):
     plan = plan_of()
     record = write_sweep(store, plan)
