@@ -132,7 +132,7 @@ def test_every_error_code() -> None:
         for code in re.findall(r"`(\w+)`", codes)
     }
     classes = {(cls.status, cls.code) for cls in errors.ServiceError.__subclasses__()}
-    assert classes | {*errors.USER_ERRORS.values(), *errors.ERRORS_BY_NAME.values()} <= listed
+    assert classes | {*errors.USER_ERRORS.values()} <= listed
 
 
 def test_every_example_uses_a_documented_path(client: httpx.Client) -> None:
