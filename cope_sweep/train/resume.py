@@ -4,8 +4,9 @@
     optimizer/<optimiser>/<index>/<name>        state tensors of each torch optimiser, by parameter index
     losses                                      losses that were not reported yet
 
-The metadata hold the step, the run id, notes of the caller (JSON), and state values that are not tensors. Files that
-were written before other optimisers than AdamW existed name its tensors `adam/<index>/<name>`; they can be loaded.
+The metadata hold the step, the run id, notes of the caller (JSON), state values that are not tensors, and a CRC-32 of
+all that: a disk may return other bytes than were written. Files that were written before other optimisers than AdamW
+existed name its tensors `adam/<index>/<name>`, and older files have no checksum; they can be loaded.
 
 The checkpoint of a finished model is another file, see `cope_sweep.model.checkpoint`.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,7 +52,16 @@ def write_state(path: Path, state: ResumeState) -> None:
     """Write a state to a file. Raises OSError."""
     if state.copied is not None:
         state.copied.synchronize()
-    save_file(state.tensors, path, metadata=state.metadata)
+    save_file(state.tensors, path, metadata=state.metadata | {"crc32": _checksum(state.tensors, state.metadata)})
+
+
+def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """A CRC-32 of metadata and tensors, whatever their order and device, as hexadecimal digits."""
+    crc = zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
+    for name, value in sorted(tensors.items()):
+        crc = zlib.crc32(name.encode(), crc)
+        crc = zlib.crc32(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), crc)
+    return f"{crc:08x}"
 
 
 def take_state(trainer: Trainer, notes: Mapping[str, Any], *, copy: bool = False) -> ResumeState:
@@ -96,6 +107,9 @@ def load_resume(path: Path, trainer: Trainer, *, run_id: str | None = None) -> d
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
+        checksum = metadata.pop("crc32", None)
+        if checksum not in (None, _checksum(tensors, metadata)):
+            raise CheckpointError(f"{path}: is damaged: its content does not have its checksum {checksum}")
         wanted = run_id or trainer.spec.run_id
         if metadata.get("run_id") != wanted:
             raise CheckpointError(f"{path}: is of run {metadata.get('run_id')}, not of run {wanted}")

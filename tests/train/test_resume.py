@@ -107,7 +107,7 @@ def test_files_of_the_first_format_can_be_loaded(tmp_path):
     trained.train_step()
     save_resume(tmp_path / "new", trained, {})
     with safe_open(tmp_path / "new", framework="pt") as file:
-        metadata = {name: value for name, value in file.metadata().items() if name != "optimizer_values"}
+        metadata = {name: value for name, value in file.metadata().items() if name not in ("optimizer_values", "crc32")}
     tensors = {name.replace("optimizer/0/", "adam/"): value for name, value in load_file(tmp_path / "new").items()}
     assert any(name.startswith("adam/") for name in tensors)
     save_file(tensors, tmp_path / "old", metadata=metadata)
@@ -141,8 +141,25 @@ def test_files_of_other_runs_and_damaged_files_are_refused(trained, tmp_path):
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     save_file(tensors, path, metadata=metadata)
+    with pytest.raises(CheckpointError, match="is damaged: its content does not have its checksum"):
+        load_resume(path, Trainer(trained.spec, Runtime()))
+    del metadata["crc32"]  # as in older files
+    save_file(tensors, path, metadata=metadata)
     with pytest.raises(CheckpointError, match="does not fit run"):
         load_resume(path, Trainer(trained.spec, Runtime()))
+
+
+def test_one_flipped_bit_is_found_wherever_it_is(trained, tmp_path):
+    path = tmp_path / "resume"
+    save_resume(path, trained, {"note": 1})
+    content = path.read_bytes()
+    header = int.from_bytes(content[:8], "little")
+    for offset in (content.index(b'"step"') + 8, 8 + header, 8 + header + (len(content) - header) // 2, len(content) - 1):
+        path.write_bytes(content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :])
+        with pytest.raises(CheckpointError):
+            load_resume(path, Trainer(trained.spec, Runtime()))
+    path.write_bytes(content)
+    assert load_resume(path, Trainer(trained.spec, Runtime())) == {"note": 1}
 
 
 @pytest.fixture
