@@ -1,7 +1,7 @@
 """YAML files, parsed to plain data together with the line of every key, so that errors can name it.
 
 Scalars follow the core schema of YAML 1.2: `1e-3` is a number and `on` is text; `_` may stand between digits. Duplicate
-keys are errors. Only values that JSON can express are accepted. PyYAML's parser in C gives the events.
+keys are errors. Only values that JSON can express are accepted. PyYAML's parser in C gives the nodes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
@@ -41,7 +41,6 @@ MAX_DIGITS = 100
 OPTION = "--set "
 """The beginning of a place that is a command-line option."""
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CONSTANTS: dict[str, bool | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -195,69 +194,34 @@ def parse_source(text: str, name: str) -> Source:
     if len(text) > MAX_CHARACTERS:
         raise SpecError(f"{name}: {len(text):,} characters; a declaration has at most {MAX_CHARACTERS:,}")
     root = _parsed(text, name)
-    if root is None or root.kind != "mapping":
+    if not isinstance(root, yaml.MappingNode):
         raise SpecError(f"{name}: expected a mapping of keys, as in ablations/quickstart.yaml")
     return Source(name, _Reader(name).value(root, (), name))
 
 
-@dataclass(eq=False, slots=True)
-class _Node:
-    """A value of a YAML text. Aliases are the node of their anchor."""
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Gives a tag only to the nodes that the text gives one: `_scalar` decides what a plain scalar is."""
 
-    kind: Literal["scalar", "sequence", "mapping"]
-    line: int
-    tag: str | None
-    text: str = ""
-    is_plain: bool = False
-    """Whether a scalar is written without quotes, so that it may be a number, true, false or null."""
-    items: list[_Node] = field(default_factory=list)
-    """Items of a sequence; keys and values of a mapping, in turn."""
+    def resolve(self, kind: type[Any], value: Any, implicit: Any) -> None:
+        """No tag."""
 
 
-def _parsed(text: str, name: str) -> _Node | None:
-    """The node of a text; None: it is empty. Stops at a text that is too deep or too large. Raises SpecError."""
-    anchors: dict[str, _Node] = {}
-    open_nodes = [_Node("sequence", 0, None)]
-
-    def error(message: object, line: int | None) -> SpecError:
-        return SpecError(f"{name}{'' if line is None else f':{line}'}: not valid YAML: {message}")
-
+def _parsed(text: str, name: str) -> yaml.Node | None:
+    """The node of a text; None: it is empty. An alias is the node of its anchor. Raises SpecError."""
     try:
-        for number, event in enumerate(yaml.parse(text, Loader=_LOADER)):
-            line = event.start_mark.line + 1
-            if number > MAX_VALUES or len(open_nodes) > MAX_DEPTH + 1:
-                raise error(TOO_LARGE, line)
-            if isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
-                open_nodes.pop()
-            if isinstance(event, yaml.AliasEvent):
-                if event.anchor not in anchors:
-                    raise error(f"found undefined alias {event.anchor!r}", line)
-                open_nodes[-1].items.append(anchors[event.anchor])
-            if not isinstance(event, yaml.NodeEvent) or isinstance(event, yaml.AliasEvent):
-                continue
-            if isinstance(event, yaml.ScalarEvent):
-                node = _Node("scalar", line, event.tag, event.value, event.implicit[0])
-            else:
-                node = _Node("mapping" if isinstance(event, yaml.MappingStartEvent) else "sequence", line, event.tag)
-            open_nodes[-1].items.append(node)
-            if event.anchor:
-                anchors[event.anchor] = node
-            if node.kind != "scalar":
-                open_nodes.append(node)
+        return yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
-        text = str(problem.problem or problem.context)
-        # libyaml 0.2.6 (PyYAML 6.0.4) has a limit of its own, which is met first where it looks far ahead.
-        text = TOO_LARGE if "nesting depth" in text else text
-        raise error(text, mark.line + 1 if mark else None) from problem
+        place = f"{name}:{mark.line + 1}" if mark else name
+        # libyaml has a limit of its own.
+        message = TOO_LARGE if "nesting depth" in str(problem.problem) else problem.problem or problem.context
+        raise SpecError(f"{place}: not valid YAML: {message}") from problem
+    except RecursionError as problem:
+        raise SpecError(f"{name}: not valid YAML: {TOO_LARGE}") from problem
     except UnicodeEncodeError as problem:  # of a command line that is no UTF-8, or of JSON
-        raise error("no Unicode text: it has half of a surrogate pair", None) from problem
+        raise SpecError(f"{name}: not valid YAML: no Unicode text: it has half of a surrogate pair") from problem
     except yaml.YAMLError as problem:
-        raise error(str(problem).partition("\n")[0], None) from problem
-    documents = open_nodes[0].items
-    if len(documents) > 1:
-        raise error("more than one document", documents[1].line)
-    return documents[0] if documents else None
+        raise SpecError(f"{name}: not valid YAML: {str(problem).partition(chr(10))[0]}") from problem
 
 
 def source_of(data: Json, name: str) -> Source:
@@ -295,7 +259,7 @@ class _Reader:
         self.values = 0
         """How many were read, each as often as aliases repeat it."""
 
-    def value(self, node: _Node, path: KeyPath, place: str) -> Json:
+    def value(self, node: yaml.Node, path: KeyPath, place: str) -> Json:
         """The value of a node, whose key or item is at `place`. Raises SpecError."""
         self.values += 1
         if len(path) > MAX_DEPTH or self.values > MAX_VALUES:
@@ -303,14 +267,14 @@ class _Reader:
             raise _error(place, path[:3], message)
         if node.tag is not None:
             raise _error(place, path, f"the YAML tag {node.tag} is not supported; remove it")
-        if node.kind == "sequence":
-            places = {index: f"{self.name}:{item.line}" for index, item in enumerate(node.items)}
-            items = (self.value(item, (*path, index), places[index]) for index, item in enumerate(node.items))
+        if isinstance(node, yaml.SequenceNode):
+            places = {index: f"{self.name}:{_line(item)}" for index, item in enumerate(node.value)}
+            items = (self.value(item, (*path, index), places[index]) for index, item in enumerate(node.value))
             return FileList(items, places)
-        if node.kind == "mapping":
+        if isinstance(node, yaml.MappingNode):
             result = FileMapping()
-            for key_node, value in zip(node.items[::2], node.items[1::2], strict=True):
-                at = f"{self.name}:{key_node.line}"
+            for key_node, value in node.value:
+                at = f"{self.name}:{_line(key_node)}"
                 key = _key(key_node, path, at)
                 if key in result:
                     raise SpecError(f"{at}: not valid YAML: the key {key!r} is here twice")
@@ -319,19 +283,25 @@ class _Reader:
         return _scalar(node, path, place)
 
 
-def _key(node: _Node, path: KeyPath, place: str) -> str:
-    key = _scalar(node, path, place) if node.kind == "scalar" else None
-    if key == "<<" and node.is_plain:
+def _line(node: yaml.Node) -> int:
+    line: int = node.start_mark.line
+    return line + 1
+
+
+def _key(node: yaml.Node, path: KeyPath, place: str) -> str:
+    is_scalar = isinstance(node, yaml.ScalarNode)
+    key = _scalar(node, path, place) if is_scalar else None
+    if key == "<<" and not node.style:
         raise SpecError(f"{place}: merge keys (<<) are not supported; write the keys, or `inherit`")
     if not isinstance(key, str) or node.tag is not None:
-        raise _error(place, path, f"key {node.text or f'a {node.kind}'} is not text; quote it")
+        raise _error(place, path, f"key {node.value if is_scalar else f'a {node.id}'} is not text; quote it")
     return key
 
 
-def _scalar(node: _Node, path: KeyPath, place: str) -> Json:
+def _scalar(node: yaml.Node, path: KeyPath, place: str) -> Json:
     """The value of a scalar by the core schema. Raises SpecError for a number that JSON does not have, or a date."""
-    text = node.text
-    if not node.is_plain:
+    text: str = node.value
+    if node.style:  # it is quoted, or a block
         return text
     if text in _CONSTANTS:
         return _CONSTANTS[text]

@@ -60,7 +60,7 @@ def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str
     crc = zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
     for name, value in sorted(tensors.items()):
         crc = zlib.crc32(name.encode(), crc)
-        crc = zlib.crc32(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), crc)
+        crc = zlib.crc32(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, crc)
     return f"{crc:08x}"
 
 

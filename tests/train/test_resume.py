@@ -154,7 +154,12 @@ def test_one_flipped_bit_is_found_wherever_it_is(trained, tmp_path):
     save_resume(path, trained, {"note": 1})
     content = path.read_bytes()
     header = int.from_bytes(content[:8], "little")
-    for offset in (content.index(b'"step"') + 8, 8 + header, 8 + header + (len(content) - header) // 2, len(content) - 1):
+    for offset in (
+        content.index(b'"step"') + 8,
+        8 + header,
+        8 + header + (len(content) - header) // 2,
+        len(content) - 1,
+    ):
         path.write_bytes(content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :])
         with pytest.raises(CheckpointError):
             load_resume(path, Trainer(trained.spec, Runtime()))
