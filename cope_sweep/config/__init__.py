@@ -1,4 +1,4 @@
-"""What is trained: runs and their ids, ablation files, and plans: the runs of a file with their estimated cost.
+"""Runs and their ids, ablation files, and plans: the runs of a file with their estimated cost.
 
 This package reads neither the store nor the clock. Its modules import each other, not the package.
 """

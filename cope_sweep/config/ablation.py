@@ -150,7 +150,7 @@ SearchSeed = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class ScheduleSpec(Kind):
-    """When a sweep stops a run early."""
+    """A rule by which a sweep stops runs early."""
 
     BARE: ClassVar[bool] = True
 
@@ -181,7 +181,7 @@ class EarlyStopping(ScheduleSpec):
 
     @property
     def rule(self) -> str:
-        """What ended a run, where all settings are filled in: `ASHA (in_dist/loss, grace 3 steps)`."""
+        """The rule in words, where all settings are filled in: `ASHA (in_dist/loss, grace 3 steps)`."""
         return f"{self.NAME or self.kind} ({self.metric}, grace {self.grace} steps)"
 
 
@@ -211,7 +211,7 @@ AnyScheduler = Annotated[ScheduleSpec, SCHEDULERS]
 
 
 class SearchSpec(Kind):
-    """Which points of the grid and the search space become runs."""
+    """The choice of points of the grid and of the search space that become runs."""
 
     BARE: ClassVar[bool] = True
 

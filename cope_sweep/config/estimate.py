@@ -254,7 +254,7 @@ def total_seconds(runs: Iterable[tuple[Estimate, int]]) -> float:
     `runs` are pairs of an estimate and how many runs of that kind are trained in parallel.
     """
     ends: list[tuple[float, float]] = []
-    """When runs in training end, and the part of the machine that they take."""
+    """The times at which runs in training end, and the part of the machine that they take."""
     now_s, latest_s, used = 0.0, 0.0, 0.0
     for estimate, parallel in runs:
         share = 1 / max(1, parallel)

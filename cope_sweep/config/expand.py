@@ -30,7 +30,7 @@ from cope_sweep.config.source import KeyPath, SpecError, dotted, set_key
 from cope_sweep.tasks import VALIDATION
 
 POINTS_PER_RUN = 4
-"""Where the number of runs is limited, so many points may be excluded for each run that is left."""
+"""Points that may be excluded for each run that is left, where the number of runs is limited."""
 PARTS: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(field.rebuild_annotation()) for name, field in RunSpec.model_fields.items() if name != "seed"
 }
@@ -66,9 +66,9 @@ class Plan:
     ablation: LoadedAblation
     rows: tuple[Row, ...]
     schedule: EarlyStopping | None = None
-    """When runs are stopped early, with every setting filled in; None: never."""
+    """The rule that stops runs early, with every setting filled in; None: no run is."""
     search: Optuna | None = None
-    """How further rows are suggested, with every setting filled in; None: the plan has all its rows."""
+    """The search that suggests further rows, with every setting filled in; None: the plan has all its rows."""
     examples: tuple[Row, ...] = ()
     """Rows at the ends of the search space, if further rows are suggested: what those may cost."""
 
@@ -87,7 +87,7 @@ class Plan:
 
     @property
     def open_samples(self) -> int:
-        """How many rows the search has still to suggest."""
+        """The number of rows that the search has still to suggest."""
         return max(0, self.search.samples - len(self.rows)) if self.search else 0
 
     @property

@@ -133,7 +133,7 @@ Variants = Annotated[dict[VariantName, dict[str, dict[str, JsonValue]]], BeforeV
 
 
 class EvaluateSpec(Frozen):
-    """When the test sets are evaluated, and on how many of their sequences."""
+    """The steps at which the test sets are evaluated, and the number of their sequences."""
 
     every: Positive = Field(default=100, description="Evaluate every so many steps, and after the last step.")
     sequences: Positive = Field(default=256, description="Sequences of each test set in an evaluation.")

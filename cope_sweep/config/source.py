@@ -113,7 +113,7 @@ class Source:
     """The files that it inherits from, nearest first."""
 
     def location(self, path: KeyPath) -> str:
-        """Where the deepest known part of `path` was written: `file:line`, or a command-line option.
+        """The place where the deepest known part of `path` was written: `file:line`, or a command-line option.
 
         Of an error about several keys, `--set` options of some of them are the place: without them the file is valid.
         """
@@ -257,7 +257,7 @@ class _Reader:
     def __init__(self, name: str) -> None:
         self.name = name
         self.values = 0
-        """How many were read, each as often as aliases repeat it."""
+        """The number of values that were read, each as often as aliases repeat it."""
 
     def value(self, node: yaml.Node, path: KeyPath, place: str) -> Json:
         """The value of a node, whose key or item is at `place`. Raises SpecError."""

@@ -72,7 +72,7 @@ class RunFolder:
     attempt: int | None = None
     """The attempt that writes; None: only for reading."""
     objects: ObjectFolder | None = None
-    """Where the files are, if the store is in an object store. `path` is then a folder of this machine in which an
+    """The place of the files, if the store is in an object store. `path` is then a folder of this machine in which an
     attempt works, and from which its files are copied."""
 
     _published_s: dict[str, float] = field(default_factory=dict, repr=False, compare=False)

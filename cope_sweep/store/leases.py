@@ -15,12 +15,12 @@ from cope_sweep.store.reading import read_run
 from cope_sweep.store.store import Store
 
 LEASE_S = 30.0
-"""How long a lease holds after its owner was last heard of."""
+"""The time for which a lease holds after its owner was last heard of."""
 RENEWAL_S = 2.0
 """Time between two renewals, which also tell how far a run is, and learn of requests to stop."""
 WAIT_NOTE_S = 3.0
 STOP_WAIT_S = 15.0
-"""How long a sweep that was stopped waits for a database that does not answer."""
+"""The time for which a sweep that was stopped waits for a database that does not answer."""
 
 T = TypeVar("T")
 

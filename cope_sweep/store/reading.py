@@ -158,7 +158,7 @@ def _last_step(folder: RunFolder, curve: Sequence[Mapping[str, float]]) -> int:
 
 
 def _ended_ms(folder: RunFolder, state: Mapping[str, Any]) -> int | None:
-    """When an unfinished attempt ended: by its last state, or, where it died, its last logged row."""
+    """The time at which an unfinished attempt ended: of its last state, or, where it died, of its last logged row."""
     updated_ms = state.get("updated_ms")
     if state.get("status") != "running":
         return updated_ms

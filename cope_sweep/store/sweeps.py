@@ -1,4 +1,4 @@
-"""What the store keeps of a sweep.
+"""The records of sweeps and submissions in a store.
 
 Its record: what it executed, on which code and machine, and its final table. Of a sweep that a job executes, also its
 submission, the ablation and the options: a job on any node finds it in the store by the id of its sweep.

@@ -41,7 +41,7 @@ from cope_sweep.sweep.executor import (
 )
 
 INDEX_TIMEOUT_S = 60.0
-"""For an `IndexActor` to answer. It takes a millisecond, and seconds while its process starts."""
+"""Time limit for an `IndexActor` to answer. It takes a millisecond, and seconds while its process starts."""
 STATE_TIMEOUT_S = 10
 HEAD_TIMEOUT_S = 10.0
 """The cluster's head is taken for lost after it has accepted no connections for this time."""
@@ -107,7 +107,7 @@ class Needs:
         return self.workers * self.gpus, self.workers * self.cpus
 
     def workers_on(self, resources: Mapping[str, float]) -> int:
-        """How many workers such resources hold. Several may share a GPU; no worker has parts of several."""
+        """The number of workers that such resources hold. Several may share a GPU; no worker has parts of several."""
         fits = resources.get("CPU", 0) // self.cpus
         if self.gpus:
             gpus = resources.get("GPU", 0)

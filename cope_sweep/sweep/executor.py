@@ -32,14 +32,14 @@ INTERRUPT_TIMEOUT_S = 15.0
 FOREIGN_POLL_INTERVAL_S = 1.0
 """Time between two looks at the runs that other sweeps train."""
 CONNECT_TIMEOUT_S = 30.0
-"""For a cluster to accept a process or a request."""
+"""Time limit for a cluster to accept a process or a request."""
 PORT_TIMEOUT_S = 3.0
-"""For a port to accept a connection."""
+"""Time limit for a port to accept a connection."""
 MAX_MESSAGE_CHARACTERS = 500
 ENDED: tuple[Status, ...] = ("finished", "failed", "stopped")
 """The statuses of runs with which a sweep has no more to do. An interrupted or a damaged run goes on."""
 STEPS_ARE_FRESH_S = 10.0
-"""How long the numbers of steps that occur in the store are remembered."""
+"""The time for which the numbers of steps that occur in the store are kept."""
 
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Workload:
     """The runs of a sweep for an executor, and how both talk to each other."""
 
     runs: Sequence[RunSpec]
-    """In order. Those that are finished are left out."""
+    """The runs in order. Those that are finished are left out."""
     store: Store
     resources: Resources
     """Groups, workers and devices of the runs that have no `own_resources`."""
@@ -71,7 +71,7 @@ class Workload:
     plugins: Sequence[str] = ()
     """Modules that have to be imported before a run can be trained."""
     schedule: EarlyStopping | None = None
-    """Which runs are ended early, where several are trained at a time; every setting is filled in."""
+    """The rule that ends runs early, where several are trained at a time; every setting is filled in."""
     max_failed_runs: int | None = None
     """After this number of failed runs no more are started, and those in training end."""
     suggestions: Suggestions | None = None
@@ -133,7 +133,7 @@ def final_event(run: RunSpec, store: Store) -> Event:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a process came to an end with a run."""
+    """The end of a run in a process."""
 
     event: Event
     """The run's last event."""

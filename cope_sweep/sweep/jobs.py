@@ -46,19 +46,19 @@ POLL_INTERVAL_S = 0.5
 LOG_CHARACTERS_PER_S = 1e6
 """Each answer has the whole log, so a long one is asked for less often."""
 AGENT_TIMEOUT_S = 60.0
-"""For a cluster that has just been started to become able to run jobs. It takes 2 to 10 s on an idle machine."""
+"""Time limit for a cluster that was just started to become able to run jobs. It takes 2 to 10 s on an idle machine."""
 STOP_TIMEOUT_S = 180
-"""For a stopped job to end by itself, after which Ray kills it. It writes checkpoints (15 s at most), ends its worker
-groups (60 s at most), and records the sweep; all of it takes 3 s on an idle machine."""
+"""Time limit for a stopped job to end by itself, after which Ray kills it. It writes checkpoints (15 s at most), ends
+its worker groups (60 s at most), and records the sweep; all of it takes 3 s on an idle machine."""
 KILL_TIMEOUT_S = 30.0
-"""For Ray to kill a job after `STOP_TIMEOUT_S` and to record its status."""
+"""Time limit for Ray to kill a job after `STOP_TIMEOUT_S` and to record its status."""
 ANSWER_TIMEOUT_S = 60.0
 """A dashboard is taken for lost after it has failed to answer for this long."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where and how jobs are started."""
+    """The cluster on which jobs are started, and their environment."""
 
     address: str
     """Address of the dashboard."""
@@ -77,7 +77,7 @@ def package_cluster(address: str, environment: Mapping[str, str]) -> Cluster:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job ended."""
+    """The end of a job."""
 
     job_id: str
     status: str
@@ -228,7 +228,7 @@ def _submit(client: JobSubmissionClient, arguments: Sequence[str], cluster: Clus
 
 
 def job_outcome(address: str, job_id: str) -> JobOutcome | None:
-    """How a job has ended; its status is PENDING or RUNNING while it has not. None: the cluster knows no such job.
+    """The end of a job; its status is PENDING or RUNNING while it has not ended. None: the cluster knows no such job.
 
     Raises ClusterError: the dashboard does not answer, or refuses the token.
     """
@@ -421,7 +421,7 @@ def start_submission(
 
 @contextlib.contextmanager
 def failing(store: Store, sweep_id: str) -> Iterator[None]:
-    """Where the block raises before the sweep has begun, record the sweep as failed, with the reason."""
+    """Record the sweep as failed, with the reason, where the block raises before the sweep has begun."""
     try:
         yield
     except BaseException as error:

@@ -52,13 +52,13 @@ from cope_sweep.sweep.executor import (
 LOOK_INTERVAL_S = 1.0
 """Time between two looks at the progress of runs, and at the cluster."""
 NEWS_WAIT_S = 0.1
-"""How long this process waits for news of trials before it looks at `stop` again."""
+"""The time for which this process waits for news of trials before it looks at `stop` again."""
 MAX_IDLE_DEATHS = 2
 """A node is left out when this many processes in a row died there before they trained anything."""
 PENDING_TRIALS = 16
 """On a small cluster that may grow, the trials that wait for a place."""
 TUNE_TIMEOUT_S = 60.0
-"""For Tune to end its trials after the sweep. It takes 1 s, or as long as the start of a process."""
+"""Time limit for Tune to end its trials after the sweep. It takes 1 s, or as long as the start of a process."""
 
 
 def run_on_ray(work: Workload, *, address: str | None = None) -> None:
@@ -124,9 +124,9 @@ class _Run:
     kind: Resources
     """Its resources: runs of one kind use the same processes."""
     deaths: int = 0
-    """How often its process died."""
+    """The number of times that its process died."""
     errors: int = 0
-    """How often one of its ranks, of several, ended with an error."""
+    """The number of times that one of its ranks, of several, ended with an error."""
     begun: bool = False
     """Whether the process of its trial was heard of."""
     node: str = ""
@@ -164,7 +164,7 @@ class RaySweep:
         self.work, self.scratch, self.may_grow = work, scratch, may_grow
         self.store, self.sweep_id, self.suggestions = work.store, work.sweep_id, work.suggestions
         self.leases = LeaseHolder(self.store, self.sweep_id, stop=work.stop)
-        """For runs whose end this process records."""
+        """The leases of the runs whose end this process records."""
         self.waiting: dict[Resources, deque[_Run]] = {}
         """Kind → its runs without a trial, in order."""
         self.trials: dict[str, _Run] = {}
@@ -175,7 +175,7 @@ class RaySweep:
         """Runs that other sweeps train, and those that the scheduler has stopped: their end is in the index."""
         self.failed: set[str] = set()
         self.lock = threading.RLock()
-        """For what is above, which Tune's thread uses, too."""
+        """Guards the attributes above, which Tune's thread uses, too."""
         self.any_ended = False
         self.nodes: dict[str, Node] = {}
         self.refused: dict[Resources, str] = {}
@@ -276,7 +276,7 @@ class RaySweep:
         return self.waiting[kinds[0]].popleft() if kinds else None
 
     def _room(self, kind: Resources) -> int:
-        """How many runs of a kind the cluster holds, if nothing else uses it; at least one."""
+        """The number of runs of a kind that the cluster holds, if nothing else uses it; at least one."""
         needs = needs_of(kind, self.nodes)
         return max(1, sum(needs.workers_on(node.resources) for node in self._usable()) // needs.workers)
 
@@ -385,7 +385,7 @@ class RaySweep:
         self.tune.start()
 
     def _pending_limit(self) -> int:
-        """How many trials may wait for a place or start at the same time.
+        """The number of trials that may wait for a place or start at the same time.
 
         An autoscaler sees them. Each makes a placement group, and removes it where the process of another trial comes
         free first; and a search should suggest no run long before it starts.

@@ -32,7 +32,7 @@ from cope_sweep.store.index.claims import ClaimedRow, append_row, claim_row
 from cope_sweep.sweep.executor import ENDED, final_event
 
 MAX_ASKS = 100
-"""How often the sampler is asked for a row that is new. After that, a small space counts as exhausted."""
+"""The number of times that the sampler is asked for a new row. After that, a small space counts as exhausted."""
 
 WRITE_SHARE = 0.1
 """Largest share of the time that goes into writing the record, which holds all rows."""
@@ -88,7 +88,7 @@ class RowSearch:
             else:
                 again.append(row)
         self.open = plan.open_samples
-        """How many rows may still be new."""
+        """The number of rows that may still be new."""
         self._again: set[str] = set()
         """Rows of earlier and of other searches that are still to be suggested here. Optuna has them in its queue."""
         self.distributions = {dimension.name: _distribution(dimension) for dimension in self.dimensions}
@@ -105,7 +105,7 @@ class RowSearch:
 
     @property
     def left(self) -> int:
-        """How many runs are still to be suggested."""
+        """The number of runs that are still to be suggested."""
         return len(self._again) + self.open
 
     def next_row(self) -> Row | None:
@@ -279,7 +279,7 @@ class Suggestions:
         """All suggested runs, including those that have ended before."""
         self._plan, self._rows = plan, list(plan.rows)
         self._budget = len(plan.rows) + plan.open_samples if max_runs is None else max_runs
-        """How many runs may still be trained."""
+        """The number of runs that may still be trained."""
         self.own_resources = dict(plan.own_resources)
         """Run id → resources, of the runs that have their own. It grows with every such row."""
         self._recorded = {run.run_id for run in record.runs}
@@ -315,13 +315,13 @@ class Suggestions:
 
     @property
     def missing(self) -> int:
-        """How many rows the search has still to suggest, in this sweep or a later one."""
+        """The number of rows that the search has still to suggest, in this sweep or a later one."""
         with self._lock:
             return self._search.left
 
     @property
     def left(self) -> int:
-        """How many runs are still to be trained in this sweep, besides those that `next_run` has returned."""
+        """The number of runs still to be trained in this sweep, besides those that `next_run` has returned."""
         with self._lock:
             return min(self._search.left, self._budget) + (self._buffered is not None)
 

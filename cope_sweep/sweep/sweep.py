@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cope_sweep.tracking.beside import MlflowMirror
 
 INDEX_TIMEOUT_S = 120.0
-"""For the index to answer at the end of the sweep."""
+"""Time limit for the index to answer at the end of the sweep."""
 STOP_POLL_INTERVAL_S = 2.0
 """Time between two looks for a request to stop from another machine."""
 STOP_PREFIX = "stopped: "
@@ -40,7 +40,7 @@ STOP_NOTE = f"{STOP_PREFIX}a stop was requested"
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """How a sweep ended."""
+    """The end of a sweep."""
 
     sweep_id: str | None
     """None if there was nothing to train."""
@@ -272,7 +272,7 @@ class _Work:
         self.todo, self.record = self.suggestions.runs, self.suggestions.record
 
     def outcome(self, store: Store, seconds: float, notes: list[str], budget: Budget) -> SweepOutcome:
-        """How the sweep has ended. The search suggests no more."""
+        """The end of the sweep. The search suggests no more."""
         missing = 0
         if self.suggestions is not None:
             self.record, self.plan = self.suggestions.close(), self.suggestions.plan
@@ -307,7 +307,7 @@ class _Work:
         return list(self.statuses.values()).count(status) if status in self.skipped else 0
 
     def _used_up(self, budget: Budget, failed: int) -> str | None:
-        """Which budget of runs is used up, where some are left; None: neither."""
+        """The budget of runs that is used up, in words, where some are left; None: neither."""
         if budget.max_failures is not None and failed >= budget.max_failures:
             return f"the budget of {budget.max_failures} failed run{'s' * (budget.max_failures != 1)} is used up"
         if budget.max_runs is None:

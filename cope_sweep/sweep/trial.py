@@ -49,7 +49,7 @@ NODE_LABEL = "ray.io/node-id"
 TRIAL_BYTES = 200_000_000
 """Memory of the process of a trial whose workers Train starts. Asking for it spreads such trials over the nodes."""
 STORE_VISIBLE_TIMEOUT_S = 5.0
-"""How long a shared disk may take to show a file to another node."""
+"""The time that a shared disk may take to show a file to another node."""
 WATCHDOG_INTERVAL_S = 1.0
 """Time between two starts of the watchdog's timer."""
 

@@ -37,11 +37,11 @@ MAX_SYNC_INTERVAL_S = 30.0
 FINAL_TRIES = 5
 """Number of tries of the last sync, 1 s apart, that may send nothing: the user waits for it."""
 PATIENCE_S = 120.0
-"""How long a sweep waits for its mirror without progress."""
+"""The time for which a sweep waits for its mirror without progress."""
 STOP_S = 30.0
 """Time that a mirror has to end after it was asked to stop."""
 WORKERS_END_S = 10.0
-"""How long the workers of a sweep go on after its process died."""
+"""The time for which the workers of a sweep go on after its process died."""
 REPORT_INTERVAL_S = 0.5
 """Between two looks at how much is left."""
 

@@ -47,7 +47,7 @@ MAX_CHARACTERS = {"tag": 8000, "param": 6000, "note": 20000}
 NOT_IN_MODEL_NAMES = str.maketrans(dict.fromkeys("/:.%\"'", "-"))
 """Characters that MLflow does not allow in the name of a model."""
 EXPERIMENTS_S = 10.0
-"""How long a list of the experiments is used before it is read again."""
+"""The time for which a list of the experiments is used before it is read again."""
 MAX_EXPERIMENTS = 50_000
 """The longest list that MLflow gives at once."""
 ACCESS_REFUSED = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED")
@@ -55,7 +55,7 @@ ACCESS_REFUSED = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED
 REQUEST_TIMEOUT_S = 20
 UPLOAD_TIMEOUT_S = 300
 CHECK_REQUEST_S = 3
-"""How long a server may take to answer before a sweep starts. MLflow's client takes whole seconds."""
+"""The time that a server may take to answer before a sweep starts. MLflow's client takes whole seconds."""
 LOADER = "cope_sweep.inference"
 """The module whose `_load_pyfunc` MLflow calls."""
 PREDICT = "log_probabilities"

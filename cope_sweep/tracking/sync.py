@@ -37,7 +37,7 @@ MAX_FAILURES = 2
 NOTE_INTERVAL_S = 0.25
 """Between two notes in the index of what was sent."""
 LOCK_S = 30.0
-"""How long the lock holds after its owner was last heard of."""
+"""The time for which the lock holds after its owner was last heard of."""
 RETRY_INTERVAL_S = 1.0
 
 OnSending = Callable[[int, int], None]
@@ -192,7 +192,7 @@ class Sync:
     def _items(
         self, sender: Sender, mirrored: Mirrored, backlog: Backlog, begun: set[str]
     ) -> list[tuple[str, bool, Callable[[str], str | None]]]:
-        """What to send, in order: id, whether it counts as a part of the backlog, and the call that sends it."""
+        """The items to send, in order: id, whether it counts as a part of the backlog, and the call that sends it."""
         first = set(sweep_rows(self.store.index, self._first_sweep)) if self._first_sweep and backlog.runs else set()
         ended = sorted(backlog.runs, key=lambda run_id: run_id not in first)
         running_run = functools.partial(sender.send_run, running=True)

@@ -20,7 +20,7 @@ from cope_sweep.store.store import Store
 
 ACCEPTED = "sqlite:///PATH, or http://HOST:PORT or https://HOST of an MLflow server"
 CHECK_CONNECTION_S = 2
-"""How long a server may take to accept a connection before a sweep starts."""
+"""The time that a server may take to accept a connection before a sweep starts."""
 
 
 class TrackingError(UserError):

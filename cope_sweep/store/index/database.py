@@ -31,7 +31,7 @@ from cope_sweep.store.index.tables import counters, metadata
 HEAD = "0003"
 """The newest migration. A database at this version, or an empty one, needs no alembic, whose import takes 0.2 s."""
 BUSY_TIMEOUT_S = 60
-"""How long a SQLite writer waits for another one."""
+"""The time for which a SQLite writer waits for another one."""
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse", "9p", "afs")
 WRITE_LOCK = 0x636F7065
 """The number of PostgreSQL's advisory lock that a writing transaction holds."""

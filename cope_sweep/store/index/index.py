@@ -31,7 +31,7 @@ from cope_sweep.store.index.tables import SECTIONS, counters, locks, parts, runs
 FETCHED_ROWS = 10_000
 """Rows that a query takes from the database at a time."""
 STOP_REQUEST_S = 30 * 86400.0
-"""How long a request to stop is kept that nobody has taken notice of."""
+"""The time for which a request to stop is kept that nobody has taken notice of."""
 
 
 class Index:
@@ -307,7 +307,7 @@ class Index:
     # -- names that one owner of several holds -------------------------------------------------------------------
 
     def claim(self, name: str, owner: str, ttl_s: float) -> str:
-        """Who has a name from now on: `owner`, or another, whose claim has not expired and whose process may be alive.
+        """Claim a name, and return who has it: `owner`, or another, whose claim has not expired and who may be alive.
 
         Of several owners at once, one succeeds. An owner's own claim is prolonged.
         """
@@ -321,7 +321,7 @@ class Index:
             return owner
 
     def claimed(self, name: str) -> str | None:
-        """Who has a name; None for nobody."""
+        """The owner of a name; None: nobody has it."""
         with self.database.reading() as connection:
             query = select(locks.c.owner).where(locks.c.name == name, locks.c.expires_s > self.database.now_s())
             return connection.execute(query).scalar()

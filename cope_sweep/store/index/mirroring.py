@@ -100,14 +100,14 @@ class Mirrored:
         return found
 
     def last_ms(self, sweep_id: str) -> int | None:
-        """When a run of a sweep has last changed, in milliseconds since 1970."""
+        """The time of the last change of a run of a sweep, in milliseconds since 1970."""
         last = func.max(func.coalesce(runs.c.ended_ms, runs.c.updated_ms))
         query = select(last).join(sweep_runs, sweep_runs.c.run_id == runs.c.run_id)
         with self._database.reading() as connection:
             return connection.execute(query.where(sweep_runs.c.sweep_id == sweep_id)).scalar()
 
     def finished_ms(self, sweep_id: str) -> list[int]:
-        """When the runs were finished that a sweep trained itself, in order; milliseconds since 1970."""
+        """The times at which the runs were finished that a sweep trained itself, in order; milliseconds since 1970."""
         query = (
             select(runs.c.ended_ms)
             .join(sweep_runs, sweep_runs.c.run_id == runs.c.run_id)

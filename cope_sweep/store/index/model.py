@@ -85,7 +85,7 @@ Two runs never have the same, and it stays valid while other runs arrive or vani
 
 @dataclass(frozen=True)
 class RunQuery:
-    """Which runs, in which order."""
+    """A selection of runs, and their order."""
 
     statuses: tuple[Status, ...] = ()
     """Empty: all."""

@@ -41,7 +41,7 @@ def is_gone(owner: str) -> bool:
 
 
 def _start(pid: int) -> int:
-    """When a process started, in hundredths of a second. Raises psutil.NoSuchProcess."""
+    """The time at which a process started, in hundredths of a second. Raises psutil.NoSuchProcess."""
     process = psutil.Process(pid)
     if process.status() == psutil.STATUS_ZOMBIE:
         raise psutil.NoSuchProcess(pid)

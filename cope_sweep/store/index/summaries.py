@@ -75,7 +75,7 @@ def plan_counts(index: Index, run_ids: Sequence[str]) -> dict[Status, int]:
 
 
 def newest_ms(index: Index, run_ids: Iterable[str]) -> int | None:
-    """When the last of the runs with these ids changed, in ms since 1970; None if none was begun."""
+    """The time of the last change of the runs with these ids, in ms since 1970; None if none was begun."""
     changed = func.max(func.coalesce(runs.c.ended_ms, runs.c.updated_ms, runs.c.created_ms))
     with index.database.reading() as connection:
         return connection.execute(select(changed).where(among(connection, runs.c.run_id, run_ids))).scalar()
@@ -225,7 +225,7 @@ class SweepTotals:
 
 
 def sweep_totals(index: Index, sweep_id: str, most_failed: int) -> SweepTotals | None:
-    """How far a sweep is, with at most so many failed runs; None where there is no such sweep. Raises StoreError."""
+    """The progress of a sweep, with at most so many failed runs; None: there is no such sweep. Raises StoreError."""
     own = (sweep_runs.c.run_id == runs.c.run_id) & (sweep_runs.c.sweep_id == sweep_id)
     grouped = select(runs.c.status, func.count(), func.sum(runs.c.step), func.sum(runs.c.steps)).group_by(runs.c.status)
     failed = select(runs.c.run_id, sweep_runs.c.row, runs.c.message).order_by(runs.c.revision.desc()).limit(most_failed)
