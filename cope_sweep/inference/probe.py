@@ -338,7 +338,7 @@ _PATTERNS = {
 
 
 def token_marks(task: Task, tokens_T: np.ndarray, tokenizer: TextTokenizer | None = None) -> dict[str, np.ndarray]:
-    """Mark name → which tokens are marked: bool, shape (T,).
+    """Mark name → whether each token is marked: bool, shape (T,).
 
     The marks are those of the task, and those of the text where there is a tokenizer.
     """
@@ -354,7 +354,7 @@ def token_labels(task: Task, tokens_T: np.ndarray, tokenizer: TextTokenizer | No
 
 
 def text_marks(pieces: Sequence[bytes]) -> dict[str, np.ndarray]:
-    """Mark name → which tokens of a text are marked: bool, shape (T,). `pieces` are the bytes of each token."""
+    """Mark name → whether each token of a text is marked: bool, shape (T,). `pieces` are the bytes of each token."""
     text = b"".join(pieces)
     ends_T = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
     marks = {}
@@ -372,12 +372,12 @@ def text_marks(pieces: Sequence[bytes]) -> dict[str, np.ndarray]:
 
 
 TokenMarks = Mapping[str, np.ndarray]
-"""Mark name → which tokens of one sequence are marked: bool, shape (T,)."""
+"""Mark name → whether each token of one sequence is marked: bool, shape (T,)."""
 
 
 @dataclass(frozen=True)
 class MarkStatistics:
-    """How the gates of a head separate marked tokens from the others. None: undefined for these tokens."""
+    """The separation of marked tokens from the others by the gates of a head. None: undefined for these tokens."""
 
     tokens_on: int
     tokens_off: int

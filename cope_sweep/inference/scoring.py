@@ -40,7 +40,7 @@ class Window:
     tokens_T: np.ndarray
     """int64 token ids."""
     inputs_T: np.ndarray | None = None
-    """What the model reads in their places; None: the tokens."""
+    """The model's input in their places; None: the tokens."""
     first: int = 1
     """Tokens `first` … T − 1 are scored."""
     read_last: bool = False

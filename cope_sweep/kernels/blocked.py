@@ -63,7 +63,7 @@ class Block:
         return torch.arange(self.b, device=device) - (self.b - self.a - 1 - row)[:, None]
 
     def hidden(self, device: torch.device) -> Tensor:
-        """Which of the first R columns are after the query, (R, R); later columns never are."""
+        """Whether each of the first R columns is after the query, bool (R, R); later columns never are."""
         return torch.ones(self.b - self.a, self.b - self.a, dtype=torch.bool, device=device).tril(-1).flip(0)
 
 
@@ -126,7 +126,7 @@ class Tensors:
         return blocks(self.B * self.H, self.T, self.S)
 
     def is_token(self) -> Tensor | None:
-        """Which queries are tokens, not padding, (N, T, 1); None: all."""
+        """Whether each query is a token, not padding, bool (N, T, 1); None: all are."""
         if self.given.lengths is None:
             return None
         tokens = torch.arange(self.S - self.T, self.S, device=self.device)
@@ -442,7 +442,7 @@ class Gradients:
 
 
 def _run_boundaries(index_NRU: Tensor, size: int) -> Tensor:
-    """Where each of `size` values begins among the ascending indices, and where the last ends: (N, R, size + 1)."""
+    """The start of each of `size` values among the ascending indices, and the end of the last: (N, R, size + 1)."""
     entries = torch.arange(size + 1, dtype=index_NRU.dtype, device=index_NRU.device)
     return torch.searchsorted(index_NRU, entries.expand(*index_NRU.shape[:2], size + 1).contiguous())
 

@@ -128,7 +128,7 @@ MIN_BLOCKED_KEYS = 256
 
 @dataclass(frozen=True)
 class Path:
-    """How an attention is computed."""
+    """The way in which an attention is computed."""
 
     name: PathName
     """An implementation, or `sdpa`: torch's `scaled_dot_product_attention`."""

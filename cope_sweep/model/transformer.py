@@ -95,7 +95,7 @@ class Transformer(nn.Module):
     """The model of a run. Its initial weights depend on the run's seed alone."""
 
     checkpoint_activations = False
-    """In training, save only the input of each block and compute the rest again in the backward pass. The numbers are
+    """Save, in training, only the input of each block and compute the rest again in the backward pass. The numbers are
     the same to the bit, as dropout's masks are a function of seeds; it takes a third more time and less memory (Chen et
     al. 2016)."""
 

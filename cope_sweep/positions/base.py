@@ -36,7 +36,7 @@ class Dims:
     context: int
     """Tokens in the longest sequence."""
     absolute_std: float = 0.02
-    """With which standard deviation the model's family initialises learned absolute positions."""
+    """Standard deviation with which the model's family initialises learned absolute positions."""
     linear_bound: float | None = None
     """The family initialises linear layers uniformly on ± this, with biases; None: weights N(0, 0.02²), biases 0."""
 

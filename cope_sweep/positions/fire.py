@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EPS = 1e-6
 SLOPE = 0.01
-"""Of LeakyReLU below 0."""
+"""Slope of LeakyReLU below 0."""
 
 
 class FIRE(AttentionEncoding):

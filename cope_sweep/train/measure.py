@@ -37,7 +37,7 @@ WARM_UP_STEPS = 1
 """Steps that are not timed: the first one may build kernels and allocates the optimiser's state."""
 
 CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
-"""In the message of a plain RuntimeError: torch 2.15 has no error of its own for it on a CPU."""
+"""Part of the message of a plain RuntimeError: torch 2.15 has no error of its own for it on a CPU."""
 
 
 def measure_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: int = 5) -> StepCost:

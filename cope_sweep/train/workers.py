@@ -1,4 +1,4 @@
-"""What the data-parallel workers of one run do together: sums, the same data, and a divided optimiser's state.
+"""Operations of all data-parallel workers of one run: sums, the same data, and a divided optimiser's state.
 
 With one worker, each function of communication returns its argument. Where the optimiser's state is divided (ZeRO,
 stage 1; Rajbhandari et al. 2020), each worker keeps the state of a part of the parameters, updates these, and sends
