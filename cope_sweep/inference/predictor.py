@@ -205,9 +205,8 @@ class Predictor:
     def log_probabilities(self, token_ids: Sequence[TokenIds]) -> list[np.ndarray]:
         """The log-probabilities of each sequence in nats, float64 of shape (T,).
 
-        Entry t is log p(token t | tokens < t); entry 0 is NaN.
-
-        The model reads the tokens as they are, and all are scored, those too that the task does not train.
+        Entry t is log p(token t | tokens < t); entry 0 is NaN. The model reads the tokens as they are, and all are
+        scored, those too that the task does not train.
 
         Raises TokensError (a ValueError) for a sequence of fewer than two tokens, for an entry that is no token id of
         this model, and for a sequence longer than an encoding supports; NotFiniteError where the model's outputs are

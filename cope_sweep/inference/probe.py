@@ -57,7 +57,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from cope_sweep.config import RunSpec
@@ -478,20 +478,17 @@ def mark_statistics(gates_N: np.ndarray, marked_N: np.ndarray) -> MarkStatistics
         tokens_off=len(off_N),
         on=on_N.mean().item() if len(on_N) else None,
         off=off_N.mean().item() if len(off_N) else None,
-        auc=_auc(gates_N, marked_N),
+        auc=_auc(on_N, off_N),
         effect=_cohens_d(on_N, off_N),
         share=(on_N.sum() / total).item() if total > 0 else None,
     )
 
 
-def _auc(gates_N: np.ndarray, marked_N: np.ndarray) -> float | None:
-    """Area under the ROC curve, from ranks: (mean rank of the marked − (n_on + 1) / 2) / n_off. Ties count ½."""
-    on = int(marked_N.sum())
-    off = len(marked_N) - on
-    if not on or not off:
+def _auc(on_N: np.ndarray, off_N: np.ndarray) -> float | None:
+    """Area under the ROC curve: the statistic of Mann and Whitney, ÷ the number of pairs. Ties count ½."""
+    if not len(on_N) or not len(off_N):
         return None
-    ranks_N = rankdata(gates_N)
-    return float((ranks_N[marked_N].mean() - (on + 1) / 2) / off)
+    return float(mannwhitneyu(on_N, off_N, method="asymptotic").statistic) / (len(on_N) * len(off_N))
 
 
 def _cohens_d(on_N: np.ndarray, off_N: np.ndarray) -> float | None:

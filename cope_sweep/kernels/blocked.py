@@ -67,15 +67,6 @@ class Block:
         return torch.ones(self.b - self.a, self.b - self.a, dtype=torch.bool, device=device).tril(-1).flip(0)
 
 
-def blocks(heads: int, queries: int, keys: int) -> Iterator[Block]:
-    rows = max(16, min(MAX_ROWS, 4 * BLOCK_ELEMENTS // keys))
-    heads_per_block = max(1, BLOCK_ELEMENTS // (min(rows, queries) * keys))
-    start = keys - queries
-    for n0 in range(0, heads, heads_per_block):
-        for a in range(start, keys, rows):
-            yield Block(n0, min(heads, n0 + heads_per_block), a, min(keys, a + rows), start)
-
-
 class Tensors:
     """The arguments in float32 (float64 if they are), with batch and heads flattened into one dimension N."""
 
@@ -123,7 +114,13 @@ class Tensors:
         return torch.arange(block.n0, block.n1, device=self.device) % self.H
 
     def blocks(self) -> Iterator[Block]:
-        return blocks(self.B * self.H, self.T, self.S)
+        heads, keys = self.B * self.H, self.S
+        rows = max(16, min(MAX_ROWS, 4 * BLOCK_ELEMENTS // keys))
+        heads_per_block = max(1, BLOCK_ELEMENTS // (min(rows, self.T) * keys))
+        start = keys - self.T
+        for n0 in range(0, heads, heads_per_block):
+            for a in range(start, keys, rows):
+                yield Block(n0, min(heads, n0 + heads_per_block), a, min(keys, a + rows), start)
 
     def is_token(self) -> Tensor | None:
         """Whether each query is a token, not padding, bool (N, T, 1); None: all are."""

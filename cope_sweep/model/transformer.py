@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cope_sweep.config import RunSpec
+from cope_sweep.kernels import Position, Positions
 from cope_sweep.kernels.dropout import apply_dropout, at_place, draw_seeds
-from cope_sweep.model.attention import LayerCache, Position, Positions, self_attention
+from cope_sweep.model.attention import LayerCache, self_attention
 from cope_sweep.model.loss import output_loss, predict
 from cope_sweep.model.packing import Packing
 from cope_sweep.model.parameters import ParametersByName, PositionParameters, add_parameters, initialise

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import AttentionEncoding, Dims, Parameter, at_least_float32, project, projection
-from cope_sweep.positions.rope import check_even, turned
+from cope_sweep.positions.base import Dims, Parameter, at_least_float32, project, projection
+from cope_sweep.positions.rope import RotaryEncoding, turned
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class DaRoPE(AttentionEncoding):
+class DaRoPE(RotaryEncoding):
     """Rotary position embedding whose slow pairs rotate by what a token decides, or not at all."""
 
     kind: Literal["darope"] = "darope"
@@ -35,10 +35,6 @@ class DaRoPE(AttentionEncoding):
     slow: Literal["contextual", "none"] = Field(
         default="contextual", description="Angles of the slow pairs; none: they do not rotate (HoPE)."
     )
-
-    def check(self, dims: Dims) -> None:
-        super().check(dims)
-        check_even(self.kind, dims)
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         if self.slow == "none":

@@ -70,7 +70,7 @@ class Trainer:
             self._forward = self._parallel
         train = spec.train
         optimizers = train.optimizer.build(dict(self.model.named_parameters()), train.optimizer_settings)
-        self.optimizers = shard(optimizers) if runtime.shard else optimizers
+        self.optimizers = [shard(each) for each in optimizers] if runtime.shard else optimizers
         for group in self._parameter_groups():
             group["initial_lr"] = group["lr"]
 

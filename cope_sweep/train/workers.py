@@ -71,12 +71,8 @@ def prepare_data(spec: RunSpec, runtime: Runtime) -> str | None:
     return fingerprints[0]
 
 
-def shard(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-    """The same optimisers with their state divided among the workers of torch's default group."""
-    return [_sharded(each) for each in optimizers]
-
-
-def _sharded(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def shard(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The same optimiser with its state divided among the workers of torch's default group."""
     accepted = inspect.signature(type(optimizer)).parameters
     settings = {name: value for name, value in optimizer.defaults.items() if name in accepted}
     return ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), **settings)

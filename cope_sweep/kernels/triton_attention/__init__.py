@@ -27,7 +27,7 @@ import triton  # type: ignore[import-untyped]
 from cope_sweep.kernels.arguments import Arguments, constant_when_compiled
 from cope_sweep.kernels.triton_attention.launch import PAIRS, backward, forward
 
-__all__ = ["attend", "backward", "forward", "why_not"]
+__all__ = ["backward", "forward", "why_not"]
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 MAX_HEAD_DIM = 256
