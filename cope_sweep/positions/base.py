@@ -169,7 +169,7 @@ class Encoding(Kind):
     def term(
         self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
     ) -> Term | None:
-        """The same bias as `score`, or the same `weights`, in the form that the fused kernels understand (see `terms`).
+        """The same bias as `score`, or the same `weights`, in the form that the fused kernels take (see `terms`).
 
         `q_BHQK` are the queries that `score` receives, and `keys` is S. None means that no term expresses them:
         attention with this encoding then calls `score` and `weights`.

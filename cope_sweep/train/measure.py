@@ -102,7 +102,7 @@ def _free_memory() -> None:
 RESERVED_BYTES = 512 * 2**20
 """Memory that is left to the other processes of the machine."""
 WATCH_INTERVAL_S = 0.05
-"""Time between two looks at the memory of the process, in which it can grow by about 100 MB."""
+"""Time between two readings of the memory of the process, in which it can grow by about 100 MB."""
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -135,7 +135,7 @@ def measure_plan(
 
 
 class _Measurer:
-    """A process that measures one run after another. After it has died, the next run gets a new one."""
+    """A process that measures one run after another. After it has ended, the next run gets a new one."""
 
     def __init__(self, plugins: tuple[str, ...], steps: int, limit_bytes: float) -> None:
         self.settings = (plugins, steps)

@@ -100,7 +100,7 @@ class Trainer:
             self.sum_losses()
 
     def collect_state(self) -> None:
-        """Bring what other ranks know to rank 0, before it saves the state. Every rank has to call this."""
+        """Collect the state of other ranks on rank 0, before it saves the state. Every rank has to call this."""
         self.sum_losses()
         collect_state(self.optimizers)
 

@@ -188,7 +188,7 @@ def _processes(device: str) -> int:
 
 
 def lacking(packages: Sequence[str]) -> list[str]:
-    """Those that cannot be imported."""
+    """The packages that cannot be imported."""
     return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
