@@ -26,11 +26,12 @@ ROOT = Path(__file__).parents[2]
 # Goals, tables and files
 
 
-def test_every_goal_is_in_the_readme():
-    text = (ROOT / "tests" / "benchmarks" / "README.md").read_text()
-    for bench, goals in GOALS.items():
-        for what, goal in goals.items():
-            assert f"| `{bench}` | {what} | {goal} |" in text
+def test_the_goals_are_those_of_the_readme():
+    assert {bench: len(goals) for bench, goals in GOALS.items()} == {
+        "step": 2, "instructions": 12, "gpu": 9, "sweep": 5, "store": 11, "serve": 9, "data": 1,
+    }  # fmt: skip
+    assert GOALS["sweep"]["growth of the driver"] == Goal("≤", 50, "KB/run")
+    assert GOALS["gpu"][f"T 4096: triton: {OF_SDPA}"] == Goal("≤", 1.25)
 
 
 @pytest.mark.parametrize("bench", ["sweep", "store", "serve", "data"])

@@ -92,7 +92,7 @@ def backward_keys(
     slope_h = tl.load(distance_slope + h) if distance_slope is not None else None
     bias_h = distance_bias + h * D if distance_bias is not None else None
 
-    # Tiles of queries, counted from the first of the launch: no tile before `start` attends to a key, from `end` on there
+    # Tiles of queries, counted from the first of the launch: none before `start` attends to a key, from `end` on there
     # are no tokens, and from `general_end` on this tile is plain for all queries.
     rows_end = T
     if lengths is not None:
