@@ -156,17 +156,18 @@ def finished(run: RunSpec, number: int, source: random.Random) -> RunRecord:
 
 def _sweeps(plan: Plan) -> Iterator[SweepRecord]:
     """Sweeps of `SWEEP_RUNS` runs each, one after another."""
-    members = [
-        SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
-        for row in plan.rows
-        for run in row.runs
-    ]
-    for number, start in enumerate(range(0, len(members), SWEEP_RUNS)):
+    for number, start in enumerate(range(0, len(plan.runs), SWEEP_RUNS)):
         started_ms = CREATED_MS + start * RUN_MS
         yield SweepRecord(
             sweep_id=f"20260730-12{number // 60:02}{number % 60:02}-abcd", ablation=plan.name,
             title=plan.ablation.content.title, hypothesis="", executor="ray", command=["cope-sweep", "run", plan.name],
             status="finished", started_ms=started_ms, ended_ms=started_ms + SWEEP_RUNS * RUN_MS,
             versions={"torch": "2.15.0"}, machine={}, metrics=[], reused=[],
-            runs=members[start : start + SWEEP_RUNS],
+            runs=[_member(plan, run) for run in plan.runs[start : start + SWEEP_RUNS]],
         )  # fmt: skip
+
+
+def _member(plan: Plan, run: RunSpec) -> SweepRun:
+    row = plan.row_of(run.run_id)
+    assert row is not None
+    return SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
