@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import Dims, Parameter, at_least_float32, project, projection
+from cope_sweep.positions.base import Dims, Parameter, Tensors, at_least_float32, project, projection
 from cope_sweep.positions.rope import RotaryEncoding, turned
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ class DaRoPE(RotaryEncoding):
             return {}
         return {**projection("angle", dims.heads, dims), "alpha": Parameter((dims.heads,), per_layer=True, centre=1.0)}
 
-    def features(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor | None:
+    def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor | None:
         """w·x + b of each head."""
         return None if self.slow == "none" else project(parameters, "angle", h_BTD)
 
     def rotate(
         self,
-        parameters: Mapping[str, Tensor],
+        parameters: Tensors,
         x_BHTK: Tensor,
         start: int,
         features_BHSF: Tensor | None = None,

@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import AttentionEncoding, Dims
+from cope_sweep.positions.base import AttentionEncoding, Dims, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +75,7 @@ class RoPE(RotaryEncoding):
 
     def rotate(
         self,
-        parameters: Mapping[str, Tensor],
+        parameters: Tensors,
         x_BHTK: Tensor,
         start: int,
         features_BHSF: Tensor | None = None,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import Dims, Parameter, at_least_float32, causal_convolution
+from cope_sweep.positions.base import Dims, Parameter, Tensors, at_least_float32, causal_convolution
 from cope_sweep.positions.rope import RotaryEncoding, turned
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class SelectiveRoPE(RotaryEncoding):
             "taps": Parameter((dims.heads * pairs, TAPS), per_layer=True, bound=TAPS**-0.5),
         }
 
-    def features(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor:
+    def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor:
         """W₂·W₁·x/|x|, before the convolution."""
         up_HCR = parameters["up"]
         parts = at_least_float32(h_BTD).reshape(*h_BTD.shape[:2], len(up_HCR) if self.unit == "head" else 1, -1)
@@ -55,7 +55,7 @@ class SelectiveRoPE(RotaryEncoding):
 
     def rotate(
         self,
-        parameters: Mapping[str, Tensor],
+        parameters: Tensors,
         x_BHTK: Tensor,
         start: int,
         features_BHSF: Tensor | None = None,

@@ -8,11 +8,11 @@ float32 keys overflow beyond about 35,000 tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from cope_sweep.positions.base import Tensors
 from cope_sweep.positions.rope import RotaryEncoding, turned
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class XPos(RotaryEncoding):
 
     def rotate(
         self,
-        parameters: Mapping[str, Tensor],
+        parameters: Tensors,
         x_BHTK: Tensor,
         start: int,
         features_BHSF: Tensor | None = None,
