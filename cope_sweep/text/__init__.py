@@ -1,7 +1,7 @@
 """Text as token ids: strict reading of files, tokenizers, and memory-mapped shards that a machine makes once."""
 
 from cope_sweep.text.cache import CorpusName, cache_dir, data_dir
-from cope_sweep.text.corpus import Corpus, Split, open_corpus
+from cope_sweep.text.corpus import Corpus, open_corpus
 from cope_sweep.text.order import permuted
 from cope_sweep.text.reading import TextError
 from cope_sweep.text.tokenizer import END_OF_TEXT, TOKENIZER_FILE, TextTokenizer
@@ -11,7 +11,6 @@ __all__ = [
     "TOKENIZER_FILE",
     "Corpus",
     "CorpusName",
-    "Split",
     "TextError",
     "TextTokenizer",
     "cache_dir",
