@@ -168,7 +168,7 @@ def test_a_synthetic_store_is_a_finished_ablation(tmp_path):
     plan = synthetic.write_grid(tmp_path, "all", 200)
     found = synthetic.write_store(tmp_path, plan)
     assert set(found.index.statuses().values()) == {"finished"}
-    assert list(check(found, found.index, checksums=True)) == []
+    assert list(check(found, checksums=True)) == []
     assert [each.runs for each in found.index.sweeps()] == [200]
 
 
