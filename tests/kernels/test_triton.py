@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from cope_benchmarks.compiling import compile_ahead, loop_lengths
+from cope_benchmarks.gpu_problems import Problem
 
 from cope_sweep.kernels import operator
 from cope_sweep.kernels.arguments import Arguments
@@ -37,19 +38,17 @@ def test_interpreted_kernels_equal_the_reference():
 
 
 BF16, FP32 = torch.bfloat16, torch.float32
+SIZES = {"batch": 2, "heads": 2, "tokens": 1024}
+"""Triton makes special kernels for sizes of 1."""
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype", "head_dim"),
-    [(80, BF16, 64), (90, BF16, 64), (90, FP32, 64)],
-    ids=lambda x: str(x).removeprefix("torch."),
-)
-def test_compiles(capability, dtype, head_dim):
-    compiled = compile_ahead(capability, dtype, head_dim)
+@pytest.mark.parametrize(("capability", "dtype"), [(80, "bfloat16"), (90, "bfloat16"), (90, "float32")])
+def test_compiles(capability, dtype):
+    compiled = compile_ahead(capability, Problem(**SIZES, dtype=dtype))
     assert list(compiled) == ["forward", "backward_rows", "backward_keys"]
     shared = {80: 163, 90: 227}[capability] * 1024  # of a block, at most
     assert all(each["shared"] <= shared for each in compiled.values())
-    if capability == 90 and dtype == BF16:
+    if capability == 90 and dtype == "bfloat16":
         for kernel, ratio, spilled in (("forward", 3.3, 0), ("backward_rows", 6.0, 256), ("backward_keys", 4.5, 0)):
             assert compiled[kernel]["general ÷ plain"] <= ratio
             assert compiled[kernel]["spilled"] <= spilled
@@ -82,19 +81,15 @@ def test_instructions_of_a_loop_are_those_of_its_shortest_way():
 
 
 def test_compiles_with_all_terms():
-    heads = torch.zeros(3, 2, 2, 1024, 32, dtype=BF16)
-    terms = {
-        "base_q": heads[0], "gate_k": heads[1], "m": torch.zeros(2), "relative": torch.zeros(2, 100, 32, dtype=BF16),
-        "distance_bias": torch.zeros(2, 129), "distance_slope": torch.zeros(2), "key_bias": torch.zeros(2, 2, 1024), "seeds": torch.tensor([1, 2]),
-        "lengths": torch.tensor([5, 7]), "far_last": True, "dropout": 0.1,
-    }  # fmt: skip
-    assert len(compile_ahead(90, BF16, 32, p_max=1025, **terms)) == 3
+    problem = Problem(
+        **SIZES, head_dim=32, p_max=1025, per_head=True, gate="keys", slope=True, relative=100, far="last", buckets=129,
+        alibi=True, key_bias=True, dropout=0.1, lengths=(5, 7),
+    )  # fmt: skip
+    assert len(compile_ahead(90, problem)) == 3
 
 
 def test_compiles_with_segments():
-    tables = torch.zeros(2, 2, 2, 1024, 65)
-    terms = {"knots": torch.zeros(64), "segment_slope": tables[0], "segment_intercept": tables[1], "limit": 63.0}
-    assert len(compile_ahead(90, BF16, 64, p_max=0, **terms)) == 3
+    assert len(compile_ahead(90, Problem(**SIZES, p_max=None, knots=64))) == 3
 
 
 def allocated(monkeypatch, *, batch, heads, tokens, p_max, head_dim):
