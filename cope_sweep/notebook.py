@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from cope_sweep.inference import Predictor, TokenIds
     from cope_sweep.inference.probe import Probe
-    from cope_sweep.read.figures import Figure
+    from cope_sweep.read.figures.figure import Figure
     from cope_sweep.read.tables import Table
     from cope_sweep.sweep.sweep import SweepOutcome
 

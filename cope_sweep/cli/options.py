@@ -30,8 +30,8 @@ from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from cope_sweep.api.questions import Question
+    from cope_sweep.cli.files import NamedFiles
     from cope_sweep.client import Client
-    from cope_sweep.config import Plan
     from cope_sweep.read.queries import Queries
     from cope_sweep.store import Store
 
@@ -149,10 +149,16 @@ class Source:
     @cached_property
     def queries(self) -> Queries:
         """The store and the ablation files of this machine."""
-        from cope_sweep.cli.files import NamedFiles
         from cope_sweep.read.queries import Queries
 
-        return Queries(self.store, NamedFiles(self.ablations, self.sets), reports=self.reports)
+        return Queries(self.store, self.files, reports=self.reports)
+
+    @cached_property
+    def files(self) -> NamedFiles:
+        """The ablation files of this machine, with the values of `--set`."""
+        from cope_sweep.cli.files import NamedFiles
+
+        return NamedFiles(self.ablations, self.sets)
 
     @cached_property
     def store(self) -> Store:
@@ -194,10 +200,6 @@ class Source:
             self.queries.export(question, file)  # a few runs at a time, however many there are
         else:
             file.write(self.ask(question))
-
-    def plan(self, name: str, scale: str | None) -> Plan:
-        """The plan of an ablation of this machine, with the values of `--set`. Raises UserError."""
-        return load_plan(name, self.ablations, scale, self.sets)
 
     def checkpoint(self, run_or_folder: str) -> Path:
         """The checkpoint folder of a finished run, or the folder that was named. Raises UserError."""
@@ -402,13 +404,6 @@ def _limits(kind: Any) -> dict[str, Any]:
 # -- what options name -------------------------------------------------------------------------------------------------
 
 
-def find_ablation(ablation: str, folder: Path) -> Path:
-    """The file of an ablation, given its name or its path. Raises UserError where there is none."""
-    from cope_sweep.config import loading
-
-    return loading.find_ablation(ablation, folder, "choose the folder with --ablations")
-
-
 def ablation_fields(ablation: str) -> dict[str, str]:
     """The fields of a request to a service for an ablation: a name that it knows, or the text of a file here.
 
@@ -423,13 +418,6 @@ def ablation_fields(ablation: str) -> dict[str, str]:
         return {"name": path.stem, "spec": path.read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: {error}") from error
-
-
-def load_plan(ablation: str, folder: Path, scale: str | None, sets: Sequence[str]) -> Plan:
-    """The plan of an ablation at a scale, with the values of `--set`. Raises UserError."""
-    from cope_sweep.config import expand, load_ablation, with_overrides
-
-    return expand(with_overrides(load_ablation(find_ablation(ablation, folder)), scale=scale, assignments=list(sets)))
 
 
 def seconds_in(text: str, option: str) -> float:

@@ -14,7 +14,7 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -24,8 +24,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.typing import RcKeyType
 
-if TYPE_CHECKING:
-    from cope_sweep.read.tables.model import Column
+from cope_sweep.read.tables.model import Column
 
 DPI = 200
 PANEL_WIDTH, PANEL_HEIGHT = 3.3, 2.6

@@ -23,8 +23,9 @@ from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import Plan, RunSpec
 from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
-from cope_sweep.read.figures import FIGURES, Figure
+from cope_sweep.read.figures import FIGURES
 from cope_sweep.read.figures.available import Declared, declared_figures, draw_declared
+from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.reports.runs import CURVE_COLUMNS, CURVES, run_frame, to_parquet
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import tuning
