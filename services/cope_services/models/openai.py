@@ -16,6 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
+import numpy as np
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -36,11 +37,9 @@ from cope_services.models.predictors import Predictors
 from cope_sweep.api.answers import RunSummary
 from cope_sweep.api.questions import GetRun, ListRuns
 from cope_sweep.api.requests import Body, TokenIds, Unicode, UnicodeText
-from cope_sweep.errors import UserError
+from cope_sweep.errors import TokensError, UserError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from cope_sweep.inference import Generation, Predictor, Scores, Vocabulary
 
 # -- schemas -----------------------------------------------------------------------------------------------------------
@@ -393,7 +392,7 @@ def _choices(predictor: Predictor, request: CompletionRequest, settings: Setting
 
 
 def _prompt_tokens(predictor: Predictor, prompt: str | list[int], name: str) -> np.ndarray:
-    from cope_sweep.inference import TokensError, validate_token_ids
+    from cope_sweep.inference import validate_token_ids
 
     if not isinstance(prompt, str):
         return validate_token_ids(prompt, predictor.vocabulary_size, name)
@@ -423,8 +422,6 @@ async def _score_prompts(
 
     The same pass gives the first generated token: a client that only scores prompts asks for one.
     """
-    import numpy as np
-
     from cope_sweep.inference import Window
 
     if not _scores_prompt(request):
