@@ -229,7 +229,7 @@ class GetFigure(Question[bytes], path="/ablations/{name}/figures/{figure}"):
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs, and their order."""
+    """Selection and order of runs."""
 
     filter: Annotated[
         Sequence[str],

@@ -196,7 +196,7 @@ def figure(
         Path | None,
         typer.Option("--output", "-o", help="Default: NAME-KIND.FORMAT, and for one figure as csv, standard output."),
     ] = None,
-    show: Annotated[Show | None, of_maps(help="What the maps show. Default: position_attention.")] = None,
+    show: Annotated[Show | None, of_maps(help="Quantity of the maps. Default: position_attention.")] = None,
     heads: Annotated[
         list[str],
         of_maps(
@@ -219,7 +219,7 @@ def figure(
     text: Annotated[str | None, of_maps(help="A text, or `-` for standard input.")] = None,
     file: Annotated[Path | None, of_maps(help="A text file.")] = None,
     first: Annotated[int | None, of_maps(min=1, help="Use only the first tokens of the sequence.")] = None,
-    seed: Annotated[int | None, of_maps(help="Of an ablation: the seed of the run.")] = None,
+    seed: Annotated[int | None, of_maps(help="Seed of the run, for an ablation.")] = None,
 ) -> None:
     """Draw a figure of an ablation's results, or of what the heads of a trained model attend to, as PNG, SVG or PDF.
 

@@ -173,7 +173,7 @@ class Source:
 
     @property
     def location(self) -> str:
-        """Where the answers are from, for messages."""
+        """The place of the answers, for messages."""
         return f"the store of {self.server}" if self.server else f"the store {self.store.location}"
 
     def ask(self, question: Question[A]) -> A:
@@ -221,17 +221,17 @@ class Source:
 
 
 def option(*flags: str, **attributes: Any) -> dict[str, Any]:
-    """How a field is shown on the command line, where it is not as in the question: attributes of `typer.Option`."""
+    """Show a field as an option that differs from the question: attributes of `typer.Option`."""
     return {"flags": flags, "argument": False, **attributes}
 
 
 def argument(**attributes: Any) -> dict[str, Any]:
-    """Shows a field as an argument: attributes of `typer.Argument`, and `default`."""
+    """Show a field as an argument: attributes of `typer.Argument`, and `default`."""
     return {"argument": True, **attributes}
 
 
 ABLATION = argument(metavar="ABLATION", help="Name of an ablation (see `cope-sweep list`) or path of its file.")
-"""How the name of an ablation is shown, which may be a path here."""
+"""The argument for an ablation: a name, or here also a path."""
 
 
 def asks(

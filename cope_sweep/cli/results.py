@@ -55,7 +55,7 @@ MAX_SWEEPS = 100
 BROKEN = ("failed", "damaged")
 EXPORTS = ("parquet", "csv", "json")
 SPEC = ("task.", "model.", "train.", "evaluate.")
-"""How the keys of a spec begin."""
+"""Prefixes of the keys of a spec."""
 POLL_INTERVAL_S = 0.5
 TAIL_CHARACTERS = 2000
 """Number of characters of a shown log by which its end is found again."""
@@ -505,7 +505,7 @@ def best(
         typer.Option(
             "--metric",
             "-m",
-            help="What draws are compared by. Default: the primary metric, on the validation set where there is one.",
+            help="Compare draws by this metric. Default: the primary one, on the validation set where there is one.",
         ),
     ] = None,
     as_yaml: Annotated[

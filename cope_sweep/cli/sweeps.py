@@ -283,7 +283,7 @@ def stop(
     ],
     source: Source,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the sweep has ended.")] = True,
-    timeout_s: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait.")] = 120.0,
+    timeout_s: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Maximum time to wait.")] = 120.0,
 ) -> None:
     """Stop a sweep on whatever machine it runs: its runs write checkpoints, and the same `run` command continues.
 

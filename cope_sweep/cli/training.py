@@ -44,7 +44,7 @@ MAX_EXAMPLE_TOKENS = 64
 
 @dataclass(frozen=True)
 class Trainer:
-    """Where runs are trained, and whether MLflow records them: the options that `run` and `retry` share."""
+    """The options that `run` and `retry` share: where runs are trained, and whether MLflow records them."""
 
     local: bool = False
     """Whether they are trained in this process."""
@@ -285,7 +285,7 @@ def _overrides(scale: str | None, sets: Sequence[str]) -> list[str]:
 
 
 def _print_outcome(console: Console, outcome: SweepOutcome, same_plan: str, total: int) -> None:
-    """How the sweep ended, and what to do about runs that are not finished. `total` is the number of all runs."""
+    """Print how the sweep ended, and what to do about unfinished runs. `total` is the number of all runs."""
     if outcome.sweep_id is None and not outcome.failed:
         rest = f"{outcome.reused} of {total} runs are finished, and none of the others is to be trained"
         console.print(f"Nothing to train: {f'all {total} runs are finished' if outcome.reused == total else rest}.")

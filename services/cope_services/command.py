@@ -48,7 +48,7 @@ def serve(
         list[str],
         typer.Option(
             metavar="SCOPE",
-            help="What the new key may do: `read`, `infer` (ask models), `submit` (sweeps). May be repeated. "
+            help="Scope of the new key: `read`, `infer` (ask models), `submit` (sweeps). May be repeated. "
             "Default: read.",
             show_default=False,
         ),

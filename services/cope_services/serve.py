@@ -58,7 +58,7 @@ REPLICA_LOST = (RayActorError, WorkerCrashedError, ObjectLostError, ReplicaUnava
 MAX_ATTEMPTS = 3
 """Replicas that get a request whose replica has died. The request itself may be what ends them."""
 RETRY_AFTER_S = 5
-"""When clients should repeat a request for which all queues were full."""
+"""Wait before clients should repeat a request for which all queues were full."""
 
 Messages = list[Message]
 

@@ -45,7 +45,7 @@ def available_figures(plan: Plan) -> list[FigureInfo]:
 
 
 def figure_url(plan: Plan, name: str, **parameters: str) -> str:
-    """Where a service has a figure of a plan."""
+    """The path of a plan's figure on a service."""
     query = urlencode(parameters | ({"scale": plan.ablation.scale} if plan.ablation.scale else {}))
     return f"{API}/ablations/{quote(plan.name, safe='')}/figures/{quote(name)}" + (f"?{query}" if query else "")
 

@@ -185,7 +185,7 @@ def panel_title(axes: Axes, parts: Sequence[str]) -> None:
 
 
 def label_edges(axes: Sequence[Axes]) -> None:
-    """Of small panels, only those at the left and at the bottom name what is on their axes."""
+    """Keep the axis labels of the left and bottom panels only."""
     for index, each in enumerate(axes):
         each.set_xlabel("" if index + SMALL_COLUMNS < len(axes) else textwrap.fill(each.get_xlabel(), 28))
         if index % SMALL_COLUMNS:

@@ -48,5 +48,5 @@ class Figure:
         path.write_bytes(self.render(chosen))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        """How notebooks show the figure."""
+        """The figure for notebooks."""
         return {"image/png": base64.b64encode(self.render("png")).decode(), "text/plain": self.title}

@@ -52,7 +52,7 @@ from cope_sweep.read.figures.kinds import FigureError, Show
 MAX_CELLS = 8 << 20
 """Limit for the cells of all heatmaps of one drawing."""
 MAX_TOKEN_TICKS = 50
-"""Of longer sequences, every n-th token is named, or numbers are at the axes."""
+"""The most ticks of an axis: in longer sequences every n-th token is named, or the ticks are numbers."""
 SEARCHED = 64
 """Sequences in which a mark is looked for."""
 SHORT_TOKEN = 4
@@ -66,7 +66,7 @@ MAPS: dict[Show, tuple[str, str]] = {
     "position_attention": ("Position-only attention", "position only"),
     "attention": ("Attention", "a"),
 }
-"""What maps show → the title and the symbol of its heatmaps."""
+"""Quantity that maps show → title and symbol of its heatmaps."""
 
 SIDE, GAP, LEFT, TOP, BOTTOM = 3.0, 0.75, 0.5, 0.7, 0.45
 """Layout in inches: a heatmap; the space right of it for its colour bar; the margins of a row of heatmaps."""
@@ -94,7 +94,7 @@ class Heatmap:
 
     @property
     def colour_note(self) -> str:
-        """What a title says of the colour of the values beyond the limit; empty without any."""
+        """The part of a title that explains the colour of values beyond the limit; empty without such values."""
         return f" (grey: beyond {self.limit})" if self.beyond else ""
 
 

@@ -1,4 +1,4 @@
-"""How the parameters of an ablation affect a metric: the variance that each explains, and parallel coordinates.
+"""Effects of an ablation's parameters on a metric: the variance that each explains, and parallel coordinates.
 
 `importance` shows η², the one-way effect sizes over the finished runs:
 

@@ -33,7 +33,7 @@ class FigureKind:
     needs: Literal["ablation", "checkpoint"]
     """ablation: made of Results and a GetFigure. checkpoint: of its folder, a `Maps`, and perhaps a text."""
     module: str
-    """Where the function is that computes its data; it has the name of the kind."""
+    """Module of the function that computes its data; the function has the name of the kind."""
 
     def make(self, *arguments: Any) -> Figure:
         """Compute the data. Raises FigureError, StoreError; for a checkpoint what `cope_sweep.inference.probe` raises.

@@ -267,7 +267,7 @@ def _figure(
 
 
 def _by_appearance(column: pd.Series[Any]) -> pd.Series[Any]:
-    """What lines are sorted by: names in the order in which they first appear, numbers as they are."""
+    """The sort key of a column: names by their first appearance, numbers by their value."""
     return column if column.name == "x" else pd.Series(pd.factorize(column)[0], column.index)
 
 

@@ -96,7 +96,7 @@ class Queries:
     # -- ablations -----------------------------------------------------------------------------------------------
 
     def _ablations(self, _: questions.ListAblations) -> list[answers.AblationSummary]:
-        """By name. An invalid file gives an entry with its error."""
+        """The ablations by name. An invalid file gives an entry with its error."""
         entries = []
         for name in self.files.files():
             try:
@@ -208,7 +208,7 @@ class Queries:
         return store_difference(self.store, self.run_id(question.left), self.run_id(question.right))
 
     def _run(self, question: questions.GetRun) -> answers.RunDetail:
-        """What cannot be read of its files is left out."""
+        """The details of a run, without the files that cannot be read."""
         return runs.detail(self.store, self._files, self.run_id(question.run_id), with_curve=question.curve)
 
     def curve(self, run_id: str, metrics: Sequence[str] = (), points: int | None = None) -> list[dict[str, float]]:
@@ -225,7 +225,7 @@ class Queries:
         return curves_of_runs(folders, question.metric, question.points)
 
     def _log(self, question: questions.GetLog) -> answers.RunLog:
-        """No lines of a run that was not begun."""
+        """The end of a run's log, without lines for a run that was not begun."""
         return runs.run_log(self._found(question.run_id)[1], question.tail)
 
     def finished(self, run_id: str) -> RunFolder:
@@ -326,7 +326,7 @@ class Queries:
         return summary
 
     def _sweep(self, question: questions.GetSweep) -> answers.SweepDetail:
-        """Where its record cannot be read, the index's summary."""
+        """The details of a sweep; only the index's summary where its record cannot be read."""
         sweep_id = question.sweep_id
         summary = self._sweep_summary(sweep_id)
         counts = summaries.sweep_counts(self.store.index, [sweep_id]).get(sweep_id, {})

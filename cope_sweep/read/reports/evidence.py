@@ -42,7 +42,7 @@ PROVENANCE_COLUMNS = [
 """Columns of a frame of `reports.runs` that say what made its runs."""
 ERROR = "token_error"
 SEQUENCES = 4096
-"""Of each test set."""
+"""Sequences of each test set on which the rules are evaluated."""
 NEAR = 0.15
 """A seed errs as a rule does where the errors differ by at most this share of the rule's."""
 NOTE = (
@@ -95,7 +95,7 @@ class Evidence:
 
     @property
     def provenance(self) -> Provenance:
-        """What made the finished runs."""
+        """Provenance of the finished runs."""
         return provenance([self.runs])
 
     @property

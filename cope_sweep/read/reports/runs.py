@@ -133,7 +133,7 @@ class Committed(Results):
 
     @property
     def stale(self) -> str:
-        """Why the results are not those of today's ablation file; empty if they are."""
+        """The reason why the results are not those of today's ablation file; empty if they are."""
         planned = {run.run_id for run in self.plan.runs}
         gone, new = self.records.keys() - planned, planned - self.records.keys()
         if not gone and not new:

@@ -282,9 +282,9 @@ class TableModel:
     warnings: tuple[str, ...] = ()
     """Reasons why the rows are not comparable."""
     rules: tuple[str, ...] = ()
-    """How the comparisons were made."""
+    """Rules of the comparisons."""
     answer: str = ""
-    """What they say, in a sentence."""
+    """Their result in a sentence."""
 
     @property
     def primary(self) -> Column:

@@ -74,9 +74,9 @@ class Layout:
     note: str = ""
     """Legend of the numbers."""
     rules: tuple[str, ...] = ()
-    """How rows were compared."""
+    """Rules of the comparisons."""
     warnings: tuple[str, ...] = ()
-    """Why they may not be comparable."""
+    """Reasons why rows may not be comparable."""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -25,11 +25,11 @@ class Results:
     records: Mapping[str, RunRecord]
     """Run id → record, for every run of the plan."""
     store: Store | None = None
-    """Where curves and checkpoints are; None: in the files of a report, which has no checkpoints."""
+    """Store of the curves and checkpoints; None: curves are in the files of a report, which has no checkpoints."""
 
     @property
     def place(self) -> str:
-        """Where the runs are, for messages."""
+        """The place of the runs, for messages."""
         return f"the store {self.store.location}" if self.store else "a report"
 
     @cached_property

@@ -68,7 +68,7 @@ class Bounds:
 
     @property
     def kind(self) -> Literal["none", "low", "both"]:
-        """Which ends of the range are finite."""
+        """The finite ends of the range."""
         return "none" if math.isinf(self.low) else "low" if math.isinf(self.high) else "both"
 
 
@@ -101,7 +101,7 @@ class Summary:
     high: float = math.nan
     """The least and the greatest value."""
     method: Method = ""
-    """How the interval was computed; empty: there is none."""
+    """Method of the interval; empty: there is none."""
 
 
 def summarise(values: Iterable[float], bounds: Bounds = UNBOUNDED) -> Summary:
@@ -186,7 +186,7 @@ class Share:
 
 
 def stuck(values: Sequence[float], goal: Literal["min", "max"], bounds: Bounds = UNBOUNDED) -> list[bool]:
-    """Which values are far worse than the median of all: runs that did not learn what the others of the row did.
+    """Whether each value is far worse than the median: runs that did not learn what the others of the row did.
 
     A value is stuck if it is worse than the median by more than `STUCK_DEVIATIONS` · 1.4826 · MAD, and by more than
     `STUCK_RANGE_SHARE` of the metric's range, or `STUCK_MEDIAN_SHARE` of the median where the range has no end.
@@ -289,7 +289,10 @@ def _permuted(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, float,
 
 @lru_cache(maxsize=64)
 def _divisions(n: int, m: int) -> Any:
-    """Which runs are in the first row, of all divisions or of random ones; the first division is the true one."""
+    """Divisions of n + m runs into two rows, all or random ones; the first is the true one.
+
+    Boolean, shape (divisions, n + m): whether a run is in the first row.
+    """
     total = math.comb(n + m, n)
     if total <= MOST_DIVISIONS:
         chosen = np.array(list(itertools.combinations(range(n + m), n)))

@@ -106,7 +106,7 @@ class Table:
         return f"<table of {plan.name}: {len(plan.rows)} rows, {len(plan.runs)} runs; print() shows it>"
 
     def _repr_html_(self) -> str:
-        """How notebooks show the table."""
+        """The table for notebooks."""
         return self.to_html()
 
     def to_rich(self) -> Group:

@@ -1,4 +1,4 @@
-"""What requests share: work that goes on, and answers of GET routes.
+"""Shared work of requests: tasks in progress, and cached answers of GET routes.
 
 A `CachedRoute` answers by its path, its query, the `Accept` header, and the version of the store's index and the
 ablation files. An answer that is known costs no thread, no query and no validation, and is sent as bytes by the event
@@ -28,7 +28,7 @@ from cope_sweep import __version__
 from cope_sweep.read.queries import Queries
 
 PATIENCE_S = 1.0
-"""How long a request waits for a store that stalls, if an older version is known."""
+"""Time that a request waits for a store that stalls, if an older version is known."""
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Answer:
 
     version: str
     made_s: float
-    """When it was complete, on the monotonic clock."""
+    """Time at which it was complete, on the monotonic clock."""
     took_s: float
     body: bytes
     media_type: str

@@ -212,7 +212,7 @@ class ProblemDetails(BaseModel):
     type: Literal["about:blank"] = "about:blank"
     title: str = Field(description="The phrase of the status.")
     status: int
-    detail: str = Field(description="What is wrong, where, and what to do.")
+    detail: str = Field(description="Cause, place and remedy.")
     code: str = Field(description="The kind of error, for programs: `not_found`, `invalid_request`, …")
 
 

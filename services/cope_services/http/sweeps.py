@@ -57,7 +57,7 @@ from cope_sweep.sweep.jobs import (
 # -- submission, stop and retry ----------------------------------------------------------------------------------------
 
 KEY_TTL_S = 7 * 86_400.0
-"""How long an idempotency key is remembered."""
+"""Time for which an idempotency key is remembered."""
 RETRY_AFTER_S = 30
 RECONCILE_S = 5.0
 """Between two looks at the jobs of the sweeps that have not ended."""
@@ -461,7 +461,7 @@ def submit_sweep(
 
 @router.post("/preview", dependencies=[RequireJson], responses=error_responses(409, 413, 415))
 def preview_sweep(body: SweepRequest, components: ComponentsDep) -> PlanCost:
-    """What a sweep would train: each run with its status, estimated time and memory. Nothing is started or recorded.
+    """The runs that a sweep would train, with status, estimated time and memory. Nothing is started or recorded.
 
     Estimates are for the machine that answers.
     """

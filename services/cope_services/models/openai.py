@@ -183,7 +183,7 @@ class Completion(BaseModel):
 class Model(BaseModel):
     id: str
     object: Literal["model"] = "model"
-    created: int = Field(description="When the run was begun, in seconds since 1970.")
+    created: int = Field(description="Start of the run, in seconds since 1970.")
     owned_by: Literal["cope-sweep"] = "cope-sweep"
     ablations: list[str] = Field(default=[], description="Ablations that contain the run.")
     row: str | None = None
@@ -243,7 +243,7 @@ class _Choice:
     index: int
     prompt: list[int]
     trained: list[bool]
-    """Which tokens of the prompt the task trains; only these have log-probabilities."""
+    """Whether the task trains each token of the prompt; only trained ones have log-probabilities."""
     generation: Generation | None
     """None if no token is asked for."""
     scores: Scores | None = None

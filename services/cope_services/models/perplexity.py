@@ -41,9 +41,9 @@ class _Sequence:
 
     tokens_L: np.ndarray
     inputs_L: np.ndarray
-    """What the model reads in their places."""
+    """Tokens that the model reads in their places."""
     trained_L: np.ndarray
-    """Which tokens the task trains: the scored ones."""
+    """Whether the task trains each token; only trained ones are scored."""
     windows: list[Window]
     units: tuple[int, int] | None
     """Words and bytes; None for token ids."""
