@@ -40,9 +40,9 @@ from cope_services.http.errors import (
     BusyError,
     NotReadyError,
     ServiceError,
+    TimeLimitError,
     error_object,
     error_response,
-    time_limit,
 )
 from cope_services.http.middleware import INFERENCE_PATH
 from cope_services.http.settings import Settings, load_settings
@@ -133,7 +133,7 @@ class Relay:
             except TimeoutError:
                 if not limit.expired():
                     raise
-                raise time_limit(self.max_seconds) from None
+                raise TimeLimitError(self.max_seconds) from None
         raise NotReadyError(f"{MAX_ATTEMPTS} replicas ended while they answered this request; send a smaller one")
 
 

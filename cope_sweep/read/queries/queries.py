@@ -192,7 +192,7 @@ class Queries:
             descending=question.descending,
         )
         if query.sweep_id is not None:
-            self._sweep_summary(query.sweep_id)
+            self.sweep_summary(query.sweep_id)
         if question.ablation is not None:
             planned = self.load(question.ablation, question.scale).runs
             query = replace(query, run_ids=tuple(run.run_id for run in planned))
@@ -318,7 +318,7 @@ class Queries:
         entries = [answers.SweepEntry(**vars(each), counts=counts.get(each.sweep_id, {})) for each in found]
         return answers.SweepPage(total=total, limit=limit, offset=offset, sweeps=entries)
 
-    def _sweep_summary(self, sweep_id: str) -> SweepSummary:
+    def sweep_summary(self, sweep_id: str) -> SweepSummary:
         """The index's summary of a sweep. Raises NotFoundError."""
         summary = self.store.index.sweep(sweep_id)
         if summary is None:
@@ -328,7 +328,7 @@ class Queries:
     def _sweep(self, question: questions.GetSweep) -> answers.SweepDetail:
         """The details of a sweep; only the index's summary where its record cannot be read."""
         sweep_id = question.sweep_id
-        summary = self._sweep_summary(sweep_id)
+        summary = self.sweep_summary(sweep_id)
         counts = summaries.sweep_counts(self.store.index, [sweep_id]).get(sweep_id, {})
         fields = vars(summary) | {"counts": counts}
         try:

@@ -85,10 +85,8 @@ class NoClusterError(ServiceError):
 class TimeLimitError(ServiceError):
     status, code = 504, "time_limit"
 
-
-def time_limit(limit_s: float) -> TimeLimitError:
-    """The error of a request that took too long."""
-    return TimeLimitError(f"the request was not answered within {limit_s:g} s; send a smaller one, or try again later")
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"the request was not answered within {limit_s:g} s; send a smaller one, or try again later")
 
 
 NOT_FOUND = "not_found"

@@ -35,7 +35,7 @@ from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.plans import ENDED, plan_cost
 from cope_sweep.read.queries.progress import ACTIVE, RATE_WINDOW_S, ProgressTracker
-from cope_sweep.store import Budget, Store, Submission, SweepSummary, read_submission
+from cope_sweep.store import Budget, Store, Submission, read_submission
 from cope_sweep.store.index import IndexUnavailable, summaries
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep.jobs import (
@@ -117,7 +117,7 @@ class SweepJobs:
             ConflictError: The sweep is active, has nothing left to train, or was not submitted.
             NoClusterError, ClusterError, BusyError: As `submit`.
         """
-        summary = self.require(sweep_id)
+        summary = self.queries.sweep_summary(sweep_id)
         if summary.status in ACTIVE:
             raise ConflictError(f"sweep {sweep_id} is {summary.status}; stop it first, or wait for its end")
         store = self.queries.store
@@ -140,9 +140,9 @@ class SweepJobs:
 
         Has no effect on one that has ended. Raises NotFoundError, ClusterError.
         """
-        if self.require(sweep_id).status in ACTIVE:
+        if self.queries.sweep_summary(sweep_id).status in ACTIVE:
             self.queries.store.index.request_stop(sweep_id)
-        if self.require(sweep_id).status == "pending" and self.settings.ray_address:
+        if self.queries.sweep_summary(sweep_id).status == "pending" and self.settings.ray_address:
             stop_job(self.settings.ray_address, sweep_id)
             self.reconcile(sweep_id)
         return self._state(sweep_id)
@@ -284,16 +284,8 @@ class SweepJobs:
         summary = store.index.sweep(sweep_id)
         return summary is not None and summary.status in ACTIVE
 
-    def require(self, sweep_id: str) -> SweepSummary:
-        """The summary of a sweep. Raises NotFoundError."""
-        store = self.queries.store
-        summary = store.index.sweep(sweep_id)
-        if summary is None:
-            raise NotFoundError(summaries.no_sweep(store.index, sweep_id, store.location))
-        return summary
-
     def _state(self, sweep_id: str) -> SweepState:
-        summary, store = self.require(sweep_id), self.queries.store
+        summary, store = self.queries.sweep_summary(sweep_id), self.queries.store
         try:
             retry_of = read_submission(store, sweep_id).retry_of
         except NotFoundError:
@@ -487,7 +479,7 @@ def retry_sweep(sweep_id: str, response: Response, components: ComponentsDep) ->
 @followed.get("/{sweep_id}/events", response_class=EventStream, responses=EVENTS)
 def follow_sweep(sweep_id: str, components: ComponentsDep, last_event_id: LastEventId = None) -> Response:
     """Follow the progress of a sweep by server-sent events, from now or after the last event that was received."""
-    components.sweeps.require(sweep_id)
+    components.queries.sweep_summary(sweep_id)
     if last_event_id == END_ID:
         return Response(status_code=204)
     components.watchers.require_place()
