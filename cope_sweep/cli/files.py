@@ -25,6 +25,8 @@ class NamedFiles(AblationFiles):
 
     def load(self, name: str, scale: str | None = None) -> Plan:
         """The plan of an ablation at a scale, with the values of `--set`. Raises UserError."""
+        if not self._sets and self.folder.is_dir() and name in self.files():
+            return super().load(name, scale)
         return expand(with_overrides(load_ablation(self.file(name)), scale=scale, assignments=list(self._sets)))
 
     def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:
