@@ -29,6 +29,7 @@ MAX_CURVE_ROWS = 1_000
 API = "/api/v1"
 """Begins the routes of a service."""
 FigureFormat = Literal["png", "svg", "pdf", "csv"]
+RunsFormat = Literal["parquet", "csv", "json"]
 Band = Literal["auto", "interval", "range"]
 
 
@@ -296,7 +297,7 @@ class ExportRuns(RunFilter, Question[bytes], path="/runs/export"):
     A line has the configuration by dotted keys, seed, sweeps, metrics, and facts such as versions and durations.
     """
 
-    format: Annotated[Literal["parquet", "csv", "json"] | None, Doc("The format of the file. Default: csv.")] = None
+    format: Annotated[RunsFormat | None, Doc("The format of the file. Default: csv.")] = None
     curves: Annotated[bool, Doc("The learning curves instead: one line for each logged value of a run.")] = False
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -26,6 +26,7 @@ from cope_sweep.api.questions import (
     ListRuns,
     ListSweeps,
     RunFilter,
+    RunsFormat,
 )
 from cope_sweep.cli.options import ABLATION, Sets, Source, ablation_fields, argument, asks, option
 from cope_sweep.cli.output import (
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 MAX_SWEEPS = 100
 """Sweeps that `status` lists."""
 BROKEN = ("failed", "damaged")
-EXPORTS = ("parquet", "csv", "json")
 SPEC = ("task.", "model.", "train.", "evaluate.")
 """Prefixes of the keys of a spec."""
 POLL_INTERVAL_S = 0.5
@@ -479,9 +479,11 @@ def _distinguishing(source: Source, shown: Sequence[RunSummary]) -> dict[str, di
 
 def _export(source: Source, question: ListRuns, name: str | None, output: Path | None, curves: bool) -> None:
     chosen = name or (output.suffix.removeprefix(".") if output else "")
-    if chosen not in EXPORTS:
+    if chosen not in get_args(RunsFormat):
         given = f"--format {name}" if name else f"--output {output}: its suffix"
-        raise UserError(f"{given} is no format of runs; the formats are {', '.join(EXPORTS)}; choose one with --format")
+        raise UserError(
+            f"{given} is no format of runs; the formats are {', '.join(get_args(RunsFormat))}; choose one with --format"
+        )
     which = {each.name: getattr(question, each.name) for each in fields(RunFilter)}
     asked = ExportRuns(**which, format=chosen, curves=curves)  # type: ignore[arg-type]
     save(asked, output, source.write, default="csv", suffixes={})

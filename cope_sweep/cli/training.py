@@ -29,6 +29,7 @@ from cope_sweep.read.queries import plan_cost, recorded_plan
 from cope_sweep.read.queries.progress import ACTIVE
 from cope_sweep.read.tables import table
 from cope_sweep.store import Budget, Status, Store, Submission, read_submission
+from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep import jobs
 from cope_sweep.sweep.executor import Executor, run_local
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
@@ -36,7 +37,6 @@ from cope_sweep.tracking.uri import check, resolve_uri
 
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets this environment variable for the driver of a job."""
-INDEX_VARIABLE = "COPE_SWEEP_INDEX"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EXAMPLE_TEXT = "Of position, and of context."
 MAX_EXAMPLE_TOKENS = 64

@@ -31,6 +31,7 @@ from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import tuning
 from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, named_label, reference
 from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell, decimals_of, markdown_table, markdown_text
+from cope_sweep.read.tables.stats import LEVEL
 from cope_sweep.store.files import write_bytes
 
 EXPLORATORY = "Exploratory: the recipe was chosen by looking at results like these."
@@ -50,7 +51,6 @@ NOTE = (
     f"scores like a rule where most of its seeds have an error within {100 * NEAR:g} % of the rule's."
 )
 RESAMPLES = 9_999
-LEVEL = 0.95
 
 
 class ReportError(UserError):
