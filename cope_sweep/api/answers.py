@@ -158,7 +158,7 @@ class RunDetail(RunSummary):
     result: dict[str, Any] | None = Field(default=None, description="The content of result.json, if it is finished.")
     sweeps: list[str] = Field(default=[], description="The sweeps that contained the run, oldest first.")
     failure: Failure | None = Field(default=None, description="The error of a failed run.")
-    attempts: list[Attempt] = Field(default=[], description="Oldest first; those that its log still tells of.")
+    attempts: list[Attempt] = Field(default=[], description="The attempts in its log, oldest first.")
     mlflow_url: str | None = Field(
         default=None, description="Its page in MLflow, if a server is known and has the run."
     )

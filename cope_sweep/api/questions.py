@@ -136,8 +136,8 @@ class GetPlan(Question["answers.PlanCost"], path="/ablations/{name}/plan"):
 class GetCurves(Question["answers.Curves"], path="/ablations/{name}/curves"):
     """Learning curves of a metric: every run of the rows, at most about 200 points each.
 
-    A page also ends where it has 5,000 runs that were begun. Curves are as new as the index, which hears of a running
-    run every few seconds.
+    A page also ends where it has 5,000 runs that were begun. Curves are as new as the index, which running runs update
+    every few seconds.
     """
 
     name: Name

@@ -50,7 +50,7 @@ def _or_packaged(folder: Path) -> Path:
 
 
 def _not_of_a_service(context: typer.Context, value: str) -> str:
-    """Raise UserError where a command that asks no service would use a store that nobody named, and one is set."""
+    """Raise UserError where a command without --server would use the default store although a service is configured."""
     asks_a_service = any(each.name == "server" for each in context.command.params)
     if os.environ.get(SERVER_VARIABLE) and not asks_a_service and not _is_on_command_line(context, "root"):
         raise UserError(

@@ -35,7 +35,7 @@ class ProgressTracker:
 
     def poll(self) -> SweepProgress:
         """The progress of the sweep now. Raises NotFoundError, StoreError."""
-        with contextlib.suppress(IndexUnavailable):  # who follows a sweep hears that its processes have died
+        with contextlib.suppress(IndexUnavailable):  # the progress shows that its processes have died
             self.store.end_expired()
         found = sweep_totals(self.store.index, self.sweep_id, MAX_FAILURES)
         if found is None:

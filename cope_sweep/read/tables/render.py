@@ -397,7 +397,7 @@ def html(model: TableModel, *, runs_url: str | None = None, anchors: str = "") -
         model: The table.
         runs_url: The URL of a list of runs, which takes the ids in the parameter `run`. None: a further table, of the
             runs, follows, and the numbers link to its rows.
-        anchors: What begins the ids of these rows: different for each table of a document.
+        anchors: Prefix of the ids of these rows: different for each table of a document.
     """
     # pandas' Styler does not escape `title` attributes, and cannot set `scope` or the class of a heading.
     classes = ("ablation", "comparison")

@@ -35,13 +35,13 @@ T = TypeVar("T")
 
 
 class Shared(Generic[K, T]):
-    """Work that goes on: who asks for it with the same key gets the same task. Who stops to wait does not end it."""
+    """Tasks in progress, one per key, shared by requests. A request that stops waiting does not cancel its task."""
 
     def __init__(self) -> None:
         self.tasks: dict[K, asyncio.Task[T]] = {}
 
     def get(self, key: K, make: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Future[T]:
-        """The task of this key, begun if there is none, shielded from the cancellation of who waits."""
+        """The task of this key, started if there is none. Cancelling the returned future does not cancel the task."""
         task = self.tasks.get(key)
         if task is None:
             task = self.tasks[key] = asyncio.create_task(make())

@@ -55,7 +55,7 @@ class Components:
                 else:
                     files.load(name, scale)
             if files.made != made:
-                gc.freeze()  # plans have no cycles, and a collection that looks at 100,000 runs takes half a second
+                gc.freeze()  # plans have no cycles, and a collection over 100,000 runs takes half a second
 
         await self.plans.get((name, scale), lambda: run_in_threadpool(load))
 
@@ -70,7 +70,7 @@ class Components:
 
 
 class ClientGoneError(ServiceError):
-    """The client has closed the connection; nobody receives the response."""
+    """The client has closed the connection and receives no response."""
 
     status, code = 499, "client_gone"
 

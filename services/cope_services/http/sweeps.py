@@ -60,7 +60,7 @@ KEY_TTL_S = 7 * 86_400.0
 """Time for which an idempotency key is remembered."""
 RETRY_AFTER_S = 30
 RECONCILE_S = 5.0
-"""Between two looks at the jobs of the sweeps that have not ended."""
+"""Time between two checks of the jobs of the sweeps that have not ended."""
 START_TIMEOUT_S = 300.0
 """A sweep without a job is taken for lost when it was submitted so long ago."""
 
@@ -316,7 +316,7 @@ def _as_text(spec: object) -> str:
 # -- progress ----------------------------------------------------------------------------------------------------------
 
 TICK_S = 1.0
-"""Between two looks at the index."""
+"""Time between two reads of the index."""
 HEARTBEAT_S = 15
 """Between two comments on a quiet connection."""
 SEND_S = 10.0
@@ -331,7 +331,7 @@ MAX_FOLLOWED = 1000
 class Watchers:
     """Sends what is new of the sweeps that somebody follows.
 
-    All listeners of a sweep share one look at the index in TICK_S. A slow listener misses older events, and nothing is
+    All listeners of a sweep share one read of the index in TICK_S. A slow listener misses older events, and nothing is
     queued for it.
     """
 

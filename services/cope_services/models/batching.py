@@ -389,7 +389,7 @@ class Batcher:
         return found
 
     def _window_batch(self, oldest: _Window, candidates: list[_Work]) -> _Batch:
-        """The oldest window, and those nearest to it in length, as far as padding is worth it."""
+        """The oldest window, and those nearest to it in length, as many as `fitting` allows."""
         from cope_sweep.inference import fitting, score
 
         predictor = oldest.request.predictor

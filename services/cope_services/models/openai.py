@@ -1,4 +1,4 @@
-"""The OpenAI protocol, as far as this service speaks it, for clients such as lm-evaluation-harness.
+"""The supported part of the OpenAI protocol, for clients such as lm-evaluation-harness.
 
     /v1/completions                   the request names the model, a run id
     /openai/{run_id}/v1/completions   the path does, for clients whose other requests cannot
