@@ -24,9 +24,13 @@ class NamedFiles(AblationFiles):
         return known.get(name) or find_ablation(name, self.folder, "choose the folder with --ablations")
 
     def load(self, name: str, scale: str | None = None) -> Plan:
-        """The plan of an ablation at a scale, with the values of `--set`. Raises UserError."""
+        """The plan of an ablation at a scale, with the values of `--set`; kept if there are none. Raises UserError."""
         if not self._sets and self.folder.is_dir() and name in self.files():
             return super().load(name, scale)
+        return self.plan(name, scale)
+
+    def plan(self, name: str, scale: str | None) -> Plan:
+        """The same as `load`, always made from the file. Raises UserError."""
         return expand(with_overrides(load_ablation(self.file(name)), scale=scale, assignments=list(self._sets)))
 
     def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:

@@ -132,7 +132,7 @@ def plan(
     """
     source = replace(source, sets=sets)
     if attention:
-        _show_attention(source, source.files.load(question.name, question.scale))
+        _show_attention(source, source.files.plan(question.name, question.scale))
         return
     costs = _measured(source, question) if measure else _plan_cost(source, question)
     if source.printed(costs):
@@ -178,7 +178,7 @@ def _measured(source: Source, question: GetPlan) -> PlanCost:
     from cope_sweep.train.measure import measure_plan
 
     console = make_console(stderr=True)
-    planned = recorded_plan(source.files.load(question.name, question.scale), source.store)
+    planned = recorded_plan(source.files.plan(question.name, question.scale), source.store)
     timed = measure_plan(
         planned, on_shape=lambda row, number, total: console.print(f"measuring {number} of {total}: {escaped(row)}")
     )
@@ -529,7 +529,7 @@ def best(
 
     if as_yaml and source.as_json:
         raise UserError("--yaml and --json are two forms of the answer; leave one out")
-    found = tuning(read_results(source.files.load(question.name, question.scale), source.store), metric)
+    found = tuning(read_results(source.files.plan(question.name, question.scale), source.store), metric)
     if as_yaml:
         sys.stdout.write(conditions(found.rows))
         return

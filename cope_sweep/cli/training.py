@@ -84,7 +84,7 @@ def train_ablation(
             "name a lasting folder that all nodes share: --store /shared/store"
         )
     files = replace(source, sets=[*sets, TO_THE_END] if to_the_end else sets).files
-    plan, file_text = files.load(name, scale), files.file(name).read_text(encoding="utf-8")
+    plan, file_text = files.plan(name, scale), files.file(name).read_text(encoding="utf-8")
     other_store = ["--store", root] if Path(root) != Path(STORE) else []
     same_plan = shlex.join([name, *_overrides(scale, sets), *_other_folder(source.ablations), *other_store])
     _train(
@@ -234,7 +234,7 @@ def submit_job(
     """Run an ablation as a job of a Ray cluster and exit. `limits` are the fields of a `Budget`."""
     name, scale = question.name, question.scale
     files = replace(source, ablations=working_dir / ABLATIONS, sets=sets).files
-    plan = files.load(name, scale)  # a faulty file fails here, not on the cluster
+    plan = files.plan(name, scale)  # a faulty file fails here, not on the cluster
     is_here = urlsplit(address if "://" in address else f"//{address}").hostname in LOOPBACK
     if store is None:
         if not is_here:
