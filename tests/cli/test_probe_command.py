@@ -128,7 +128,7 @@ def test_a_model_without_gates_has_attention(command, sample, tmp_path):
         (["--tokens", "1", "--split", "dense"], "more than one source of tokens"),
         (["--tokens", "1", "--text", "a"], "more than one source of tokens"),
         (["--text", "hello"], "has no tokenizer"),
-        (["--file", "none.txt"], "has no tokenizer"),
+        (["--file", "none.txt"], "none.txt"),
         (["--split", "test"], "unknown split 'test'; this task has train, in_dist, dense, sparse"),
         (["--layer", "1"], "there is no layer 1: this model has layers 0 … 0"),
         (["--head", "2"], "there is no head 2"),

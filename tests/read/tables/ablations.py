@@ -8,7 +8,7 @@ import pyarrow as pa
 from cope_sweep.config import Plan, RunSpec, expand
 from cope_sweep.config.loading import validate
 from cope_sweep.config.source import Source
-from cope_sweep.read.tables.runs import run_batches
+from cope_sweep.read.tables.export import run_batches
 from cope_sweep.store import RunFolder, RunQuery, Store
 from cope_sweep.store.reading import read_run
 from tests.tiny import TINY

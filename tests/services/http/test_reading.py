@@ -21,7 +21,6 @@ from cope_services.http import middleware, reading
 
 from cope_sweep.api.questions import ListRuns
 from cope_sweep.config import RunSpec
-from cope_sweep.read.figures import available
 from cope_sweep.read.figures.available import available_figures
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.reports.evidence import evidence, write_evidence
@@ -323,7 +322,7 @@ def test_too_many_pictures_at_a_time_are_refused(own_sample: SampleStore, monkey
         assert go_on.wait(60)
         return SimpleNamespace(empty=False, render=lambda _: b"<svg/>")
 
-    monkeypatch.setattr(available, "draw_figure", slow)
+    monkeypatch.setattr("cope_sweep.read.queries.queries.draw_figure", slow)
     with serving(own_sample.settings()) as client, ThreadPoolExecutor(1) as threads:
         try:
             first = threads.submit(httpx.get, f"{client.base_url}{FIGURES}/summary", timeout=60)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from cope_services.http.errors import BusyError, TimeLimitError, TooLargeError
 from cope_services.models import batching
-from cope_services.models.batching import BATCH_SIZES, Batcher, InferenceThreads
+from cope_services.models.batching import BATCH_SIZES, Batcher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -407,13 +407,13 @@ def test_what_is_alone_has_all_cores_and_others_share_them() -> None:
         return torch.get_num_threads()
 
     async def work() -> None:
-        threads = InferenceThreads(2)
-        assert await threads.run(cores, alone=True) == 4
-        assert await threads.run(cores, alone=False) == 2
-        together = [asyncio.create_task(threads.run(cores_together, alone=alone)) for alone in (False, True)]
+        batcher = Batcher(2, 1, 1)
+        assert await batcher.infer(cores) == 4
+        assert await batcher.infer(cores, little=True) == 2
+        together = [asyncio.create_task(batcher.infer(cores_together, little=little)) for little in (True, False)]
         assert await asyncio.gather(*together) == [2, 2]
-        assert threads.running == 0
-        assert await InferenceThreads(9).run(cores, alone=False) == 1
+        assert batcher.running == 0
+        assert await Batcher(9, 1, 1).infer(cores, little=True) == 1
 
     asyncio.run(work())
     assert torch.get_num_threads() == before
