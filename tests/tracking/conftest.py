@@ -9,7 +9,6 @@ import urllib.request
 
 import pytest
 
-from cope_sweep.store import Store
 from tests.sweep.ports import free_port
 from tests.tracking.trackers import fresh_database  # noqa: F401 - a fixture
 
@@ -18,11 +17,6 @@ from tests.tracking.trackers import fresh_database  # noqa: F401 - a fixture
 def _without_tracking_settings(monkeypatch):
     for name in [name for name in os.environ if name.startswith("MLFLOW_TRACKING")]:
         monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store", create=True)
 
 
 @pytest.fixture
