@@ -1,8 +1,5 @@
 """The Triton kernels: interpreted in a separate process, and compiled for GPUs, which the machine need not have."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.triton_attention import launch, workspace
 from cope_sweep.kernels.triton_attention.launch import precision
 from cope_sweep.kernels.triton_attention.workspace import divide
+from tests.processes import output_of
 
 pytestmark = pytest.mark.slow
 
@@ -26,15 +24,8 @@ pytestmark = pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_interpreted_kernels_equal_the_reference():
     file = Path(__file__).with_name("test_triton_interpreted.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=file.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=1440,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(file))
+    output_of(*words, cwd=file.parents[2], timeout_s=1440, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 
 BF16, FP32 = torch.bfloat16, torch.float32

@@ -20,7 +20,8 @@ from cope_sweep.store import Filter, Lease, QueryError, RunQuery
 from cope_sweep.store.event import Event
 from cope_sweep.store.reading import read_run
 from tests.read.queries.test_queries import SWEEP, sweep_of
-from tests.read.tables.ablations import COUNTING, begin, end, fail, finish, plan_of, run_table, stop
+from tests.read.tables.ablations import COUNTING, begin, fail, finish, plan_of, run_table, stop
+from tests.store.sweeps import end
 
 
 @pytest.fixture
