@@ -79,7 +79,7 @@ class DownloadError(UserError):
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """When a request is repeated: after connection errors and the statuses 429 and 503."""
+    """The rule for repeating a request: after connection errors and the statuses 429 and 503."""
 
     retries: int = 4
     """The maximum number of repetitions."""
@@ -230,7 +230,7 @@ class Client:
         return self._answer(PerplexityComparison, "POST", "/perplexity", json=body, repeats=False)
 
     def probe(self, run_id: str, request: ProbeRequest | Mapping[str, Any]) -> ProbeResponse:
-        """What the heads of a run's model do on a sequence. The request is not repeated."""
+        """Gates, positions and attention of a run's model on a sequence. The request is not repeated."""
         body = _body(ProbeRequest, request)
         return self._answer(ProbeResponse, "POST", f"/runs/{_quoted(run_id)}/probe", json=body, repeats=False)
 
@@ -324,7 +324,7 @@ class Client:
 
     @_with_fields_of(SweepRequest)
     def preview(self, **values: Any) -> PlanCost:
-        """What `submit` with the same values would train, and its estimated cost. Nothing is started."""
+        """The runs that `submit` with the same values would train, and their estimated cost. Nothing is started."""
         return self._answer(PlanCost, "POST", "/sweeps/preview", json=_body(SweepRequest, values))
 
     def stop(self, sweep_id: str) -> SweepState:

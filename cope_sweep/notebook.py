@@ -19,20 +19,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import LoadedAblation, Plan, expand, with_overrides
 from cope_sweep.config import load_ablation as _load_file
 from cope_sweep.config.loading import find_ablation
 from cope_sweep.config.source import ablations_folder
+from cope_sweep.read.figures.available import draw_figure
+from cope_sweep.read.queries import finished_run, recorded_plan
+from cope_sweep.read.tables import Table, read_results
 from cope_sweep.store import Store
+from cope_sweep.sweep.executor import run_local
+from cope_sweep.sweep.sweep import SweepOutcome, sweep
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from cope_sweep.inference import Predictor, TokenIds
     from cope_sweep.inference.probe import Probe
-    from cope_sweep.read.figures import Figure
-    from cope_sweep.read.tables import Table
-    from cope_sweep.sweep.sweep import SweepOutcome
+    from cope_sweep.read.figures.figure import Figure
 
 STORE = "store"
 
@@ -68,9 +72,6 @@ def run(ablation: AnyAblation, store: AnyStore = STORE) -> SweepOutcome:
     Ctrl-C, or a kernel's interrupt, stops it; the next call continues. For several workers, machines and MLflow use
     `cope-sweep run`. Raises UserError.
     """
-    from cope_sweep.sweep.executor import run_local
-    from cope_sweep.sweep.sweep import sweep
-
     planned, opened = _recorded(ablation, store, create=True)
     content = planned.ablation.content
     for task in {each.task for each in planned.runs}:
@@ -83,22 +84,16 @@ def table(ablation: AnyAblation, store: AnyStore = STORE, *, compare: str | None
 
     `compare`: `paper`, the name of a row, or `model.position=CoPE`, see `read.tables.model`. Raises UserError.
     """
-    from cope_sweep.read.tables import table as make_table
-
-    return make_table(*_recorded(ablation, store), compare=compare)
+    return Table(read_results(*_recorded(ablation, store)), compare)
 
 
 def frame(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
     """One line per run, with its labels, metrics and facts: `Results.frame`. Raises UserError."""
-    from cope_sweep.read.tables import read_results
-
     return read_results(*_recorded(ablation, store)).frame
 
 
 def curves(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
     """The learning curves: run_id, row, seed, step, metric, value, status, time_s. Raises UserError."""
-    from cope_sweep.read.tables import read_results
-
     return read_results(*_recorded(ablation, store)).curves
 
 
@@ -109,10 +104,6 @@ def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE,
     `options` are those of `cope-sweep figure`: metrics and rows (lists of names), x, panels, band, log, log_x, title.
     Raises UserError.
     """
-    from cope_sweep.api.questions import GetFigure
-    from cope_sweep.read.figures.available import draw_figure
-    from cope_sweep.read.tables import read_results
-
     fields = {{"metrics": "metric", "rows": "row"}.get(name, name): value for name, value in options.items()}
     results = read_results(*_recorded(ablation, store))
     return draw_figure(results, GetFigure(results.plan.name, kind, **fields))
@@ -126,7 +117,6 @@ def predictor(
     Raises UserError where that run is not finished.
     """
     from cope_sweep.inference import Predictor
-    from cope_sweep.read.queries import finished_run
 
     planned, opened = _recorded(ablation, store)
     rows = [each.name for each in planned.rows[:1]] if row is None else [row]
@@ -145,16 +135,13 @@ def probe(
 
     `tokens` are token ids; by default the first sequence of the task's first test set. Raises UserError.
     """
-    from cope_sweep.inference.probe import probe as make_probe
-    from cope_sweep.inference.probe import split_sequences
+    from cope_sweep.inference import probe as probing
 
     model = predictor(ablation, store, row=row, seed=seed)
-    return make_probe(model, split_sequences(model.run.task, None, 0)[0] if tokens is None else tokens)
+    return probing.probe(model, probing.split_sequences(model.run.task, None, 0)[0] if tokens is None else tokens)
 
 
 def _recorded(ablation: AnyAblation, store: AnyStore, *, create: bool = False) -> tuple[Plan, Store]:
     """The plan with what its search has suggested, and the store."""
-    from cope_sweep.read.queries import recorded_plan
-
     opened = store if isinstance(store, Store) else Store(store, create=create)
     return recorded_plan(plan(ablation), opened), opened

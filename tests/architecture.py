@@ -28,7 +28,7 @@ class RoomsContract(Contract):
     rooms = fields.ListField(subfield=fields.StringField())
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
-        problems = find_problems(graph, parse_rooms(self.rooms))  # type: ignore[arg-type]
+        problems = find_problems(graph, parse_rooms(self.rooms))
         return ContractCheck(kept=not problems, metadata={"problems": problems})
 
     def render_broken_contract(self, check: ContractCheck) -> None:

@@ -52,6 +52,14 @@ def _settings():
     return {name: value for name, value in os.environ.items() if name.startswith(names)}
 
 
+@pytest.fixture
+def store(tmp_path):
+    """An empty store."""
+    from cope_sweep.store import Store
+
+    return Store(tmp_path / "store", create=True)
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     """A cache of tokenised text of the module's own, no corpora but those that its tests write, and no network."""

@@ -4,8 +4,6 @@ import importlib.util
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from cope_sweep.positions import ENCODINGS
 from cope_sweep.read.figures import FIGURES
 from cope_sweep.store import Store
 from cope_sweep.tasks import TASKS
+from tests.processes import output_of
 from tests.read.figures.files import svg_texts
 from tests.read.tables.ablations import finish
 
@@ -81,9 +80,18 @@ def test_files_and_modules_that_are_named_exist(name):
     assert all(importlib.util.find_spec(module) for module in modules)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_main_readme_links_to_every_room_with_a_readme(room):
-    assert f"]({room}/README.md" in read("README.md")
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        *((f"]({room}/README.md", "README.md") for room in ROOMS),
+        *((f"`{kind}`", "cope_sweep/positions/README.md") for kind in ENCODINGS),
+        *((f"`{kind}`", "cope_sweep/tasks/README.md") for kind in TASKS),
+        *((f"| `{kind}` |", "ablations/README.md") for kind in [*FAMILIES, *OPTIMIZERS, *SCHEDULES]),
+        *((f"| `{kind}` |", "ablations/README.md") for kind in [*SEARCHES, *SCHEDULERS, *FIGURES]),
+    ],
+)
+def test_every_room_and_kind(text, name):
+    assert text in read(name)
 
 
 def test_every_package_is_in_the_table_of_packages():
@@ -101,21 +109,6 @@ def test_every_command(command):
 @pytest.mark.parametrize("command", BENCHES)
 def test_every_benchmark(command):
     assert f"cope-sweep {command}" in all_text()
-
-
-@pytest.mark.parametrize("kind", ENCODINGS)
-def test_every_encoding(kind):
-    assert f"`{kind}`" in read("cope_sweep/positions/README.md")
-
-
-@pytest.mark.parametrize("kind", TASKS)
-def test_every_task(kind):
-    assert f"`{kind}`" in read("cope_sweep/tasks/README.md")
-
-
-@pytest.mark.parametrize("kind", [*FAMILIES, *OPTIMIZERS, *SCHEDULES, *SEARCHES, *SCHEDULERS])
-def test_every_family_optimizer_schedule_and_search(kind):
-    assert f"| `{kind}` |" in read("ablations/README.md")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "ablations").glob("*.yaml")), ids=lambda path: path.stem)
@@ -228,21 +221,13 @@ def test_the_encoding_of_the_main_readme_trains(tmp_path):
     (tmp_path / "log_distance.py").write_text(code_blocks(text, "python")[0])
     (command,) = re.findall(r"^cope-sweep (run mine .*log_distance.*)$", text, re.MULTILINE)
     small = ["--set", "train.steps=2", "--set", "seeds=[0]", "--set", "model.layers=1", "--no-mlflow", "--json"]
-    words = [sys.executable, "-m", "cope_sweep.cli", *shlex.split(command), *small]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert '"trained": 1' in done.stdout
+    assert '"trained": 1' in output_of("-m", "cope_sweep.cli", *shlex.split(command), *small, cwd=tmp_path)
 
 
 def test_the_example_of_attention_computes_what_the_reference_does():
     names = {}
     exec(code_blocks(read("cope_sweep/kernels/README.md"), "python")[0], names)
     torch.testing.assert_close(names["out"], names["expected"])
-
-
-@pytest.mark.parametrize("kind", FIGURES)
-def test_every_kind_of_figure(kind):
-    assert f"| `{kind}` |" in read("ablations/README.md")
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import torch
 from cope_sweep.config import RunSpec
 from cope_sweep.inference import Perplexity, Predictor, TokensError, scoring
 from cope_sweep.model import CheckpointError, Transformer
-from tests.inference.tiny_models import random_predictor
+from tests.inference.tiny_models import random_predictor, set_logits
 
 RNG = np.random.default_rng(0)
 
@@ -39,11 +39,7 @@ def with_logits(logits: torch.Tensor) -> Predictor:
     """A model whose every next-token distribution is softmax(logits)."""
     spec = run_spec(vocabulary=len(logits), tied=False)
     net = Transformer(spec).eval()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.zero_()
-        net.norm.bias[0] = 1.0
-        net.head.weight[:, 0] = logits
+    set_logits(net, logits)
     return Predictor(net, spec)
 
 

@@ -1,9 +1,6 @@
 """The functions that `import cope_sweep` offers."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +10,7 @@ import cope_sweep
 from cope_sweep.config import Plan
 from cope_sweep.errors import UserError
 from tests.cli.conftest import TINY
+from tests.processes import output_of
 from tests.test_docs import code_blocks, read
 
 
@@ -118,8 +116,7 @@ for optimizer in ("adamw", "muon"):
 )
 def test_imports_are_light(code, heavy):
     script = f"{code}\nimport sys; print(*sorted({heavy!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    assert output_of("-W", "error", "-c", script).strip() == ""
 
 
 def tutorial() -> list[str]:
@@ -140,15 +137,6 @@ def test_the_tutorial_runs(tmp_path):
     text = "\n".join(tutorial()).replace("steps: 300", "steps: 60").replace("seeds: [0, 1, 2, 3, 4]", "seeds: [0, 1]")
     assert "steps: 60" in text
     (tmp_path / "tutorial.py").write_text(f"{text}\nprint(table)", encoding="utf-8")
-    path = {"PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run(
-        [sys.executable, "tutorial.py"],
-        cwd=tmp_path,
-        env=os.environ | path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Learned decay + RoPE" in done.stdout
-    assert "layer 1, head 1: gates of data" in done.stdout
+    printed = output_of("tutorial.py", cwd=tmp_path, timeout_s=1200, PYTHONPATH=str(Path(__file__).parent.parent))
+    assert "Learned decay + RoPE" in printed
+    assert "layer 1, head 1: gates of data" in printed

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from typing import Annotated, ClassVar, Literal
 
@@ -13,6 +12,7 @@ from cope_sweep.frozen import Frozen
 from cope_sweep.positions import ENCODINGS, CoPE
 from cope_sweep.registry import Kind, PluginError, Registry, load_plugins
 from cope_sweep.tasks import TASKS
+from tests.processes import output_of
 
 
 class Shape(Kind):
@@ -374,11 +374,7 @@ def test_an_installed_encoding_is_part_of_a_run_and_its_id(tmp_path):
         folder.mkdir()
         install(folder, "an-author", f"[cope_sweep.positions]\nmine = {module}\n", **{module: source})
         path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-        process = subprocess.run(
-            [sys.executable, "-c", SCRIPT], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
-        )
-        assert process.returncode == 0, process.stderr
-        results.append(json.loads(process.stdout))
+        results.append(json.loads(output_of("-c", SCRIPT, PYTHONPATH=path)))
     assert [result["versions"]["first_author.mine"] for result in (results[0], results[2])] == [3, 4]
     assert results[1]["versions"]["second_author.mine"] == 3
     assert all(result["kinds"][-1] == "mine" and result["schema"] for result in results)

@@ -49,7 +49,9 @@ class AblationSummary(Answer):
         description="Scales whose results are kept with the ablation files (`table?committed=true`). An empty name is "
         "the own size.",
     )
-    error: str | None = Field(default=None, description="Why the file is invalid; the other fields are then empty.")
+    error: str | None = Field(
+        default=None, description="The reason why the file is invalid; the other fields are then empty."
+    )
 
 
 class PlannedRun(Answer):
@@ -82,7 +84,7 @@ class AblationDetail(AblationSummary):
     metrics: list[MetricInfo] = []
     plan: list[PlannedRow] = []
     reference: str | None = Field(
-        default=None, description="What a report compares the rows with, as `compare` of the table takes it."
+        default=None, description="The reference of a report's comparisons, as `compare` of the table takes it."
     )
     text: str = Field(description="The content of the file.")
 
@@ -95,7 +97,7 @@ class FigureInfo(Answer):
     kind: str
     declared: bool = Field(description="Whether the ablation's file declares it.")
     formats: list[Literal["png", "svg", "pdf", "csv"]]
-    url: str = Field(description="Of the figure; add `format`.")
+    url: str = Field(description="URL of the figure; add `format`.")
 
 
 class RunSummary(Answer):
@@ -108,13 +110,13 @@ class RunSummary(Answer):
     seed: int | None = None
     step: int = Field(default=0, description="The last step that is known; of a finished run, the last step.")
     steps: int | None = Field(default=None, description="Number of training steps.")
-    attempt: int = Field(default=0, description="How often the run was begun.")
+    attempt: int = Field(default=0, description="Number of times that the run was begun.")
     created_ms: int | None = Field(default=None, description="Time of its first start, in ms since 1970.")
     updated_ms: int | None = Field(default=None, description="Time of the last known change, in ms since 1970.")
     worker_id: str | None = Field(default=None, description="The last worker that trained the run.")
     sweep_id: str | None = Field(default=None, description="The sweep that trained the run last.")
     parent_id: str | None = Field(default=None, description="The run from whose checkpoint it was continued.")
-    message: str | None = Field(default=None, description="Why the run failed, was stopped or is damaged.")
+    message: str | None = Field(default=None, description="The reason why the run failed, was stopped or is damaged.")
     metrics: dict[str, float] = Field(default={}, description="Final values of a finished run.")
     values: dict[str, bool | int | float | str] = Field(
         default={}, description="The values of the keys by which the runs were filtered and sorted."
@@ -132,7 +134,7 @@ class RunPage(Answer):
 
 
 class Failure(Answer):
-    """Why the last attempt of a run failed."""
+    """The error of a run's last attempt."""
 
     message: str
     traceback: str = ""
@@ -155,8 +157,8 @@ class RunDetail(RunSummary):
     facts: dict[str, Any] = Field(default={}, description="For example parameters, duration and memory.")
     result: dict[str, Any] | None = Field(default=None, description="The content of result.json, if it is finished.")
     sweeps: list[str] = Field(default=[], description="The sweeps that contained the run, oldest first.")
-    failure: Failure | None = Field(default=None, description="Of a failed run.")
-    attempts: list[Attempt] = Field(default=[], description="Oldest first; those that its log still tells of.")
+    failure: Failure | None = Field(default=None, description="The error of a failed run.")
+    attempts: list[Attempt] = Field(default=[], description="The attempts in its log, oldest first.")
     mlflow_url: str | None = Field(
         default=None, description="Its page in MLflow, if a server is known and has the run."
     )
@@ -231,7 +233,7 @@ class MetricTest(Answer):
     difference: float | None
     ci_low: float | None
     ci_high: float | None
-    p: float | None = Field(description="Of the exact permutation test, not corrected.")
+    p: float | None = Field(description="p of the exact permutation test, not corrected.")
     smallest_p: float | None = Field(description="The least p that so many runs can have.")
 
 
@@ -293,7 +295,7 @@ class FailedMember(Answer):
 
 
 class SweepProgress(Answer):
-    """How far a sweep is."""
+    """The progress of a sweep."""
 
     sweep_id: str
     ablation: str
@@ -316,8 +318,8 @@ class SweepState(Answer):
     runs: int
     stop_requested: bool = Field(default=False, description="Whether it ends soon; its runs write checkpoints first.")
     retry_of: str | None = Field(default=None, description="The sweep whose runs it trains again.")
-    url: str = Field(description="Where its state is.")
-    events: str = Field(description="Where its progress is sent as server-sent events.")
+    url: str = Field(description="URL of its state.")
+    events: str = Field(description="URL of its progress as server-sent events.")
 
 
 class SweepMember(Answer):
@@ -348,7 +350,9 @@ class SweepDetail(SweepEntry):
     table: dict[str, Any] | None = Field(default=None, description="The table at the end: markdown, csv and json.")
     file_text: str = Field(default="", description="The ablation file.")
     members: list[SweepMember] = []
-    error: str | None = Field(default=None, description="Why its record cannot be read; its fields are then empty.")
+    error: str | None = Field(
+        default=None, description="The reason why its record cannot be read; fields are then empty."
+    )
 
 
 class RunCost(Answer):
@@ -368,7 +372,7 @@ class RunCost(Answer):
     estimated_memory_bytes: int
     basis: str
     fits: bool = Field(description="Whether the machine that was asked has enough memory, as far as is known.")
-    resources: str = Field(description="What a worker group takes that trains it.")
+    resources: str = Field(description="Resources of the worker group that trains it.")
 
 
 class PlanCost(Answer):
@@ -379,8 +383,8 @@ class PlanCost(Answer):
     counts: Counts
     finished: int
     to_do: int = Field(description="Runs that are neither finished nor stopped.")
-    to_suggest: int = Field(description="Those of them that the search has still to suggest; they are not in `runs`.")
-    basis: str | None = Field(description="What the time of the first of them was estimated from.")
+    to_suggest: int = Field(description="Runs of them that the search has still to suggest; they are not in `runs`.")
+    basis: str | None = Field(description="Basis of the time estimate of the first of them.")
     estimated_s: float
     least_s: float = Field(description="The same on fast cores, where nothing was measured; else the same.")
     lacks_gpu: bool = Field(description="Whether the runs may use a GPU, and the machine that was asked has none.")
@@ -393,7 +397,7 @@ class CheckpointFile(Answer):
     name: str
     size_bytes: int
     sha256: str
-    url: str = Field(description="Where it can be downloaded.")
+    url: str = Field(description="URL of the download.")
 
 
 class Checkpoint(Answer):

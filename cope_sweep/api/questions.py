@@ -29,6 +29,7 @@ MAX_CURVE_ROWS = 1_000
 API = "/api/v1"
 """Begins the routes of a service."""
 FigureFormat = Literal["png", "svg", "pdf", "csv"]
+RunsFormat = Literal["parquet", "csv", "json"]
 Band = Literal["auto", "interval", "range"]
 
 
@@ -135,8 +136,8 @@ class GetPlan(Question["answers.PlanCost"], path="/ablations/{name}/plan"):
 class GetCurves(Question["answers.Curves"], path="/ablations/{name}/curves"):
     """Learning curves of a metric: every run of the rows, at most about 200 points each.
 
-    A page also ends where it has 5,000 runs that were begun. Curves are as new as the index, which hears of a running
-    run every few seconds.
+    A page also ends where it has 5,000 runs that were begun. Curves are as new as the index, which running runs update
+    every few seconds.
     """
 
     name: Name
@@ -229,7 +230,7 @@ class GetFigure(Question[bytes], path="/ablations/{name}/figures/{figure}"):
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs, and their order."""
+    """Selection and order of runs."""
 
     filter: Annotated[
         Sequence[str],
@@ -296,7 +297,7 @@ class ExportRuns(RunFilter, Question[bytes], path="/runs/export"):
     A line has the configuration by dotted keys, seed, sweeps, metrics, and facts such as versions and durations.
     """
 
-    format: Annotated[Literal["parquet", "csv", "json"] | None, Doc("The format of the file. Default: csv.")] = None
+    format: Annotated[RunsFormat | None, Doc("The format of the file. Default: csv.")] = None
     curves: Annotated[bool, Doc("The learning curves instead: one line for each logged value of a run.")] = False
 
 

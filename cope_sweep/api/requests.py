@@ -190,7 +190,7 @@ class ScoredSequence(ScoredTotal):
     token_ids: list[int] | None = Field(default=None, description="Only with `token_labels`.")
     input_ids: list[int] | None = Field(
         default=None,
-        description="What the model reads in the places of all tokens but the last. Only with `token_labels`.",
+        description="Ids that the model reads in the places of all tokens but the last. Only with `token_labels`.",
     )
     labels: list[str] | None = Field(default=None, description="The text of each token. Only with `token_labels`.")
     top: list[list[tuple[int, float]] | None] | None = Field(
@@ -253,7 +253,7 @@ class ProbeRequest(Body):
 
 
 class ProbedMark(BaseModel):
-    """How the gates of a head separate marked tokens from the others; null: undefined for these tokens."""
+    """Separation of marked tokens from the others by a head's gates; null: undefined for these tokens."""
 
     tokens_on: int
     tokens_off: int

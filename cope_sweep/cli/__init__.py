@@ -6,8 +6,8 @@ Installed packages add commands, and their modules import `cli.options`. So this
 import gc
 
 NEW_OBJECTS = 50_000
-"""So many new objects lead to a garbage collection. Python's 700 do so hundreds of times while modules are imported,
-and while an answer about many runs is made: both are kept, so that nothing is found."""
+"""New objects that start a garbage collection. With Python's 700, hundreds of collections run while modules are
+imported and while an answer about many runs is made. They free nothing: these objects stay in use."""
 
 
 def main() -> None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 
 from cope_sweep.api.questions import GetFigure, GetReport, GetTable, ListFigures
-from cope_sweep.cli.models import text_ids
-from cope_sweep.cli.options import ABLATION, Source, argument, asks, option
-from cope_sweep.cli.output import escaped, make_console, size
+from cope_sweep.cli.options import ABLATION, Source, argument, asks, option, read_text
+from cope_sweep.cli.output import escaped, make_console, save, size
 from cope_sweep.errors import UserError
-from cope_sweep.read.figures.figure import FIGURES, FORMATS, Show
-
-if TYPE_CHECKING:
-    from cope_sweep.read.figures import Figure
+from cope_sweep.read.figures.kinds import FIGURES, FORMATS, Show
+from cope_sweep.store.files import write_bytes
 
 DOCUMENT = "report.html"
 COMPARE = "paper|ROW|AXIS=LABEL"
@@ -71,7 +69,6 @@ def table(
     if output is None and question.format in (None, "terminal") and not (source.server or question.runs):
         make_console().print(source.queries.table(question).to_rich())
         return
-    from cope_sweep.cli.files import save
     from cope_sweep.read.tables import formats
 
     save(
@@ -138,8 +135,6 @@ def report(
     if out is None:
         if compare is not None or source.as_json:
             raise UserError("--compare and --json are of the files of --out DIR")
-        from cope_sweep.cli.files import save
-
         save(question, output, source.write, default="markdown", suffixes={".html": "html"})
         return
     if output is not None or question.format is not None or (all_ablations and (compare or source.sets)):
@@ -164,7 +159,6 @@ def _evidence(out: Path, question: GetReport, source: Source, compare: str | Non
 
 def _document(out: Path, question: GetReport, source: Source) -> list[Path]:
     from cope_sweep.read.reports.document import document
-    from cope_sweep.store.files import write_bytes
 
     content = document(source.queries.files, source.reports or source.store, question.scale).to_html().encode()
     out.mkdir(parents=True, exist_ok=True)
@@ -175,12 +169,8 @@ def _document(out: Path, question: GetReport, source: Source) -> list[Path]:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-def _of_maps(*flags: str, help: str, metavar: str | None = None, min: int | None = None) -> typer.models.OptionInfo:  # noqa: A002
-    """An option of the figures that need a checkpoint: they are drawn on this machine."""
-    info: typer.models.OptionInfo = typer.Option(
-        *flags, help=help, metavar=metavar, min=min, rich_help_panel=MAPS_PANEL
-    )
-    return info
+of_maps = partial(typer.Option, rich_help_panel=MAPS_PANEL)
+"""An option of the figures that need a checkpoint: they are drawn on this machine."""
 
 
 @asks(
@@ -206,10 +196,10 @@ def figure(
         Path | None,
         typer.Option("--output", "-o", help="Default: NAME-KIND.FORMAT, and for one figure as csv, standard output."),
     ] = None,
-    show: Annotated[Show | None, _of_maps("--show", help="What the maps show. Default: position_attention.")] = None,
+    show: Annotated[Show | None, of_maps(help="Quantity of the maps. Default: position_attention.")] = None,
     heads: Annotated[
         list[str],
-        _of_maps(
+        of_maps(
             "--head",
             metavar="LAYER.HEAD",
             help="A head, counted from 0; repeatable. Default: the four whose gates separate the marked tokens best.",
@@ -217,18 +207,19 @@ def figure(
     ] = [],
     mark: Annotated[
         str | None,
-        _of_maps("--mark", help="Marked tokens, drawn as plus signs: a name from the task or the text (`newline`, …)."),
+        of_maps(help="Marked tokens, drawn as plus signs: a name from the task or the text (`newline`, …)."),
     ] = None,
-    split: Annotated[
-        str | None, _of_maps("--split", help="A split of the run's task. Default: the first test set.")
-    ] = None,
+    split: Annotated[str | None, of_maps(help="A split of the run's task. Default: the first test set.")] = None,
     position: Annotated[
-        int | None, _of_maps("--sequence", min=0, help="Index of the sequence in its split. Default: 0.")
+        int | None,
+        of_maps(
+            "--sequence", min=0, help="Index of the sequence in its split. Default: the first with a marked token."
+        ),
     ] = None,
-    text: Annotated[str | None, _of_maps("--text", help="A text, or `-` for standard input.")] = None,
-    file: Annotated[Path | None, _of_maps("--file", help="A text file.")] = None,
-    first: Annotated[int | None, _of_maps("--first", min=1, help="Use only the first tokens of the sequence.")] = None,
-    seed: Annotated[int | None, _of_maps("--seed", help="Of an ablation: the seed of the run.")] = None,
+    text: Annotated[str | None, of_maps(help="A text, or `-` for standard input.")] = None,
+    file: Annotated[Path | None, of_maps(help="A text file.")] = None,
+    first: Annotated[int | None, of_maps(min=1, help="Use only the first tokens of the sequence.")] = None,
+    seed: Annotated[int | None, of_maps(help="Seed of the run, for an ablation.")] = None,
 ) -> None:
     """Draw a figure of an ablation's results, or of what the heads of a trained model attend to, as PNG, SVG or PDF.
 
@@ -258,43 +249,38 @@ def figure(
     """
     question = replace(question, name=source.run_or_ablation(question.name))
     kind: str | None = question.figure
-    of_maps = (show, *heads, mark, split, position, text, file, first, seed)
+    given = (show, *heads, mark, split, position, text, file, first, seed)
     is_checkpoint = _is_checkpoint(question.name)
     own = replace(question, figure="", format=None) != GetFigure(question.name, "", scale=question.scale)
-    selects = own or any(each is not None for each in of_maps)
+    selects = own or any(each is not None for each in given)
     declared: list[str] = []
     if not is_checkpoint and not selects and kind in (None, "maps"):
         declared = [each.name for each in source.ask(ListFigures(question.name, question.scale)) if each.declared]
-    maps: Figure | None = None
+    write: Callable[[GetFigure, IO[bytes]], object] = source.write
     if is_checkpoint or (kind == "maps" and "maps" not in declared):
         if source.server:
             raise UserError("maps that no file declares need a checkpoint on this machine; leave out --server")
         if (text, file, split).count(None) < 2:
             raise UserError("more than one source of tokens; give one of --text, --file and --split")
-        kind, pairs = "maps", _pairs(heads)
-        folder = _checkpoint(question, source, seed)  # before the import of torch, which takes seconds
-
         from cope_sweep.config.ablation import Maps
-        from cope_sweep.inference import Predictor
-        from cope_sweep.inference.probe import split_sequences
 
-        drawn = Maps(show=show or "position_attention", heads=pairs or 4, mark=mark, title=question.title)
-        predictor = Predictor.load(folder)
-        if text is None and file is None:
-            ids = split_sequences(predictor.run.task, split, position or 0)[0]
-        else:
-            ids = text_ids(text, file, predictor)
-        maps = FIGURES["maps"].make(predictor, ids[:first], drawn)
+        try:
+            drawn = Maps(
+                show=show or "position_attention", heads=_pairs(heads) or 4, mark=mark, title=question.title,
+                split=split, index=position, first=first,
+            )  # fmt: skip
+        except ValueError as error:
+            raise UserError("--head, --sequence and --first take numbers up to 1,000,000,000") from error
+        typed = None if text is None and file is None else read_text(text, file)
+        kind, maps = "maps", FIGURES["maps"].make(_checkpoint(question, source, seed), drawn, typed)
+
+        def write_maps(question: GetFigure, file: IO[bytes]) -> None:
+            file.write(maps.render(question.format or "png"))
+
+        write = write_maps
     wanted = [kind] if kind else declared or ["curves"]
     if output is not None and len(wanted) > 1:
         raise UserError(f"--output is one file; {question.name} declares {', '.join(declared)}; choose one with --kind")
-
-    def write(question: GetFigure, file: IO[bytes]) -> None:
-        if maps is None:
-            source.write(question, file)
-        else:
-            file.write(maps.render(question.format or "png"))
-
     written = [_save(replace(question, figure=each), output, write, several=len(wanted) > 1) for each in wanted]
     files = [each for each in written if each]
     if files and not source.printed(files if kind is None and declared else files[0]):
@@ -303,11 +289,9 @@ def figure(
 
 
 def _save(
-    question: GetFigure, output: Path | None, write: Callable[[GetFigure, IO[bytes]], None], *, several: bool
+    question: GetFigure, output: Path | None, write: Callable[[GetFigure, IO[bytes]], object], *, several: bool
 ) -> dict[str, Any]:
     """Write a figure, and return what the JSON answer says of its file; nothing of standard output."""
-    from cope_sweep.cli.files import save
-
     if output is None and (question.format != "csv" or several):
         output = Path(f"{Path(question.name).stem}-{question.figure}.{question.format or 'png'}")
     if output is not None and question.format is None and output.suffix.lower() not in SUFFIXES:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -17,12 +16,7 @@ from cope_sweep.cli.output import escaped, grid, make_console, print_table
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from cope_sweep.client import Client
-    from cope_sweep.config import RunSpec
-    from cope_sweep.inference import Predictor
-    from cope_sweep.inference.probe import HeadStatistics
 
 T = TypeVar("T")
 
@@ -71,7 +65,10 @@ def perplexity(
         body = {"models": [run_or_folder]} | {name: value for name, value in scored.items() if value is not None}
         values = _scored_by(source.client, body)
     else:
-        values = _scored_here(source.checkpoint(run_or_folder), given, context, stride)
+        folder = source.checkpoint(run_or_folder)  # before the import of torch, which takes seconds
+        from cope_sweep.cli.probing import score_checkpoint
+
+        values = score_checkpoint(folder, given, context, stride)
     if source.printed(values):
         return
     if "words" in values:
@@ -86,21 +83,6 @@ def perplexity(
             f"the task trains ({values['bits_per_token']:.4f} bits per token)"
         )
     make_console().print(line, soft_wrap=True)
-
-
-def _scored_here(folder: Path, given: str | list[list[int]], context: int | None, stride: int | None) -> dict[str, Any]:
-    """The measures of a text or of token sequences under a checkpoint of this machine. Raises UserError."""
-    from cope_sweep.inference import Predictor
-
-    predictor = Predictor.load(folder)
-    try:
-        if isinstance(given, str) and predictor.reads_text:
-            return asdict(predictor.text_perplexity(given, context=context, stride=stride))
-        if isinstance(given, str):  # of labels
-            given = [predictor.vocabulary.encode(given).tolist()]
-        return asdict(predictor.perplexity(given, context=context, stride=stride))
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def _scored_by(client: Client, body: dict[str, Any]) -> dict[str, Any]:
@@ -189,56 +171,29 @@ def probe(
     run_or_folder = source.run_id(run_or_folder)
     if (tokens, text, file, split).count(None) < 3:
         raise UserError("more than one source of tokens; give one of --tokens, --text, --file and --split")
+    ids = None if tokens is None else token_ids(tokens)
+    typed = None if text is None and file is None else read_text(text, file)
     if source.client is not None:
         body: dict[str, Any] = {"layers": layers or None, "heads": heads or None, "matrices": []}
-        if text is not None or file is not None:
-            body["text"] = read_text(text, file)
-        elif tokens is not None:
-            body["tokens"] = token_ids(tokens)[:first]
+        if typed is not None:
+            body["text"] = typed
+        elif ids is not None:
+            body["tokens"] = ids[:first]
         else:
-            body["tokens"] = _test_sequence(source.client, run_or_folder, split, index)[:first]
+            from cope_sweep.cli.probing import test_sequence
+
+            body["tokens"] = test_sequence(source.client, run_or_folder, split, index)[:first]
         answer = _probed_by(source.client, run_or_folder, body, marks)
         _show(answer, source, "no gates: the model of this run has no contextual positions")
         return
     folder = source.checkpoint(run_or_folder)  # before the import of torch, which takes seconds
+    from cope_sweep.cli.probing import probe_checkpoint
 
-    from cope_sweep.inference import Predictor, validate_token_ids
-    from cope_sweep.inference.probe import head_statistics, split_sequences, token_marks
-
-    predictor = Predictor.load(folder)
-    run = predictor.run
-    if tokens is None and text is None and file is None:
-        given = split_sequences(run.task, split, index, count)
-    else:
-        given = [token_ids(tokens) if tokens is not None else text_ids(text, file, predictor)]
-    sequences = [validate_token_ids(ids[:first], predictor.vocabulary_size) for ids in given]
-    tokenizer = predictor.tokenizer if predictor.reads_text else None
-    known = [token_marks(run.task, tokens_T, tokenizer) for tokens_T in sequences]
-    selected = [_select_marks(marks, *each) for each in zip(known, sequences, strict=True)]
-    queries = (
-        None if seen_by is None else [_select_queries(seen_by, *each) for each in zip(known, sequences, strict=True)]
-    )
-    statistics = head_statistics(
-        predictor, sequences, selected, seen_by=queries, layers=layers or None, heads=heads or None
-    )
-    try:
-        _write_files(predictor, sequences[0], selected[0], statistics, layers, heads, out=out, html=html, svg=svg)
-    except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror}; choose another file") from error
-    found = {"run_id": run.run_id, "sequences": len(sequences), "heads": [asdict(head) for head in statistics]}
-    _show(
-        found,
-        source,
-        f"no gates: {_encoding_names(run)} has no contextual positions; --html and --out give the attention",
-    )
-
-
-def _test_sequence(client: Client, run_id: str, split: str | None, index: int) -> list[int]:
-    """A sequence of a split of a run's task, which is made here."""
-    from cope_sweep.config import RunSpec
-    from cope_sweep.inference.probe import split_sequences
-
-    return split_sequences(RunSpec.model_validate(client.run(run_id, curve=False).spec).task, split, index)[0]
+    encodings, found = probe_checkpoint(
+        folder, tokens=ids, text=typed, split=split, index=index, count=count,
+        first=first, marks=marks, seen_by=seen_by, layers=layers, heads=heads, out=out, html=html, svg=svg,
+    )  # fmt: skip
+    _show(found, source, f"no gates: {encodings} has no contextual positions; --html and --out give the attention")
 
 
 def _probed_by(client: Client, run_id: str, body: dict[str, Any], marks: list[str]) -> dict[str, Any]:
@@ -252,7 +207,7 @@ def _probed_by(client: Client, run_id: str, body: dict[str, Any], marks: list[st
             if encoding.position_mean is None:  # it has no gates
                 continue
             if marks:
-                found["marks"] = {name: _known_mark(name, found["marks"]) for name in marks}
+                found["marks"] = {name: known_mark(name, found["marks"]) for name in marks}
             heads.append({"layer": head.layer, "head": head.head, "encoding": encoding.kind} | found)
     return {"run_id": run_id, "sequences": 1, "heads": heads}
 
@@ -266,84 +221,12 @@ def _show(found: dict[str, Any], source: Source, without_gates: str) -> None:
         make_console().print(without_gates)
 
 
-def text_ids(text: str | None, file: Path | None, predictor: Predictor) -> list[int]:
-    """The token ids of a text, after the end-of-text token, as in training."""
-    tokenizer = predictor.tokenizer
-    return [tokenizer.end_of_text, *(int(token) for token in tokenizer.encode([read_text(text, file)])[0])]
-
-
-def _select_marks(options: list[str], known: dict[str, np.ndarray], tokens_T: np.ndarray) -> dict[str, np.ndarray]:
-    """The marks that `--mark` options select or define; without options, all known ones."""
-    import numpy as np
-
-    marks = {}
-    for each in options:
-        name, equals, ids = each.partition("=")
-        marks[name] = np.isin(tokens_T, token_ids(ids)) if equals else _known_mark(name, known)
-    return marks or known
-
-
-def _select_queries(seen_by: str, known: dict[str, np.ndarray], tokens_T: np.ndarray) -> np.ndarray:
-    """The queries that `--seen-by` selects: bool, shape (T,)."""
-    import numpy as np
-
-    if not seen_by.isdecimal():
-        return _known_mark(seen_by, known)
-    if int(seen_by) >= len(tokens_T):
-        raise UserError(f"--seen-by {seen_by}: the sequence has tokens 0 … {len(tokens_T) - 1}")
-    selected_T = np.zeros(len(tokens_T), dtype=bool)
-    selected_T[int(seen_by)] = True
-    return selected_T
-
-
-def _known_mark(name: str, known: dict[str, T]) -> T:
+def known_mark(name: str, known: Mapping[str, T]) -> T:
+    """The mark with a name. Raises UserError."""
     if name not in known:
         listed = ", ".join(known) or "none"
         raise UserError(f"no mark {name!r}; the marks of these tokens are: {listed}; or define one: --mark {name}=3,4")
     return known[name]
-
-
-def _encoding_names(run: RunSpec) -> str:
-    return " + ".join(encoding.kind for encoding in run.model.position) or "no position encoding"
-
-
-def _write_files(
-    predictor: Predictor,
-    tokens_T: np.ndarray,
-    marks: dict[str, np.ndarray],
-    statistics: list[HeadStatistics],
-    layers: list[int],
-    heads: list[int],
-    *,
-    out: Path | None,
-    html: Path | None,
-    svg: Path | None,
-) -> None:
-    """Write the matrices of one sequence to the files that are not None. Raises OSError."""
-    if not (out or html or svg):
-        return
-    import numpy as np
-
-    from cope_sweep.inference.probe import probe as compute_matrices
-    from cope_sweep.inference.probe import token_labels
-
-    run = predictor.run
-    matrices = compute_matrices(predictor, tokens_T, layers or None, heads or None)
-    labels = token_labels(run.task, tokens_T, predictor.tokenizer if predictor.reads_text else None)
-    if html:
-        from cope_sweep.read.figures.heads import page
-
-        title = f"Run {run.run_id}: {run.task.kind}, {_encoding_names(run)}"
-        html.write_text(page(matrices, labels, marks, statistics, title=title), encoding="utf-8")
-    if svg:
-        from cope_sweep.read.figures import heads as drawn_heads
-
-        rows = drawn_heads.head_figures(matrices, marks, statistics)
-        svg.write_bytes(drawn_heads.picture(rows, labels, marks, "svg"))
-    if out:
-        arrays = matrices.arrays() | {f"marks/{name}": marked_T for name, marked_T in marks.items()}
-        with out.open("wb") as stream:  # given a name, savez would append .npz to it
-            np.savez_compressed(stream, allow_pickle=False, **arrays)
 
 
 def _print_table(statistics: list[dict[str, Any]]) -> None:

@@ -30,8 +30,8 @@ from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from cope_sweep.api.questions import Question
+    from cope_sweep.cli.files import NamedFiles
     from cope_sweep.client import Client
-    from cope_sweep.config import Plan
     from cope_sweep.read.queries import Queries
     from cope_sweep.store import Store
 
@@ -50,7 +50,7 @@ def _or_packaged(folder: Path) -> Path:
 
 
 def _not_of_a_service(context: typer.Context, value: str) -> str:
-    """Raise UserError where a command that asks no service would use a store that nobody named, and one is set."""
+    """Raise UserError where a command without --server would use the default store although a service is configured."""
     asks_a_service = any(each.name == "server" for each in context.command.params)
     if os.environ.get(SERVER_VARIABLE) and not asks_a_service and not _is_on_command_line(context, "root"):
         raise UserError(
@@ -149,10 +149,16 @@ class Source:
     @cached_property
     def queries(self) -> Queries:
         """The store and the ablation files of this machine."""
-        from cope_sweep.cli.files import NamedFiles
         from cope_sweep.read.queries import Queries
 
-        return Queries(self.store, NamedFiles(self.ablations, self.sets), reports=self.reports)
+        return Queries(self.store, self.files, reports=self.reports)
+
+    @cached_property
+    def files(self) -> NamedFiles:
+        """The ablation files of this machine, with the values of `--set`."""
+        from cope_sweep.cli.files import NamedFiles
+
+        return NamedFiles(self.ablations, self.sets)
 
     @cached_property
     def store(self) -> Store:
@@ -167,7 +173,7 @@ class Source:
 
     @property
     def location(self) -> str:
-        """Where the answers are from, for messages."""
+        """The place of the answers, for messages."""
         return f"the store of {self.server}" if self.server else f"the store {self.store.location}"
 
     def ask(self, question: Question[A]) -> A:
@@ -195,10 +201,6 @@ class Source:
         else:
             file.write(self.ask(question))
 
-    def plan(self, name: str, scale: str | None) -> Plan:
-        """The plan of an ablation of this machine, with the values of `--set`. Raises UserError."""
-        return load_plan(name, self.ablations, scale, self.sets)
-
     def checkpoint(self, run_or_folder: str) -> Path:
         """The checkpoint folder of a finished run, or the folder that was named. Raises UserError."""
         from cope_sweep.store.artifacts import RUN_ID
@@ -219,17 +221,17 @@ class Source:
 
 
 def option(*flags: str, **attributes: Any) -> dict[str, Any]:
-    """How a field is shown on the command line, where it is not as in the question: attributes of `typer.Option`."""
+    """Show a field as an option that differs from the question: attributes of `typer.Option`."""
     return {"flags": flags, "argument": False, **attributes}
 
 
 def argument(**attributes: Any) -> dict[str, Any]:
-    """Shows a field as an argument: attributes of `typer.Argument`, and `default`."""
+    """Show a field as an argument: attributes of `typer.Argument`, and `default`."""
     return {"argument": True, **attributes}
 
 
 ABLATION = argument(metavar="ABLATION", help="Name of an ablation (see `cope-sweep list`) or path of its file.")
-"""How the name of an ablation is shown, which may be a path here."""
+"""The argument for an ablation: a name, or here also a path."""
 
 
 def asks(
@@ -402,13 +404,6 @@ def _limits(kind: Any) -> dict[str, Any]:
 # -- what options name -------------------------------------------------------------------------------------------------
 
 
-def find_ablation(ablation: str, folder: Path) -> Path:
-    """The file of an ablation, given its name or its path. Raises UserError where there is none."""
-    from cope_sweep.config import loading
-
-    return loading.find_ablation(ablation, folder, "choose the folder with --ablations")
-
-
 def ablation_fields(ablation: str) -> dict[str, str]:
     """The fields of a request to a service for an ablation: a name that it knows, or the text of a file here.
 
@@ -423,13 +418,6 @@ def ablation_fields(ablation: str) -> dict[str, str]:
         return {"name": path.stem, "spec": path.read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: {error}") from error
-
-
-def load_plan(ablation: str, folder: Path, scale: str | None, sets: Sequence[str]) -> Plan:
-    """The plan of an ablation at a scale, with the values of `--set`. Raises UserError."""
-    from cope_sweep.config import expand, load_ablation, with_overrides
-
-    return expand(with_overrides(load_ablation(find_ablation(ablation, folder)), scale=scale, assignments=list(sets)))
 
 
 def seconds_in(text: str, option: str) -> float:

@@ -1,19 +1,28 @@
-"""Output of the commands: consoles, plain tables, JSON, and numbers as people read them."""
+"""Output of the commands: consoles, plain tables, JSON, files, and numbers as people read them."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Column, Table
+
+from cope_sweep.errors import UserError
+from cope_sweep.store.files import replacing
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Column, Table
-
     from cope_sweep.api.answers import Counts
 
+BINARY = ("parquet", "png", "pdf")
+"""Formats of files that are not text."""
 RIGHT_ALIGNED = ("seed", "parameters", "time", "memory", "step", "finished")
 """Columns that hold numbers."""
 NAMES = ("run", "ablation", "sweep", "status")
@@ -33,8 +42,6 @@ HOURS_MATTER_DAYS = 10
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console on standard output, or on standard error. Lines in a file or a pipe are as long as they need to be."""
-    from rich.console import Console
-
     console = Console(stderr=stderr)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = UNLIMITED
@@ -57,8 +64,6 @@ def grid(*columns: str) -> Table:
 
 
 def _empty_grid() -> Table:
-    from rich.table import Table
-
     return Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
 
 
@@ -79,8 +84,6 @@ def print_table(table: Table, optional: Sequence[str] = ()) -> list[str]:
     In a narrow terminal it has no `optional` columns, as far as it takes, the first of them first. Names and numbers
     are printed whole: where the rest cannot be wrapped enough, lines are longer than the terminal is wide.
     """
-    from rich.measure import Measurement
-
     console = make_console()
     wide = console.options.update(max_width=UNLIMITED)
     measured = [
@@ -105,8 +108,6 @@ def print_table(table: Table, optional: Sequence[str] = ()) -> list[str]:
 
 def escaped(text: object) -> str:
     """The text with its square brackets escaped, so that rich prints them."""
-    from rich.markup import escape
-
     return escape(str(text))
 
 
@@ -117,6 +118,47 @@ def print_json(value: Any) -> None:
         return each.model_dump() if hasattr(each, "model_dump") else str(each)
 
     sys.stdout.write(json.dumps(value, indent=2, default=plain) + "\n")
+
+
+def save(
+    question: Any,
+    output: Path | None,
+    write: Callable[[Any, IO[bytes]], object],
+    *,
+    default: str,
+    suffixes: Mapping[str, str],
+    binary: Collection[str] = BINARY,
+) -> str:
+    """Write the file that answers a question to a path, or to standard output, and return its format.
+
+    Args:
+        question: The question.
+        output: The path; None: standard output.
+        write: Writes the answer to a file.
+        default: The format where neither the question nor the path's suffix names one.
+        suffixes: Suffix of a file → its format.
+        binary: Formats that are no text.
+
+    Raises UserError.
+    """
+    chosen = question.format or suffixes.get("" if output is None else output.suffix.lower(), default)
+    question = replace(question, format=chosen)
+    if output is None:
+        if chosen in binary:
+            raise UserError(f"{chosen} is binary; name a file for it with --output FILE")
+        sys.stdout.flush()
+        write(question, sys.stdout.buffer)
+        return chosen
+    try:
+        if output.exists() and not output.is_file():  # such as /dev/stdout
+            with output.open("wb") as file:
+                write(question, file)
+        else:
+            with replacing(output) as temporary, temporary.open("wb") as file:
+                write(question, file)
+    except OSError as error:
+        raise UserError(f"{output}: {error.strerror or error}; name another file with --output") from error
+    return chosen
 
 
 def duration(seconds: float) -> str:

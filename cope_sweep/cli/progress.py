@@ -41,7 +41,7 @@ class Board:
     started_s: float
     """`time.monotonic()` at the start of the sweep."""
     to_suggest: int = 0
-    """How many rows the plan's search has still to suggest."""
+    """Number of rows that the plan's search has still to suggest."""
     any_event: bool = False
     """Whether this sweep has reported an event yet."""
 

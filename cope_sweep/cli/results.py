@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -26,6 +26,7 @@ from cope_sweep.api.questions import (
     ListRuns,
     ListSweeps,
     RunFilter,
+    RunsFormat,
 )
 from cope_sweep.cli.options import ABLATION, Sets, Source, ablation_fields, argument, asks, option
 from cope_sweep.cli.output import (
@@ -37,6 +38,7 @@ from cope_sweep.cli.output import (
     print_json,
     print_table,
     quantity,
+    save,
     size,
     with_columns,
 )
@@ -52,9 +54,8 @@ if TYPE_CHECKING:
 MAX_SWEEPS = 100
 """Sweeps that `status` lists."""
 BROKEN = ("failed", "damaged")
-EXPORTS = ("parquet", "csv", "json")
 SPEC = ("task.", "model.", "train.", "evaluate.")
-"""How the keys of a spec begin."""
+"""Prefixes of the keys of a spec."""
 POLL_INTERVAL_S = 0.5
 TAIL_CHARACTERS = 2000
 """Number of characters of a shown log by which its end is found again."""
@@ -131,7 +132,7 @@ def plan(
     """
     source = replace(source, sets=sets)
     if attention:
-        _show_attention(source, source.plan(question.name, question.scale))
+        _show_attention(source, source.files.plan(question.name, question.scale))
         return
     costs = _measured(source, question) if measure else _plan_cost(source, question)
     if source.printed(costs):
@@ -177,7 +178,7 @@ def _measured(source: Source, question: GetPlan) -> PlanCost:
     from cope_sweep.train.measure import measure_plan
 
     console = make_console(stderr=True)
-    planned = recorded_plan(source.plan(question.name, question.scale), source.store)
+    planned = recorded_plan(source.files.plan(question.name, question.scale), source.store)
     timed = measure_plan(
         planned, on_shape=lambda row, number, total: console.print(f"measuring {number} of {total}: {escaped(row)}")
     )
@@ -477,12 +478,12 @@ def _distinguishing(source: Source, shown: Sequence[RunSummary]) -> dict[str, di
 
 
 def _export(source: Source, question: ListRuns, name: str | None, output: Path | None, curves: bool) -> None:
-    from cope_sweep.cli.files import save
-
     chosen = name or (output.suffix.removeprefix(".") if output else "")
-    if chosen not in EXPORTS:
+    if chosen not in get_args(RunsFormat):
         given = f"--format {name}" if name else f"--output {output}: its suffix"
-        raise UserError(f"{given} is no format of runs; the formats are {', '.join(EXPORTS)}; choose one with --format")
+        raise UserError(
+            f"{given} is no format of runs; the formats are {', '.join(get_args(RunsFormat))}; choose one with --format"
+        )
     which = {each.name: getattr(question, each.name) for each in fields(RunFilter)}
     asked = ExportRuns(**which, format=chosen, curves=curves)  # type: ignore[arg-type]
     save(asked, output, source.write, default="csv", suffixes={})
@@ -506,7 +507,7 @@ def best(
         typer.Option(
             "--metric",
             "-m",
-            help="What draws are compared by. Default: the primary metric, on the validation set where there is one.",
+            help="Compare draws by this metric. Default: the primary one, on the validation set where there is one.",
         ),
     ] = None,
     as_yaml: Annotated[
@@ -528,7 +529,7 @@ def best(
 
     if as_yaml and source.as_json:
         raise UserError("--yaml and --json are two forms of the answer; leave one out")
-    found = tuning(read_results(source.plan(question.name, question.scale), source.store), metric)
+    found = tuning(read_results(source.files.plan(question.name, question.scale), source.store), metric)
     if as_yaml:
         sys.stdout.write(conditions(found.rows))
         return

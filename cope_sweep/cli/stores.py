@@ -130,7 +130,7 @@ def prune(
     ] = False,
     source: Source,
 ) -> None:
-    """Delete what nobody needs: temporary and damaged files, states of runs that ended, logs of old sweeps.
+    """Delete unused files: temporary and damaged files, states of runs that ended, logs of old sweeps.
 
     Results, checkpoints and curves of runs are kept, except those of `--orphans`. Runs in training are not touched.
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from cope_sweep.registry import Kind
@@ -77,7 +77,7 @@ class ParameterDeclaration:
     """The shape and the initial values of one parameter."""
 
     shape: tuple[int, ...]
-    initialisation: Initialisation = field(default=ZEROS)
+    initialisation: Initialisation = ZEROS
 
     @property
     def size(self) -> int:

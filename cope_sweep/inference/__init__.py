@@ -13,7 +13,7 @@ generation ─▶ predictor
 """
 
 from cope_sweep.errors import NotFiniteError, TokensError
-from cope_sweep.inference.generation import Decoder, FinishReason, Generation, Sampling, cache_bytes, generate
+from cope_sweep.inference.generation import Decoder, Generation, Sampling, cache_bytes, generate
 from cope_sweep.inference.predictor import Predictor
 from cope_sweep.inference.scoring import (
     Perplexity,
@@ -27,7 +27,6 @@ from cope_sweep.inference.scoring import (
 )
 from cope_sweep.inference.vocabulary import (
     LabelVocabulary,
-    TextVocabulary,
     TokenIds,
     Vocabulary,
     decode,
@@ -42,7 +41,7 @@ def _load_pyfunc(path: str) -> Predictor:
 
 
 __all__ = [
-    "Decoder", "FinishReason", "Generation", "LabelVocabulary", "NotFiniteError", "Perplexity", "Predictor", "Sampling",
-    "Scores", "TextPerplexity", "TextVocabulary", "TokenIds", "TokensError", "Vocabulary", "Window", "cache_bytes",
+    "Decoder", "Generation", "LabelVocabulary", "NotFiniteError", "Perplexity", "Predictor", "Sampling",
+    "Scores", "TextPerplexity", "TokenIds", "TokensError", "Vocabulary", "Window", "cache_bytes",
     "decode", "fitting", "generate", "score", "tokens_read", "validate_sequence", "validate_token_ids", "windows",
 ]  # fmt: skip

@@ -37,7 +37,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen, and when generation ends."""
+    """The rules by which tokens are chosen, and by which generation ends."""
 
     max_tokens: int = 16
     temperature: float = 1.0

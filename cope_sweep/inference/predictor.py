@@ -122,7 +122,7 @@ class Predictor:
         return TextVocabulary(self.tokenizer) if self.reads_text else LabelVocabulary(self.run)
 
     def reading(self, ids: list[int]) -> list[int]:
-        """What the model reads in the places of token ids: themselves, but for a task that trains on others."""
+        """The model's input in the places of token ids: themselves, but for a task that trains on others."""
         if type(self.run.task).with_targets is Task.with_targets:
             return ids
         inputs: list[int] = self.trained(np.array(ids))[0].tolist()
@@ -189,7 +189,7 @@ class Predictor:
         return Perplexity.of(entries)
 
     def trained(self, tokens_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What the model reads in the places of tokens, (T,), and which of the tokens the task trains, bool (T,)."""
+        """The model's input in the places of tokens, (T,), and whether the task trains each token, bool (T,)."""
         batch = self.run.task.with_targets(np.append(tokens_T, 0)[None])
         return batch.inputs_NT[0], np.concatenate(([False], batch.targets_NT[0, :-1] != IGNORED))
 
@@ -203,9 +203,10 @@ class Predictor:
             )
 
     def log_probabilities(self, token_ids: Sequence[TokenIds]) -> list[np.ndarray]:
-        """For each sequence, float64 of shape (T,): entry t is log p(token t | tokens < t) in nats; entry 0 is NaN.
+        """The log-probabilities of each sequence in nats, float64 of shape (T,).
 
-        The model reads the tokens as they are, and all are scored, those too that the task does not train.
+        Entry t is log p(token t | tokens < t); entry 0 is NaN. The model reads the tokens as they are, and all are
+        scored, those too that the task does not train.
 
         Raises TokensError (a ValueError) for a sequence of fewer than two tokens, for an entry that is no token id of
         this model, and for a sequence longer than an encoding supports; NotFiniteError where the model's outputs are

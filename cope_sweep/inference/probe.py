@@ -57,7 +57,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from cope_sweep.config import RunSpec
@@ -338,7 +338,7 @@ _PATTERNS = {
 
 
 def token_marks(task: Task, tokens_T: np.ndarray, tokenizer: TextTokenizer | None = None) -> dict[str, np.ndarray]:
-    """Mark name → which tokens are marked: bool, shape (T,).
+    """Mark name → whether each token is marked: bool, shape (T,).
 
     The marks are those of the task, and those of the text where there is a tokenizer.
     """
@@ -354,7 +354,7 @@ def token_labels(task: Task, tokens_T: np.ndarray, tokenizer: TextTokenizer | No
 
 
 def text_marks(pieces: Sequence[bytes]) -> dict[str, np.ndarray]:
-    """Mark name → which tokens of a text are marked: bool, shape (T,). `pieces` are the bytes of each token."""
+    """Mark name → whether each token of a text is marked: bool, shape (T,). `pieces` are the bytes of each token."""
     text = b"".join(pieces)
     ends_T = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
     marks = {}
@@ -372,12 +372,12 @@ def text_marks(pieces: Sequence[bytes]) -> dict[str, np.ndarray]:
 
 
 TokenMarks = Mapping[str, np.ndarray]
-"""Mark name → which tokens of one sequence are marked: bool, shape (T,)."""
+"""Mark name → whether each token of one sequence is marked: bool, shape (T,)."""
 
 
 @dataclass(frozen=True)
 class MarkStatistics:
-    """How the gates of a head separate marked tokens from the others. None: undefined for these tokens."""
+    """The separation of marked tokens from the others by the gates of a head. None: undefined for these tokens."""
 
     tokens_on: int
     tokens_off: int
@@ -478,20 +478,17 @@ def mark_statistics(gates_N: np.ndarray, marked_N: np.ndarray) -> MarkStatistics
         tokens_off=len(off_N),
         on=on_N.mean().item() if len(on_N) else None,
         off=off_N.mean().item() if len(off_N) else None,
-        auc=_auc(gates_N, marked_N),
+        auc=_auc(on_N, off_N),
         effect=_cohens_d(on_N, off_N),
         share=(on_N.sum() / total).item() if total > 0 else None,
     )
 
 
-def _auc(gates_N: np.ndarray, marked_N: np.ndarray) -> float | None:
-    """Area under the ROC curve, from ranks: (mean rank of the marked − (n_on + 1) / 2) / n_off. Ties count ½."""
-    on = int(marked_N.sum())
-    off = len(marked_N) - on
-    if not on or not off:
+def _auc(on_N: np.ndarray, off_N: np.ndarray) -> float | None:
+    """Area under the ROC curve: the statistic of Mann and Whitney, ÷ the number of pairs. Ties count ½."""
+    if not len(on_N) or not len(off_N):
         return None
-    ranks_N = rankdata(gates_N)
-    return float((ranks_N[marked_N].mean() - (on + 1) / 2) / off)
+    return float(mannwhitneyu(on_N, off_N, method="asymptotic").statistic) / (len(on_N) * len(off_N))
 
 
 def _cohens_d(on_N: np.ndarray, off_N: np.ndarray) -> float | None:

@@ -40,7 +40,7 @@ class Window:
     tokens_T: np.ndarray
     """int64 token ids."""
     inputs_T: np.ndarray | None = None
-    """What the model reads in their places; None: the tokens."""
+    """The model's input in their places; None: the tokens."""
     first: int = 1
     """Tokens `first` … T − 1 are scored."""
     read_last: bool = False
@@ -52,9 +52,8 @@ class Window:
         return len(self.tokens_T) - (not self.read_last)
 
 
-def windows(tokens_L: np.ndarray, context: int, stride: int, inputs_L: np.ndarray | None = None) -> Iterator[Window]:
+def windows(tokens_L: np.ndarray, context: int, stride: int, inputs_L: np.ndarray) -> Iterator[Window]:
     """The windows over a sequence of at least two tokens, as views. The model reads `inputs_L` in their places."""
-    inputs_L = tokens_L if inputs_L is None else inputs_L
     for begin in window_begins(len(tokens_L), context, stride):
         part = slice(begin, begin + context + 1)
         yield Window(tokens_L[part], inputs_L[part], 1 + (context - stride if begin else 0))

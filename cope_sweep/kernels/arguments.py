@@ -72,7 +72,7 @@ class Inputs:
     rotated_q_BHTK: Tensor
     rotated_k_BHSK: Tensor
     features_BHSF: Sequence[Tensor | None]
-    """For each encoding, its features of all tokens, as gate keys; None if it has none."""
+    """The features of all tokens of each encoding, as gate keys; None if it has none."""
     hard: bool = False
     """One-hot attention to the largest logit; the gradient is that of the softmax ("straight through")."""
     lengths_B: Tensor | None = None

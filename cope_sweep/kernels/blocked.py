@@ -63,17 +63,8 @@ class Block:
         return torch.arange(self.b, device=device) - (self.b - self.a - 1 - row)[:, None]
 
     def hidden(self, device: torch.device) -> Tensor:
-        """Which of the first R columns are after the query, (R, R); later columns never are."""
+        """Whether each of the first R columns is after the query, bool (R, R); later columns never are."""
         return torch.ones(self.b - self.a, self.b - self.a, dtype=torch.bool, device=device).tril(-1).flip(0)
-
-
-def blocks(heads: int, queries: int, keys: int) -> Iterator[Block]:
-    rows = max(16, min(MAX_ROWS, 4 * BLOCK_ELEMENTS // keys))
-    heads_per_block = max(1, BLOCK_ELEMENTS // (min(rows, queries) * keys))
-    start = keys - queries
-    for n0 in range(0, heads, heads_per_block):
-        for a in range(start, keys, rows):
-            yield Block(n0, min(heads, n0 + heads_per_block), a, min(keys, a + rows), start)
 
 
 class Tensors:
@@ -123,10 +114,16 @@ class Tensors:
         return torch.arange(block.n0, block.n1, device=self.device) % self.H
 
     def blocks(self) -> Iterator[Block]:
-        return blocks(self.B * self.H, self.T, self.S)
+        heads, keys = self.B * self.H, self.S
+        rows = max(16, min(MAX_ROWS, 4 * BLOCK_ELEMENTS // keys))
+        heads_per_block = max(1, BLOCK_ELEMENTS // (min(rows, self.T) * keys))
+        start = keys - self.T
+        for n0 in range(0, heads, heads_per_block):
+            for a in range(start, keys, rows):
+                yield Block(n0, min(heads, n0 + heads_per_block), a, min(keys, a + rows), start)
 
     def is_token(self) -> Tensor | None:
-        """Which queries are tokens, not padding, (N, T, 1); None: all."""
+        """Whether each query is a token, not padding, bool (N, T, 1); None: all are."""
         if self.given.lengths is None:
             return None
         tokens = torch.arange(self.S - self.T, self.S, device=self.device)
@@ -442,7 +439,7 @@ class Gradients:
 
 
 def _run_boundaries(index_NRU: Tensor, size: int) -> Tensor:
-    """Where each of `size` values begins among the ascending indices, and where the last ends: (N, R, size + 1)."""
+    """The start of each of `size` values among the ascending indices, and the end of the last: (N, R, size + 1)."""
     entries = torch.arange(size + 1, dtype=index_NRU.dtype, device=index_NRU.device)
     return torch.searchsorted(index_NRU, entries.expand(*index_NRU.shape[:2], size + 1).contiguous())
 

@@ -128,7 +128,7 @@ MIN_BLOCKED_KEYS = 256
 
 @dataclass(frozen=True)
 class Path:
-    """How an attention is computed."""
+    """The way in which an attention is computed."""
 
     name: PathName
     """An implementation, or `sdpa`: torch's `scaled_dot_product_attention`."""
@@ -142,8 +142,6 @@ def which(
     encodings: Sequence[Encoding],
     dims: Dims,
     *,
-    batch: int = 1,
-    queries: int | None = None,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     dropout: float = 0.0,
@@ -158,9 +156,7 @@ def which(
 
     Args:
         encodings: those that serve the layer.
-        dims: the model's sizes; the layer's keys are the `context`.
-        batch: sequences.
-        queries: the number of queries, the last of the keys; None: all.
+        dims: the model's sizes; the layer's queries and keys are the `context`.
         device: `cpu` or `cuda`.
         dtype: of queries, keys and values: under autocast, its type.
         dropout: the probability of dropping a weight.
@@ -169,24 +165,23 @@ def which(
         implementation: the one that the caller asks for.
 
     """
-    keys = dims.context
+    tokens = dims.context
     with _empty_tensors(device), torch.no_grad():
 
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
-        q_BHTK = empty(batch, dims.heads, keys if queries is None else queries, dims.head_dim)
-        k_BHSK, v_BHSK = (empty(batch, dims.heads, keys, dims.head_dim) for _ in range(2))
+        q_BHTK, k_BHSK, v_BHSK = (empty(1, dims.heads, tokens, dims.head_dim) for _ in range(3))
         positions = [
             Position(encoding, {name: empty(*each.shape) for name, each in encoding.parameters(dims).items()})
             for encoding in encodings
         ]
-        h_BSD = empty(batch, keys, dims.dim)
+        h_BSD = empty(1, tokens, dims.dim)
         features_BSX = [position.encoding.features(position.parameters, h_BSD) for position in positions]
-        features = [None if x is None else x.view(batch, keys, dims.heads, -1).transpose(1, 2) for x in features_BSX]
-        rotated_q_BHTK, rotated_k_BHSK, start = q_BHTK, k_BHSK, keys - q_BHTK.shape[2]
+        features = [None if x is None else x.view(1, tokens, dims.heads, -1).transpose(1, 2) for x in features_BSX]
+        rotated_q_BHTK, rotated_k_BHSK = q_BHTK, k_BHSK
         for position, x in zip(positions, features, strict=True):
-            rotated_q_BHTK = position.encoding.rotate(position.parameters, rotated_q_BHTK, start, x)
+            rotated_q_BHTK = position.encoding.rotate(position.parameters, rotated_q_BHTK, 0, x)
             rotated_k_BHSK = position.encoding.rotate(position.parameters, rotated_k_BHSK, 0, x, keys=True)
         inputs = Inputs(
             q_BHTK,
@@ -196,7 +191,7 @@ def which(
             rotated_k_BHSK,
             features,
             hard,
-            torch.empty(batch, dtype=torch.int64, device=device) if padded else None,
+            torch.empty(1, dtype=torch.int64, device=device) if padded else None,
         )
         path = choose(inputs, positions, dropout, implementation)
     return path.name, path.reason

@@ -73,7 +73,7 @@ def heads_of_batch(seeds_B: Tensor, heads: int) -> tuple[Tensor, Tensor]:
 
 
 def dropout_mask(p: float, seeds_N: Tensor, heads_N: Tensor, tokens_T: Tensor, columns_S: Tensor) -> Tensor:
-    """Which elements are kept, bool (N, T, S).
+    """Whether each element is kept, bool (N, T, S).
 
     `seeds_N` are the seeds of the sequences, and `heads_N` indices among a sequence's heads; `tokens_T`, and
     `columns_S` where they are keys, count tokens from the start of the sequence.
@@ -91,7 +91,7 @@ def _row_keys(seeds_N: Tensor, heads_N: Tensor, tokens_T: Tensor) -> Tensor:
 
 
 def _kept(p: float, row_keys: Tensor, columns_S: Tensor) -> Tensor:
-    """Which elements of rows are kept, bool, with the columns as a further dimension."""
+    """Whether each element of rows is kept, bool, with the columns as a further dimension."""
     x = row_keys[..., None] + columns_S.to(torch.int32) * _signed32(0x9E3779B9)
     x ^= _shift(x, 16, 32)
     x *= _signed32(0x7FEB352D)

@@ -42,7 +42,7 @@ class Block:
 
 
 Kind = Literal["queries", "keys", "parameter"]
-"""What a tensor holds: (B, H, T, ·), (B, H, S, ·), or anything."""
+"""The content of a tensor: (B, H, T, ·), (B, H, S, ·), or anything."""
 
 
 def attend_in_blocks(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Tensor:

@@ -196,7 +196,7 @@ def _random_problem(
         if encoding.kind in features:  # they are given, in place of the parameters that make them
             tensors[f"features{index}"] = 3 + normal((BATCH, HEADS, TOKENS, features[encoding.kind]))
             continue
-        # FIRE's units see shares from 0 to 1. Where they hardly change, the gradient of w₂ cancels.
+        # The input of FIRE's units is a share from 0 to 1. Where they hardly change, the gradient of w₂ cancels.
         of_encoding = stds | ({"w1": 3.0, "b1": 0.7} if encoding.kind == "fire" else {})
         for name, parameter in encoding.parameters(Dims(HEADS * head_dim, HEADS, 1, TOKENS)).items():
             tensors[f"{index}.{name}"] = parameter.centre + normal(parameter.shape, of_encoding.get(name, 0.5))
@@ -216,7 +216,7 @@ def _gpu(index: int | None) -> dict[str, str]:
 
 
 def _cpu() -> str:
-    """The model of the processor; the architecture, where the system does not say."""
+    """The model of the processor; the architecture, where the system does not name it."""
     try:
         known = re.search(r"^model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:

@@ -53,7 +53,7 @@ class Entry:
     tokens: int
     kernels: Configurations
     source: str
-    """Where the configurations come from: "default", or the device and versions that measured them."""
+    """The origin of the configurations: "default", or the device and versions that measured them."""
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -1,8 +1,8 @@
 """The transformers that runs train, and their checkpoints."""
 
 from cope_sweep.errors import CheckpointError
-from cope_sweep.model.checkpoint import load_model, load_run, save_model
-from cope_sweep.model.loss import next_token_loss, output_loss
+from cope_sweep.model.checkpoint import load_model, save_model
+from cope_sweep.model.loss import next_token_loss
 from cope_sweep.model.packing import Packing
 from cope_sweep.model.transformer import Cache, Transformer, check_reach
 
@@ -13,8 +13,6 @@ __all__ = [
     "Transformer",
     "check_reach",
     "load_model",
-    "load_run",
     "next_token_loss",
-    "output_loss",
     "save_model",
 ]

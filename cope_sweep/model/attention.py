@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from cope_sweep.families.base import Parameters, linear
-from cope_sweep.kernels import Inputs, Position, Positions, attend, reference
+from cope_sweep.kernels import Inputs, Positions, attend
 from cope_sweep.model.packing import Packing
 
 LayerCache = dict[str, Tensor]
 """The cached tensors of one layer by name (keys, values), each (B, H, S, K); empty before the first token."""
-
-__all__ = ["Inputs", "LayerCache", "Position", "Positions", "attend", "reference", "self_attention"]
 
 
 def self_attention(

@@ -123,7 +123,7 @@ def _wide(logits: Tensor) -> Tensor:
 
 
 def _chunk_rows(weight_VD: Tensor) -> int:
-    """How many tokens pass the output layer together."""
+    """The number of tokens that pass the output layer together."""
     return max(1, CHUNK_LOGITS.get(weight_VD.device.type, CHUNK_LOGITS["cpu"]) // len(weight_VD))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Packing:
-    """Where the N tokens of B sequences are in a padded batch of (B, T)."""
+    """The places of the N tokens of B sequences in a padded batch of (B, T)."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device | None = None) -> None:
         """`lengths`: the number of tokens of each sequence."""

@@ -1,4 +1,4 @@
-"""By which kernel each layer of a run's model computes its attention in training, without computing anything."""
+"""The kernel by which each layer of a run's model computes its attention in training, without computing anything."""
 
 from __future__ import annotations
 

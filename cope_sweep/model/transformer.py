@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cope_sweep.config import RunSpec
+from cope_sweep.kernels import Position, Positions
 from cope_sweep.kernels.dropout import apply_dropout, at_place, draw_seeds
-from cope_sweep.model.attention import LayerCache, Position, Positions, self_attention
+from cope_sweep.model.attention import LayerCache, self_attention
 from cope_sweep.model.loss import output_loss, predict
 from cope_sweep.model.packing import Packing
 from cope_sweep.model.parameters import ParametersByName, PositionParameters, add_parameters, initialise
@@ -95,7 +96,7 @@ class Transformer(nn.Module):
     """The model of a run. Its initial weights depend on the run's seed alone."""
 
     checkpoint_activations = False
-    """In training, save only the input of each block and compute the rest again in the backward pass. The numbers are
+    """Save, in training, only the input of each block and compute the rest again in the backward pass. The numbers are
     the same to the bit, as dropout's masks are a function of seeds; it takes a third more time and less memory (Chen et
     al. 2016)."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import Dims, Encoding, Parameter
+from cope_sweep.positions.base import Dims, Encoding, Parameter, Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ class Absolute(Encoding):
         std = dims.absolute_std if self.std is None else self.std
         return {"e": Parameter((dims.context, dims.dim), std)}
 
-    def embed(self, parameters: Mapping[str, Tensor], x_BTD: Tensor, start: int) -> Tensor:
+    def embed(self, parameters: Tensors, x_BTD: Tensor, start: int) -> Tensor:
         """Raises ValueError if a token is at a position beyond the table."""
         e_PD = parameters["e"]
         stop = start + x_BTD.shape[1]

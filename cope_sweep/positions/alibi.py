@@ -5,12 +5,11 @@ a_ij = softmax_j(q_i·k_j/√K − m_h·(i − j))
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, Strict
 
-from cope_sweep.positions.base import Attention, AttentionEncoding, Dims
+from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Tensors
 from cope_sweep.positions.relative import distances
 from cope_sweep.positions.terms import DistanceSlope
 
@@ -54,12 +53,10 @@ class ALiBi(AttentionEncoding):
         if self.slopes != "standard":
             check_slopes(self.slopes, dims, self.kind)
 
-    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+    def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         return -self._slopes(attention.q_BHQK)[None, :, None, None] * distances(attention)
 
-    def term(
-        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
-    ) -> DistanceSlope:
+    def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> DistanceSlope:
         return DistanceSlope(-self._slopes(q_BHQK))
 
     def _slopes(self, q_BHQK: Tensor) -> Tensor:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 FLOAT32_BYTES = 4
 
+Tensors = Mapping[str, "Tensor"]
+"""Tensors by name: the values of an encoding's parameters."""
+
 
 @dataclass(frozen=True)
 class Dims:
@@ -36,7 +39,7 @@ class Dims:
     context: int
     """Tokens in the longest sequence."""
     absolute_std: float = 0.02
-    """With which standard deviation the model's family initialises learned absolute positions."""
+    """Standard deviation with which the model's family initialises learned absolute positions."""
     linear_bound: float | None = None
     """The family initialises linear layers uniformly on ± this, with biases; None: weights N(0, 0.02²), biases 0."""
 
@@ -122,7 +125,7 @@ class Encoding(Kind):
     def check(self, dims: Dims) -> None:
         """Raise ValueError, saying what to change, if a model of these sizes cannot use this encoding."""
 
-    def embed(self, parameters: Mapping[str, Tensor], x_BTD: Tensor, start: int) -> Tensor:
+    def embed(self, parameters: Tensors, x_BTD: Tensor, start: int) -> Tensor:
         """The input embeddings with positions added, (B, T, D).
 
         Args:
@@ -135,7 +138,7 @@ class Encoding(Kind):
         """
         return x_BTD
 
-    def features(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor | None:
+    def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor | None:
         """Features of each token for `rotate`, `score`, `term` and `weights`, (B, T, H·F), or None.
 
         They are computed from the attention layer's input, of each token alone: decoding keeps those of earlier tokens,
@@ -146,7 +149,7 @@ class Encoding(Kind):
 
     def rotate(
         self,
-        parameters: Mapping[str, Tensor],
+        parameters: Tensors,
         x_BHTK: Tensor,
         start: int,
         features_BHSF: Tensor | None = None,
@@ -159,24 +162,22 @@ class Encoding(Kind):
         """
         return x_BHTK
 
-    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor | None:
+    def score(self, parameters: Tensors, attention: Attention) -> Tensor | None:
         """A bias to add to the attention logits, broadcastable to (B, H, Q, S); or None.
 
         Entries of keys after the query are ignored: attention masks them.
         """
         return None
 
-    def term(
-        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
-    ) -> Term | None:
-        """The same bias as `score`, or the same `weights`, in the form that the fused kernels understand (see `terms`).
+    def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> Term | None:
+        """The same bias as `score`, or the same `weights`, in the form that the fused kernels take (see `terms`).
 
         `q_BHQK` are the queries that `score` receives, and `keys` is S. None means that no term expresses them:
         attention with this encoding then calls `score` and `weights`.
         """
         return None
 
-    def weights(self, parameters: Mapping[str, Tensor], attention: Attention, logits_BHQS: Tensor) -> Tensor:
+    def weights(self, parameters: Tensors, attention: Attention, logits_BHQS: Tensor) -> Tensor:
         """The attention weights, (B, H, Q, S), ≥ 0, from the logits with all scores added; 0 for keys after the query.
 
         The default is the softmax.
@@ -215,7 +216,7 @@ def projection(name: str, rows: int, dims: Dims) -> dict[str, Parameter]:
     }
 
 
-def project(parameters: Mapping[str, Tensor], name: str, h_BTD: Tensor) -> Tensor:
+def project(parameters: Tensors, name: str, h_BTD: Tensor) -> Tensor:
     """The output of the linear layer `name` of `projection`, (B, T, rows)."""
     return h_BTD @ parameters[f"{name}_weight"].T + parameters[f"{name}_bias"]
 

@@ -30,6 +30,7 @@ from cope_sweep.positions.base import (
     AttentionEncoding,
     Dims,
     Parameter,
+    Tensors,
     at_least_float32,
     project,
     projection,
@@ -78,7 +79,7 @@ class ContextualEncoding(AttentionEncoding):
         """W_g and its bias, for each layer, if gates have separate keys; otherwise nothing."""
         return projection("gate", dims.dim, dims) if self.gate == "separate" else {}
 
-    def features(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor | None:
+    def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor | None:
         """The separate keys of the gates."""
         return project(parameters, "gate", h_BTD) if self.gate == "separate" else None
 
@@ -90,7 +91,7 @@ class ContextualEncoding(AttentionEncoding):
         """p_ij, shape (B, H, Q, S), not clamped, float32 or float64; 0 for keys after the query."""
         return self.gates(attention).flip(-1).cumsum(-1).flip(-1)
 
-    def limit(self, parameters: Mapping[str, Tensor]) -> int | None:
+    def limit(self, parameters: Tensors) -> int | None:
         """The largest position, p_max − 1; None if positions are not clamped."""
         return None
 
@@ -130,10 +131,10 @@ class CoPE(ContextualEncoding):
         e = Parameter((*heads, p_max, dims.head_dim), per_layer=not self.share_layers)
         return {"e": e, **self.gate_parameters(dims)}
 
-    def limit(self, parameters: Mapping[str, Tensor]) -> int:
+    def limit(self, parameters: Tensors) -> int:
         return parameters["e"].shape[-2] - 1
 
-    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+    def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         e_PK = parameters["e"]  # e_HPK with a table for each head
         p_BHQS = self.positions(attention).clamp(max=self.limit(parameters))
         z_BHQP = attention.q_BHQK @ e_PK.transpose(-1, -2) * self._scale(e_PK)  # eq. 7
@@ -143,7 +144,7 @@ class CoPE(ContextualEncoding):
         above = z_BHQP.gather(-1, p_BHQS.detach().ceil().long().clamp_(min=0))
         return below + (p_BHQS - floor) * (above - below)
 
-    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> LookUp:
+    def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> LookUp:
         return LookUp(q_BHQK, parameters["e"], self._scale(parameters["e"]), self.gate_source)
 
     def _scale(self, e_PK: Tensor) -> float:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from cope_sweep.positions.alibi import Slopes, check_slopes, standard_slopes
-from cope_sweep.positions.base import Attention, Dims, Parameter
+from cope_sweep.positions.base import Attention, Dims, Parameter, Tensors
 from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.positions.terms import Slope
 
@@ -42,13 +42,13 @@ class CoPEALiBi(ContextualEncoding):
         learned = {"m": Parameter((dims.heads,), per_layer=True)} if self.slopes == "learned" else {}
         return {**learned, **self.gate_parameters(dims)}
 
-    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+    def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         return self._slopes(parameters, attention.q_BHQK)[:, None, None] * self.positions(attention)
 
-    def term(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> Slope:
+    def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> Slope:
         return Slope(self._slopes(parameters, q_BHQK), self.gate_source)
 
-    def _slopes(self, parameters: Mapping[str, Tensor], q_BHQK: Tensor) -> Tensor:
+    def _slopes(self, parameters: Tensors, q_BHQK: Tensor) -> Tensor:
         if self.slopes == "learned":
             return parameters["m"]
         fixed = standard_slopes(q_BHQK.shape[1]) if self.slopes == "standard" else self.slopes

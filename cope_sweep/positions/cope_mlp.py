@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import Attention, Dims, Parameter
+from cope_sweep.positions.base import Attention, Dims, Parameter, Tensors
 from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.positions.terms import PiecewiseLinear
 
@@ -54,10 +54,10 @@ class CoPEMLP(ContextualEncoding):
             **self.gate_parameters(dims),
         }
 
-    def limit(self, parameters: Mapping[str, Tensor]) -> int | None:
+    def limit(self, parameters: Tensors) -> int | None:
         return None if self.p_max is None else self.p_max - 1
 
-    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+    def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         p_BHQS = self.positions(attention)
         if (limit := self.limit(parameters)) is not None:
             p_BHQS = p_BHQS.clamp(max=limit)
@@ -74,7 +74,7 @@ class CoPEMLP(ContextualEncoding):
         return score_BHQS / q_BHQK.shape[-1] ** 0.5 if self.scale_positions else score_BHQS
 
     def term(
-        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
+        self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
     ) -> PiecewiseLinear | None:
         """The same bias as a piecewise linear function of p: q·e(p) = slope[n]·p + intercept[n] in segment n.
 

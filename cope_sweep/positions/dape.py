@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from cope_sweep.positions.alibi import ALiBi
-from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter
+from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors
 from cope_sweep.positions.fire import FIRE, SLOPE
 from cope_sweep.positions.kerple import Kerple
 
@@ -42,7 +42,7 @@ class DAPE(AttentionEncoding):
             "mlp_b2": Parameter((heads,), per_layer=True, bound=inner),
         }
 
-    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+    def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         import torch
         import torch.nn.functional as F
 

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import AttentionEncoding, Dims, Parameter, at_least_float32, project, projection
-from cope_sweep.positions.rope import check_even, turned
+from cope_sweep.positions.base import Dims, Parameter, Tensors, at_least_float32, project, projection
+from cope_sweep.positions.rope import RotaryEncoding, turned
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class DaRoPE(AttentionEncoding):
+class DaRoPE(RotaryEncoding):
     """Rotary position embedding whose slow pairs rotate by what a token decides, or not at all."""
 
     kind: Literal["darope"] = "darope"
@@ -36,22 +36,18 @@ class DaRoPE(AttentionEncoding):
         default="contextual", description="Angles of the slow pairs; none: they do not rotate (HoPE)."
     )
 
-    def check(self, dims: Dims) -> None:
-        super().check(dims)
-        check_even(self.kind, dims)
-
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         if self.slow == "none":
             return {}
         return {**projection("angle", dims.heads, dims), "alpha": Parameter((dims.heads,), per_layer=True, centre=1.0)}
 
-    def features(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor | None:
+    def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor | None:
         """w·x + b of each head."""
         return None if self.slow == "none" else project(parameters, "angle", h_BTD)
 
     def rotate(
         self,
-        parameters: Mapping[str, Tensor],
+        parameters: Tensors,
         x_BHTK: Tensor,
         start: int,
         features_BHSF: Tensor | None = None,

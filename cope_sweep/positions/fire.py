@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, at_least_float32
+from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors, at_least_float32
 from cope_sweep.positions.cope_mlp import relu_segments
 from cope_sweep.positions.relative import distances
 from cope_sweep.positions.terms import ShareBias
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EPS = 1e-6
 SLOPE = 0.01
-"""Of LeakyReLU below 0."""
+"""Slope of LeakyReLU below 0."""
 
 
 class FIRE(AttentionEncoding):
@@ -47,7 +47,7 @@ class FIRE(AttentionEncoding):
             "factor": Parameter((1,), per_layer=True, centre=1.0),
         }
 
-    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+    def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         import torch.nn.functional as F
 
         Q, S = attention.visible_QS.shape
@@ -57,9 +57,7 @@ class FIRE(AttentionEncoding):
         units_QSN = units_QSN.relu() if self.activation == "relu" else F.leaky_relu(units_QSN, SLOPE)
         return (units_QSN @ parameters["w2"].T + parameters["b2"]).permute(2, 0, 1)[None]
 
-    def term(
-        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
-    ) -> ShareBias:
+    def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> ShareBias:
         """The MLP is a piecewise linear function of its input, with the same knots for all heads."""
         u_S, r_Q = self._factors(parameters, q_BHQK.shape[2], keys)
         w1_N, b1_N, w2_HN, b2_H = (at_least_float32(parameters[name]) for name in ("w1", "b1", "w2", "b2"))
@@ -73,7 +71,7 @@ class FIRE(AttentionEncoding):
         intercept_HM = (of_units_HNM * b1_N[:, None]).sum(1) + b2_H[:, None]
         return ShareBias(u_S, r_Q, knots_N, slope_HM, intercept_HM)
 
-    def _factors(self, parameters: Mapping[str, Tensor], queries: int, keys: int) -> tuple[Tensor, Tensor]:
+    def _factors(self, parameters: Tensors, queries: int, keys: int) -> tuple[Tensor, Tensor]:
         """ψ of all distances, and 1/ψ(max(i, L)) of the last queries: their products are the input of the MLP."""
         import torch
 

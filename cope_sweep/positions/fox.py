@@ -22,6 +22,7 @@ from cope_sweep.positions.base import (
     AttentionEncoding,
     Dims,
     Parameter,
+    Tensors,
     at_least_float32,
     project,
     projection,
@@ -41,11 +42,11 @@ class FoX(AttentionEncoding):
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         return projection("forget", dims.heads, dims)
 
-    def features(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor:
+    def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor:
         """The logit of each head's forget gate."""
         return project(parameters, "forget", h_BTD)
 
-    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+    def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         assert attention.features_BHSF is not None  # noqa: S101 - the model calls features first
         c_BHS = _decay(attention.features_BHSF)
         Q, S = attention.visible_QS.shape
@@ -54,9 +55,7 @@ class FoX(AttentionEncoding):
             return bias_BHQS
         return bias_BHQS + (math.sqrt(attention.q_BHQK.shape[-1]) - 1) * attention.logits_BHQS
 
-    def term(
-        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
-    ) -> KeyBias | None:
+    def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> KeyBias | None:
         if not self.scaled or features_BHSF is None:
             return None
         return KeyBias(-_decay(features_BHSF))

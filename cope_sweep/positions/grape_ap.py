@@ -22,6 +22,7 @@ from cope_sweep.positions.base import (
     AttentionEncoding,
     Dims,
     Parameter,
+    Tensors,
     at_least_float32,
 )
 from cope_sweep.positions.terms import LogSlope
@@ -51,11 +52,11 @@ class GrapeAP(AttentionEncoding):
         size = dims.head_dim if self.size == "head" else self.size
         return {"path": Parameter((dims.heads * size, dims.dim), std=0.02, per_layer=True, bound=dims.linear_bound)}
 
-    def features(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor:
+    def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor:
         """The vector p of each head."""
         return h_BTD @ parameters["path"].T
 
-    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+    def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         import torch.nn.functional as F
 
         assert attention.features_BHSF is not None  # noqa: S101 - the model calls features first
@@ -65,9 +66,7 @@ class GrapeAP(AttentionEncoding):
         sums_BHQS = decay_BHQS.flip(-1).cumsum(-1).flip(-1) - decay_BHQS  # of the keys after j
         return gates.m_H[:, None, None] * sums_BHQS
 
-    def term(
-        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
-    ) -> LogSlope | None:
+    def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> LogSlope | None:
         return None if features_BHSF is None else self._gates(features_BHSF, q_BHQK.shape[2])
 
     def _gates(self, features_BHSF: Tensor, queries: int) -> LogSlope:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, at_least_float32
+from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors, at_least_float32
 from cope_sweep.positions.relative import distances
 from cope_sweep.positions.terms import DistanceBias
 
@@ -28,18 +28,16 @@ class Kerple(AttentionEncoding):
         a = Parameter((dims.heads,), per_layer=True, bound=0.5, centre=0.5)
         return {"p": p, "a": a}
 
-    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+    def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         return _bias(parameters, distances(attention).clamp(min=0)[None])
 
-    def term(
-        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
-    ) -> DistanceBias:
+    def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> DistanceBias:
         import torch
 
         return DistanceBias(_bias(parameters, torch.arange(keys, device=q_BHQK.device)))
 
 
-def _bias(parameters: Mapping[str, Tensor], distance: Tensor) -> Tensor:
+def _bias(parameters: Tensors, distance: Tensor) -> Tensor:
     """The bias of each head at these distances, of one or two dimensions after that of the heads."""
     shape = (-1,) + (1,) * max(1, distance.dim() - 1)
     p, a = (_at_least(at_least_float32(parameters[name])).view(shape) for name in ("p", "a"))

@@ -28,6 +28,7 @@ from cope_sweep.positions.base import (
     AttentionEncoding,
     Dims,
     Parameter,
+    Tensors,
     at_least_float32,
     causal_convolution,
     project,
@@ -63,7 +64,7 @@ class PaTH(AttentionEncoding):
             **projection("beta", dims.heads, dims),
         }
 
-    def features(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor:
+    def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor:
         """W₂·W₁·x and the logit of β, K + 1 numbers for each head."""
         import torch
 
@@ -72,7 +73,7 @@ class PaTH(AttentionEncoding):
         w_BTHK = w_BTD.view(*beta_BTH1.shape[:3], -1)
         return torch.cat((w_BTHK, beta_BTH1.to(w_BTHK.dtype)), dim=-1).flatten(2)
 
-    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+    def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         import torch
         import torch.nn.functional as F
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cope_sweep.positions.absolute import Absolute
 from cope_sweep.positions.alibi import ALiBi
-from cope_sweep.positions.base import Attention, Dims, Encoding, Parameter
+from cope_sweep.positions.base import Attention, Dims, Encoding, Parameter  # noqa: F401 - names of the package
 from cope_sweep.positions.cope import ContextualEncoding, CoPE
 from cope_sweep.positions.cope_alibi import CoPEALiBi
 from cope_sweep.positions.cope_mlp import CoPEMLP
@@ -75,23 +75,3 @@ def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
 def _common_layers(encodings: Sequence[Encoding], dims: Dims) -> list[int]:
     """The layers that more than one of the encodings serves."""
     return [layer for layer in range(dims.layers) if sum(encoding.serves(layer) for encoding in encodings) > 1]
-
-
-__all__ = [
-    "ENCODINGS",
-    "T5",
-    "ALiBi",
-    "Absolute",
-    "AnyEncoding",
-    "Attention",
-    "CoPE",
-    "CoPEALiBi",
-    "CoPEMLP",
-    "Dims",
-    "Encoding",
-    "Parameter",
-    "Relative",
-    "RoPE",
-    "Sinusoidal",
-    "check_together",
-]

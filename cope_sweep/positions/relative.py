@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter
+from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors
 from cope_sweep.positions.terms import RelativeLookUp
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Relative(AttentionEncoding):
         std = dims.head_dim**-0.5 if self.std == "1/sqrt(d)" else self.std
         return {"e": Parameter((*heads, rows, dims.head_dim), std, per_layer=not self.share_layers)}
 
-    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+    def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         e_PK = parameters["e"]  # e_HPK with a table for each head
         distance_QS = distances(attention)
         z_BHQP = attention.q_BHQK @ e_PK.transpose(-1, -2) * self._scale(e_PK)
@@ -58,9 +58,7 @@ class Relative(AttentionEncoding):
         bias_BHQS = z_BHQP.gather(-1, index_QS.expand(*z_BHQP.shape[:2], *index_QS.shape))
         return bias_BHQS if self.far == "last" else bias_BHQS * (distance_QS < rows)
 
-    def term(
-        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
-    ) -> RelativeLookUp:
+    def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> RelativeLookUp:
         return RelativeLookUp(q_BHQK, parameters["e"], self._scale(parameters["e"]), self.far)
 
     def _scale(self, e_PK: Tensor) -> float:

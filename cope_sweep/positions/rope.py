@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import AttentionEncoding, Dims
+from cope_sweep.positions.base import AttentionEncoding, Dims, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +34,19 @@ YARN_TURNS = 1.0, 32.0
 """Pairs with fewer turns in the trained length are interpolated; with more, kept."""
 
 
-class RoPE(AttentionEncoding):
+class RotaryEncoding(AttentionEncoding):
+    """The base of encodings that rotate pairs of components of queries and keys."""
+
+    def check(self, dims: Dims) -> None:
+        super().check(dims)
+        if dims.head_dim % 2:
+            raise ValueError(
+                f"{self.kind} rotates pairs of components, and the head dimension {dims.dim}/{dims.heads} = "
+                f"{dims.head_dim} is odd; choose model.dim and model.heads with an even quotient"
+            )
+
+
+class RoPE(RotaryEncoding):
     """Rotary position embedding."""
 
     kind: Literal["rope"] = "rope"
@@ -55,7 +66,6 @@ class RoPE(AttentionEncoding):
 
     def check(self, dims: Dims) -> None:
         super().check(dims)
-        check_even(self.kind, dims)
         if self.scaling == "yarn" and self.trained is None:
             raise ValueError("rope.scaling: yarn needs rope.trained, the length of the training sequences")
         if self.scaling == "none" and self.factor != 1:
@@ -65,7 +75,7 @@ class RoPE(AttentionEncoding):
 
     def rotate(
         self,
-        parameters: Mapping[str, Tensor],
+        parameters: Tensors,
         x_BHTK: Tensor,
         start: int,
         features_BHSF: Tensor | None = None,
@@ -96,15 +106,6 @@ class RoPE(AttentionEncoding):
     def magnitude(self) -> float:
         """Factor of queries and keys: YaRN's temperature."""
         return 0.1 * math.log(self.factor) + 1 if self.scaling == "yarn" else 1.0
-
-
-def check_even(kind: str, dims: Dims) -> None:
-    """Raise ValueError if the head dimension has no pairs of components."""
-    if dims.head_dim % 2:
-        raise ValueError(
-            f"{kind} rotates pairs of components, and the head dimension {dims.dim}/{dims.heads} = {dims.head_dim} "
-            "is odd; choose model.dim and model.heads with an even quotient"
-        )
 
 
 def turned(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import AttentionEncoding, Dims, Parameter, at_least_float32, causal_convolution
-from cope_sweep.positions.rope import check_even, turned
+from cope_sweep.positions.base import Dims, Parameter, Tensors, at_least_float32, causal_convolution
+from cope_sweep.positions.rope import RotaryEncoding, turned
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ EPS = 1e-6
 BASE = 500_000.0
 
 
-class SelectiveRoPE(AttentionEncoding):
+class SelectiveRoPE(RotaryEncoding):
     """Rotations that depend on the input."""
 
     kind: Literal["selective_rope"] = "selective_rope"
@@ -37,10 +37,6 @@ class SelectiveRoPE(AttentionEncoding):
     unit: Literal["input", "head"] = Field(
         default="input", description="What is divided by its length: the layer's input, or each head's slice of it."
     )
-
-    def check(self, dims: Dims) -> None:
-        super().check(dims)
-        check_even(self.kind, dims)
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         pairs, bound = dims.head_dim // 2, dims.linear_bound
@@ -50,7 +46,7 @@ class SelectiveRoPE(AttentionEncoding):
             "taps": Parameter((dims.heads * pairs, TAPS), per_layer=True, bound=TAPS**-0.5),
         }
 
-    def features(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor:
+    def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor:
         """W₂·W₁·x/|x|, before the convolution."""
         up_HCR = parameters["up"]
         parts = at_least_float32(h_BTD).reshape(*h_BTD.shape[:2], len(up_HCR) if self.unit == "head" else 1, -1)
@@ -59,7 +55,7 @@ class SelectiveRoPE(AttentionEncoding):
 
     def rotate(
         self,
-        parameters: Mapping[str, Tensor],
+        parameters: Tensors,
         x_BHTK: Tensor,
         start: int,
         features_BHSF: Tensor | None = None,

@@ -5,12 +5,11 @@ P(t)[2i] = sin(t·base^(−2i/D)),  P(t)[2i + 1] = cos(t·base^(−2i/D))
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import Dims, Encoding
+from cope_sweep.positions.base import Dims, Encoding, Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +32,7 @@ class Sinusoidal(Encoding):
                 f"sinusoidal needs pairs of components, and model.dim = {dims.dim} is odd; choose an even one"
             )
 
-    def embed(self, parameters: Mapping[str, Tensor], x_BTD: Tensor, start: int) -> Tensor:
+    def embed(self, parameters: Tensors, x_BTD: Tensor, start: int) -> Tensor:
         import torch
 
         T, D = x_BTD.shape[-2:]

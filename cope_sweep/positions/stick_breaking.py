@@ -9,12 +9,11 @@ tokens, as CoPE's positions are. There are no parameters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import Attention, AttentionEncoding
+from cope_sweep.positions.base import Attention, AttentionEncoding, Tensors
 from cope_sweep.positions.relative import distances
 from cope_sweep.positions.terms import StickBreak
 
@@ -31,12 +30,10 @@ class StickBreaking(AttentionEncoding):
         description="What becomes of the weight that no key has taken: dropped, or of the query's token.",
     )
 
-    def term(
-        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
-    ) -> StickBreak:
+    def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> StickBreak:
         return StickBreak(keep_remainder=self.remainder == "self")
 
-    def weights(self, parameters: Mapping[str, Tensor], attention: Attention, logits_BHQS: Tensor) -> Tensor:
+    def weights(self, parameters: Tensors, attention: Attention, logits_BHQS: Tensor) -> Tensor:
         import torch.nn.functional as F
 
         distance_QS = distances(attention)

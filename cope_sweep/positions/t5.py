@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter
+from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors
 from cope_sweep.positions.relative import distances
 from cope_sweep.positions.terms import DistanceBias
 
@@ -43,13 +43,11 @@ class T5(AttentionEncoding):
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         return {"b": Parameter((self.buckets, dims.heads), per_layer=not self.share_layers)}
 
-    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+    def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         bucket_QS = self.bucket(distances(attention).clamp(min=0))
         return parameters["b"][bucket_QS].permute(2, 0, 1)[None]
 
-    def term(
-        self, parameters: Mapping[str, Tensor], q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
-    ) -> DistanceBias:
+    def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> DistanceBias:
         import torch
 
         distance_R = torch.arange(self.max_distance + 1, device=q_BHQK.device)

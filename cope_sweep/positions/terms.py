@@ -1,4 +1,4 @@
-"""Terms: the biases of scoring encodings in the form that fused kernels understand.
+"""Terms: the biases of scoring encodings in the form that fused kernels take.
 
 An encoding's `score` computes its whole (B, H, Q, S) bias. Its `term` describes the same bias by tables of at most
 (B, H, Q, ·) entries, or by their factors, from which a kernel computes the bias of one tile at a time. The terms:

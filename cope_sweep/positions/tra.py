@@ -20,6 +20,7 @@ from cope_sweep.positions.base import (
     AttentionEncoding,
     Dims,
     Parameter,
+    Tensors,
     at_least_float32,
     project,
     projection,
@@ -43,11 +44,11 @@ class TRA(AttentionEncoding):
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         return projection("decay", dims.heads, dims)
 
-    def features(self, parameters: Mapping[str, Tensor], h_BTD: Tensor) -> Tensor:
+    def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor:
         """The logit of each head's decay."""
         return project(parameters, "decay", h_BTD)
 
-    def score(self, parameters: Mapping[str, Tensor], attention: Attention) -> Tensor:
+    def score(self, parameters: Tensors, attention: Attention) -> Tensor:
         import torch.nn.functional as F
 
         assert attention.features_BHSF is not None  # noqa: S101 - the model calls features first
@@ -58,7 +59,7 @@ class TRA(AttentionEncoding):
         score_BHQS: Tensor = s_BHQS + F.logsigmoid(query_logits_BHQF) * count_BHQS - attention.logits_BHQS
         return score_BHQS
 
-    def weights(self, parameters: Mapping[str, Tensor], attention: Attention, logits_BHQS: Tensor) -> Tensor:
+    def weights(self, parameters: Tensors, attention: Attention, logits_BHQS: Tensor) -> Tensor:
         hidden_BHQS = ~((_similarity(attention) > 0) & attention.visible_QS)
         # A row without a key keeps finite logits, so that its gradient is finite, and its weights become 0.
         lowest = -1e30 if logits_BHQS.dtype.itemsize >= 4 else -1e4

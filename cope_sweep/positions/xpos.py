@@ -8,13 +8,12 @@ float32 keys overflow beyond about 35,000 tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from cope_sweep.positions.base import AttentionEncoding, Dims
-from cope_sweep.positions.rope import check_even, turned
+from cope_sweep.positions.base import Tensors
+from cope_sweep.positions.rope import RotaryEncoding, turned
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,20 +21,16 @@ if TYPE_CHECKING:
 GAMMA = 0.4
 
 
-class XPos(AttentionEncoding):
+class XPos(RotaryEncoding):
     """Extrapolatable rotary position embedding."""
 
     kind: Literal["xpos"] = "xpos"
     base: float = Field(default=10_000.0, gt=1, description="As RoPE's.")
     scale: float = Field(default=512.0, gt=0, description="Tokens over which pair c decays to ζ_c.")
 
-    def check(self, dims: Dims) -> None:
-        super().check(dims)
-        check_even(self.kind, dims)
-
     def rotate(
         self,
-        parameters: Mapping[str, Tensor],
+        parameters: Tensors,
         x_BHTK: Tensor,
         start: int,
         features_BHSF: Tensor | None = None,

@@ -90,7 +90,7 @@ class Task(Kind):
     """The fields that make sequences longer: `longer` multiplies them. Empty where a task has no longer sequences."""
 
     TRAINED: ClassVar[str] = "every token but the first"
-    """The tokens of a sequence that are targets in training, in words. Only their perplexity says something."""
+    """The tokens of a sequence that are targets in training, in words. Perplexity is meaningful for them only."""
 
     @property
     @abstractmethod

@@ -21,7 +21,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, Strict, model_validator
 
 from cope_sweep.tasks.language import LanguageModelling
-from cope_sweep.text import TextError
+from cope_sweep.text import CorpusName, TextError
 from cope_sweep.text.reading import Files, file_digest
 
 STDLIB = "python-stdlib"
@@ -35,7 +35,7 @@ class Code(LanguageModelling):
     """Language modelling of source files."""
 
     kind: Literal["code"] = "code"
-    corpus: str = Field(
+    corpus: CorpusName = Field(
         default=STDLIB,
         description="python-stdlib: the standard library of the running Python; any other name: your own folder.",
     )

@@ -141,7 +141,7 @@ class Counting(GeneratedTask):
         token = self.labels.index
         last_N1 = (inputs_NT != token("_")).sum(1, keepdims=True) - 1
         asked_N1 = np.take_along_axis(inputs_NT, last_N1, axis=1)
-        named_NT = np.roll(inputs_NT, 1, axis=1) == asked_N1  # the variable stands before `=` and `++;`
+        named_NT = np.roll(inputs_NT, 1, axis=1) == asked_N1  # the variable precedes `=` and `++;`
         increments_NT, sets_NT = inputs_NT == token("++;"), inputs_NT == token("=")
         place_T = np.arange(inputs_NT.shape[1])
 

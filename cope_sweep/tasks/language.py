@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from cope_sweep.tasks.base import IGNORED, Batch, Task
 from cope_sweep.text import (
     Corpus,
+    CorpusName,
     TextError,
     TextTokenizer,
     cache_dir,
-    checked_corpus_name,
     data_dir,
     open_corpus,
     permuted,
@@ -48,7 +48,7 @@ class LanguageModelling(Task):
     METRICS: ClassVar[tuple[str, ...]] = ("perplexity", "word_perplexity", "bits_per_byte", "loss")
     NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ("folder",)
 
-    corpus: str
+    corpus: CorpusName
     folder: str | None = Field(
         default=None,
         description="Folder of the files; null: $COPE_SWEEP_DATA/<corpus>. Not part of a run's identity.",
@@ -66,11 +66,6 @@ class LanguageModelling(Task):
         description="gpt2: GPT-2's, from its files. bpe: trained on the training split, with `vocabulary` ids. "
         "auto: gpt2 if `vocabulary` is at least 50257, else bpe.",
     )
-
-    @field_validator("corpus")
-    @classmethod
-    def _check_corpus_name(cls, corpus: str) -> str:
-        return checked_corpus_name(corpus)
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:

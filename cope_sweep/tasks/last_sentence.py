@@ -37,10 +37,10 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, Task
-from cope_sweep.text import TextError, checked_corpus_name, data_dir
+from cope_sweep.text import CorpusName, TextError, data_dir
 from cope_sweep.text.reading import Files, read_document
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
@@ -61,7 +61,9 @@ class LastSentence(GeneratedTask):
     NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ("folder",)
 
     kind: Literal["last_sentence"] = "last_sentence"
-    corpus: str = Field(default=COMPOSED, description="composed: generated sentences; any other name: your own text.")
+    corpus: CorpusName = Field(
+        default=COMPOSED, description="composed: generated sentences; any other name: your own text."
+    )
     folder: str | None = Field(
         default=None,
         description="The text: a file, or a folder of `*.txt` files; null: $COPE_SWEEP_DATA/<corpus>. "
@@ -83,11 +85,6 @@ class LastSentence(GeneratedTask):
     vocabulary: Positive = Field(
         default=1024, description="Number of token ids: answers, three separators, and words by hash."
     )
-
-    @field_validator("corpus")
-    @classmethod
-    def _check_corpus_name(cls, corpus: str) -> str:
-        return checked_corpus_name(corpus)
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:

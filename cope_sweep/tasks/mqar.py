@@ -90,7 +90,7 @@ class AssociativeRecall(GeneratedTask):
         return self._first_value + _distinct(rng, count, size, self.vocabulary - self._first_value)
 
     def _asks(self, keys_NS: np.ndarray, values_NS: np.ndarray) -> np.ndarray:
-        """Which slots of a sequence with its answers ask: both the key and the value occur in earlier slots."""
+        """Whether each slot of a sequence with its answers asks: both the key and the value occur in earlier slots."""
         return (values_NS >= self._first_value) & (_occurrences(keys_NS) > 0) & (_occurrences(values_NS) > 0)
 
     def _batch(self, keys_NS: np.ndarray, values_NS: np.ndarray) -> Batch:
@@ -243,7 +243,7 @@ def _order(tokens_NS: np.ndarray) -> np.ndarray:
 
 
 def _occurrences(tokens_NS: np.ndarray) -> np.ndarray:
-    """How often each token occurs earlier in its sequence, (N, S)."""
+    """The number of earlier occurrences of each token in its sequence, (N, S)."""
     order_NS = _order(tokens_NS)
     sorted_NS = np.take_along_axis(tokens_NS, order_NS, axis=1)
     place_S = np.arange(tokens_NS.shape[1])

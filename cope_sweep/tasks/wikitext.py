@@ -25,7 +25,7 @@ from typing import Literal
 from pydantic import Field
 
 from cope_sweep.tasks.language import LanguageModelling
-from cope_sweep.text import Corpus, TextError
+from cope_sweep.text import Corpus, CorpusName, TextError
 from cope_sweep.text.reading import Files
 
 REPOSITORY = "Salesforce/wikitext"
@@ -51,7 +51,7 @@ class WikiText(LanguageModelling):
     """Language modelling of Wikipedia articles, or of your own text."""
 
     kind: Literal["wikitext"] = "wikitext"
-    corpus: str = Field(
+    corpus: CorpusName = Field(
         default="wikitext-103",
         description="wikitext-103, wikitext-103-raw, wikitext-2 or wikitext-2-raw; any other name: your own text.",
     )

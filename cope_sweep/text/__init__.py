@@ -1,7 +1,7 @@
 """Text as token ids: strict reading of files, tokenizers, and memory-mapped shards that a machine makes once."""
 
-from cope_sweep.text.cache import cache_dir, checked_corpus_name, data_dir
-from cope_sweep.text.corpus import Corpus, Split, open_corpus
+from cope_sweep.text.cache import CorpusName, cache_dir, data_dir
+from cope_sweep.text.corpus import Corpus, open_corpus
 from cope_sweep.text.order import permuted
 from cope_sweep.text.reading import TextError
 from cope_sweep.text.tokenizer import END_OF_TEXT, TOKENIZER_FILE, TextTokenizer
@@ -10,11 +10,10 @@ __all__ = [
     "END_OF_TEXT",
     "TOKENIZER_FILE",
     "Corpus",
-    "Split",
+    "CorpusName",
     "TextError",
     "TextTokenizer",
     "cache_dir",
-    "checked_corpus_name",
     "data_dir",
     "open_corpus",
     "permuted",

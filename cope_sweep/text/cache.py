@@ -15,6 +15,9 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from cope_sweep.text.reading import TextError
 
@@ -28,13 +31,17 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cope-sweep"
 
 
-def checked_corpus_name(corpus: str) -> str:
-    """The name of a corpus, which is a folder of `data_dir()`. Raises ValueError for a path."""
+def _check_corpus_name(corpus: str) -> str:
+    """Return the name. Raises ValueError for a path."""
     if not CORPUS_NAME.fullmatch(corpus):
         raise ValueError(
             f"{corpus!r} is not a corpus name: use letters, digits, `.`, `_` and `-`; a path belongs in `folder`"
         )
     return corpus
+
+
+CorpusName = Annotated[str, AfterValidator(_check_corpus_name)]
+"""The name of a corpus, which is a folder of `data_dir()`."""
 
 
 def data_dir() -> Path:

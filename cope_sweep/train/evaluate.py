@@ -44,7 +44,7 @@ METRICS: dict[str, Callable[[Sums], float]] = {
     # Sequences that were truncated to the context, in percent.
     "cut": lambda sums: 100 * _ratio(sums, "cut", "sequences"),
 }
-"""How each metric is computed from the sums."""
+"""The function of the sums that computes each metric."""
 
 
 PREDICTION_SUMS = ("nats", "wrong_answers", "wrong_sequences")

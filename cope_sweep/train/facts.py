@@ -150,7 +150,7 @@ def machine_facts(trainer: Trainer) -> dict[str, Any]:
 
 
 def _attention(spec: RunSpec, runtime: Runtime) -> str:
-    """By which kernels a training step computes attention, and why not by faster ones: `native`, for example."""
+    """The kernels by which a training step computes attention, and why not by faster ones: `native`, for example."""
     precision: Literal["bf16", "fp32"] = "bf16" if runtime.precision == "bf16" else "fp32"
     texts = []
     for path in attention_paths(spec, Resources(precision=precision, attention=runtime.attention), runtime.device):

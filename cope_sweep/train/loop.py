@@ -53,7 +53,7 @@ def train_run(
     """Train `spec` from its last resume file to the end, and write everything to its folder.
 
     With several ranks, all call this with the same arguments. Only rank 0 writes, and its `should_stop` decides. The
-    caller holds the run's lease, or knows that nobody else trains the run.
+    caller holds the run's lease, or ensures otherwise that nothing else trains the run.
 
     Args:
         spec: The run.
@@ -117,7 +117,7 @@ def _record_failure(folder: RunFolder, message: str) -> None:
     try:
         folder.fail(message, traceback.format_exc())
     except (OSError, FencedError) as error:
-        # A full disk, most often. The event still says why the run failed.
+        # A full disk, most often. The event still has the reason of the failure.
         sys.stderr.write(f"{folder.path}: the failure cannot be recorded ({error}): {message}\n")
 
 
@@ -136,7 +136,7 @@ class RunReporter:
         self._started_s = self._reported_s = time.monotonic()
 
     def start(self, step: int) -> None:
-        """Training starts after `step` completed steps; the first event says so, and speed is measured from here."""
+        """Training starts after `step` completed steps; an event is sent, and speed is measured from here."""
         self.step = self._first_step = step
         self._started_s = time.monotonic()
         self.report("running")
@@ -155,7 +155,7 @@ class RunReporter:
             self.report("running")
 
     def report(self, status: Status, message: str | None = None, *, evaluated: bool = False) -> None:
-        """Send an event. `evaluated` says that the test sets were evaluated at the present step."""
+        """Send an event. `evaluated`: whether the test sets were evaluated at the present step."""
         self._reported_s = time.monotonic()
         steps, elapsed_s = self.step - self._first_step, self._reported_s - self._started_s
         self._on_event(
@@ -226,8 +226,8 @@ class TrainingLoop:
             if trainer.step == self.first_step + 1:
                 self.clock.end_warm_up()
             self._log_step()
-            # Asking all ranks takes a message, and only a logged step has its loss summed over the ranks. So several
-            # ranks neither ask nor save after every step.
+            # A decision of all ranks takes a message, and only a logged step has its loss summed over the ranks. So
+            # several ranks neither stop nor save after every step.
             may_end = self.runtime.world_size == 1 or trainer.step % LOG_EVERY == 0
             if may_end and not trainer.done and (request := self._stop_request(should_stop)):
                 self._save()

@@ -37,7 +37,7 @@ WARM_UP_STEPS = 1
 """Steps that are not timed: the first one may build kernels and allocates the optimiser's state."""
 
 CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
-"""In the message of a plain RuntimeError: torch 2.15 has no error of its own for it on a CPU."""
+"""Part of the message of a plain RuntimeError: torch 2.15 has no error of its own for it on a CPU."""
 
 
 def measure_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: int = 5) -> StepCost:
@@ -102,7 +102,7 @@ def _free_memory() -> None:
 RESERVED_BYTES = 512 * 2**20
 """Memory that is left to the other processes of the machine."""
 WATCH_INTERVAL_S = 0.05
-"""Time between two looks at the memory of the process, in which it can grow by about 100 MB."""
+"""Time between two readings of the memory of the process, in which it can grow by about 100 MB."""
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -135,7 +135,7 @@ def measure_plan(
 
 
 class _Measurer:
-    """A process that measures one run after another. After it has died, the next run gets a new one."""
+    """A process that measures one run after another. After it has ended, the next run gets a new one."""
 
     def __init__(self, plugins: tuple[str, ...], steps: int, limit_bytes: float) -> None:
         self.settings = (plugins, steps)

@@ -45,7 +45,7 @@ class ResumeState:
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
     copied: torch.cuda.Event | None = None
-    """When the copy from a GPU is complete; None: it is."""
+    """The end of the copy from a GPU; None: it is complete."""
 
 
 def write_state(path: Path, state: ResumeState) -> None:
@@ -159,9 +159,9 @@ class ResumeWriter:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="resume")
         self._pending: Future[None] | None = None
         self.saved_s = time.monotonic()
-        """When the last file was complete, or when this object was made, on the monotonic clock."""
+        """Time at which the last file was complete, or this object was made, on the monotonic clock."""
         self.duration_s = 0.0
-        """How long the last file took."""
+        """Duration of writing the last file."""
 
     @property
     def busy(self) -> bool:

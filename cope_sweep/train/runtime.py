@@ -1,4 +1,4 @@
-"""How a run executes in one worker: device, precision, threads and rank."""
+"""The settings with which a worker executes a run: device, precision, threads and rank."""
 
 from __future__ import annotations
 

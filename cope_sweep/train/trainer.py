@@ -70,7 +70,7 @@ class Trainer:
             self._forward = self._parallel
         train = spec.train
         optimizers = train.optimizer.build(dict(self.model.named_parameters()), train.optimizer_settings)
-        self.optimizers = shard(optimizers) if runtime.shard else optimizers
+        self.optimizers = [shard(each) for each in optimizers] if runtime.shard else optimizers
         for group in self._parameter_groups():
             group["initial_lr"] = group["lr"]
 
@@ -100,7 +100,7 @@ class Trainer:
             self.sum_losses()
 
     def collect_state(self) -> None:
-        """Bring what other ranks know to rank 0, before it saves the state. Every rank has to call this."""
+        """Collect the state of other ranks on rank 0, before it saves the state. Every rank has to call this."""
         self.sum_losses()
         collect_state(self.optimizers)
 

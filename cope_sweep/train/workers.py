@@ -1,4 +1,4 @@
-"""What the data-parallel workers of one run do together: sums, the same data, and a divided optimiser's state.
+"""Operations of all data-parallel workers of one run: sums, the same data, and a divided optimiser's state.
 
 With one worker, each function of communication returns its argument. Where the optimiser's state is divided (ZeRO,
 stage 1; Rajbhandari et al. 2020), each worker keeps the state of a part of the parameters, updates these, and sends
@@ -71,12 +71,8 @@ def prepare_data(spec: RunSpec, runtime: Runtime) -> str | None:
     return fingerprints[0]
 
 
-def shard(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-    """The same optimisers with their state divided among the workers of torch's default group."""
-    return [_sharded(each) for each in optimizers]
-
-
-def _sharded(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def shard(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The same optimiser with its state divided among the workers of torch's default group."""
     accepted = inspect.signature(type(optimizer)).parameters
     settings = {name: value for name, value in optimizer.defaults.items() if name in accepted}
     return ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), **settings)

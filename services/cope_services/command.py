@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, StoreOpt
+from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from cope_services.http.access import KeysFile
@@ -47,7 +48,7 @@ def serve(
         list[str],
         typer.Option(
             metavar="SCOPE",
-            help="What the new key may do: `read`, `infer` (ask models), `submit` (sweeps). May be repeated. "
+            help="Scope of the new key: `read`, `infer` (ask models), `submit` (sweeps). May be repeated. "
             "Default: read.",
             show_default=False,
         ),
@@ -82,7 +83,6 @@ def serve(
 def _manage_keys(file: KeysFile, new_key: str | None, scopes: list[str], revoke: str | None) -> None:
     """Make, revoke or list keys. Raises UserError."""
     from cope_services.http.access import SCOPES
-    from cope_sweep.errors import UserError
 
     if scopes and not new_key:
         raise UserError("--scope is of a new key; give its name, too: --new-key NAME")

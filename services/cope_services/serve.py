@@ -40,9 +40,9 @@ from cope_services.http.errors import (
     BusyError,
     NotReadyError,
     ServiceError,
+    TimeLimitError,
     error_object,
     error_response,
-    time_limit,
 )
 from cope_services.http.middleware import INFERENCE_PATH
 from cope_services.http.settings import Settings, load_settings
@@ -58,7 +58,7 @@ REPLICA_LOST = (RayActorError, WorkerCrashedError, ObjectLostError, ReplicaUnava
 MAX_ATTEMPTS = 3
 """Replicas that get a request whose replica has died. The request itself may be what ends them."""
 RETRY_AFTER_S = 5
-"""When clients should repeat a request for which all queues were full."""
+"""Wait before clients should repeat a request for which all queues were full."""
 
 Messages = list[Message]
 
@@ -133,7 +133,7 @@ class Relay:
             except TimeoutError:
                 if not limit.expired():
                     raise
-                raise time_limit(self.max_seconds) from None
+                raise TimeLimitError(self.max_seconds) from None
         raise NotReadyError(f"{MAX_ATTEMPTS} replicas ended while they answered this request; send a smaller one")
 
 

@@ -214,14 +214,14 @@ def test_the_fastest_correct_configuration_is_written(monkeypatch, tmp_path):
 
     monkeypatch.setattr(tune, "_time_ms", time_ms)
     # The table's own configuration is wrong here: its column kernel has BLOCK_S 16.
-    (failed,) = tune.measure(tmp_path, "cpu", 10.0)["rows"].values()
+    (failed,) = tune.measure_gpu(tmp_path, "cpu", 10.0)["rows"].values()
     assert failed["failed"] == "no configuration of forward is correct: off"
     assert not (tmp_path / "tuning.json").exists()
 
     monkeypatch.setattr(tune, "_wrong", lambda *_: None)
     monkeypatch.setattr(tune, "TINY", [replace(tune.TINY[0], head_dim=size) for size in (16, 32)])
     (tmp_path / "new").mkdir()
-    rows = list(tune.measure(tmp_path / "new", "cpu", 10.0)["rows"].values())
+    rows = list(tune.measure_gpu(tmp_path / "new", "cpu", 10.0)["rows"].values())
     assert (rows[0]["ms with the table's"], rows[0]["configuration"][:10]) == (3.0, "BLOCK_T=32")
     assert [row["ms with this"] for row in rows] == [1.0] * 6
     read_table.cache_clear()
@@ -271,7 +271,7 @@ def test_failures_are_printed_and_counted(monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_compiled_step_is_not_measured_uncompiled(monkeypatch):
     name = "CoPE, blocked" + step.COMPILED
-    alternatives = {name: (step.COPE, step.attend_with("blocked"), "blocked")}
+    alternatives = {name: (step.COPE, "blocked", "blocked")}
     monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
     assert "a step, ms" in step.measure_model(step.TINY["tiny"], alternatives, "cpu", 2)[name]
     torch.compiler.reset()

@@ -14,8 +14,8 @@ import pytest
 from cope_sweep.cli import main
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Store
-from tests.read.tables.ablations import end, fail, finish, stop
-from tests.store.sweeps import write_sweep
+from tests.read.tables.ablations import fail, finish, stop
+from tests.store.sweeps import end, write_sweep
 
 TINY = textwrap.dedent("""\
     title: A tiny copy

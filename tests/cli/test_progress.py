@@ -9,14 +9,9 @@ from rich.console import Console
 from cope_sweep.cli import progress
 from cope_sweep.cli.progress import Board, LiveTable, PlainLines, progress_display
 from cope_sweep.config import expand, load_ablation, row_of_draw
-from cope_sweep.store import Event, Store
+from cope_sweep.store import Event
 from tests.cli.conftest import TINY
 from tests.read.tables.ablations import finish, stop
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store", create=True)
 
 
 @pytest.fixture

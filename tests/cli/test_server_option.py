@@ -3,7 +3,6 @@
 import contextlib
 import json
 import threading
-import time
 
 import pytest
 from cope_services.http.settings import Settings
@@ -13,6 +12,7 @@ from cope_sweep.store.sweeps import SweepRecord
 from tests.read.tables.ablations import finish
 from tests.services.sample_store import serving
 from tests.services.scripted_cluster import scripted_cluster
+from tests.store.waiting import until
 
 pytestmark = pytest.mark.slow  # starts servers
 
@@ -161,11 +161,6 @@ def test_errors_are_those_of_the_service(stored, words, message):
         assert message in stored.error(*words, "--server", url)
 
 
-def test_a_service_that_does_not_answer(shell):
-    _, err = shell("logs", "0123456789abcdef", "--server", "nonsense://x", code=2)
-    assert "is not the address of a service" in err
-
-
 @pytest.fixture
 def cluster(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
@@ -173,13 +168,13 @@ def cluster(monkeypatch):
         yield cluster
 
 
+@contextlib.contextmanager
 def ended_when_submitted(shell, cluster, status):
-    """Record the end of the next sweep that is submitted, as its job would."""
+    """Record the end of the next sweep that is submitted meanwhile, as its job would."""
     before = len(cluster.submitted)
 
     def work():
-        while len(cluster.submitted) == before:
-            time.sleep(0.05)
+        until(lambda: len(cluster.submitted) > before)
         sweep_id = cluster.submitted[before]["submission_id"]
         record = shell.store.sweep(sweep_id)
         if status == "finished":
@@ -194,15 +189,14 @@ def ended_when_submitted(shell, cluster, status):
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    return thread
+    yield
+    thread.join()
 
 
 @pytest.mark.parametrize(("status", "code"), [("finished", 0), ("failed", 1), ("interrupted", 130)])
 def test_submit_follows_the_sweep_and_exits_with_its_code(stored, cluster, status, code):
-    with service(stored, ray_address=cluster.url) as url:
-        thread = ended_when_submitted(stored, cluster, status)
+    with service(stored, ray_address=cluster.url) as url, ended_when_submitted(stored, cluster, status):
         out, err = stored("submit", "tiny", "--set", "seeds=[0]", "--max-runs", "3", "--server", url, code=code)
-        thread.join()
     sweep_id = cluster.submitted[0]["submission_id"]
     assert out.splitlines()[:2] == ["| a table |", f"sweep {sweep_id}: {status}"]
     assert f"sweep {sweep_id}; Ctrl-C stops it" in err
@@ -222,10 +216,8 @@ def test_submit_sends_the_text_of_a_file(stored, cluster):
 
 
 def test_retry_trains_the_failed_runs_only(stored, cluster):
-    with service(stored, ray_address=cluster.url) as url:
-        thread = ended_when_submitted(stored, cluster, "finished")
+    with service(stored, ray_address=cluster.url) as url, ended_when_submitted(stored, cluster, "finished"):
         ended = json.loads(stored("retry", "tiny", "--failed", "--stopped", "--json", "--server", url)[0])
-        thread.join()
     assert ended["sweep"]["status"] == "finished"
     submission = read_submission(stored.store, ended["sweep"]["sweep_id"])
     assert (set(submission.leave_out), submission.sets) == (
@@ -237,14 +229,12 @@ def test_retry_of_a_sweep_trains_what_it_has_left(stored, cluster):
     words = ("submit", "tiny", "--set", "seeds=[0, 7]", "--max-runs", "3")
     with service(stored, ray_address=cluster.url) as url:
         server = ("--server", url)
-        thread = ended_when_submitted(stored, cluster, "interrupted")
-        stored(*words, *server, code=130)
-        thread.join()
+        with ended_when_submitted(stored, cluster, "interrupted"):
+            stored(*words, *server, code=130)
         first = cluster.submitted[0]["submission_id"]
         assert "leave out --failed" in stored.error("retry", first, "--failed", *server)
-        thread = ended_when_submitted(stored, cluster, "failed")
-        out, _ = stored("retry", first, *server, code=1)
-        thread.join()
+        with ended_when_submitted(stored, cluster, "failed"):
+            out, _ = stored("retry", first, *server, code=1)
         assert "no sweep" in stored.error("retry", "20200101-000000-00", *server)
     second = cluster.submitted[1]["submission_id"]
     assert out.splitlines()[:2] == ["| a table |", f"sweep {second}: failed"]
@@ -254,11 +244,9 @@ def test_retry_of_a_sweep_trains_what_it_has_left(stored, cluster):
 
 def test_a_submitted_sweep_is_trained_again_here_too(stored, cluster):
     """As it was submitted, although the file has changed."""
-    with service(stored, ray_address=cluster.url) as url:
-        words = ("submit", "tiny", "--set", "seeds=[7]", "--max-runs", "1")
-        thread = ended_when_submitted(stored, cluster, "interrupted")
+    words = ("submit", "tiny", "--set", "seeds=[7]", "--max-runs", "1")
+    with service(stored, ray_address=cluster.url) as url, ended_when_submitted(stored, cluster, "interrupted"):
         stored(*words, "--server", url, code=130)
-        thread.join()
     first = cluster.submitted[0]["submission_id"]
     stored.write("tiny", "title: Another\n")
     assert "leave out --failed" in stored.error("retry", first, "--local", "--set", "seeds=[0]")

@@ -2,14 +2,14 @@
 
 import contextlib
 import threading
-import time
 
 import pytest
 
 from cope_sweep.store import Store
 from cope_sweep.store.index.owners import new_owner
 from tests.cli.test_server_option import service
-from tests.store.test_store import sweep_record
+from tests.store.sweeps import sweep_record
+from tests.store.waiting import until
 
 
 def running_sweep(shell, sweep_id="20260801-000000-aa"):
@@ -24,8 +24,7 @@ def test_stop_asks_a_sweep_and_waits_for_its_end(shell, served):
     store, record = running_sweep(shell)
 
     def sweep():
-        while not store.index.stop_requested(record.sweep_id):
-            time.sleep(0.05)
+        until(lambda: store.index.stop_requested(record.sweep_id))
         store.write_sweep(record.model_copy(update={"status": "interrupted", "ended_ms": 5}))
 
     thread = threading.Thread(target=sweep)

@@ -29,9 +29,11 @@ from cope_sweep.client import (
 from cope_sweep.errors import UserError
 from cope_sweep.read.queries import Queries
 from tests.services.sample_store import SampleStore, build, serving
+from tests.test_docs import code_blocks, read
 
 ROOT = Path(__file__).parents[2]
 SWEEP = "20260801-000000-aa"
+(EXAMPLE,) = code_blocks(read("services/README.md"), "python")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ Answer = Callable[[httpx.Request], httpx.Response]
 def scripted(answer: Answer, **options: object) -> tuple[Client, list[float]]:
     """A client whose requests `answer` answers, and the times that it waits."""
     waited: list[float] = []
-    client = Client("http://service", transport=httpx.MockTransport(answer), sleep=waited.append, **options)  # type: ignore[arg-type]
+    client = Client("http://service", transport=httpx.MockTransport(answer), sleep=waited.append, **options)
     return client, waited
 
 
@@ -77,11 +79,8 @@ def test_a_script_with_the_client_is_checked_strictly(tmp_path: Path) -> None:
     """The example of the services' README, and calls with unknown keywords."""
     pytest.importorskip("mypy")
     assert (ROOT / "cope_sweep/py.typed").exists(), "type checkers ignore the installed package without it"
-    (example,) = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "services/README.md").read_text(), re.DOTALL | re.MULTILINE
-    )
     wrong = ['client.submit(ablation="mine", sett=[])', 'client.table("mine", formt="csv")']
-    (tmp_path / "script.py").write_text("\n".join([example, *(f"{call}  # wrong" for call in wrong)]))
+    (tmp_path / "script.py").write_text("\n".join([EXAMPLE, *(f"{call}  # wrong" for call in wrong)]))
     command = [
         sys.executable,
         "-m",
@@ -98,15 +97,12 @@ def test_a_script_with_the_client_is_checked_strictly(tmp_path: Path) -> None:
 
 def test_the_example_of_the_readme(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a service without a cluster, so the sweep that it submits is made up."""
-    (example,) = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "services/README.md").read_text(), re.DOTALL | re.MULTILINE
-    )
     made_up = SimpleNamespace(sweep_id=SWEEP, status="finished", counts={"finished": 1}, eta_s=None)
     monkeypatch.setattr(Client, "submit", lambda self, **values: made_up)
     monkeypatch.setattr(Client, "events", lambda self, sweep_id: [made_up])
     names: dict[str, object] = {}
-    exec(example.replace("http://127.0.0.1:8000", client.server), names)
-    assert names["run"].run_id in {run.run_id for run in client.runs()}  # type: ignore[attr-defined]
+    exec(EXAMPLE.replace("http://127.0.0.1:8000", client.server), names)
+    assert names["run"].run_id in {run.run_id for run in client.runs()}
     assert names["progress"] is made_up
 
 

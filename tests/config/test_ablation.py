@@ -43,11 +43,6 @@ def test_errors_name_file_line_key_and_value(before, after, message):
     assert message in error_of(TEXT.replace(before, after))
 
 
-def test_the_largest_seed_is_accepted():
-    plan = expand(load(TEXT.replace("seeds: [0, 1]", "seeds: [0, 2147483647]")))
-    assert {run.seed for run in plan.runs} == {0, 2**31 - 1}
-
-
 @pytest.mark.parametrize(
     ("value", "label"),
     [

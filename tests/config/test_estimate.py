@@ -113,19 +113,17 @@ def test_recomputing_activations_adds_a_third():
     assert step_flops(tiny_run(), again) == pytest.approx(4 / 3 * step_flops(tiny_run(), Resources()))
 
 
-def test_longer_windows_cost_more_attention():
+def test_longer_windows_longer_sequences_and_variants_cost_more():
     text = {"kind": "code", "tokens": 64, "vocabulary": 300}
-    short, long, sliding = (
-        run_flops(tiny_run(task=text, evaluate={"contexts": contexts, "stride": stride}), Resources())
-        for contexts, stride in (([64], None), ([4096], None), ([4096], 64))
-    )
-    assert short < long < sliding
-
-
-def test_longer_sequences_cost_more():
-    runs = [tiny_run(evaluate={"lengths": lengths}) for lengths in ([], [2], [2, 16])]
-    costs = [run_flops(run, Resources()) for run in runs]
-    assert costs == sorted(set(costs))
+    windows = [{"contexts": [64]}, {"contexts": [4096]}, {"contexts": [4096], "stride": 64}]
+    variants = [{"model.position": ["relative"]}, {"evaluate.variants": {"capped": {"relative.far": "last"}}}]
+    for runs in (
+        [tiny_run(task=text, evaluate=each) for each in windows],
+        [tiny_run(evaluate={"lengths": lengths}) for lengths in ([], [2], [2, 16])],
+        [tiny_run(**variants[0] | each) for each in ({}, variants[1])],
+    ):
+        costs = [run_flops(run, Resources()) for run in runs]
+        assert costs == sorted(set(costs))
 
 
 def test_times_follow_the_measured_rates_of_equal_shapes_or_their_median():
@@ -223,12 +221,3 @@ def test_memory_for_all_scores_where_attention_is_not_computed_in_blocks(blanks)
     fused, whole = memory_bytes(relu, Resources()), memory_bytes(relu, Resources(attention="reference"))
     assert whole > fused
     assert memory_bytes(gelu, Resources()) == (whole if blanks < 250 else fused)
-
-
-def test_variants_cost_evaluations():
-    relative = {"model.position": ["relative"]}
-    plain, both = (
-        tiny_run(**relative | {"evaluate.variants": variants})
-        for variants in ({}, {"capped": {"relative.far": "last"}})
-    )
-    assert run_flops(both, Resources()) > run_flops(plain, Resources())

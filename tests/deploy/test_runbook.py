@@ -1,9 +1,7 @@
 """deploy/README.md: its links, files, tests, commands and options exist; and one test that its runbook names."""
 
-import os
 import re
 import shlex
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from cope_sweep.cli.application import app
 from cope_sweep.config import Resources
 from cope_sweep.store import Store, StoreError
 from cope_sweep.sweep.executor import Workload, run_local
+from tests.store import s3
 from tests.sweep.ports import free_port
 from tests.tiny import tiny_run
 
@@ -77,21 +76,11 @@ def test_commands_and_options_exist(line):
 @pytest.fixture
 def object_store(monkeypatch):
     """A function that starts an S3-compatible server, always at one address, and returns it. It keeps its objects."""
-    from moto.server import ThreadedMotoServer
-
     port, started = free_port(), []
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "x",
-        "AWS_SECRET_ACCESS_KEY": "y",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
 
     def start():
-        started.append(ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False))
-        started[-1].start()
+        started.append(s3.start_server(port))
+        s3.set_environment(monkeypatch, started[-1])
         return started[-1]
 
     yield start
@@ -103,9 +92,8 @@ def test_the_object_store_dies_and_comes_back(object_store, tmp_path, monkeypatc
     """A sweep ends with the reason; the same command continues its run."""
     monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / "cache"))
     server = object_store()
-    address = os.environ["AWS_ENDPOINT_URL"]
-    urllib.request.urlopen(urllib.request.Request(f"{address}/runbook", method="PUT"))
-    store = Store("s3://runbook/store", index=f"sqlite:///{tmp_path / 'index.db'}", create=True)
+    url = f"s3://{s3.make_bucket()}/store"
+    store = Store(url, index=f"sqlite:///{tmp_path / 'index.db'}", create=True)
     run = tiny_run(**{"train.steps": 200})
     resources = Resources(device="cpu")
     seen = []
@@ -115,12 +103,12 @@ def test_the_object_store_dies_and_comes_back(object_store, tmp_path, monkeypatc
         if event.step >= 1 and not any(each.step >= 1 for each in seen[:-1]):
             server.stop()
 
-    with pytest.raises(StoreError, match=r"the store s3://runbook/store: .*NETWORK_CONNECTION"):
+    with pytest.raises(StoreError, match=rf"the store {url}: .*NETWORK_CONNECTION"):
         run_local(Workload([run], store, resources, "first", on_event=stop_once))
     assert any(event.step >= 1 for event in seen)
 
     object_store()
-    again = Store("s3://runbook/store", index=f"sqlite:///{tmp_path / 'index.db'}")
+    again = Store(url, index=f"sqlite:///{tmp_path / 'index.db'}")
     run_local(Workload([run], again, resources, "second", on_event=seen.append))
     assert again.index.statuses() == {run.run_id: "finished"}
     assert store.run(run.run_id).fetch_checkpoint().is_dir()

@@ -7,8 +7,8 @@ import pytest
 
 from cope_sweep.store import Store, StoreError
 from cope_sweep.store.index import database
+from tests.read.tables.ablations import finish
 from tests.store.databases import index_url, postgres  # noqa: F401 - fixtures
-from tests.store.sweeps import finish
 from tests.tiny import tiny_run
 
 NEXT = '''\
@@ -46,14 +46,12 @@ def test_an_index_is_migrated_one_version_up(tmp_path, index_url, next_version, 
     old = Store(tmp_path / "store", index=index_url, create=True)
     finish(old, run, {"in_dist/token_error": 12.5})
     before = old.index.records([run.run_id])
-    this_version = database.HEAD, database.__file__
 
     next_version()
     new = Store(tmp_path / "store", index=index_url)
     assert new.index.records([run.run_id]) == before
     assert before[run.run_id].status == "finished"
 
-    monkeypatch.setattr(database, "HEAD", this_version[0])
-    monkeypatch.setattr(database, "__file__", this_version[1])
+    monkeypatch.undo()
     with pytest.raises(StoreError, match="has version 9999, and this cope_sweep knows"):
         Store(tmp_path / "store", index=index_url).index.records([run.run_id])

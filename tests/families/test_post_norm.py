@@ -89,10 +89,3 @@ def test_other_families_start_encodings_as_gpt2_does():
         assert absolute.shared["e"].std().item() == pytest.approx(0.02, rel=0.05)
         assert cope.layers["0"]["gate_weight"].std().item() == pytest.approx(0.02, rel=0.05)
         assert cope.layers["0"]["gate_bias"].abs().max() == 0
-
-
-def test_there_is_no_final_norm():
-    run = tiny_run(**POST_NORM)
-    assert not [name for name, _ in Transformer(run).named_parameters() if name.startswith("norm.")]
-    x = torch.randn(2, 8)
-    assert run.model.family.final_norm({}, x) is x

@@ -9,6 +9,15 @@ from tests.tiny import tiny_run
 V = 6
 
 
+def set_logits(model, logits_V):
+    """Make a model whose output layer is its own give the same logits at every token."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.norm.bias[0] = 1
+        model.head.weight[:, 0] = logits_V
+
+
 def tiny_predictor(position, *, layers=2, heads=2, dim=8, seed=1, **model):
     """A model in float64, for comparisons with tight tolerances."""
     run = tiny_run(

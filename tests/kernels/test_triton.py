@@ -1,8 +1,5 @@
 """The Triton kernels: interpreted in a separate process, and compiled for GPUs, which the machine need not have."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,12 +8,14 @@ import torch
 pytest.importorskip("triton")
 
 from cope_benchmarks.compiling import compile_ahead, loop_lengths
+from cope_benchmarks.gpu_problems import Problem
 
 from cope_sweep.kernels import operator
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.triton_attention import launch, workspace
 from cope_sweep.kernels.triton_attention.launch import precision
 from cope_sweep.kernels.triton_attention.workspace import divide
+from tests.processes import output_of
 
 pytestmark = pytest.mark.slow
 
@@ -25,31 +24,22 @@ pytestmark = pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_interpreted_kernels_equal_the_reference():
     file = Path(__file__).with_name("test_triton_interpreted.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=file.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=1440,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(file))
+    output_of(*words, cwd=file.parents[2], timeout_s=1440, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 
 BF16, FP32 = torch.bfloat16, torch.float32
+SIZES = {"batch": 2, "heads": 2, "tokens": 1024}
+"""Triton makes special kernels for sizes of 1."""
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype", "head_dim"),
-    [(80, BF16, 64), (90, BF16, 64), (90, FP32, 64)],
-    ids=lambda x: str(x).removeprefix("torch."),
-)
-def test_compiles(capability, dtype, head_dim):
-    compiled = compile_ahead(capability, dtype, head_dim)
+@pytest.mark.parametrize(("capability", "dtype"), [(80, "bfloat16"), (90, "bfloat16"), (90, "float32")])
+def test_compiles(capability, dtype):
+    compiled = compile_ahead(capability, Problem(**SIZES, dtype=dtype))
     assert list(compiled) == ["forward", "backward_rows", "backward_keys"]
     shared = {80: 163, 90: 227}[capability] * 1024  # of a block, at most
     assert all(each["shared"] <= shared for each in compiled.values())
-    if capability == 90 and dtype == BF16:
+    if capability == 90 and dtype == "bfloat16":
         for kernel, ratio, spilled in (("forward", 3.3, 0), ("backward_rows", 6.0, 256), ("backward_keys", 4.5, 0)):
             assert compiled[kernel]["general ÷ plain"] <= ratio
             assert compiled[kernel]["spilled"] <= spilled
@@ -82,19 +72,15 @@ def test_instructions_of_a_loop_are_those_of_its_shortest_way():
 
 
 def test_compiles_with_all_terms():
-    heads = torch.zeros(3, 2, 2, 1024, 32, dtype=BF16)
-    terms = {
-        "base_q": heads[0], "gate_k": heads[1], "m": torch.zeros(2), "relative": torch.zeros(2, 100, 32, dtype=BF16),
-        "distance_bias": torch.zeros(2, 129), "distance_slope": torch.zeros(2), "key_bias": torch.zeros(2, 2, 1024), "seeds": torch.tensor([1, 2]),
-        "lengths": torch.tensor([5, 7]), "far_last": True, "dropout": 0.1,
-    }  # fmt: skip
-    assert len(compile_ahead(90, BF16, 32, p_max=1025, **terms)) == 3
+    problem = Problem(
+        **SIZES, head_dim=32, p_max=1025, per_head=True, gate="keys", slope=True, relative=100, far="last", buckets=129,
+        alibi=True, key_bias=True, dropout=0.1, lengths=(5, 7),
+    )  # fmt: skip
+    assert len(compile_ahead(90, problem)) == 3
 
 
 def test_compiles_with_segments():
-    tables = torch.zeros(2, 2, 2, 1024, 65)
-    terms = {"knots": torch.zeros(64), "segment_slope": tables[0], "segment_intercept": tables[1], "limit": 63.0}
-    assert len(compile_ahead(90, BF16, 64, p_max=0, **terms)) == 3
+    assert len(compile_ahead(90, Problem(**SIZES, p_max=None, knots=64))) == 3
 
 
 def allocated(monkeypatch, *, batch, heads, tokens, p_max, head_dim):

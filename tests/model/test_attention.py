@@ -2,7 +2,8 @@ import math
 
 import torch
 
-from cope_sweep.model.attention import Inputs, Position, attend, reference, self_attention
+from cope_sweep.kernels import Inputs, Position, attend, reference
+from cope_sweep.model.attention import self_attention
 from cope_sweep.positions import CoPE
 
 

@@ -6,7 +6,7 @@ from cope_benchmarks.peers import listing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cope_sweep.model.attention import Inputs, Position, attend, reference
+from cope_sweep.kernels import Inputs, Position, attend, reference
 from cope_sweep.positions import Attention, CoPE, Dims
 from cope_sweep.testing import EncodingContract
 from tests.positions import naive

@@ -47,7 +47,7 @@ def ask(app: ASGIApp, method: str = "POST", path: str = PATH, **options: object)
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            return await client.request(method, path, **options)  # type: ignore[arg-type]
+            return await client.request(method, path, **options)
 
     return asyncio.run(send())
 
@@ -220,13 +220,13 @@ def test_leaving_a_response_cancels_the_route() -> None:
 
         async def app(scope: object, receive: Callable[[], object], send: Callable[[object], object]) -> None:
             try:
-                await send(STREAM[0])  # type: ignore[misc]
-                await send(STREAM[1])  # type: ignore[misc]
+                await send(STREAM[0])
+                await send(STREAM[1])
                 await asyncio.Event().wait()
             finally:
                 ended.set()
 
-        messages = messages_of(app, request_of("/"))  # type: ignore[arg-type]
+        messages = messages_of(app, request_of("/"))
         await anext(messages)
         await messages.aclose()
         async with asyncio.timeout(10):

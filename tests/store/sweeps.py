@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cope_sweep.config import Plan, RunSpec
@@ -15,30 +15,44 @@ from cope_sweep.store.reading import read_run
 LEASE_S = 600.0
 
 
+def sweep_record(sweep_id: str = "20260101-000000-aa", runs: Sequence[SweepRun] = (), **changes: Any) -> SweepRecord:
+    """The record of a sweep that has ended, with some entries replaced."""
+    content: dict[str, Any] = {
+        "ablation": "tiny", "title": "Tiny", "hypothesis": "", "executor": "local", "command": [], "status": "finished",
+        "started_ms": 1, "ended_ms": 2, "versions": {}, "machine": {}, "metrics": [], "reused": [],
+    }  # fmt: skip
+    return SweepRecord(sweep_id=sweep_id, runs=list(runs), **(content | changes))
+
+
+def members(plan: Plan, runs: Sequence[RunSpec] | None = None) -> list[SweepRun]:
+    """The entries of a sweep's record for some runs of a plan, or for all, row by row."""
+    return [
+        SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
+        for row in plan.rows
+        for run in row.runs
+        if runs is None or run in runs
+    ]
+
+
 def write_sweep(store: Store, plan: Plan, owner: str | None = None, **changes: Any) -> SweepRecord:
     """Write the record of a sweep of `plan` that starts now, with some entries replaced. Returns the record."""
     content: dict[str, Any] = {
         "sweep_id": time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2),
+        "runs": members(plan),
         "ablation": plan.name,
         "title": plan.ablation.content.title,
         "hypothesis": plan.ablation.content.hypothesis,
         "file_text": "title: x\n",
-        "executor": "local",
         "command": ["cope-sweep", "run", plan.name],
         "status": "running",
         "started_ms": time.time_ns() // 1_000_000,
+        "ended_ms": None,
         "git_commit": "0123abc",
         "versions": {"torch": "2.15.0"},
         "machine": {"host": "here", "cpus": 2},
         "metrics": [metric.model_dump(mode="json") for metric in plan.ablation.content.metrics],
-        "runs": [
-            SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
-            for row in plan.rows
-            for run in row.runs
-        ],
-        "reused": [],
     }
-    record = SweepRecord(**(content | changes))
+    record = sweep_record(**(content | changes))
     store.write_sweep(record, owner)
     return record
 
@@ -63,31 +77,15 @@ def begin(store: Store, run: RunSpec, *rows: Mapping[str, float], lease_s: float
     return folder
 
 
-def end(store: Store, run: RunSpec) -> None:
-    """End the lease of a run: write what its folder says into the index."""
-    row = read_run(store.run(run.run_id))
+def end(store: Store, folder: RunFolder) -> None:
+    """Write what a run's files say to the index, as a sweep does. That ends its lease."""
+    row = read_run(folder)
     assert row is not None
     store.index.write([row])
 
 
-def finish(store: Store, run: RunSpec, metrics: Mapping[str, float], facts: Mapping[str, Any] | None = None) -> None:
-    """Write `run` as finished, with a curve and a checkpoint."""
-    folder = begin(store, run, {"step": 1, "train/loss": 2.5}, {"step": 6, "train/loss": 1.25}, {"step": 6, **metrics})
-    with folder.writing_checkpoint() as path:
-        (path / "model.safetensors").write_bytes(b"weights")
-        (path / "config.json").write_text("{}")
-    default = {"steps": 6, "parameters": 1234, "device": "cpu", "threads": 2}
-    folder.finish({"train/loss": 1.25, **metrics}, facts or default)
-    end(store, run)
-
-
-def fail(store: Store, run: RunSpec, message: str = "Diverged: the loss is nan", trace: str = "Traceback") -> None:
-    """Write `run` as failed."""
-    begin(store, run, {"step": 1, "train/loss": 2.5}).fail(message, f"{trace}\n{message}\n")
-    end(store, run)
-
-
 def stop(store: Store, run: RunSpec, status: Status = "interrupted", **facts: Any) -> None:
     """Write `run` as interrupted, or as stopped by a scheduler."""
-    begin(store, run, {"step": 1, "train/loss": 2.5}).set_state(status, **facts)
-    end(store, run)
+    folder = begin(store, run, {"step": 1, "train/loss": 2.5})
+    folder.set_state(status, **facts)
+    end(store, folder)

@@ -5,23 +5,17 @@ and extensions, one of them has crashed SQLite.
 """
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from tests.ablations.update_readme import ROOT
+from tests.processes import output_of
 
 
 def explored(runs, events, *, files, sweeps="ab", limit=None):
     """The numbers of states and of ends that were visited."""
     words = [json.dumps(each) for each in (sweeps, runs, events, files, limit)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.store.explorer", *words], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    states, ends = json.loads(done.stdout.splitlines()[-1])
-    return states, ends
+    return json.loads(output_of("-m", "tests.store.explorer", *words, cwd=ROOT, timeout_s=3600).splitlines()[-1])
 
 
 @pytest.mark.thorough

@@ -1,8 +1,6 @@
 """Stores in an object store, on a real S3-compatible server on loopback."""
 
 import shutil
-import urllib.request
-import uuid
 from pathlib import Path
 
 import pytest
@@ -18,8 +16,8 @@ from cope_sweep.store.rebuild import check, rebuild
 from cope_sweep.tracking.sync import Sync
 from cope_sweep.tracking.uri import backlog_count, tracker_key
 from cope_sweep.train import Runtime, train_run
-from tests.store.sweeps import LEASE_S, begin, end
-from tests.store.test_store import sweep_record
+from tests.store import s3
+from tests.store.sweeps import LEASE_S, begin, end, sweep_record
 from tests.tiny import tiny_run
 from tests.tracking.trackers import fresh_database, history, run_of, synced  # noqa: F401 - a fixture
 from tests.train.stores import stop_after, weights
@@ -30,29 +28,16 @@ RUN = tiny_run(**{"train.steps": 12})
 
 @pytest.fixture(scope="module")
 def server():
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
+    server = s3.start_server()
+    yield server
     server.stop()
 
 
 @pytest.fixture
 def url(server, monkeypatch):
     """The URL of an empty bucket's prefix."""
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "x",
-        "AWS_SECRET_ACCESS_KEY": "y",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": server,
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    bucket = f"bucket-{uuid.uuid4().hex[:8]}"
-    urllib.request.urlopen(urllib.request.Request(f"{server}/{bucket}", method="PUT"))
-    return f"s3://{bucket}/some/prefix"
+    s3.set_environment(monkeypatch, server)
+    return f"s3://{s3.make_bucket()}/some/prefix"
 
 
 @pytest.fixture
@@ -126,7 +111,7 @@ def test_leases_sweeps_rebuild_and_check(on_machine):
     assert ["curve.jsonl" in each.problem for each in check(store, checksums=True)] == [True]
 
 
-def test_errors_name_the_store_and_the_way_out(url, server, monkeypatch):
+def test_errors_name_the_store_and_the_way_out(url):
     with pytest.raises(StoreError, match=r"needs a database for its index.*--index or COPE_SWEEP_INDEX"):
         Store(url).index.statuses()
     with pytest.raises(StoreError, match=r"the store s3://none-of-these/x: .*NO_SUCH_BUCKET"):
@@ -157,7 +142,7 @@ def test_a_machine_that_trained_nothing_sends_runs_and_checkpoints_to_mlflow(on_
 
     first = on_machine("first")
     train_run(RUN, first, Runtime())
-    end(first, RUN)
+    end(first, first.run(RUN.run_id))
     second = on_machine("second")
     uri = uri_of(second)
     run = sent(second, uri)
@@ -197,7 +182,7 @@ def test_what_another_machine_logs_is_sent_while_it_trains(on_machine, uri_of):
 def test_a_run_whose_checkpoint_was_deleted_is_sent_without_one(on_machine, uri_of):
     first = on_machine("first")
     train_run(RUN, first, Runtime())
-    end(first, RUN)
+    end(first, first.run(RUN.run_id))
     objects, folder = first.objects, f"runs/{RUN.run_id}/checkpoint"
     for name in objects.names(folder):
         objects.delete(f"{folder}/{name}")

@@ -8,12 +8,13 @@ import shutil
 import pytest
 
 import cope_sweep
-from cope_sweep.store import LeaseHolder, Store, StoreError, SweepRecord, files
+from cope_sweep.store import LeaseHolder, Store, StoreError, SweepRun, files
 from cope_sweep.store.index.tables import metadata
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.rebuild import check, mark_lost, rebuild
 from cope_sweep.store.sweeps import versions
 from tests.store.index.rows import row
+from tests.store.sweeps import sweep_record
 from tests.tiny import tiny_run
 
 RUN = tiny_run()
@@ -25,24 +26,9 @@ def finish(store, run, loss=1.5):
     own.finish({"test/loss": loss}, {"steps": run.train.steps, "device": "cpu"})
 
 
-def sweep_record(sweep_id="20260101-000000-aa", runs=(RUN,), reused=(), **changes):
-    fields = {
-        "sweep_id": sweep_id,
-        "ablation": "tiny",
-        "title": "Tiny",
-        "hypothesis": "",
-        "executor": "local",
-        "command": [],
-        "status": "finished",
-        "started_ms": 1,
-        "ended_ms": 2,
-        "versions": {},
-        "machine": {},
-        "metrics": [],
-        "runs": [{"run_id": run.run_id, "row": "a", "labels": {}, "seed": run.seed} for run in runs],
-        "reused": list(reused),
-    }
-    return SweepRecord.model_validate(fields | changes)
+def members(*runs):
+    """The entries of a sweep's record for these runs, in one row."""
+    return [SweepRun(run_id=run.run_id, row="a", labels={}, seed=run.seed) for run in runs]
 
 
 def test_a_store_that_does_not_exist_is_empty_and_is_not_made(tmp_path):
@@ -67,7 +53,7 @@ def test_a_store_without_an_index_is_indexed_when_it_is_opened(store):
     failed.fail("ValueError: no", "Traceback")
     died = store.run(tiny_run(seed=2).run_id).begin(tiny_run(seed=2), "here")
     died.log({"step": 4, "train/loss": 1.0})
-    (store.root / "sweeps" / "20260101-000000-aa.json").write_text(sweep_record().model_dump_json())
+    (store.root / "sweeps" / "20260101-000000-aa.json").write_text(sweep_record(runs=members(RUN)).model_dump_json())
     opened = Store(store.root)
     records = opened.index.records(tiny_run(seed=seed).run_id for seed in range(3))
     assert [
@@ -99,7 +85,7 @@ def contents(index):
 def test_rebuilding_gives_the_same_index(store):
     for seed in range(3):
         finish(store, tiny_run(seed=seed), loss=seed)
-    store.write_sweep(sweep_record(runs=[tiny_run(seed=seed) for seed in range(3)]))
+    store.write_sweep(sweep_record(runs=members(*(tiny_run(seed=seed) for seed in range(3)))))
     rebuild(store)
     before = contents(store.index)
     store.index.close()
@@ -153,7 +139,7 @@ def test_checking_names_every_difference(store):
 
 
 def test_sweeps_are_written_to_their_file_and_to_the_index(store):
-    record = sweep_record(reused=[RUN.run_id])
+    record = sweep_record(runs=members(RUN), reused=[RUN.run_id])
     store.write_sweep(record)
     assert store.sweep(record.sweep_id) == record
     assert json.loads((store.root / "sweeps" / f"{record.sweep_id}.json").read_text())["ablation"] == "tiny"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from cope_sweep.store import Store
 from cope_sweep.sweep.executor import run_local
 from tests.store.databases import postgres  # noqa: F401 - a fixture
 from tests.sweep.ports import free_port
@@ -60,11 +59,6 @@ def cluster_nodes(ray_environment: dict[str, str]) -> Iterator[Any]:
 def cluster(cluster_nodes: Any) -> str:
     """The address of the cluster."""
     return str(cluster_nodes.address)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store", create=True)
 
 
 @pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.slow)])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import ray
 from ray._private import worker
+from ray.exceptions import AuthenticationError
 
 from cope_sweep.config import Resources
 from cope_sweep.errors import ClusterError
@@ -93,9 +94,7 @@ def test_why_a_run_never_fits(needs: Needs, nodes: list[dict[str, float]], reaso
         ("no.such.host.invalid:6379", "no Ray cluster answers at no.such.host.invalid:6379"),
     ],
 )
-def test_an_address_without_a_cluster(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str, message: str
-) -> None:
+def test_an_address_without_a_cluster(tmp_path: Path, address: str, message: str) -> None:
     address = address.replace("FREE", str(free_port()))
     with pytest.raises(ClusterError, match=message), connected(address, tmp_path / "ray.log"):
         pass
@@ -116,34 +115,29 @@ def test_a_port_that_answers_but_is_no_cluster(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
+    ("elsewhere", "error", "message"),
     [
-        (ray.exceptions.AuthenticationError("token missing"), "token missing.*; export RAY_AUTH_MODE=token, and put"),
-        (RuntimeError("\nVersion mismatch: 3.11 and 3.12\nmore"), "Version mismatch: 3.11 and 3.12; see `ray status`"),
+        (True, AuthenticationError("token missing"), "token missing.*; export RAY_AUTH_MODE=token, and put"),
+        (
+            True,
+            RuntimeError("\nVersion mismatch: 3.11 and 3.12\nmore"),
+            "Version mismatch: 3.11 and 3.12; see `ray status`",
+        ),
+        (False, OSError("no space left"), "Ray cannot start here: no space left; --local works without Ray"),
     ],
 )
-def test_a_cluster_that_refuses(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, message: str
+def test_a_cluster_that_refuses_or_cannot_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, elsewhere: bool, error: Exception, message: str
 ) -> None:
     def refuse(**_: object) -> None:
         raise error
 
-    monkeypatch.setattr(ray, "init", refuse)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(ClusterError, match=message), connected(address, tmp_path / "ray.log"):
-            pass
-
-
-def test_ray_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refuse(**_: object) -> None:
-        raise OSError("no space left")
-
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "init", refuse)
-    message = "Ray cannot start here: no space left; --local works without Ray"
-    with pytest.raises(ClusterError, match=message), connected(None, tmp_path / "ray.log"):
-        pass
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}" if elsewhere else None
+        with pytest.raises(ClusterError, match=message), connected(address, tmp_path / "ray.log"):
+            pass
 
 
 def test_what_ray_logs_and_prints_goes_to_a_file(

@@ -13,7 +13,6 @@ from cope_sweep.store import Event, Lease, LeaseHolder, Store
 from cope_sweep.sweep import executor as executor_module
 from cope_sweep.sweep.executor import (
     Parents,
-    Workload,
     final_event,
     record_failure,
     record_stop,
@@ -226,14 +225,10 @@ def test_a_schedule_has_no_effect_and_that_is_said(store: Store, events: EventLo
 # -- longer runs are trained from the state of finished, shorter ones ----------------------------------------------------
 
 
-def train(store: Store, *runs: RunSpec) -> None:
-    run_local(Workload(runs, store, Resources(), "sweep"))
-
-
 def test_the_longest_finished_run_that_kept_its_state(store: Store) -> None:
     short, longer, longest = (tiny_run(**{"train.steps": steps}) for steps in (4, 6, 12))
     assert Parents(store).of(longest) is None
-    train(store, short, longer)
+    train_locally([short, longer], store, Resources())
     assert Parents(store).of(longest) == longer.run_id
     assert Parents(store).of(tiny_run(seed=5, **{"train.steps": 12})) is None
     store.run(longer.run_id).final_state.unlink()
@@ -242,8 +237,8 @@ def test_the_longest_finished_run_that_kept_its_state(store: Store) -> None:
 
 def test_a_sweep_continues_shorter_runs(store: Store) -> None:
     short, long = (tiny_run(**{"train.steps": steps}) for steps in (6, 12))
-    train(store, short)
-    train(store, long)
+    train_locally([short], store, Resources())
+    train_locally([long], store, Resources())
     record = store.index.records([long.run_id])[long.run_id]
     assert (record.status, record.parent_id) == ("finished", short.run_id)
     assert record.facts["resumed_from_step"] == 6

@@ -17,7 +17,8 @@ import psutil
 import pytest
 import ray
 
-from cope_sweep.store import Event, Store, SweepRecord
+from cope_sweep.config import expand, load_ablation
+from cope_sweep.store import Event, Store
 from cope_sweep.store.index.summaries import activity
 from cope_sweep.sweep.ray_executor import run_on_ray
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
@@ -30,17 +31,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 def train(file: Path, store: Store, **options: Any) -> SweepOutcome:
     """Execute an ablation on the cluster that this process is connected to, with the groups that its file says."""
-    from cope_sweep.config import expand, load_ablation
-
     plan = expand(load_ablation(file))
     resources = plan.ablation.content.resources
     return sweep(plan, store, run_on_ray, resources=resources, executor_name="ray", tracking_uri=None, **options)
-
-
-def record_of(store: Store, outcome: SweepOutcome) -> SweepRecord:
-    record = store.sweep(str(outcome.sweep_id))
-    assert record is not None
-    return record
 
 
 def test_a_sweep_waits_for_postgresql_and_goes_on(cluster: str, postgres: Any, tmp_path: Path) -> None:
@@ -74,7 +67,7 @@ def test_a_sweep_waits_for_postgresql_and_goes_on(cluster: str, postgres: Any, t
     assert (outcome.trained, outcome.exit_code) == (3, 0)
     assert Counter(events.ends()) == {(run.run_id, "finished"): 1 for run in plan.runs}
     assert attempts(store, plan) == [1, 1, 1]
-    assert record_of(store, outcome).status == "finished"
+    assert store.sweep(outcome.sweep_id).status == "finished"
 
 
 @contextlib.contextmanager
@@ -85,16 +78,16 @@ def node_without(folder: Path, address: str) -> Iterator[None]:
         pytest.skip("this system does not allow namespaces of mounts")
     options = f"--address={address} --num-cpus=1 --dashboard-agent-listen-port={free_port()} --block"
     script = f"mount -t tmpfs none {folder} && exec {Path(sys.executable).with_name('ray')} start {options}"
-    before = len(ray.nodes())  # type: ignore[no-untyped-call]
+    before = len(ray.nodes())
     process = subprocess.Popen([*enter, "sh", "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
     try:
-        until(lambda: process.poll() is not None or len(ray.nodes()) > before)  # type: ignore[no-untyped-call]
+        until(lambda: process.poll() is not None or len(ray.nodes()) > before)
         assert process.poll() is None
         yield
     finally:
         process.terminate()  # `ray start --block` then ends its node
         process.wait()
-        until(lambda: sum(node["Alive"] for node in ray.nodes()) < before + 1)  # type: ignore[no-untyped-call]
+        until(lambda: sum(node["Alive"] for node in ray.nodes()) < before + 1)
 
 
 def test_a_node_where_the_store_is_not_mounted_is_left_out(cluster: str, cluster_nodes: Any, tmp_path: Path) -> None:

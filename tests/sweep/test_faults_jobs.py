@@ -2,8 +2,6 @@
 
 import shutil
 import threading
-import urllib.request
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from cope_sweep.store import Store
 from cope_sweep.sweep.executor import Workload, run_local
 from cope_sweep.sweep.jobs import Cluster, JobOutcome, submit_job
 from tests.chaos.chaos import mlflow_points
+from tests.store import s3
 from tests.sweep.fault_sweeps import (
     LONG,
     SHORT,
@@ -84,7 +83,6 @@ def test_a_job_whose_supervisor_is_killed_is_continued_by_the_same_command(
     assert (outcome.status, outcome.exit_code) == ("FAILED", 1), killed.lines
     assert outcome.message
     result = store.run(short).result
-    assert result is not None
     assert store.run(long).result is None
     until(lambda: not processes(cluster_nodes) and not commands_on(str(store.root)))
 
@@ -93,7 +91,6 @@ def test_a_job_whose_supervisor_is_killed_is_continued_by_the_same_command(
     assert store.run(short).result == result
     assert attempts(store, plan) == [1, 2]
     facts = store.run(long).result
-    assert facts is not None
     assert facts["facts"]["resumed_from_step"] > 0
     for run in plan.runs:
         assert max(Counter(logged(store, run.run_id)).values()) == 1
@@ -106,23 +103,9 @@ def test_a_job_whose_supervisor_is_killed_is_continued_by_the_same_command(
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, dict[str, str]]]:
     """The URL of a store on an S3 server, and the environment of the processes that use it."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    environment = {
-        "AWS_ACCESS_KEY_ID": "x",
-        "AWS_SECRET_ACCESS_KEY": "y",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    name = f"bucket-{uuid.uuid4().hex[:8]}"
-    urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/{name}", method="PUT"))
-    yield f"s3://{name}/store", environment
+    server = s3.start_server()
+    environment = s3.set_environment(monkeypatch, server)
+    yield f"s3://{s3.make_bucket()}/store", environment
     server.stop()
 
 

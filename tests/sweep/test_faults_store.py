@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Event, Store, StoreError
 from cope_sweep.sweep.ray_executor import run_on_ray
 from cope_sweep.sweep.search import RowSearch
-from cope_sweep.sweep.sweep import SweepOutcome, sweep
+from cope_sweep.sweep.sweep import sweep
 from tests.read.tables.ablations import plan_of
 from tests.sweep.fault_sweeps import logged
 from tests.sweep.runs import ONE_GROUP, EventLog, Listener, Recorded, other_sweep, seeds, train_by
@@ -20,17 +19,10 @@ from tests.sweep.runs import ONE_GROUP, EventLog, Listener, Recorded, other_swee
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
 
-def train(file: Path, store: Store) -> SweepOutcome:
-    plan = expand(load_ablation(file))
-    resources = plan.ablation.content.resources
-    return sweep(plan, store, run_on_ray, resources=resources, executor_name="ray", tracking_uri=None)
-
-
 def test_a_search_ends_although_another_sweep_has_one_of_its_last_runs(store: Store) -> None:
     """The search suggests no more when it knows how the run has ended there."""
     plan = plan_of(search={"kind": "optuna", "samples": 9}, seeds=[0])
     first = RowSearch(plan, {}).next_row()
-    assert first is not None
     taken = first.runs[0]
     with other_sweep(store) as other:
         other.acquire(taken)

@@ -54,7 +54,7 @@ def run(head: Head, name: str, store: Path, *more: str, **options: object) -> tu
         patch.delenv("RAY_AUTH_MODE")
         patch.setenv("RAY_AUTH_TOKEN", TOKEN)
         cluster = Cluster(head.address, head.tree)
-        outcome = submit_job(arguments, cluster, on_line=lines.append, **options)  # type: ignore[arg-type]
+        outcome = submit_job(arguments, cluster, on_line=lines.append, **options)
     return outcome, lines
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -66,7 +65,6 @@ def test_the_job_has_the_same_runs_without_the_files(child: Path, store: Store) 
     assert again.rows == plan.rows
     assert again.ablation.replaced == plan.ablation.replaced
     record = store.sweep(submission.sweep_id)
-    assert record is not None
     assert (record.status, record.ablation, record.file_text, len(record.runs)) == ("pending", "child", CHILD, 4)
 
 
@@ -75,17 +73,16 @@ def test_a_job_executes_it_under_its_id(child: Path, store: Store) -> None:
     options = {
         "resources": ONE_GROUP, "executor_name": "local", "tracking_uri": None, "submission": submission,
     }  # fmt: skip
-    outcome = sweep(plan, store, run_local, **options)  # type: ignore[arg-type]
+    outcome = sweep(plan, store, run_local, **options)
     assert (outcome.sweep_id, outcome.trained) == (submission.sweep_id, 4)
     again, _ = submitted(child, store)
-    outcome = sweep(plan, store, run_local, **(options | {"submission": again}))  # type: ignore[arg-type]
+    outcome = sweep(plan, store, run_local, **(options | {"submission": again}))
     assert (outcome.sweep_id, outcome.trained, outcome.reused) == (again.sweep_id, 0, 4)
     # The sweep that had nothing to train is recorded as finished, too.
     for sweep_id in (submission.sweep_id, again.sweep_id):
         record = store.sweep(sweep_id)
-        assert record is not None
         assert (record.status, record.table is None) == ("finished", False)
-        assert store.index.sweep(sweep_id).status == "finished"  # type: ignore[union-attr]
+        assert store.index.sweep(sweep_id).status == "finished"
 
 
 def test_a_stop_before_the_start_is_obeyed(child: Path, store: Store) -> None:
@@ -99,7 +96,7 @@ def test_a_stop_before_the_start_is_obeyed(child: Path, store: Store) -> None:
         plan, store, executor, resources=ONE_GROUP, executor_name="local", tracking_uri=None, submission=submission
     )  # fmt: skip
     assert (outcome.not_started, outcome.notes) == (4, ("stopped: a stop was requested",))
-    assert store.index.sweep(submission.sweep_id).status == "interrupted"  # type: ignore[union-attr]
+    assert store.index.sweep(submission.sweep_id).status == "interrupted"
     assert not store.index.stop_requested(submission.sweep_id)
 
 
@@ -108,7 +105,6 @@ def test_a_sweep_that_does_not_begin_is_recorded_as_failed(child: Path, store: S
     with pytest.raises(ValueError, match="no\nroom"), failing(store, submission.sweep_id):
         raise ValueError("no\nroom")
     record = store.sweep(submission.sweep_id)
-    assert record is not None
     assert (record.status, record.notes) == ("failed", ["the sweep did not begin: no room"])
     with pytest.raises(KeyError), failing(store, "20260101-000000-00"):
         raise KeyError
@@ -120,13 +116,11 @@ def test_a_sweep_that_does_not_begin_is_recorded_as_failed(child: Path, store: S
 def test_the_end_of_a_job_ends_its_sweep(child: Path, store: Store, before: str, after: str) -> None:
     submission, _ = submitted(child, store)
     record = store.sweep(submission.sweep_id)
-    assert record is not None
     store.write_sweep(record.model_copy(update={"status": before}))
     store.index.request_stop(submission.sweep_id)
     settle_submission(store, submission.sweep_id, "it was killed")
     ended = store.sweep(submission.sweep_id)
-    assert ended is not None
-    assert ended.status == store.index.sweep(submission.sweep_id).status == after  # type: ignore[union-attr]
+    assert ended.status == store.index.sweep(submission.sweep_id).status == after
     assert [note.endswith("it was killed") for note in ended.notes] == [True] * (before != after)
     assert store.index.stop_requested(submission.sweep_id) == (before == after)
     end_submission(store, "20260101-000000-00", "unknown", ("pending",))
@@ -148,13 +142,6 @@ def test_an_unknown_or_damaged_submission(store: Store) -> None:
     store.write("submissions/20260101-000000-00.json", b'{"sweep_id": 5}')
     with pytest.raises(DamagedError, match="not a submission"):
         read_submission(store, "20260101-000000-00")
-
-
-def test_a_mapping_and_a_text_are_the_same_spec(child: Path) -> None:
-    expected = expand(load_ablation(child)).runs
-    document = {"title": "Child", "inherit": "parent", "grid": {"model.position": {"CoPE": ["cope"], "none": []}}}
-    for spec in (document, json.dumps(document), CHILD):
-        assert expand(parsed_spec(spec, "mine", child.parent)).runs == expected
 
 
 def test_an_infinite_number_from_outside_is_refused(child: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from cope_sweep.store import Store
 from cope_sweep.sweep.cluster import plugin_runtime_env
+from tests.processes import output_of
 from tests.tiny import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -73,15 +74,8 @@ def test_workers_train_with_plugins_from_another_folder(
     (folder / "renamed_position" / "encoding.py").write_text(ENCODING)
     (folder / "renamed_single_file.py").write_text(ENCODING.replace("renamed", "single_file"))
     path = os.pathsep.join([str(ROOT), ray_environment.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(tmp_path / "store"), cluster],
-        env=ray_environment | {"PYTHONPATH": path},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    words = ("-c", DRIVER, str(tmp_path / "store"), cluster)
+    output_of(*words, cwd=folder, **ray_environment | {"PYTHONPATH": path})
     folders = Store(tmp_path / "store").run_folders()
     assert [run.status for run in folders] == ["finished", "finished"]
 

@@ -83,8 +83,6 @@ def test_two_workers_train_a_run_as_one_worker_does_and_before_runs_of_one(
     assert sorted(events.ends()[2:]) == sorted((run.run_id, "finished") for run in small)
     assert "Diverged" in store.run(bad.run_id).state["message"]
     result, expected = store.run(large.run_id).result, reference.run(large.run_id).result
-    assert result is not None
-    assert expected is not None
     assert result["facts"]["workers"] == 2
     assert result["metrics"] == pytest.approx(expected["metrics"], rel=1e-4)
 
@@ -299,7 +297,6 @@ def test_a_killed_driver_ends_its_cluster_and_leaves_a_run_to_resume(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    assert driver.stdout is not None
     run = tiny_run(**LONG)
     lines = []
     for line in driver.stdout:

@@ -27,14 +27,14 @@ class Trials:
         self.trials = [FakeTrial(str(number)) for number in range(count)]
         self.controller = SimpleNamespace(get_live_trials=lambda: [SimpleNamespace(status="PENDING")])
         for trial in self.trials:
-            scheduler.on_trial_add(self.controller, trial)  # type: ignore[arg-type]
+            scheduler.on_trial_add(self.controller, trial)
 
     def report(self, trial: int, step: int, **metrics: float) -> str:
         result = {"step": step, "status": "running", **metrics}
-        return self.scheduler.on_trial_result(self.controller, self.trials[trial], result)  # type: ignore[arg-type]
+        return self.scheduler.on_trial_result(self.controller, self.trials[trial], result)
 
     def complete(self, trial: int, result: Mapping[str, Any]) -> None:
-        self.scheduler.on_trial_complete(self.controller, self.trials[trial], dict(result))  # type: ignore[arg-type]
+        self.scheduler.on_trial_complete(self.controller, self.trials[trial], dict(result))
 
 
 def test_an_unknown_kind_is_an_error() -> None:

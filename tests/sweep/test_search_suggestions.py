@@ -51,11 +51,9 @@ def test_a_sweep_trains_what_is_suggested_and_the_next_one_continues(store: Stor
     assert (outcome.trained, outcome.reused, outcome.not_started, outcome.exit_code) == (3, 1, 0, 0)
     assert len(set(ids(rows))) == 4
     assert set(seen) == set(ids(rows))
-    record = store.sweep(str(outcome.sweep_id))
-    assert record is not None
+    record = store.sweep(outcome.sweep_id)
     assert [run.run_id for run in record.runs] == ids(rows)
     assert record.reused == ids(rows)[:1]
-    assert record.table is not None
     assert all(row.labels["train.lr"] in record.table["markdown"] for row in rows)
     assert table(recorded_plan(plan, store), store).to_csv() == record.table["csv"]
     assert start(plan, store).sweep_id is None
@@ -99,11 +97,6 @@ class Recorder:
             on_row=self.rows.append, on_event=self.events.append, **options,
         )  # fmt: skip
 
-    def next_run(self) -> RunSpec:
-        run = self.suggestions.next_run()
-        assert run is not None
-        return run
-
     @property
     def trials(self) -> list[Any]:
         """What Optuna knows."""
@@ -113,10 +106,10 @@ class Recorder:
 
 def test_a_run_that_is_known_counts_at_once(store: Store) -> None:
     """A run of another ablation is the same run: it is in the table and is not trained again."""
-    run = Recorder(store, search_of()).next_run()
+    run = Recorder(store, search_of()).suggestions.next_run()
     finish(store, run, {METRIC: 1.0})
     second = Recorder(store, search_of(name="other"))
-    other = second.next_run()
+    other = second.suggestions.next_run()
     assert second.suggestions.runs == [run, other]
     assert second.suggestions.left == 2
     assert second.suggestions.record.reused == [run.run_id]
@@ -127,7 +120,7 @@ def test_a_run_that_is_known_counts_at_once(store: Store) -> None:
 
 def test_the_last_value_of_a_stopped_run_counts(store: Store) -> None:
     first = Recorder(store, search_of(), early_ends=True)
-    run = first.next_run()
+    run = first.suggestions.next_run()
     stop(store, run)  # at step 3, with an error of 0.5
     first.suggestions.end(run.run_id, "stopped", None)
     first.suggestions.publish()
@@ -140,7 +133,7 @@ def test_the_last_value_of_a_stopped_run_counts(store: Store) -> None:
 
 def test_no_run_is_suggested_after_the_sweep_was_stopped(store: Store) -> None:
     recorder = Recorder(store, search_of())
-    recorder.next_run()
+    recorder.suggestions.next_run()
     recorder.suggestions.stop()
     assert recorder.suggestions.next_run() is None
     assert (recorder.suggestions.left, recorder.suggestions.missing) == (3, 3)

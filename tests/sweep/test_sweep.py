@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,12 +11,12 @@ import pytest
 
 from cope_sweep.config import Plan, Resources, RunSpec
 from cope_sweep.errors import ClusterError
-from cope_sweep.store import Budget, Event, LeaseHolder, Store, SweepRecord
+from cope_sweep.store import Budget, Event, LeaseHolder, Store
 from cope_sweep.sweep import sweep as sweep_module
 from cope_sweep.sweep.executor import Workload
 from cope_sweep.sweep.sweep import SweepOutcome, stopping_on_signals, sweep
 from tests.read.tables.ablations import plan_of
-from tests.store.waiting import TIMEOUT_S
+from tests.store.waiting import TIMEOUT_S, until
 from tests.sweep.runs import Recorded, other_sweep
 
 METRICS = {"in_dist/token_error": 12.5, "dense/loss": 0.5}
@@ -26,7 +25,7 @@ METRICS = {"in_dist/token_error": 12.5, "dense/loss": 0.5}
 def enter(leases: LeaseHolder, run: RunSpec, status: str) -> None:
     """Have a sweep end a run with a status, as an executor does."""
     leases.acquire(run)
-    Recorded(leases.store, run).end(status, METRICS)  # type: ignore[arg-type]
+    Recorded(leases.store, run).end(status, METRICS)
     leases.end(run.run_id)
 
 
@@ -51,7 +50,7 @@ class Scripted:
             if status == "pending":
                 continue
             enter(leases, run, status)
-            work.on_event(Event(run.run_id, status))  # type: ignore[arg-type]
+            work.on_event(Event(run.run_id, status))
         leases.close()
         if self.error:
             raise self.error
@@ -68,12 +67,6 @@ def start(plan: Plan, store: Store, executor: Scripted, **options: Any) -> Sweep
     return sweep(plan, store, executor, resources=Resources(), executor_name="local", tracking_uri=None, **options)
 
 
-def record_of(store: Store, outcome: SweepOutcome) -> SweepRecord:
-    record = store.sweep(str(outcome.sweep_id))
-    assert record is not None
-    return record
-
-
 def test_a_sweep_trains_unfinished_runs_and_records_the_table(store: Store) -> None:
     plan = plan_of()
     with other_sweep(store) as other:
@@ -85,11 +78,9 @@ def test_a_sweep_trains_unfinished_runs_and_records_the_table(store: Store) -> N
     assert executor.runs == list(plan.runs[1:])
     assert len(events) == 5
     assert (outcome.trained, outcome.reused, outcome.failed, outcome.interrupted) == (5, 1, 0, 0)
-    record = record_of(store, outcome)
+    record = store.sweep(outcome.sweep_id)
     assert (record.status, record.file_text, record.reused) == ("finished", "title: x", [plan.runs[0].run_id])
-    assert record.ended_ms is not None
     assert record.ended_ms >= record.started_ms
-    assert record.table is not None
     assert "In-dist." in record.table["markdown"]
     assert [run.run_id for run in record.runs] == [run.run_id for row in plan.rows for run in row.runs]
     (summary,) = store.index.sweeps()
@@ -124,7 +115,7 @@ def test_the_record_says_how_a_sweep_ended(store: Store, statuses: list[str], st
     assert outcome.exit_code == code
     counts = (outcome.trained, outcome.failed, outcome.interrupted, outcome.not_started, outcome.stopped)
     assert counts == tuple(map(statuses.count, ("finished", "failed", "interrupted", "pending", "stopped")))
-    assert record_of(store, outcome).status == status
+    assert store.sweep(outcome.sweep_id).status == status
 
 
 def test_failed_runs_are_kept_on_request(store: Store) -> None:
@@ -185,7 +176,6 @@ def test_an_error_of_the_executor_is_raised_after_the_sweep_was_recorded(store: 
         start(plan, store, executor)
     (summary,) = store.index.sweeps()
     record = store.sweep(summary.sweep_id)
-    assert record is not None
     assert (summary.status, record.status) == ("interrupted", "interrupted")
     assert record.table is not None
 
@@ -195,7 +185,7 @@ def test_notes_are_passed_on_and_recorded(store: Store) -> None:
     executor.note = "node 10.0.0.1 is left out: no GPU"
     notes: list[str] = []
     outcome = start(plan_of(), store, executor, on_note=notes.append)
-    assert notes == list(outcome.notes) == record_of(store, outcome).notes == [executor.note]
+    assert notes == list(outcome.notes) == store.sweep(outcome.sweep_id).notes == [executor.note]
 
 
 def test_no_more_runs_than_the_budget_are_started(store: Store) -> None:
@@ -203,7 +193,7 @@ def test_no_more_runs_than_the_budget_are_started(store: Store) -> None:
     outcome = start(plan_of(), store, executor, budget=Budget(max_runs=2, max_failures=3))
     assert (outcome.trained, outcome.not_started, outcome.exit_code) == (2, 4, 130)
     assert outcome.stop_reasons == ("the budget of 2 runs is used up",)
-    assert record_of(store, outcome).notes == ["stopped: the budget of 2 runs is used up"]
+    assert store.sweep(outcome.sweep_id).notes == ["stopped: the budget of 2 runs is used up"]
     assert executor.work.max_failed_runs == 3
     executor.statuses = ["finished"] * 4
     outcome = start(plan_of(), store, executor, budget=Budget(max_runs=4, max_failures=1))
@@ -217,7 +207,7 @@ def test_runs_that_an_earlier_sweep_failed_and_this_one_has_not_tried_are_not_st
     outcome = start(plan, store, Scripted(store, ["failed", "pending", "pending"]), budget=Budget(max_failures=1))
     assert (outcome.failed, outcome.not_started, outcome.interrupted, outcome.exit_code) == (1, 2, 0, 130)
     assert outcome.stop_reasons == ("the budget of 1 failed run is used up",)
-    assert record_of(store, outcome).status == "interrupted"
+    assert store.sweep(outcome.sweep_id).status == "interrupted"
     outcome = start(plan, store, Scripted(store, ["failed"] * 3), budget=Budget(max_failures=3))
     assert (outcome.failed, outcome.not_started, outcome.exit_code, outcome.notes) == (3, 0, 1, ())
 
@@ -231,7 +221,7 @@ def test_an_interrupted_sweep_does_not_blame_its_budget(store: Store) -> None:
     assert (outcome.left, outcome.notes) == (6, ())
     with pytest.raises(ClusterError):
         start(plan_of(), store, Scripted(store, ["pending"] * 2, ClusterError("gone")), budget=Budget(max_runs=2))
-    assert all(store.sweep(each.sweep_id).notes == [] for each in store.index.sweeps())  # type: ignore[union-attr]
+    assert all(store.sweep(each.sweep_id).notes == [] for each in store.index.sweeps())
 
 
 def test_a_time_budget_stops_the_sweep(store: Store) -> None:
@@ -246,9 +236,8 @@ def test_a_stop_can_be_requested_from_another_machine(store: Store, monkeypatch:
     monkeypatch.setattr(sweep_module, "STOP_POLL_INTERVAL_S", 0.05)
 
     def request() -> None:
-        while not (found := store.index.sweeps()):
-            time.sleep(0.05)
-        store.index.request_stop(found[0].sweep_id)
+        until(store.index.sweeps)
+        store.index.request_stop(store.index.sweeps()[0].sweep_id)
 
     thread = threading.Thread(target=request)
     thread.start()

@@ -259,7 +259,6 @@ def test_shortcuts_are_the_rules_that_they_are_named_after(task, seed):
 
 
 def test_shortcuts_of_one_variable_and_their_errors():
-    # pass; a = 0 ; a ++; a ++; a = 0 ; a ++; print a: the answer is 1, and there are 3 increments.
     task = Counting(operations=30, max_tokens=40, pass_weight=4, set_weight=2)
     assert list(task.shortcuts(task.sequences("in_dist", 0, 0, 4).inputs_NT)) == ["all increments"]
     label = task.labels.index
@@ -283,7 +282,7 @@ def test_shortcuts_of_one_variable_and_their_errors():
         "a",
         "_",
         "_",
-    ]
+    ]  # the answer is 1, of 3 increments
     assert task.shortcuts(np.array([[label(word) for word in words]]))["all increments"].tolist() == [3]
     errors = task.shortcut_errors("shorter", 500)
     assert 0 < errors["all increments"] < 100

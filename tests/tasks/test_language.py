@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from cope_sweep.tasks import IGNORED, WikiText
 from cope_sweep.text import TextError
 from cope_sweep.train import Runtime, Trainer
+from tests.inference.tiny_models import set_logits
 from tests.texts import write_corpus
 from tests.tiny import tiny_run
 
@@ -128,23 +129,13 @@ def test_any_range_is_a_slice_of_the_whole(task, start, count):
 # -- metrics
 
 
-def with_logits(task, logits):
-    """A trainer whose model predicts softmax(logits) for every next token."""
-    run = tiny_run(task=task.model_dump(mode="json"), **{"model.tied": False, "train.batch": 64})
-    trainer = Trainer(run, Runtime())
-    with torch.no_grad():
-        for parameter in trainer.model.parameters():
-            parameter.zero_()
-        trainer.model.norm.bias[0] = 1.0
-        trainer.model.head.weight[:, 0] = logits
-    return trainer
-
-
 def test_a_unigram_model_has_the_perplexity_of_the_unigrams(task, folder):
     """The expected values are computed from the tokens."""
     counts = np.bincount(stream(task, "train")[1:], minlength=300) + 1
     p = counts / counts.sum()
-    trainer = with_logits(task, torch.from_numpy(np.log(p)).float())
+    run = tiny_run(task=task.model_dump(mode="json"), **{"model.tied": False, "train.batch": 64})
+    trainer = Trainer(run, Runtime())
+    set_logits(trainer.model, torch.from_numpy(np.log(p)))
     metrics, text = trainer.evaluate(10**6), (folder / "wiki.test.tokens").read_bytes()
     nats = -np.log(p)[stream(task, "test")[1:]]
     assert metrics["test/loss"] == pytest.approx(nats.mean(), rel=1e-6)

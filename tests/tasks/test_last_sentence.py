@@ -235,21 +235,22 @@ def test_a_corpus_without_a_folder_is_an_error(tmp_path, monkeypatch):
     task.prepare()
 
 
-def test_a_folder_without_texts_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r"no `\*\.txt` file in this folder"):
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("notes.md", "One sentence.", r"no `\*\.txt` file in this folder"),
+        ("a.txt", "", r"a\.txt: empty"),
+        (
+            "a.txt",
+            "One sentence is here now. Another one is here now.",
+            r"'story' has 3 sentences, and no word occurs .* use a longer text",
+        ),
+    ],
+)
+def test_a_folder_without_questions_is_an_error(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message):
         LastSentence(corpus="story", folder=str(tmp_path)).prepare()
-
-
-def test_an_empty_file_is_an_error(tmp_path):
-    task = of_text(tmp_path, "")
-    with pytest.raises(UserError, match=r"text\.txt: empty"):
-        task.prepare()
-
-
-def test_a_text_without_questions_is_an_error(tmp_path):
-    task = of_text(tmp_path, "One sentence is here now. Another one is here now.")
-    with pytest.raises(UserError, match=r"'story' has 3 sentences, and no word occurs .* use a longer text"):
-        task.prepare()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import cope_sweep
 from cope_sweep.positions import ENCODINGS
 from cope_sweep.tasks import TASKS
+from tests.test_docs import code_blocks, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -128,7 +129,7 @@ def test_it_trains_through_the_public_api(tmp_path):
 
 def python_blocks(room):
     """The Python examples of a room's README: the module, and the test."""
-    return re.findall(r"```python\n(.*?)```", (PACKAGE / room / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    return code_blocks(read(f"cope_sweep/{room}/README.md"), "python")
 
 
 def outcomes(report):

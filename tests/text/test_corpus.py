@@ -180,13 +180,6 @@ def test_a_damaged_entry_is_an_error(tmp_path, own_cache):
         open_corpus(files(folder), None, 300)
 
 
-def test_an_empty_file_is_an_error(tmp_path):
-    folder = write_corpus(tmp_path)
-    (folder / "wiki.valid.tokens").write_text("")
-    with pytest.raises(TextError, match=r"wiki\.valid\.tokens: empty; the split 'valid' needs text"):
-        open_corpus(files(folder), None, 300)
-
-
 def test_a_cache_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / "file" / "cache"))

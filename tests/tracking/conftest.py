@@ -1,6 +1,7 @@
 """Trackers for tests: SQLite stores, and an MLflow server in a process of its own."""
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from cope_sweep.store import Store
+from tests.read.tables.ablations import plan_of
 from tests.sweep.ports import free_port
 from tests.tracking.trackers import fresh_database  # noqa: F401 - a fixture
 
@@ -21,8 +22,9 @@ def _without_tracking_settings(monkeypatch):
 
 
 @pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store", create=True)
+def plan():
+    """Different runs for every test, because all tests share the server."""
+    return plan_of(f"copying-{secrets.token_hex(4)}", seeds=[secrets.randbelow(2**30), secrets.randbelow(2**30)])
 
 
 @pytest.fixture

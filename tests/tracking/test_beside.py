@@ -1,7 +1,6 @@
 """The process that copies a store to MLflow, and MLflow servers that are away, slow, or answer with errors."""
 
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -17,18 +16,12 @@ from cope_sweep.tracking.beside import MlflowMirror
 from cope_sweep.tracking.send import TAG
 from cope_sweep.tracking.sync import MirrorLock, Sync
 from cope_sweep.tracking.uri import backlog_count, tracker_key
-from tests.read.tables.ablations import plan_of
-from tests.store.sweeps import begin, end, end_sweep, finish, write_sweep
+from tests.read.tables.ablations import finish, plan_of
+from tests.store.sweeps import begin, end, end_sweep, write_sweep
 from tests.store.waiting import TIMEOUT_S, until, until_prolonged
 from tests.sweep.ports import free_port
 from tests.tracking.stub_server import Stub
 from tests.tracking.trackers import client_of, history, run_of, runs_of, sweep_of
-
-
-@pytest.fixture
-def plan():
-    """Different runs for every test, because all tests share the server."""
-    return plan_of(f"copying-{secrets.token_hex(4)}", seeds=[secrets.randbelow(2**30), secrets.randbelow(2**30)])
 
 
 @pytest.mark.slow
@@ -46,7 +39,7 @@ def test_a_sweep_is_copied_while_it_runs_and_at_its_end(store, plan, sqlite_uri)
         for run in plan.runs[2:]:
             finish(store, run, {"dense/loss": 0.5})
         folder.finish({"train/loss": 1.0}, {"steps": 2})
-        end(store, plan.runs[1])
+        end(store, folder)
         end_sweep(store, record)
     finally:
         errors = mirror.finish(patience_s=TIMEOUT_S)
@@ -92,7 +85,7 @@ def test_the_end_of_a_sweep_shows_progress_and_ctrl_c_leaves_the_rest(store, sql
     for run in plan.runs[:-1]:
         finish(store, run, {"dense/loss": 0.5})
     folder.finish({"train/loss": 1.0}, {"steps": 2})
-    end(store, plan.runs[-1])
+    end(store, folder)
     end_sweep(store, record)
     calls, interrupted = [], threading.Event()
 
@@ -203,7 +196,7 @@ def test_a_server_with_faults_has_everything_once_when_it_is_back(store, plan, s
             finish(store, run, {"dense/loss": 0.5})
             complete = session.sync()
         folder.finish({"train/loss": 2.0}, {"steps": 2})
-        end(store, plan.runs[0])
+        end(store, folder)
         end_sweep(store, record)
         if fault != "lost":
             assert not complete

@@ -4,12 +4,11 @@ import json
 import os
 import socket
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 
 from cope_sweep.tracking.uri import TrackingError, check, resolve_uri
+from tests.processes import output_of
 from tests.sweep.ports import free_port
 from tests.tracking.stub_server import Stub
 
@@ -152,5 +151,4 @@ except Exception as error:
     print(type(error).__name__)
 print(*(name for name in ("mlflow", "torch", "pandas") if name in sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["TrackingError"]
+    assert output_of("-c", code).split() == ["TrackingError"]

@@ -1,5 +1,3 @@
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -8,14 +6,8 @@ from cope_sweep.kernels.dropout import sequence_seeds
 from cope_sweep.tasks import IGNORED, Batch, SelectiveCopy
 from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.batches import AHEAD, Batches, make_share
+from tests.store.waiting import until
 from tests.tiny import tiny_run
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
@@ -57,7 +49,7 @@ def test_batches_are_made_ahead_and_no_further(monkeypatch):
     monkeypatch.setattr("cope_sweep.train.batches.make_share", lambda spec, runtime, step: made.append(step) or step)
     batches = Batches(tiny_run(**{"train.steps": 6}), Runtime())
     assert batches.take(0) == 0
-    wait_until(lambda: made == list(range(1 + AHEAD)))
+    until(lambda: made == list(range(1 + AHEAD)))
     assert [batches.take(step) for step in range(1, 6)] == [1, 2, 3, 4, 5]
     batches.close()
     assert made == list(range(6))  # none after the last step

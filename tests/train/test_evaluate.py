@@ -8,6 +8,7 @@ from cope_sweep.model import next_token_loss
 from cope_sweep.tasks import IGNORED, TASKS, Batch
 from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.evaluate import METRICS, EvaluationSums, metrics
+from tests.inference.tiny_models import set_logits
 from tests.tiny import tiny_run
 
 # Two sequences of three tokens over three ids. Answers are all targets but the first.
@@ -61,15 +62,6 @@ def test_an_overflow_is_infinite_and_an_empty_metric_is_zero():
     )
 
 
-def set_logits(trainer, logits_V):
-    """Make the model give the same logits at every token."""
-    with torch.no_grad():
-        for parameter in trainer.model.parameters():
-            parameter.zero_()
-        trainer.model.norm.bias[0] = 1
-        trainer.model.head.weight[:, 0] = logits_V
-
-
 def text_trainer(text, **overrides):
     return Trainer(tiny_run(**{"task": text, "model.tied": False} | overrides), Runtime())
 
@@ -88,7 +80,7 @@ RISING = torch.arange(1, 281, dtype=torch.float64) / sum(range(1, 281))
 def test_windows_of_any_length_give_the_cross_entropy_of_the_text(text, context, stride):
     """Every token of the text is scored once, so the mean over windows is that over the text."""
     trainer = text_trainer(text, **{"evaluate.contexts": [context], "evaluate.stride": stride})
-    set_logits(trainer, RISING.log())
+    set_logits(trainer.model, RISING.log())
     measured = trainer.evaluator.evaluate_windows(context, 10_000)
     assert set(measured) == {
         f"{split}/{name}@{context}" for split in ("validation", "test") for name in trainer.spec.task.METRICS
@@ -102,7 +94,7 @@ def test_windows_of_any_length_give_the_cross_entropy_of_the_text(text, context,
 def test_windows_cover_as_much_text_as_the_sequences(text, batch):
     """9 sequences of 16 tokens are 144: three windows of 64 tokens, 192 tokens."""
     trainer = text_trainer(text, **{"evaluate.contexts": [64], "train.batch": batch})
-    set_logits(trainer, RISING.log())
+    set_logits(trainer.model, RISING.log())
     measured = trainer.evaluator.evaluate_windows(64, 9)
     assert measured["test/perplexity@64"] == pytest.approx(cross_entropy(trainer, "test", 192), rel=1e-6)
 

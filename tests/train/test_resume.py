@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from cope_sweep.store import RunFolder, Store
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train import resume as module
 from cope_sweep.train.resume import ResumeWriter, load_resume, take_state, write_state
+from tests.store.waiting import until
 from tests.tiny import tiny_run
 from tests.train.stores import stop_after, text_run, weights
 
@@ -266,12 +266,9 @@ def test_a_kill_while_a_file_is_written_leaves_the_one_before(tmp_path):
     store = Store(tmp_path, create=True)
     folder: RunFolder = store.run(run.run_id)
     child = subprocess.Popen([sys.executable, "-c", script], env=os.environ | {"OMP_NUM_THREADS": "1"})
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "writing").exists() and child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    assert (tmp_path / "writing").exists()
+    until(lambda: (tmp_path / "writing").exists() or child.poll() is not None)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
     assert load_file(folder.resume)
     restored = Trainer(run, Runtime())
     load_resume(folder.resume, restored)

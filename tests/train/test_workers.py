@@ -16,6 +16,7 @@ from cope_sweep.model import loss
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, Trainer, train_run
 from tests.tiny import tiny_run
+from tests.train.conftest import text_task
 from tests.train.stores import stop_after, text_run
 
 pytestmark = pytest.mark.slow  # starts two processes
@@ -164,10 +165,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def text_case(folder):
-    from tests.train.conftest import write_text
-
     return {
-        "task": write_text(folder / "text"),
+        "task": text_task(folder / "text"),
         "train.batch": 5,
         "evaluate.contexts": [8, 40],
         "micro_batch": 2,

@@ -27,7 +27,7 @@ import triton  # type: ignore[import-untyped]
 from cope_sweep.kernels.arguments import Arguments, constant_when_compiled
 from cope_sweep.kernels.triton_attention.launch import PAIRS, backward, forward
 
-__all__ = ["attend", "backward", "forward", "why_not"]
+__all__ = ["backward", "forward", "why_not"]
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 MAX_HEAD_DIM = 256
@@ -64,5 +64,5 @@ def why_not(given: Arguments) -> str | None:
 
 @constant_when_compiled
 def _is_old(device: int | None) -> bool:
-    """Whether the GPU is too old. A plan asks where there is no GPU, too, with tensors that have no data."""
+    """Whether the GPU is too old. It is also called without a GPU, for plans, with tensors that have no data."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0)

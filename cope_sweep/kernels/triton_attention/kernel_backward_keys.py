@@ -1,4 +1,4 @@
-"""The backward kernel along columns: a program computes a tile of keys, and visits the tiles of queries that see it.
+"""The backward kernel along columns: a program visits the tiles of queries that attend to its tile of keys.
 
 It computes the gradients of keys, values and gate keys from what `backward_rows` has stored. No two programs write to
 the same memory, so gradients have the same bits in every run. Keys are the first axis of a tile, so that the factors of
@@ -38,7 +38,7 @@ def backward_keys(
     row_records,  # (heads of this launch, launch_rows, 4)
     edge_records,  # (heads of this launch, tiles of keys + 1, launch_rows, 4); or None
     dk, dv,
-    dgate_k,  # None: gates see the logits
+    dgate_k,  # None: gates use the logits
     dkey_bias,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, bq_b, bq_h, bq_t, gk_b, gk_h, gk_t, do_b, do_h, do_t,
     H, T, S, P, R, D, M,
@@ -92,12 +92,12 @@ def backward_keys(
     slope_h = tl.load(distance_slope + h) if distance_slope is not None else None
     bias_h = distance_bias + h * D if distance_bias is not None else None
 
-    # Tiles of queries, counted from the first of the launch: before `start` none sees a key, from `end` on there are no
-    # tokens, and from `general_end` on this tile is plain for all queries.
+    # Tiles of queries, counted from the first of the launch: none before `start` attends to a key, from `end` on there
+    # are no tokens, and from `general_end` on this tile is plain for all queries.
     rows_end = T
     if lengths is not None:
         rows_end = tl.minimum(T, (tl.load(lengths + b) - (S - T)).to(tl.int32))
-    sees = n * BLOCK_S - (S - T) < rows_end  # whether any query sees the tile
+    sees = n * BLOCK_S - (S - T) < rows_end  # whether any query attends to the tile
     end = tl.where(sees, tl.cdiv(tl.maximum(tl.minimum(rows_end - first_row, launch_rows), 0), BLOCK_T), 0)
     start = tl.maximum(n * BLOCK_S - (S - T) - first_row, 0) // BLOCK_T
     general_end = start
@@ -117,7 +117,7 @@ def backward_keys(
         q_tile = tiles.load(q, tile_row + t, q_t, valid, HEAD_DIM, BLOCK_K)
         do_tile = tiles.load(do, tile_row + t, do_t, valid, HEAD_DIM, BLOCK_K)
         delta_r, lse_r, _far, _none = tables.load_record(row_records + (scratch_rows + tile * BLOCK_T) * 4 + of_t)
-        # Rows without a token see keys, too: their lse is infinite, so their weights are 0.
+        # Rows without a token attend to keys, too: their lse is infinite, so their weights are 0.
         first_i = tile_row + (S - T)
         on_diagonal = n * BLOCK_S + BLOCK_S - 1 > first_i
         s = scores.logits(k_tile, q_tile, scale, (j - first_i)[:, None], t[None, :], on_diagonal, PRECISION)

@@ -104,7 +104,7 @@ def backward_rows(
     row_keys = tiles.keys_of_rows(seeds, b, h, i) if DROPOUT else None
 
     # Tables, as far as positions reach.
-    seen_to = tl.where(valid, i, -1)  # rows without a token see nothing, and read the first entries of tables
+    seen_to = tl.where(valid, i, -1)  # rows without a token attend to nothing, and read the first entries of tables
     last_i = tl.max(seen_to, 0)
     some_invalid = tl.min(seen_to, 0) < 0
     begin = tl.load(plain_end + head.to(tl.int64) * T + first_i - (S - T), mask=first_i < S, other=FAR)
@@ -179,7 +179,7 @@ def backward_rows(
     last = tl.cdiv(last_i + 1, BLOCK_S) - 1
     for n in tl.range(begin // BLOCK_S, last + 1):
         first_j = n * BLOCK_S
-        seen = (seen_to - first_j)[:, None]  # the last key of the tile that a row sees
+        seen = (seen_to - first_j)[:, None]  # the last key of the tile that a row attends to
         present = c < S - first_j
         k_tile = tiles.load(k + first_j.to(tl.int64) * k_t, c, k_t, present, HEAD_DIM, BLOCK_K)
         v_tile = tiles.load(v + first_j.to(tl.int64) * v_t, c, v_t, present, HEAD_DIM, BLOCK_K)

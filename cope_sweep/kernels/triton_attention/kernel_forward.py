@@ -38,7 +38,7 @@ def accumulate(
 def forward(
     q, k, v,
     base_q,  # None: q
-    gate_k,  # None: gates see the logits
+    gate_k,  # None: gates use the logits
     e,  # of the contextual table; or None
     m,  # slope of positions, float32; or None
     knots,  # ascending, padded with ∞ to 2^STEPS − 1, float32 as int32; or None
@@ -60,7 +60,7 @@ def forward(
     e_h, r_h,  # distances in memory of the tables of two heads; 0 if they share one
     H, T, S, P, R, D, M,
     scale, e_scale, relative_scale,
-    limit,  # of the positions that segments see
+    limit,  # of the positions in segments
     saturation,  # positions from this integer on have one score
     threshold,  # `dropout.threshold` − 2³¹
     survival,  # 1 − the dropout
@@ -115,7 +115,7 @@ def forward(
     # Rows without a token are past the last position, so that other rows do not wait for them.
     pos_int = tl.where(valid, 0, FAR)
     pos_frac = tl.zeros((BLOCK_T,), tl.int32)
-    seen_to = tl.where(valid, i, -1)  # rows without a token see nothing, and read the first entries of tables
+    seen_to = tl.where(valid, i, -1)  # rows without a token attend to nothing, and read the first entries of tables
     last_i = tl.max(seen_to, 0)
 
     z_rows = None

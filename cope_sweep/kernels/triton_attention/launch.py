@@ -34,7 +34,7 @@ _LARGEST_CHUNK = 64
 _NEVER = 1 << 30
 """Larger than any position."""
 _LARGEST_TILE = 128
-"""Launches divide queries at multiples of it, so that the kernels' tiles have the same borders."""
+"""Launches divide queries at multiples of it, so that the kernels' tiles have the same boundaries."""
 
 
 def run(kernel: str, grid: tuple[int, int], arguments: dict[str, Any], sizes: Configuration) -> None:

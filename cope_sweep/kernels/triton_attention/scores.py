@@ -50,7 +50,7 @@ def logits(first, second, scale, at, seen_to, hides, PRECISION: tl.constexpr):
 def plain(
     first, second, scale, far, slope_h, i, j, bias_c, KEYS_FIRST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """The scores of a plain tile. `far`: each query's bias beyond its tables (`far_score`). Tokens `i` see keys `j`."""
+    """The scores of a plain tile. `far`: each query's bias beyond its tables (`far_score`). `i`: queries. `j`: keys."""
     s = tiles.dot(first, tl.trans(second), PRECISION) * (scale * LOG2E) + by_query(far, KEYS_FIRST)
     if slope_h is not None:
         s += (slope_h * LOG2E) * (by_query(i, KEYS_FIRST) - by_key(j, KEYS_FIRST)).to(tl.float32)

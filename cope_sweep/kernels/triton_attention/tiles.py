@@ -44,7 +44,7 @@ def head_of_program(first_head, H):
 
 @triton.jit
 def queries_from(first_i, lengths, b, T, S, BLOCK_T: tl.constexpr):
-    """Of BLOCK_T queries from token `first_i` on, (BLOCK_T,): the tokens, the rows of T, and which are no padding."""
+    """The tokens of BLOCK_T queries from `first_i` on, their rows of T, and whether they are no padding; (BLOCK_T,)."""
     i = first_i + tl.arange(0, BLOCK_T)
     row = i - (S - T)
     valid = row < T
@@ -130,7 +130,7 @@ def multiply_add_truncated(a, b, c):
 
 @triton.jit
 def add_truncated(a, b):
-    """A + b for numbers ≥ 0, rounded down."""
+    """The sum a + b of numbers ≥ 0, rounded down."""
     if INTERPRETED:
         return multiply_add_truncated(a, 1.0, b)
     return tl.inline_asm_elementwise(

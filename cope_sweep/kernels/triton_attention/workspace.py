@@ -1,4 +1,4 @@
-"""Which heads and queries a launch of the kernels computes, and the scratch memory that it needs.
+"""The heads and queries that a launch of the kernels computes, and the scratch memory that it needs.
 
 Kernels keep tables q·e, prefix sums and positions at the edges of tiles in scratch memory: w bytes for each query in a
 launch, where P are positions, M segments, R relative positions, N the larger of R and the number D of distances with a
@@ -41,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """How heads and queries are divided among launches."""
+    """The division of heads and queries among launches."""
 
     heads: int
     """B·H."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
@@ -16,18 +17,16 @@ from cope_sweep.config import Plan
 from cope_sweep.config.ablation import AnyFigure, Maps
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import NotFoundError
-from cope_sweep.read.figures.figure import FIGURES, FORMATS, Figure, FigureError
+from cope_sweep.read.figures.kinds import FIGURES, FORMATS, FigureError
 from cope_sweep.read.tables.model import varying_axes
 from cope_sweep.read.tables.runs import Results
 
 if TYPE_CHECKING:
-    from cope_sweep.inference import Predictor
+    from cope_sweep.read.figures.figure import Figure
 
 COMMON = ("summary", "curves", "convergence")
 VARYING = ("values", "importance", "parallel")
 """Kinds for an ablation with an axis of several values."""
-SEARCHED = 64
-"""Sequences in which a mark is looked for."""
 
 
 def available_figures(plan: Plan) -> list[FigureInfo]:
@@ -46,7 +45,7 @@ def available_figures(plan: Plan) -> list[FigureInfo]:
 
 
 def figure_url(plan: Plan, name: str, **parameters: str) -> str:
-    """Where a service has a figure of a plan."""
+    """The path of a plan's figure on a service."""
     query = urlencode(parameters | ({"scale": plan.ablation.scale} if plan.ablation.scale else {}))
     return f"{API}/ablations/{quote(plan.name, safe='')}/figures/{quote(name)}" + (f"?{query}" if query else "")
 
@@ -101,7 +100,7 @@ def draw_declared(results: Results, declared: Declared) -> Figure:
     Raises FigureError, StoreError, and what a probe of a checkpoint raises.
     """
     if isinstance(declared.figure, Maps):
-        return _draw_maps(results, declared, declared.figure)
+        return FIGURES["maps"].make(_checkpoint(results, declared, declared.figure.seed), declared.figure)
     return FIGURES[declared.figure.kind].make(results, declared_question(results.plan, declared))
 
 
@@ -112,12 +111,11 @@ def declared_question(plan: Plan, declared: Declared) -> GetFigure:
     return GetFigure(plan.name, declared.figure.kind, metric=metrics, row=declared.rows, **fields)
 
 
-def _draw_maps(results: Results, declared: Declared, figure: Maps) -> Figure:
-    from cope_sweep.inference import Predictor
-
+def _checkpoint(results: Results, declared: Declared, seed: int | None) -> Path:
+    """The checkpoint that a declared map shows. Raises FigureError where its run is not finished."""
     plan, store = results.plan, results.store
     row = next(row for row in plan.rows if row.name in declared.rows)
-    run = next(run for run in row.runs if figure.seed in (None, run.seed))
+    run = next(run for run in row.runs if seed in (None, run.seed))
     status = results.records[run.run_id].status
     if status != "finished" or store is None:
         raise FigureError(
@@ -125,22 +123,4 @@ def _draw_maps(results: Results, declared: Declared, figure: Maps) -> Figure:
             f"{run.seed}), which is {status} in {results.place}; train it with: "
             f"cope-sweep run {plan.ablation.words}"
         )
-    predictor: Predictor = Predictor.load(store.run(run.run_id).fetch_checkpoint())
-    return FIGURES["maps"].make(predictor, _shown_tokens(predictor, figure), figure)
-
-
-def _shown_tokens(predictor: Predictor, figure: Maps) -> list[int]:
-    """The tokens of a map: of the sequence with this index, or of the first with a marked token, or else the first."""
-    import numpy as np
-
-    from cope_sweep.inference.probe import split_sequences, token_marks
-
-    task, mark = predictor.run.task, figure.mark
-    searched = SEARCHED if figure.index is None and mark else 1
-    parts = [each[: figure.first] for each in split_sequences(task, figure.split, figure.index or 0, searched)]
-    if searched == 1 or mark is None:
-        return parts[0]
-    tokenizer = predictor.tokenizer if predictor.reads_text else None
-    return next(
-        (each for each in parts if np.any(token_marks(task, np.array(each), tokenizer).get(mark, False))), parts[0]
-    )
+    return store.run(run.run_id).fetch_checkpoint()

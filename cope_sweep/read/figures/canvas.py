@@ -14,7 +14,7 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -24,8 +24,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.typing import RcKeyType
 
-if TYPE_CHECKING:
-    from cope_sweep.read.tables.model import Column
+from cope_sweep.read.tables.model import Column
 
 DPI = 200
 PANEL_WIDTH, PANEL_HEIGHT = 3.3, 2.6
@@ -186,7 +185,7 @@ def panel_title(axes: Axes, parts: Sequence[str]) -> None:
 
 
 def label_edges(axes: Sequence[Axes]) -> None:
-    """Of small panels, only those at the left and at the bottom name what is on their axes."""
+    """Keep the axis labels of the left and bottom panels only."""
     for index, each in enumerate(axes):
         each.set_xlabel("" if index + SMALL_COLUMNS < len(axes) else textwrap.fill(each.get_xlabel(), 28))
         if index % SMALL_COLUMNS:

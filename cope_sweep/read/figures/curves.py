@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
 
 from cope_sweep.api.questions import Band, GetFigure
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
-from cope_sweep.read.figures.figure import Figure, FigureError
+from cope_sweep.read.figures import canvas
+from cope_sweep.read.figures.figure import Figure
+from cope_sweep.read.figures.kinds import FigureError
 from cope_sweep.read.figures.metrics import (
     band_text,
     chosen_band,
@@ -24,11 +30,6 @@ from cope_sweep.read.figures.metrics import (
 )
 from cope_sweep.read.tables.model import Column, short_labels
 from cope_sweep.read.tables.runs import Results
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
 
 TRAIN_LOSS = "train/loss"
 COLUMNS = {
@@ -89,8 +90,6 @@ def curve_frame(points: pd.DataFrame, rows: Sequence[str], titles: Sequence[Colu
     seed, status        of one unfinished run (n = 1, no band); missing, and `finished`, for statistics
     best                whether this is the first step with the best mean of the row
     """
-    import pandas as pd
-
     lines: list[dict[Any, Any]] = []
     by_curve = dict(list(points.groupby(["row", "metric"], sort=False)))
     for row in rows:
@@ -128,8 +127,6 @@ def _draw(
     question: GetFigure,
     rings: bool,
 ) -> Drawing:
-    from cope_sweep.read.figures import canvas
-
     styles = {row: canvas.series_style(index) for index, row in enumerate(rows)}  # the same ones while a sweep goes on
     rows = list(dict.fromkeys(data["row"]))
     many = canvas.are_apart(len(rows))

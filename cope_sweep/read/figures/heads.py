@@ -4,7 +4,7 @@ The heatmaps follow the paper's figures of attention maps and gates: a row per q
 on the diagonal for each marked token: the paper's Figure 4 is position-only attention, its Figure 6 gates, with a plus
 on each token that ends a paragraph or is part of a section's title. `head_figures` computes the data of a probe;
 `picture` draws all heatmaps of each head in a row; `page` is an HTML file of them that loads nothing from elsewhere.
-`maps` is a figure of one kind of heatmap for chosen heads.
+`maps` is a figure of one kind of heatmap for chosen heads of a checkpoint.
 
 Shapes: T tokens; index [i, j] is query i and key j ≤ i.
 """
@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 from jinja2 import Environment
 from markupsafe import Markup
 from matplotlib.axes import Axes
@@ -40,19 +41,20 @@ from cope_sweep.inference.probe import (
     head_statistics,
     mean_gates,
     probe,
+    split_sequences,
     token_labels,
     token_marks,
 )
 from cope_sweep.read.figures.canvas import legend, number, panels, printable, render, shortened
-from cope_sweep.read.figures.figure import Figure, FigureError, Show
-
-if TYPE_CHECKING:
-    import pandas as pd
+from cope_sweep.read.figures.figure import Figure
+from cope_sweep.read.figures.kinds import FigureError, Show
 
 MAX_CELLS = 8 << 20
 """Limit for the cells of all heatmaps of one drawing."""
 MAX_TOKEN_TICKS = 50
-"""Of longer sequences, every n-th token is named, or numbers are at the axes."""
+"""The most ticks of an axis: in longer sequences every n-th token is named, or the ticks are numbers."""
+SEARCHED = 64
+"""Sequences in which a mark is looked for."""
 SHORT_TOKEN = 4
 """Characters of a token that has room at each cell of a heatmap."""
 
@@ -64,7 +66,7 @@ MAPS: dict[Show, tuple[str, str]] = {
     "position_attention": ("Position-only attention", "position only"),
     "attention": ("Attention", "a"),
 }
-"""What maps show → the title and the symbol of its heatmaps."""
+"""Quantity that maps show → title and symbol of its heatmaps."""
 
 SIDE, GAP, LEFT, TOP, BOTTOM = 3.0, 0.75, 0.5, 0.7, 0.45
 """Layout in inches: a heatmap; the space right of it for its colour bar; the margins of a row of heatmaps."""
@@ -92,7 +94,7 @@ class Heatmap:
 
     @property
     def colour_note(self) -> str:
-        """What a title says of the colour of the values beyond the limit; empty without any."""
+        """The part of a title that explains the colour of values beyond the limit; empty without such values."""
         return f" (grey: beyond {self.limit})" if self.beyond else ""
 
 
@@ -269,7 +271,30 @@ def draw_heatmap(
     )
 
 
-def maps(predictor: Predictor, token_ids: TokenIds, figure: Maps) -> Figure:
+def maps(checkpoint: Path, figure: Maps, text: str | None = None) -> Figure:
+    """Maps of a checkpoint's heads over a text, or without one over the sequence of the task that `figure` names.
+
+    Raises as `head_maps`, and what `Predictor.load` raises.
+    """
+    predictor = Predictor.load(checkpoint)
+    tokens = _shown_tokens(predictor, figure) if text is None else predictor.text_tokens(text)[: figure.first]
+    return head_maps(predictor, tokens, figure)
+
+
+def _shown_tokens(predictor: Predictor, figure: Maps) -> list[int]:
+    """The tokens of a map: of the sequence with this index, or of the first with a marked token, or else the first."""
+    task, mark = predictor.run.task, figure.mark
+    searched = SEARCHED if figure.index is None and mark else 1
+    parts = [each[: figure.first] for each in split_sequences(task, figure.split, figure.index or 0, searched)]
+    if searched == 1 or mark is None:
+        return parts[0]
+    tokenizer = predictor.tokenizer if predictor.reads_text else None
+    return next(
+        (each for each in parts if np.any(token_marks(task, np.array(each), tokenizer).get(mark, False))), parts[0]
+    )
+
+
+def head_maps(predictor: Predictor, token_ids: TokenIds, figure: Maps) -> Figure:
     """Maps of the selected heads over one sequence.
 
     Raises FigureError for what the model or the tokens do not have, and what `cope_sweep.inference.probe.probe` raises.
@@ -339,8 +364,6 @@ def _head_map(layer: LayerProbe, head: int, show: Show) -> Heatmap:
 
 def map_frame(drawn: Mapping[tuple[int, int], Heatmap], labels: Sequence[str]) -> pd.DataFrame:
     """One line per head, query and key ≤ query: layer, head, query, key, query_token, key_token, value (float32)."""
-    import pandas as pd
-
     query, key = np.tril_indices(len(labels))
     texts = np.array(labels, dtype=object)
     parts = [

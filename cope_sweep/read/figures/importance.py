@@ -1,4 +1,4 @@
-"""How the parameters of an ablation affect a metric: the variance that each explains, and parallel coordinates.
+"""Effects of an ablation's parameters on a metric: the variance that each explains, and parallel coordinates.
 
 `importance` shows η², the one-way effect sizes over the finished runs:
 
@@ -20,26 +20,22 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
+import matplotlib as mpl
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.figure import Figure as Drawing
 
 from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import Plan, Row
-from cope_sweep.read.figures.figure import Figure, FigureError
-from cope_sweep.read.figures.metrics import (
-    chosen_metrics,
-    is_number,
-    of_rows,
-    selected_rows,
-)
+from cope_sweep.read.figures import canvas
+from cope_sweep.read.figures.figure import Figure
+from cope_sweep.read.figures.kinds import FigureError
+from cope_sweep.read.figures.metrics import chosen_metrics, is_number, of_rows, selected_rows
 from cope_sweep.read.tables.model import Column, varying_axes
 from cope_sweep.read.tables.runs import Results, setting
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
 
 MAX_LEVELS, QUANTILES = 8, 4
 COLUMNS = {
@@ -59,8 +55,6 @@ def importance(results: Results, question: GetFigure) -> Figure:
     if factors.empty:
         raise FigureError(f"{plan.name} has no axis with several values, so no parameter can be important")
     found = [importance_frame(runs, factors, each.name) for each in titles]
-    import pandas as pd
-
     data = pd.concat(found, ignore_index=True).astype(COLUMNS)
     title = question.title or plan.ablation.content.title
     return Figure("importance", title, data, partial(_draw, data, titles, title))
@@ -68,8 +62,6 @@ def importance(results: Results, question: GetFigure) -> Figure:
 
 def axis_levels(plan: Plan, runs: pd.DataFrame, rows: Sequence[str] = ()) -> pd.DataFrame:
     """The level of each axis (column: its short name) for each run; axes with one level are left out."""
-    import pandas as pd
-
     columns = {}
     of_row = {row.name: row for row in selected_rows(plan, rows)}
     for key, short in plan.axes.items():
@@ -88,8 +80,6 @@ def importance_frame(runs: pd.DataFrame, levels: pd.DataFrame, metric: str) -> p
     `share` is missing where the metric does not vary. The last lines are `interactions`, if the design is balanced, and
     `seeds`, if a row has several runs.
     """
-    import pandas as pd
-
     value = runs[metric].astype("float64")
     kept = np.isfinite(value.to_numpy())
     y, levels, rows = value[kept].to_numpy(), levels[kept].reset_index(drop=True), runs.loc[kept, "row"].to_numpy()
@@ -130,8 +120,6 @@ def _balanced(codes: list[np.ndarray]) -> bool:
 
 
 def _draw(data: pd.DataFrame, titles: Sequence[Column], title: str) -> Drawing:
-    from cope_sweep.read.figures import canvas
-
     factors = list(dict.fromkeys(data["factor"]))
     factors = [name for name in factors if name not in (INTERACTIONS, SEEDS)] + [
         name for name in (INTERACTIONS, SEEDS) if name in factors
@@ -189,8 +177,6 @@ def parallel_frame(runs: pd.DataFrame, rows: Sequence[Row], keys: Sequence[str],
                             logarithmic one if they differ by a factor of 8; other labels at equal distances
     <metric>                the mean over the n runs
     """
-    import pandas as pd
-
     finite = runs[np.isfinite(runs[metric].astype("float64"))]
     found: dict[str, list[float]] = {str(row): list(group) for row, group in finite.groupby("row")[metric]}
     shown = [row for row in rows if row.name in found]
@@ -224,11 +210,6 @@ def coordinate(rows: Sequence[Row], key: str) -> dict[str, float]:
 def _draw_parallel(
     data: pd.DataFrame, names: Mapping[str, str], metric: Column, title: str, log: bool | None
 ) -> Drawing:
-    import matplotlib as mpl
-    from matplotlib.cm import ScalarMappable
-
-    from cope_sweep.read.figures import canvas
-
     drawing, (panel,) = canvas.panels(1, title=title, height=3.0, width=1.6 + 1.3 * (len(names) + 1))
     panel.grid(visible=False)
     panel.spines[["left", "bottom"]].set_visible(False)
@@ -266,8 +247,6 @@ def _draw_parallel(
 
 def _axis(panel: Axes, index: int, labels: pd.Series[str], places: pd.Series[float]) -> None:
     """A vertical axis with the labels of its values, as many as there is room for."""
-    from cope_sweep.read.figures import canvas
-
     panel.axvline(index, color=canvas.GREY, linewidth=0.8, zorder=0)
     known = dict(sorted(zip(places, labels, strict=True)))
     last = -1.0

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from cope_sweep.api.questions import Band
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.explain import suggest
-from cope_sweep.read.figures.figure import FigureError
+from cope_sweep.read.figures.kinds import FigureError
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def metric_title(plan: Plan, name: str) -> Column:

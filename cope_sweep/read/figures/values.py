@@ -10,12 +10,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
 
 from cope_sweep.api.questions import Band, GetFigure
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.explain import suggest
-from cope_sweep.read.figures.figure import Figure, FigureError
+from cope_sweep.read.figures import canvas
+from cope_sweep.read.figures.figure import Figure
+from cope_sweep.read.figures.kinds import FigureError
 from cope_sweep.read.figures.metrics import (
     axis_key,
     band_text,
@@ -31,11 +38,6 @@ from cope_sweep.read.figures.metrics import (
 from cope_sweep.read.tables.best import tuning
 from cope_sweep.read.tables.model import Column, row_label, short_labels, varying_axes
 from cope_sweep.read.tables.runs import FACT, Results, setting
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
 
 COLUMNS = {
     "panel": "str", "metric": "str", "series": "str", "x": "float64", "x_label": "str", "n": "int64", "seeds": "int64",
@@ -146,8 +148,6 @@ def budget(results: Results, question: GetFigure) -> Figure:
 
     Where rows differ in several axes, the one with the fewest labels has panels.
     """
-    import pandas as pd
-
     plan = results.plan
     chosen = chosen_metrics(plan, results.frame, question.metric, ()) if question.metric else []
     found = tuning(results, *(column.name for column in chosen[:1]))
@@ -267,9 +267,7 @@ def _figure(
 
 
 def _by_appearance(column: pd.Series[Any]) -> pd.Series[Any]:
-    """What lines are sorted by: names in the order in which they first appear, numbers as they are."""
-    import pandas as pd
-
+    """The sort key of a column: names by their first appearance, numbers by their value."""
     return column if column.name == "x" else pd.Series(pd.factorize(column)[0], column.index)
 
 
@@ -283,8 +281,6 @@ def result_frame(runs: pd.DataFrame, points: Sequence[_Point], band: Band, colum
     low, high                   the band; missing for n < 2
     published, published_std    the paper's numbers
     """
-    import pandas as pd
-
     lines = []
     of_row = dict(list(runs.groupby("row", sort=False)))
     for point in points:
@@ -310,8 +306,6 @@ def _draw(
     x_title: str,
     numeric: bool,
 ) -> Drawing:
-    from cope_sweep.read.figures import canvas
-
     known = [each for each in series if each in set(data["series"])]
     places_of = data[data["x_label"] == ""].groupby(["panel", "series"])["x"].nunique()
     by_name = list(dict.fromkeys(data["panel"]))
@@ -404,8 +398,6 @@ def _draw_summary(
     title: str,
     log: bool | None,
 ) -> Drawing:
-    from cope_sweep.read.figures import canvas
-
     rows = list(dict.fromkeys(data["row"]))
     drawing, axes = canvas.panels(max(1, len(titles)), title=title, height=max(1.4, 0.22 * len(rows) + 0.7))
     if data.empty:
@@ -455,8 +447,6 @@ def _draw_summary(
 
 def _draw_points(panel: Axes, lines: pd.DataFrame, places: Sequence[int]) -> None:
     """Measured points a little above the line of their row, published ones a little below it."""
-    import numpy as np
-
     y = np.asarray(places, dtype=float)
     both = lines["published"].notna().to_numpy() & (lines["n"] > 0).to_numpy()
     shift = np.where(both, 0.13, 0.0)

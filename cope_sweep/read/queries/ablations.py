@@ -103,7 +103,7 @@ class AblationFiles:
         return sorted(scale for own, _, scale in found if own == name and scale.rpartition(".")[2] != "curves")
 
     def _current(self, name: str, scale: str | None, path: Path) -> Known | None:
-        """What is known of an ablation at a scale, if its files have not changed since."""
+        """The known plan of an ablation at a scale; None if its files have changed since."""
         known = self._plans.get((name, scale))
         if known is None or known[0][0][0] != str(path) or known[0] != _stamps(each[0] for each in known[0]):
             return None

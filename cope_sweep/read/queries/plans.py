@@ -133,13 +133,15 @@ def _rounded(seconds: float) -> float:
 
 
 def worker_groups(plan: Plan) -> int:
-    """How many worker groups of the plan's size train in parallel on this machine's CPU cores; of several, the most."""
+    """The number of worker groups of the plan's size that train in parallel on this machine's CPU cores; of several
+    sizes, the largest number.
+    """
     groups = _groups(plan)
     return max(groups(plan.resources_of(row)) for row in (*plan.rows, *plan.examples))
 
 
 def _groups(plan: Plan) -> Callable[[Resources], int]:
-    """How many worker groups of these resources train in parallel on this machine's CPU cores, in runs of a plan."""
+    """Resources → number of worker groups that train a plan's runs in parallel on this machine's CPU cores."""
     groups, cpus = plan.ablation.content.resources.groups, len(os.sched_getaffinity(0))
     return lambda each: max(1, cpus // (each.cpus * each.workers)) if groups == "auto" else groups
 

@@ -34,8 +34,8 @@ class ProgressTracker:
         """Times at which the number of steps had changed, and these numbers."""
 
     def poll(self) -> SweepProgress:
-        """How far the sweep is. Raises NotFoundError, StoreError."""
-        with contextlib.suppress(IndexUnavailable):  # who follows a sweep hears that its processes have died
+        """The progress of the sweep now. Raises NotFoundError, StoreError."""
+        with contextlib.suppress(IndexUnavailable):  # the progress shows that its processes have died
             self.store.end_expired()
         found = sweep_totals(self.store.index, self.sweep_id, MAX_FAILURES)
         if found is None:

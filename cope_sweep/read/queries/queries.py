@@ -9,23 +9,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from cope_sweep.api import answers, questions
 from cope_sweep.config import Plan, SpecError
 from cope_sweep.config.ablation import RandomSearch
 from cope_sweep.errors import NotFinishedError, NotFoundError
+from cope_sweep.read.figures import FigureError
+from cope_sweep.read.figures.available import available_figures, draw_figure, figure_url, is_plain
 from cope_sweep.read.queries import runs
 from cope_sweep.read.queries.ablations import RESULTS, AblationFiles
 from cope_sweep.read.queries.curves import KnownCurves, curves_of_runs, plan_curves, run_rows
+from cope_sweep.read.queries.difference import store_difference
 from cope_sweep.read.queries.plans import plan_cost, recorded_plan
+from cope_sweep.read.tables import Results, Table, find_format, read_results
+from cope_sweep.read.tables.model import reference
 from cope_sweep.store import QueryError, RunFolder, RunQuery, RunRecord, Store, SweepSummary
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import summaries
 from cope_sweep.store.store import MEMORY
-
-if TYPE_CHECKING:
-    from cope_sweep.read.tables import Results, Table
 
 A = TypeVar("A")
 
@@ -94,7 +96,7 @@ class Queries:
     # -- ablations -----------------------------------------------------------------------------------------------
 
     def _ablations(self, _: questions.ListAblations) -> list[answers.AblationSummary]:
-        """By name. An invalid file gives an entry with its error."""
+        """The ablations by name. An invalid file gives an entry with its error."""
         entries = []
         for name in self.files.files():
             try:
@@ -111,8 +113,6 @@ class Queries:
             fields = self._ablation_fields(plan)
         except SpecError as error:
             return answers.AblationDetail(name=name, error=str(error), text=text)
-        from cope_sweep.read.tables.model import reference
-
         statuses = self.store.index.statuses(run.run_id for run in plan.runs)
         return answers.AblationDetail(
             **fields,
@@ -139,8 +139,6 @@ class Queries:
         return plan_cost(self.files.load(question.name, question.scale), self.store)
 
     def _figures(self, question: questions.ListFigures) -> list[answers.FigureInfo]:
-        from cope_sweep.read.figures.available import available_figures
-
         return available_figures(self.load(question.name, question.scale))
 
     def _ablation_fields(self, plan: Plan) -> dict[str, Any]:
@@ -194,7 +192,7 @@ class Queries:
             descending=question.descending,
         )
         if query.sweep_id is not None:
-            self._sweep_summary(query.sweep_id)
+            self.sweep_summary(query.sweep_id)
         if question.ablation is not None:
             planned = self.load(question.ablation, question.scale).runs
             query = replace(query, run_ids=tuple(run.run_id for run in planned))
@@ -207,12 +205,10 @@ class Queries:
         return runs.full_id(self.store, text)
 
     def _diff(self, question: questions.GetDiff) -> answers.RunsDiff:
-        from cope_sweep.read.queries.difference import store_difference
-
         return store_difference(self.store, self.run_id(question.left), self.run_id(question.right))
 
     def _run(self, question: questions.GetRun) -> answers.RunDetail:
-        """What cannot be read of its files is left out."""
+        """The details of a run, without the files that cannot be read."""
         return runs.detail(self.store, self._files, self.run_id(question.run_id), with_curve=question.curve)
 
     def curve(self, run_id: str, metrics: Sequence[str] = (), points: int | None = None) -> list[dict[str, float]]:
@@ -229,7 +225,7 @@ class Queries:
         return curves_of_runs(folders, question.metric, question.points)
 
     def _log(self, question: questions.GetLog) -> answers.RunLog:
-        """No lines of a run that was not begun."""
+        """The end of a run's log, without lines for a run that was not begun."""
         return runs.run_log(self._found(question.run_id)[1], question.tail)
 
     def finished(self, run_id: str) -> RunFolder:
@@ -254,8 +250,6 @@ class Queries:
         """
         reports = self.files.folder / RESULTS if committed else self._reports
         if reports is None:
-            from cope_sweep.read.tables import read_results
-
             return read_results(self.load(name, scale), self.store)
         from cope_sweep.read.reports.runs import find_committed
 
@@ -265,23 +259,15 @@ class Queries:
 
     def table(self, question: questions.GetTable) -> Table:
         """The table of an ablation. That of a report is compared as the report is, unless the question says how."""
-        from cope_sweep.read.tables import Table
-        from cope_sweep.read.tables.model import reference
-
         results = self.results(question.name, question.scale, committed=question.committed)
         return Table(results, question.compare or (reference(results.plan) if results.store is None else None))
 
     def _table(self, question: questions.GetTable) -> bytes:
-        from cope_sweep.read.tables import find_format
-
         linked = self._links and not question.committed  # whose runs are not in the store
         runs_url = f"{questions.API}{questions.ListRuns.path}" if linked else None
         return find_format(question.format or "json").file(self.table(question), runs=question.runs, runs_url=runs_url)
 
     def _figure(self, question: questions.GetFigure) -> bytes:
-        from cope_sweep.read.figures import FigureError
-        from cope_sweep.read.figures.available import draw_figure, is_plain
-
         results = self.results(question.name, question.scale, committed=question.committed)
         file_format = question.format or "svg"
         # Maps of a report can only be shown as they were drawn: it has no checkpoints.
@@ -306,7 +292,6 @@ class Queries:
         return made.render(file_format)
 
     def _report(self, question: questions.GetReport) -> bytes:
-        from cope_sweep.read.figures.available import figure_url
         from cope_sweep.read.reports.document import report_file
 
         results = self.results(question.name, question.scale)
@@ -315,7 +300,7 @@ class Queries:
 
     def export(self, question: questions.ExportRuns, file: IO[bytes]) -> None:
         """Write all runs that match, or their curves, to a file, a few at a time."""
-        from cope_sweep.read.tables.runs import write_runs
+        from cope_sweep.read.tables.export import write_runs
 
         write_runs(self.store, self._run_query(question), question.format or "csv", file, curves=question.curves)
 
@@ -333,7 +318,7 @@ class Queries:
         entries = [answers.SweepEntry(**vars(each), counts=counts.get(each.sweep_id, {})) for each in found]
         return answers.SweepPage(total=total, limit=limit, offset=offset, sweeps=entries)
 
-    def _sweep_summary(self, sweep_id: str) -> SweepSummary:
+    def sweep_summary(self, sweep_id: str) -> SweepSummary:
         """The index's summary of a sweep. Raises NotFoundError."""
         summary = self.store.index.sweep(sweep_id)
         if summary is None:
@@ -341,9 +326,9 @@ class Queries:
         return summary
 
     def _sweep(self, question: questions.GetSweep) -> answers.SweepDetail:
-        """Where its record cannot be read, the index's summary."""
+        """The details of a sweep; only the index's summary where its record cannot be read."""
         sweep_id = question.sweep_id
-        summary = self._sweep_summary(sweep_id)
+        summary = self.sweep_summary(sweep_id)
         counts = summaries.sweep_counts(self.store.index, [sweep_id]).get(sweep_id, {})
         fields = vars(summary) | {"counts": counts}
         try:

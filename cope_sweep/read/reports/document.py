@@ -45,7 +45,7 @@ class Size:
     evidence: Evidence | None
     """None: no run is finished."""
     problem: str = ""
-    """Why a report cannot be shown."""
+    """The reason why a report cannot be shown."""
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ class Chapter:
     hypothesis: str
     sizes: tuple[Size, ...]
     error: str = ""
-    """Why its file cannot be read; the other fields are then empty."""
+    """The reason why its file cannot be read; the other fields are then empty."""
 
     @property
     def reports(self) -> list[Evidence]:

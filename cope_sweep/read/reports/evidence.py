@@ -23,13 +23,15 @@ from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import Plan, RunSpec
 from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
-from cope_sweep.read.figures import FIGURES, Figure
+from cope_sweep.read.figures import FIGURES
 from cope_sweep.read.figures.available import Declared, declared_figures, draw_declared
+from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.reports.runs import CURVE_COLUMNS, CURVES, run_frame, to_parquet
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import tuning
 from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, named_label, reference
 from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell, decimals_of, markdown_table, markdown_text
+from cope_sweep.read.tables.stats import LEVEL
 from cope_sweep.store.files import write_bytes
 
 EXPLORATORY = "Exploratory: the recipe was chosen by looking at results like these."
@@ -41,7 +43,7 @@ PROVENANCE_COLUMNS = [
 """Columns of a frame of `reports.runs` that say what made its runs."""
 ERROR = "token_error"
 SEQUENCES = 4096
-"""Of each test set."""
+"""Sequences of each test set on which the rules are evaluated."""
 NEAR = 0.15
 """A seed errs as a rule does where the errors differ by at most this share of the rule's."""
 NOTE = (
@@ -49,7 +51,6 @@ NOTE = (
     f"scores like a rule where most of its seeds have an error within {100 * NEAR:g} % of the rule's."
 )
 RESAMPLES = 9_999
-LEVEL = 0.95
 
 
 class ReportError(UserError):
@@ -94,7 +95,7 @@ class Evidence:
 
     @property
     def provenance(self) -> Provenance:
-        """What made the finished runs."""
+        """Provenance of the finished runs."""
         return provenance([self.runs])
 
     @property

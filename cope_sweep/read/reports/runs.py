@@ -18,17 +18,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
 from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
 from cope_sweep.read.tables import Results
-from cope_sweep.read.tables.runs import CURVE_TYPES, frame_of_records
+from cope_sweep.read.tables.frames import CURVE_TYPES, plan_frame
 from cope_sweep.store import RunRecord, Store, SweepRecord
 from cope_sweep.store.errors import DamagedError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 CURVES = ".curves.parquet"
 """Suffix of a second file, with the learning curves: run_id, row, seed, step, metric and value of each logged value."""
@@ -44,12 +43,10 @@ PRIVATE_OPTIONS = ("--store", "--index", "--mlflow", "--address", "--ablations")
 
 def run_frame(results: Results) -> pd.DataFrame:
     """The frame; the module describes it. That of a report is its file."""
-    import pandas as pd
-
     if isinstance(results, Committed):
         return results.file
     plan, records = results.plan, results.records
-    frame = frame_of_records(plan, records, LABEL)
+    frame = plan_frame(plan, records, LABEL)
     own = [records[run.run_id] for row in plan.rows for run in row.runs]
     sweep_ids = {each.sweep_id for each in own if each.sweep_id}
     sweeps = {each: _sweep(results.store, each) for each in sweep_ids}
@@ -117,15 +114,11 @@ class Committed(Results):
     @cached_property
     def file(self) -> pd.DataFrame:
         """The content of its file; the module describes the columns."""
-        import pandas as pd
-
         return pd.read_parquet(self.path)
 
     @cached_property
     def curves(self) -> pd.DataFrame:
         """The learning curves, without times; empty in a report of an older version."""
-        import pandas as pd
-
         path = self.path.with_suffix(CURVES)
         found = pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=CURVE_COLUMNS)
         statuses = {run_id: record.status for run_id, record in self.records.items()}
@@ -140,7 +133,7 @@ class Committed(Results):
 
     @property
     def stale(self) -> str:
-        """Why the results are not those of today's ablation file; empty if they are."""
+        """The reason why the results are not those of today's ablation file; empty if they are."""
         planned = {run.run_id for run in self.plan.runs}
         gone, new = self.records.keys() - planned, planned - self.records.keys()
         if not gone and not new:
@@ -159,8 +152,6 @@ class Committed(Results):
 
 
 def _record(line: Mapping[Any, Any]) -> RunRecord:
-    import pandas as pd
-
     known = {str(name): value for name, value in line.items() if not pd.isna(value)}
     return RunRecord(
         known["run_id"],
@@ -179,8 +170,6 @@ def read_report(plan: Plan, path: Path) -> Committed:
 
     Raises NotFinishedError for a damaged file.
     """
-    import pandas as pd
-
     try:
         lines = pd.read_parquet(path).to_dict("records")
         return Committed(plan, {line["run_id"]: _record(line) for line in lines}, None, path)

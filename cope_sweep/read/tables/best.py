@@ -46,7 +46,7 @@ class Tuned:
 
     @property
     def missing(self) -> int:
-        """How many draws have not ended."""
+        """The number of draws that have not ended."""
         return sum(not draw.ended for draw in self.draws)
 
     def best(self, first: int | None = None) -> Draw | None:
@@ -74,7 +74,7 @@ class Tuning:
     """All rows of a random search."""
 
     metric: str
-    """What draws are compared by: the mean over the seeds."""
+    """Metric by whose mean over the seeds draws are compared."""
     goal: str
     seeds: tuple[int, ...]
     rows: tuple[Tuned, ...]

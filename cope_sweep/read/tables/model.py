@@ -51,6 +51,7 @@ from cope_sweep.read.tables.stats import (
     stuck,
     summarise,
     t_quantile,
+    t_tail,
     two_rows,
 )
 from cope_sweep.store import QueryError, RunRecord, Status
@@ -281,9 +282,9 @@ class TableModel:
     warnings: tuple[str, ...] = ()
     """Reasons why the rows are not comparable."""
     rules: tuple[str, ...] = ()
-    """How the comparisons were made."""
+    """Rules of the comparisons."""
     answer: str = ""
-    """What they say, in a sentence."""
+    """Their result in a sentence."""
 
     @property
     def primary(self) -> Column:
@@ -683,10 +684,7 @@ def with_published(ours: Summary, published: PublishedValue, *, scale: float = 1
     spread = sum(part**2 / dof for part, dof in parts)
     error, dof = math.sqrt(variance), min(variance**2 / spread, 1e6) if spread else 1e6
     t95, t90 = (t_quantile(probability, dof) * error for probability in (0.975, 0.95))
-    from scipy.special import stdtr
-
-    p = 2 * float(stdtr(dof, -abs(difference) / error))
-    test = Difference(difference, difference - t95, difference + t95, p, n=n)
+    test = Difference(difference, difference - t95, difference + t95, t_tail(difference / error, dof), n=n)
     agrees = abs(difference) + t90 <= margin * (1 + 1e-9)
     verdict = "agrees" if agrees else "differs" if abs(difference) > t95 else "cannot tell"
     return Comparison(PAPER, test, verdict, margin=margin)

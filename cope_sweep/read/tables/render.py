@@ -14,6 +14,11 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, Group
+from rich.table import Table as RichTable
+from rich.text import Text
+
 from cope_sweep.read.tables.model import (
     PAPER,
     Column,
@@ -28,12 +33,13 @@ from cope_sweep.read.tables.model import (
 from cope_sweep.read.tables.stats import STUCK_RULE
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, Group
-    from rich.text import Text
+    import pandas as pd
 
 MISSING = "–"
 MAX_DECIMALS = 6
 STARS = (0.05, 0.01, 0.001)
+FORMULA = re.compile(r"^[=+\-@\t\r]")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -68,9 +74,9 @@ class Layout:
     note: str = ""
     """Legend of the numbers."""
     rules: tuple[str, ...] = ()
-    """How rows were compared."""
+    """Rules of the comparisons."""
     warnings: tuple[str, ...] = ()
-    """Why they may not be comparable."""
+    """Reasons why rows may not be comparable."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -367,6 +373,21 @@ def _latex_text(text: str) -> str:
     return "".join(_LATEX_ESCAPES.get(character, character) for character in signed)
 
 
+def without_formula(text: Any) -> Any:
+    """The value; a text that begins like a formula, and is no number, with an apostrophe before it."""
+    if isinstance(text, str) and FORMULA.match(text) and not NUMBER.fullmatch(text):
+        return f"'{text}"
+    return text
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """A frame as CSV."""
+    frame = frame.copy(deep=False)
+    for name in frame.columns[[dtype in ("str", "object") for dtype in frame.dtypes]]:
+        frame[name] = frame[name].map(without_formula)
+    return frame.to_csv(index=False, lineterminator="\n")
+
+
 def html(model: TableModel, *, runs_url: str | None = None, anchors: str = "") -> str:
     """A `<table class="ablation">` element whose numbers link to their runs, and one of the comparisons.
 
@@ -376,7 +397,7 @@ def html(model: TableModel, *, runs_url: str | None = None, anchors: str = "") -
         model: The table.
         runs_url: The URL of a list of runs, which takes the ids in the parameter `run`. None: a further table, of the
             runs, follows, and the numbers link to its rows.
-        anchors: What begins the ids of these rows: different for each table of a document.
+        anchors: Prefix of the ids of these rows: different for each table of a document.
     """
     # pandas' Styler does not escape `title` attributes, and cannot set `scope` or the class of a heading.
     classes = ("ablation", "comparison")
@@ -446,9 +467,6 @@ def _html_class(**classes: bool) -> str:
 
 def rich(model: TableModel) -> Group:
     """Tables for `rich.print`: the best means in green, and the progress of rows with failed runs in red."""
-    from rich.console import Group
-    from rich.text import Text
-
     drawn, *comparisons = _layouts(model)
     labels = len(model.axes) or 1
     rows = [[Text(cell.text, style="bold green" if cell.best else "") for cell in cells] for cells in drawn.rows]
@@ -474,10 +492,6 @@ class _Fitted:
     title: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table as RichTable
-        from rich.text import Text
-
         for number, columns in enumerate(self._parts(options.max_width)):
             part = RichTable(title=Text("" if number else self.title), box=SIMPLE_HEAD, title_justify="left")
             for column, width in zip(columns, self._widths(columns, options.max_width), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -10,18 +11,18 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
+from rich.console import Console, Group
 
 from cope_sweep.config import Plan
 from cope_sweep.read.tables import render
 from cope_sweep.read.tables.best import tuning
-from cope_sweep.read.tables.model import STATUSES, Comparison, MetricCell, TableModel, TableRow, compared, table_model
-from cope_sweep.read.tables.runs import Results, csv_text, read_results
+from cope_sweep.read.tables.model import Comparison, MetricCell, TableModel, TableRow, compared, table_model
+from cope_sweep.read.tables.runs import Results, read_results
 from cope_sweep.read.tables.stats import finite
 from cope_sweep.store import QueryError, Store
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Group
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,39 +45,10 @@ class Table:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """One line per row of the plan, with the columns
+        """One line per row of the plan; `tables.frames.table_frame` describes the columns."""
+        from cope_sweep.read.tables.frames import table_frame
 
-        row, <axis key>, …                                      its name, and the labels of its axes
-        seeds                                                   the number of its runs, finished or not
-        finished, stopped, failed, damaged, running, interrupted, pending    the number of runs with this status
-        parameters                                              of the model; missing before a run is finished
-        <metric>.mean, .std, .n, .ci_low, .ci_high              over the n finished seeds; `tables.stats`
-        <metric>.median, .low, .high, .stuck                    least and greatest value, number of stuck seeds
-        <metric>.published, .published_std                      the paper's numbers, if it has them
-        <metric>.best                                           whether it is the best mean of the complete rows
-        <metric>.learned                                        the number of seeds that learned the task
-        <metric>.difference, .difference_low, .difference_high, .p, .smallest_p, .p_adjusted, .effect, .detectable,
-        <metric>.verdict                                        of a comparison, if there is one: `tables.model`
-        """
-        import pandas as pd
-
-        types = {"row": "str"} | dict.fromkeys(self.model.axes, "str") | {"seeds": "int64"}
-        types |= dict.fromkeys((str(status) for status in STATUSES), "int64") | {"parameters": "Int64"}
-        for column in self.model.columns:
-            parts = CELL_TYPES | (COMPARISON_TYPES if self.compare is not None else {})
-            if column.learned is None:
-                del parts["learned"]
-            types |= {f"{column.name}.{part}": kind for part, kind in parts.items()}
-        lines = [
-            {"row": row.row, **row.labels, "seeds": row.seeds, **row.counts, "parameters": row.parameters}
-            | {
-                f"{name}.{part}": value
-                for name, cell in row.metrics.items()
-                for part, value in _cell_line(cell).items()
-            }
-            for row in self.model.rows
-        ]
-        return pd.DataFrame(lines, columns=list(types)).astype(types)
+        return table_frame(self.model, compared=self.compare is not None)
 
     @property
     def complete(self) -> bool:
@@ -107,7 +79,7 @@ class Table:
 
     def to_csv(self, *, runs: bool = False) -> str:
         """`frame` as CSV, or one line per run."""
-        return csv_text(self.results.frame if runs else self.frame)
+        return render.csv_text(self.results.frame if runs else self.frame)
 
     def to_parquet(self, *, runs: bool = False) -> bytes:
         """`frame`, or one line per run, as a Parquet file."""
@@ -134,7 +106,7 @@ class Table:
         return f"<table of {plan.name}: {len(plan.rows)} rows, {len(plan.runs)} runs; print() shows it>"
 
     def _repr_html_(self) -> str:
-        """How notebooks show the table."""
+        """The table for notebooks."""
         return self.to_html()
 
     def to_rich(self) -> Group:
@@ -202,32 +174,6 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
         "p_adjusted": comparison.p_adjusted,
         "margin": comparison.margin,
     }
-
-
-CELL_TYPES = {
-    "mean": "float64", "std": "float64", "n": "int64", "ci_low": "float64", "ci_high": "float64", "median": "float64",
-    "low": "float64", "high": "float64", "stuck": "int64", "learned": "Int64", "published": "float64",
-    "published_std": "float64", "best": "bool",
-}  # fmt: skip
-COMPARISON_TYPES = {
-    "difference": "float64", "difference_low": "float64", "difference_high": "float64", "p": "float64",
-    "smallest_p": "float64", "effect": "float64", "detectable": "float64", "p_adjusted": "float64", "verdict": "str",
-}  # fmt: skip
-"""Column of a frame → its type, for each metric."""
-
-
-def _cell_line(cell: MetricCell) -> dict[str, Any]:
-    """The values of the columns of a metric, and others."""
-    published, compared = cell.published, cell.comparison
-    line = vars(cell.summary) | {"stuck": len(cell.stuck), "best": cell.best}
-    line |= {"learned": cell.learned.k} if cell.learned else {}
-    line |= {"published": published.value, "published_std": published.std} if published else {}
-    if compared is not None:
-        found = compared.difference
-        line |= {part: getattr(found, part) for part in ("difference", "p", "smallest_p", "effect", "detectable")}
-        line |= {"difference_low": found.ci_low, "difference_high": found.ci_high}
-        line |= {"p_adjusted": compared.p_adjusted, "verdict": compared.verdict}
-    return line
 
 
 ENTRY_POINTS = "cope_sweep.formats"
@@ -299,10 +245,6 @@ def _json(table: Table, runs_url: str | None) -> bytes:
 
 
 def _terminal(table: Table, runs_url: str | None) -> bytes:
-    import io
-
-    from rich.console import Console
-
     console = Console(file=io.StringIO(), width=TERMINAL_WIDTH, record=True)
     console.print(table.to_rich())
     return console.export_text().encode()

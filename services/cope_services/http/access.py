@@ -1,4 +1,4 @@
-"""Who may ask what: API keys and their scopes, and the hosts and origins from which requests are accepted.
+"""Access control: API keys and their scopes, and the hosts and origins from which requests are accepted.
 
 A key is 256 random bits. The file has only SHA-256 digests of keys: whoever reads it cannot use them. Nobody can guess
 256 random bits, so a slow password hash would protect nothing more and cost every request its time.

@@ -45,7 +45,7 @@ from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.store import Store
 
 MAX_ROWS = 300
-"""Rows of an ablation whose figures are drawn: more make pictures that nobody can read, of hundreds of megabytes."""
+"""Rows of an ablation whose figures are drawn: more make unreadable pictures of hundreds of megabytes."""
 DESCRIPTION = """\
 Ablations, result tables, runs, checkpoints, perplexity and probes.
 
@@ -237,7 +237,7 @@ COLLECT_S = 60.0
 
 @asynccontextmanager
 async def _in_background(app: Service) -> AsyncIterator[None]:
-    """While the application runs, sweeps whose jobs have died are noticed, and garbage is collected."""
+    """While the application runs, record the ends of sweeps whose jobs have died, and collect garbage."""
     tasks = [asyncio.create_task(app.components.sweeps.keep_reconciled()), asyncio.create_task(_collect_garbage())]
     yield
     for task in tasks:

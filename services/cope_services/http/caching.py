@@ -1,4 +1,4 @@
-"""What requests share: work that goes on, and answers of GET routes.
+"""Shared work of requests: tasks in progress, and cached answers of GET routes.
 
 A `CachedRoute` answers by its path, its query, the `Accept` header, and the version of the store's index and the
 ablation files. An answer that is known costs no thread, no query and no validation, and is sent as bytes by the event
@@ -28,20 +28,20 @@ from cope_sweep import __version__
 from cope_sweep.read.queries import Queries
 
 PATIENCE_S = 1.0
-"""How long a request waits for a store that stalls, if an older version is known."""
+"""Time that a request waits for a store that stalls, if an older version is known."""
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
 class Shared(Generic[K, T]):
-    """Work that goes on: who asks for it with the same key gets the same task. Who stops to wait does not end it."""
+    """Tasks in progress, one per key, shared by requests. A request that stops waiting does not cancel its task."""
 
     def __init__(self) -> None:
         self.tasks: dict[K, asyncio.Task[T]] = {}
 
     def get(self, key: K, make: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Future[T]:
-        """The task of this key, begun if there is none, shielded from the cancellation of who waits."""
+        """The task of this key, started if there is none. Cancelling the returned future does not cancel the task."""
         task = self.tasks.get(key)
         if task is None:
             task = self.tasks[key] = asyncio.create_task(make())
@@ -76,7 +76,7 @@ class Answer:
 
     version: str
     made_s: float
-    """When it was complete, on the monotonic clock."""
+    """Time at which it was complete, on the monotonic clock."""
     took_s: float
     body: bytes
     media_type: str

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 from fastapi import Depends, Header, Request
 from fastapi.concurrency import run_in_threadpool
 
-from cope_services.http.errors import MediaTypeError, ServiceError, time_limit
+from cope_services.http.errors import MediaTypeError, ServiceError, TimeLimitError
 from cope_sweep.errors import UserError
 from cope_sweep.read.queries import Queries
 from cope_sweep.store import RunFolder
@@ -55,7 +55,7 @@ class Components:
                 else:
                     files.load(name, scale)
             if files.made != made:
-                gc.freeze()  # plans have no cycles, and a collection that looks at 100,000 runs takes half a second
+                gc.freeze()  # plans have no cycles, and a collection over 100,000 runs takes half a second
 
         await self.plans.get((name, scale), lambda: run_in_threadpool(load))
 
@@ -70,7 +70,7 @@ class Components:
 
 
 class ClientGoneError(ServiceError):
-    """The client has closed the connection; nobody receives the response."""
+    """The client has closed the connection and receives no response."""
 
     status, code = 499, "client_gone"
 
@@ -96,7 +96,7 @@ async def while_connected(request: Request, work: Awaitable[T], limit_s: float) 
             return await work
     except TimeoutError:
         if limit.expired():
-            raise time_limit(limit_s) from None
+            raise TimeLimitError(limit_s) from None
         raise
     except asyncio.CancelledError:
         if left and task.cancelling() == 1:  # the server does not stop at the same time

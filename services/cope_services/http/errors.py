@@ -85,10 +85,8 @@ class NoClusterError(ServiceError):
 class TimeLimitError(ServiceError):
     status, code = 504, "time_limit"
 
-
-def time_limit(limit_s: float) -> TimeLimitError:
-    """The error of a request that took too long."""
-    return TimeLimitError(f"the request was not answered within {limit_s:g} s; send a smaller one, or try again later")
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"the request was not answered within {limit_s:g} s; send a smaller one, or try again later")
 
 
 NOT_FOUND = "not_found"
@@ -212,7 +210,7 @@ class ProblemDetails(BaseModel):
     type: Literal["about:blank"] = "about:blank"
     title: str = Field(description="The phrase of the status.")
     status: int
-    detail: str = Field(description="What is wrong, where, and what to do.")
+    detail: str = Field(description="Cause, place and remedy.")
     code: str = Field(description="The kind of error, for programs: `not_found`, `invalid_request`, …")
 
 

@@ -210,7 +210,7 @@ class StoreMetrics(Collector):
 
 
 def _mlflow_backlog(store: Store) -> int | None:
-    """Number of runs and sweeps that this environment's MLflow lacks; None if that is a file which nobody uses."""
+    """Number of runs and sweeps that this environment's MLflow lacks; None if that is a file that is not in use."""
     uri = resolve_uri(store)
     mirrored = Mirrored(store.index, tracker_key(store, uri))
     if uri.startswith("sqlite:") and mirrored.newest_tracked_id() is None:
@@ -231,7 +231,7 @@ def _activity_metrics(found: Activity) -> Iterator[Metric]:
     for name, text, value in (
         ("cope_runs_waiting", "Runs of running sweeps that were not begun yet.", found.waiting),
         ("cope_runs_steps", "Training steps of all runs.", found.steps),
-        ("cope_heartbeat_age_seconds", "Time since the sweep that is silent longest was heard of.", age_s),
+        ("cope_heartbeat_age_seconds", "Longest time since a running sweep renewed its lease.", age_s),
         ("cope_nodes_left_out", "Nodes that running sweeps have left out: they cannot train.", found.left_out),
     ):
         yield GaugeMetricFamily(name, text, value)

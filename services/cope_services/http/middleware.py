@@ -133,9 +133,9 @@ PAGE_POLICY = (
 )
 """Content-Security-Policy of the web page and the documentation: files of the service, no inline script or style."""
 DATA_POLICY = f"default-src 'none'; {NO_FRAMES}"
-"""That of everything else."""
+"""Content-Security-Policy of all other responses."""
 DOCUMENT_POLICY = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {NO_FRAMES}; sandbox"
-"""That of reports and figures that a browser shows: they have styles and pictures in themselves, and no scripts."""
+"""Content-Security-Policy of reports and figures: they contain styles and pictures, and no scripts."""
 FIXED = [
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),

@@ -51,7 +51,6 @@ from cope_sweep.api.questions import (
     ListPlannedRuns,
     ListRuns,
     ListSweeps,
-    Parameter,
     Points,
     Question,
 )
@@ -166,6 +165,15 @@ def add_question(
 def _endpoint(question: type[Question[Any]], respond: Answerer) -> Any:
     """The function that answers a question; its signature tells FastAPI the parameters."""
     in_path = [each for each in question.parameters() if each.in_path]
+    # They are one model: FastAPI validates each parameter of a function on its own, which takes longer than the answer.
+    in_query: dict[str, Any] = {
+        each.name: (
+            Annotated[each.kind, Field(description=each.description)],
+            ... if each.default is MISSING else each.default,
+        )
+        for each in question.parameters()
+        if not each.in_path
+    }
 
     async def answer(
         components: Components, query: BaseModel, if_none_match: str | None, accept: str | None = None, **names: str
@@ -179,7 +187,7 @@ def _endpoint(question: type[Question[Any]], respond: Answerer) -> Any:
     own = {
         "components": ComponentsDep,
         **{each.name: Annotated[each.kind, Path(description=each.description)] for each in in_path},
-        "query": Annotated[_query_model(question), Query()],
+        "query": Annotated[create_model(question.__name__, **in_query), Query()],
         **({"accept": Accept} if question.answer_type() is bytes else {}),
         "if_none_match": IfNoneMatch,
     }
@@ -195,20 +203,6 @@ def _endpoint(question: type[Question[Any]], respond: Answerer) -> Any:
     answer.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     answer.__name__, answer.__doc__ = _function_name(question), question.__doc__
     return answer
-
-
-def _query_model(question: type[Question[Any]]) -> Any:
-    """The parameters of a question's query.
-
-    They are one model: FastAPI validates each parameter of a function on its own, which takes longer than the answer.
-    """
-    fields: dict[str, Any] = {each.name: _field(each) for each in question.parameters() if not each.in_path}
-    return create_model(question.__name__, **fields)
-
-
-def _field(parameter: Parameter) -> tuple[Any, Any]:
-    default = ... if parameter.default is MISSING else parameter.default
-    return Annotated[parameter.kind, Field(description=parameter.description)], default
 
 
 def _function_name(question: type[Question[Any]]) -> str:

@@ -35,7 +35,7 @@ from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.plans import ENDED, plan_cost
 from cope_sweep.read.queries.progress import ACTIVE, RATE_WINDOW_S, ProgressTracker
-from cope_sweep.store import Budget, Store, Submission, SweepSummary, read_submission
+from cope_sweep.store import Budget, Store, Submission, read_submission
 from cope_sweep.store.index import IndexUnavailable, summaries
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep.jobs import (
@@ -57,10 +57,10 @@ from cope_sweep.sweep.jobs import (
 # -- submission, stop and retry ----------------------------------------------------------------------------------------
 
 KEY_TTL_S = 7 * 86_400.0
-"""How long an idempotency key is remembered."""
+"""Time for which an idempotency key is remembered."""
 RETRY_AFTER_S = 30
 RECONCILE_S = 5.0
-"""Between two looks at the jobs of the sweeps that have not ended."""
+"""Time between two checks of the jobs of the sweeps that have not ended."""
 START_TIMEOUT_S = 300.0
 """A sweep without a job is taken for lost when it was submitted so long ago."""
 
@@ -117,7 +117,7 @@ class SweepJobs:
             ConflictError: The sweep is active, has nothing left to train, or was not submitted.
             NoClusterError, ClusterError, BusyError: As `submit`.
         """
-        summary = self.require(sweep_id)
+        summary = self.queries.sweep_summary(sweep_id)
         if summary.status in ACTIVE:
             raise ConflictError(f"sweep {sweep_id} is {summary.status}; stop it first, or wait for its end")
         store = self.queries.store
@@ -140,9 +140,9 @@ class SweepJobs:
 
         Has no effect on one that has ended. Raises NotFoundError, ClusterError.
         """
-        if self.require(sweep_id).status in ACTIVE:
+        if self.queries.sweep_summary(sweep_id).status in ACTIVE:
             self.queries.store.index.request_stop(sweep_id)
-        if self.require(sweep_id).status == "pending" and self.settings.ray_address:
+        if self.queries.sweep_summary(sweep_id).status == "pending" and self.settings.ray_address:
             stop_job(self.settings.ray_address, sweep_id)
             self.reconcile(sweep_id)
         return self._state(sweep_id)
@@ -284,16 +284,8 @@ class SweepJobs:
         summary = store.index.sweep(sweep_id)
         return summary is not None and summary.status in ACTIVE
 
-    def require(self, sweep_id: str) -> SweepSummary:
-        """The summary of a sweep. Raises NotFoundError."""
-        store = self.queries.store
-        summary = store.index.sweep(sweep_id)
-        if summary is None:
-            raise NotFoundError(summaries.no_sweep(store.index, sweep_id, store.location))
-        return summary
-
     def _state(self, sweep_id: str) -> SweepState:
-        summary, store = self.require(sweep_id), self.queries.store
+        summary, store = self.queries.sweep_summary(sweep_id), self.queries.store
         try:
             retry_of = read_submission(store, sweep_id).retry_of
         except NotFoundError:
@@ -324,7 +316,7 @@ def _as_text(spec: object) -> str:
 # -- progress ----------------------------------------------------------------------------------------------------------
 
 TICK_S = 1.0
-"""Between two looks at the index."""
+"""Time between two reads of the index."""
 HEARTBEAT_S = 15
 """Between two comments on a quiet connection."""
 SEND_S = 10.0
@@ -339,7 +331,7 @@ MAX_FOLLOWED = 1000
 class Watchers:
     """Sends what is new of the sweeps that somebody follows.
 
-    All listeners of a sweep share one look at the index in TICK_S. A slow listener misses older events, and nothing is
+    All listeners of a sweep share one read of the index in TICK_S. A slow listener misses older events, and nothing is
     queued for it.
     """
 
@@ -461,7 +453,7 @@ def submit_sweep(
 
 @router.post("/preview", dependencies=[RequireJson], responses=error_responses(409, 413, 415))
 def preview_sweep(body: SweepRequest, components: ComponentsDep) -> PlanCost:
-    """What a sweep would train: each run with its status, estimated time and memory. Nothing is started or recorded.
+    """The runs that a sweep would train, with status, estimated time and memory. Nothing is started or recorded.
 
     Estimates are for the machine that answers.
     """
@@ -487,7 +479,7 @@ def retry_sweep(sweep_id: str, response: Response, components: ComponentsDep) ->
 @followed.get("/{sweep_id}/events", response_class=EventStream, responses=EVENTS)
 def follow_sweep(sweep_id: str, components: ComponentsDep, last_event_id: LastEventId = None) -> Response:
     """Follow the progress of a sweep by server-sent events, from now or after the last event that was received."""
-    components.sweeps.require(sweep_id)
+    components.queries.sweep_summary(sweep_id)
     if last_event_id == END_ID:
         return Response(status_code=204)
     components.watchers.require_place()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from cope_services.http.errors import BusyError, TooLargeError, time_limit
+from cope_services.http.errors import BusyError, TimeLimitError, TooLargeError
 
 if TYPE_CHECKING:
     from cope_sweep.inference import Decoder, Generation, Predictor, Scores, Window
@@ -123,35 +123,6 @@ class _Batch:
     """Without padding; 0 for generations."""
 
 
-class InferenceThreads:
-    """`count` threads that share the cores of the CPU.
-
-    Several small batches at a time use the cores better than one batch on all cores, where every operation ends with
-    a wait for the slowest core. What is computed alone uses all cores, because nothing else would, unless it is so
-    little that to wake other cores takes as long.
-
-    The same threads compute all models: with another thread for each batch, each would start threads of its own.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.running = 0
-        """Computations at this moment."""
-        self._executor = ThreadPoolExecutor(count, thread_name_prefix="inference")
-
-    async def run(self, compute: Callable[[], T], *, alone: bool) -> T:
-        """Result of `compute`; `alone`: nothing else waits, and it is more than a little.
-
-        A computation that has not begun when the caller is cancelled is not begun.
-        """
-        share = 1 if alone and not self.running else self.count
-        self.running += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, _compute, compute, share)
-        finally:
-            self.running -= 1
-
-
 def _compute(compute: Callable[[], T], shared_by: int) -> T:
     import torch
 
@@ -203,7 +174,14 @@ class BatchCounts:
 
 @dataclass
 class Batcher:
-    """The queue and its workers. Its methods belong to the event loop; models are computed in threads."""
+    """The queue and its workers. Its methods belong to the event loop; models are computed in threads.
+
+    The threads share the cores of the CPU. Several small batches at a time use the cores better than one batch on all
+    cores, where every operation ends with a wait for the slowest core. What is computed alone uses all cores, because
+    nothing else would, unless it is so little that to wake other cores takes as long.
+
+    The same threads compute all models: with another thread for each batch, each would start threads of its own.
+    """
 
     max_inferences: int
     """Batches that are computed at a time."""
@@ -215,6 +193,8 @@ class Batcher:
     """Tokens of the accepted requests."""
     requests: int = 0
     """Requests that are being answered, those included whose tokens are not known yet."""
+    running: int = 0
+    """Batches, slices of generations and probes that are being computed."""
     _queue: deque[_Work] = field(default_factory=deque)
     cache_bytes: int = 0
     """Keys and values of generations in memory."""
@@ -224,18 +204,13 @@ class Batcher:
     _full: bool = False
 
     def __post_init__(self) -> None:
-        self._threads = InferenceThreads(self.max_inferences)
+        self._threads = ThreadPoolExecutor(self.max_inferences, thread_name_prefix="inference")
         self._preparations = CapacityLimiter(PREPARATIONS)
 
     @property
     def waiting(self) -> int:
         """Windows and generations that wait in the queue."""
         return len(self._queue)
-
-    @property
-    def running(self) -> int:
-        """Batches, slices of generations and probes that are being computed."""
-        return self._threads.running
 
     # -- requests
 
@@ -291,8 +266,17 @@ class Batcher:
         return await to_thread.run_sync(compute, limiter=self._preparations)
 
     async def infer(self, compute: Callable[[], T], *, little: bool = False) -> T:
-        """Result of `compute`, in the threads of batches; `little`: it takes a few milliseconds."""
-        return await self._threads.run(compute, alone=not self._queue and not little)
+        """Result of `compute`, in the threads of batches; `little`: it takes a few milliseconds.
+
+        A computation that has not begun when the caller is cancelled is not begun.
+        """
+        alone = not (self._queue or self.running or little)
+        self.running += 1
+        try:
+            shared_by = 1 if alone else self.max_inferences
+            return await asyncio.get_running_loop().run_in_executor(self._threads, _compute, compute, shared_by)
+        finally:
+            self.running -= 1
 
     async def score(self, predictor: Predictor, windows: Sequence[Window], top: int = 0) -> list[Scores]:
         """The scores of windows, each in a batch with others; no number is checked."""
@@ -333,7 +317,7 @@ class Batcher:
                     async with asyncio.timeout_at(deadline_s):
                         await changed.wait()
                 except TimeoutError:
-                    raise time_limit(limit_s) from None
+                    raise TimeLimitError(limit_s) from None
                 changed.clear()
         finally:
             for each in generations:
@@ -405,7 +389,7 @@ class Batcher:
         return found
 
     def _window_batch(self, oldest: _Window, candidates: list[_Work]) -> _Batch:
-        """The oldest window, and those nearest to it in length, as far as padding is worth it."""
+        """The oldest window, and those nearest to it in length, as many as `fitting` allows."""
         from cope_sweep.inference import fitting, score
 
         predictor = oldest.request.predictor

@@ -1,4 +1,4 @@
-"""The OpenAI protocol, as far as this service speaks it, for clients such as lm-evaluation-harness.
+"""The supported part of the OpenAI protocol, for clients such as lm-evaluation-harness.
 
     /v1/completions                   the request names the model, a run id
     /openai/{run_id}/v1/completions   the path does, for clients whose other requests cannot
@@ -16,6 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
+import numpy as np
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -36,11 +37,9 @@ from cope_services.models.predictors import Predictors
 from cope_sweep.api.answers import RunSummary
 from cope_sweep.api.questions import GetRun, ListRuns
 from cope_sweep.api.requests import Body, TokenIds, Unicode, UnicodeText
-from cope_sweep.errors import UserError
+from cope_sweep.errors import TokensError, UserError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from cope_sweep.inference import Generation, Predictor, Scores, Vocabulary
 
 # -- schemas -----------------------------------------------------------------------------------------------------------
@@ -184,7 +183,7 @@ class Completion(BaseModel):
 class Model(BaseModel):
     id: str
     object: Literal["model"] = "model"
-    created: int = Field(description="When the run was begun, in seconds since 1970.")
+    created: int = Field(description="Start of the run, in seconds since 1970.")
     owned_by: Literal["cope-sweep"] = "cope-sweep"
     ablations: list[str] = Field(default=[], description="Ablations that contain the run.")
     row: str | None = None
@@ -244,7 +243,7 @@ class _Choice:
     index: int
     prompt: list[int]
     trained: list[bool]
-    """Which tokens of the prompt the task trains; only these have log-probabilities."""
+    """Whether the task trains each token of the prompt; only trained ones have log-probabilities."""
     generation: Generation | None
     """None if no token is asked for."""
     scores: Scores | None = None
@@ -393,7 +392,7 @@ def _choices(predictor: Predictor, request: CompletionRequest, settings: Setting
 
 
 def _prompt_tokens(predictor: Predictor, prompt: str | list[int], name: str) -> np.ndarray:
-    from cope_sweep.inference import TokensError, validate_token_ids
+    from cope_sweep.inference import validate_token_ids
 
     if not isinstance(prompt, str):
         return validate_token_ids(prompt, predictor.vocabulary_size, name)
@@ -423,8 +422,6 @@ async def _score_prompts(
 
     The same pass gives the first generated token: a client that only scores prompts asks for one.
     """
-    import numpy as np
-
     from cope_sweep.inference import Window
 
     if not _scores_prompt(request):

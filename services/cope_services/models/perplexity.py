@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from cope_services.http.errors import TooLargeError
 from cope_services.http.settings import Settings
 from cope_services.models.predictors import Predictors
@@ -24,8 +26,6 @@ from cope_sweep.read.queries import Queries
 from cope_sweep.read.tables.stats import finite
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from cope_services.http.components import Components
     from cope_sweep.inference import Perplexity, Predictor, Scores, Window
 
@@ -41,9 +41,9 @@ class _Sequence:
 
     tokens_L: np.ndarray
     inputs_L: np.ndarray
-    """What the model reads in their places."""
+    """Tokens that the model reads in their places."""
     trained_L: np.ndarray
-    """Which tokens the task trains: the scored ones."""
+    """Whether the task trains each token; only trained ones are scored."""
     windows: list[Window]
     units: tuple[int, int] | None
     """Words and bytes; None for token ids."""
@@ -154,8 +154,6 @@ def _answer(
     scored: list[Scores],
     context: int | None,
 ) -> bytes:
-    import numpy as np
-
     from cope_sweep.inference import Perplexity
 
     remaining = iter(scored)

@@ -18,15 +18,12 @@ from anyio import CapacityLimiter, to_thread
 from cachetools import LRUCache, TTLCache, cached
 
 from cope_services.http.caching import Shared
-from cope_services.http.errors import (
-    DamagedCheckpointError,
-    TooLargeError,
-)
+from cope_services.http.errors import DamagedCheckpointError, TooLargeError
 from cope_services.http.settings import Settings
 from cope_services.models.batching import Batcher
 from cope_sweep.api.answers import Checkpoint, CheckpointFile
 from cope_sweep.api.requests import ProbeFormat, ProbeRequest
-from cope_sweep.errors import NotFoundError
+from cope_sweep.errors import CheckpointError, NotFoundError
 from cope_sweep.store import RunFolder
 from cope_sweep.store.errors import DamagedError
 
@@ -184,7 +181,6 @@ class Predictors:
     def _load(self, checkpoint: Path, state: Hashable) -> Predictor:
         """Load a model; `state` is part of the cache key, so changed files are loaded again."""
         from cope_sweep.inference import Predictor
-        from cope_sweep.model import CheckpointError
 
         self.loads += 1
         predictor = Predictor.load(checkpoint, self.settings.device)

@@ -9,7 +9,7 @@ same kind (`exact.py`); a wrong one is not timed. The listing rounds gates to ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -24,9 +24,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from cope_benchmarks import peers
 from cope_benchmarks.exact import Expected, Leaves, computed_by
 from cope_benchmarks.gpu_problems import DTYPES, Problem
-from cope_benchmarks.peers import Attend
 from cope_benchmarks.report import MEMORY, OF_OURS, OF_SDPA, Measured, Row, Rows, add_ratios
-from cope_benchmarks.timing import extra_mb, one_line, resumed, times
+from cope_benchmarks.timing import Run, extra_mb, one_line, resumed, times
 from cope_sweep.kernels import tuning
 
 KERNELS = ("native", "blocked", "triton")
@@ -172,7 +171,7 @@ def configurations(problem: Problem, device: str) -> dict[str, dict[str, int]]:
     }  # fmt: skip
 
 
-def alternative(problem: Problem, name: str, device: str) -> Attend:
+def alternative(problem: Problem, name: str, device: str) -> Callable[[Leaves], Tensor]:
     """A function of the problem's leaves that computes attention."""
     if name in BACKENDS:
         return partial(_sdpa, problem, BACKENDS[name])
@@ -224,7 +223,7 @@ def _why_not_fused(problem: Problem, leaves: Leaves) -> str | None:
     return triton_attention.why_not(problem.build(leaves))
 
 
-def _phases(attend: Attend, given: Leaves, do: Tensor) -> tuple[Any, Any]:
+def _phases(attend: Callable[[Leaves], Tensor], given: Leaves, do: Tensor) -> tuple[Run, Run]:
     """Two functions: forward as in training, and forward + backward."""
     return (
         lambda: attend(given),

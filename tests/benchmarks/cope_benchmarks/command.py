@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cope_sweep.cli.options import Json
 from cope_sweep.cli.output import print_json
 from cope_sweep.errors import UserError
-
-if TYPE_CHECKING:
-    from cope_benchmarks.report import Measured
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,14 +23,7 @@ app = typer.Typer(
     "Exit code 1: a goal is missed, or what was to be timed is wrong.",
 )
 
-
-class Precision(StrEnum):
-    """Number formats of `bench prefill`."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-
-
+Precision = StrEnum("Precision", ["fp32", "bf16"])
 BOTH = list(Precision)
 Keep = Annotated[
     Path | None,
@@ -70,9 +59,7 @@ def attention(
     """
     if avx2:
         limit_to_avx2()
-    from cope_benchmarks.attention import measure
-
-    _measure(partial(measure, repetitions), as_json, keep, threads, "attention-{cpu_capability}")
+    _measure("attention", (repetitions,), as_json, keep, threads, "attention-{cpu_capability}")
 
 
 @app.command()
@@ -81,9 +68,7 @@ def step(as_json: Json = False, keep: Keep = None, threads: Threads = None, repe
 
     Example: `cope-sweep bench step --threads 1 --keep results`
     """
-    from cope_benchmarks.step import measure
-
-    _measure(partial(measure, repetitions), as_json, keep, threads)
+    _measure("step", (repetitions,), as_json, keep, threads)
 
 
 @app.command()
@@ -108,9 +93,7 @@ def prefill(
 
     Example: `cope-sweep bench prefill --position alibi --tokens 1024 --precision fp32`
     """
-    from cope_benchmarks.prefill import measure
-
-    _measure(partial(measure, positions or (), tokens, precisions, repetitions, layers), as_json, keep, threads)
+    _measure("prefill", (positions or (), tokens, precisions, repetitions, layers), as_json, keep, threads)
 
 
 @app.command()
@@ -119,9 +102,7 @@ def instructions(as_json: Json = False, keep: Keep = None) -> None:
 
     Example: `cope-sweep bench instructions --keep results`
     """
-    from cope_benchmarks.compiling import measure
-
-    _measure(measure, as_json, keep)
+    _measure("compiling", (), as_json, keep)
 
 
 @app.command()
@@ -139,9 +120,7 @@ def sweep(
 
     Example: `cope-sweep bench sweep --keep results`
     """
-    from cope_benchmarks.sweep import measure
-
-    _measure(partial(measure, runs, repetitions), as_json, keep)
+    _measure("sweep", (runs, repetitions), as_json, keep)
 
 
 @app.command()
@@ -156,9 +135,7 @@ def store(
 
     Example: `cope-sweep bench store --keep results`
     """
-    from cope_benchmarks.store import measure
-
-    _measure(partial(measure, runs), as_json, keep)
+    _measure("store", (runs,), as_json, keep)
 
 
 @app.command()
@@ -173,9 +150,7 @@ def serve(
 
     Example: `cope-sweep bench serve --keep results`
     """
-    from cope_benchmarks.serve import measure
-
-    _measure(partial(measure, runs), as_json, keep)
+    _measure("serve", (runs,), as_json, keep)
 
 
 @app.command()
@@ -184,9 +159,7 @@ def data(as_json: Json = False, keep: Keep = None) -> None:
 
     Example: `cope-sweep bench data`
     """
-    from cope_benchmarks.data import measure
-
-    _measure(measure, as_json, keep)
+    _measure("data", (), as_json, keep)
 
 
 def limit_to_avx2() -> None:
@@ -206,7 +179,8 @@ def limit_to_avx2() -> None:
 
 
 def _measure(
-    measure: Callable[[], Measured],
+    module: str,
+    arguments: tuple[object, ...],
     as_json: bool,
     folder: Path | None,
     threads: int | None = None,
@@ -215,7 +189,8 @@ def _measure(
     """Measure, save and print: the body of all commands. Exits with 1 if a goal is missed, or if results are wrong.
 
     Args:
-        measure: Returns the measurement.
+        module: The module of this package whose function `measure` returns the measurement. It imports torch.
+        arguments: Those of the function.
         as_json: Whether JSON is printed, and not the table.
         folder: Where both are saved. Raises UserError if it cannot be written, before minutes of measuring.
         threads: Of torch; None: as many as it chooses.
@@ -234,7 +209,7 @@ def _measure(
             raise UserError(f"--keep {folder}: {error.strerror}; name a folder that can be written") from error
     from cope_benchmarks import report
 
-    measured = measure()
+    measured = importlib.import_module(f"cope_benchmarks.{module}").measure(*arguments)
     if folder is not None:
         cpu_capability = measured["machine"]["cpu_capability"].lower()
         report.save(folder, name.format(bench=measured["bench"], cpu_capability=cpu_capability), measured)

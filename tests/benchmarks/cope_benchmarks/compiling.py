@@ -10,6 +10,7 @@ registers, spills, and the instructions of a tile. Inner loops are found in the 
 from __future__ import annotations
 
 import argparse
+import importlib
 import multiprocessing
 import os
 import re
@@ -30,8 +31,7 @@ import torch
 from cope_benchmarks.exact import computed_by
 from cope_benchmarks.gpu_problems import Problem
 from cope_benchmarks.report import Measured, Row, Rows
-from cope_sweep.kernels import operator, tuning
-from cope_sweep.kernels.arguments import Arguments
+from cope_sweep.kernels import tuning
 from cope_sweep.kernels.tuning import Configurations, using_configurations
 
 PROCESSES = 8
@@ -64,20 +64,16 @@ def compiled_ahead(device: str) -> Iterator[Callable[[Problem, Sequence[Configur
 
 def _tried(problem: Problem, configurations: Configurations) -> None:
     with suppress(Exception):
-        compile_kernels(problem, configurations, "cuda")
+        compile_kernels(problem.one_sequence(), configurations, "cuda")
 
 
-def compile_kernels(problem: Problem, configurations: Configurations | None, device: str) -> None:
-    """Compile the kernels that a problem launches, forward and backward; configurations None: those of the table."""
-    small = problem.one_sequence()
-    leaves, weight = small.leaves(device)
-    with using_configurations(configurations) if configurations else nullcontext(), only_compiled():
-        computed_by(small.attend, leaves, weight)
+def compile_kernels(
+    problem: Problem, configurations: Configurations | None, device: str
+) -> dict[str, tuple[Any, Mapping[str, int]]]:
+    """Compile the kernels that a problem launches, forward and backward, without running them.
 
-
-@contextmanager
-def only_compiled() -> Iterator[dict[str, tuple[Any, Mapping[str, int]]]]:
-    """Let launches compile their kernels, and not run them, within a `with` block: by kernel, the result, and its sizes."""
+    Returns each kernel's result of Triton, and its tile sizes. Configurations None: those of the table.
+    """
     from cope_sweep.kernels.triton_attention import launch
 
     compiled: dict[str, tuple[Any, Mapping[str, int]]] = {}
@@ -85,8 +81,11 @@ def only_compiled() -> Iterator[dict[str, tuple[Any, Mapping[str, int]]]]:
     def compile_instead(kernel: str, grid: Any, arguments: dict[str, Any], sizes: Mapping[str, int]) -> None:
         compiled[kernel] = launch.KERNELS[kernel].warmup(grid=grid, **arguments, **sizes, **launch.OPTIONS), sizes
 
-    with mock.patch.object(launch, "run", compile_instead):
-        yield compiled
+    leaves, weight = problem.leaves(device)
+    chosen = using_configurations(configurations) if configurations else nullcontext()
+    with chosen, mock.patch.object(launch, "run", compile_instead):
+        computed_by(problem.attend, leaves, weight)
+    return compiled
 
 
 # For a GPU that is not there ------------------------------------------------------------------------------------------
@@ -95,7 +94,6 @@ def only_compiled() -> Iterator[dict[str, tuple[Any, Mapping[str, int]]]]:
 @contextmanager
 def compiling_for(capability: int) -> Iterator[None]:
     """Let Triton compile for this GPU within a `with` block, on a machine that has none."""
-
     import triton  # type: ignore[import-untyped]
     from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]
 
@@ -135,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name, problem, configurations in everything():
             done += 1
             try:
-                compile_kernels(problem, configurations, "cpu")
+                compile_kernels(problem.one_sequence(), configurations, "cpu")
             except Exception as error:  # Triton's errors have many types
                 failed += 1
                 text = str(error).strip().splitlines()
@@ -145,13 +143,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def everything() -> Iterator[tuple[str, Problem, Configurations | None]]:
-    """What `make gpu` launches: its tests, the cases that it measures, and the configurations that it tunes."""
+    """The problems that `make gpu` launches: of its tests, of the cases that it measures, and of what it tunes."""
     from cope_benchmarks import attention, tune
     from cope_sweep.kernels import triton_attention
 
     with mock.patch.object(torch.cuda, "is_available", return_value=True):
-        from tests.kernels import test_triton_gpu
-
+        test_triton_gpu = importlib.import_module("tests.kernels.test_triton_gpu")
     for name, problem in test_triton_gpu.CASES.items():
         if triton_attention.why_not(problem.build(problem.leaves()[0])) is None:
             yield f"test: {name}", problem, None
@@ -170,35 +167,27 @@ def measure() -> Measured:
     rows = Rows("instructions")
     for capability in CAPABILITIES:
         for head_dim in (64, 128):
-            for kernel, counts in compile_ahead(capability, torch.bfloat16, head_dim).items():
+            # Two sequences and heads: Triton makes special kernels for sizes of 1.
+            problem = Problem(batch=2, heads=2, tokens=1024, head_dim=head_dim)
+            for kernel, counts in compile_ahead(capability, problem).items():
                 rows.rows[f"{kernel}, sm_{capability}, head dim {head_dim}"] = counts
     return rows.measured()
 
 
-def compile_ahead(
-    capability: int, dtype: torch.dtype, head_dim: int, p_max: int = 64, tokens: int = 1024, **changes: Any
-) -> dict[str, Row]:
-    """What each kernel of CoPE for a GPU of this compute capability uses. `changes`: other fields of `Arguments`.
+def compile_ahead(capability: int, problem: Problem) -> dict[str, Row]:
+    """The resources that each kernel of a problem uses on a GPU of this compute capability.
 
     `registers` and `spilled` bytes, stored to local memory for lack of registers, are those of a thread, `shared` bytes
     those of a block. `general`, `plain`: instructions of each of 4 warps for 64 × 32 scores in a tile that is not on the
     diagonal, without those that store records for `backward_keys`, which are skipped at every second tile.
     """
-    from cope_sweep.kernels.triton_attention import launch
-
-    # Two sequences and heads: Triton makes special kernels for sizes of 1.
-    q, k, v = torch.zeros(3, 2, 2, tokens, head_dim, dtype=dtype)
-    e = torch.zeros(p_max, head_dim, dtype=dtype) if p_max else None
-    given = Arguments(q, k, v, e=e, scale=head_dim**-0.5, **changes)
-    with compiling_for(capability), only_compiled() as compiled:
-        outputs = operator.empty_outputs(given, "triton")
-        launch.forward(given, *outputs)
-        launch.backward(given, q, *outputs, operator.empty_gradients(given, "triton"))
+    with compiling_for(capability):
+        compiled = compile_kernels(problem, None, "cpu")
     return {kernel: _counted(*found) for kernel, found in compiled.items()}
 
 
 def _counted(done: Any, sizes: Mapping[str, int]) -> Row:
-    """What a compiled kernel uses; `general` and `plain` only of loops that are there."""
+    """The resources of a compiled kernel; `general` and `plain` only of loops that are there."""
     usage = _printed("cuobjdump", "--dump-resource-usage", done.asm["cubin"])
     # Registers are spilled to the stack; the kernels have no other use for it.
     registers, spilled = (int(re.findall(rf"{name}:(\d+)", usage)[0]) for name in ("REG", "STACK"))
@@ -215,7 +204,7 @@ def _counted(done: Any, sizes: Mapping[str, int]) -> Row:
 
 
 def _printed(tool: str, option: str, cubin: bytes) -> str:
-    """What one of the tools that Triton brings prints of a compiled kernel."""
+    """The output of one of the tools that Triton brings, for a compiled kernel."""
     import triton
 
     path = Path(triton.backends.nvidia.__file__).parent / "bin" / tool

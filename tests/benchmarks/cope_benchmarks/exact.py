@@ -1,4 +1,4 @@
-"""What a kernel is compared with: attention in float64, at any number of tokens, and how large a kernel's error may be.
+"""The standard for kernels: attention in float64, at any number of tokens, and the largest error that a kernel may have.
 
 The error is that of a whole tensor, ‖computed − exact‖ (Frobenius norm). In small problems, the largest entry's is limited,
 too. In large ones that would reject correct kernels: where rounding moves a position across an integer, the slope of the
@@ -29,15 +29,15 @@ leave out 2⁻²². Emulated, in eight problems of four and more random inputs e
 as those of the blocked path and the native kernels did. Where a position crosses an integer in one draw, a limit is up to 300
 times as large as where none does; real kernels cross some, too."""
 POSITION_ERROR = 2.0**-22
-"""Of a position p, the sum of n gates in float32, in units of p + √n."""
+"""Error of a position p, the sum of n gates in float32, in units of p + √n."""
 SCORE_ERROR = 2.0**-23
-"""Of a score, which is a sum in float32, relative to it: that of the weight is exp(score)'s."""
+"""Error of a score, which is a sum in float32, relative to it: that of the weight is exp(score)'s."""
 FLOAT64 = 2.0**-29
 """These errors of sums are smaller by this factor where the kernel computes in float64."""
 SMALL = 1e-3
 """Entries of a result that are smaller than this may be off by a rounding of this."""
 DRAWS, FEW_SCORES = 6, 1 << 22
-"""How often errors are drawn, up to so many scores: a gradient of one number is sometimes off by little in 2 draws."""
+"""Draws of errors, up to so many scores: a gradient of one number is sometimes off by little in 2 draws."""
 
 Leaves = dict[str, Tensor]
 Build = Callable[[Leaves], Arguments]
@@ -54,7 +54,7 @@ def computed_by(attend: Callable[[Leaves], Tensor], leaves: Leaves, weight: Tens
 
 
 class Expected:
-    """What is expected of a kernel in `dtype`: the exact results, and by name how far others may be from them.
+    """The expectation of a kernel in `dtype`: the exact results, and by name how far others may be from them.
 
     `attend` computes the exact attention of leaves in float64; None: by the blocked path. `exact_positions`: no rounding
     moves a position. `each_entry`: also limit the error of the largest entry.

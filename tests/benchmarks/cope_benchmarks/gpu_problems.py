@@ -18,12 +18,12 @@ from cope_sweep.kernels.arguments import Arguments
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SEED = 1234567890123456789
-"""Of dropout."""
+"""Seed of dropout."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What a random attention problem is made from."""
+    """The sizes and terms of a random attention problem."""
 
     batch: int = 1
     heads: int = 2
@@ -49,6 +49,8 @@ class Problem:
     buckets: int = 0
     """Entries of a bias by distance (T5); 0: none."""
     alibi: bool = False
+    key_bias: bool = False
+    """A bias of keys (FoX)."""
     dropout: float = 0.0
     lengths: tuple[int, ...] | None = None
     projection: bool = False
@@ -137,6 +139,8 @@ class Problem:
             found["e_relative"] = table(*heads, entries, K)
         if self.buckets:
             found["b"] = normal(H, self.buckets).float()
+        if self.key_bias:
+            found["key_bias"] = normal(B, H, S).float()
         if self.knots:
             found["segments"] = normal(B, H, T, self.knots + 1, std=0.2).float()
         return found, in_memory(do)
@@ -156,6 +160,7 @@ class Problem:
             m=x.get("m"),
             relative=x.get("e_relative"),
             distance_bias=x.get("b"),
+            key_bias=x.get("key_bias"),
             distance_slope=self._slopes(q.device) if self.alibi else None,
             seeds=SEED + torch.arange(self.batch, device=q.device) if self.dropout else None,
             lengths=None if self.lengths is None else torch.tensor(self.lengths, device=q.device),
@@ -176,7 +181,7 @@ class Problem:
         return self.expected(leaves, weight).wrong(computed)
 
     def expected(self, leaves: Leaves, weight: Tensor) -> Expected:
-        """What a kernel is compared with."""
+        """The exact results, and the errors that a kernel may have."""
         return Expected(self.build, leaves, weight, DTYPES[self.dtype])
 
     def _slopes(self, device: torch.device) -> Tensor:

@@ -18,6 +18,7 @@ Exit codes: 0 everything is done or skipped; 1 a stage failed; 3 time ended befo
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import os
 import re
@@ -26,14 +27,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "tests" / "benchmarks" / "results" / "gpu"
 STAGES = ("tests", "tune", "bench", "step", "prefill")
+MODULES = {"bench": "attention"}
+"""The modules that measure a stage, where they have another name."""
 LIMIT_S = 580.0
 """Longest time of a stage."""
 BUDGET_S = 480.0
@@ -148,16 +150,8 @@ def _measure(stage: str, device: str, out: Path) -> int:
     if stage in ("step", "prefill") and (missing := lacking(NEEDED)):
         names = " ".join(missing)
         return _say(f"needs {', '.join(missing)}: pip install --target wheels {names}, and PYTHONPATH=wheels", SKIPPED)
-    measure: Callable[[Path, str, float], dict[str, Any]]
-    if stage == "tune":
-        from cope_benchmarks.tune import measure
-    elif stage == "bench":
-        from cope_benchmarks.attention import measure_gpu as measure
-    elif stage == "step":
-        from cope_benchmarks.step import measure_gpu as measure
-    else:
-        from cope_benchmarks.prefill import measure_gpu as measure
-    found = measure(out, device, BUDGET_S)
+    module = importlib.import_module(f"cope_benchmarks.{MODULES.get(stage, stage)}")
+    found = module.measure_gpu(out, device, BUDGET_S)
     left = len(found["left"])
     return _say(f"{len(found['done'])} measured" + (f", {left} left" if left else ""), UNFINISHED if left else 0)
 
@@ -194,7 +188,7 @@ def _processes(device: str) -> int:
 
 
 def lacking(packages: Sequence[str]) -> list[str]:
-    """Those that cannot be imported."""
+    """The packages that cannot be imported."""
     return [name for name in packages if importlib.util.find_spec(name) is None]
 
 

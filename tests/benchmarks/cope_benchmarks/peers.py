@@ -1,4 +1,4 @@
-"""Alternatives that fused CoPE is compared with, written from their sources, without code of this project.
+"""The alternative that fused CoPE is compared with, written from its source, without code of this project.
 
 Shapes: B batch, H heads, T tokens, K head dim, P positions.
 """
@@ -6,19 +6,17 @@ Shapes: B batch, H heads, T tokens, K head dim, P positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-Leaves = dict[str, Tensor]
-"""q, k, v (B, H, T, K) and e (P, K)."""
-Attend = Callable[[Leaves], Tensor]
 
+def listing(x: Mapping[str, Tensor]) -> Tensor:
+    """The paper's code (Golovneva et al. 2024, appendix B), operation by operation, on batch × heads at once.
 
-def listing(x: Leaves) -> Tensor:
-    """The paper's code (Golovneva et al. 2024, appendix B), operation by operation, on batch × heads at once."""
+    `x`: q, k, v (B, H, T, K) and e (P, K).
+    """
     query, key, val = (x[name].flatten(0, 1) for name in ("q", "k", "v"))
     T, K = query.shape[-2:]
     npos_max = len(x["e"])
@@ -38,8 +36,3 @@ def listing(x: Leaves) -> Tensor:
     attn_logits = attn_logits + logits_ceil * w + logits_floor * (1 - w)
     attn = torch.softmax(attn_logits, dim=-1)
     return torch.bmm(attn, val).view_as(x["v"])
-
-
-def sdpa(x: Leaves) -> Tensor:
-    """torch's scaled_dot_product_attention, causal, without positions."""
-    return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], is_causal=True)

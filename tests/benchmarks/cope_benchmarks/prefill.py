@@ -30,6 +30,8 @@ TINY = {"family": "llama", "layers": 1, "dim": 32, "heads": 2}
 VOCABULARY = 50_257
 NONE = "no encoding"
 Alternatives = Mapping[str, tuple[Any, Implementation]]
+"""By name: `model.position`, and the kernel."""
+Models = Mapping[str, tuple[Transformer, Implementation]]
 ALTERNATIVES: dict[str, tuple[Any, Implementation]] = {
     NONE: ([], "auto"),
     "RoPE": (["rope"], "auto"),
@@ -37,7 +39,6 @@ ALTERNATIVES: dict[str, tuple[Any, Implementation]] = {
     "FoX": (["fox"], "auto"),
     "CoPE, the paper's listing": (["cope"], "reference"),
 }
-"""By name: `model.position`, and the kernel."""
 LIMITS = {"fp32": 1e-3, "bf16": 5e-2}
 """Limits of the relative error of the logits of a short prompt."""
 SHORT = 128
@@ -71,7 +72,7 @@ def measure(
     rows = Rows("prefill")
     for precision in precisions:
         for length in tokens:
-            measured = measure_one((length, precision), models, alternatives, device, repetitions)
+            measured = measure_one((length, precision), models, device, repetitions)
             rows.add_rows(f"{length:,} tokens, {precision}", measured)
     return rows.measured(device=device, model=size | {"vocabulary": vocabulary})
 
@@ -87,34 +88,24 @@ def measure_gpu(folder: Path, device: str, budget_s: float) -> Measured:
     todo = {
         f"{length:,} tokens, {precision}": (length, precision) for precision in ("bf16", "fp32") for length in lengths
     }
-    one = partial(measure_one, models=models, alternatives=alternatives, device=device, repetitions=5)
+    one = partial(measure_one, models=models, device=device, repetitions=5)
     return resumed(folder / "prefill.json", device, budget_s, todo, one)
 
 
-def _models(
-    size: Mapping[str, Any], alternatives: Alternatives, tokens: int, vocabulary: int, device: str
-) -> dict[str, Transformer]:
+def _models(size: Mapping[str, Any], alternatives: Alternatives, tokens: int, vocabulary: int, device: str) -> Models:
     return {
-        name: Transformer(_run(dict(size), position, tokens, vocabulary)).to(device).eval()
-        for name, (position, _) in alternatives.items()
+        name: (Transformer(_run(dict(size), position, tokens, vocabulary)).to(device).eval(), kernel)
+        for name, (position, kernel) in alternatives.items()
     }
 
 
-def measure_one(
-    prompt: tuple[int, str],
-    models: Mapping[str, Transformer],
-    alternatives: Alternatives,
-    device: str,
-    repetitions: int,
-) -> dict[str, Row]:
+def measure_one(prompt: tuple[int, str], models: Models, device: str, repetitions: int) -> dict[str, Row]:
     """By alternative: tokens per second over a prompt of (tokens, precision), or why it is not timed."""
     length, precision = prompt
     runtime = Runtime(device=device, precision=precision)
-    errors = {name: _error(models[name], alternatives[name][1], runtime, min(SHORT, length)) for name in models}
+    errors = {name: _error(*model, runtime, min(SHORT, length)) for name, model in models.items()}
     passes = {
-        name: _pass(models[name], alternatives[name][1], runtime, length)
-        for name, error in errors.items()
-        if error <= LIMITS[precision]
+        name: _pass(*models[name], runtime, length) for name, error in errors.items() if error <= LIMITS[precision]
     }
     taken = times(passes, repetitions, device, turn_ms=200.0)
     found: dict[str, Row] = {

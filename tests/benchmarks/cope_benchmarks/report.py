@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,61 +38,19 @@ class Goal:
 
 
 OF_SDPA, MEMORY, OF_OURS = "÷ fastest SDPA", "memory ÷ fastest SDPA's", "÷ ours"
-RATIOS = {"forward": 3.3, "backward_rows": 4, "backward_keys": 4}
-GOALS: dict[str, dict[str, Goal]] = {
-    "step": {
-        f"4 layers × 256, T 511: CoPE, native: {OF_SDPA}": Goal("≤", 1),
-        f"a layer of GPT-2's, T 1023: CoPE, native: {OF_SDPA}": Goal("≤", 1),
-    },
-    "instructions": {
-        **{f"{kernel}, sm_90, head dim {dim}: general ÷ plain": Goal("≤", limit) for kernel, limit in RATIOS.items() for dim in (64, 128)},
-        **{f"{kernel}, sm_90, head dim {dim}: spilled": Goal("≤", limit, "B") for dim, limit in {64: 0, 128: 64}.items() for kernel in RATIOS},
-    },
-    "gpu": {
-        f"T 4096: triton: {OF_SDPA}": Goal("≤", 1.25),
-        f"T 4096: triton: {MEMORY}": Goal("≤", 1.2),
-        f"T 1024: triton: {OF_SDPA}": Goal("≤", 2),
-        f"T 1024: triton: {MEMORY}": Goal("≤", 1.2),
-        f"T 16384: triton: {OF_SDPA}": Goal("≤", 1.1),
-        f"T 16384: triton: {MEMORY}": Goal("≤", 1.2),
-        f"T 4096, never saturating: triton: {OF_SDPA}": Goal("≤", 3),
-        f"T 4096, one sequence: the paper's listing: {OF_OURS}": Goal("≥", 10),
-        f"T 4096, one sequence: the listing, torch.compile: {OF_OURS}": Goal("≥", 4),
-    },
-    "sweep": {
-        "runs of 1 step": Goal("≥", 25, "runs/s"),
-        "runs of 1 step, ÷ a bare Tune trainable": Goal("≥", 0.8),
-        "growth of the driver": Goal("≤", 50, "KB/run"),
-        "between two runs, of runs of 30 s": Goal("≤", 1, "%"),
-        "a training process is killed: until the next step": Goal("≤", 20, "s"),
-    },
-    "store": {
-        "rebuild the index": Goal("≥", 2000, "runs/s"),
-        "list of ablations": Goal("≤", 0.2, "s"),
-        "status of sweeps": Goal("≤", 0.2, "s"),
-        "page, filtered by model": Goal("≤", 0.2, "s"),
-        "page, filtered by metric": Goal("≤", 0.2, "s"),
-        "page, sorted by metric": Goal("≤", 0.2, "s"),
-        "table of 1,000 runs": Goal("≤", 0.5, "s"),
-        "plan of 10,000 runs: expand, hash, compare": Goal("≤", 2, "s"),
-        "plan of all runs: expand, hash, compare": Goal("≤", 20, "s"),
-        "report of 1,000 runs, beyond its start": Goal("≤", 1, "s"),
-        "report of all runs, beyond its start": Goal("≤", 10, "s"),
-    },
-    "serve": {
-        "32 clients ÷ offline": Goal("≥", 0.9),
-        "32 clients ÷ one at a time": Goal("≥", 3),
-        "added to one request when idle": Goal("≤", 5, "ms"),
-        "from the start to ready": Goal("≤", 5, "s"),
-        "table of 100 runs ÷ constant route": Goal("≥", 0.5),
-        "table of 100 runs, unchanged (304) ÷ constant route": Goal("≥", 0.8),
-        "filtered page of runs ÷ constant route": Goal("≥", 0.3),
-        "filtered page of runs, computed": Goal("≤", 500, "ms"),
-        "table after the end of a run, at most": Goal("≤", 2, "s"),
-    },
-    "data": {"sequences generated per sequence trained on, the least": Goal("≥", 10)},
-}  # fmt: skip
-"""By command (`gpu`: `make gpu STAGE=bench`) and what is measured. tests/benchmarks/README.md shows this table."""
+README = Path(__file__).parents[1] / "README.md"
+
+
+def _read_goals() -> dict[str, dict[str, Goal]]:
+    """The goals in the table of README.md: by command (`gpu`: `make gpu STAGE=bench`), and by what is measured."""
+    goals: dict[str, dict[str, Goal]] = {}
+    lines = re.findall(r"^\| `(\w+)` \| (.+?) \| ([≤≥]) (\S+)(?: (\S+))? \|", README.read_text("utf-8"), re.MULTILINE)
+    for bench, what, sign, limit, unit in lines:
+        goals.setdefault(bench, {})[what] = Goal(sign, float(limit), unit)
+    return goals
+
+
+GOALS = _read_goals()
 
 
 class Rows:

@@ -8,21 +8,23 @@ alternative that fails is not timed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import cope_sweep.model.attention as model_attention
 from cope_benchmarks import peers
 from cope_benchmarks.report import OF_SDPA, Measured, Row, Rows, add_ratios
-from cope_benchmarks.timing import one_line, resumed, times
+from cope_benchmarks.timing import Run, one_line, resumed, times
 from cope_sweep.config import RunSpec
-from cope_sweep.kernels import Implementation, Inputs, Positions, attend, using
+from cope_sweep.kernels import Implementation, Inputs, Positions, using
 from cope_sweep.model import next_token_loss
 from cope_sweep.train import Runtime, Trainer
 
@@ -71,7 +73,7 @@ TINY: dict[str, Model] = {
 
 def with_sdpa(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Tensor:
     """Attention without positions."""
-    return peers.sdpa({"q": inputs.q_BHTK, "k": inputs.k_BHSK, "v": inputs.v_BHSK})
+    return F.scaled_dot_product_attention(inputs.q_BHTK, inputs.k_BHSK, inputs.v_BHSK, is_causal=True)
 
 
 def with_listing(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Tensor:
@@ -80,27 +82,22 @@ def with_listing(inputs: Inputs, positions: Positions, dropout: float, seeds_B: 
     return peers.listing({"q": inputs.q_BHTK, "k": inputs.k_BHSK, "v": inputs.v_BHSK, "e": table})
 
 
-def attend_with(implementation: Implementation) -> AttendAs:
-    """Attention by one of our implementations."""
-    return lambda inputs, positions, dropout, seeds_B: attend(inputs, positions, dropout, seeds_B, implementation)
-
-
 COPE: list[Any] = [{"kind": "cope", "p_max": 64}]
 SDPA, COMPILED = "SDPA, no positions", ", torch.compile"
-Alternatives = Mapping[str, tuple[list[Any], AttendAs, Implementation]]
-"""By name: the encodings, the function that computes attention, and the implementation that it is compared with."""
+Alternatives = Mapping[str, tuple[list[Any], AttendAs | Implementation, Implementation]]
+"""By name: the encodings, the implementation or function that computes attention, and the one that it is compared with."""
 ALTERNATIVES: Alternatives = {
     SDPA: ([], with_sdpa, "reference"),
-    "CoPE, native": (COPE, attend_with("native"), "reference"),
-    "CoPE, blocked": (COPE, attend_with("blocked"), "reference"),
+    "CoPE, native": (COPE, "native", "reference"),
+    "CoPE, blocked": (COPE, "blocked", "reference"),
     "CoPE, the paper's listing": (COPE, with_listing, "reference"),
-    "CoPE-MLP(64), native": ([{"kind": "cope_mlp", "hidden": 64}], attend_with("native"), "blocked"),
+    "CoPE-MLP(64), native": ([{"kind": "cope_mlp", "hidden": 64}], "native", "blocked"),
 }
 GPU_ALTERNATIVES: Alternatives = {  # compared with the blocked path, whose memory is small
     SDPA: ([], with_sdpa, "blocked"),
-    "CoPE, triton": (COPE, attend_with("triton"), "blocked"),
+    "CoPE, triton": (COPE, "triton", "blocked"),
     SDPA + COMPILED: ([], with_sdpa, "blocked"),
-    "CoPE, triton" + COMPILED: (COPE, attend_with("triton"), "blocked"),
+    "CoPE, triton" + COMPILED: (COPE, "triton", "blocked"),
     "CoPE, the paper's listing": (COPE, with_listing, "blocked"),
 }
 
@@ -128,7 +125,7 @@ def measure_model(model: Model, alternatives: Alternatives, device: str, repetit
     """By alternative: the time of a step, and its ratio to SDPA's; or why it is not timed."""
     found: dict[str, Row] = {}
     trainers: list[Trainer] = []
-    steps: dict[str, Callable[[], None]] = {}
+    steps: dict[str, Run] = {}
     precision = "bf16" if device == "cuda" else "fp32"
     for name, (position, compute, expected_from) in alternatives.items():
         runtime = Runtime(
@@ -154,19 +151,19 @@ def measure_model(model: Model, alternatives: Alternatives, device: str, repetit
     return found
 
 
-def step_of(trainer: Trainer, compute: AttendAs) -> Callable[[], None]:
+def step_of(trainer: Trainer, compute: AttendAs | Implementation) -> Run:
     """A training step with this attention. What cannot be compiled raises, and is not measured uncompiled under this name."""
 
     def step() -> None:
-        with _attention_replaced(compute), torch._dynamo.config.patch(suppress_errors=False):
+        with attention_by(compute), torch._dynamo.config.patch(suppress_errors=False):
             trainer.train_step()
 
     return step
 
 
-def failure(trainer: Trainer, compute: AttendAs, expected_from: Implementation) -> str | None:
+def failure(trainer: Trainer, compute: AttendAs | Implementation, expected_from: Implementation) -> str | None:
     """The first error in the gradients of the first sequence; None: they are correct."""
-    with _attention_replaced(compute):
+    with attention_by(compute):
         got = _gradients(trainer)
     with using(expected_from):
         wanted = _gradients(trainer)
@@ -189,12 +186,6 @@ def _gradients(trainer: Trainer) -> dict[str, Tensor]:
     return {"loss": loss.detach(), **dict(zip(names, gradients, strict=True))}
 
 
-@contextmanager
-def _attention_replaced(compute: AttendAs) -> Iterator[None]:
-    """Let the model compute attention with this function within a `with` block."""
-    original = model_attention.attend
-    model_attention.attend = compute  # type: ignore[assignment] # `attend` has a further argument, which the model does not use
-    try:
-        yield
-    finally:
-        model_attention.attend = original
+def attention_by(compute: AttendAs | Implementation) -> AbstractContextManager[Any]:
+    """Let the model compute attention with this implementation or function within a `with` block."""
+    return using(compute) if isinstance(compute, str) else mock.patch.object(model_attention, "attend", compute)

@@ -43,7 +43,7 @@ WARM = 0.2
 
 @dataclass
 class Execution:
-    """When a command was started, when it began and ended its runs, and the memory of its first process."""
+    """The times at which a command was started and began and ended its runs, and the memory of its first process."""
 
     start_s: float
     whole_s: float

@@ -135,7 +135,7 @@ def _rows(plan: Plan) -> Iterator[RunRecord]:
 
 
 def finished(run: RunSpec, number: int, source: random.Random) -> RunRecord:
-    """What the index says of a finished run with random metrics."""
+    """The index's record of a finished run with random metrics."""
     created_ms = CREATED_MS + number * RUN_MS
     metrics = {
         f"{split}/{name}": 100 * source.random()

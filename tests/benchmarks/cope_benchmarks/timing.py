@@ -21,12 +21,12 @@ K = TypeVar("K")
 T = TypeVar("T")
 Run = Callable[[], object]
 Times = dict[str, float]
-"""Of a call in ms: `median_ms`, `spread_ms` of the middle half; `cpu_ms` of a call on a CPU; `host_ms` of one on a GPU."""
+"""Times of a call in ms: `median_ms`, `spread_ms` of the middle half; `cpu_ms` of a call on a CPU; `host_ms` of one on a GPU."""
 MAX_CALLS = 100
 
 
 def in_turns(ways: Mapping[K, Callable[[], T]], turns: int, warm: bool = True) -> dict[K, list[T]]:
-    """What each way returns in so many turns; with `warm`, after one that compiles and starts threads.
+    """The results of each way in so many turns; with `warm`, after one that compiles and starts threads.
 
     The ways take turns, so that a slow moment of the machine affects all of them.
     """

@@ -93,7 +93,7 @@ def trials_of(problem: Problem, device: str) -> list[Configurations]:
     return [trial for kernel in tuning.KERNELS for trial in trials(kernel, best, problem, device)]
 
 
-def measure(folder: Path, device: str, budget_s: float) -> Measured:
+def measure_gpu(folder: Path, device: str, budget_s: float) -> Measured:
     """Tune the kinds of problems that `folder` does not have yet; write `tune.json`, `tune.md` and `tuning.json` there.
 
     The new table is a copy of the committed one with other entries. Raises ValueError for a bad table.

@@ -5,6 +5,8 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 from cope_sweep.api.questions import GetFigure
+from cope_sweep.read.figures import FIGURES
+from cope_sweep.read.tables import read_results
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -54,6 +56,6 @@ class Page(HTMLParser):
         return [attrs[name] for _, attrs in self.tags for name in attributes if name in attrs]
 
 
-def asked(**options):
-    """A question with these options of a figure."""
-    return GetFigure("", "", **options)
+def made(kind, plan, store, **options):
+    """A figure of the runs of a plan in a store, with these options."""
+    return FIGURES[kind].make(read_results(plan, store), GetFigure("", "", **options))

@@ -5,12 +5,12 @@ import math
 import pandas as pd
 import pytest
 
-from cope_sweep.read.figures import FIGURES, FigureError
+from cope_sweep.read.figures import FigureError
 from cope_sweep.read.figures.curves import curve_frame
-from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.model import Column
-from tests.read.figures.files import asked, svg_texts
-from tests.read.tables.ablations import begin, end, fail, finish, plan_of, stop
+from tests.read.figures.files import made, svg_texts
+from tests.read.tables.ablations import begin, fail, finish, plan_of, stop
+from tests.store.sweeps import end
 
 ERROR = Column("in_dist/token_error", "In-dist.", "%", "min")
 SCORE = Column("score", "score", "", "max")
@@ -87,7 +87,7 @@ def mixed(store):
 
 
 def test_the_legend_counts_seeds_and_names_the_band(mixed, store):
-    texts = svg_texts(FIGURES["curves"].make(read_results(mixed, store), asked()).render("svg"))
+    texts = svg_texts(made("curves", mixed, store).render("svg"))
     assert "CoPE, n = 1" in texts
     assert "a_b <c>, n = 0, 1 unfinished (dotted)" in texts
     assert "single seeds" in texts
@@ -100,7 +100,7 @@ def test_the_automatic_band(seeds, text, store):
     plan = plan_of(seeds=list(range(seeds)))
     for run in plan.runs:
         finish(store, run, {"in_dist/token_error": 5.0 + run.seed})
-    figure = FIGURES["curves"].make(read_results(plan, store), asked(metric=("in_dist/token_error",)))
+    figure = made("curves", plan, store, metric=("in_dist/token_error",))
     assert text in svg_texts(figure.render("svg"))
     assert figure.frame["metric"].unique().tolist() == ["in_dist/token_error"]
 
@@ -109,10 +109,8 @@ def test_default_metrics_are_those_with_several_points(store):
     plan = plan_of()
     for run in plan.runs:
         finish(store, run, {"in_dist/token_error": 5.0})
-    assert FIGURES["curves"].make(read_results(plan, store), asked()).frame["metric"].unique().tolist() == [
-        "train/loss"
-    ]
-    convergence = FIGURES["convergence"].make(read_results(plan, store), asked())
+    assert made("curves", plan, store).frame["metric"].unique().tolist() == ["train/loss"]
+    convergence = made("convergence", plan, store)
     assert convergence.frame["metric"].unique().tolist() == ["in_dist/token_error"]  # the other one was never logged
 
 
@@ -120,7 +118,7 @@ def test_time_axis_and_its_unit(store):
     plan = plan_of()
     for run in plan.runs:
         finish(store, run, {"in_dist/token_error": 5.0})
-    figure = FIGURES["curves"].make(read_results(plan, store), asked(x="time"))
+    figure = made("curves", plan, store, x="time")
     assert "time since the run began (s)" in svg_texts(figure.render("svg"))
     with pytest.raises(FigureError, match="--x epoch: curves is drawn by step or by time"):
-        FIGURES["curves"].make(read_results(plan, store), asked(x="epoch"))
+        made("curves", plan, store, x="epoch")

@@ -8,9 +8,8 @@ import pandas as pd
 import pytest
 
 from cope_sweep.read.figures import FIGURES, FigureError
-from cope_sweep.read.tables import read_results
 from tests.read.figures.conftest import METRICS
-from tests.read.figures.files import asked, png_size, svg_elements, svg_texts
+from tests.read.figures.files import made, png_size, svg_elements, svg_texts
 from tests.read.tables.ablations import finish, plan_of
 
 OF_ABLATIONS = [kind.name for kind in FIGURES.values() if kind.needs == "ablation"]
@@ -56,7 +55,7 @@ def test_the_kinds_have_what_the_command_line_and_the_service_ask_for():
 def test_the_files_of_each_kind(kind, store, tmp_path):
     plan = plan_for(kind)
     fill(plan, store)
-    figure = FIGURES[kind].make(read_results(plan, store), asked(title="A <title>"))
+    figure = made(kind, plan, store, title="A <title>")
     width, height = png_size(figure.render("png"))
     assert 400 < width < 3000
     assert 200 < height < 3000
@@ -74,7 +73,7 @@ def test_hostile_text_is_only_text(kind, store):
     positions = [["cope"], ["rope"], [], ["absolute"], ["alibi"], ["relative"]]
     plan = plan_for(kind, grid={"model.position": dict(zip(HOSTILE, positions, strict=True))}, seeds=[0])
     fill(plan, store)
-    content = FIGURES[kind].make(read_results(plan, store), asked(title="$t^2$\n</svg><script>")).render("svg")
+    content = made(kind, plan, store, title="$t^2$\n</svg><script>").render("svg")
     texts = svg_texts(content)
     assert "script" not in svg_elements(content)
     assert any("$t^2$⏎</svg><script>" in text for text in texts)
@@ -89,14 +88,14 @@ def test_hostile_text_is_only_text(kind, store):
 def test_equal_values(kind, value, store):
     plan = plan_for(kind)
     fill(plan, store, lambda index: value)
-    assert svg_texts(FIGURES[kind].make(read_results(plan, store), asked(log=True)).render("svg"))
+    assert svg_texts(made(kind, plan, store, log=True).render("svg"))
 
 
 @pytest.mark.parametrize("kind", OF_ABLATIONS)
 def test_one_run(kind, store):
     plan = plan_for(kind)
     finish(store, plan.runs[0], {metric.name: 3.0 for metric in plan.ablation.content.metrics})
-    figure = FIGURES[kind].make(read_results(plan, store), asked())
+    figure = made(kind, plan, store)
     assert svg_texts(figure.render("svg"))
     if "n" in figure.frame:
         assert (figure.frame["n"] == 1).all()
@@ -106,7 +105,7 @@ def test_one_run(kind, store):
 
 @pytest.mark.parametrize("kind", OF_ABLATIONS)
 def test_no_run(kind, store):
-    figure = FIGURES[kind].make(read_results(plan_for(kind), store), asked())
+    figure = made(kind, plan_for(kind), store)
     assert figure.empty
     texts = svg_texts(figure.render("svg"))
     said = {text for text in texts if text in ("no finished run", "no learning curve", "not logged")}
@@ -118,17 +117,17 @@ def test_unknown_names_are_errors_that_say_what_exists(kind, store):
     plan = plan_for(kind)
     fill(plan, store)
     with pytest.raises(FigureError, match=r"has no row 'CoPe'; did you mean 'CoPE'\?"):
-        FIGURES[kind].make(read_results(plan, store), asked(row=("CoPe",)))
+        made(kind, plan, store, row=("CoPe",))
     name = plan.ablation.content.metrics[0].name
     with pytest.raises(FigureError, match=f"{name[:-1]}.*accepted: .*{name.partition('@')[0]}"):
-        FIGURES[kind].make(read_results(plan, store), asked(metric=("x" + name,)))
+        made(kind, plan, store, metric=("x" + name,))
 
 
 def test_the_same_data_gives_the_same_bytes_in_any_thread_and_with_any_settings(
     grid_plan, grid_store, restore_parameters
 ):
     kinds = ("curves", "summary")
-    figures = [FIGURES[kind].make(read_results(grid_plan, grid_store), asked()) for kind in kinds]
+    figures = [made(kind, grid_plan, grid_store) for kind in kinds]
     jobs = [(figure, file_format) for figure in figures for file_format in ("svg", "png", "pdf")]
     expected = [figure.render(file_format) for figure, file_format in jobs]
     mpl.rcParams.update({"font.size": 30, "svg.hashsalt": "x", "axes.grid": True, "text.parse_math": True})
@@ -141,7 +140,7 @@ def test_the_same_data_gives_the_same_bytes_in_any_thread_and_with_any_settings(
 
 
 def test_a_suffix_without_format(grid_plan, grid_store, tmp_path):
-    figure = FIGURES["summary"].make(read_results(grid_plan, grid_store), asked())
+    figure = made("summary", grid_plan, grid_store)
     with pytest.raises(FigureError, match=r"its suffix names no format; end it with \.png, \.svg, \.pdf, \.csv"):
         figure.write(tmp_path / "figure.jpeg")
     figure.write(str(tmp_path / "figure.jpeg"), "csv")  # a text names a file, too

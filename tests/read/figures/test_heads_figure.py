@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import ProbeError
 from cope_sweep.inference.probe import head_statistics, probe
-from cope_sweep.read.figures import FIGURES, FigureError
+from cope_sweep.read.figures import FigureError
 from cope_sweep.read.figures import heads as figure
 from cope_sweep.read.figures.canvas import printable
 from cope_sweep.read.figures.heads import HeadFigure, Heatmap, head_figures, page, picture
@@ -161,7 +161,7 @@ def test_too_large_drawings_are_refused(predictor, monkeypatch):
         head_figures(probe(predictor, TOKENS, layers=[]), MARKS)
 
 
-maps = FIGURES["maps"].make
+maps = figure.head_maps
 
 
 @pytest.mark.parametrize("show", ["gates", "positions", "position_attention", "attention"])

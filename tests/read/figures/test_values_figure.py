@@ -4,11 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cope_sweep.read.figures import FIGURES, FigureError
+from cope_sweep.read.figures import FigureError
 from cope_sweep.read.figures.canvas import number, series_style
 from cope_sweep.read.figures.importance import coordinate, importance_frame
-from cope_sweep.read.tables import read_results
-from tests.read.figures.files import asked, svg_texts
+from tests.read.figures.files import made, svg_texts
 from tests.read.figures.test_figure_kinds import context_plan
 from tests.read.tables.ablations import fail, finish, plan_of
 
@@ -18,7 +17,7 @@ def lines(figure, *columns):
 
 
 def test_the_data_by_hand(grid_plan, grid_store):
-    figure = FIGURES["values"].make(read_results(grid_plan, grid_store), asked(metric=("in_dist/token_error",)))
+    figure = made("values", grid_plan, grid_store, metric=("in_dist/token_error",))
     assert lines(figure, "panel", "series", "x", "x_label", "n", "seeds", "mean", "low", "high") == [
         ["In-dist.", "CoPE", 8.0, "", 2, 2, 10.0, 9.0, 11.0],
         ["In-dist.", "CoPE", 16.0, "", 2, 2, 14.0, 13.0, 15.0],
@@ -31,24 +30,20 @@ def test_the_data_by_hand(grid_plan, grid_store):
 
 
 def test_panels_are_metrics_and_the_values_of_an_axis(grid_plan, grid_store):
-    assert FIGURES["values"].make(read_results(grid_plan, grid_store), asked()).frame["panel"].unique().tolist() == [
+    assert made("values", grid_plan, grid_store).frame["panel"].unique().tolist() == [
         "In-dist.",
         "OOD",
     ]
-    one = asked(metric=("in_dist/token_error",), panels="position")
-    assert FIGURES["values"].make(read_results(grid_plan, grid_store), one).frame["panel"].unique().tolist() == [
-        "position = CoPE", "position = none",
-    ]  # fmt: skip
-    both = FIGURES["values"].make(read_results(grid_plan, grid_store), asked(panels="model.position")).frame
+    one = made("values", grid_plan, grid_store, metric=("in_dist/token_error",), panels="position").frame
+    assert one["panel"].unique().tolist() == ["position = CoPE", "position = none"]
+    both = made("values", grid_plan, grid_store, panels="model.position").frame
     assert both["panel"].unique().tolist()[0] == "In-dist. · position = CoPE"
     assert both["series"].unique().tolist() == [""]
 
 
 def test_x_is_an_axis_by_either_name_a_key_a_fact_or_a_label(grid_plan, grid_store):
     def places(x):
-        figure = FIGURES["values"].make(
-            read_results(grid_plan, grid_store), asked(x=x, metric=("in_dist/token_error",))
-        )
+        figure = made("values", grid_plan, grid_store, x=x, metric=("in_dist/token_error",))
         return [tuple(each) for each in lines(figure, "x", "x_label")]
 
     assert places("dim") == places("model.dim") == places(None)
@@ -63,9 +58,7 @@ def test_against_a_measured_fact_each_row_is_a_series(store):
     plan = plan_of(grid={"model.position": {"CoPE": ["cope"], "none": []}})
     for cost, run in enumerate(plan.runs):
         finish(store, run, {"in_dist/token_error": 1.0}, {"tokens_per_s": 100.0 * 2**cost})
-    figure = FIGURES["values"].make(
-        read_results(plan, store), asked(x="facts.tokens_per_s", metric=("in_dist/token_error",))
-    )
+    figure = made("values", plan, store, x="facts.tokens_per_s", metric=("in_dist/token_error",))
     assert lines(figure, "series", "x") == [["CoPE", 250.0], ["none", 500.0]]
     assert "tokens per s" in svg_texts(figure.render("svg"))
 
@@ -76,7 +69,7 @@ def test_axes_that_are_zipped_with_x_make_no_series(store):
     )
     for run in plan.runs:
         finish(store, run, {"in_dist/token_error": 1.0})
-    figure = FIGURES["values"].make(read_results(plan, store), asked(x="dim"))
+    figure = made("values", plan, store, x="dim")
     assert figure.frame["series"].unique().tolist() == ["CoPE", "none"]
 
 
@@ -84,7 +77,7 @@ def test_rows_without_a_finished_run_are_left_out_and_counts_are_shown(grid_plan
     first = grid_plan.rows[0]
     finish(store, first.runs[0], {"in_dist/token_error": 9.0})
     fail(store, first.runs[1])
-    figure = FIGURES["values"].make(read_results(grid_plan, store), asked(metric=("in_dist/token_error",)))
+    figure = made("values", grid_plan, store, metric=("in_dist/token_error",))
     assert lines(figure, "series", "x", "n", "seeds") == [["CoPE", 8.0, 1, 2], ["CoPE", 16.0, 0, 2]]  # published: 4.5
     assert "CoPE, n = 0–1 of 2" in svg_texts(figure.render("svg"))
 
@@ -95,7 +88,7 @@ def test_contexts_by_hand(store):
         for run in row.runs:
             values = {"validation/perplexity@8": error + run.seed, "validation/perplexity@16": 2 * error}
             finish(store, run, values | {"test/perplexity@8": 1.0})
-    figure = FIGURES["contexts"].make(read_results(plan, store), asked())
+    figure = made("contexts", plan, store)
     assert lines(figure, "metric", "x", "mean", "low", "high")[:2] == [
         ["validation/perplexity", 8.0, 20.5, 20.0, 21.0],
         ["validation/perplexity", 16.0, 40.0, 40.0, 40.0],
@@ -104,7 +97,7 @@ def test_contexts_by_hand(store):
     texts = svg_texts(figure.render("svg"))
     assert "evaluation context (tokens)" in texts
     assert "perplexity" in texts
-    test = FIGURES["contexts"].make(read_results(plan, store), asked(metric=("test/perplexity",)))
+    test = made("contexts", plan, store, metric=("test/perplexity",))
     assert lines(test, "metric", "x", "mean")[0] == ["test/perplexity", 8.0, 1.0]
 
 
@@ -123,7 +116,7 @@ def test_lengths_by_hand(store):
         finish(store, run, dict(zip(names, (1.0, 2.0, 4.0), strict=True)))
     for run in absolute.runs:
         finish(store, run, {names[0]: 9.0})
-    figure = FIGURES["contexts"].make(read_results(plan, store), asked())
+    figure = made("contexts", plan, store)
     assert figure.frame[["series", "x", "mean"]].dropna().values.tolist() == [
         ["CoPE", 1.0, 1.0],
         ["CoPE", 2.0, 2.0],
@@ -137,14 +130,14 @@ def test_contexts_have_a_panel_for_each_training_length(store):
     plan = context_plan(grid={"task.tokens": [8, 4], "model.position": {"CoPE": ["cope"], "none": []}})
     for run in plan.runs:
         finish(store, run, {"validation/perplexity@8": 5.0, "validation/perplexity@16": 6.0})
-    figure = FIGURES["contexts"].make(read_results(plan, store), asked())
+    figure = made("contexts", plan, store)
     assert figure.frame["panel"].unique().tolist() == ["training context = 8", "training context = 4"]
     assert figure.frame["series"].unique().tolist() == ["CoPE", "none"]
 
 
 def test_an_ablation_without_contexts_says_so(grid_plan, grid_store):
     with pytest.raises(FigureError, match="no metric of widths is of another length"):
-        FIGURES["contexts"].make(read_results(grid_plan, grid_store), asked())
+        made("contexts", grid_plan, grid_store)
 
 
 def test_an_ablation_without_axes_says_so(store):
@@ -155,11 +148,11 @@ def test_an_ablation_without_axes_says_so(store):
         ("importance", "no axis"),
     ):
         with pytest.raises(FigureError, match=message):
-            FIGURES[kind].make(read_results(plan, store), asked())
+            made(kind, plan, store)
 
 
 def test_the_summary_by_hand(grid_plan, grid_store):
-    figure = FIGURES["summary"].make(read_results(grid_plan, grid_store), asked(row=("CoPE · 8", "none · 8")))
+    figure = made("summary", grid_plan, grid_store, row=("CoPE · 8", "none · 8"))
     columns = ["row", "metric", "n", "seeds", "mean", "low", "high"]
     assert figure.frame[columns].values.tolist() == [
         ["CoPE · 8", "in_dist/token_error", 2, 2, 10.0, 9.0, 11.0],
@@ -178,7 +171,7 @@ def test_a_row_that_diverges_does_not_flatten_the_axis(store):
     for row, loss in zip(plan.rows, (0.5, 0.52, 9.0), strict=True):
         for run in row.runs:
             finish(store, run, {"dense/loss": loss + 0.01 * run.seed, "in_dist/token_error": 10 * loss})
-    drawn = FIGURES["summary"].make(read_results(plan, store), asked()).draw()
+    drawn = made("summary", plan, store).draw()
     assert drawn.axes[0].get_xlim()[1] < 1
     assert [each.get_text() for each in drawn.axes[0].texts] == ["9.005 →"]
     assert drawn.axes[1].get_xlim()[1] > 90, "a percentage has two ends"
@@ -189,7 +182,7 @@ def test_many_lines_have_panels_of_their_own(rows, panels, store):
     plan = plan_of(grid={"model.dim": [8 * (index + 1) for index in range(rows)]}, seeds=[0])
     for run in plan.runs:
         finish(store, run, {"in_dist/token_error": 5.0, "dense/loss": 0.5})
-    drawn = FIGURES["curves"].make(read_results(plan, store), asked(metric=("train/loss",))).draw()
+    drawn = made("curves", plan, store, metric=("train/loss",)).draw()
     assert len(drawn.axes) == panels
     assert [text.get_text() for text in drawn.legends[0].get_texts()][-1:] == (
         ["the other rows"] if panels > 1 else [f"dim {8 * rows}, n = 1"]
@@ -201,12 +194,10 @@ def test_points_and_the_lines_of_many_panels_share_them(store):
     plan = plan_of(grid={"model.dim": dims, "model.layers": layers}, seeds=[0])
     for index, run in enumerate(plan.runs):
         finish(store, run, {"in_dist/token_error": 5.0}, {"parameters": 100 + index})
-    results = read_results(plan, store)
-    costs = FIGURES["values"].make(
-        results, asked(x="facts.parameters", panels="layers", metric=("in_dist/token_error",))
-    )
+    error = ("in_dist/token_error",)
+    costs = made("values", plan, store, x="facts.parameters", panels="layers", metric=error)
     assert len(costs.draw().axes) == 4, "a point for each row in the panel of its layers"
-    lines = FIGURES["values"].make(results, asked(x="train.steps", panels="dim", metric=("in_dist/token_error",)))
+    lines = made("values", plan, store, x="train.steps", panels="dim", metric=error)
     assert len(lines.draw().axes) == 7
 
 
@@ -252,7 +243,7 @@ def test_axes_that_change_together_are_one_factor_and_constants_are_none():
 
 
 def test_a_metric_that_does_not_vary_has_no_shares(grid_plan, grid_store):
-    figure = FIGURES["importance"].make(read_results(grid_plan, grid_store), asked())
+    figure = made("importance", grid_plan, grid_store)
     dense = figure.frame[figure.frame["metric"] == "dense/token_error"]
     assert dense["share"].isna().all()
     assert "the metric does not vary" in svg_texts(figure.render("svg"))
@@ -267,14 +258,14 @@ def test_many_numbers_are_cut_into_quantiles(store):
     plan = plan_of(grid={"train.lr": [0.001 * k for k in range(1, 13)]}, seeds=[0])
     for row in plan.rows:
         finish(store, row.runs[0], {"in_dist/token_error": 0.0 if row.runs[0].train.lr < 0.0061 else 10.0})
-    found = FIGURES["importance"].make(read_results(plan, store), asked(metric=("in_dist/token_error",))).frame
+    found = made("importance", plan, store, metric=("in_dist/token_error",)).frame
     assert found["factor"].tolist() == ["lr"]
     assert found["levels"].tolist()[0] == 4
     assert found["share"].tolist()[0] == pytest.approx(1.0)
 
 
 def test_parallel_coordinates_by_hand(grid_plan, grid_store):
-    figure = FIGURES["parallel"].make(read_results(grid_plan, grid_store), asked())
+    figure = made("parallel", grid_plan, grid_store)
     assert figure.frame.drop(columns="row").values.tolist() == [
         [2, "CoPE", 0.0, "8", 0.0, 10.0],
         [2, "CoPE", 0.0, "16", 1.0, 14.0],
@@ -282,9 +273,7 @@ def test_parallel_coordinates_by_hand(grid_plan, grid_store):
         [2, "none", 1.0, "16", 1.0, 54.0],
     ]
     with pytest.raises(FigureError, match="one metric"):
-        FIGURES["parallel"].make(
-            read_results(grid_plan, grid_store), asked(metric=("in_dist/token_error", "dense/token_error"))
-        )
+        made("parallel", grid_plan, grid_store, metric=("in_dist/token_error", "dense/token_error"))
 
 
 def test_coordinates_are_logarithmic_from_a_factor_of_eight():
@@ -314,9 +303,9 @@ def test_a_logarithmic_axis_keeps_zero_and_says_where_it_is_linear(store):
     plan = plan_of(metrics=[{"name": "in_dist/token_error", "label": "In-dist.", "unit": "%"}], seeds=[0])
     for run, value in zip(plan.runs, (0.0, 0.02, 50.0), strict=True):
         finish(store, run, {"in_dist/token_error": value})
-    texts = svg_texts(FIGURES["summary"].make(read_results(plan, store), asked()).render("svg"))
+    texts = svg_texts(made("summary", plan, store).render("svg"))
     assert "(log; linear below 0.01)" in texts
     assert {"0", "0.01", "0.1", "1", "10"} <= set(texts)
-    linear = svg_texts(FIGURES["summary"].make(read_results(plan, store), asked(log=False)).render("svg"))
+    linear = svg_texts(made("summary", plan, store, log=False).render("svg"))
     assert "token error (%)" in linear
     assert not any("log" in text for text in linear)

@@ -3,10 +3,11 @@ import pytest
 from cope_sweep.config import Resources, expand, load_ablation, parameter_count, row_of_draw, with_overrides
 from cope_sweep.config.estimate import run_flops, shape_of
 from cope_sweep.read.queries import measured_rates, plan_cost, worker_groups
-from cope_sweep.store import Lease, SweepRecord, SweepRun
+from cope_sweep.store import Lease, SweepRun
 from cope_sweep.store.reading import read_run
 from tests.config.test_expand import BASE
-from tests.read.tables.ablations import begin, end, stop
+from tests.read.tables.ablations import begin, stop
+from tests.store.sweeps import end, sweep_record
 
 
 @pytest.fixture
@@ -99,11 +100,7 @@ def test_what_a_search_has_suggested_is_part_of_the_plan(tmp_path, store):
     row = row_of_draw(plan.ablation, {"train.lr": "0.001"})
     run = row.runs[0]
     member = SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
-    record = SweepRecord(
-        sweep_id="20260730-120000-abcd", ablation="searched", title="", hypothesis="", executor="ray", command=[],
-        status="interrupted", started_ms=1, versions={}, machine={}, metrics=[], runs=[member], reused=[],
-    )  # fmt: skip
-    store.write_sweep(record)
+    store.write_sweep(sweep_record(runs=[member], ablation="searched", status="interrupted"))
     finish(store, run)
     (known,) = plan_cost(plan, store).runs
     assert (known.run_id, known.status) == (run.run_id, "finished")

@@ -6,9 +6,10 @@ from cope_sweep.api.questions import GetRun, GetSweep, ListAblations, ListRuns, 
 from cope_sweep.config import SpecError
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries import AblationFiles, Queries
-from cope_sweep.store import Store, SweepRecord, SweepRun
+from cope_sweep.store import Store
 from tests.config.test_expand import BASE
-from tests.read.tables.ablations import begin, end, fail, finish, stop
+from tests.read.tables.ablations import begin, fail, finish, stop
+from tests.store.sweeps import end, members, sweep_record
 
 SWEEP = "20260730-120000-abcd"
 
@@ -46,13 +47,9 @@ def used(queries, plan):
 
 
 def sweep_of(plan, runs, sweep_id=SWEEP, **changes):
-    fields = {
-        "sweep_id": sweep_id, "ablation": plan.name, "title": "t", "hypothesis": "h", "executor": "local",
-        "command": ["run"], "status": "finished", "started_ms": 5, "ended_ms": 9, "versions": {"torch": "2"},
-        "machine": {}, "metrics": [], "reused": [runs[0].run_id],
-        "runs": [SweepRun(run_id=r.run_id, row=plan.row_name(r.run_id), labels={}, seed=r.seed) for r in runs],
-    }  # fmt: skip
-    return SweepRecord(**fields | changes)
+    """The record of an ended sweep of some runs of a plan, of which the first was finished before."""
+    fields = {"ablation": plan.name, "started_ms": 5, "versions": {"torch": "2"}, "reused": [runs[0].run_id]}
+    return sweep_record(sweep_id, members(plan, runs), **fields | changes)
 
 
 def ids(plan):

@@ -13,9 +13,10 @@ from cope_sweep.read.reports.evidence import SEQUENCES, bootstrap_median, durati
 from cope_sweep.read.reports.runs import read_report, run_frame
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.model import reference
-from cope_sweep.store import Store, SweepRecord, SweepRun
+from cope_sweep.store import Store
 from tests.read.figures.files import svg_texts
-from tests.read.tables.ablations import CONTENT, begin, end, fail, finish, plan_of
+from tests.read.tables.ablations import CONTENT, begin, fail, finish, plan_of
+from tests.store.sweeps import end, members, sweep_record
 from tests.tiny import TINY
 
 FIGURES = [
@@ -138,11 +139,9 @@ def test_provenance_is_that_of_the_sweeps(store):
         "--index=postgresql://u:p@h/n",
         "--local",
     ]
-    sweep = SweepRecord(
-        sweep_id="20260730-120000-abcd", ablation="copying", title="", hypothesis="", executor="local", command=command,
-        status="finished", started_ms=1, git_commit="abc", versions={"numpy": "1", "torch": "1.0"},
-        machine={"host": "secret-host", "cpu": "A processor", "cpus": 4, "system": "Linux"}, metrics=[],
-        runs=[SweepRun(run_id=run.run_id, row="", labels={}, seed=run.seed) for run in plan.runs], reused=[],
+    sweep = sweep_record(
+        runs=members(plan), command=command, git_commit="abc", versions={"numpy": "1", "torch": "1.0"},
+        machine={"host": "secret-host", "cpu": "A processor", "cpus": 4, "system": "Linux"},
     )  # fmt: skip
     store.write_sweep(sweep)
     results = read_results(plan, store)

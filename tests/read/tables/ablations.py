@@ -8,9 +8,9 @@ import pyarrow as pa
 from cope_sweep.config import Plan, RunSpec, expand
 from cope_sweep.config.loading import validate
 from cope_sweep.config.source import Source
-from cope_sweep.read.tables.runs import run_batches
+from cope_sweep.read.tables.export import run_batches
 from cope_sweep.store import RunFolder, RunQuery, Store
-from cope_sweep.store.reading import read_run
+from tests.store.sweeps import end
 from tests.tiny import TINY
 
 CONTENT: dict[str, Any] = {
@@ -74,10 +74,3 @@ def begin(store: Store, run: RunSpec, worker_id: str = "here") -> RunFolder:
     folder = store.run(run.run_id)
     (folder.path / "result.json").unlink(missing_ok=True)
     return folder.begin(run, worker_id)
-
-
-def end(store: Store, folder: RunFolder) -> None:
-    """Write what a run's files say to the index, as a sweep does."""
-    row = read_run(folder)
-    assert row is not None
-    store.index.write([row])

@@ -3,13 +3,13 @@ import math
 import pytest
 import yaml
 
+from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import SpecError
 from cope_sweep.read.figures import FIGURES
 from cope_sweep.read.reports import evidence
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import conditions, tuned_rows
 from cope_sweep.store import QueryError, RunRecord
-from tests.read.figures.files import asked
 from tests.read.tables.ablations import CONTENT, plan_of
 
 SEARCH = {
@@ -103,7 +103,7 @@ def test_a_report_shows_the_best_draws_and_tests_nothing():
     assert lines["CoPE"] == ["9.5", "3.5", "1.5", "1.5"]
     assert "### Best draws" in found.to_markdown({})
     (drawn,) = found.figures
-    data = FIGURES["budget"].make(found.results, asked()).frame
+    data = FIGURES["budget"].make(found.results, GetFigure("", "")).frame
     assert drawn.name == "budget"
     assert data[data["series"] == "CoPE"]["mean"].tolist() == [9.5, 3.5, 3.5, 1.5, 1.5]
     assert data["x"].tolist()[:5] == [1, 2, 3, 4, 5]

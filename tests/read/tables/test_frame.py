@@ -8,20 +8,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from cope_sweep.read.tables import read_results, table
-from cope_sweep.read.tables.runs import (
+from cope_sweep.read.tables.export import (
     WRITERS,
     csv_column,
-    csv_text,
     curve_batches,
     run_batches,
-    without_formula,
     write_runs,
 )
+from cope_sweep.read.tables.render import csv_text, without_formula
 from cope_sweep.store import Filter, Lease, QueryError, RunQuery
 from cope_sweep.store.event import Event
 from cope_sweep.store.reading import read_run
 from tests.read.queries.test_queries import SWEEP, sweep_of
-from tests.read.tables.ablations import COUNTING, begin, end, fail, finish, plan_of, run_table, stop
+from tests.read.tables.ablations import COUNTING, begin, fail, finish, plan_of, run_table, stop
+from tests.store.sweeps import end
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_an_empty_store_gives_a_valid_file(store, output_format):
 
 
 def test_curves_have_a_line_for_each_logged_value(filled, store, monkeypatch):
-    monkeypatch.setattr("cope_sweep.read.tables.runs.CURVE_ROWS", 3)
+    monkeypatch.setattr("cope_sweep.read.tables.export.CURVE_ROWS", 3)
     schema, found = curve_batches(store, RunQuery(statuses=("finished",)))
     batches = list(found)
     assert len(batches) == 3, "a batch ends with the first run that fills it"

@@ -173,14 +173,15 @@ def test_what_is_assumed_about_published_values_is_printed():
     assert text.endswith("The number of parameters agrees within one unit of the last published digit.")
 
 
-@pytest.mark.parametrize(("value", "digits"), [(16.9, 1), (100.0, 1), (0.004, 3), (0.03, 2), (5e-05, 5), (7.0, 1)])
-def test_places_of_published_numbers(value, digits):
-    assert places(value) == digits
-
-
-@pytest.mark.parametrize(("value", "digits"), [(124.4e6, 1), (20.8e6, 1), (123e6, 0), (1_234_567, 6)])
-def test_places_of_millions(value, digits):
-    assert places(value, 1e-6) == digits
+@pytest.mark.parametrize(
+    ("scale", "digits"),
+    [
+        (1.0, {16.9: 1, 100.0: 1, 0.004: 3, 0.03: 2, 5e-05: 5, 7.0: 1}),
+        (1e-6, {124.4e6: 1, 20.8e6: 1, 123e6: 0, 1_234_567: 6}),
+    ],
+)
+def test_places_of_published_numbers(scale, digits):
+    assert {value: places(value, scale) for value in digits} == digits
 
 
 def cells(model, metric="in_dist/token_error"):

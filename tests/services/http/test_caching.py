@@ -17,8 +17,9 @@ from cope_services.http.caching import Answers
 
 from cope_sweep.read.queries import Queries, ablations
 from cope_sweep.store.index import IndexUnavailable
-from tests.read.tables.ablations import begin, end
+from tests.read.tables.ablations import begin
 from tests.services.sample_store import API, TINY, SampleStore, serving
+from tests.store.sweeps import end
 from tests.store.waiting import until
 
 POLLED = [
@@ -159,7 +160,7 @@ def test_an_answer_that_is_known_does_not_wait_for_a_store_that_stalls(monkeypat
             return next(states)()
 
     async def ask() -> tuple[str, str]:
-        watched = Answers(Stalling())  # type: ignore[arg-type]
+        watched = Answers(Stalling())
         first = await watched.version()
         second = await watched.version()
         released.set()

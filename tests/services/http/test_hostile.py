@@ -25,7 +25,7 @@ from schemathesis import APIOperation, Case, GenerationMode
 from schemathesis.specs.openapi import checks
 
 from tests.services.sample_store import API, SampleStore, serving
-from tests.store.test_store import sweep_record
+from tests.store.sweeps import sweep_record
 
 SECRET = "title: the-secret\n"
 TIMEOUT_S = 60

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import httpx
 import pytest
@@ -143,12 +142,6 @@ def store_samples(metrics: StoreMetrics) -> dict[tuple[str, ...], float]:
     return {(each.name, *each.labels.values()): each.value for family in metrics.collect() for each in family.samples}
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    return Store(tmp_path / "store", create=True)
-
-
 def test_scrapes_within_a_few_seconds_share_their_numbers(store: Store) -> None:
     clock = Clock()
     metrics = StoreMetrics(lambda: store, clock)
@@ -186,6 +179,7 @@ def test_every_status_has_a_number_and_no_label_names_a_run(store: Store) -> Non
 
 
 def test_mlflow_has_a_backlog_only_where_it_is_used(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     acquire(store, 0, -1)
     assert ("cope_mlflow_backlog",) not in store_samples(StoreMetrics(lambda: store))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")

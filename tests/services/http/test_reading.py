@@ -21,7 +21,6 @@ from cope_services.http import middleware, reading
 
 from cope_sweep.api.questions import ListRuns
 from cope_sweep.config import RunSpec
-from cope_sweep.read.figures import available
 from cope_sweep.read.figures.available import available_figures
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.reports.evidence import evidence, write_evidence
@@ -30,9 +29,9 @@ from cope_sweep.store import Lease, SweepRun
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.reading import read_run
 from cope_sweep.tracking.uri import tracker_key
-from tests.read.queries.test_queries import sweep_of
-from tests.read.tables.ablations import begin, end
+from tests.read.tables.ablations import begin
 from tests.services.sample_store import API, SampleStore, serving
+from tests.store.sweeps import end, sweep_record
 
 
 def get(
@@ -323,7 +322,7 @@ def test_too_many_pictures_at_a_time_are_refused(own_sample: SampleStore, monkey
         assert go_on.wait(60)
         return SimpleNamespace(empty=False, render=lambda _: b"<svg/>")
 
-    monkeypatch.setattr(available, "draw_figure", slow)
+    monkeypatch.setattr("cope_sweep.read.queries.queries.draw_figure", slow)
     with serving(own_sample.settings()) as client, ThreadPoolExecutor(1) as threads:
         try:
             first = threads.submit(httpx.get, f"{client.base_url}{FIGURES}/summary", timeout=60)
@@ -504,9 +503,7 @@ def test_tags_are_places_in_sweeps(own_sample: SampleStore) -> None:
         SweepRun(run_id=run.run_id, row=row, seed=run.seed, labels={"model.position": row, "depth": "2"})
         for run, row in placed
     ]
-    record = sweep_of(own_sample.plan, runs).model_copy(
-        update={"runs": members, "reused": [], "title": "Selective copy"}
-    )
+    record = sweep_record(runs=members, title="Selective copy")
     own_sample.store.write_sweep(record)
     with serving(own_sample.settings()) as client:
 

@@ -32,7 +32,7 @@ from cope_sweep.sweep.jobs import job_submission
 from tests.read.tables.ablations import fail, finish
 from tests.services.sample_store import API, TINY, SampleStore, ServedFolders, serving
 from tests.services.scripted_cluster import ScriptedCluster, scripted_cluster
-from tests.store.test_store import sweep_record
+from tests.store.sweeps import sweep_record
 from tests.store.waiting import until
 from tests.tiny import tiny_run
 
@@ -160,7 +160,6 @@ def spec(**keys: Any) -> dict[str, Any]:
     ("body", "status", "message"),
     [
         (spec(bas={}), 422, "mine: bas: unknown key 'bas'"),
-        (spec(base={"model": {"heads": 3}}), 422, "heads"),
         (spec(plugins=["os"]), 422, "plugins (os) are not allowed here"),
         (spec(inherit="../secret"), 422, "'../secret' is not the name of an ablation"),
         (spec(inherit="unknown"), 422, "no file"),
@@ -174,7 +173,6 @@ def spec(**keys: Any) -> dict[str, Any]:
         ({"name": "mine", "spec": "a: " + "{b: " * 3000}, 422, "more than 30 levels"),
         ({"name": "mine", "spec": {"a": [[0] * 100] * 600}}, 422, "more than 30 levels or 20,000 values"),
         ({"name": "mine", "spec": "!!python/object/apply:os.system ['true']"}, 422, "mine"),
-        ({"name": "mine", "spec": "[]"}, 422, "expected a mapping"),
         ({"ablation": "none"}, 404, "no ablation 'none'"),
         ({"ablation": "tiny", "scale": "none"}, 422, "no scale 'none'"),
         ({"ablation": "tiny", "set": ["model.dims=4"]}, 422, "dims"),
@@ -257,29 +255,15 @@ def test_sweeps_at_a_time_are_limited_until_their_jobs_have_ended(serve: Serve, 
     assert busy.status_code == 429
     assert int(busy.headers["retry-after"]) > 0
     # The job ends and has recorded nothing: that is noticed.
-    cluster.jobs[first["sweep_id"]] |= {"status": "FAILED", "message": "the driver was killed"}
+    message = (
+        "runtime_env setup failed: \nTraceback (most recent call last):\n  File x\nModuleNotFoundError: No module y"
+    )
+    cluster.jobs[first["sweep_id"]] |= {"status": "FAILED", "message": message}
     assert submit(client, ablation="tiny").status_code == 202
     ended = client.get(first["url"]).json()
     assert ended["status"] == "failed"
-    assert "the driver was killed" in ended["notes"][-1]
-
-
-def test_a_job_that_has_failed_ends_its_sweep_without_a_listener(
-    serve: Serve, cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sweeps, "RECONCILE_S", 0.05)
-    client = serve()
-    sweep = submit(client, ablation="tiny").json()
-    message = (
-        "runtime_env setup failed: \nTraceback (most recent call last):\n  File x\nModuleNotFoundError: No module 'y'"
-    )
-    cluster.jobs[sweep["sweep_id"]] |= {"status": "FAILED", "message": message}
-    until(lambda: client.get(f"{API}/sweeps").json()["sweeps"][0]["status"] != "pending")
-    ended = client.get(sweep["url"]).json()
-    assert ended["status"] == "failed"
-    assert ended["notes"][-1] == (
-        "the job ended before the sweep did: runtime_env setup failed: … ModuleNotFoundError: No module 'y'"
-    )
+    shown = "runtime_env setup failed: … ModuleNotFoundError: No module y"
+    assert ended["notes"][-1] == f"the job ended before the sweep did: {shown}"
 
 
 def test_a_sweep_whose_record_is_damaged_keeps_no_other_from_being_reconciled(
@@ -353,16 +337,14 @@ class Sweep:
         self.store = store
         self.runs = [tiny_run(seed=seed) for seed in range(3)]
         members = [SweepRun(run_id=run.run_id, row=f"row {run.seed}", labels={}, seed=run.seed) for run in self.runs]
-        self.record: SweepRecord = sweep_record(SWEEP, status="running", ended_ms=None).model_copy(
-            update={"runs": members, "reused": []}
-        )
+        self.record: SweepRecord = sweep_record(SWEEP, members, status="running", ended_ms=None)
         store.write_sweep(self.record)
 
     def set(self, number: int, status: str, step: int = 0, worker: str = "host:1", message: str | None = None) -> None:
         run, owner = self.runs[number], f"{SWEEP}@elsewhere/machine:1:1"
         row = RunRecord.of(
             run.run_id, status, run.model_dump(mode="json"), step=step, worker_id=worker, message=message
-        )  # type: ignore[arg-type]
+        )
         self.store.index.write([row])
         if status == "running":
             self.store.index.acquire(row, owner, 3600)
@@ -431,7 +413,6 @@ def test_the_tracker_sums_up_a_sweep(sweep: Sweep) -> None:
     assert (last.status, last.groups, last.nodes, last.steps_per_s) == ("finished", None, None, None)
 
 
-@pytest.mark.slow
 def test_a_sweep_is_followed_to_its_end(client: httpx.Client, sweep: Sweep) -> None:
     assert client.head(f"{API}/sweeps/{SWEEP}/events").content == b""  # it does not wait for events
     with client.stream("GET", f"{API}/sweeps/{SWEEP}/events") as response:
@@ -452,7 +433,6 @@ def test_a_sweep_is_followed_to_its_end(client: httpx.Client, sweep: Sweep) -> N
     assert client.get(f"{API}/sweeps/{SWEEP}/events", headers={"last-event-id": "end"}).status_code == 204
 
 
-@pytest.mark.slow
 def test_it_is_resumed_after_the_last_event(client: httpx.Client, sweep: Sweep) -> None:
     with client.stream("GET", f"{API}/sweeps/{SWEEP}/events") as response:
         first = next(events(response))
@@ -466,7 +446,6 @@ def test_it_is_resumed_after_the_last_event(client: httpx.Client, sweep: Sweep) 
         assert any(json.loads(each.data)["counts"] == {"pending": 1, "finished": 2} for each in events(response))
 
 
-@pytest.mark.slow
 def test_listeners_are_limited(client: httpx.Client, sweep: Sweep) -> None:
     url = f"{API}/sweeps/{SWEEP}/events"
     with client.stream("GET", url) as first, client.stream("GET", url) as second:
@@ -484,7 +463,6 @@ def _is_streamed(client: httpx.Client, url: str) -> bool:
         return response.status_code == 200
 
 
-@pytest.mark.slow
 def test_comments_keep_a_quiet_connection_open(
     own_sample: SampleStore, sweep: Sweep, fast: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

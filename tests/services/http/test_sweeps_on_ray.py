@@ -73,8 +73,6 @@ def test_submitted_followed_stopped_and_retried(service: tuple[str, Path]) -> No
         *_, end = client.events(again.sweep_id)
         assert (end.status, end.counts, end.failures) == ("finished", {"finished": 2}, [])
         result = Store(folder).run(long.run_id).result
-        assert result is not None
         assert 0 < result["facts"]["resumed_from_step"] < LONG_STEPS
         table = client.sweep(again.sweep_id).table
-        assert table is not None
         assert [row["counts"]["finished"] for row in table["json"]["rows"]] == [1, 1]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from cope_services.http.errors import BusyError, TimeLimitError, TooLargeError
 from cope_services.models import batching
-from cope_services.models.batching import BATCH_SIZES, Batcher, InferenceThreads
+from cope_services.models.batching import BATCH_SIZES, Batcher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,7 +85,7 @@ def test_mixed_requests_have_the_scores_of_single_ones(requests: list[tuple[str,
         scored = await asyncio.gather(
             *(queue.score(MODELS[name], some, top=index % 3) for index, ((name, _), some) in enumerate(zip(requests, windows, strict=True)))
         )  # fmt: skip
-        assert not queue._queue
+        assert queue.waiting == 0
         return list(scored)
 
     for (name, _), some, scored in zip(requests, windows, run(together), strict=True):
@@ -104,7 +104,7 @@ def test_waiting_windows_of_similar_lengths_share_a_batch(gate: Gate, monkeypatc
         first = await occupied(queue, gate)
         rest = [asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(n + 1))])) for n in lengths]
         other = asyncio.create_task(queue.score(MODELS["rope"], [Window(prompt(21))]))
-        while len(queue._queue) < len(lengths) + 1:
+        while queue.waiting < len(lengths) + 1:
             await asyncio.sleep(0.001)
         gate.opened.set()
         await asyncio.gather(first, *rest, other)
@@ -124,7 +124,7 @@ def test_an_error_of_the_decoder_is_that_of_its_generations(monkeypatch: pytest.
         some = sequences("cope", 2, max_tokens=3)
         await generated(queue, some)
         assert [str(each.error) for each in some] == ["no memory"] * 2
-        assert (queue.cache_bytes, len(queue._queue)) == (0, 0)
+        assert (queue.cache_bytes, queue.waiting) == (0, 0)
         monkeypatch.undo()
         [after] = sequences("cope", 1, max_tokens=3)
         await generated(queue, [after])
@@ -144,7 +144,7 @@ def test_generations_that_wait_for_memory_do_not_hide_other_work(monkeypatch: py
         await asyncio.sleep(0)
         await queue.score(MODELS["rope"], [Window(prompt(5))])
         await asyncio.gather(*tasks)
-        assert (queue.cache_bytes, len(queue._queue)) == (0, 0)
+        assert (queue.cache_bytes, queue.waiting) == (0, 0)
 
     run(work)
 
@@ -230,7 +230,7 @@ def test_mixed_generations_are_those_of_single_ones() -> None:
         queue = batcher(max_inferences=2)
         found = {name: sequences(name, 4, max_tokens=9) for name in MODELS}
         await asyncio.gather(*(generated(queue, [each]) for some in found.values() for each in some))
-        assert (queue.cache_bytes, len(queue._queue)) == (0, 0)
+        assert (queue.cache_bytes, queue.waiting) == (0, 0)
         return found
 
     for name, generations in run(work).items():
@@ -407,13 +407,13 @@ def test_what_is_alone_has_all_cores_and_others_share_them() -> None:
         return torch.get_num_threads()
 
     async def work() -> None:
-        threads = InferenceThreads(2)
-        assert await threads.run(cores, alone=True) == 4
-        assert await threads.run(cores, alone=False) == 2
-        together = [asyncio.create_task(threads.run(cores_together, alone=alone)) for alone in (False, True)]
+        batcher = Batcher(2, 1, 1)
+        assert await batcher.infer(cores) == 4
+        assert await batcher.infer(cores, little=True) == 2
+        together = [asyncio.create_task(batcher.infer(cores_together, little=little)) for little in (True, False)]
         assert await asyncio.gather(*together) == [2, 2]
-        assert threads.running == 0
-        assert await InferenceThreads(9).run(cores, alone=False) == 1
+        assert batcher.running == 0
+        assert await Batcher(9, 1, 1).infer(cores, little=True) == 1
 
     asyncio.run(work())
     assert torch.get_num_threads() == before

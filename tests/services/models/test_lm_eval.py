@@ -92,7 +92,7 @@ def nll(predictor: Predictor, text: str) -> float:
         len(tokens_T) - 1 - (len(tokens_T) - 2) % CONTEXT - 1
     )  # the place of the last window's first scored token, − 1
     whole, rest = tokens_T[: last + 1], tokens_T[max(0, len(tokens_T) - 1 - CONTEXT) :]
-    scored = [scores.log_probabilities_N.sum() for scores in predictor.score_windows(windows(whole, CONTEXT, CONTEXT))] if len(whole) > 1 else []  # fmt: skip
+    scored = [scores.log_probabilities_N.sum() for scores in predictor.score_windows(windows(whole, CONTEXT, CONTEXT, whole))] if len(whole) > 1 else []  # fmt: skip
     [end] = predictor.log_probabilities([rest])
     return -float(sum(scored) + end[-(len(tokens_T) - 1 - last) :].sum())
 

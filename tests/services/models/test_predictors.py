@@ -107,11 +107,6 @@ def a_pickle(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(stream.getvalue())
 
 
-def truncated(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-10])
-
-
 def infinite_weights(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     next(iter(tensors.values())).fill_(float("inf"))
@@ -136,7 +131,6 @@ def no_files(folder: Path) -> None:
     ("damage", "status", "code", "detail"),
     [
         (a_pickle, 409, "damaged_checkpoint", "not a complete safetensors file"),
-        (truncated, 409, "damaged_checkpoint", "was it cut short?"),
         (infinite_weights, 409, "not_finite", "contain NaN or infinite values"),
         (a_pipe, 409, "damaged_checkpoint", "model.safetensors: not a regular file"),
         (no_files, 404, "not_found", "the checkpoint of run"),

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, expand, load_ablation
 from cope_sweep.store.reading import read_run
-from tests.read.tables.ablations import begin, end
+from tests.read.tables.ablations import begin
 from tests.services.sample_store import SampleStore
-from tests.store.sweeps import end_sweep, write_sweep
+from tests.store.sweeps import end, end_sweep, write_sweep
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page

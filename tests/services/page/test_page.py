@@ -63,40 +63,34 @@ def visitor(context: BrowserContext, origin: str) -> Iterator[Visitor]:
     assert visitor.problems == []
 
 
-def addresses(site: Site) -> dict[str, tuple[str, str]]:
-    """Name of a view → its address, and a selector of what it shows at last."""
-    cope, absolute, failed, _ = site.sample.ids
-    return {
-        "overview": ("", "ul.ablations"),
-        "results": ("ablations/tiny?row=CoPE&row=Absolute&open=CoPE|in_dist/token_error", ".uplot canvas"),
-        "invalid": ("ablations/broken", ".error"),
-        "planned": ("ablations/tiny?tab=runs", ".dots a"),
-        "figures": ("ablations/tiny?tab=figures", ".figures img"),
-        "file": ("ablations/tiny?tab=file", "pre.file"),
-        "run": (f"runs/{cope}", ".uplot canvas"),
-        "failure": (f"runs/{failed}", ".error pre"),
-        "configuration": (f"runs/{cope}?tab=configuration", ".groups"),
-        "difference": (f"runs/{cope}?tab=difference&against={absolute}", ".view-runs h3"),
-        "logs": (f"runs/{cope}?tab=logs", "pre.file"),
-        "checkpoint": (f"runs/{cope}?tab=checkpoint", "code"),
-        "runs": (f"runs?status=finished&sel={cope}&sel={absolute}&way=parallel", "polyline"),
-        "scatter": (f"runs?status=finished&sel={cope}&sel={absolute}&way=scatter", "circle"),
-        "sweeps": ("sweeps", "table.sweeps"),
-        "sweep": (f"sweeps/{site.sweep_id}", "#members"),
-        "playground": (f"playground?run={cope}&run={absolute}&ask=1&text=1 _ 0 _ > 1 0", ".matrix canvas"),
-        "nothing": ("nothing/here", ".error"),
-    }
-
-
-VIEWS = [
-    "overview", "results", "invalid", "planned", "figures", "file", "run", "failure", "configuration", "difference", "logs",
-    "checkpoint", "runs", "scatter", "sweeps", "sweep", "playground", "nothing",
-]  # fmt: skip
+VIEWS = {
+    "overview": ("", "ul.ablations"),
+    "results": ("ablations/tiny?row=CoPE&row=Absolute&open=CoPE|in_dist/token_error", ".uplot canvas"),
+    "invalid": ("ablations/broken", ".error"),
+    "planned": ("ablations/tiny?tab=runs", ".dots a"),
+    "figures": ("ablations/tiny?tab=figures", ".figures img"),
+    "file": ("ablations/tiny?tab=file", "pre.file"),
+    "run": ("runs/{cope}", ".uplot canvas"),
+    "failure": ("runs/{failed}", ".error pre"),
+    "configuration": ("runs/{cope}?tab=configuration", ".groups"),
+    "difference": ("runs/{cope}?tab=difference&against={absolute}", ".view-runs h3"),
+    "logs": ("runs/{cope}?tab=logs", "pre.file"),
+    "checkpoint": ("runs/{cope}?tab=checkpoint", "code"),
+    "runs": ("runs?status=finished&sel={cope}&sel={absolute}&way=parallel", "polyline"),
+    "scatter": ("runs?status=finished&sel={cope}&sel={absolute}&way=scatter", "circle"),
+    "sweeps": ("sweeps", "table.sweeps"),
+    "sweep": ("sweeps/{sweep}", "#members"),
+    "playground": ("playground?run={cope}&run={absolute}&ask=1&text=1 _ 0 _ > 1 0", ".matrix canvas"),
+    "nothing": ("nothing/here", ".error"),
+}
+"""Name of a view → its address, and a selector of what it shows at last."""
 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_view_in_light_and_dark_on_wide_and_narrow_screens(visitor: Visitor, site: Site, view: str) -> None:
-    page = visitor.open(*addresses(site)[view])
+    cope, absolute, failed, _ = site.sample.ids
+    address, shown = VIEWS[view]
+    page = visitor.open(address.format(cope=cope, absolute=absolute, failed=failed, sweep=site.sweep_id), shown)
     for width, scheme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)

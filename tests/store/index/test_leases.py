@@ -80,9 +80,9 @@ def test_the_lease_of_a_dead_process_of_this_machine_ends_at_once(index):
     assert index.acquire(row(status="running"), new_owner("alive"), 60) == Lease(RUN.run_id, 2)
 
 
-def _take_all(url, name, start, results):
+def _take_all(url, name, all_started, results):
     index = Index(url)
-    start.wait()
+    all_started.wait()
     taken = []
     for seed in range(25):
         run = tiny_run(seed=seed)
@@ -96,12 +96,10 @@ def _take_all(url, name, start, results):
 def test_four_writers_at_once(index_url):
     """Each run is taken by exactly one of four processes, and nobody sees `database is locked`."""
     context = multiprocessing.get_context("spawn")
-    start, results = context.Event(), context.Queue()
-    writers = [context.Process(target=_take_all, args=(index_url, f"w{n}", start, results)) for n in range(4)]
+    all_started, results = context.Barrier(4), context.Queue()
+    writers = [context.Process(target=_take_all, args=(index_url, f"w{n}", all_started, results)) for n in range(4)]
     for writer in writers:
         writer.start()
-    time.sleep(3)  # most of them have started
-    start.set()
     taken = [results.get(timeout=240) for _ in writers]
     for writer in writers:
         writer.join()

@@ -1,0 +1,370 @@
+"""Training for the commands `run`, `retry` and `submit`: in this process, on Ray, or as a job of a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+import typer
+from rich.console import Console
+
+from cope_sweep.api.questions import GetPlan, GetSweep
+from cope_sweep.cli.options import ABLATIONS, STORE, Source
+from cope_sweep.cli.output import escaped, estimated_time, make_console
+from cope_sweep.cli.progress import SENDING, progress_bar, progress_display
+from cope_sweep.cli.sweeps import TO_THE_END
+from cope_sweep.config import Plan, RunSpec, load_ablation
+from cope_sweep.config.source import ablations_folder
+from cope_sweep.errors import NotFoundError, UserError
+from cope_sweep.read.queries import plan_cost, recorded_plan
+from cope_sweep.read.queries.progress import ACTIVE
+from cope_sweep.read.tables import table
+from cope_sweep.store import Budget, Status, Store, Submission, read_submission
+from cope_sweep.store.store import INDEX_VARIABLE
+from cope_sweep.sweep import jobs
+from cope_sweep.sweep.executor import Executor, run_local
+from cope_sweep.sweep.sweep import SweepOutcome, sweep
+from cope_sweep.tracking.uri import check, resolve_uri
+
+RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Ray sets this environment variable for the driver of a job."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EXAMPLE_TEXT = "Of position, and of context."
+MAX_EXAMPLE_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The options that `run` and `retry` share: where runs are trained, and whether MLflow records them."""
+
+    local: bool = False
+    """Whether they are trained in this process."""
+    address: str | None = None
+    """The Ray cluster; None: one that is started on this machine."""
+    groups: int | None = None
+    """Worker groups that train side by side; None: as the file says."""
+    mlflow: str | None = None
+    """The address of MLflow; None: its default."""
+    no_mlflow: bool = False
+    """Whether nothing is recorded in MLflow."""
+
+    def like(self, submitted: Submission) -> Trainer:
+        """The same with the MLflow of a submission, where none is given here."""
+        return replace(self, mlflow=self.mlflow or submitted.mlflow, no_mlflow=self.no_mlflow or submitted.no_mlflow)
+
+
+def train_ablation(
+    question: GetPlan,
+    sets: Sequence[str],
+    source: Source,
+    trainer: Trainer,
+    *,
+    limits: dict[str, Any],
+    leave_out: set[Status],
+    to_the_end: bool = False,
+) -> NoReturn:
+    """Train runs of an ablation, show the table and exit.
+
+    `limits` are fields of a `Budget`. Runs with the statuses `leave_out` are not trained. With `to_the_end` the file's
+    schedule stops no run.
+    """
+    name, scale, root = question.name, question.scale, source.root
+    if RAY_JOB_VARIABLE in os.environ and "://" not in root and not Path(root).is_absolute():
+        raise UserError(
+            f"in a Ray job the folder {Path.cwd()} is temporary, and the store {root} would be deleted with it; "
+            "name a lasting folder that all nodes share: --store /shared/store"
+        )
+    files = replace(source, sets=[*sets, TO_THE_END] if to_the_end else sets).files
+    plan, file_text = files.plan(name, scale), files.file(name).read_text(encoding="utf-8")
+    other_store = ["--store", root] if Path(root) != Path(STORE) else []
+    same_plan = shlex.join([name, *_overrides(scale, sets), *_other_folder(source.ablations), *other_store])
+    _train(
+        plan, source.open_store(create=True), source, trainer, same_plan, file_text=file_text, leave_out=leave_out,
+        budget=Budget(**limits),
+    )  # fmt: skip
+
+
+def train_rest(sweep_id: str, source: Source, trainer: Trainer) -> NoReturn:
+    """Train what a submitted sweep has left, as a sweep of its own, show the table and exit."""
+    sweep = source.ask(GetSweep(sweep_id))  # raises UserError for an unknown sweep
+    if sweep.status in ACTIVE:
+        raise UserError(f"sweep {sweep_id} is {sweep.status}; stop it first, or wait for its end")
+    try:
+        submitted = read_submission(source.store, sweep_id)
+    except NotFoundError:
+        raise UserError(
+            f"sweep {sweep_id} was not submitted; the command that started it trains on: {shlex.join(sweep.command)}"
+        ) from None
+    _train(
+        jobs.submitted_plan(submitted), source.store, source, trainer.like(submitted),
+        shlex.join(submitted.command[2:]), file_text=submitted.file_text, leave_out=set(), budget=submitted,
+    )  # fmt: skip
+
+
+def train_submission(sweep_id: str, source: Source, trainer: Trainer) -> NoReturn:
+    """Execute a submitted sweep, show the table and exit. Where that cannot begin, the sweep is recorded as failed."""
+    store = source.open_store(create=True)
+    with jobs.failing(store, sweep_id):
+        submitted, plan = jobs.job_submission(store, sweep_id)
+        _train(
+            plan, store, source, trainer.like(submitted), shlex.join(submitted.command[2:]),
+            file_text=submitted.file_text, leave_out=set(submitted.leave_out), budget=submitted, submission=submitted,
+        )  # fmt: skip
+
+
+def _train(
+    plan: Plan,
+    store: Store,
+    source: Source,
+    trainer: Trainer,
+    same_plan: str,
+    *,
+    file_text: str,
+    leave_out: set[Status],
+    budget: Budget,
+    submission: Submission | None = None,
+) -> NoReturn:
+    """Train runs of a plan with a display of its progress on standard error, show the table and exit.
+
+    Args:
+        plan: The plan.
+        store: The store.
+        source: What the options name.
+        trainer: Where the runs are trained.
+        same_plan: The arguments that name the same plan and store in another command.
+        file_text: The text of the ablation file.
+        leave_out: Statuses of runs that are not trained.
+        budget: What the sweep may use.
+        submission: What was submitted, if a job executes the sweep.
+    """
+    uri = None if trainer.no_mlflow else resolve_uri(store, trainer.mlflow)
+    if uri is not None:
+        check(uri)
+    plan = recorded_plan(plan, store)
+    resources = plan.ablation.content.resources
+    if trainer.groups is not None:
+        resources = resources.model_copy(update={"groups": trainer.groups})
+    executor: Executor = run_local
+    if not trainer.local:
+        from cope_sweep.sweep.ray_executor import run_on_ray  # ray: `--local` trains where it is not installed
+
+        executor = partial(run_on_ray, address=trainer.address)
+    if trainer.local or trainer.address is None:
+        # Texts are tokenised here, where the user sees the progress bar and errors. On a cluster the workers do it.
+        finished = {run_id for run_id, status in store.index.statuses().items() if status == "finished"}
+        runs = [*plan.runs, *(run for row in plan.examples for run in row.runs if plan.open_samples)]
+        for task in {each.task for each in runs if each.run_id not in finished}:
+            task.prepare()
+    console = make_console(stderr=True)
+    _print_cost(console, plan, store, leave_out=leave_out, max_runs=budget.max_runs)
+    with contextlib.ExitStack() as stack, progress_bar(console, *SENDING) as bar:
+        display = stack.enter_context(progress_display(plan, store, console, leave_out))
+
+        def on_sending(sent: int, total: int) -> None:
+            stack.close()  # the display of training has ended
+            bar(sent, total)
+
+        outcome = sweep(
+            plan,
+            store,
+            executor,
+            resources=resources,
+            file_text=file_text,
+            executor_name="local" if trainer.local else "ray",
+            tracking_uri=uri,
+            leave_out=leave_out,
+            budget=budget,
+            on_event=display,
+            on_row=display.add,
+            on_sending=on_sending,
+            on_note=lambda text: console.print(f"[yellow]note:[/yellow] {escaped(text)}", soft_wrap=True),
+            submission=submission,
+        )
+    for problem in outcome.tracking_errors:
+        console.print(f"[yellow]MLflow:[/yellow] {escaped(problem)}")
+    plan = recorded_plan(plan, store)
+    results = table(plan, store)
+    summary = {**outcome.__dict__, "exit_code": outcome.exit_code}
+    if not source.printed({"sweep": summary, "table": results.to_json()}):
+        console = make_console()
+        console.print(results.to_rich())
+        _print_outcome(console, outcome, same_plan, len(plan.runs))
+        again = shlex.join(sys.argv[1:]) if submission is None else f"run {same_plan}"
+        folder = _other_folder(source.ablations)
+        _print_next_steps(console, plan, store, uri, same_plan, folder, again=again if outcome.left else None)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _print_cost(
+    console: Console, plan: Plan, store: Store, *, leave_out: Collection[Status] = (), max_runs: int | None = None
+) -> None:
+    """Say how many runs a sweep will train, and how long that takes, before it starts.
+
+    `leave_out` are further statuses of runs that it does not train, and `max_runs` is how many it trains at most.
+    """
+    ended: list[Status] = ["finished"] if plan.schedule is None else ["finished", "stopped"]
+    costs = plan_cost(plan, store, leave_out={*ended, *leave_out}, max_runs=max_runs)
+    if costs.to_do:
+        time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
+        text = f"{_runs(costs.to_do)} to train: about {time} ({costs.basis})"
+        console.print(escaped(text), soft_wrap=True, style="dim")
+
+
+def submit_job(
+    question: GetPlan,
+    sets: Sequence[str],
+    source: Source,
+    limits: dict[str, Any],
+    *,
+    address: str,
+    working_dir: Path,
+    store: str | None,
+    mlflow: str | None,
+    follow: bool,
+) -> NoReturn:
+    """Run an ablation as a job of a Ray cluster and exit. `limits` are the fields of a `Budget`."""
+    name, scale = question.name, question.scale
+    files = replace(source, ablations=working_dir / ABLATIONS, sets=sets).files
+    plan = files.plan(name, scale)  # a faulty file fails here, not on the cluster
+    is_here = urlsplit(address if "://" in address else f"//{address}").hostname in LOOPBACK
+    if store is None:
+        if not is_here:
+            raise UserError(
+                f"{address} is another machine; name the store's path on the cluster, as in --store /shared/store"
+            )
+        store = str(Path(STORE).absolute())
+    shared = replace(source, root=store)
+    console = make_console(stderr=True)
+    _print_cost(console, plan, shared.open_store(), max_runs=limits["max_runs"])
+
+    def on_line(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    environment = {INDEX_VARIABLE: source.index} if source.index else {}  # may hold a password
+    cluster = jobs.Cluster(address, working_dir, environment=environment)
+    if is_here or "://" in store or Path(store).is_dir():
+        path = files.file(name)
+        submission = jobs.new_submission(
+            load_ablation(path), file_text=path.read_text(encoding="utf-8"), scale=scale, sets=sets, mlflow=mlflow,
+            **limits,
+        )  # fmt: skip
+        jobs.check_cluster(cluster)  # before anything is written
+        opened = shared.open_store(create=True)
+        jobs.record_submission(submission, plan, opened)
+        outcome = jobs.start_submission(submission, opened, cluster, follow=follow, on_line=on_line)
+    else:
+        # Only the cluster can reach the store: the job reads the ablation from the folder that is sent.
+        options = {"--time-budget": limits["time_budget_s"], "--max-runs": limits["max_runs"]}
+        options |= {"--max-failures": limits["max_failures"], "--mlflow": mlflow}
+        given = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
+        arguments = ["run", name, "--store", store, *_overrides(scale, sets), *given]
+        outcome = jobs.submit_job(arguments, cluster, follow=follow, on_line=on_line)
+    if not source.printed(outcome.__dict__):
+        message = f" ({outcome.message})" if outcome.message else ""
+        make_console().print(escaped(f"job {outcome.job_id}: {outcome.status}{message}"), soft_wrap=True)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _other_folder(ablations: Path) -> list[str]:
+    """The option that names a folder of ablation files, unless it is that of commands without one."""
+    return [] if ablations == ablations_folder() else ["--ablations", str(ablations)]
+
+
+def _overrides(scale: str | None, sets: Sequence[str]) -> list[str]:
+    """The arguments that change an ablation's file as `scale` and `sets` do."""
+    return [*(["--scale", scale] if scale else []), *(part for value in sets for part in ("--set", value))]
+
+
+def _print_outcome(console: Console, outcome: SweepOutcome, same_plan: str, total: int) -> None:
+    """Print how the sweep ended, and what to do about unfinished runs. `total` is the number of all runs."""
+    if outcome.sweep_id is None and not outcome.failed:
+        rest = f"{outcome.reused} of {total} runs are finished, and none of the others is to be trained"
+        console.print(f"Nothing to train: {f'all {total} runs are finished' if outcome.reused == total else rest}.")
+    if outcome.failed:
+        command = f"{_command('cope-sweep')} status {same_plan}"
+        console.print(
+            f"[red]{_runs(outcome.failed)} failed[/red]. {escaped(command)} shows the errors; "
+            "the same `run` command tries them again, unless it has --keep-failed.",
+            soft_wrap=True,
+        )
+    if outcome.stopped:
+        command = f"{_command('cope-sweep')} retry {same_plan} --stopped"
+        text = f"{_runs(outcome.stopped)} stopped early by the schedule; {command} trains them on."
+        console.print(escaped(text), soft_wrap=True)
+    if outcome.left:
+        reason = "".join(f": {escaped(each)}" for each in outcome.stop_reasons[:1])
+        console.print(
+            f"[yellow]Interrupted[/yellow] with {_runs(outcome.left)} to do{reason}; the same command continues from "
+            "there.",
+            soft_wrap=True,
+        )
+
+
+def _runs(number: int) -> str:
+    return f"{number} run{'s' * (number != 1)}"
+
+
+def _command(name: str) -> str:
+    """A command of this installation as one can type it: by its name, its path, or as a module of this Python."""
+    script = Path(sys.executable).with_name(name)
+    if shutil.which(name):
+        return name
+    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m {MODULES[name]}"
+
+
+MODULES = {"cope-sweep": "cope_sweep.cli", "mlflow": "mlflow"}
+"""Command → the module that is run as it."""
+
+
+def _print_next_steps(
+    console: Console,
+    plan: Plan,
+    store: Store,
+    uri: str | None,
+    same_plan: str,
+    folder: Sequence[str],
+    *,
+    again: str | None,
+) -> None:
+    """Commands that are useful after a sweep; `again` are the words after `cope-sweep` that continue it.
+
+    `folder` are the words that name another folder of ablation files.
+    """
+    own = _command("cope-sweep")
+    at_store = [] if store.root == Path(STORE).absolute() else ["--store", str(store.root)]
+    steps = [] if again is None else [(f"{own} {again}", "continues with the runs that are left")]
+    steps.append((f"{own} table {same_plan} --format latex", "the table in LaTeX"))
+    if uri and uri.startswith("sqlite:"):
+        mlflow = f"{_command('mlflow')} ui --backend-store-uri {uri}"
+        steps.append((mlflow, "curves, parameters and files of every run"))
+    serve = f"{own} {shlex.join(['serve', *at_store, *folder])}"
+    steps.append((serve, "the REST service, and a page at http://127.0.0.1:8000"))
+    statuses = store.index.statuses(each.run_id for each in plan.runs)
+    finished = next((each for each in plan.runs if statuses.get(each.run_id) == "finished"), None)
+    if finished and (example := _example_input(finished, store)):
+        words = shlex.join(["perplexity", finished.run_id, *example, *at_store])
+        steps.append((f"{own} {words}", "the perplexity of token ids or a text under a checkpoint"))
+    console.print("Next:", style="bold")
+    for command, description in steps:
+        # One line each, whatever the width of the terminal, so that it can be copied.
+        line = f"  [bold cyan]{escaped(command)}[/bold cyan]   [dim]{description}[/dim]"
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _example_input(run: RunSpec, store: Store) -> list[str]:
+    """Arguments of `perplexity` that fit the run's task: a text, or a test sequence if it is short; else none."""
+    if (store.run(run.run_id).checkpoint / "tokenizer.json").exists():
+        return ["--text", EXAMPLE_TEXT]
+    if run.task.length(run.task.TESTS[0]) > MAX_EXAMPLE_TOKENS:
+        return []
+    tokens = run.task.sequences(run.task.TESTS[0], 0, 0, 1).whole()[0]
+    return ["--tokens", " ".join(map(str, tokens))]

@@ -1,0 +1,63 @@
+"""The kinds of figures. Their options are those of `GetFigure`.
+
+This module imports neither pandas, matplotlib nor torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from cope_sweep.api.questions import FigureFormat
+from cope_sweep.errors import UserError
+
+if TYPE_CHECKING:
+    from cope_sweep.read.figures.figure import Figure
+
+FORMATS: tuple[FigureFormat, ...] = get_args(FigureFormat)
+Show = Literal["gates", "positions", "position_attention", "attention"]
+
+
+class FigureError(UserError):
+    """A figure that cannot be made. The message names what exists."""
+
+
+@dataclass(frozen=True)
+class FigureKind:
+    """A kind of figure."""
+
+    name: str
+    shows: str
+    """Content of the figure in one line."""
+    needs: Literal["ablation", "checkpoint"]
+    """ablation: made of Results and a GetFigure. checkpoint: of its folder, a `Maps`, and perhaps a text."""
+    module: str
+    """Module of the function that computes its data; the function has the name of the kind."""
+
+    def make(self, *arguments: Any) -> Figure:
+        """Compute the data. Raises FigureError, StoreError; for a checkpoint what `cope_sweep.inference.probe` raises.
+
+        Its module is imported now: pandas, matplotlib, and torch for a checkpoint.
+        """
+        made: Figure = getattr(import_module(f"{__package__}.{self.module}"), self.name)(*arguments)
+        return made
+
+
+FIGURES = {
+    kind.name: kind
+    for kind in (
+        FigureKind(
+            "curves", "learning curves: metrics by step or time, mean and band over seeds", "ablation", "curves"
+        ),
+        FigureKind("convergence", "test metrics by step, with the step of each row's best mean", "ablation", "curves"),
+        FigureKind("values", "final metrics against a parameter that varies", "ablation", "values"),
+        FigureKind("contexts", "a metric against the length of the evaluation context", "ablation", "values"),
+        FigureKind("summary", "final metrics of each row beside the published values", "ablation", "values"),
+        FigureKind("budget", "the best value of the first n draws of a random search", "ablation", "values"),
+        FigureKind("importance", "how much of a metric's variance each parameter explains", "ablation", "importance"),
+        FigureKind("parallel", "parallel coordinates: parameters and metric of each row", "ablation", "importance"),
+        FigureKind("maps", "gates, positions or attention of heads over the tokens (--show)", "checkpoint", "heads"),
+    )
+}
+"""Name → kind."""

@@ -1,0 +1,201 @@
+"""Files of any runs of a store, as Parquet, CSV or JSON.
+
+The runs are read in batches, so that memory does not grow with their number. `run_batches` has one line per run, read
+from the index, no file of a run, with the columns
+
+    run_id, status, ablation, row, seed    `ablation` and `row` are those of the first sweep that contained the run
+    sweep_id, sweeps                       the sweep that trained it last, and all that contained it, oldest first
+    attempt, step, steps, created_ms, updated_ms, ended_ms, parent_id, message
+    <key of the spec>, …, <metric>, …, facts.<name>, …    as in `tables.frames`, null where a run lacks them
+
+`write_runs` writes them, or the learning curves, as Parquet, CSV or JSON. JSON is a list with one object a line. In CSV
+and JSON, missing values are empty and null; NaN and infinity are null in JSON. The sweeps of a run are joined by spaces
+in CSV, which has no lists. No spreadsheet takes a text in CSV for a formula.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+import pyarrow as pa
+from pyarrow import compute, csv, parquet
+
+from cope_sweep.read.tables.render import FORMULA, without_formula
+from cope_sweep.read.tables.runs import FACT, logged_values
+from cope_sweep.read.tables.stats import finite
+from cope_sweep.store import RunQuery, RunRecord, Store
+from cope_sweep.store.errors import DamagedError
+from cope_sweep.store.index import summaries
+from cope_sweep.store.index.summaries import matching
+from cope_sweep.store.index.tables import SECTIONS
+
+RECORD_COLUMNS = ("attempt", "step", "steps", "created_ms", "updated_ms", "ended_ms", "parent_id", "message")
+BATCH = 2_000
+"""Runs that are read at a time."""
+CURVE_ROWS = 50_000
+"""Logged values in a batch of curves, at least."""
+
+
+def run_batches(store: Store, query: RunQuery, size: int = BATCH) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """All runs that match a query, as batches of a table with the columns of the module, in the order of the query.
+
+    The runs are read twice, the first time for the columns and their types. Only one batch is in memory.
+    The query's limit and offset are ignored. Raises QueryError, StoreError.
+    """
+    index, ids = store.index, matching(store.index, query)
+    texts = ("run_id", "status", "ablation", "row", "sweep_id", "parent_id", "message")
+    first = ("run_id", "status", "ablation", "row", "seed", "sweep_id", "sweeps")
+    types = {name: pa.string() if name in texts else pa.int64() for name in (*first, *RECORD_COLUMNS)}
+    types["sweeps"] = pa.list_(pa.string())
+    spec: dict[str, set[type]] = {}
+    facts: dict[str, set[type]] = {}
+    metrics: set[str] = set()
+    for some in _batches(ids, size):
+        for content in index.specs(some).values():
+            for key, value in content.items():
+                if key not in types:
+                    spec.setdefault(key, set()).add(type(value))
+        for record in index.records(some).values():
+            if record.status == "finished":
+                metrics |= record.metrics.keys()
+                for name, value in record.facts.items():
+                    facts.setdefault(name, set()).add(type(value))
+    types |= {key: _arrow_type(spec[key]) for key in sorted(spec, key=_place_in_spec)}
+    types |= dict.fromkeys(sorted(metrics), pa.float64())
+    types |= {f"{FACT}{name}": _arrow_type(found) for name, found in facts.items()}
+    schema = pa.schema(list(types.items()))
+
+    def read() -> Iterator[pa.RecordBatch]:
+        for some in _batches(ids, size):
+            records, specs, places = index.records(some), index.specs(some), summaries.places(index, some)
+            found = [records[run_id] for run_id in some if run_id in records]  # others have been deleted since
+            finished = [each if each.status == "finished" else RunRecord(each.run_id) for each in found]
+            where = [places.get(each.run_id, []) for each in found]
+            values: dict[str, list[Any]] = {
+                "ablation": [each[0][1] if each else None for each in where],
+                "row": [each[0][2] if each else None for each in where],
+                "sweeps": [[place[0] for place in each] for each in where],
+            }
+            values |= {key: [specs.get(each.run_id, {}).get(key) for each in found] for key in spec}
+            values |= {name: [each.metrics.get(name) for each in finished] for name in metrics}
+            values |= {FACT + name: [each.facts.get(name) for each in finished] for name in facts}
+            own = ([getattr(each, name) for each in found] if name not in values else values[name] for name in types)
+            arrays = [_array(column, kind) for column, kind in zip(own, types.values(), strict=True)]
+            yield pa.record_batch(arrays, schema)
+
+    return schema, read()
+
+
+def _batches(ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    return (ids[start : start + size] for start in range(0, len(ids), size))
+
+
+def _place_in_spec(key: str) -> int:
+    """The section of the spec that a key is in, by its index."""
+    return SECTIONS.index(key.partition(".")[0])
+
+
+def _arrow_type(types: set[type]) -> pa.DataType:
+    """The type of a column with values of these types: numbers or booleans, else text."""
+    types = types - {type(None)}
+    if types == {bool}:
+        return pa.bool_()
+    if types == {int}:
+        return pa.int64()
+    return pa.float64() if types and types <= {int, float} else pa.string()
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Values as a column; where it is text, numbers are printed."""
+    if kind == pa.string():
+        values = [None if value is None else str(value) for value in values]
+    return pa.array(values, kind)
+
+
+def write_runs(store: Store, query: RunQuery, output_format: str, file: IO[bytes], *, curves: bool = False) -> None:
+    """Write the runs that match a query, or their curves, to an open file in one of `WRITERS`.
+
+    The query's limit and offset are ignored. Raises QueryError, StoreError, OSError.
+    """
+    schema, found = curve_batches(store, query) if curves else run_batches(store, query)
+    WRITERS[output_format](schema, found, file)
+
+
+def curve_batches(store: Store, query: RunQuery) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The learning curves of the runs that match a query: one line for each logged value.
+
+    The columns are run_id, ablation, row, seed, step, metric and value. A curve that cannot be read has no lines.
+    """
+    texts = dict.fromkeys(("run_id", "ablation", "row", "metric"), pa.string())
+    names = ("run_id", "ablation", "row", "seed", "step", "metric", "value")
+    numbers = {"seed": pa.int64(), "step": pa.int64(), "value": pa.float64()}
+    schema = pa.schema([(name, (texts | numbers)[name]) for name in names])
+
+    def read() -> Iterator[pa.RecordBatch]:
+        lines: list[tuple[Any, ...]] = []
+        for some in _batches(matching(store.index, query), BATCH):
+            records, places = store.index.records(some, values=False), summaries.places(store.index, some)
+            for run_id, record in ((run_id, records[run_id]) for run_id in some if run_id in records):
+                _, ablation, row = places.get(run_id, [("", None, None)])[0]
+                with suppress(DamagedError):
+                    lines += [
+                        (run_id, ablation, row, record.seed, *each[:3]) for each in logged_values(store.run(run_id))
+                    ]
+                if len(lines) >= CURVE_ROWS:
+                    yield _record_batch(lines, schema)
+                    lines = []
+        if lines:
+            yield _record_batch(lines, schema)
+
+    return schema, read()
+
+
+def _record_batch(lines: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(*lines, strict=True)
+    return pa.record_batch(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema
+    )
+
+
+def _write_parquet(schema: pa.Schema, found: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
+    with parquet.ParquetWriter(file, schema) as writer:
+        for batch in found:
+            writer.write_batch(batch)
+
+
+def _write_csv(schema: pa.Schema, found: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
+    flat = pa.schema([(each.name, pa.string() if pa.types.is_list(each.type) else each.type) for each in schema])
+    options = csv.WriteOptions(quoting_style="needed")
+    with csv.CSVWriter(file, flat, write_options=options) as writer:
+        for batch in found:
+            writer.write_batch(pa.record_batch([*map(csv_column, batch.columns)], flat))
+
+
+def _write_json(schema: pa.Schema, found: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
+    begin = b"[\n"
+    for batch in found:
+        for line in batch.to_pylist():
+            plain = {name: finite(value) if isinstance(value, float) else value for name, value in line.items()}
+            file.write(begin + json.dumps(plain, ensure_ascii=False, allow_nan=False).encode())
+            begin = b",\n"
+    file.write(b"[]\n" if begin == b"[\n" else b"\n]\n")
+
+
+WRITERS: Mapping[str, Callable[[pa.Schema, Iterator[pa.RecordBatch], IO[bytes]], None]] = {
+    "parquet": _write_parquet,
+    "csv": _write_csv,
+    "json": _write_json,
+}
+"""Format → function that writes batches to a file."""
+
+
+def csv_column(column: pa.Array) -> pa.Array:
+    """A column of Arrow as `csv_text` writes it: lists are joined by blanks."""
+    if pa.types.is_list(column.type):
+        column = compute.binary_join(column, " ")
+    if pa.types.is_string(column.type) and compute.any(compute.match_substring_regex(column, FORMULA.pattern)).as_py():
+        return pa.array(map(without_formula, column.to_pylist()), pa.string())
+    return column
