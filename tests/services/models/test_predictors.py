@@ -130,7 +130,7 @@ def no_files(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "status", "code", "detail"),
     [
-        (a_pickle, 409, "damaged_checkpoint", "not a complete safetensors file"),
+        (a_pickle, 409, "damaged_checkpoint", "was it cut short?"),
         (infinite_weights, 409, "not_finite", "contain NaN or infinite values"),
         (a_pipe, 409, "damaged_checkpoint", "model.safetensors: not a regular file"),
         (no_files, 404, "not_found", "the checkpoint of run"),
