@@ -51,6 +51,7 @@ _INTEGER = re.compile("[-+]?(0b_*[01][01_]*|0o_*[0-7][0-7_]*|0x_*[0-9a-fA-F][0-9
 _EXPONENT = "[eE][-+]?[0-9]+"
 _FLOAT = re.compile(rf"[-+]?([0-9][0-9_]*(\.[0-9_]*({_EXPONENT})?|{_EXPONENT})|\.[0-9][0-9_]*({_EXPONENT})?)")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_ALIAS = re.compile(r"\*([^\s,\[\]{}]+)")
 _DATE = re.compile("[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt \t]|$)")
 
 
@@ -202,8 +203,13 @@ def parse_source(text: str, name: str) -> Source:
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Gives a tag only to the nodes that the text gives one: `_scalar` decides what a plain scalar is."""
 
+    nodes = 0
+
     def resolve(self, kind: type[Any], value: Any, implicit: Any) -> None:
-        """No tag."""
+        """No tag. Called for each node without one, so a text that is too large stops here. Raises YAMLError."""
+        self.nodes += 1
+        if self.nodes > MAX_VALUES:
+            raise yaml.YAMLError(TOO_LARGE)
 
 
 def _parsed(text: str, name: str) -> yaml.Node | None:
@@ -213,8 +219,13 @@ def _parsed(text: str, name: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
         place = f"{name}:{mark.line + 1}" if mark else name
-        # libyaml has a limit of its own.
-        message = TOO_LARGE if "nesting depth" in str(problem.problem) else problem.problem or problem.context
+        message = str(problem.problem or problem.context)
+        if "nesting depth" in message:  # a limit of libyaml
+            message = TOO_LARGE
+        elif message == "but found another document":
+            message = "more than one document"
+        elif message == "found undefined alias" and (alias := _ALIAS.match(text, mark.index)):
+            message += f" {alias[1]!r}"  # as the parser in Python does
         raise SpecError(f"{place}: not valid YAML: {message}") from problem
     except RecursionError as problem:
         raise SpecError(f"{name}: not valid YAML: {TOO_LARGE}") from problem
