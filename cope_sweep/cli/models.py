@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cope_sweep.cli.options import CheckpointArg, FileOpt, Source, asks, option, read_text, token_ids
+from cope_sweep.cli.options import CheckpointArg, FileOpt, Source, asks, known_mark, option, read_text, token_ids
 from cope_sweep.cli.output import escaped, grid, make_console, print_table
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from cope_sweep.client import Client
-
-T = TypeVar("T")
 
 # -- perplexity --------------------------------------------------------------------------------------------------------
 
@@ -180,9 +178,9 @@ def probe(
         elif ids is not None:
             body["tokens"] = ids[:first]
         else:
-            from cope_sweep.cli.probing import test_sequence
+            from cope_sweep.cli.probing import task_sequence
 
-            body["tokens"] = test_sequence(source.client, run_or_folder, split, index)[:first]
+            body["tokens"] = task_sequence(source.client, run_or_folder, split, index)[:first]
         answer = _probed_by(source.client, run_or_folder, body, marks)
         _show(answer, source, "no gates: the model of this run has no contextual positions")
         return
@@ -219,14 +217,6 @@ def _show(found: dict[str, Any], source: Source, without_gates: str) -> None:
         _print_table(found["heads"])
     else:
         make_console().print(without_gates)
-
-
-def known_mark(name: str, known: Mapping[str, T]) -> T:
-    """The mark with a name. Raises UserError."""
-    if name not in known:
-        listed = ", ".join(known) or "none"
-        raise UserError(f"no mark {name!r}; the marks of these tokens are: {listed}; or define one: --mark {name}=3,4")
-    return known[name]
 
 
 def _print_table(statistics: list[dict[str, Any]]) -> None:

@@ -15,7 +15,7 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -41,6 +41,8 @@ A = TypeVar("A")
 
 SERVER_VARIABLE = "COPE_SWEEP_SERVER"
 ABLATIONS, STORE = Path("ablations"), "store"
+TO_THE_END = "schedule.kind=none"
+"""The `--set` with which no schedule stops a run."""
 
 
 def _or_packaged(folder: Path) -> Path:
@@ -439,6 +441,14 @@ def token_ids(text: str) -> list[int]:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError:
         raise UserError(f'--tokens {text!r}: token ids are whole numbers, as in --tokens "3 14 14 7"') from None
+
+
+def known_mark(name: str, known: Mapping[str, A]) -> A:
+    """The mark with a name. Raises UserError."""
+    if name not in known:
+        listed = ", ".join(known) or "none"
+        raise UserError(f"no mark {name!r}; the marks of these tokens are: {listed}; or define one: --mark {name}=3,4")
+    return known[name]
 
 
 def read_text(text: str | None, file: Path | None) -> str:

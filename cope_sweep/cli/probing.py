@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cope_sweep.cli.models import known_mark
-from cope_sweep.cli.options import token_ids
+from cope_sweep.cli.options import known_mark, token_ids
 from cope_sweep.client import Client
 from cope_sweep.config import RunSpec
 from cope_sweep.errors import UserError
@@ -39,7 +38,7 @@ def score_checkpoint(
         raise UserError(str(error)) from error
 
 
-def test_sequence(client: Client, run_id: str, split: str | None, index: int) -> list[int]:
+def task_sequence(client: Client, run_id: str, split: str | None, index: int) -> list[int]:
     """A sequence of a split of a run's task, which is made here."""
     return split_sequences(RunSpec.model_validate(client.run(run_id, curve=False).spec).task, split, index)[0]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from cope_sweep.api.questions import GetPlan, GetSweep
-from cope_sweep.cli.options import ABLATION, Sets, Source, ablation_fields, asks, option, seconds_in
+from cope_sweep.cli.options import ABLATION, TO_THE_END, Sets, Source, ablation_fields, asks, option, seconds_in
 from cope_sweep.cli.output import counts_text, duration, escaped, make_console
 from cope_sweep.errors import UserError
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from cope_sweep.client import Client
     from cope_sweep.store import Status
 
-TO_THE_END = "schedule.kind=none"
-"""The `--set` with which no schedule stops a run."""
 POLL_INTERVAL_S = 0.5
 PROGRESS_INTERVAL_S = 10.0
 """Between two lines about a sweep in which no run has begun or ended."""

@@ -18,10 +18,9 @@ import typer
 from rich.console import Console
 
 from cope_sweep.api.questions import GetPlan, GetSweep
-from cope_sweep.cli.options import ABLATIONS, STORE, Source
+from cope_sweep.cli.options import ABLATIONS, STORE, TO_THE_END, Source
 from cope_sweep.cli.output import escaped, estimated_time, make_console
 from cope_sweep.cli.progress import SENDING, progress_bar, progress_display
-from cope_sweep.cli.sweeps import TO_THE_END
 from cope_sweep.config import Plan, RunSpec, load_ablation
 from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import NotFoundError, UserError

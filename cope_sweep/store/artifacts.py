@@ -153,6 +153,14 @@ class RunFolder:
         """The logged rows, see `parse_curve`. Raises DamagedError if the file cannot be read."""
         return parse_curve(self.content(CURVE_FILE) or b"", times=times)
 
+    def logged_values(self) -> Iterator[tuple[int, str, float, float | None]]:
+        """Step, metric, value and time of day in ms (None: not known) of each logged value. Raises DamagedError."""
+        for point in self.curve(times=True):
+            time_ms = point.get(TIME_KEY)
+            for metric, value in point.items():
+                if metric not in ("step", TIME_KEY):
+                    yield int(point["step"]), metric, float(value), time_ms
+
     # -- writing -------------------------------------------------------------------------------------------------
 
     def begin(self, spec: RunSpec, worker_id: str, attempt: int | None = None) -> RunFolder:

@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyarrow import compute, csv, parquet
 
 from cope_sweep.read.tables.render import FORMULA, without_formula
-from cope_sweep.read.tables.runs import FACT, logged_values
+from cope_sweep.read.tables.runs import FACT
 from cope_sweep.read.tables.stats import finite
 from cope_sweep.store import RunQuery, RunRecord, Store
 from cope_sweep.store.errors import DamagedError
@@ -142,7 +142,7 @@ def curve_batches(store: Store, query: RunQuery) -> tuple[pa.Schema, Iterator[pa
                 _, ablation, row = places.get(run_id, [("", None, None)])[0]
                 with suppress(DamagedError):
                     lines += [
-                        (run_id, ablation, row, record.seed, *each[:3]) for each in logged_values(store.run(run_id))
+                        (run_id, ablation, row, record.seed, *each[:3]) for each in store.run(run_id).logged_values()
                     ]
                 if len(lines) >= CURVE_ROWS:
                     yield _record_batch(lines, schema)

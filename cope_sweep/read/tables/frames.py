@@ -26,7 +26,6 @@ import pandas as pd
 
 from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.read.tables.model import STATUSES, MetricCell, TableModel
-from cope_sweep.read.tables.runs import logged_values
 from cope_sweep.store import RunRecord, Status, Store
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index.model import Value, flatten
@@ -118,7 +117,7 @@ def curve_frame(plan: Plan, records: Mapping[str, RunRecord], store: Store | Non
 def _curve_lines(store: Store, row: Row, run: RunSpec, status: Status) -> Iterator[tuple[object, ...]]:
     folder = store.run(run.run_id)
     try:
-        logged = list(logged_values(folder))
+        logged = list(folder.logged_values())
         begun_ms = (folder.spec or {}).get("created_ms") if logged else None
     except DamagedError:
         return

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, Row
-from cope_sweep.store import RunFolder, RunRecord, Store
-from cope_sweep.store.artifacts import TIME_KEY
+from cope_sweep.store import RunRecord, Store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,12 +70,3 @@ def setting(row: Row, key: str) -> Any:
         else:
             return None
     return value
-
-
-def logged_values(folder: RunFolder) -> Iterator[tuple[int, str, float, float | None]]:
-    """Step, metric, value and time of each value that a run has logged. Raises DamagedError."""
-    for point in folder.curve(times=True):
-        time_ms = point.get(TIME_KEY)
-        for metric, value in point.items():
-            if metric not in ("step", TIME_KEY):
-                yield int(point["step"]), metric, float(value), time_ms
