@@ -50,13 +50,16 @@ def test_maps_of_a_run_and_of_an_ablation(trained):
             ["--kind", "curve"],
             "tiny has no figure 'curve'; did you mean 'curves'? accepted: curves, convergence",
         ),
+        (["--row", "CoPe"], "tiny has no row 'CoPe'; did you mean 'CoPE'? accepted: CoPE, none"),
         (["--metric", "train/los"], "no run of tiny has logged 'train/los'; did you mean 'train/loss'?"),
         (["-k", "values", "--x", "model.dmi"], "--x model.dmi: no run of tiny has this key"),
         (["-k", "values", "--panels", "dim"], "--panels dim: tiny has no such axis"),
         (["-k", "contexts"], "no metric of tiny is of another length"),
+        (["-o", "figure.jpg"], "figure.jpg: its suffix names no format; end it with .png, .svg, .pdf, .csv"),
         (["-o", "nowhere/figure.png"], "nowhere/figure.png: No such file or directory"),
         (["-k", "maps", "--row", "none"], "no run of none of tiny is finished in the store"),
         (["-k", "maps", "--head", "1"], "--head 1: a head is LAYER.HEAD, counted from 0, as in --head 1.0"),
+        (["-k", "maps", "--text", "a", "--split", "dense"], "more than one source of tokens"),
     ],
 )
 def test_errors_say_what_exists(stored, words, message):

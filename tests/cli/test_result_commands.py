@@ -214,9 +214,21 @@ def test_a_table_in_a_pipe_is_whole(crowded):
     )
 
 
-def test_errors_of_set_name_the_option_once(shell):
-    _, err = shell("plan", "tiny", "--set", "model.heads=3", code=2)
-    assert err.startswith("error: --set model.heads=3: base.model: model.heads = 3 does not divide")
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("model.heads=3", "error: --set model.heads=3: base.model: model.heads = 3 does not divide"),
+        ("task.kind=foo", "error: --set task.kind=foo: base.task: unknown kind 'foo'"),
+        (
+            "model.position=[{kind: cope, p_max: 0}]",
+            "p_max: 0: input should be greater than or equal to 1, or full",
+        ),
+        ("model.position=cope", 'base.model.position: "cope" is not a list; write [cope]'),
+    ],
+)
+def test_errors_of_set_name_the_option_once(shell, value, message):
+    _, err = shell("plan", "tiny", "--set", value, code=2)
+    assert message in " ".join(err.split())
     assert err.count("--set") == 1
 
 

@@ -161,6 +161,11 @@ def test_errors_are_those_of_the_service(stored, words, message):
         assert message in stored.error(*words, "--server", url)
 
 
+def test_a_service_that_does_not_answer(shell):
+    _, err = shell("logs", "0123456789abcdef", "--server", "nonsense://x", code=2)
+    assert "is not the address of a service" in err
+
+
 @pytest.fixture
 def cluster(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")

@@ -99,6 +99,7 @@ def test_a_corpus_with_the_wrong_name_is_an_error(folder):
             lambda folder: (folder / "wiki.train.tokens").write_text(""),
             r"wiki\.train\.tokens: empty; the split 'train' needs text",
         ),
+        (lambda folder: (folder / "wiki.test.tokens").write_bytes(b"\xe9"), r"wiki\.test\.tokens: not UTF-8 text"),
         (shutil.rmtree, "No such file or directory; set task.folder to the folder of small"),
     ],
 )

@@ -160,6 +160,7 @@ def spec(**keys: Any) -> dict[str, Any]:
     ("body", "status", "message"),
     [
         (spec(bas={}), 422, "mine: bas: unknown key 'bas'"),
+        (spec(base={"model": {"heads": 3}}), 422, "heads"),
         (spec(plugins=["os"]), 422, "plugins (os) are not allowed here"),
         (spec(inherit="../secret"), 422, "'../secret' is not the name of an ablation"),
         (spec(inherit="unknown"), 422, "no file"),
@@ -173,6 +174,7 @@ def spec(**keys: Any) -> dict[str, Any]:
         ({"name": "mine", "spec": "a: " + "{b: " * 3000}, 422, "more than 30 levels"),
         ({"name": "mine", "spec": {"a": [[0] * 100] * 600}}, 422, "more than 30 levels or 20,000 values"),
         ({"name": "mine", "spec": "!!python/object/apply:os.system ['true']"}, 422, "mine"),
+        ({"name": "mine", "spec": "[]"}, 422, "expected a mapping"),
         ({"ablation": "none"}, 404, "no ablation 'none'"),
         ({"ablation": "tiny", "scale": "none"}, 422, "no scale 'none'"),
         ({"ablation": "tiny", "set": ["model.dims=4"]}, 422, "dims"),

@@ -150,6 +150,8 @@ def test_pictures_that_cannot_be_drawn(client: httpx.Client, sample: SampleStore
     ("body", "message"),
     [
         ({"tokens": [1, 99]}, "the sequence, position 1: token id 99 is out of range"),
+        ({"tokens": [10**300]}, "of more than 60 digits is out of range"),
+        ({"layers": [1]}, "there is no layer 1: this model has layers 0 … 0"),
         ({"heads": [2]}, "there is no head 2: this model has heads 0 … 1"),
         ({"matrices": ["keys"]}, "body.matrices[0]: input should be 'gates'"),
         ({"marks": {"own": [8]}}, "marks.own: there is no token 8: the sequence has tokens 0 … 7"),
