@@ -211,7 +211,9 @@ class GetFigure(Question[bytes], path="/ablations/{name}/figures/{figure}"):
             "(`facts.parameters`). Default: the first axis with numbers."
         ),
     ] = None
-    panels: Annotated[str | None, MaxLen(200), Doc("values, contexts, budget: an axis; a panel for each value.")] = None
+    panels: Annotated[
+        str | None, MaxLen(200), Doc("values, contexts, budget, heatmap: an axis; a panel for each value.")
+    ] = None
     row: Annotated[Sequence[str], MaxLen(300), Doc("A row. May be repeated. Default: all.")] = ()
     band: Annotated[
         Band,

@@ -228,6 +228,7 @@ def figure(
     - `values`: final metrics against a parameter (`--x train.lr`), with bars over seeds
     - `contexts`: a metric against the length of the evaluation context
     - `summary`: every row of the table as a point with its interval, beside the published value
+    - `heatmap`: many rows and columns as numbers and colours, sorted by mean rank
     - `budget`: the best value of the first n draws of each row of a random search
     - `importance`: the share of a metric's variance that each parameter explains (η²)
     - `parallel`: parallel coordinates

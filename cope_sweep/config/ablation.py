@@ -321,6 +321,27 @@ class Contexts(_Figure):
     panels: str | None = Field(default=None, description="An axis key: a panel for each of its values.")
 
 
+class Heatmap(_Figure):
+    """The values of many rows in many columns, as numbers and colours, sorted by the mean of the rank in each column.
+
+    Cells are grey where most seeds of a row have not learned the task (`learned` of a metric of the table).
+    """
+
+    kind: Literal["heatmap"] = "heatmap"
+    panels: str | None = Field(default=None, description="An axis key: each of its values has columns of its own.")
+    columns: Annotated[dict[str, Annotated[dict[MetricName, str], Field(min_length=1)]], Field(min_length=1)] = Field(
+        description="Label of the axis `panels` (or, without it, any heading) → metrics, with the titles of their "
+        "columns."
+    )
+    colours: Literal["column", "all"] = Field(
+        default="column", description="What a colour scale is for: each column by itself, or all columns together."
+    )
+    decimals: Annotated[int, Field(ge=0, le=6)] | None = Field(
+        default=None, description="Digits after the decimal point; null: those of the metric."
+    )
+    caption: str = Field(default="", description="Below the figure.")
+
+
 class Maps(_Figure):
     """Maps of a trained model's heads over a sequence: a probe of the checkpoint of one run."""
 
@@ -348,7 +369,7 @@ class Maps(_Figure):
     )
 
 
-AnyFigure = Annotated[Curves | Convergence | Values | Contexts | Maps, Field(discriminator="kind")]
+AnyFigure = Annotated[Curves | Convergence | Values | Contexts | Heatmap | Maps, Field(discriminator="kind")]
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from cope_sweep.config.ablation import (
     Curves,
     EarlyStopping,
     Goal,
+    Heatmap,
     Maps,
     Optuna,
     Point,
@@ -165,6 +166,8 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
             if isinstance(figure, Contexts) and not (run.evaluate.contexts or run.evaluate.lengths):
                 needed = "evaluate.contexts or evaluate.lengths"
                 raise loaded.source.error(path, f"a figure of contexts needs {needed}, and a row has none")
+        if isinstance(figure, Heatmap):
+            _check_columns(loaded, path, figure, points, runs)
         for name, key in (("x", getattr(figure, "x", None)), ("panels", getattr(figure, "panels", None))):
             fact = name == "x" and key in facts
             if key is not None and key not in axes and not fact:
@@ -176,6 +179,21 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
         seed = figure.seed if isinstance(figure, Maps) else None
         if seed is not None and seed not in loaded.content.seeds:
             raise loaded.source.error((*path, "seed"), f"{seed} is none of the seeds {loaded.content.seeds}")
+
+
+def _check_columns(
+    loaded: LoadedAblation, path: KeyPath, figure: Heatmap, points: Sequence[Assignments], runs: Sequence[RunSpec]
+) -> None:
+    """Raises SpecError for columns of a value that the axis does not have, or of a metric that no run has."""
+    labels = {point[figure.panels].label for point in points if figure.panels in point}
+    metrics = {name for run in runs for name in run.metrics}
+    for group, columns in figure.columns.items():
+        place: KeyPath = (*path, "columns", group)
+        if labels and group not in labels:
+            raise loaded.source.error(place, f"{figure.panels} has no value {group!r}" + suggest(group, sorted(labels)))
+        for name in columns:
+            if name not in metrics:
+                raise loaded.source.error((*place, name), f"no run has the metric {name!r}" + suggest(name, metrics))
 
 
 def resolved_search(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> Optuna | None:

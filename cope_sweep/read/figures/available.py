@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 from cope_sweep.api.answers import FigureInfo
 from cope_sweep.api.questions import API, GetFigure
 from cope_sweep.config import Plan
-from cope_sweep.config.ablation import AnyFigure, Maps
+from cope_sweep.config.ablation import AnyFigure, Heatmap, Maps
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.figures.kinds import FIGURES, FORMATS, FigureError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cope_sweep.read.figures.figure import Figure
 
 COMMON = ("summary", "curves", "convergence")
-VARYING = ("values", "importance", "parallel")
+VARYING = ("values", "heatmap", "importance", "parallel")
 """Kinds for an ablation with an axis of several values."""
 
 
@@ -101,14 +101,23 @@ def draw_declared(results: Results, declared: Declared) -> Figure:
     """
     if isinstance(declared.figure, Maps):
         return FIGURES["maps"].make(_checkpoint(results, declared, declared.figure.seed), declared.figure)
-    return FIGURES[declared.figure.kind].make(results, declared_question(results.plan, declared))
+    question = declared_question(results.plan, declared)
+    if isinstance(declared.figure, Heatmap):
+        return FIGURES["heatmap"].make(results, question, declared.figure)
+    return FIGURES[declared.figure.kind].make(results, question)
 
 
 def declared_question(plan: Plan, declared: Declared) -> GetFigure:
     """The question whose figure is the declared one, if that is no map."""
-    fields = declared.figure.model_dump(exclude={"kind", "source", "rows"})
+    figure = declared.figure
+    if isinstance(figure, Heatmap):
+        names = dict.fromkeys(name for columns in figure.columns.values() for name in columns)
+        return GetFigure(
+            plan.name, "heatmap", metric=list(names), row=declared.rows, panels=figure.panels, title=figure.title
+        )
+    fields = figure.model_dump(exclude={"kind", "source", "rows"})
     metrics = fields.pop("metrics", None) or [fields.pop("metric")]
-    return GetFigure(plan.name, declared.figure.kind, metric=metrics, row=declared.rows, **fields)
+    return GetFigure(plan.name, figure.kind, metric=metrics, row=declared.rows, **fields)
 
 
 def _checkpoint(results: Results, declared: Declared, seed: int | None) -> Path:

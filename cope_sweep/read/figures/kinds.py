@@ -54,6 +54,7 @@ FIGURES = {
         FigureKind("values", "final metrics against a parameter that varies", "ablation", "values"),
         FigureKind("contexts", "a metric against the length of the evaluation context", "ablation", "values"),
         FigureKind("summary", "final metrics of each row beside the published values", "ablation", "values"),
+        FigureKind("heatmap", "final metrics of many rows, sorted by mean rank", "ablation", "heatmap"),
         FigureKind("budget", "the best value of the first n draws of a random search", "ablation", "values"),
         FigureKind("importance", "how much of a metric's variance each parameter explains", "ablation", "importance"),
         FigureKind("parallel", "parallel coordinates: parameters and metric of each row", "ablation", "importance"),

@@ -55,7 +55,14 @@ def test_declared_figures_come_first(plan):
     found = available_figures(plan)
     assert [each.name for each in found[:3]] == ["values", "curves-1", "curves-2"]
     assert [each.title for each in found[:2]] == ["Depth", found[2].title]
-    assert [each.name for each in found[3:]] == ["summary", "curves", "convergence", "importance", "parallel"]
+    assert [each.name for each in found[3:]] == [
+        "summary",
+        "curves",
+        "convergence",
+        "heatmap",
+        "importance",
+        "parallel",
+    ]
 
 
 def test_every_figure_is_drawn(plan, filled):

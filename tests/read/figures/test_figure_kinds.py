@@ -45,7 +45,18 @@ def restore_parameters():
 
 
 def test_the_kinds_have_what_the_command_line_and_the_service_ask_for():
-    kinds = ["curves", "convergence", "values", "contexts", "summary", "budget", "importance", "parallel", "maps"]
+    kinds = [
+        "curves",
+        "convergence",
+        "values",
+        "contexts",
+        "summary",
+        "heatmap",
+        "budget",
+        "importance",
+        "parallel",
+        "maps",
+    ]
     assert list(FIGURES) == kinds
     assert all(name == kind.name and kind.shows for name, kind in FIGURES.items())
     assert [name for name, kind in FIGURES.items() if kind.needs == "checkpoint"] == ["maps"]

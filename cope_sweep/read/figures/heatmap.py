@@ -1,0 +1,267 @@
+"""Many rows in many columns: each cell has its value as a number and as a colour, and rows are sorted by mean rank."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure as Drawing
+
+from cope_sweep.api.questions import GetFigure
+from cope_sweep.config import Plan, Row
+from cope_sweep.config.ablation import Heatmap
+from cope_sweep.config.explain import suggest
+from cope_sweep.read.figures import canvas
+from cope_sweep.read.figures.figure import Figure
+from cope_sweep.read.figures.kinds import FigureError
+from cope_sweep.read.figures.metrics import axis_key, chosen_metrics, metric_title, of_rows, selected_rows
+from cope_sweep.read.tables import summarise
+from cope_sweep.read.tables.model import Column, column_of, named_label, row_label, varying_axes
+from cope_sweep.read.tables.runs import Results
+
+COLUMNS = {
+    "row": "str", "group": "str", "column": "str", "metric": "str", "n": "int64", "seeds": "int64", "mean": "float64",
+    "std": "float64", "grey": "bool", "rank": "float64", "mean_rank": "float64",
+}  # fmt: skip
+Groups = Mapping[str, Mapping[str, str]]
+"""Group of columns → metric → title of its column."""
+
+POINT = 1 / 72
+CELL_HEIGHT, GROUP_GAP, LINE, RANK_WIDTH = 15 * POINT, 7 * POINT, 10 * POINT, 40 * POINT
+"""Inches. LINE: height of a line of a column's title."""
+ALL_CELLS, LEAST_CELL, GREATEST_CELL = 6.3, 0.5, 0.9
+"""Inches: the width of all cells together, unless that makes one narrower or wider."""
+CHARACTER = 0.068
+"""Inches of a character of a row's name."""
+GREY, GREY_TEXT = "#d4d7db", "#4a4f55"
+COLOURS = "RdYlBu"
+"""From the worst value (red) to the best (blue)."""
+
+
+def heatmap(results: Results, question: GetFigure, declared: Heatmap | None = None) -> Figure:
+    """Final metrics of every row. Without a declaration: those of the table, for each value of the axis `panels`."""
+    plan = results.plan
+    rows = selected_rows(plan, question.row)
+    runs = of_rows(results.frame, plan, question.row)
+    panels = _panels(plan, question.panels)
+    compared = (metric.name for metric in plan.ablation.content.metrics if metric.compared)
+    titles = {column.name: column for column in chosen_metrics(plan, runs, question.metric, compared)}
+    groups: Groups
+    if declared is not None:
+        groups = declared.columns
+    else:
+        labels = list(dict.fromkeys(row.labels.get(panels, "") for row in rows)) if panels else [""]
+        groups = {label: {name: column.label for name, column in titles.items()} for label in labels}
+    data = heatmap_frame(plan, rows, runs, panels, groups)
+    title = question.title or plan.ablation.content.title
+    options = declared or Heatmap(columns=dict(groups))
+    names = {group: named_label(plan.axes[panels], group) if panels and group else group for group in groups}
+    note = _note(data, options, _learning_rule(plan))
+    return Figure("heatmap", title, data, partial(_draw, data, titles, names, options, title, note))
+
+
+def heatmap_frame(
+    plan: Plan, rows: Sequence[Row], runs: pd.DataFrame, panels: str | None, groups: Groups
+) -> pd.DataFrame:
+    """One line per cell with a finished run, sorted by mean rank:
+
+    row              labels of the axes but `panels`
+    group, column, metric
+    n, seeds         number of finished runs with a value, and of planned ones
+    mean, std        over the n runs
+    grey             the row has not learned the task: the mean of the table's first metric with `learned` is worse
+    rank             among the means of the column, from 1 (best); equal means share the mean of their ranks
+    mean_rank        the mean of the row's ranks
+
+    """
+    keys = [key for key in varying_axes(plan, rows) if key != panels]
+    of_row = dict(list(runs.groupby("row", sort=False)))
+    rule = _learning_rule(plan)
+    lines = []
+    for group, columns in groups.items():
+        members = [row for row in rows if panels is None or row.labels.get(panels, "") == group]
+        names = {row.name: row_label(plan, row, keys) or row.name for row in members}
+        counts = Counter(names.values())
+        for row in members:
+            name = names[row.name] if counts[names[row.name]] == 1 else row.name
+            finished = of_row[row.name]
+            is_grey = False
+            if rule is not None:
+                of_rule = summarise(finished[rule.name].astype("float64"))
+                is_grey = of_rule.n > 0 and not rule.is_learned(of_rule.mean)
+            for metric, title in columns.items():
+                found = summarise(finished[metric].astype("float64")) if metric in finished else summarise([])
+                if found.n:
+                    lines.append({
+                        "row": name, "group": group, "column": title, "metric": metric, "n": found.n,
+                        "seeds": len(row.runs), "mean": found.mean, "std": found.std, "grey": is_grey,
+                    })  # fmt: skip
+    data = pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
+    for (_, metric), cells in data.groupby(["group", "metric"], sort=False):
+        is_ascending = metric_title(plan, str(metric)).goal == "min"
+        data.loc[cells.index, "rank"] = cells["mean"].rank(ascending=is_ascending)
+    data["mean_rank"] = data.groupby("row")["rank"].transform("mean")
+    # Cells of a row that groups do not share with others may come late: rows first, then columns in their order.
+    data["_first"] = pd.factorize(data["row"])[0]
+    in_order = data.sort_values(["mean_rank", "_first"], kind="stable")
+    return in_order.drop(columns="_first").reset_index(drop=True)
+
+
+def _learning_rule(plan: Plan) -> Column | None:
+    """The first metric of the table that says from which value on a task is learned."""
+    return next((column_of(each) for each in plan.ablation.content.metrics if each.learned is not None), None)
+
+
+def _panels(plan: Plan, name: str | None) -> str | None:
+    key = None if name is None else axis_key(plan, name)
+    if name is not None and key is None:
+        raise FigureError(f"--panels {name}: {plan.name} has no such axis{suggest(name, list(plan.axes))}")
+    return key
+
+
+def _draw(
+    data: pd.DataFrame,
+    titles: Mapping[str, Column],
+    names: Mapping[str, str],
+    options: Heatmap,
+    title: str,
+    note: str,
+) -> Drawing:
+    if data.empty:
+        drawing, axes = canvas.panels(1, title=title)
+        canvas.say_empty(axes[0])
+        return drawing
+    rows = list(dict.fromkeys(data["row"]))
+    columns = [
+        (group, metric, text)
+        for group, known in options.columns.items()
+        for metric, text in known.items()
+        if ((data["group"] == group) & (data["metric"] == metric)).any()
+    ]
+    headings = [textwrap.wrap(canvas.shortened(text, 40), 9) for _, _, text in columns]
+    labels = [canvas.shortened(row) for row in rows]
+    cell = _points(min(max(ALL_CELLS / len(columns), LEAST_CELL), GREATEST_CELL))
+    breaks = [index for index in range(1, len(columns)) if columns[index][0] != columns[index - 1][0]]
+    lefts = [index * cell + GROUP_GAP * sum(start <= index for start in breaks) for index in range(len(columns))]
+    left = _points(0.15 + CHARACTER * max(map(len, labels)))
+    width = max(left + lefts[-1] + cell + RANK_WIDTH, 3.0)
+    title_lines = textwrap.wrap(canvas.shortened(title, 200), max(20, int(11 * width)))
+    below = [
+        line for text in (note, options.caption) for line in textwrap.wrap(canvas.printable(text), int(17 * width))
+    ]
+    named = any(names.values())
+    top = _points(0.2 + 0.2 * len(title_lines) + LINE * max(map(len, headings)) + 0.22 * named)
+    height = top + CELL_HEIGHT * len(rows) + _points(0.2 + 0.16 * len(below))
+
+    drawing = Drawing(figsize=(width, height))
+    axes = drawing.add_axes((0, 0, 1, 1))  # x: inches from the first cell; y: inches below the first row
+    axes.set(xlim=(-left, width - left), ylim=(height - top, -top))
+    axes.axis("off")
+    axes.text(0.12 - left, 0.1 - top, "\n".join(title_lines), fontsize=10, va="top")
+    axes.text(0.12 - left, CELL_HEIGHT * len(rows) + 0.1, "\n".join(below), fontsize=7.5, va="top")
+    for index, label in enumerate(labels):
+        axes.text(-0.08, CELL_HEIGHT * (index + 0.5) - POINT, label, ha="right", va="center")
+    for x, lines in zip([*lefts, lefts[-1] + cell], [*headings, ["mean", "rank"]], strict=True):
+        for above, text in enumerate(reversed(lines)):  # each line by itself, so that baselines agree
+            axes.text(x + cell / 2, -0.06 - LINE * above, text, ha="center", va="baseline", fontsize=7.5)
+    for start, end in zip([0, *breaks], [*breaks, len(columns)], strict=True):
+        text = canvas.shortened(names[columns[start][0]], max(8, int((end - start) * cell / CHARACTER)))
+        middle, y = (lefts[start] + lefts[end - 1] + cell) / 2, -0.14 - LINE * max(map(len, headings))
+        axes.text(middle, y, text, ha="center", va="baseline", fontsize=8.5, fontweight="bold")
+    for row, rank in data.drop_duplicates("row").set_index("row")["mean_rank"].items():
+        y = CELL_HEIGHT * (rows.index(str(row)) + 0.5) - POINT
+        axes.text(lefts[-1] + 1.5 * cell, y, f"{rank:.1f}", ha="center", va="center")
+    _draw_cells(axes, data, rows, columns, lefts, cell, titles, options)
+    return drawing
+
+
+def _points(inches: float) -> float:
+    """The length as whole points: an SVG of short numbers is smaller."""
+    return round(inches / POINT) * POINT
+
+
+def _draw_cells(
+    axes: Axes,
+    data: pd.DataFrame,
+    rows: Sequence[str],
+    columns: Sequence[tuple[str, str, str]],
+    lefts: Sequence[float],
+    cell: float,
+    titles: Mapping[str, Column],
+    options: Heatmap,
+) -> None:
+    colours = mpl.colormaps[COLOURS]
+    corners, fills = [], []
+    for (group, metric, _), x in zip(columns, lefts, strict=True):
+        shown = data[(data["group"] == group) & (data["metric"] == metric)].set_index("row")
+        column = titles[metric]
+        decimals = column.decimals if options.decimals is None else options.decimals
+        low, high = _limits(data if options.colours == "all" else shown, column)
+        for index, row in enumerate(rows):
+            y, text, colour = CELL_HEIGHT * index, "–", canvas.GREY
+            if row in shown.index:
+                mean = float(shown.at[row, "mean"])
+                fill, colour = GREY, GREY_TEXT
+                if not shown.at[row, "grey"]:
+                    share = (mean - low) / (high - low) if high > low else 0.0
+                    fill = mpl.colors.to_hex(colours(0.08 + 0.84 * (1 - share if column.goal == "min" else share)))
+                    colour = _text_colour(fill)
+                x_end, y_end = x + cell - 2 * POINT, y + CELL_HEIGHT - 2 * POINT
+                corners.append([(x, y), (x_end, y), (x_end, y_end), (x, y_end)])
+                fills.append(fill)
+                text = _number(mean * column.scale, decimals)
+            axes.text(
+                x + cell / 2 - POINT,
+                y + CELL_HEIGHT / 2 - POINT,
+                text,
+                ha="center",
+                va="center",
+                color=colour,
+                fontsize=7.5,
+            )
+    axes.add_collection(PolyCollection(corners, facecolors=fills, linewidths=0, clip_on=False))
+
+
+def _limits(cells: pd.DataFrame, column: Column) -> tuple[float, float]:
+    """The ends of a colour scale; it starts at 0 where values have that bound."""
+    low, high = float(cells["mean"].min()), float(cells["mean"].max())
+    return (min(low, 0.0) if column.bounds.kind == "both" else low), high
+
+
+def _number(value: float, decimals: int) -> str:
+    """`0` is exact; `0.0` is rounded."""
+    if value == 0:
+        return "0"
+    return f"{value:.{decimals}f}" if abs(value) < 1e5 else canvas.number(float(f"{value:.3g}"))
+
+
+def _text_colour(fill: str) -> Literal["white", "black"]:
+    red, green, blue = mpl.colors.to_rgb(fill)
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
+
+
+def _title_of(rule: Column, options: Heatmap) -> str:
+    """The title that its column has in the figure, or else in the table."""
+    return next((columns[rule.name] for columns in options.columns.values() if rule.name in columns), rule.label)
+
+
+def _note(data: pd.DataFrame, options: Heatmap, rule: Column | None) -> str:
+    if data.empty:
+        return ""
+    low, high = data["n"].min(), data["n"].max()
+    seeds = f"{low}" if low == high else f"{low} to {high}"
+    number = f"{seeds} seed{'s' if high > 1 else ''}"
+    scale = " of each column" if options.colours == "column" else ""
+    parts = [f"Mean of {number}, coloured from best (blue) to worst (red){scale}."]
+    if rule is not None and data["grey"].any():
+        text = f"{(rule.learned or 0.0) * rule.scale:g}{' %' if rule.unit == '%' else ''}"
+        worse = "more" if rule.goal == "min" else "less"
+        parts.append(f"Grey: did not learn the task ({worse} than {text} {_title_of(rule, options)}).")
+    return " ".join(parts)

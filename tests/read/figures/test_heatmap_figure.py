@@ -1,0 +1,156 @@
+"""Rows × columns with numbers and colours: ranks, order, grey and missing cells, by hand."""
+
+import re
+
+import pytest
+
+from cope_sweep.api.questions import GetFigure
+from cope_sweep.config import expand, load_ablation
+from cope_sweep.config.source import SpecError
+from cope_sweep.read.figures import FigureError
+from cope_sweep.read.figures.available import declared_figures, draw_declared, draw_figure
+from cope_sweep.read.tables import read_results
+from tests.read.figures.files import made, svg_texts
+from tests.read.tables.ablations import finish, plan_of
+
+COPIED, DENSE, ACCURATE = "in_dist/token_error", "dense/token_error", "sparse/token_error"
+TEXT = """\
+title: Grid
+base:
+  task: {kind: selective_copy, tokens: 4, blanks: 4, dense_blanks: 2, sparse_blanks: 8}
+  model: {layers: 1, dim: 8, heads: 2}
+  train: {steps: 6, batch: 4}
+grid:
+  model.dim: [8, 16]
+  model.position: {A: [cope], B: [rope], C: [alibi], D: [t5]}
+seeds: [0, 1]
+metrics:
+  - {name: in_dist/token_error, label: In-dist., unit: "%", learned: 1.0}
+  - {name: dense/token_error, label: OOD, unit: "%", decimals: 1}
+figures:
+  - kind: heatmap
+    title: Encodings
+    panels: model.dim
+    columns:
+      "8": {in_dist/token_error: as trained, dense/token_error: fewer}
+      "16": {dense/token_error: fewer}
+    caption: Two seeds.
+"""
+VALUES = {  # row → in distribution and dense of width 8, dense of width 16; in distribution of width 16 is 0
+    "A": (0.0, 40.0, 10.0),
+    "B": (1.0, 20.0, 30.0),
+    "C": (1.5, 20.0, 20.0),  # has not learned
+    "D": (0.0, 30.0, None),  # its width 16 has no finished run
+}
+
+
+@pytest.fixture
+def plan(tmp_path):
+    (tmp_path / "grid.yaml").write_text(TEXT)
+    return expand(load_ablation(tmp_path / "grid.yaml"))
+
+
+@pytest.fixture
+def results(plan, store):
+    for row in plan.rows:
+        in_dist, dense, wide = VALUES[row.labels["model.position"]]
+        if row.labels["model.dim"] == "16":
+            in_dist, dense = 0.0, wide
+        for run in row.runs:
+            if dense is not None:
+                finish(store, run, {COPIED: in_dist, DENSE: dense + (1.0 if run.seed else -1.0)})
+    return read_results(plan, store)
+
+
+@pytest.fixture
+def figure(plan, results):
+    return draw_declared(results, declared_figures(plan)[0])
+
+
+def by_cell(figure, name):
+    frame = figure.frame
+    cells = zip(frame["row"], frame["group"], frame["column"], frame[name], strict=True)
+    return {(row, group, column): value for row, group, column, value in cells}
+
+
+def test_ranks_and_order_by_hand(figure):
+    """Means that are equal share their ranks; a cell without a run has none."""
+    assert by_cell(figure, "rank") == {
+        ("A", "8", "as trained"): 1.5, ("A", "8", "fewer"): 4.0, ("A", "16", "fewer"): 1.0,
+        ("B", "8", "as trained"): 3.0, ("B", "8", "fewer"): 1.5, ("B", "16", "fewer"): 3.0,
+        ("C", "8", "as trained"): 4.0, ("C", "8", "fewer"): 1.5, ("C", "16", "fewer"): 2.0,
+        ("D", "8", "as trained"): 1.5, ("D", "8", "fewer"): 3.0,
+    }  # fmt: skip
+    rows = figure.frame.drop_duplicates("row")
+    assert rows["row"].tolist() == ["A", "D", "B", "C"]
+    assert rows["mean_rank"].tolist() == pytest.approx([6.5 / 3, 2.25, 2.5, 2.5])
+
+
+def test_cells_of_a_row_that_has_not_learned_its_task_are_grey(figure):
+    assert {cell for cell, grey in by_cell(figure, "grey").items() if grey} == {
+        ("C", "8", "as trained"),
+        ("C", "8", "fewer"),
+    }
+    assert by_cell(figure, "mean")["C", "8", "as trained"] == 1.5
+    assert set(figure.frame["n"]) == set(figure.frame["seeds"]) == {2}
+    assert by_cell(figure, "std")["A", "16", "fewer"] == pytest.approx(2**0.5)
+
+
+def test_the_drawing_has_every_number_and_says_what_grey_is(figure):
+    texts = svg_texts(figure.render("svg"))
+    assert texts.count("–") == 1  # D of width 16
+    assert texts.count("0") == 2  # exactly 0; 2 decimals of the first metric, 1 of the second
+    assert {"1.00", "1.50", "40.0", "10.0", "2.2", "dim 8", "dim 16", "as", "trained", "Encodings"} <= set(texts)
+    below = " ".join(texts)
+    assert "Mean of 2 seeds, coloured from best (blue) to worst (red) of each column." in below
+    assert "Grey: did not learn the task (more than 1 % as trained)." in below
+    assert "Two seeds." in below
+    shown = figure.render("svg").decode()
+    grey = shown.count("fill: #d4d7db")
+    assert grey == 2
+
+
+def test_without_a_declaration_columns_are_those_of_the_table(plan, results):
+    question = GetFigure(plan.name, "heatmap", panels="dim", metric=(DENSE,))
+    frame = draw_figure(results, question).frame
+    assert set(frame["column"]) == {"OOD"}
+    assert frame["group"].unique().tolist() == ["8", "16"]
+    assert frame["row"].unique().tolist()[0] == "C"
+    whole = draw_figure(results, GetFigure(plan.name, "heatmap", title="x", row=(plan.rows[0].name, plan.rows[4].name)))
+    assert whole.frame["row"].unique().tolist() == ["dim 16", "dim 8"]
+    assert whole.frame["column"].tolist() == ["In-dist.", "OOD"] * 2
+    with pytest.raises(FigureError, match="has no such axis"):
+        draw_figure(results, GetFigure(plan.name, "heatmap", panels="dims"))
+
+
+def test_the_greater_is_the_better_where_the_metric_says_so(store):
+    metrics = [{"name": COPIED, "label": "x", "goal": "max", "learned": 30.0}]
+    plan = plan_of(name="any", grid={"model.dim": [8, 16]}, metrics=metrics, published=[])
+    for row, value in zip(plan.rows, (20.0, 40.0), strict=True):
+        for run in row.runs:
+            finish(store, run, {COPIED: value})
+    figure = made("heatmap", plan, store)
+    assert figure.frame[["row", "rank", "grey"]].values.tolist() == [["dim 16", 1.0, False], ["dim 8", 2.0, True]]
+    assert "(less than 30 x)" in " ".join(svg_texts(figure.render("svg")))
+
+
+def test_an_axis_that_is_fixed_takes_its_heatmap_with_it(tmp_path, plan):
+    from cope_sweep.config import with_overrides
+
+    assert with_overrides(plan.ablation, assignments=["model.dim=8"]).content.figures == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('"16": {', '"61": {', "grid.yaml:19: figures[0].columns.61: model.dim has no value '61'"),
+        ("dense/token_error: fewer}\n    cap", "dens/token_error: fewer}\n    cap", "no run has the metric 'dens/token_error'"),
+        ("panels: model.dim", "panels: model.dims", "figures[0].panels: no axis is called 'model.dims'"),
+        ("columns:\n", "colours: rows\n    columns:\n", "figures[0].colours"),
+    ],
+)  # fmt: skip
+def test_errors_name_their_line(tmp_path, before, after, message):
+    assert before in TEXT
+    (tmp_path / "grid.yaml").write_text(TEXT.replace(before, after))
+    with pytest.raises(SpecError, match=re.escape(message)):
+        expand(load_ablation(tmp_path / "grid.yaml"))
