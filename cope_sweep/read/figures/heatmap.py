@@ -30,7 +30,7 @@ COLUMNS = {
     "row": "str", "group": "str", "column": "str", "metric": "str", "n": "int64", "seeds": "int64", "mean": "float64",
     "std": "float64", "grey": "bool", "rank": "float64", "mean_rank": "float64",
 }  # fmt: skip
-Groups = Mapping[str, Mapping[str, str]]
+Groups = dict[str, dict[str, str]]
 """Group of columns → metric → title of its column."""
 
 POINT = 1 / 72
@@ -61,7 +61,7 @@ def heatmap(results: Results, question: GetFigure, declared: Heatmap | None = No
         groups = {label: {name: column.label for name, column in titles.items()} for label in labels}
     data = heatmap_frame(plan, rows, runs, panels, groups)
     title = question.title or plan.ablation.content.title
-    options = declared or Heatmap(columns=dict(groups))
+    options = declared or Heatmap(columns=groups)
     names = {group: named_label(plan.axes[panels], group) if panels and group else group for group in groups}
     note = _note(data, options, _learning_rule(plan))
     return Figure("heatmap", title, data, partial(_draw, data, titles, names, options, title, note))
@@ -104,8 +104,8 @@ def heatmap_frame(
                         "seeds": len(row.runs), "mean": found.mean, "std": found.std, "grey": is_grey,
                     })  # fmt: skip
     data = pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
-    for (_, metric), cells in data.groupby(["group", "metric"], sort=False):
-        is_ascending = metric_title(plan, str(metric)).goal == "min"
+    for _, cells in data.groupby(["group", "metric"], sort=False):
+        is_ascending = metric_title(plan, cells["metric"].iloc[0]).goal == "min"
         data.loc[cells.index, "rank"] = cells["mean"].rank(ascending=is_ascending)
     data["mean_rank"] = data.groupby("row")["rank"].transform("mean")
     # Cells of a row that groups do not share with others may come late: rows first, then columns in their order.
@@ -135,8 +135,8 @@ def _draw(
     note: str,
 ) -> Drawing:
     if data.empty:
-        drawing, axes = canvas.panels(1, title=title)
-        canvas.say_empty(axes[0])
+        drawing, (panel,) = canvas.panels(1, title=title)
+        canvas.say_empty(panel)
         return drawing
     rows = list(dict.fromkeys(data["row"]))
     columns = [
@@ -200,16 +200,18 @@ def _draw_cells(
     colours = mpl.colormaps[COLOURS]
     corners, fills = [], []
     for (group, metric, _), x in zip(columns, lefts, strict=True):
-        shown = data[(data["group"] == group) & (data["metric"] == metric)].set_index("row")
+        shown = data[(data["group"] == group) & (data["metric"] == metric)]
+        means = dict(zip(shown["row"], shown["mean"], strict=True))
+        grey_rows = set(shown.loc[shown["grey"], "row"])
         column = titles[metric]
         decimals = column.decimals if options.decimals is None else options.decimals
         low, high = _limits(data if options.colours == "all" else shown, column)
         for index, row in enumerate(rows):
             y, text, colour = CELL_HEIGHT * index, "–", canvas.GREY
-            if row in shown.index:
-                mean = float(shown.at[row, "mean"])
+            if row in means:
+                mean = means[row]
                 fill, colour = GREY, GREY_TEXT
-                if not shown.at[row, "grey"]:
+                if row not in grey_rows:
                     share = (mean - low) / (high - low) if high > low else 0.0
                     fill = mpl.colors.to_hex(colours(0.08 + 0.84 * (1 - share if column.goal == "min" else share)))
                     colour = _text_colour(fill)
