@@ -17,11 +17,12 @@ import hashlib
 import inspect
 import os
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -98,26 +99,38 @@ class RetryPolicy:
         return wait_s if wait_s <= MAX_WAIT_S else None
 
 
-def _asks(question: Callable[P, Question[A]]) -> Callable[Concatenate[Client, P], A]:
+def _asks(question: type[Question[A]]) -> Callable[..., A]:
     """A method that asks a question: it has the parameters and the documentation of the question."""
 
-    def method(client: Client, /, *values: P.args, **named: P.kwargs) -> A:
-        return client.ask(question(*values, **named))
+    def method(client: Client, /, *values: Any, **named: Any) -> A:
+        answer: A = client.ask(_constructed(question, values, named))
+        return answer
 
     return _documented(method, question)
 
 
-def _lists(question: Callable[P, ListRuns]) -> Callable[Concatenate[Client, P], Iterator[RunSummary]]:
+def _constructed(question: Any, values: Iterable[Any], named: Mapping[str, Any]) -> Any:
+    """A question, which the service validates. Its first fields are those of the path."""
+    in_path = path_names(question)
+    names = [*in_path, *(each for each in question.model_fields if each not in in_path)]
+    return question.model_construct(**dict(zip(names, values)), **named)  # noqa: B905 - some may be given
+
+
+def path_names(question: type[Question[Any]]) -> list[str]:
+    return re.findall(r"{(\w+)}", question.path)
+
+
+def _lists(question: type[ListRuns]) -> Callable[..., Iterator[RunSummary]]:
     """A method that yields all runs of a list, whatever its `limit`: it requests page by page."""
 
-    def method(client: Client, /, *values: P.args, **named: P.kwargs) -> Iterator[RunSummary]:
-        asked = replace(question(*values, **named), limit=PAGE)
+    def method(client: Client, /, *values: Any, **named: Any) -> Iterator[RunSummary]:
+        asked = _constructed(question, values, named).model_copy(update={"limit": PAGE})
         while True:
             page = client.ask(asked)
             yield from page.runs
             if page.next is None:
                 return
-            asked = replace(asked, cursor=page.next, offset=0)
+            asked = asked.model_copy(update={"cursor": page.next, "offset": 0})
 
     return _documented(method, question)
 
@@ -186,11 +199,11 @@ class Client:
 
     def ask(self, question: Question[A]) -> A:
         """The answer to a question."""
-        kind = type(question)
-        parts = {each.name: _quoted(getattr(question, each.name)) for each in kind.parameters() if each.in_path}
-        path = kind.path.format_map(parts)
-        content: Any = self._send("GET", path, params=question.given()).content
-        answer: A = content if kind.answer_type() is bytes else TypeAdapter(kind.answer_type()).validate_json(content)
+        in_path = path_names(type(question))
+        path = question.path.format_map({each: _quoted(getattr(question, each)) for each in in_path})
+        given = question.model_dump(exclude={*in_path}, exclude_defaults=True, exclude_none=True, warnings=False)
+        content: Any = self._send("GET", path, params=given).content
+        answer: A = content if question.answer is bytes else TypeAdapter(question.answer).validate_json(content)
         return answer
 
     ablations = _asks(questions.ListAblations)

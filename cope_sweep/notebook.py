@@ -106,7 +106,7 @@ def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE,
     """
     fields = {{"metrics": "metric", "rows": "row"}.get(name, name): value for name, value in options.items()}
     results = read_results(*_recorded(ablation, store))
-    return draw_figure(results, GetFigure(results.plan.name, kind, **fields))
+    return draw_figure(results, GetFigure(name=results.plan.name, figure=kind, **fields))
 
 
 def predictor(

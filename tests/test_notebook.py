@@ -101,11 +101,11 @@ for optimizer in ("adamw", "muon"):
     [
         ("import cope_sweep", {"torch", "pandas", "numpy", "pydantic", "ray"}),
         ("import cope_sweep; assert callable(cope_sweep.plan) and callable(cope_sweep.table)", {"torch", "pandas"}),
-        ("import cope_sweep.read.figures", {"torch", "pandas", "numpy", "matplotlib", "pydantic"}),
+        ("import cope_sweep.read.figures", {"torch", "pandas", "numpy", "matplotlib"}),
         ("import cope_sweep.read.tables", {"torch", "ray", "mlflow", "scipy", "pandas"}),
         (
             "import cope_sweep.cli.application",
-            {"torch", "ray", "mlflow", "pandas", "numpy", "pydantic", "fastapi", "matplotlib"},
+            {"torch", "ray", "mlflow", "pandas", "numpy", "fastapi", "matplotlib"},
         ),
         (
             "import cope_sweep.client",

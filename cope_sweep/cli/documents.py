@@ -65,7 +65,7 @@ def table(
     source = _of_reports(source, folder)
     if question.committed and source.sets:
         raise UserError("--committed shows the runs of a report as they are; leave out --set")
-    question = replace(question, format="json" if source.as_json else question.format)
+    question = question.model_copy(update={"format": "json" if source.as_json else question.format})
     if output is None and question.format in (None, "terminal") and not (source.server or question.runs):
         make_console().print(source.queries.table(question).to_rich())
         return
@@ -248,15 +248,19 @@ def figure(
 
     Example: `cope-sweep figure quickstart --kind maps --row CoPE --show gates --mark data -o gates.png`
     """
-    question = replace(question, name=source.run_or_ablation(question.name))
+    question = question.model_copy(update={"name": source.run_or_ablation(question.name)})
     kind: str | None = question.figure
     given = (show, *heads, mark, split, position, text, file, first, seed)
     is_checkpoint = _is_checkpoint(question.name)
-    own = replace(question, figure="", format=None) != GetFigure(question.name, "", scale=question.scale)
+    own = question.model_copy(update={"figure": "", "format": None}) != GetFigure.model_construct(
+        name=question.name, figure="", scale=question.scale
+    )
     selects = own or any(each is not None for each in given)
     declared: list[str] = []
     if not is_checkpoint and not selects and kind in (None, "maps"):
-        declared = [each.name for each in source.ask(ListFigures(question.name, question.scale)) if each.declared]
+        declared = [
+            each.name for each in source.ask(ListFigures(name=question.name, scale=question.scale)) if each.declared
+        ]
     write: Callable[[GetFigure, IO[bytes]], object] = source.write
     if is_checkpoint or (kind == "maps" and "maps" not in declared):
         if source.server:
@@ -282,7 +286,9 @@ def figure(
     wanted = [kind] if kind else declared or ["curves"]
     if output is not None and len(wanted) > 1:
         raise UserError(f"--output is one file; {question.name} declares {', '.join(declared)}; choose one with --kind")
-    written = [_save(replace(question, figure=each), output, write, several=len(wanted) > 1) for each in wanted]
+    written = [
+        _save(question.model_copy(update={"figure": each}), output, write, several=len(wanted) > 1) for each in wanted
+    ]
     files = [each for each in written if each]
     if files and not source.printed(files if kind is None and declared else files[0]):
         for each in files:

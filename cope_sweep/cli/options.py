@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, g
 
 import typer
 
-from cope_sweep.api.questions import RUN_PREFIX, ExportRuns, GetRun, Parameter
+from cope_sweep.api.questions import RUN_PREFIX, ExportRuns, GetRun
 from cope_sweep.cli.output import print_json
 from cope_sweep.errors import UserError
 
@@ -186,7 +186,11 @@ class Source:
         """The id of the run whose id begins with these digits, at least four; else the text. Raises UserError."""
         if not RUN_PREFIX.fullmatch(text) or Path(text).exists():
             return text
-        return self.queries.run_id(text) if self.client is None else self.client.ask(GetRun(text, curve=False)).run_id
+        return (
+            self.queries.run_id(text)
+            if self.client is None
+            else self.client.ask(GetRun(run_id=text, curve=False)).run_id
+        )
 
     def run_or_ablation(self, text: str) -> str:
         """The same as `run_id` for what is no ablation. Raises UserError."""
@@ -286,7 +290,7 @@ class Command:
     @cached_property
     def _fields(self) -> dict[str, list[Parameter]]:
         """The fields of the question and of the request."""
-        found = {"question": [*self.question.parameters()] if self.question else [], "request": []}
+        found = {"question": _model_fields(self.question) if self.question else [], "request": []}
         if self.request is not None:
             module, _, name = self.request.partition(":")
             found["request"] = _model_fields(getattr(importlib.import_module(module), name))
@@ -325,7 +329,11 @@ class Command:
             )
         fields = {kind: {each.name: values.pop(each.name) for each in own} for kind, own in self._fields.items()}
         if self.question is not None:
-            values["question"] = self.question(**fields["question"])
+            # Typer has validated the values, and a command may complete them.
+            given_fields = {
+                name: tuple(map(str, v)) if isinstance(v, list) else v for name, v in fields["question"].items()
+            }
+            values["question"] = self.question.model_construct(**given_fields)
         if self.request is not None:
             values["request"] = fields["request"]
         self.function(source=Source(**where, as_json=as_json), **values)
@@ -340,6 +348,18 @@ def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> 
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
 
 
+@dataclass(frozen=True)
+class Parameter:
+    """A field of a question or request."""
+
+    name: str
+    kind: Any
+    """Its type, with the constraints."""
+    default: Any
+    """`dataclasses.MISSING`: it has to be given."""
+    description: str
+
+
 def _model_fields(model: Any) -> list[Parameter]:
     """The fields of a pydantic model."""
     return [
@@ -348,7 +368,6 @@ def _model_fields(model: Any) -> list[Parameter]:
             Annotated[(each.annotation, *each.metadata)] if each.metadata else each.annotation,
             MISSING if each.is_required() else each.default,
             each.description or "",
-            in_path=False,
         )
         for name, each in model.model_fields.items()
     ]

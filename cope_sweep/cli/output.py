@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -142,7 +141,7 @@ def save(
     Raises UserError.
     """
     chosen = question.format or suffixes.get("" if output is None else output.suffix.lower(), default)
-    question = replace(question, format=chosen)
+    question = question.model_copy(update={"format": chosen})
     if output is None:
         if chosen in binary:
             raise UserError(f"{chosen} is binary; name a file for it with --output FILE")

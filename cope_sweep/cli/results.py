@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -291,7 +291,7 @@ def _print_backlog(console: Console, source: Source) -> None:
 
 
 def _show_sweep(source: Source, sweep_id: str) -> None:
-    sweep = source.ask(GetSweep(sweep_id))
+    sweep = source.ask(GetSweep(sweep_id=sweep_id))
     if source.printed(sweep):
         return
     console = make_console()
@@ -304,7 +304,7 @@ def _show_sweep(source: Source, sweep_id: str) -> None:
 
 
 def _show_run(source: Source, run_id: str) -> None:
-    run = source.ask(GetRun(run_id, curve=False))
+    run = source.ask(GetRun(run_id=run_id, curve=False))
     if run.state.get("status") is None and run.status == "pending":
         raise UserError(f"no run {run_id} in {source.location}; `cope-sweep plan ABLATION` lists the ids")
     document = run.model_dump(exclude={"curve", "values"})
@@ -463,7 +463,7 @@ def _distinguishing(source: Source, shown: Sequence[RunSummary]) -> dict[str, di
     groups = {key: run_ids for key, run_ids in groups.items() if len(run_ids) > 1}
     if not groups:
         return {}
-    exported = source.ask(ExportRuns(run=[each for run_ids in groups.values() for each in run_ids], format="json"))
+    exported = source.ask(ExportRuns(run=tuple(each for run_ids in groups.values() for each in run_ids), format="json"))
     specs = {
         record["run_id"]: {key: value for key, value in record.items() if key.startswith(SPEC)}
         for record in json.loads(exported)
@@ -484,8 +484,8 @@ def _export(source: Source, question: ListRuns, name: str | None, output: Path |
         raise UserError(
             f"{given} is no format of runs; the formats are {', '.join(get_args(RunsFormat))}; choose one with --format"
         )
-    which = {each.name: getattr(question, each.name) for each in fields(RunFilter)}
-    asked = ExportRuns(**which, format=chosen, curves=curves)  # type: ignore[arg-type]
+    which = {each: getattr(question, each) for each in RunFilter.model_fields}
+    asked = ExportRuns.model_construct(**which, format=chosen, curves=curves)  # type: ignore[arg-type]
     save(asked, output, source.write, default="csv", suffixes={})
     if output is not None:
         make_console().print(escaped(f"all matching {'logged values' if curves else 'runs'} are in {output}"))
@@ -578,7 +578,7 @@ def logs(
         raise UserError("--json is one document; leave out --follow")
     run, tail = source.run_id(question.run_id), question.tail
     if source.as_json:
-        print_json(source.ask(GetLog(run) if tail is None else question))
+        print_json(source.ask(GetLog(run_id=run) if tail is None else question))
         return
     shown = ""
     for turn in itertools.count():

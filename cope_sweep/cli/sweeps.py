@@ -291,7 +291,7 @@ def stop(
     """
     active = _active(source)
     if sweep != "all" and sweep not in active:
-        source.ask(GetSweep(sweep))  # raises UserError for an unknown sweep
+        source.ask(GetSweep(sweep_id=sweep))  # raises UserError for an unknown sweep
     wanted = active if sweep == "all" else active & {sweep}
     for each in wanted:
         if source.client is not None:

@@ -94,7 +94,7 @@ def train_ablation(
 
 def train_rest(sweep_id: str, source: Source, trainer: Trainer) -> NoReturn:
     """Train what a submitted sweep has left, as a sweep of its own, show the table and exit."""
-    sweep = source.ask(GetSweep(sweep_id))  # raises UserError for an unknown sweep
+    sweep = source.ask(GetSweep(sweep_id=sweep_id))  # raises UserError for an unknown sweep
     if sweep.status in ACTIVE:
         raise UserError(f"sweep {sweep_id} is {sweep.status}; stop it first, or wait for its end")
     try:

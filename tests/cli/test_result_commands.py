@@ -491,10 +491,10 @@ def test_what_cannot_be_answered_is_an_error(searched):
 def test_logs_as_json_are_those_of_the_service(stored):
     failed = stored.runs[1].run_id
     queries = Queries(Store(stored.folder / "store"))
-    assert stored.json("logs", failed) == queries.ask(GetLog(failed, 200)).model_dump()
-    assert stored.json("logs", failed, "--tail", "1") == queries.ask(GetLog(failed, 1)).model_dump()
+    assert stored.json("logs", failed) == queries.ask(GetLog(run_id=failed)).model_dump()
+    assert stored.json("logs", failed, "--tail", "1") == queries.ask(GetLog(run_id=failed, tail=1)).model_dump()
     out, _ = stored("logs", failed, "--tail", "1")
-    assert out.splitlines() == queries.ask(GetLog(failed, 1)).lines
+    assert out.splitlines() == queries.ask(GetLog(run_id=failed, tail=1)).lines
     out, _ = stored("logs", failed, "--tail", "0")
     assert out == ""
     assert "leave out --follow" in stored.json("logs", failed, "--follow", code=2)["error"]["message"]

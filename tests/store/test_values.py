@@ -70,7 +70,7 @@ def test_no_value_of_a_file_hides_other_runs(plan, tmp_path):
     assert all(".json: " in run.message for run in damaged)
     for run in runs[::3]:
         if run.run_id in known:
-            json.loads(queries.ask(GetRun(run.run_id)).model_dump_json())
+            json.loads(queries.ask(GetRun(run_id=run.run_id)).model_dump_json())
 
 
 @pytest.mark.parametrize(("fact", "key"), [("device", "facts.device"), ("parent_id", "parent_id")])
@@ -80,6 +80,6 @@ def test_the_message_names_file_and_key(plan, tmp_path, fact, key):
     finish(store, run, {}, {})
     put(store.run(run.run_id).path / "result.json", ["facts", fact], "\ud800")
     rebuild(store)
-    message = Queries(store).ask(GetRun(run.run_id)).message
+    message = Queries(store).ask(GetRun(run_id=run.run_id)).message
     assert f"result.json: {key}: no Unicode text" in message
     assert message.endswith("train the run again")

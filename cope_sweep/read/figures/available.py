@@ -68,7 +68,7 @@ def draw_figure(results: Results, question: GetFigure) -> Figure:
 def is_plain(question: GetFigure) -> bool:
     """Whether a question has no option of what is drawn."""
     where = {"scale": question.scale, "committed": question.committed, "format": question.format}
-    return question == GetFigure(question.name, question.figure, **where)  # type: ignore[arg-type]
+    return question == GetFigure(name=question.name, figure=question.figure, **where)
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,14 @@ def declared_question(plan: Plan, declared: Declared) -> GetFigure:
     """The question whose figure is the declared one, if that is no map."""
     figure = declared.figure
     if isinstance(figure, Heatmap):
-        names = dict.fromkeys(name for columns in figure.columns.values() for name in columns)
-        return GetFigure(
-            plan.name, "heatmap", metric=list(names), row=declared.rows, panels=figure.panels, title=figure.title
-        )
-    fields = figure.model_dump(exclude={"kind", "source", "rows"})
-    metrics = fields.pop("metrics", None) or [fields.pop("metric")]
-    return GetFigure(plan.name, figure.kind, metric=metrics, row=declared.rows, **fields)
+        metrics = list(dict.fromkeys(name for columns in figure.columns.values() for name in columns))
+        fields = {"panels": figure.panels, "title": figure.title}
+    else:
+        fields = figure.model_dump(exclude={"kind", "source", "rows"})
+        metrics = fields.pop("metrics", None) or [fields.pop("metric")]
+    # A file may have a longer title, and more metrics and rows, than a request.
+    changes = {**fields, "metric": tuple(metrics), "row": declared.rows}
+    return GetFigure(name=plan.name, figure=figure.kind).model_copy(update=changes)
 
 
 def _checkpoint(results: Results, declared: Declared, seed: int | None) -> Path:

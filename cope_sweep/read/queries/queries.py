@@ -358,7 +358,6 @@ ANSWERS: dict[type[questions.Question[Any]], Callable[[Queries, Any], Any]] = {
     questions.GetFigure: Queries._figure,
     questions.GetReport: Queries._report,
     questions.ListRuns: Queries._runs,
-    questions.ListPlannedRuns: Queries._runs,
     questions.ExportRuns: Queries._export,
     questions.GetRun: Queries._run,
     questions.GetLog: Queries._log,

@@ -214,7 +214,12 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
     if not figures:
         kind = "budget" if plan.is_drawn else "summary"
         figures = (
-            Drawn(kind, plan.ablation.content.title, "", _svg(FIGURES[kind].make(results, GetFigure(plan.name, kind)))),
+            Drawn(
+                kind,
+                plan.ablation.content.title,
+                "",
+                _svg(FIGURES[kind].make(results, GetFigure(name=plan.name, figure=kind))),
+            ),
         )
     return Evidence(results, Table(results, compare or reference(plan)), figures)
 

@@ -114,6 +114,7 @@ async def _components(request: Request) -> Components:
 
 
 ComponentsDep = Annotated[Components, Depends(_components)]
+IfNoneMatch = Annotated[str | None, Header(description="ETag of the version that the client has.")]
 
 
 async def _require_json(request: Request) -> None:
@@ -134,8 +135,12 @@ async def _prepare_plans(components: ComponentsDep) -> None:
     await components.prepare()
 
 
+async def _document_etag(if_none_match: IfNoneMatch = None) -> None:
+    """`CachedRoute` reads the header."""
+
+
 RequireJson = Depends(_require_json)
+WithETag = Depends(_document_etag)
 PreparePlans = Depends(_prepare_plans)
 FinishedRun = Annotated[RunFolder, Depends(_finished_run)]
 Accept = Annotated[str | None, Header(description="Media type of the file; the parameter `format` has priority.")]
-IfNoneMatch = Annotated[str | None, Header(description="ETag of the version that the client has.")]

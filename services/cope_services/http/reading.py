@@ -1,4 +1,4 @@
-"""Routes that read ablations and runs: most are made from the questions of `cope_sweep.api`.
+"""Routes that read ablations and runs. Their parameters are the questions of `cope_sweep.api`.
 
 Figures and reports are made one at a time, on a thread of their own: drawing takes seconds.
 """
@@ -6,19 +6,18 @@ Figures and reports are made one at a time, on a thread of their own: drawing ta
 from __future__ import annotations
 
 import csv
-import inspect
 import io
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import MISSING, replace
-from pathlib import Path as FilePath
+from collections.abc import Callable, Mapping, Sequence
+from inspect import getdoc
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, Field, TypeAdapter, create_model
+from pydantic import BaseModel, TypeAdapter
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
@@ -27,15 +26,38 @@ from werkzeug.http import parse_accept_header
 
 from cope_services.http.access import READ
 from cope_services.http.caching import CachedRoute, RunFilesRoute, matches_etag
-from cope_services.http.components import Accept, Components, ComponentsDep, FinishedRun, IfNoneMatch, PreparePlans
-from cope_services.http.errors import BusyError, NotAcceptableError, Responses, error_responses
+from cope_services.http.components import (
+    Accept,
+    Components,
+    ComponentsDep,
+    FinishedRun,
+    IfNoneMatch,
+    PreparePlans,
+    WithETag,
+)
+from cope_services.http.errors import BusyError, InvalidError, NotAcceptableError, Responses, error_responses
 from cope_services.http.middleware import ASKED
 from cope_services.models.predictors import StoredFile, checkpoint_file, checkpoint_listing
-from cope_sweep.api.answers import Checkpoint
+from cope_sweep.api.answers import (
+    AblationDetail,
+    AblationSummary,
+    Checkpoint,
+    Curves,
+    CurvesOfRuns,
+    FigureInfo,
+    PlanCost,
+    RunDetail,
+    RunLog,
+    RunPage,
+    RunsDiff,
+)
 from cope_sweep.api.questions import (
     CompareCurves,
+    CurvesOptions,
     ExportRuns,
     FigureFormat,
+    FigureName,
+    FigureOptions,
     GetAblation,
     GetCurves,
     GetDiff,
@@ -44,15 +66,20 @@ from cope_sweep.api.questions import (
     GetPlan,
     GetReport,
     GetRun,
-    GetSweep,
     GetTable,
     ListAblations,
     ListFigures,
-    ListPlannedRuns,
     ListRuns,
-    ListSweeps,
+    LogOptions,
+    Name,
     Points,
     Question,
+    ReportOptions,
+    RunId,
+    RunOptions,
+    RunsFormat,
+    ScaleOptions,
+    TableOptions,
 )
 from cope_sweep.config import SpecError
 from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
@@ -61,7 +88,7 @@ from cope_sweep.store import QueryError, StoreError
 
 # -- responses ---------------------------------------------------------------------------------------------------------
 
-Name = TypeVar("Name", bound=str)
+N = TypeVar("N", bound=str)
 RowsFormat = Literal["json", "csv"]
 _ANY: TypeAdapter[Any] = TypeAdapter(Any, config={"ser_json_inf_nan": "null"})
 
@@ -100,7 +127,7 @@ def rows_response(rows: Sequence[Mapping[str, float]], output_format: RowsFormat
     return Response(text.getvalue(), media_type="text/csv")
 
 
-def accepted(accept: str | None, available: Mapping[Name, str], what: str) -> Name:
+def accepted(accept: str | None, available: Mapping[N, str], what: str) -> N:
     """The name of the media type that an Accept header prefers; the first one without a header.
 
     Args:
@@ -136,182 +163,179 @@ class Pictures:
         return await run_sync(draw, limiter=self._one)
 
 
-# -- routes that are made from questions -------------------------------------------------------------------------------
-
-WITHOUT_PLANS = (GetDiff, CompareCurves, ListSweeps, GetSweep)
-"""Questions about the store alone: they do not wait for plans of ablation files."""
-
-
-Answerer = Callable[[Components, Any, str | None], Awaitable[Response]]
-"""Answers a question; for a file, in the format that the question or else the Accept header names."""
-
-
-def add_questions(router: APIRouter, *questions: type[Question[Any]]) -> None:
-    """Add a GET route for each question that the queries answer."""
-    for question in questions:
-        add_question(router, question, _ask)
-
-
-def add_question(
-    router: APIRouter, question: type[Question[Any]], answer: Answerer, responses: Responses | None = None
-) -> None:
-    """Add a GET route for a question. The prefix of the router is the begin of its path."""
-    model = question.answer_type()
-    documented: dict[str, Any] = {"response_class": Response} if model is bytes else {"response_model": model}
-    route = router.get(question.path.removeprefix(router.prefix), responses=responses, **documented)
-    route(_endpoint(question, answer))
-
-
-def _endpoint(question: type[Question[Any]], respond: Answerer) -> Any:
-    """The function that answers a question; its signature tells FastAPI the parameters."""
-    in_path = [each for each in question.parameters() if each.in_path]
-    # They are one model: FastAPI validates each parameter of a function on its own, which takes longer than the answer.
-    in_query: dict[str, Any] = {
-        each.name: (
-            Annotated[each.kind, Field(description=each.description)],
-            ... if each.default is MISSING else each.default,
-        )
-        for each in question.parameters()
-        if not each.in_path
-    }
-
-    async def answer(
-        components: Components, query: BaseModel, if_none_match: str | None, accept: str | None = None, **names: str
-    ) -> Response:
-        asked = question(**names, **dict(query))
-        if not isinstance(asked, WITHOUT_PLANS):
-            name = getattr(asked, "name", None) or getattr(asked, "ablation", None)
-            await components.prepare(None if isinstance(asked, ListRuns) else name, getattr(asked, "scale", None))
-        return await respond(components, asked, accept)
-
-    own = {
-        "components": ComponentsDep,
-        **{each.name: Annotated[each.kind, Path(description=each.description)] for each in in_path},
-        "query": Annotated[create_model(question.__name__, **in_query), Query()],
-        **({"accept": Accept} if question.answer_type() is bytes else {}),
-        "if_none_match": IfNoneMatch,
-    }
-    parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=kind,
-            default=None if name in ("accept", "if_none_match") else inspect.Parameter.empty,
-        )
-        for name, kind in own.items()
-    ]
-    answer.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    answer.__name__, answer.__doc__ = _function_name(question), question.__doc__
-    return answer
-
-
-def _function_name(question: type[Question[Any]]) -> str:
-    """`list_runs` of `ListRuns`: the id of the operation begins with it."""
-    return "".join(f"_{each.lower()}" if each.isupper() else each for each in question.__name__).lstrip("_")
-
-
-async def _ask(components: Components, question: Question[Any], accept: str | None) -> Response:
-    """The answer as JSON."""
-
-    def answer() -> Response:
-        chosen = isinstance(question, ListRuns) and bool(question.fields)
-        return json_response(components.queries.ask(question), exclude_unset=chosen)
-
-    return await run_in_threadpool(answer)
-
-
-# -- routes ------------------------------------------------------------------------------------------------------------
+# -- ablations ---------------------------------------------------------------------------------------------------------
 
 ablations = APIRouter(
     prefix="/ablations",
     tags=["ablations"],
-    dependencies=[READ],
+    dependencies=[READ, WithETag],
     responses={304: {}, **error_responses(409)},
     route_class=CachedRoute,
 )
 
+
+async def answer(components: Components, question: Question[Any]) -> Response:
+    """The answer to a question as JSON."""
+
+    def ask() -> Response:
+        chosen = isinstance(question, ListRuns) and bool(question.fields)
+        return json_response(components.queries.ask(question), exclude_unset=chosen)
+
+    return await run_in_threadpool(ask)
+
+
+@ablations.get("", response_model=list[AblationSummary], description=getdoc(ListAblations))
+async def list_ablations(components: ComponentsDep) -> Response:
+    await components.prepare()
+    return await answer(components, ListAblations())
+
+
+@ablations.get("/{name}", response_model=AblationDetail, description=getdoc(GetAblation))
+async def get_ablation(name: Name, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
+    await components.prepare(name, query.scale)
+    return await answer(components, GetAblation(name=name, **dict(query)))
+
+
+@ablations.get("/{name}/plan", response_model=PlanCost, description=getdoc(GetPlan))
+async def get_plan(name: Name, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
+    await components.prepare(name, query.scale)
+    return await answer(components, GetPlan(name=name, **dict(query)))
+
+
+@ablations.get("/{name}/curves", response_model=Curves, description=getdoc(GetCurves))
+async def get_curves(name: Name, query: Annotated[CurvesOptions, Query()], components: ComponentsDep) -> Response:
+    await components.prepare(name, query.scale)
+    return await answer(components, GetCurves(name=name, **dict(query)))
+
+
+@ablations.get("/{ablation}/runs", response_model=RunPage)
+async def list_planned_runs(ablation: Name, query: Annotated[ListRuns, Query()], components: ComponentsDep) -> Response:
+    """The runs of an ablation in plan order, including pending ones; with a filter or order, those that were begun."""
+    if query.ablation not in (None, ablation):
+        raise InvalidError(f"the path is of the ablation {ablation[:80]!r}; leave out `ablation`")
+    await components.prepare()
+    return await answer(components, query.model_copy(update={"ablation": ablation}))
+
+
+TABLE_TYPES = {name: each.media_type for name, each in formats().items()}
 FIGURE_TYPES: dict[FigureFormat, str] = {
     "svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf", "csv": "text/csv",
 }  # fmt: skip
-TYPES: dict[type[Question[Any]], tuple[str, Mapping[Any, str]]] = {
-    GetTable: ("a table", {name: each.media_type for name, each in formats().items()}),
-    GetFigure: ("a figure", FIGURE_TYPES),
-    GetReport: ("a report", {"html": "text/html", "markdown": "text/markdown"}),
-    ExportRuns: (
-        "an export",
-        {"csv": "text/csv", "parquet": "application/vnd.apache.parquet", "json": "application/json"},
-    ),
-}
-"""Question → what it asks for, and the media types of the formats of that, the default first."""
+REPORT_TYPES: dict[Literal["html", "markdown"], str] = {"html": "text/html", "markdown": "text/markdown"}
+EXPORT_TYPES: dict[RunsFormat, str] = {
+    "csv": "text/csv", "parquet": "application/vnd.apache.parquet", "json": "application/json",
+}  # fmt: skip
+"""Format → its media type, the default first."""
 
 
-def add_file(router: APIRouter, question: type[Question[Any]], answer: Answerer, *errors: int) -> None:
-    """Add a GET route for a question that is answered by a file."""
-    content: dict[str, Any] = {media: {} for media in TYPES[question][1].values()}
-    add_question(router, question, answer, {200: {"content": content}, **error_responses(406, *errors)})
+def _file(types: Mapping[Any, str], *errors: int) -> dict[str, Any]:
+    """The documentation of a route that answers with a file of one of these media types."""
+    content: dict[str, Any] = {media: {} for media in types.values()}
+    return {"response_class": Response, "responses": {200: {"content": content}, **error_responses(406, *errors)}}
 
 
-def _in_format(question: Any, accept: str | None) -> tuple[Any, str]:
-    """The question for a file in the format that it names, or else the Accept header, and the media type of that."""
-    what, types = TYPES[type(question)]
-    chosen = question.format or accepted(accept, types, what)
-    return replace(question, format=chosen), types[chosen]
+@ablations.get("/{name}/table", description=getdoc(GetTable), **_file(TABLE_TYPES))
+async def get_table(
+    name: Name, query: Annotated[TableOptions, Query()], components: ComponentsDep, accept: Accept = None
+) -> Response:
+    await components.prepare(name, query.scale)
+    if query.format:
+        find_format(query.format)  # raises QueryError for a name that is none
+    chosen = query.format or accepted(accept, TABLE_TYPES, "a table")
+    question = GetTable(name=name, **{**dict(query), "format": chosen})
+    content = await run_in_threadpool(components.queries.ask, question)
+    return Response(content, media_type=TABLE_TYPES[chosen])
 
 
-async def _table(components: Components, question: GetTable, accept: str | None) -> Response:
-    if question.format:
-        find_format(question.format)  # raises QueryError for a name that is none
-    asked, media_type = _in_format(question, accept)
-    return Response(await run_in_threadpool(components.queries.ask, asked), media_type=media_type)
+@ablations.get("/{name}/figures", response_model=list[FigureInfo], description=getdoc(ListFigures))
+async def list_figures(name: Name, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
+    await components.prepare(name, query.scale)
+    return await answer(components, ListFigures(name=name, **dict(query)))
 
 
-async def _drawn(components: Components, question: GetFigure | GetReport, accept: str | None) -> Response:
-    """A figure or a report."""
-    asked, media_type = _in_format(question, accept)
+@ablations.get("/{name}/figures/{figure}", description=getdoc(GetFigure), **_file(FIGURE_TYPES, 429))
+async def get_figure(
+    name: Name,
+    figure: FigureName,
+    query: Annotated[FigureOptions, Query()],
+    components: ComponentsDep,
+    accept: Accept = None,
+) -> Response:
+    await components.prepare(name, query.scale)
+    chosen = query.format or accepted(accept, FIGURE_TYPES, "a figure")
+    question = GetFigure(name=name, figure=figure, **{**dict(query), "format": chosen})
+    return Response(await _drawn(components, question), media_type=FIGURE_TYPES[chosen])
 
+
+@ablations.get("/{name}/report", description=getdoc(GetReport), **_file(REPORT_TYPES, 429))
+async def get_report(
+    name: Name, query: Annotated[ReportOptions, Query()], components: ComponentsDep, accept: Accept = None
+) -> Response:
+    await components.prepare(name, query.scale)
+    chosen = query.format or accepted(accept, REPORT_TYPES, "a report")
+    question = GetReport(name=name, **{**dict(query), "format": chosen})
+    return Response(await _drawn(components, question), media_type=REPORT_TYPES[chosen])
+
+
+async def _drawn(components: Components, question: GetFigure | GetReport) -> bytes:
     def draw() -> bytes:
         try:
-            content: bytes = components.queries.ask(asked)
-            return content
+            return components.queries.ask(question)
         except (NotFoundError, QueryError, SpecError, StoreError):
             raise
         except UserError as error:  # no finished run, no checkpoint, no such mark in the tokens
             raise NotFinishedError(str(error)) from error
 
-    return Response(await components.pictures.make(draw), media_type=media_type)
+    return await components.pictures.make(draw)
 
 
-async def _export(components: Components, question: ExportRuns, accept: str | None) -> Response:
-    asked, media_type = _in_format(question, accept)
-    file = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115 - it is deleted when it was sent
-    remove = BackgroundTask(FilePath(file.name).unlink, missing_ok=True)
-    try:
-        with file:
-            await run_in_threadpool(components.queries.export, asked, file)
-    except BaseException:
-        await remove()
-        raise
-    return FileResponse(file.name, media_type=media_type, filename=f"runs.{asked.format}", background=remove)
+# -- runs --------------------------------------------------------------------------------------------------------------
 
-
-add_questions(ablations, ListAblations, GetAblation, GetPlan, GetCurves, ListPlannedRuns)
-add_file(ablations, GetTable, _table)
-add_questions(ablations, ListFigures)
-add_file(ablations, GetFigure, _drawn, 429)
-add_file(ablations, GetReport, _drawn, 429)
-
-READING: dict[str, Any] = {"prefix": "/runs", "tags": ["runs"], "dependencies": [READ]}
-pages = APIRouter(**READING, responses={304: {}}, route_class=CachedRoute)
-exports = APIRouter(**READING)
-files = APIRouter(**READING, responses={304: {}}, route_class=RunFilesRoute)
-checkpoints = APIRouter(**READING)
+READING: dict[str, Any] = {"tags": ["runs"], "dependencies": [READ]}
+CACHED: dict[str, Any] = {"tags": ["runs"], "dependencies": [READ, WithETag], "responses": {304: {}}}
+pages = APIRouter(prefix="/runs", **CACHED, route_class=CachedRoute)
+exports = APIRouter(prefix="/runs", **READING)
+files = APIRouter(prefix="/runs", **CACHED, route_class=RunFilesRoute)
+checkpoints = APIRouter(prefix="/runs", **READING)
+comparisons = APIRouter(**CACHED, route_class=RunFilesRoute)
 
 FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 304: {}, **error_responses(409)}
 
 
-add_questions(pages, ListRuns)
-add_file(exports, ExportRuns, _export)
-add_questions(files, GetRun, GetLog)
+@pages.get("", response_model=RunPage, description=getdoc(ListRuns))
+async def list_runs(query: Annotated[ListRuns, Query()], components: ComponentsDep) -> Response:
+    await components.prepare()
+    return await answer(components, query)
+
+
+@exports.get("/export", description=getdoc(ExportRuns), **_file(EXPORT_TYPES))
+async def export_runs(
+    query: Annotated[ExportRuns, Query()], components: ComponentsDep, accept: Accept = None
+) -> Response:
+    await components.prepare(query.ablation, query.scale)
+    chosen = query.format or accepted(accept, EXPORT_TYPES, "an export")
+    question = query.model_copy(update={"format": chosen})
+    file = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115 - it is deleted when it was sent
+    remove = BackgroundTask(Path(file.name).unlink, missing_ok=True)
+    try:
+        with file:
+            await run_in_threadpool(components.queries.export, question, file)
+    except BaseException:
+        await remove()
+        raise
+    return FileResponse(file.name, media_type=EXPORT_TYPES[chosen], filename=f"runs.{chosen}", background=remove)
+
+
+@files.get("/{run_id}", response_model=RunDetail, description=getdoc(GetRun))
+async def get_run(run_id: RunId, query: Annotated[RunOptions, Query()], components: ComponentsDep) -> Response:
+    await components.prepare()
+    return await answer(components, GetRun(run_id=run_id, **dict(query)))
+
+
+@files.get("/{run_id}/logs", response_model=RunLog, description=getdoc(GetLog))
+async def get_log(run_id: RunId, query: Annotated[LogOptions, Query()], components: ComponentsDep) -> Response:
+    await components.prepare()
+    return await answer(components, GetLog(run_id=run_id, **dict(query)))
 
 
 @files.get(
@@ -326,7 +350,6 @@ def get_curve(
     metric: Annotated[list[str], Query(max_length=50, description="Only these metrics. Default: all.")] = [],  # noqa: B006
     points: Annotated[Points, Query(description="At most so many points; spikes stay. Default: all.")] = None,
     format: RowsFormat = "json",  # noqa: A002
-    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """The logged rows of a run, by step."""
     return rows_response(components.queries.curve(run_id, metric, points), format)
@@ -344,8 +367,14 @@ def get_checkpoint_file(run: FinishedRun, file: str, if_none_match: IfNoneMatch 
     return download(checkpoint_file(run, file), if_none_match)
 
 
-comparisons = APIRouter(tags=["runs"], dependencies=[READ], responses={304: {}}, route_class=RunFilesRoute)
-add_questions(comparisons, GetDiff, CompareCurves)
+@comparisons.get("/diff", response_model=RunsDiff, description=getdoc(GetDiff))
+async def get_diff(query: Annotated[GetDiff, Query()], components: ComponentsDep) -> Response:
+    return await answer(components, query)
+
+
+@comparisons.get("/curves", response_model=CurvesOfRuns, description=getdoc(CompareCurves))
+async def compare_curves(query: Annotated[CompareCurves, Query()], components: ComponentsDep) -> Response:
+    return await answer(components, query)
 
 
 ROUTERS = (ablations, pages, exports, files, checkpoints)

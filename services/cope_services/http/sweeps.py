@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
+from inspect import getdoc
 from typing import Annotated
 
 from cachetools import TTLCache
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
@@ -21,13 +22,13 @@ from starlette.types import Receive, Scope, Send
 
 from cope_services.http.access import READ, SUBMIT, ApiKey
 from cope_services.http.caching import CachedRoute, Shared
-from cope_services.http.components import ComponentsDep, RequireJson
+from cope_services.http.components import ComponentsDep, RequireJson, WithETag
 from cope_services.http.errors import BusyError, ConflictError, InvalidError, NoClusterError, Responses, error_responses
 from cope_services.http.middleware import ASKED
-from cope_services.http.reading import add_questions
+from cope_services.http.reading import answer
 from cope_services.http.settings import Settings
-from cope_sweep.api.answers import PlanCost, SweepProgress, SweepState
-from cope_sweep.api.questions import GetSweep, ListSweeps
+from cope_sweep.api.answers import PlanCost, SweepDetail, SweepPage, SweepProgress, SweepState
+from cope_sweep.api.questions import GetSweep, ListSweeps, SweepId
 from cope_sweep.api.requests import SweepRequest
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
 from cope_sweep.config.source import TOO_LARGE
@@ -409,8 +410,13 @@ class EventStream(EventSourceResponse):
             await super().__call__(scope, receive, send)
 
 
-listed = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[READ], responses={304: {}}, route_class=CachedRoute)
-add_questions(listed, ListSweeps, GetSweep)
+listed = APIRouter(
+    prefix="/sweeps",
+    tags=["sweeps"],
+    dependencies=[READ, WithETag],
+    responses={304: {}},
+    route_class=CachedRoute,
+)
 router = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[SUBMIT])
 followed = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[READ])
 ACTION_ERRORS = error_responses(409, 413, 415, 429, 503)
@@ -434,6 +440,16 @@ IdempotencyKey = Annotated[
     ),
 ]
 LastEventId = Annotated[str | None, Header(max_length=100, description="The id of the last event that was received.")]
+
+
+@listed.get("", response_model=SweepPage, description=getdoc(ListSweeps))
+async def list_sweeps(query: Annotated[ListSweeps, Query()], components: ComponentsDep) -> Response:
+    return await answer(components, query)
+
+
+@listed.get("/{sweep_id}", response_model=SweepDetail, description=getdoc(GetSweep))
+async def get_sweep(sweep_id: SweepId, components: ComponentsDep) -> Response:
+    return await answer(components, GetSweep(sweep_id=sweep_id))
 
 
 @router.post("", status_code=202, dependencies=[RequireJson], responses={202: LOCATION, **ACTION_ERRORS})

@@ -488,7 +488,7 @@ def list_models(
 def get_model(model: str, components: ComponentsDep) -> Model:
     """One finished run."""
     components.queries.finished(model)
-    return _model(components.queries.ask(GetRun(model, curve=False)))
+    return _model(components.queries.ask(GetRun(run_id=model, curve=False)))
 
 
 def _model(run: RunSummary) -> Model:

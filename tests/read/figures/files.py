@@ -58,4 +58,4 @@ class Page(HTMLParser):
 
 def made(kind, plan, store, **options):
     """A figure of the runs of a plan in a store, with these options."""
-    return FIGURES[kind].make(read_results(plan, store), GetFigure("", "", **options))
+    return FIGURES[kind].make(read_results(plan, store), GetFigure(name="", figure="", **options))

@@ -40,7 +40,7 @@ def filled(plan, store):
 
 
 def draw(plan, store, name, file_format, **options):
-    return draw_figure(read_results(plan, store), GetFigure(plan.name, name, **options)).render(file_format)
+    return draw_figure(read_results(plan, store), GetFigure(name=plan.name, figure=name, **options)).render(file_format)
 
 
 def test_options_are_of_a_kind_not_of_a_declared_figure(plan, filled):
@@ -104,9 +104,11 @@ def test_names_rows_and_options():
     assert [each.rows for each in found] == rows
     own = plan_of(grid=GRID, figures=FIGURES)
     curves, values, convergence = (declared_question(own, each) for each in found[:3])
-    assert curves == GetFigure(own.name, "curves", metric=(ERROR,), row=("CoPE · 16",), log=False, title="A")
-    assert values == GetFigure(own.name, "values", metric=(ERROR,), row=rows[1], x="model.dim", log_x=True)
-    assert convergence == GetFigure(own.name, "convergence", metric=(ERROR,), row=everything, log=True)
+    assert curves == GetFigure(
+        name=own.name, figure="curves", metric=(ERROR,), row=("CoPE · 16",), log=False, title="A"
+    )
+    assert values == GetFigure(name=own.name, figure="values", metric=(ERROR,), row=rows[1], x="model.dim", log_x=True)
+    assert convergence == GetFigure(name=own.name, figure="convergence", metric=(ERROR,), row=everything, log=True)
 
 
 @pytest.mark.parametrize(("key", "log"), [({}, True), ({"log_x": True}, True), ({"log_x": False}, False)])

@@ -58,7 +58,9 @@ def pages(plan, store, limit, known=None):
     """The pages of curves, one after the other."""
     found, offset = [], 0
     while offset is not None:
-        found.append(plan_curves(plan, store, GetCurves(plan.name, "train/loss", None, offset, limit), known))
+        found.append(
+            plan_curves(plan, store, GetCurves(name=plan.name, metric="train/loss", offset=offset, limit=limit), known)
+        )
         offset = found[-1].next
     return found
 

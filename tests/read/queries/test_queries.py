@@ -96,7 +96,7 @@ def test_runs_of_an_ablation_are_in_plan_order_with_pending_ones(used, plan):
 
 
 def test_a_run_in_every_state(used, plan):
-    finished, failed, stopped, damaged, planned, _ = (used.ask(GetRun(run_id)) for run_id in ids(plan))
+    finished, failed, stopped, damaged, planned, _ = (used.ask(GetRun(run_id=run_id)) for run_id in ids(plan))
     assert finished.result["metrics"] == finished.metrics
     assert finished.facts == {"device": "cpu"}
     assert [row["step"] for row in finished.curve] == [1, 6, 6]
@@ -108,9 +108,9 @@ def test_a_run_in_every_state(used, plan):
     assert (planned.status, planned.sweeps) == ("pending", [SWEEP])
     assert planned.spec["model"]["layers"] == 3
     with pytest.raises(NotFoundError, match="16 hexadecimal digits"):
-        used.ask(GetRun("../x"))
+        used.ask(GetRun(run_id="../x"))
     with pytest.raises(NotFoundError, match="no run '0123456789abcdef'"):
-        used.ask(GetRun("0123456789abcdef"))
+        used.ask(GetRun(run_id="0123456789abcdef"))
 
 
 def test_sweeps_have_the_present_status_of_their_runs(used, plan):
@@ -122,18 +122,18 @@ def test_sweeps_have_the_present_status_of_their_runs(used, plan):
     finish(used.store, runs[4], {})
     assert used.ask(ListSweeps(ablation="good")).sweeps[0].counts["finished"] == 2
     assert (used.ask(ListSweeps(limit=1)).total, len(used.ask(ListSweeps(limit=1)).sweeps)) == (2, 1)
-    sweep = used.ask(GetSweep(SWEEP))
+    sweep = used.ask(GetSweep(sweep_id=SWEEP))
     assert (sweep.runs, sweep.reused, sweep.versions, sweep.error) == (5, 1, {"torch": "2"}, None)
     assert [(run.status, run.reused) for run in sweep.members[:2]] == [("finished", True), ("failed", False)]
 
 
 def test_a_sweep_whose_record_is_damaged_has_its_summary(used):
     (used.store.root / "sweeps" / f"{SWEEP}.json").write_text("{}")
-    sweep = used.ask(GetSweep(SWEEP))
+    sweep = used.ask(GetSweep(sweep_id=SWEEP))
     assert "not the record of a sweep" in sweep.error
     assert (sweep.counts["finished"], sweep.members) == (1, [])
     with pytest.raises(NotFoundError, match="no sweep 'x'"):
-        used.ask(GetSweep("x"))
+        used.ask(GetSweep(sweep_id="x"))
 
 
 def test_the_version_changes_with_the_store_and_with_the_file(used, plan, folder):

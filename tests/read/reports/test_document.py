@@ -93,7 +93,7 @@ def test_nothing_finished(files, tmp_path):
 def test_the_document_of_one_ablation(files, tmp_path):
     store = Store(tmp_path / "store", create=True)
     name = next(iter(files.files()))
-    question = GetReport(name)
+    question = GetReport(name=name)
     with pytest.raises(ReportError, match=f"cope-sweep run {name}"):
         report_file(Queries(store, files).results(name), question, str)
     plan = files.load(name)

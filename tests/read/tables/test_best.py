@@ -103,7 +103,7 @@ def test_a_report_shows_the_best_draws_and_tests_nothing():
     assert lines["CoPE"] == ["9.5", "3.5", "1.5", "1.5"]
     assert "### Best draws" in found.to_markdown({})
     (drawn,) = found.figures
-    data = FIGURES["budget"].make(found.results, GetFigure("", "")).frame
+    data = FIGURES["budget"].make(found.results, GetFigure(name="", figure="")).frame
     assert drawn.name == "budget"
     assert data[data["series"] == "CoPE"]["mean"].tolist() == [9.5, 3.5, 3.5, 1.5, 1.5]
     assert data["x"].tolist()[:5] == [1, 2, 3, 4, 5]
