@@ -145,7 +145,9 @@ def _with_fields_of(
 def _documented(method: F, question: Callable[..., Any], doc: str | None = None) -> F:
     signature = inspect.signature(question)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    method.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    in_path = getattr(question, "path", "")
+    parameters = sorted(signature.parameters.values(), key=lambda each: f"{{{each.name}}}" not in in_path)
+    method.__signature__ = signature.replace(parameters=[own, *parameters])  # type: ignore[attr-defined]
     method.__doc__ = doc or question.__doc__
     return method
 
