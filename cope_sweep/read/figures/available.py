@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from cope_sweep.api.answers import FigureInfo
@@ -110,15 +110,15 @@ def draw_declared(results: Results, declared: Declared) -> Figure:
 def declared_question(plan: Plan, declared: Declared) -> GetFigure:
     """The question whose figure is the declared one, if that is no map."""
     figure = declared.figure
+    fields: dict[str, Any]
     if isinstance(figure, Heatmap):
-        metrics = list(dict.fromkeys(name for columns in figure.columns.values() for name in columns))
-        fields = {"panels": figure.panels, "title": figure.title}
+        metrics = dict.fromkeys(name for columns in figure.columns.values() for name in columns)
+        fields = {"metric": tuple(metrics), "panels": figure.panels, "title": figure.title}
     else:
         fields = figure.model_dump(exclude={"kind", "source", "rows"})
-        metrics = fields.pop("metrics", None) or [fields.pop("metric")]
+        fields["metric"] = tuple(fields.pop("metrics", None) or [fields["metric"]])
     # A file may have a longer title, and more metrics and rows, than a request.
-    changes = {**fields, "metric": tuple(metrics), "row": declared.rows}
-    return GetFigure(name=plan.name, figure=figure.kind).model_copy(update=changes)
+    return GetFigure(name=plan.name, figure=figure.kind).model_copy(update={**fields, "row": declared.rows})
 
 
 def _checkpoint(results: Results, declared: Declared, seed: int | None) -> Path:

@@ -111,16 +111,18 @@ def test_the_drawing_has_every_number_and_says_what_grey_is(figure):
 
 
 def test_without_a_declaration_columns_are_those_of_the_table(plan, results):
-    question = GetFigure(plan.name, "heatmap", panels="dim", metric=(DENSE,))
+    question = GetFigure(name=plan.name, figure="heatmap", panels="dim", metric=(DENSE,))
     frame = draw_figure(results, question).frame
     assert set(frame["column"]) == {"OOD"}
     assert frame["group"].unique().tolist() == ["8", "16"]
     assert frame["row"].unique().tolist()[0] == "C"
-    whole = draw_figure(results, GetFigure(plan.name, "heatmap", title="x", row=(plan.rows[0].name, plan.rows[4].name)))
+    whole = draw_figure(
+        results, GetFigure(name=plan.name, figure="heatmap", title="x", row=(plan.rows[0].name, plan.rows[4].name))
+    )
     assert whole.frame["row"].unique().tolist() == ["dim 16", "dim 8"]
     assert whole.frame["column"].tolist() == ["In-dist.", "OOD"] * 2
     with pytest.raises(FigureError, match="has no such axis"):
-        draw_figure(results, GetFigure(plan.name, "heatmap", panels="dims"))
+        draw_figure(results, GetFigure(name=plan.name, figure="heatmap", panels="dims"))
 
 
 def test_the_greater_is_the_better_where_the_metric_says_so(store):
