@@ -10,6 +10,13 @@ STORE ?= store
 # A machine with a GPU may have torch, and no package index: `make gpu` installs nothing.
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
 
+# Without an NVIDIA driver: torch for CPUs, if PyTorch's own index, which uv knows, can be reached. If not, this costs a second,
+# or four where the network does not answer. UV_TORCH_BACKEND decides instead where it is set.
+HAS_NVIDIA = test -e /proc/driver/nvidia/version || test -e /dev/dxg || command -v nvidia-smi
+CPU_TORCH = $(if $(UV_TORCH_BACKEND),,$(shell { $(HAS_NVIDIA); } >/dev/null 2>&1 || { UV_HTTP_TIMEOUT=3 UV_HTTP_RETRIES=0 \
+  $(UV) pip install --dry-run --no-deps --reinstall --torch-backend cpu --python $(BIN)/python torch >/dev/null 2>&1 \
+  && echo --torch-backend cpu; }))
+
 .PHONY: quickstart test test-all test-fast lint format bench gpu chaos paper release clean help
 
 help:   ## List the targets
@@ -67,12 +74,12 @@ $(UV):
 
 .venv/run.stamp: pyproject.toml | $(UV)
 	@echo "Installing into .venv (about 6 GB, once) …"
-	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --editable .
+	$(UV) pip install $(CPU_TORCH) --compile-bytecode --python $(BIN)/python --editable .
 	@touch $@
 
 .venv/test.stamp: pyproject.toml | $(UV)
 	@echo "Installing into .venv (about 6 GB, once) …"
-	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[test,lint]'
+	$(UV) pip install --compile-bytecode --python $(BIN)/python --editable '.[test,lint]'
 	@touch $@ .venv/run.stamp
 
 .venv/release.stamp: .venv/run.stamp

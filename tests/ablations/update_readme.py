@@ -1,8 +1,8 @@
-"""Writes the table of the main README from the reports in ablations/results.
+"""Writes the numbers of the main README, and ablations/results/README.md, from the reports in ablations/results.
 
     python -m tests.ablations.update_readme
 
-Reports are chosen by `MAIN`, because that README is short; ablations/results/README.md has all of them.
+`REGIONS` are the parts of the main README. Some claims are about verdicts: they are checked, too.
 """
 
 import re
@@ -15,8 +15,6 @@ from cope_sweep.read.tables.render import layout, markdown_text
 
 ROOT = Path(__file__).parent.parent.parent
 ABLATIONS, RESULTS = ROOT / "ablations", ROOT / "ablations" / "results"
-MAIN = ("flip_flop.small", "selective_copy.small", "counting.small", "quickstart")
-BEGIN, END = "<!-- results: made by tests/ablations/update_readme.py -->", "<!-- end of results -->"
 HEADING = "# Results\n\nReports of `cope-sweep report --out`. Each has its provenance and comparisons.\n\n"
 MOST_ROWS = 10
 """Rows whose values are listed for a report."""
@@ -62,15 +60,83 @@ def overview(reports, folder):
     return "\n".join(lines) + "\n"
 
 
+def quick_start():
+    """The table of the quick start."""
+    report = next(each for each in committed() if each.path.stem == "quickstart")
+    return table_of(report).to_markdown().partition("\n\n")[0] + "\n"
+
+
+class Means:
+    """Means over seeds of a committed report, as text: `{copy[CoPE, dense/token_error]}`."""
+
+    def __init__(self, stem):
+        self.link = f"ablations/results/{stem}.md"
+        self.report = next(each for each in committed() if each.path.stem == stem)
+        self.report.check()
+        self.frame = self.report.file.groupby("row").mean(numeric_only=True)
+
+    def __getitem__(self, key):
+        row, _, metric = key.partition(", ")
+        return f"{float(f'{self.frame.at[row, metric]:.2g}'):g} %"
+
+    def least(self, metric, rows, but):
+        """The least mean among the rows that start with `rows`, but some of them."""
+        found = self.frame.loc[[row for row in self.frame.index if row.startswith(rows)], metric]
+        return f"{float(f'{found.drop([rows + each for each in but]).min():.2g}'):g} %"
+
+    def check_verdicts(self, **verdicts):
+        """The rows have these verdicts against CoPE in the table."""
+        model = table_of(self.report).model
+        found = {row.row: row.metrics[model.primary.name].comparison for row in model.rows}
+        for row, verdict in verdicts.items():
+            assert found[row].verdict == verdict, (self.link, row)
+
+
+def claims():
+    """What the results say, a line for each claim."""
+    copy, flip, count, many = map(
+        Means, ("selective_copy.small", "flip_flop.small", "counting.small", "encodings.small")
+    )
+    copy.check_verdicts(RoPE="worse", Absolute="worse")
+    flip.check_verdicts(RoPE="worse", Absolute="worse")
+    count.check_verdicts(**{"Relative · 1": "worse", "Absolute · 1": "worse", "Absolute · 3": "cannot tell"})
+    for metric in ("dense/sequence_error", "sparse/sequence_error"):
+        assert copy[f"CoPE, {metric}"] == "0 %", metric
+        assert copy[f"RoPE, {metric}"] == copy[f"Absolute, {metric}"] == "100 %", metric
+    sparse, wrong = "sparse/token_error", "in_dist/token_error"
+    others = many.least(sparse, "Selective copy · ", but=["CoPE", "CoPE + RoPE", "Selective RoPE"])
+    dense = many.least("dense/token_error", "Selective copy · ", but=["CoPE", "CoPE + RoPE", "Selective RoPE"])
+    far = f"{wrong}@16x"
+    return f"""\
+- [Copying with other shares of blanks]({copy.link}): CoPE gets {copy["CoPE, sparse/sequence_error"]} of the sequences wrong, \
+RoPE and absolute positions {copy["RoPE, sparse/sequence_error"]} (5 seeds).
+- [The same, 20 encodings]({many.link}): CoPE 0 % of the tokens wrong with fewer and with more blanks, CoPE + RoPE \
+{many["Selective copy · CoPE + RoPE, dense/token_error"]} and {many[f"Selective copy · CoPE + RoPE, {sparse}"]}, Selective RoPE \
+{many["Selective copy · Selective RoPE, dense/token_error"]} and {many[f"Selective copy · Selective RoPE, {sparse}"]}, \
+all others at least {dense} and {others} (3 seeds: not tested).
+- [Flip-Flop]({flip.link}): CoPE {flip[f"CoPE, {wrong}"]}, RoPE {flip[f"RoPE, {wrong}"]}, absolute \
+{flip[f"Absolute, {wrong}"]}; CoPE is better than both by the exact test (5 seeds).
+- [Flip-Flop, 16 times as long]({many.link}): FoX, PaTH and TRA {many[f"Flip-Flop · FoX, {far}"]}, CoPE \
+{many[f"Flip-Flop · CoPE, {far}"]} (3 seeds).
+- [Counting]({count.link}): with one variable CoPE {count[f"CoPE · 1, {wrong}"]}, relative {count[f"Relative · 1, {wrong}"]}, \
+absolute {count[f"Absolute · 1, {wrong}"]}; with three variables no significant difference, and no row is good (5 seeds).
+"""
+
+
+REGIONS = {"table of the quick start": quick_start, "claims": claims}
+"""What is written into the main README, by the name in its markers."""
+
+
 def with_results(text):
-    """The text of the main README with today's table."""
-    reports = [each for each in committed() if each.path.stem in MAIN]
-    table = overview(sorted(reports, key=lambda each: MAIN.index(each.path.stem)), "ablations/results")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert begin, f"README.md has no line {BEGIN}"
-    assert end, f"README.md has no line {END}"
-    return f"{before}{begin}\n{table}{end}{after}"
+    """The text of the main README with today's results."""
+    for name, content in REGIONS.items():
+        begin, end = f"<!-- {name}: made by tests/ablations/update_readme.py -->\n", f"<!-- end of {name} -->"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        assert found, f"README.md has no line {begin}"
+        assert closed, f"README.md has no line {end}"
+        text = f"{before}{begin}{content()}{end}{after}"
+    return text
 
 
 def all_results():
