@@ -99,7 +99,8 @@ def claims():
     )
     copy.check_verdicts(RoPE="worse", Absolute="worse")
     flip.check_verdicts(RoPE="worse", Absolute="worse")
-    count.check_verdicts(**{"Relative · 1": "worse", "Absolute · 1": "worse", "Absolute · 3": "cannot tell"})
+    one, three = ("Relative · 1", "Absolute · 1"), ("Relative · 3", "Relative, not divided · 3", "Absolute · 3")
+    count.check_verdicts(**dict.fromkeys(one, "worse"), **dict.fromkeys(three, "cannot tell"))
     for metric in ("dense/sequence_error", "sparse/sequence_error"):
         assert copy[f"CoPE, {metric}"] == "0 %", metric
         assert copy[f"RoPE, {metric}"] == copy[f"Absolute, {metric}"] == "100 %", metric
@@ -107,6 +108,7 @@ def claims():
     others = many.least(sparse, "Selective copy · ", but=["CoPE", "CoPE + RoPE", "Selective RoPE"])
     dense = many.least("dense/token_error", "Selective copy · ", but=["CoPE", "CoPE + RoPE", "Selective RoPE"])
     far = f"{wrong}@16x"
+    assert {many[f"Flip-Flop · {row}, {far}"] for row in ("FoX", "PaTH", "TRA")} == {"0 %"}
     return f"""\
 - [Copying with other shares of blanks]({copy.link}): CoPE gets {copy["CoPE, sparse/sequence_error"]} of the sequences wrong, \
 RoPE and absolute positions {copy["RoPE, sparse/sequence_error"]} (5 seeds).
