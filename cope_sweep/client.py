@@ -1,53 +1,81 @@
-"""A typed client of the REST service.
+"""A client of the REST service, for scripts and notebooks.
 
     from cope_sweep.client import Client
 
     with Client("http://127.0.0.1:8000") as client:
-        sweep = client.submit(ablation="quickstart", set=["train.steps=100"])
+        print(client.table("quickstart"))
+        client.runs(["model.layers>=1"], status=["finished"])  # pandas: one line per run, a column per value
+        client.figure("quickstart", "summary")  # a notebook shows it
+        sweep = client.submit("quickstart", set=["train.steps=100"])
         for progress in client.events(sweep.sweep_id):
             print(progress.counts)
-        print(client.table("quickstart", "markdown").decode())
 
-Importing this module imports neither torch nor ray nor sqlalchemy.
+The service checks what is asked, and fills in what is left out. Importing this module imports neither torch nor ray.
 """
+
+# ruff: noqa: A002 - `filter`, `format` and `set` are names of the service
 
 from __future__ import annotations
 
 import hashlib
-import inspect
+import io
 import os
 import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import IO, Any, Literal, Self, TypeVar, overload
 from urllib.parse import quote, urlsplit
 
 import httpx
+import pandas as pd
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from cope_sweep.api import questions
-from cope_sweep.api.answers import Checkpoint, PlanCost, RunSummary, SweepEntry, SweepProgress, SweepState
-from cope_sweep.api.questions import API, ListRuns, Question
-from cope_sweep.api.requests import PerplexityComparison, PerplexityRequest, ProbeRequest, ProbeResponse, SweepRequest
+from cope_sweep.api.answers import (
+    AblationDetail,
+    AblationSummary,
+    Checkpoint,
+    Curves,
+    FigureInfo,
+    PlanCost,
+    RunDetail,
+    RunLog,
+    RunPage,
+    RunsDiff,
+    SweepDetail,
+    SweepEntry,
+    SweepPage,
+    SweepProgress,
+    SweepState,
+)
+from cope_sweep.api.questions import API, MAX_CURVE_ROWS, Band, FigureFormat, RunsFormat
+from cope_sweep.api.requests import (
+    BestOfRow,
+    MatrixName,
+    PerplexityComparison,
+    PerplexityRequest,
+    ProbeRequest,
+    ProbeResponse,
+    SweepRequest,
+    Trainable,
+)
 from cope_sweep.errors import UserError
+from cope_sweep.store import Status
 
-__all__ = ["Client", "ConnectionFailed", "DownloadError", "RetryPolicy", "ServiceError"]
+__all__ = ["Client", "ConnectionFailed", "DownloadError", "Page", "Picture", "RetryPolicy", "ServiceError"]
 
 A = TypeVar("A")
 M = TypeVar("M", bound=BaseModel)
-P = ParamSpec("P")
-F = TypeVar("F", bound=Callable[..., Any])
 
 KEY_VARIABLE = "COPE_SWEEP_KEY"
 PAGE = 1000
-"""Runs or sweeps that are requested at a time."""
+"""Sweeps that are requested at a time."""
 REPEATED_STATUSES = (429, 503)
 NO_CLUSTER = "no_cluster"
 """The code of a 503 that waiting does not change."""
@@ -99,61 +127,26 @@ class RetryPolicy:
         return wait_s if wait_s <= MAX_WAIT_S else None
 
 
-def _asks(question: type[Question[A]]) -> Callable[..., A]:
-    """A method that asks a question: it has the parameters and the documentation of the question."""
+class Picture(bytes):
+    """An SVG, which notebooks show."""
 
-    def method(client: Client, /, *values: Any, **named: Any) -> A:
-        answer: A = client.ask(_constructed(question, values, named))
-        return answer
-
-    return _documented(method, question)
+    def _repr_svg_(self) -> str:
+        return self.decode()
 
 
-def _constructed(question: Any, values: Iterable[Any], named: Mapping[str, Any]) -> Any:
-    """A question, which the service validates. Its first fields are those of the path."""
-    in_path = path_names(question)
-    names = [*in_path, *(each for each in question.model_fields if each not in in_path)]
-    return question.model_construct(**dict(zip(names, values)), **named)  # noqa: B905 - some may be given
+class Page(bytes):
+    """An HTML page, which notebooks show."""
 
-
-def path_names(question: type[Question[Any]]) -> list[str]:
-    return re.findall(r"{(\w+)}", question.path)
-
-
-def _lists(question: type[ListRuns]) -> Callable[..., Iterator[RunSummary]]:
-    """A method that yields all runs of a list, whatever its `limit`: it requests page by page."""
-
-    def method(client: Client, /, *values: Any, **named: Any) -> Iterator[RunSummary]:
-        asked = _constructed(question, values, named).model_copy(update={"limit": PAGE})
-        while True:
-            page = client.ask(asked)
-            yield from page.runs
-            if page.next is None:
-                return
-            asked = asked.model_copy(update={"cursor": page.next, "offset": 0})
-
-    return _documented(method, question)
-
-
-def _with_fields_of(
-    request: Callable[P, BaseModel],
-) -> Callable[[Callable[..., A]], Callable[Concatenate[Client, P], A]]:
-    """Gives a method with any keywords the parameters of a request, for type checkers and `help`."""
-    return lambda method: _documented(method, request, method.__doc__)
-
-
-def _documented(method: F, question: Callable[..., Any], doc: str | None = None) -> F:
-    signature = inspect.signature(question)
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    in_path = getattr(question, "path", "")
-    parameters = sorted(signature.parameters.values(), key=lambda each: f"{{{each.name}}}" not in in_path)
-    method.__signature__ = signature.replace(parameters=[own, *parameters])  # type: ignore[attr-defined]
-    method.__doc__ = doc or question.__doc__
-    return method
+    def _repr_html_(self) -> str:
+        return self.decode()
 
 
 class Client:
-    """A client of the service. All methods that send a request raise ServiceError and ConnectionFailed."""
+    """A client of the service. All methods that send a request raise ServiceError and ConnectionFailed.
+
+    Ablations are named as `ablations` lists them, runs by their ids or the first digits of one. `scale` is one of the
+    ablation's scales; None: its own size.
+    """
 
     def __init__(
         self,
@@ -197,56 +190,351 @@ class Client:
         """Close the connections."""
         self._http.close()
 
-    # -- questions -----------------------------------------------------------------------------------------------
+    # -- ablations -----------------------------------------------------------------------------------------------
 
-    def ask(self, question: Question[A]) -> A:
-        """The answer to a question."""
-        in_path = path_names(type(question))
-        path = question.path.format_map({each: _quoted(getattr(question, each)) for each in in_path})
-        given = question.model_dump(exclude={*in_path}, exclude_defaults=True, exclude_none=True, warnings=False)
-        content: Any = self._send("GET", path, params=given).content
-        answer: A = content if question.answer is bytes else TypeAdapter(question.answer).validate_json(content)
-        return answer
+    def ablations(self) -> list[AblationSummary]:
+        """All ablations, with the number of their runs by status."""
+        return self._get(list[AblationSummary], "/ablations")
 
-    ablations = _asks(questions.ListAblations)
-    ablation = _asks(questions.GetAblation)
-    plan = _asks(questions.GetPlan)
-    ablation_curves = _asks(questions.GetCurves)
-    run_page = _asks(questions.ListRuns)
-    runs = _lists(ListRuns)
-    run = _asks(questions.GetRun)
-    logs = _asks(questions.GetLog)
-    diff = _asks(questions.GetDiff)
-    table = _asks(questions.GetTable)
-    report = _asks(questions.GetReport)
-    figures = _asks(questions.ListFigures)
-    figure = _asks(questions.GetFigure)
-    export = _asks(questions.ExportRuns)
-    sweep_page = _asks(questions.ListSweeps)
-    sweep = _asks(questions.GetSweep)
+    def ablation(self, name: str, scale: str | None = None) -> AblationDetail:
+        """One ablation: its rows, runs and file."""
+        return self._get(AblationDetail, f"/ablations/{_quoted(name)}", scale=scale)
 
-    def sweeps(self, ablation: str | None = None) -> Iterator[SweepEntry]:
-        """All sweeps, newest first."""
-        count = 0
-        while (page := self.sweep_page(ablation, PAGE, count)).sweeps:
-            yield from page.sweeps
-            count += len(page.sweeps)
+    def plan(self, name: str, scale: str | None = None) -> PlanCost:
+        """Each run of an ablation in plan order, with its status, and the time and memory that it takes there."""
+        return self._get(PlanCost, f"/ablations/{_quoted(name)}/plan", scale=scale)
+
+    @overload
+    def table(
+        self,
+        name: str,
+        *,
+        scale: str | None = None,
+        compare: str | None = None,
+        runs: bool = False,
+        committed: bool = False,
+        format: None = None,
+    ) -> pd.DataFrame: ...
+    @overload
+    def table(
+        self,
+        name: str,
+        *,
+        scale: str | None = None,
+        compare: str | None = None,
+        runs: bool = False,
+        committed: bool = False,
+        format: str,
+    ) -> bytes: ...
+    def table(
+        self,
+        name: str,
+        *,
+        scale: str | None = None,
+        compare: str | None = None,
+        runs: bool = False,
+        committed: bool = False,
+        format: str | None = None,
+    ) -> pd.DataFrame | bytes:
+        """The table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
+
+        Args:
+            name: The ablation.
+            scale: One of its scales.
+            compare: Compare the rows with one of them by its name, or with the published numbers: `paper`; or, as in
+                `model.position=CoPE`, each row with the one that has this label and the same other labels.
+            runs: One line for each run instead, with its numbers.
+            committed: The results that are kept with the ablation files, not those of the store.
+            format: The file in this format: json, csv, markdown, latex, html, parquet, terminal, … It has intervals,
+                medians and p, too. None: a DataFrame that prints as the table, and with `compare` as the comparisons
+                below it; its cells are texts.
+        """
+        path = f"/ablations/{_quoted(name)}/table"
+        chosen = format or ("parquet" if runs else "markdown")
+        content = self._file(path, format=chosen, scale=scale, compare=compare, runs=runs, committed=committed)
+        if format is not None:
+            return content
+        return pd.read_parquet(io.BytesIO(content)) if runs else _table_frame(content.decode())
+
+    def report(self, name: str, *, scale: str | None = None, format: Literal["html", "markdown"] = "html") -> bytes:
+        """The report on an ablation's finished runs: table with comparisons, figures, and what made the runs.
+
+        Notebooks show HTML.
+        """
+        content = self._file(f"/ablations/{_quoted(name)}/report", scale=scale, format=format)
+        return Page(content) if format == "html" else content
+
+    def figures(self, name: str, scale: str | None = None) -> list[FigureInfo]:
+        """The figures of an ablation: those that its file declares, and those that any ablation has."""
+        return self._get(list[FigureInfo], f"/ablations/{_quoted(name)}/figures", scale=scale)
+
+    def figure(
+        self,
+        name: str,
+        figure: str,
+        *,
+        metric: Sequence[str] = (),
+        x: str | None = None,
+        panels: str | None = None,
+        row: Sequence[str] = (),
+        band: Band = "auto",
+        log: bool | None = None,
+        log_x: bool | None = None,
+        title: str = "",
+        scale: str | None = None,
+        committed: bool = False,
+        format: FigureFormat = "svg",
+    ) -> bytes:
+        """A figure of the finished runs of an ablation, or its data. Notebooks show SVG.
+
+        Args:
+            name: The ablation.
+            figure: A figure that the file declares, as `curves` or `maps-2`, or a kind: `figures` lists both.
+            metric: Metrics; empty: those of the table.
+            x: Of curves and convergence `step` or `time`; of values an axis, another key of a run, or a fact.
+            panels: An axis, with a panel for each of its values (values, contexts, budget).
+            row: Rows; empty: all.
+            band: `interval` (95 %, of the mean), `range`, or what suits the number of seeds.
+            log: Whether the metrics' axis is logarithmic; None: as the data ask for.
+            log_x: The same of the other axis.
+            title: Above the figure; empty: the ablation's title.
+            scale: One of the ablation's scales.
+            committed: The results that are kept with the ablation files, not those of the store.
+            format: csv: the data that is drawn.
+        """
+        content = self._file(
+            f"/ablations/{_quoted(name)}/figures/{_quoted(figure)}",
+            metric=metric,
+            x=x,
+            panels=panels,
+            row=row,
+            band=band,
+            log=log,
+            log_x=log_x,
+            title=title,
+            scale=scale,
+            committed=committed,
+            format=format,
+        )
+        return Picture(content) if format == "svg" else content
+
+    def curves(self, name: str, metric: str | None = None, *, scale: str | None = None) -> pd.DataFrame:
+        """The learning curves of a metric: the columns row, run_id, seed, step and value, about 200 points a run.
+
+        The metric is the primary one of the ablation unless it is given.
+        """
+        path, lines, offset = f"/ablations/{_quoted(name)}/curves", [], 0
+        while True:
+            page = self._get(Curves, path, metric=metric, scale=scale, offset=offset, limit=MAX_CURVE_ROWS)
+            for each in page.rows:
+                for run in each.series:
+                    lines += [(each.row, run.run_id, run.seed, step, value) for step, value in run.points]
+            if page.next is None:
+                return pd.DataFrame(lines, columns=["row", "run_id", "seed", "step", "value"])
+            offset = page.next
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def curve(self, run_id: str) -> list[dict[str, float]]:
-        """The logged rows of a run, by step."""
-        rows: list[dict[str, float]] = self._send("GET", f"/runs/{_quoted(run_id)}/curve").json()
-        return rows
+    def runs(
+        self,
+        filter: Sequence[str] = (),
+        *,
+        search: str = "",
+        status: Sequence[Status] = (),
+        run: Sequence[str] = (),
+        sweep: str | None = None,
+        ablation: str | None = None,
+        scale: str | None = None,
+        sort: str = "run_id",
+        descending: bool = False,
+        curves: bool = False,
+    ) -> pd.DataFrame:
+        """All matching runs that have been started, a line for each, with all their values.
 
-    def perplexity(self, request: PerplexityRequest | Mapping[str, Any]) -> PerplexityComparison:
-        """The perplexity of token ids or texts under one or several models. The request is not repeated."""
-        body = _body(PerplexityRequest, request)
+        The columns are run_id, status, ablation, row, seed, …, the configuration by dotted keys (`model.layers`),
+        metrics, and facts such as versions and durations.
+
+        Args:
+            filter: Conditions that all have to hold: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`.
+            search: Words that have to be found, in the run's id, its message, row or ablation.
+            status: Only runs with these statuses.
+            run: Only these runs, by their ids, in this order.
+            sweep: Only the runs of this sweep.
+            ablation: Only the runs of this ablation, in plan order.
+            scale: The ablation's scale.
+            sort: A key as in `filter`, or run_id, status, seed, step, created_ms. Runs without it come last.
+            descending: The greatest first.
+            curves: The learning curves instead: one line for each logged value of a run.
+        """
+        content = self.export(
+            filter,
+            search=search,
+            status=status,
+            run=run,
+            sweep=sweep,
+            ablation=ablation,
+            scale=scale,
+            sort=sort,
+            descending=descending,
+            curves=curves,
+            format="parquet",
+        )
+        return pd.read_parquet(io.BytesIO(content))
+
+    def export(
+        self,
+        filter: Sequence[str] = (),
+        *,
+        search: str = "",
+        status: Sequence[Status] = (),
+        run: Sequence[str] = (),
+        sweep: str | None = None,
+        ablation: str | None = None,
+        scale: str | None = None,
+        sort: str = "run_id",
+        descending: bool = False,
+        curves: bool = False,
+        format: RunsFormat = "csv",
+    ) -> bytes:
+        """The same as `runs`, as a file."""
+        return self._file(
+            "/runs/export",
+            filter=filter,
+            search=search,
+            status=status,
+            run=run,
+            sweep=sweep,
+            ablation=ablation,
+            scale=scale,
+            sort=sort,
+            descending=descending,
+            curves=curves,
+            format=format,
+        )
+
+    def run_page(
+        self,
+        filter: Sequence[str] = (),
+        *,
+        search: str = "",
+        status: Sequence[Status] = (),
+        run: Sequence[str] = (),
+        sweep: str | None = None,
+        ablation: str | None = None,
+        scale: str | None = None,
+        sort: str = "run_id",
+        descending: bool = False,
+        limit: int = 100,
+        offset: int = 0,
+        cursor: str | None = None,
+        fields: Sequence[str] = (),
+    ) -> RunPage:
+        """A page of runs as records; those of an ablation with pending ones.
+
+        The conditions are those of `runs`. A filter, a sweep or an order leaves out pending runs, which have no values.
+        `limit` is at most 1,000. `cursor` is `next` of the page before: pages stay exact while runs arrive and end.
+        `fields` are what is shown of each run: names of its fields, and keys as in `filter`, whose values are in
+        `values`; empty: all fields.
+        """
+        return self._get(
+            RunPage,
+            "/runs",
+            filter=filter,
+            search=search,
+            status=status,
+            run=run,
+            sweep=sweep,
+            ablation=ablation,
+            scale=scale,
+            sort=sort,
+            descending=descending,
+            limit=limit,
+            offset=offset,
+            cursor=cursor,
+            fields=fields,
+        )
+
+    def run(self, run_id: str, *, curve: bool = True) -> RunDetail:
+        """One run: configuration, state, attempts, metrics and facts; why it failed; with `curve` its logged rows."""
+        return self._get(RunDetail, f"/runs/{_quoted(run_id)}", curve=curve)
+
+    def curve(self, run_id: str) -> pd.DataFrame:
+        """The logged rows of a run, by step: a column for each metric."""
+        rows = self._get(list[dict[str, Any]], f"/runs/{_quoted(run_id)}/curve")
+        return pd.DataFrame(rows).set_index("step") if rows else pd.DataFrame()
+
+    def logs(self, run_id: str, tail: int = 200) -> RunLog:
+        """The last lines of a run's log: its attempts, evaluations, and errors with their tracebacks."""
+        return self._get(RunLog, f"/runs/{_quoted(run_id)}/logs", tail=tail)
+
+    def diff(self, left: str, right: str) -> RunsDiff:
+        """What differs between two runs or two sweeps: spec, facts, and metrics (right minus left) with a test."""
+        return self._get(RunsDiff, "/diff", left=left, right=right)
+
+    # -- models --------------------------------------------------------------------------------------------------
+
+    def perplexity(
+        self,
+        models: Sequence[str | BestOfRow | Mapping[str, Any]],
+        *,
+        tokens: Sequence[Sequence[int]] | None = None,
+        text: str | Sequence[str] | None = None,
+        context: int | None = None,
+        stride: int | None = None,
+        log_probabilities: bool = False,
+        token_labels: bool = False,
+        top: int = 0,
+    ) -> PerplexityComparison:
+        """The perplexity of token ids or texts under one or several models. The request is not repeated.
+
+        Args:
+            models: Run ids; or the best run of a row: `{"ablation": "quickstart", "row": "CoPE"}`.
+            tokens: Whole sequences of token ids, their answers included. Scored are those that the task trains.
+            text: A text or texts, instead. A model without a tokenizer reads labels of its task with blanks between
+                them.
+            context: Tokens of a window; None: for texts as many as in training, for token ids the whole sequence.
+            stride: Tokens from the start of a window to the next, 1 … context; None: disjoint windows.
+            log_probabilities: Whether the answer has the log-probability of each token.
+            token_labels: Whether it has the ids and labels of the tokens.
+            top: Number of most probable tokens to report for each place, at most 20.
+        """
+        given = {
+            "models": models,
+            "tokens": tokens,
+            "text": text,
+            "context": context,
+            "stride": stride,
+            "log_probabilities": log_probabilities,
+            "token_labels": token_labels,
+            "top": top,
+        }
+        body = _body(PerplexityRequest, given)
         return self._answer(PerplexityComparison, "POST", "/perplexity", json=body, repeats=False)
 
-    def probe(self, run_id: str, request: ProbeRequest | Mapping[str, Any]) -> ProbeResponse:
-        """Gates, positions and attention of a run's model on a sequence. The request is not repeated."""
-        body = _body(ProbeRequest, request)
+    def probe(
+        self,
+        run_id: str,
+        *,
+        tokens: Sequence[int] | None = None,
+        text: str | None = None,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        matrices: Sequence[MatrixName] | None = None,
+        marks: Mapping[str, Sequence[int]] | None = None,
+    ) -> ProbeResponse:
+        """Gates, positions and attention of a run's model on a sequence. The request is not repeated.
+
+        Args:
+            run_id: The whole id of a finished run.
+            tokens: Token ids.
+            text: A text, instead.
+            layers: Numbers from 0; None: all.
+            heads: Numbers from 0; None: all.
+            matrices: The matrices to send; None: all; an empty list: statistics only.
+            marks: Name → indices of marked tokens; None: the marks of the task or the text.
+        """
+        given = {"tokens": tokens, "text": text, "layers": layers, "heads": heads, "matrices": matrices, "marks": marks}
+        body = _body(ProbeRequest, given)
         return self._answer(ProbeResponse, "POST", f"/runs/{_quoted(run_id)}/probe", json=body, repeats=False)
 
     def checkpoint(self, run_id: str) -> Checkpoint:
@@ -319,28 +607,89 @@ class Client:
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 
-    def execute(self, request: SweepRequest | Mapping[str, Any], idempotency_key: str | None = None) -> SweepState:
-        """Submit a sweep. The request is repeated as a GET is: those with the same key mean the same sweep.
+    def sweeps(self, ablation: str | None = None) -> list[SweepEntry]:
+        """All sweeps, or those of an ablation, newest first."""
+        found: list[SweepEntry] = []
+        while page := self._get(SweepPage, "/sweeps", ablation=ablation, limit=PAGE, offset=len(found)).sweeps:
+            found += page
+        return found
+
+    def sweep(self, sweep_id: str) -> SweepDetail:
+        """One sweep: its runs and their status, its ablation file, command, code and machine, and its table."""
+        return self._get(SweepDetail, f"/sweeps/{_quoted(sweep_id)}")
+
+    def submit(
+        self,
+        ablation: str | None = None,
+        *,
+        name: str | None = None,
+        spec: str | Mapping[str, Any] | None = None,
+        scale: str | None = None,
+        set: Sequence[str] = (),
+        only: Sequence[Trainable] | None = None,
+        time_budget_s: float | None = None,
+        max_runs: int | None = None,
+        max_failures: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> SweepState:
+        """Submit a sweep: the service trains the runs of an ablation that are not finished.
+
+        The request is repeated as a GET is: those with the same key mean the same sweep.
 
         Args:
-            request: The ablation, and which of its runs to train.
+            ablation: An ablation of the service.
+            name: Instead, the name of the ablation in `spec`.
+            spec: The text of an ablation file (YAML), or the same as a dictionary.
+            scale: One of the ablation's scales.
+            set: Values that replace those of the ablation: `["train.steps=100", "seeds=[0]"]`.
+            only: Train only the runs with these statuses; None: all that have not ended as planned.
+            time_budget_s: Runs in training are checkpointed after it.
+            max_runs: Number of runs to train.
+            max_failures: After so many failed runs, no more are started.
             idempotency_key: None: a new key.
         """
+        body = _body(
+            SweepRequest,
+            {
+                "ablation": ablation,
+                "name": name,
+                "spec": spec,
+                "scale": scale,
+                "set": list(set),
+                "only": only,
+                "time_budget_s": time_budget_s,
+                "max_runs": max_runs,
+                "max_failures": max_failures,
+            },
+        )
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
-        return self._answer(SweepState, "POST", "/sweeps", json=_body(SweepRequest, request), headers=headers)
+        return self._answer(SweepState, "POST", "/sweeps", json=body, headers=headers)
 
-    @_with_fields_of(SweepRequest)
-    def submit(self, *, idempotency_key: str | None = None, **values: Any) -> SweepState:
-        """`execute` with the fields of a `SweepRequest`: `submit(ablation="quickstart", set=["train.steps=100"])`.
-
-        `idempotency_key` is that of `execute`; type checkers know the fields of the request only.
-        """
-        return self.execute(values, idempotency_key)
-
-    @_with_fields_of(SweepRequest)
-    def preview(self, **values: Any) -> PlanCost:
+    def preview(
+        self,
+        ablation: str | None = None,
+        *,
+        name: str | None = None,
+        spec: str | Mapping[str, Any] | None = None,
+        scale: str | None = None,
+        set: Sequence[str] = (),
+        only: Sequence[Trainable] | None = None,
+        max_runs: int | None = None,
+    ) -> PlanCost:
         """The runs that `submit` with the same values would train, and their estimated cost. Nothing is started."""
-        return self._answer(PlanCost, "POST", "/sweeps/preview", json=_body(SweepRequest, values))
+        body = _body(
+            SweepRequest,
+            {
+                "ablation": ablation,
+                "name": name,
+                "spec": spec,
+                "scale": scale,
+                "set": list(set),
+                "only": only,
+                "max_runs": max_runs,
+            },
+        )
+        return self._answer(PlanCost, "POST", "/sweeps/preview", json=body)
 
     def stop(self, sweep_id: str) -> SweepState:
         """Request a sweep to end; its runs write checkpoints."""
@@ -375,6 +724,15 @@ class Client:
                 self._sleep(RECONNECT_S)
 
     # -- requests ------------------------------------------------------------------------------------------------
+
+    def _get(self, kind: type[A], path: str, **parameters: Any) -> A:
+        """The answer of a route: a model, or a list. Parameters that are None or empty are left out."""
+        return TypeAdapter(kind).validate_json(self._file(path, **parameters))
+
+    def _file(self, path: str, **parameters: Any) -> bytes:
+        """The content of a route. Parameters that are None or empty are left out."""
+        given = {name: value for name, value in parameters.items() if value not in (None, "", (), [])}
+        return self._send("GET", path, params=given).content
 
     def _answer(self, kind: type[M], method: str, path: str, **options: Any) -> M:
         """The answer to a request, with the options of `_send`."""
@@ -420,14 +778,30 @@ class Client:
         self._sleep(wait_s)
 
 
-def _body(kind: type[BaseModel], request: BaseModel | Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a request. Raises UserError for values that it cannot have."""
+def _body(kind: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a request, without the values that are None. Raises UserError for values that it cannot have."""
+    given = {name: value for name, value in values.items() if value is not None}
     try:
-        return kind.model_validate(request).model_dump(mode="json", exclude_unset=True)
+        return kind.model_validate(given).model_dump(mode="json", exclude_unset=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UserError(f"{place}: {first['msg']}" if place else first["msg"]) from error
+
+
+def _table_frame(markdown: str) -> pd.DataFrame:
+    """The last table of a text in Markdown. Its index are the columns before the first one of numbers."""
+    table = [part for part in markdown.split("\n\n") if part.startswith("|")][-1]
+    header, alignment, *rows = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in table.splitlines()]
+    columns = [_plain_text(cell) for cell in header]
+    frame = pd.DataFrame([[_plain_text(cell) for cell in row] for row in rows], columns=columns)
+    numbers = [index for index, cell in enumerate(alignment) if cell.strip().endswith(":")]
+    return frame.set_index(columns[: numbers[0]]) if numbers else frame
+
+
+def _plain_text(cell: str) -> str:
+    """The text of a cell without emphasis and escapes."""
+    return re.sub(r"\\(.)", r"\1", cell.strip().removeprefix("**").removesuffix("**"))
 
 
 def _quoted(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The commands of `cope-sweep` and its exit codes. Commands import torch, ray, mlflow and pandas only on use."""
+"""The commands of `cope-sweep` and its exit codes. Commands import torch, ray, mlflow and pandas on use."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command_from_info
-from typer.models import CommandInfo
+from typer.core import TyperGroup
 
 from cope_sweep.cli import documents, models, results, stores, sweeps
 from cope_sweep.cli.output import escaped, make_console, print_json
@@ -24,38 +21,6 @@ COMMANDS_GROUP = "cope_sweep.commands"
 
 BROKEN_PIPE = 141
 """The exit code where a reader of standard output closed the pipe: 128 + SIGPIPE."""
-
-
-class LazyCommand(TyperCommand):
-    """A command whose options are made when they are needed: `--help` of the application lists twenty commands."""
-
-    function: Callable[..., None]
-
-    @cached_property
-    def made(self) -> Any:
-        """The command with its options."""
-        info = CommandInfo(self.name, callback=self.function)
-        command = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=self.rich_markup_mode)
-        self.callback = command.callback
-        return command
-
-    @property
-    def params(self) -> list[Any]:
-        params: list[Any] = self.made.params
-        return params
-
-    @params.setter
-    def params(self, _: list[Any]) -> None:
-        """There are none when the command is created."""
-
-
-def add(name: str, function: Callable[..., None]) -> None:
-    """Add a command to the application."""
-
-    def callback() -> None: ...
-
-    callback.__doc__ = function.__doc__
-    app.command(name, cls=type("Own", (LazyCommand,), {"function": staticmethod(function)}))(callback)
 
 
 class CommandGroup(TyperGroup):
@@ -125,26 +90,26 @@ seed is one *run*. A finished run is never trained again.
 Exit codes: 0 success, 1 some runs failed, 2 bad input, 130 interrupted, 141 standard output was closed.
 """,
 )
-add("list", results.list_ablations)
-add("plan", results.plan)
-add("run", sweeps.run)
-add("submit", sweeps.submit)
-add("retry", sweeps.retry)
-add("stop", sweeps.stop)
-add("status", results.status)
-add("runs", results.runs)
-add("table", documents.table)
-add("report", documents.report)
-add("best", results.best)
-add("diff", results.diff)
-add("figure", documents.figure)
-add("logs", results.logs)
-add("sync", stores.sync)
-add("perplexity", models.perplexity)
-add("probe", models.probe)
+app.command("list")(results.list_ablations)
+app.command("plan")(results.plan)
+app.command("run")(sweeps.run)
+app.command("submit")(sweeps.submit)
+app.command("retry")(sweeps.retry)
+app.command("stop")(sweeps.stop)
+app.command("status")(results.status)
+app.command("runs")(results.runs)
+app.command("table")(documents.table)
+app.command("report")(documents.report)
+app.command("best")(results.best)
+app.command("diff")(results.diff)
+app.command("figure")(documents.figure)
+app.command("logs")(results.logs)
+app.command("sync")(stores.sync)
+app.command("perplexity")(models.perplexity)
+app.command("probe")(models.probe)
 app.add_typer(stores.app, name="store")
-add("prune", stores.prune)
-add("schema", results.schema)
+app.command("prune")(stores.prune)
+app.command("schema")(results.schema)
 
 
 def add_installed_commands() -> None:
@@ -157,7 +122,7 @@ def add_installed_commands() -> None:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=entry_point.name)
         else:
-            add(entry_point.name, command)
+            app.command(entry_point.name)(command)
 
 
 def _unavailable(name: str) -> Callable[[], None]:

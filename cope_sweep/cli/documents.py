@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, Literal
 
 import typer
 
-from cope_sweep.api.questions import GetFigure, GetReport, GetTable, ListFigures
-from cope_sweep.cli.options import ABLATION, Source, argument, asks, option, read_text
-from cope_sweep.cli.output import escaped, make_console, save, size
+from cope_sweep.api.questions import FigureFormat, GetFigure, GetReport, GetTable, ListFigures
+from cope_sweep.cli.files import find_checkpoint, find_run_id, open_queries
+from cope_sweep.cli.options import (
+    ABLATIONS,
+    STORE,
+    AblationArg,
+    AblationsDir,
+    IndexOpt,
+    Json,
+    ScaleOpt,
+    Sets,
+    StoreOpt,
+    read_text,
+)
+from cope_sweep.cli.output import escaped, format_of, make_console, print_json, save, size
+from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures.kinds import FIGURES, FORMATS, Show
+from cope_sweep.read.queries import Queries, finished_run
+from cope_sweep.read.tables import find_format, formats
+from cope_sweep.store.artifacts import RUN_ID
 from cope_sweep.store.files import write_bytes
 
 DOCUMENT = "report.html"
-COMPARE = "paper|ROW|AXIS=LABEL"
 MAPS_PANEL = "Options of maps"
-SUFFIXES = {f".{each}": each for each in FORMATS}
+ReportFormat = Literal["html", "markdown"]
+REPORT_SUFFIXES: dict[str, ReportFormat] = {".html": "html"}
+SUFFIXES: dict[str, FigureFormat] = {f".{each}": each for each in FORMATS}
+COMPARE = "paper|ROW|AXIS=LABEL"
 FromOpt = Annotated[
     Path | None,
     typer.Option(
@@ -33,20 +50,47 @@ FromOpt = Annotated[
 OutputOpt = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")]
 
 
-@asks(
-    GetTable, "sets", "ablations", local=["folder"], name=ABLATION, compare=option(metavar=COMPARE),
-    json_help="The same as `--format json`.",
-    format=option(
-        metavar="FORMAT",
-        help="json, csv, markdown, latex, latex_stars (at the numbers, in place of the comparisons), html, parquet, "
-        "terminal, or one of an installed package. Default: by the suffix of --output, or else terminal.",
-    ),
-)  # fmt: skip
 def table(
-    question: GetTable,
-    source: Source,
+    ablation: AblationArg,
+    file_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="json, csv, markdown, latex, latex_stars (at the numbers, in place of the comparisons), html, "
+            "parquet, terminal, or one of an installed package. Default: by the suffix of --output, or else terminal.",
+            show_default=False,
+        ),
+    ] = None,
+    scale: ScaleOpt = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar=COMPARE,
+            help="Compare the rows with one of them by its name, or with the published numbers: `paper`; or, as in "
+            "`model.position=CoPE`, each row with the one that has this label and the same other labels. The rule is "
+            "below the table.",
+            show_default=False,
+        ),
+    ] = None,
+    runs: Annotated[
+        bool, typer.Option("--runs", help="One line for each run instead of each row (csv, parquet).")
+    ] = False,
+    committed: Annotated[
+        bool,
+        typer.Option(
+            "--committed",
+            help="The results that are kept with the ablation files, in their folder `results`, not those of the "
+            "store.",
+        ),
+    ] = False,
     output: OutputOpt = None,
     folder: FromOpt = None,
+    sets: Sets = [],
+    ablations: AblationsDir = ABLATIONS,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as `--format json`.")] = False,
 ) -> None:
     """Print the table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
 
@@ -62,38 +106,45 @@ def table(
 
     Example: `cope-sweep table quickstart --runs --format parquet -o runs.parquet`
     """
-    source = _of_reports(source, folder)
-    if question.committed and source.sets:
-        raise UserError("--committed shows the runs of a report as they are; leave out --set")
-    question = question.model_copy(update={"format": "json" if source.as_json else question.format})
-    if output is None and question.format in (None, "terminal") and not (source.server or question.runs):
-        make_console().print(source.queries.table(question).to_rich())
+    if sets and (committed or folder is not None):
+        shown = "--committed" if committed else "--from"
+        raise UserError(f"{shown} shows the runs of a report as they are; leave out --set")
+    queries = open_queries(store, index, ablations, sets, reports=folder)
+    chosen = "json" if as_json else file_format
+    question = GetTable(name=ablation, scale=scale, compare=compare, runs=runs, committed=committed)
+    if output is None and chosen in (None, "terminal") and not runs:
+        make_console().print(queries.table(question).to_rich())
         return
-    from cope_sweep.read.tables import formats
-
+    if chosen is None:
+        suffixes = {each.suffix: each.name for each in formats().values()}
+        chosen = format_of(output, suffixes, default="terminal" if output is None else "markdown")
+    rendered = find_format(chosen)
     save(
-        question, output, source.write, default="terminal" if output is None else "markdown",
-        suffixes={each.suffix: each.name for each in formats().values()},
-        binary=[each.name for each in formats().values() if each.binary],
-    )  # fmt: skip
+        output,
+        chosen,
+        lambda file: file.write(rendered.file(queries.table(question), runs=runs)),
+        is_binary=rendered.binary,
+    )
 
 
-def _of_reports(source: Source, folder: Path | None) -> Source:
-    """The source with the runs of the reports of `--from`. Raises UserError for what they do not have."""
-    if folder is not None and source.sets:
-        raise UserError("--from shows the runs of a report as they are; leave out --set")
-    return replace(source, reports=folder)
-
-
-@asks(
-    GetReport, "sets", "ablations", local=["out", "all_ablations", "compare", "folder"],
-    json_help="Print the paths of the files of --out as JSON.",
-    name=argument(metavar="[ABLATION]", help=f"{ABLATION['help']} None with --all.", default=None),
-    format=option(help="markdown or html. Default: by the suffix of --output, or else markdown."),
-)  # fmt: skip
 def report(
-    question: GetReport,
-    source: Source,
+    ablation: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ABLATION]",
+            help="Name of an ablation (see `cope-sweep list`) or path of its file. None with --all.",
+            show_default=False,
+        ),
+    ] = None,
+    file_format: Annotated[
+        ReportFormat | None,
+        typer.Option(
+            "--format",
+            help="markdown or html. Default: by the suffix of --output, or else markdown.",
+            show_default=False,
+        ),
+    ] = None,
+    scale: ScaleOpt = None,
     compare: Annotated[
         str | None,
         typer.Option(
@@ -117,6 +168,11 @@ def report(
         bool, typer.Option("--all", help="All ablations, at all scales or at that of --scale; needs --out.")
     ] = False,
     folder: FromOpt = None,
+    sets: Sets = [],
+    ablations: AblationsDir = ABLATIONS,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the paths of the files of --out as JSON.")] = False,
 ) -> None:
     """Report on the finished runs of an ablation: table with comparisons, figures, what is missing, and what made it.
 
@@ -126,41 +182,49 @@ def report(
 
     Example: `cope-sweep report --all --from ablations/results --out results`
     """
-    name: str | None = question.name
-    source = _of_reports(source, folder)
+    if sets and folder is not None:
+        raise UserError("--from shows the runs of a report as they are; leave out --set")
+    queries = open_queries(store, index, ablations, sets, reports=folder)
     if all_ablations and out is None:
         raise UserError("--all writes a document; name a folder for it with --out DIR")
-    if all_ablations != (name is None):
+    if all_ablations != (ablation is None):
         raise UserError("name one ablation, or write --all --out DIR for all of them")
     if out is None:
-        if compare is not None or source.as_json:
+        if compare is not None or as_json:
             raise UserError("--compare and --json are of the files of --out DIR")
-        save(question, output, source.write, default="markdown", suffixes={".html": "html"})
+        chosen = file_format or format_of(output, REPORT_SUFFIXES, default="markdown")
+        question = GetReport(name=str(ablation), scale=scale, format=chosen)
+        save(output, chosen, lambda file: file.write(queries.ask(question)))
         return
-    if output is not None or question.format is not None or (all_ablations and (compare or source.sets)):
+    if output is not None or file_format is not None or (all_ablations and (compare or sets)):
         raise UserError(
             "--out writes files of fixed formats; leave out --format and --output, and with --all also --compare and "
             "--set"
         )
     try:
-        paths = _document(out, question, source) if name is None else _evidence(out, question, source, compare)
+        if ablation is None:
+            paths = _write_document(out, queries, folder, scale)
+        else:
+            paths = _write_evidence(out, queries, ablation, scale, compare)
     except OSError as error:
         place = error.filename or out
         raise UserError(f"{place}: {error.strerror or error}; name another folder with --out") from error
-    if not source.printed({"files": [str(path) for path in paths]}):
+    if as_json:
+        print_json({"files": [str(path) for path in paths]})
+    else:
         sys.stdout.writelines(f"{path}\n" for path in paths)
 
 
-def _evidence(out: Path, question: GetReport, source: Source, compare: str | None) -> list[Path]:
-    from cope_sweep.read.reports import evidence, write_evidence
+def _write_evidence(out: Path, queries: Queries, ablation: str, scale: str | None, compare: str | None) -> list[Path]:
+    from cope_sweep.read.reports import evidence, write_evidence  # pandas, matplotlib
 
-    return list(write_evidence(evidence(source.queries.results(question.name, question.scale), compare), out))
+    return list(write_evidence(evidence(queries.results(ablation, scale), compare), out))
 
 
-def _document(out: Path, question: GetReport, source: Source) -> list[Path]:
-    from cope_sweep.read.reports.document import document
+def _write_document(out: Path, queries: Queries, reports: Path | None, scale: str | None) -> list[Path]:
+    from cope_sweep.read.reports.document import document  # pandas, matplotlib
 
-    content = document(source.queries.files, source.reports or source.store, question.scale).to_html().encode()
+    content = document(queries.files, reports or queries.store, scale).to_html().encode()
     out.mkdir(parents=True, exist_ok=True)
     write_bytes(out / DOCUMENT, content)
     return [out / DOCUMENT]
@@ -173,25 +237,81 @@ of_maps = partial(typer.Option, rich_help_panel=MAPS_PANEL)
 """An option of the figures that need a checkpoint: they are drawn on this machine."""
 
 
-@asks(
-    GetFigure, "sets", "ablations", without=["committed"],
-    local=["show", "heads", "mark", "split", "position", "text", "file", "first", "seed"],
-    name=argument(
-        metavar="ABLATION|RUN",
-        help="Name of an ablation, or path of its file. For `maps` also the id of a finished run, or a checkpoint "
-        "folder; of an ablation, the first finished run.",
-    ),
-    figure=option(
-        "--kind", "-k", "--declared", metavar="KIND", default=None, kind=str | None,
-        help=f"{', '.join(FIGURES)}; or one of the figures that the ablation declares, as `maps-2`. Default: all that "
-        "it declares; where it declares none, or options select what is drawn, curves.",
-    ),
-    metric=option("--metric", "-m"), log=option("--log/--linear"), log_x=option("--log-x/--linear-x"),
-    format=option(help="csv: the data that is drawn. Default: by the suffix of --output, or else png."),
-)  # fmt: skip
 def figure(
-    question: GetFigure,
-    source: Source,
+    ablation: Annotated[
+        str,
+        typer.Argument(
+            metavar="ABLATION|RUN",
+            help="Name of an ablation, or path of its file. For `maps` also the id of a finished run, or a checkpoint "
+            "folder; of an ablation, the first finished run.",
+            show_default=False,
+        ),
+    ],
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--kind",
+            "-k",
+            "--declared",
+            metavar="KIND",
+            help=f"{', '.join(FIGURES)}; or one of the figures that the ablation declares, as `maps-2`. Default: all "
+            "that it declares; where it declares none, or options select what is drawn, curves.",
+        ),
+    ] = None,
+    metric: Annotated[
+        list[str],
+        typer.Option(
+            "--metric", "-m", help="A metric. May be repeated. Default: those of the table.", show_default=False
+        ),
+    ] = [],
+    x: Annotated[
+        str | None,
+        typer.Option(
+            help="curves, convergence: `step` or `time`. values: an axis, another key of a run, or a fact "
+            "(`facts.parameters`). Default: the first axis with numbers.",
+            show_default=False,
+        ),
+    ] = None,
+    panels: Annotated[
+        str | None,
+        typer.Option(help="values, contexts, budget: an axis; a panel for each value.", show_default=False),
+    ] = None,
+    row: Annotated[list[str], typer.Option(help="A row. May be repeated. Default: all.", show_default=False)] = [],
+    band: Annotated[
+        Literal["auto", "interval", "range"],
+        typer.Option(
+            help="interval: 95 % interval of the mean. range: least and greatest value. auto: the range if a row has "
+            "two seeds, else the interval."
+        ),
+    ] = "auto",
+    log: Annotated[
+        bool | None,
+        typer.Option(
+            "--log/--linear",
+            help="Whether the metrics' axis is logarithmic. Default: as the data ask for.",
+            show_default=False,
+        ),
+    ] = None,
+    log_x: Annotated[
+        bool | None,
+        typer.Option(
+            "--log-x/--linear-x",
+            help="Whether the other axis is logarithmic. Default: as the data ask for.",
+            show_default=False,
+        ),
+    ] = None,
+    title: Annotated[
+        str, typer.Option(help="Above the figure. Default: the ablation's title.", show_default=False)
+    ] = "",
+    scale: ScaleOpt = None,
+    file_format: Annotated[
+        FigureFormat | None,
+        typer.Option(
+            "--format",
+            help="csv: the data that is drawn. Default: by the suffix of --output, or else png.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Default: NAME-KIND.FORMAT, and for one figure as csv, standard output."),
@@ -220,6 +340,11 @@ def figure(
     file: Annotated[Path | None, of_maps(help="A text file.")] = None,
     first: Annotated[int | None, of_maps(min=1, help="Use only the first tokens of the sequence.")] = None,
     seed: Annotated[int | None, of_maps(help="Seed of the run, for an ablation.")] = None,
+    sets: Sets = [],
+    ablations: AblationsDir = ABLATIONS,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
 ) -> None:
     """Draw a figure of an ablation's results, or of what the heads of a trained model attend to, as PNG, SVG or PDF.
 
@@ -248,70 +373,63 @@ def figure(
 
     Example: `cope-sweep figure quickstart --kind maps --row CoPE --show gates --mark data -o gates.png`
     """
-    question = question.model_copy(update={"name": source.run_or_ablation(question.name)})
-    kind: str | None = question.figure
-    given = (show, *heads, mark, split, position, text, file, first, seed)
-    is_checkpoint = _is_checkpoint(question.name)
-    own = question.model_copy(update={"figure": "", "format": None}) != GetFigure.model_construct(
-        name=question.name, figure="", scale=question.scale
-    )
-    selects = own or any(each is not None for each in given)
+    queries = open_queries(store, index, ablations, sets)
+    name = find_run_id(queries, ablation)
+    selected: dict[str, Any] = {
+        "metric": metric, "x": x, "panels": panels, "row": row, "band": band, "log": log, "log_x": log_x,
+        "title": title,
+    }  # fmt: skip
+    selects = GetFigure(name=name, figure="", **selected) != GetFigure(name=name, figure="")
+    selects_maps = any(each not in (None, []) for each in (show, heads, mark, split, position, text, file, first, seed))
+    is_checkpoint = _is_checkpoint(name)
     declared: list[str] = []
-    if not is_checkpoint and not selects and kind in (None, "maps"):
-        declared = [
-            each.name for each in source.ask(ListFigures(name=question.name, scale=question.scale)) if each.declared
-        ]
-    write: Callable[[GetFigure, IO[bytes]], object] = source.write
+    maps = None
+    if not (is_checkpoint or selects or selects_maps) and kind in (None, "maps"):
+        declared = [each.name for each in queries.ask(ListFigures(name=name, scale=scale)) if each.declared]
     if is_checkpoint or (kind == "maps" and "maps" not in declared):
-        if source.server:
-            raise UserError("maps that no file declares need a checkpoint on this machine; leave out --server")
         if (text, file, split).count(None) < 2:
             raise UserError("more than one source of tokens; give one of --text, --file and --split")
-        from cope_sweep.config.ablation import Maps
-
         try:
             drawn = Maps(
-                show=show or "position_attention", heads=_pairs(heads) or 4, mark=mark, title=question.title,
-                split=split, index=position, first=first,
+                show=show or "position_attention", heads=_pairs(heads) or 4, mark=mark, title=title, split=split,
+                index=position, first=first,
             )  # fmt: skip
         except ValueError as error:
             raise UserError("--head, --sequence and --first take numbers up to 1,000,000,000") from error
         typed = None if text is None and file is None else read_text(text, file)
-        kind, maps = "maps", FIGURES["maps"].make(_checkpoint(question, source, seed), drawn, typed)
-
-        def write_maps(question: GetFigure, file: IO[bytes]) -> None:
-            file.write(maps.render(question.format or "png"))
-
-        write = write_maps
-    wanted = [kind] if kind else declared or ["curves"]
+        maps = FIGURES["maps"].make(_checkpoint(queries, name, scale, row, seed), drawn, typed)
+        wanted = ["maps"]
+    else:
+        wanted = [kind] if kind else declared or ["curves"]
     if output is not None and len(wanted) > 1:
-        raise UserError(f"--output is one file; {question.name} declares {', '.join(declared)}; choose one with --kind")
-    written = [
-        _save(question.model_copy(update={"figure": each}), output, write, several=len(wanted) > 1) for each in wanted
-    ]
-    files = [each for each in written if each]
-    if files and not source.printed(files if kind is None and declared else files[0]):
-        for each in files:
-            make_console().print(escaped(f"{each['file']}: {size(each['bytes'])}"), soft_wrap=True, highlight=False)
-
-
-def _save(
-    question: GetFigure, output: Path | None, write: Callable[[GetFigure, IO[bytes]], object], *, several: bool
-) -> dict[str, Any]:
-    """Write a figure, and return what the JSON answer says of its file; nothing of standard output."""
-    if output is None and (question.format != "csv" or several):
-        output = Path(f"{Path(question.name).stem}-{question.figure}.{question.format or 'png'}")
-    if output is not None and question.format is None and output.suffix.lower() not in SUFFIXES:
+        raise UserError(f"--output is one file; {name} declares {', '.join(declared)}; choose one with --kind")
+    if output is not None and file_format is None and output.suffix.lower() not in SUFFIXES:
         raise UserError(f"{output}: its suffix names no format; end it with {', '.join(SUFFIXES)}, or give --format")
-    written = save(question, output, write, default="png", suffixes=SUFFIXES)
-    if output is None:
-        return {}
-    return {"file": str(output), "kind": question.figure, "format": written, "bytes": output.stat().st_size}
+    chosen = file_format or format_of(output, SUFFIXES, default="png")
+
+    def write(file: IO[bytes], each: str) -> None:
+        if maps is not None:
+            file.write(maps.render(chosen))
+        else:
+            file.write(queries.ask(GetFigure(name=name, figure=each, scale=scale, format=chosen, **selected)))
+
+    if output is None and chosen == "csv" and len(wanted) == 1:
+        save(None, chosen, partial(write, each=wanted[0]))
+        return
+    written: list[dict[str, Any]] = []
+    for each in wanted:
+        path = output or Path(f"{Path(name).stem}-{each}.{chosen}")
+        save(path, chosen, partial(write, each=each))
+        written.append({"file": str(path), "kind": each, "format": chosen, "bytes": path.stat().st_size})
+    if as_json:
+        print_json(written if kind is None and declared else written[0])
+        return
+    for each_file in written:
+        text = f"{each_file['file']}: {size(each_file['bytes'])}"
+        make_console().print(escaped(text), soft_wrap=True, highlight=False)
 
 
 def _is_checkpoint(name: str) -> bool:
-    from cope_sweep.store.artifacts import RUN_ID
-
     return bool(RUN_ID.fullmatch(name) or Path(name).is_dir())
 
 
@@ -326,11 +444,9 @@ def _pairs(heads: list[str]) -> list[tuple[int, int]]:
     return pairs
 
 
-def _checkpoint(question: GetFigure, source: Source, seed: int | None) -> Path:
+def _checkpoint(queries: Queries, name: str, scale: str | None, rows: Sequence[str], seed: int | None) -> Path:
     """The checkpoint of a run, of a folder, or of the first finished run of an ablation. Raises UserError."""
-    if _is_checkpoint(question.name):
-        return source.checkpoint(question.name)
-    from cope_sweep.read.queries import finished_run
-
-    plan = source.queries.load(question.name, question.scale)
-    return source.store.run(finished_run(plan, source.store, question.row, seed).run_id).fetch_checkpoint()
+    if _is_checkpoint(name):
+        return find_checkpoint(queries.store, name)
+    run = finished_run(queries.load(name, scale), queries.store, rows, seed)
+    return queries.store.run(run.run_id).fetch_checkpoint()

@@ -1,4 +1,4 @@
-"""The ablation files that commands name."""
+"""The store and the ablation files that commands name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from pathlib import Path
 
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
 from cope_sweep.config.loading import find_ablation
-from cope_sweep.read.queries import AblationFiles
+from cope_sweep.errors import UserError
+from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.queries.ablations import Place
+from cope_sweep.store import Store
+from cope_sweep.store.artifacts import RUN_ID
+from cope_sweep.store.reading import find_lost
 
 
 class NamedFiles(AblationFiles):
@@ -27,12 +31,41 @@ class NamedFiles(AblationFiles):
         """The plan of an ablation at a scale, with the values of `--set`; kept if there are none. Raises UserError."""
         if not self._sets and self.folder.is_dir() and name in self.files():
             return super().load(name, scale)
-        return self.plan(name, scale)
-
-    def plan(self, name: str, scale: str | None) -> Plan:
-        """The same as `load`, always made from the file. Raises UserError."""
         return expand(with_overrides(load_ablation(self.file(name)), scale=scale, assignments=list(self._sets)))
 
     def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:
         """None."""
         return {}
+
+
+def open_queries(
+    store: str, index: str | None, ablations: Path, sets: Sequence[str] = (), *, reports: Path | None = None
+) -> Queries:
+    """What answers questions about a store and ablation files, with the values of `--set`.
+
+    The arguments are the values of `--store`, `--index`, `--ablations` and `--set`; `reports` is a folder of reports,
+    whose runs are shown instead of the store's. Raises StoreError.
+    """
+    return Queries(Store(store, index=index), NamedFiles(ablations, sets), reports=reports)
+
+
+def find_run_id(queries: Queries, text: str) -> str:
+    """The id of the one run whose id begins with these digits; the text itself if it names a file or an ablation.
+
+    Raises QueryError where several runs begin with them.
+    """
+    if Path(text).exists() or text in [path.stem for path in queries.files.folder.glob("*.yaml")]:
+        return text
+    return queries.run_id(text)
+
+
+def find_checkpoint(store: Store, run_or_folder: str) -> Path:
+    """The checkpoint folder of a finished run, or the folder that was named. Raises UserError."""
+    if not RUN_ID.fullmatch(run_or_folder):
+        return Path(run_or_folder)
+    folder = store.run(run_or_folder)  # its files alone say whether it is finished
+    if folder.status != "finished":
+        raise UserError(f"run {run_or_folder} is {folder.status}; only finished runs have a checkpoint")
+    if lost := find_lost(folder):
+        raise UserError(f"{next(iter(lost.values()))}; the `cope-sweep run` of its ablation trains it again")
+    return folder.fetch_checkpoint()

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from cope_sweep.cli.options import CheckpointArg, FileOpt, Source, asks, known_mark, option, read_text, token_ids
-from cope_sweep.cli.output import escaped, grid, make_console, print_table
+from cope_sweep.cli.files import find_checkpoint
+from cope_sweep.cli.options import STORE, CheckpointArg, FileOpt, IndexOpt, Json, StoreOpt, read_text, token_ids
+from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table
 from cope_sweep.errors import UserError
+from cope_sweep.read.queries import Queries
+from cope_sweep.store import Store
 
-if TYPE_CHECKING:
-    from cope_sweep.client import Client
+MAX_WINDOW = 1 << 31
 
 # -- perplexity --------------------------------------------------------------------------------------------------------
 
 
-@asks(
-    None,
-    request="cope_sweep.api.requests:PerplexityRequest",
-    without=["models", "log_probabilities", "token_labels", "top"],
-    tokens=option(kind=list[str], metavar='"ID ID …"', help="A sequence of token ids. May be repeated."),
-    text=option(kind=str | None, help="A text; `-` reads standard input."),
-)
 def perplexity(
     run_or_folder: CheckpointArg,
-    request: dict[str, Any],
-    source: Source,
+    tokens: Annotated[
+        list[str],
+        typer.Option(
+            "--tokens", metavar='"ID ID …"', help="A sequence of token ids. May be repeated.", show_default=False
+        ),
+    ] = [],
+    text: Annotated[str | None, typer.Option(help="A text; `-` reads standard input.", show_default=False)] = None,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -39,6 +38,27 @@ def perplexity(
             help="A text file. If it ends in .json, or is `-` (standard input): a JSON list of lists of token ids.",
         ),
     ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MAX_WINDOW,
+            help="Tokens of a window. Default: as many as in training.",
+            show_default=False,
+        ),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MAX_WINDOW,
+            help="Tokens from the start of a window to the next, 1 … context. Default: disjoint windows.",
+            show_default=False,
+        ),
+    ] = None,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
 ) -> None:
     """Print the perplexity of token sequences or of a text under a finished run's model.
 
@@ -50,24 +70,18 @@ def perplexity(
 
     Example: `cope-sweep perplexity 0b1c2d3e4f506172 --file notes.txt --stride 128`
     """
-    run_or_folder = source.run_id(run_or_folder)
-    tokens, text, context, stride = (request[name] for name in ("tokens", "text", "context", "stride"))
     is_text = text is not None or (file is not None and str(file) != "-" and file.suffix != ".json")
     if is_text and (tokens or (text is not None and file is not None)):
         raise UserError("give one of --text, --file and --tokens")
     if not is_text and (context is not None or stride is not None):
         raise UserError("--context and --stride are for a text: --text, or --file notes.txt")
     given = read_text(text, file) if is_text else _sequences(tokens, file)
-    if source.client is not None:
-        scored = {"text" if is_text else "tokens": given, "context": context, "stride": stride}
-        body = {"models": [run_or_folder]} | {name: value for name, value in scored.items() if value is not None}
-        values = _scored_by(source.client, body)
-    else:
-        folder = source.checkpoint(run_or_folder)  # before the import of torch, which takes seconds
-        from cope_sweep.cli.probing import score_checkpoint
+    folder = _checkpoint(run_or_folder, store, index)  # before the import of torch, which takes seconds
+    from cope_sweep.cli.probing import score_checkpoint
 
-        values = score_checkpoint(folder, given, context, stride)
-    if source.printed(values):
+    values = score_checkpoint(folder, given, context, stride)
+    if as_json:
+        print_json(values)
         return
     if "words" in values:
         line = (
@@ -83,14 +97,12 @@ def perplexity(
     make_console().print(line, soft_wrap=True)
 
 
-def _scored_by(client: Client, body: dict[str, Any]) -> dict[str, Any]:
-    """The same measures from a service. Raises UserError."""
-    total = client.perplexity(body).results[0].total
-    values = total.model_dump(include={"nll_sum", "tokens", "positions", "perplexity", "bits_per_token"})
-    if total.text is not None:
-        values |= total.text.model_dump(include={"words", "size_bytes", "word_perplexity", "bits_per_byte"})
-    # The service sends null for a number that overflows.
-    return {key: math.inf if value is None else value for key, value in values.items()}
+def _checkpoint(run_or_folder: str, store: str, index: str | None) -> Path:
+    """The checkpoint of a run, by its id or the first digits of it, or the folder that was named. Raises UserError."""
+    if Path(run_or_folder).exists():
+        return Path(run_or_folder)
+    opened = Store(store, index=index)
+    return find_checkpoint(opened, Queries(opened).run_id(run_or_folder))
 
 
 def _sequences(tokens: Sequence[str], file: Path | None) -> list[list[int]]:
@@ -109,9 +121,7 @@ def _sequences(tokens: Sequence[str], file: Path | None) -> list[list[int]]:
 # -- probe ------------------------------------------------------------------------------------------------------------
 
 
-@asks(None, local=["count", "seen_by", "out", "html", "svg"], without=["index"])
 def probe(
-    *,
     run_or_folder: CheckpointArg,
     tokens: Annotated[
         str | None, typer.Option("--tokens", metavar='"ID ID …"', help="A sequence of token ids.")
@@ -133,7 +143,9 @@ def probe(
         str | None,
         typer.Option("--split", help="A split of the run's task. Default: the first test set, if no tokens are given."),
     ] = None,
-    index: Annotated[int, typer.Option("--index", min=0, help="Index of the first sequence of the split.")] = 0,
+    first_sequence: Annotated[
+        int, typer.Option("--index", min=0, help="Index of the first sequence of the split.")
+    ] = 0,
     count: Annotated[
         int, typer.Option("--count", min=1, help="Number of sequences of the split; the table pools their tokens.")
     ] = 1,
@@ -151,7 +163,8 @@ def probe(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the matrices to an .npz file.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write an HTML page with heatmaps and values.")] = None,
     svg: Annotated[Path | None, typer.Option("--svg", help="Write the heatmaps as SVG.")] = None,
-    source: Source,
+    store: StoreOpt = STORE,
+    as_json: Json = False,
 ) -> None:
     """Show what each head of a finished run's model counts: gates on marked tokens and elsewhere, positions, attention.
 
@@ -166,57 +179,23 @@ def probe(
 
     Example: `cope-sweep probe 95199d1142de555d --split sparse --layer 0 --mark data --html probe.html --out probe.npz`
     """
-    run_or_folder = source.run_id(run_or_folder)
     if (tokens, text, file, split).count(None) < 3:
         raise UserError("more than one source of tokens; give one of --tokens, --text, --file and --split")
     ids = None if tokens is None else token_ids(tokens)
     typed = None if text is None and file is None else read_text(text, file)
-    if source.client is not None:
-        body: dict[str, Any] = {"layers": layers or None, "heads": heads or None, "matrices": []}
-        if typed is not None:
-            body["text"] = typed
-        elif ids is not None:
-            body["tokens"] = ids[:first]
-        else:
-            from cope_sweep.cli.probing import task_sequence
-
-            body["tokens"] = task_sequence(source.client, run_or_folder, split, index)[:first]
-        answer = _probed_by(source.client, run_or_folder, body, marks)
-        _show(answer, source, "no gates: the model of this run has no contextual positions")
-        return
-    folder = source.checkpoint(run_or_folder)  # before the import of torch, which takes seconds
+    folder = _checkpoint(run_or_folder, store, None)  # before the import of torch, which takes seconds
     from cope_sweep.cli.probing import probe_checkpoint
 
     encodings, found = probe_checkpoint(
-        folder, tokens=ids, text=typed, split=split, index=index, count=count,
+        folder, tokens=ids, text=typed, split=split, index=first_sequence, count=count,
         first=first, marks=marks, seen_by=seen_by, layers=layers, heads=heads, out=out, html=html, svg=svg,
     )  # fmt: skip
-    _show(found, source, f"no gates: {encodings} has no contextual positions; --html and --out give the attention")
-
-
-def _probed_by(client: Client, run_id: str, body: dict[str, Any], marks: list[str]) -> dict[str, Any]:
-    """The statistics of a service's probe. Raises UserError."""
-    if defined := [each for each in marks if "=" in each]:
-        raise UserError(f"--mark {defined[0]} needs the files of this machine; leave out --server")
-    heads = []
-    for head in client.probe(run_id, body).heads:
-        for encoding in head.encodings:
-            found = encoding.model_dump(include={"limit", "clamped", "position_mean", "position_max", "marks"})
-            if encoding.position_mean is None:  # it has no gates
-                continue
-            if marks:
-                found["marks"] = {name: known_mark(name, found["marks"]) for name in marks}
-            heads.append({"layer": head.layer, "head": head.head, "encoding": encoding.kind} | found)
-    return {"run_id": run_id, "sequences": 1, "heads": heads}
-
-
-def _show(found: dict[str, Any], source: Source, without_gates: str) -> None:
-    if source.printed(found):
-        return
-    if found["heads"]:
+    if as_json:
+        print_json(found)
+    elif found["heads"]:
         _print_table(found["heads"])
     else:
-        make_console().print(without_gates)
+        make_console().print(f"no gates: {encodings} has no contextual positions; --html and --out give the attention")
 
 
 def _print_table(statistics: list[dict[str, Any]]) -> None:

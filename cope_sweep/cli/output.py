@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, Any, Literal, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Column, Table
 
+from cope_sweep.api.answers import Counts
 from cope_sweep.errors import UserError
 from cope_sweep.store.files import replacing
 
-if TYPE_CHECKING:
-    from cope_sweep.api.answers import Counts
+F = TypeVar("F", bound=str)
 
 BINARY = ("parquet", "png", "pdf")
 """Formats of files that are not text."""
@@ -119,45 +119,34 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, default=plain) + "\n")
 
 
+def format_of(output: Path | None, suffixes: Mapping[str, F], default: F) -> F:
+    """The format that the suffix of a path names."""
+    return default if output is None else suffixes.get(output.suffix.lower(), default)
+
+
 def save(
-    question: Any,
-    output: Path | None,
-    write: Callable[[Any, IO[bytes]], object],
-    *,
-    default: str,
-    suffixes: Mapping[str, str],
-    binary: Collection[str] = BINARY,
-) -> str:
-    """Write the file that answers a question to a path, or to standard output, and return its format.
+    output: Path | None, file_format: str, write: Callable[[IO[bytes]], object], *, is_binary: bool | None = None
+) -> None:
+    """Write a file in a format to a path; None: to standard output.
 
-    Args:
-        question: The question.
-        output: The path; None: standard output.
-        write: Writes the answer to a file.
-        default: The format where neither the question nor the path's suffix names one.
-        suffixes: Suffix of a file → its format.
-        binary: Formats that are no text.
-
-    Raises UserError.
+    The path holds either its former content or the whole file. `is_binary` says whether the format is no text; None:
+    whether it is one of `BINARY`. Raises UserError.
     """
-    chosen = question.format or suffixes.get("" if output is None else output.suffix.lower(), default)
-    question = question.model_copy(update={"format": chosen})
     if output is None:
-        if chosen in binary:
-            raise UserError(f"{chosen} is binary; name a file for it with --output FILE")
+        if file_format in BINARY if is_binary is None else is_binary:
+            raise UserError(f"{file_format} is binary; name a file for it with --output FILE")
         sys.stdout.flush()
-        write(question, sys.stdout.buffer)
-        return chosen
+        write(sys.stdout.buffer)
+        return
     try:
         if output.exists() and not output.is_file():  # such as /dev/stdout
             with output.open("wb") as file:
-                write(question, file)
+                write(file)
         else:
             with replacing(output) as temporary, temporary.open("wb") as file:
-                write(question, file)
+                write(file)
     except OSError as error:
         raise UserError(f"{output}: {error.strerror or error}; name another file with --output") from error
-    return chosen
 
 
 def duration(seconds: float) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cope_sweep.cli.options import known_mark, token_ids
-from cope_sweep.client import Client
+from cope_sweep.cli.options import token_ids
 from cope_sweep.config import RunSpec
 from cope_sweep.errors import UserError
 from cope_sweep.inference import Predictor, validate_token_ids
@@ -36,11 +36,6 @@ def score_checkpoint(
         return asdict(predictor.perplexity(given, context=context, stride=stride))
     except ValueError as error:
         raise UserError(str(error)) from error
-
-
-def task_sequence(client: Client, run_id: str, split: str | None, index: int) -> list[int]:
-    """A sequence of a split of a run's task, which is made here."""
-    return split_sequences(RunSpec.model_validate(client.run(run_id, curve=False).spec).task, split, index)[0]
 
 
 def probe_checkpoint(
@@ -93,14 +88,22 @@ def _select_marks(options: list[str], known: dict[str, np.ndarray], tokens_T: np
     marks = {}
     for each in options:
         name, equals, ids = each.partition("=")
-        marks[name] = np.isin(tokens_T, token_ids(ids)) if equals else known_mark(name, known)
+        marks[name] = np.isin(tokens_T, token_ids(ids)) if equals else _known_mark(name, known)
     return marks or known
+
+
+def _known_mark(name: str, known: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The mark with a name. Raises UserError."""
+    if name not in known:
+        listed = ", ".join(known) or "none"
+        raise UserError(f"no mark {name!r}; the marks of these tokens are: {listed}; or define one: --mark {name}=3,4")
+    return known[name]
 
 
 def _select_queries(seen_by: str, known: dict[str, np.ndarray], tokens_T: np.ndarray) -> np.ndarray:
     """The queries that `--seen-by` selects: bool, shape (T,)."""
     if not seen_by.isdecimal():
-        return known_mark(seen_by, known)
+        return _known_mark(seen_by, known)
     if int(seen_by) >= len(tokens_T):
         raise UserError(f"--seen-by {seen_by}: the sequence has tokens 0 … {len(tokens_T) - 1}")
     selected_T = np.zeros(len(tokens_T), dtype=bool)

@@ -9,12 +9,13 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
+from rich.console import Console
 
+from cope_sweep.api.answers import PlanCost, RunCost, RunSummary, SweepMember
 from cope_sweep.api.questions import (
     ExportRuns,
     GetDiff,
@@ -25,10 +26,21 @@ from cope_sweep.api.questions import (
     ListAblations,
     ListRuns,
     ListSweeps,
-    RunFilter,
     RunsFormat,
 )
-from cope_sweep.cli.options import ABLATION, Sets, Source, ablation_fields, argument, asks, option
+from cope_sweep.cli.files import NamedFiles, find_run_id, open_queries
+from cope_sweep.cli.options import (
+    ABLATIONS,
+    STORE,
+    AblationArg,
+    AblationsDir,
+    IndexOpt,
+    Json,
+    RunStatus,
+    ScaleOpt,
+    Sets,
+    StoreOpt,
+)
 from cope_sweep.cli.output import (
     counts_text,
     escaped,
@@ -42,14 +54,18 @@ from cope_sweep.cli.output import (
     size,
     with_columns,
 )
+from cope_sweep.config import Plan
+from cope_sweep.config.ablation import ablation_schema
 from cope_sweep.errors import UserError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from cope_sweep.api.answers import PlanCost, RunCost, RunSummary, SweepMember
-    from cope_sweep.config import Plan
-    from cope_sweep.read.tables.best import Tuned
+from cope_sweep.read.queries import Queries, plan_cost, recorded_plan
+from cope_sweep.read.tables import read_results
+from cope_sweep.read.tables.best import Tuned, conditions, tuning
+from cope_sweep.store import Store
+from cope_sweep.store.artifacts import RUN_ID
+from cope_sweep.store.index import IndexUnavailable
+from cope_sweep.store.index.database import redacted
+from cope_sweep.store.sweeps import SWEEP_ID
+from cope_sweep.tracking.uri import backlog_count, resolve_uri
 
 MAX_SWEEPS = 100
 """Sweeps that `status` lists."""
@@ -57,28 +73,30 @@ BROKEN = ("failed", "damaged")
 SPEC = ("task.", "model.", "train.", "evaluate.")
 """Prefixes of the keys of a spec."""
 POLL_INTERVAL_S = 0.5
-TAIL_CHARACTERS = 2000
-"""Number of characters of a shown log by which its end is found again."""
-MAX_LINES = 10_000
-"""Lines of a log that a service is asked for."""
+LOG_LINES = 200
+"""Lines of a log in `--json`, unless `--tail` says how many."""
 
 # -- list, plan, schema ------------------------------------------------------------------------------------------------
 
 
-@asks(ListAblations, "ablations")
-def list_ablations(question: ListAblations, source: Source) -> None:
+def list_ablations(
+    ablations: AblationsDir = ABLATIONS,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
+) -> None:
     """List the ablations, the table or figure that each reproduces, and how many of their runs are finished.
 
     Example: `cope-sweep list`
     """
     try:
-        entries = source.ask(question)
+        entries = open_queries(store, index, ablations).ask(ListAblations())
     except OSError:
         entries = []
     if not entries:
-        folder = f"in {source.ablations.absolute()}; choose another folder with --ablations"
-        raise UserError(f"no ablation files (*.yaml) {f'at {source.server}' if source.server else folder}")
-    if source.printed([entry.model_dump(exclude_none=True) for entry in entries]):
+        raise UserError(f"no ablation files (*.yaml) in {ablations.absolute()}; choose another folder with --ablations")
+    if as_json:
+        print_json([entry.model_dump(exclude_none=True) for entry in entries])
         return
     table = grid("ablation", "title", "reproduces", "rows × seeds", "finished", "others")
     for entry in entries:
@@ -106,10 +124,9 @@ def list_ablations(question: ListAblations, source: Source) -> None:
         )
 
 
-@asks(GetPlan, "ablations", local=["measure", "attention"], name=ABLATION)
 def plan(
-    question: GetPlan,
-    source: Source,
+    ablation: AblationArg,
+    scale: ScaleOpt = None,
     sets: Sets = [],
     measure: Annotated[
         bool,
@@ -125,17 +142,23 @@ def plan(
             "one.",
         ),
     ] = False,
+    ablations: AblationsDir = ABLATIONS,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
 ) -> None:
     """Show the runs of an ablation: status, parameters, and an estimate of time and memory. Nothing is recorded.
 
     Example: `cope-sweep plan quickstart --set train.steps=1000 --measure`
     """
-    source = replace(source, sets=sets)
+    planned = NamedFiles(ablations, sets).load(ablation, scale)
     if attention:
-        _show_attention(source, source.files.plan(question.name, question.scale))
+        _show_attention(planned, as_json=as_json)
         return
-    costs = _measured(source, question) if measure else _plan_cost(source, question)
-    if source.printed(costs):
+    opened = Store(store, index=index)
+    costs = _measured(planned, opened) if measure else plan_cost(planned, opened)
+    if as_json:
+        print_json(costs)
         return
     shapes_differ = len({run.resources for run in costs.runs}) > 1
     table = grid("run", "row", "seed", "status", "parameters", "time", "memory", *["resources"] * shapes_differ)
@@ -163,31 +186,21 @@ def plan(
     console.print(text)
 
 
-def _plan_cost(source: Source, question: GetPlan) -> PlanCost:
-    """The plan of the machine that is asked; a service is sent the values of `--set`, and a file of this machine."""
-    if source.client is not None:
-        fields: dict[str, Any] = ablation_fields(question.name)
-        if source.sets or "spec" in fields:
-            return source.client.preview(**fields, scale=question.scale, set=list(source.sets))
-    return source.ask(question)
-
-
-def _measured(source: Source, question: GetPlan) -> PlanCost:
+def _measured(plan: Plan, store: Store) -> PlanCost:
     """The plan with the cost of each of its shapes, which are measured here and named on standard error."""
-    from cope_sweep.read.queries import plan_cost, recorded_plan
-    from cope_sweep.train.measure import measure_plan
+    from cope_sweep.train.measure import measure_plan  # torch
 
     console = make_console(stderr=True)
-    planned = recorded_plan(source.files.plan(question.name, question.scale), source.store)
+    planned = recorded_plan(plan, store)
     timed = measure_plan(
         planned, on_shape=lambda row, number, total: console.print(f"measuring {number} of {total}: {escaped(row)}")
     )
-    return plan_cost(planned, source.store, timed)
+    return plan_cost(planned, store, timed)
 
 
-def _show_attention(source: Source, plan: Plan) -> None:
+def _show_attention(plan: Plan, *, as_json: bool) -> None:
     """Print the path of each layer's attention, for the devices on which the rows may train."""
-    from cope_sweep.model.paths import attention_paths
+    from cope_sweep.model.paths import attention_paths  # torch
 
     found = [
         (row.name, device, path)
@@ -196,11 +209,13 @@ def _show_attention(source: Source, plan: Plan) -> None:
         if (resources := plan.resources_of(row)).device in ("auto", device)
         for path in attention_paths(row.runs[0], resources, device)
     ]
-    documents = [
-        {"row": row, "layers": path.layers, "device": device, "attention": path.name, "reason": path.reason}
-        for row, device, path in found
-    ]
-    if source.printed(documents):
+    if as_json:
+        print_json(
+            [
+                {"row": row, "layers": path.layers, "device": device, "attention": path.name, "reason": path.reason}
+                for row, device, path in found
+            ]
+        )
         return
     table = grid("row", "layers", "device", "attention", "why no fused kernel")
     for row, device, path in found:
@@ -213,75 +228,72 @@ def schema() -> None:
 
     Example: `cope-sweep schema > ablations/schema.json`
     """
-    from cope_sweep.config.ablation import ablation_schema
-
     print_json(ablation_schema())
 
 
 # -- status -----------------------------------------------------------------------------------------------------------
 
 
-@asks(
-    GetPlan, "sets", "ablations",
-    name=argument(
-        metavar="[ABLATION|RUN|SWEEP]",
-        help="An ablation, or the id of a run or sweep. Default: the newest sweeps of this store.",
-        default=None,
-    ),
-)  # fmt: skip
-def status(question: GetPlan, source: Source) -> None:
+def status(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ABLATION|RUN|SWEEP]",
+            help="An ablation, or the id of a run or sweep. Default: the newest sweeps of this store.",
+            show_default=False,
+        ),
+    ] = None,
+    scale: ScaleOpt = None,
+    sets: Sets = [],
+    ablations: AblationsDir = ABLATIONS,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
+) -> None:
     """Show the status of sweeps and runs, and why runs failed, were stopped or are damaged.
 
     Example: `cope-sweep status quickstart`
 
     Example: `cope-sweep status 95199d1142de555d`
     """
-    from cope_sweep.store.artifacts import RUN_ID
-    from cope_sweep.store.index import IndexUnavailable
-    from cope_sweep.store.sweeps import SWEEP_ID
-
-    target: str | None = question.name and source.run_or_ablation(question.name)
-    if not source.server:
-        with contextlib.suppress(IndexUnavailable):  # then they read as interrupted
-            source.store.end_expired()
+    queries = open_queries(store, index, ablations, sets)
+    with contextlib.suppress(IndexUnavailable):  # then they read as interrupted
+        queries.store.end_expired()
     if target is None:
-        _show_sweeps(source)
-    elif RUN_ID.fullmatch(target):
-        _show_run(source, target)
-    elif SWEEP_ID.fullmatch(target):
-        _show_sweep(source, target)
-    else:
-        found = source.ask(question)
-        if not source.printed(found):
-            _print_runs(found.runs)
-
-
-def _show_sweeps(source: Source) -> None:
-    page = source.ask(ListSweeps(limit=MAX_SWEEPS))
-    oldest_first = page.sweeps[::-1]
-    if source.printed(oldest_first):
+        _show_sweeps(queries, as_json=as_json)
         return
+    name = find_run_id(queries, target)
+    if RUN_ID.fullmatch(name):
+        _show_run(queries, name, as_json=as_json)
+    elif SWEEP_ID.fullmatch(name):
+        _show_sweep(queries, name, as_json=as_json)
+    else:
+        found = queries.ask(GetPlan(name=name, scale=scale))
+        print_json(found) if as_json else _print_runs(found.runs)
+
+
+def _show_sweeps(queries: Queries, *, as_json: bool) -> None:
+    page = queries.ask(ListSweeps(limit=MAX_SWEEPS))
+    oldest_first = page.sweeps[::-1]
+    if as_json:
+        print_json(oldest_first)
+        return
+    console = make_console()
     if not page.sweeps:
-        make_console().print(f"no sweep in {source.location}; start one with: cope-sweep run quickstart")
+        console.print(f"no sweep in the store {queries.store.location}; start one with: cope-sweep run quickstart")
         return
     table = grid("sweep", "ablation", "status", "executor", "runs")
     for sweep in oldest_first:
         cells = (sweep.sweep_id, sweep.ablation, sweep.status, sweep.executor, counts_text(sweep.counts))
         table.add_row(*map(escaped, cells))
-    console = make_console()
     if page.total > len(page.sweeps):
         console.print(f"the newest {len(page.sweeps)} of {page.total} sweeps:")
     print_table(table)
-    if not source.server:
-        _print_backlog(console, source)
+    _print_backlog(console, queries.store)
 
 
-def _print_backlog(console: Console, source: Source) -> None:
+def _print_backlog(console: Console, store: Store) -> None:
     """Say how much MLflow lacks, if the store is copied to one."""
-    from cope_sweep.store.index.database import redacted
-    from cope_sweep.tracking.uri import backlog_count, resolve_uri
-
-    store = source.store
     if "MLFLOW_TRACKING_URI" not in os.environ and not (store.root / "mlflow.db").exists():
         return
     uri = resolve_uri(store)
@@ -290,9 +302,10 @@ def _print_backlog(console: Console, source: Source) -> None:
         console.print(escaped(text), style="yellow", soft_wrap=True)
 
 
-def _show_sweep(source: Source, sweep_id: str) -> None:
-    sweep = source.ask(GetSweep(sweep_id=sweep_id))
-    if source.printed(sweep):
+def _show_sweep(queries: Queries, sweep_id: str, *, as_json: bool) -> None:
+    sweep = queries.ask(GetSweep(sweep_id=sweep_id))
+    if as_json:
+        print_json(sweep)
         return
     console = make_console()
     console.print(escaped(f"{sweep.sweep_id}: {sweep.ablation}, {sweep.status}, {counts_text(sweep.counts)}"))
@@ -303,12 +316,15 @@ def _show_sweep(source: Source, sweep_id: str) -> None:
     _print_runs(sweep.members)
 
 
-def _show_run(source: Source, run_id: str) -> None:
-    run = source.ask(GetRun(run_id=run_id, curve=False))
+def _show_run(queries: Queries, run_id: str, *, as_json: bool) -> None:
+    run = queries.ask(GetRun(run_id=run_id, curve=False))
     if run.state.get("status") is None and run.status == "pending":
-        raise UserError(f"no run {run_id} in {source.location}; `cope-sweep plan ABLATION` lists the ids")
+        raise UserError(
+            f"no run {run_id} in the store {queries.store.location}; `cope-sweep plan ABLATION` lists the ids"
+        )
     document = run.model_dump(exclude={"curve", "values"})
-    if source.printed(document):
+    if as_json:
+        print_json(document)
         return
     document["state"].pop("traceback", None)
     document.pop("result")  # its metrics and facts are there already
@@ -342,11 +358,10 @@ DIFF_COLUMNS = {
     "runs": "finished ones, left and right",
 }
 """Column → its meaning."""
-SIDE = argument(metavar="RUN|SWEEP")
+SideArg = Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="The id of a run or sweep.", show_default=False)]
 
 
-@asks(GetDiff, left=SIDE, right=SIDE)
-def diff(question: GetDiff, source: Source) -> None:
+def diff(left: SideArg, right: SideArg, store: StoreOpt = STORE, index: IndexOpt = None, as_json: Json = False) -> None:
     """Show what differs between two runs or two sweeps: values of their specs, facts, and metrics with a test.
 
     The metrics of two sweeps are compared row by row, over the finished runs.
@@ -355,8 +370,9 @@ def diff(question: GetDiff, source: Source) -> None:
 
     Example: `cope-sweep diff 20260730-120000-abcd 20260731-090000-1234 --json`
     """
-    found = source.ask(question)
-    if source.printed(found):
+    found = Queries(Store(store, index=index)).ask(GetDiff(left=left, right=right))
+    if as_json:
+        print_json(found)
         return
     console = make_console()
     for name, total, finished in zip((found.left, found.right), found.runs, found.finished, strict=True):
@@ -392,13 +408,46 @@ def diff(question: GetDiff, source: Source) -> None:
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
-@asks(
-    ListRuns, "ablations", without=["run", "cursor", "fields"],
-    filter=option(metavar="KEY>=VALUE"), sort=option(metavar="KEY"), sweep=option(metavar="SWEEP"),
-)  # fmt: skip
 def runs(
-    *,
-    question: ListRuns,
+    conditions: Annotated[
+        list[str],
+        typer.Option(
+            "--filter",
+            metavar="KEY>=VALUE",
+            help="A condition that has to hold: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`, "
+            "`facts.device=cuda`, `tags.row=CoPE` (also `tags.sweep`, `tags.ablation`, and the label of an axis). A "
+            "run that lacks the key does not match. May be repeated.",
+            show_default=False,
+        ),
+    ] = [],
+    search: Annotated[
+        str,
+        typer.Option(
+            help="Words that have to be found, each at the start of the run's id, or in its message, or in the row, "
+            "the ablation or its title, in a sweep of the run. Small and capital letters are alike.",
+            show_default=False,
+        ),
+    ] = "",
+    status: Annotated[
+        list[RunStatus], typer.Option(help="Only runs with this status. May be repeated.", show_default=False)
+    ] = [],
+    sweep: Annotated[
+        str | None, typer.Option(metavar="SWEEP", help="Only the runs of this sweep.", show_default=False)
+    ] = None,
+    ablation: Annotated[
+        str | None, typer.Option(help="Only the runs of this ablation, in plan order.", show_default=False)
+    ] = None,
+    scale: ScaleOpt = None,
+    sort: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY",
+            help="A key as in `filter`, or run_id, status, seed, step, created_ms. Runs without it come last.",
+        ),
+    ] = "run_id",
+    descending: Annotated[bool, typer.Option("--descending", help="The greatest first.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of runs.")] = 100,
+    offset: Annotated[int, typer.Option(min=0, max=2**31, help="Number of runs to skip.")] = 0,
     export: Annotated[
         str | None,
         typer.Option(
@@ -412,7 +461,10 @@ def runs(
     curves: Annotated[
         bool, typer.Option("--curves", help="Export the learning curves: one line for each logged value of a run.")
     ] = False,
-    source: Source,
+    ablations: AblationsDir = ABLATIONS,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
 ) -> None:
     """List the runs of the store that were begun, by any of their values. Filtered and sorted values are shown.
 
@@ -427,15 +479,21 @@ def runs(
 
     Example: `cope-sweep runs --sweep 20260730-120000-abcd --curves --format csv -o curves.csv`
     """
+    queries = open_queries(store, index, ablations)
+    selected: dict[str, Any] = {
+        "filter": conditions, "search": search, "status": list(map(str, status)), "sweep": sweep, "ablation": ablation,
+        "scale": scale, "sort": sort, "descending": descending,
+    }  # fmt: skip
     if export is not None or output is not None:
-        _export(source, question, export, output, curves)
+        _export(queries, selected, export, output, curves=curves)
         return
     if curves:
         raise UserError("--curves exports; name a file with --output FILE, or a format with --format")
-    page = source.ask(question)
-    if source.printed(page):
+    page = queries.ask(ListRuns(**selected, limit=limit, offset=offset))
+    if as_json:
+        print_json(page)
         return
-    differing = _distinguishing(source, page.runs)
+    differing = _distinguishing(queries, page.runs)
     values_of = {run.run_id: differing.get(run.run_id, {}) | run.values for run in page.runs}
     keys = list(dict.fromkeys(key for values in values_of.values() for key in values))
     shown = [key for key in keys if key not in ("status", "seed", "step")]
@@ -451,11 +509,11 @@ def runs(
     if "message" in left_out and any(run.message for run in page.runs):
         make_console().print("cope-sweep status RUN shows why a run failed")
     if page.total > len(page.runs):
-        first, last = min(question.offset + 1, page.total), question.offset + len(page.runs)
+        first, last = min(offset + 1, page.total), offset + len(page.runs)
         make_console().print(f"runs {first} to {last} of {page.total}; --limit and --offset show others")
 
 
-def _distinguishing(source: Source, shown: Sequence[RunSummary]) -> dict[str, dict[str, Any]]:
+def _distinguishing(queries: Queries, shown: Sequence[RunSummary]) -> dict[str, dict[str, Any]]:
     """Run id → the values of its spec in which it differs from other runs of the same row and seed."""
     groups: dict[Any, list[str]] = {}
     for run in shown:
@@ -463,7 +521,7 @@ def _distinguishing(source: Source, shown: Sequence[RunSummary]) -> dict[str, di
     groups = {key: run_ids for key, run_ids in groups.items() if len(run_ids) > 1}
     if not groups:
         return {}
-    exported = source.ask(ExportRuns(run=tuple(each for run_ids in groups.values() for each in run_ids), format="json"))
+    exported = queries.ask(ExportRuns(run=[each for run_ids in groups.values() for each in run_ids], format="json"))
     specs = {
         record["run_id"]: {key: value for key, value in record.items() if key.startswith(SPEC)}
         for record in json.loads(exported)
@@ -477,16 +535,16 @@ def _distinguishing(source: Source, shown: Sequence[RunSummary]) -> dict[str, di
     return found
 
 
-def _export(source: Source, question: ListRuns, name: str | None, output: Path | None, curves: bool) -> None:
+def _export(queries: Queries, selected: dict[str, Any], name: str | None, output: Path | None, *, curves: bool) -> None:
+    """Write all matching runs, or their curves, to a file or standard output, a few at a time."""
     chosen = name or (output.suffix.removeprefix(".") if output else "")
     if chosen not in get_args(RunsFormat):
         given = f"--format {name}" if name else f"--output {output}: its suffix"
         raise UserError(
             f"{given} is no format of runs; the formats are {', '.join(get_args(RunsFormat))}; choose one with --format"
         )
-    which = {each: getattr(question, each) for each in RunFilter.model_fields}
-    asked = ExportRuns.model_construct(**which, format=chosen, curves=curves)  # type: ignore[arg-type]
-    save(asked, output, source.write, default="csv", suffixes={})
+    question = ExportRuns(**selected, format=cast(RunsFormat, chosen), curves=curves)
+    save(output, chosen, lambda file: queries.export(question, file))
     if output is not None:
         make_console().print(escaped(f"all matching {'logged values' if curves else 'runs'} are in {output}"))
 
@@ -498,10 +556,10 @@ def _text(value: object) -> str:
 # -- best -------------------------------------------------------------------------------------------------------------
 
 
-@asks(GetPlan, "sets", "ablations", remote=False, name=ABLATION)
 def best(
-    *,
-    question: GetPlan,
+    ablation: AblationArg,
+    scale: ScaleOpt = None,
+    sets: Sets = [],
     metric: Annotated[
         str | None,
         typer.Option(
@@ -513,7 +571,10 @@ def best(
     as_yaml: Annotated[
         bool, typer.Option("--yaml", help="Print the best values as `when:` of an ablation file.")
     ] = False,
-    source: Source,
+    ablations: AblationsDir = ABLATIONS,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
 ) -> None:
     """Show the best draw of each row of an ablation with `search: random`, which tries the same draws for every row.
 
@@ -524,16 +585,15 @@ def best(
 
     Example: `cope-sweep best encodings_tuning --yaml`
     """
-    from cope_sweep.read.tables import read_results
-    from cope_sweep.read.tables.best import conditions, tuning
-
-    if as_yaml and source.as_json:
+    if as_yaml and as_json:
         raise UserError("--yaml and --json are two forms of the answer; leave one out")
-    found = tuning(read_results(source.files.plan(question.name, question.scale), source.store), metric)
+    planned = NamedFiles(ablations, sets).load(ablation, scale)
+    found = tuning(read_results(planned, Store(store, index=index)), metric)
     if as_yaml:
         sys.stdout.write(conditions(found.rows))
         return
-    if source.printed({"metric": found.metric, "goal": found.goal, "rows": [_as_dict(each) for each in found.rows]}):
+    if as_json:
+        print_json({"metric": found.metric, "goal": found.goal, "rows": [_as_dict(each) for each in found.rows]})
         return
     drawn = found.layout
     table = grid(*(header.text for header in drawn.headers))
@@ -559,14 +619,28 @@ def _as_dict(row: Tuned) -> dict[str, Any]:
 # -- logs -------------------------------------------------------------------------------------------------------------
 
 
-@asks(
-    GetLog, run_id=argument(metavar="RUN"),
-    tail=option("--tail", kind=int | None, default=None, help="Only so many lines from the end; with --json 200."),
-)  # fmt: skip
 def logs(
-    question: GetLog,
-    source: Source,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="The id of a run, or its first digits: four or more that no other run has.",
+            show_default=False,
+        ),
+    ],
+    tail: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=10_000,
+            help=f"Only so many lines from the end; with --json {LOG_LINES}.",
+            show_default=False,
+        ),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
 ) -> None:
     """Print the log of a run: its attempts, evaluations, and errors with their tracebacks.
 
@@ -574,43 +648,33 @@ def logs(
 
     Example: `cope-sweep logs 95199d1142de555d --tail 20 --json`
     """
-    if source.as_json and follow:
+    if as_json and follow:
         raise UserError("--json is one document; leave out --follow")
-    run, tail = source.run_id(question.run_id), question.tail
-    if source.as_json:
-        print_json(source.ask(GetLog(run_id=run) if tail is None else question))
+    queries = Queries(Store(store, index=index))
+    run_id = queries.run_id(run)
+    if as_json:
+        print_json(queries.ask(GetLog(run_id=run_id, tail=LOG_LINES if tail is None else tail)))
         return
-    shown = ""
+    shown = 0
     for turn in itertools.count():
-        text, running = _log(source, run)
+        text, running = _read_log(queries.store, run_id)
         if turn == 0 and not text and not running:
-            raise UserError(f"run {run} has no log: it was trained by an older version")
+            raise UserError(f"run {run_id} has no log: it was trained by an older version")
         if turn == 0 and tail is not None:
             lines = text.splitlines(keepends=True)
-            shown = "".join(lines[: max(0, len(lines) - tail)])
-        typer.echo(_new_part(text, shown), nl=False)
-        shown = text
+            shown = len("".join(lines[: max(0, len(lines) - tail)]))
+        typer.echo(text[shown:], nl=False)
+        shown = len(text)
         if not follow or not running:
             return
         time.sleep(POLL_INTERVAL_S)
 
 
-def _new_part(text: str, shown: str) -> str:
-    """The new part of a log. A service sends only the end of a long one, which begins later each time."""
-    if text.startswith(shown):
-        return text[len(shown) :]
-    end = shown[-TAIL_CHARACTERS:]
-    found = text.rfind(end)
-    return text if found < 0 else text[found + len(end) :]
-
-
-def _log(source: Source, run: str) -> tuple[str, bool]:
-    """The log of a run, or the end of it from a service, and whether it is in training. Raises UserError."""
-    if source.client is not None:
-        running = source.client.run(run, curve=False).status == "running"  # before the log: nothing of it is missed
-        return "".join(f"{line}\n" for line in source.client.logs(run, tail=MAX_LINES).lines), running
-    store = source.store
-    folder, status = store.run(run), store.status(run)
+def _read_log(store: Store, run_id: str) -> tuple[str, bool]:
+    """The log of a run, and whether it is in training. Raises UserError for a run that was not begun."""
+    folder, status = store.run(run_id), store.status(run_id)  # status first: nothing of the log is missed
     if status == "pending":
-        raise UserError(f"run {run} was not begun in the store {store.root}; `cope-sweep plan ABLATION` lists the ids")
+        raise UserError(
+            f"run {run_id} was not begun in the store {store.root}; `cope-sweep plan ABLATION` lists the ids"
+        )
     return folder.log_text(), status == "running"

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from cope_sweep.cli.options import Source, asks
-from cope_sweep.cli.output import escaped, grid, make_console, print_table, size
+from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, Json, StoreOpt
+from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, size
+from cope_sweep.cli.progress import SENDING, progress_bar
 from cope_sweep.cli.sweeps import MlflowOpt
+from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.errors import UserError
-
-if TYPE_CHECKING:
-    from cope_sweep.store import Store
+from cope_sweep.store import Store
+from cope_sweep.store.index import Index
+from cope_sweep.store.index.database import redacted
+from cope_sweep.store.prune import delete, waste
+from cope_sweep.store.rebuild import check as check_store
+from cope_sweep.store.rebuild import rebuild as rebuild_index
+from cope_sweep.store.rebuild import repair as repair_store
+from cope_sweep.tracking.uri import TrackingError, backlog_count, resolve_uri
+from cope_sweep.tracking.uri import check as check_mlflow
 
 DIFFERENT = 1
 """The exit code of `store check` where something differs or is damaged."""
@@ -29,28 +37,22 @@ app = typer.Typer(
 
 
 @app.command()
-@asks(None, remote=False)
-def rebuild(source: Source) -> None:
+def rebuild(store: StoreOpt = STORE, index: IndexOpt = None, as_json: Json = False) -> None:
     """Make the index again from the folders of the runs and the records of the sweeps.
 
     Runs that a sweep trains at the moment keep their row.
 
     Example: `cope-sweep store rebuild`
     """
-    from cope_sweep.cli.progress import progress_bar
-    from cope_sweep.store import Store
-    from cope_sweep.store.index import Index
-    from cope_sweep.store.index.database import redacted
-    from cope_sweep.store.rebuild import rebuild as rebuild_index
-
-    store = _existing_store(source)
+    opened = _open_existing(store, index)
     with progress_bar(make_console(stderr=True), "reading runs") as on_progress:
-        report = rebuild_index(Store(store.location, index=Index(store.index_url)), on_progress)
-    if source.printed(report.__dict__):
+        report = rebuild_index(Store(opened.location, index=Index(opened.index_url)), on_progress)
+    if as_json:
+        print_json(report.__dict__)
         return
     console = make_console()
     removed = f"; {report.removed} without a folder removed" if report.removed else ""
-    console.print(f"{report.runs} runs and {report.sweeps} sweeps in the index {redacted(store.index_url)}{removed}")
+    console.print(f"{report.runs} runs and {report.sweeps} sweeps in the index {redacted(opened.index_url)}{removed}")
     for item, problem in report.damaged.items():
         console.print(escaped(f"damaged: {item}: {problem}"), style="red", soft_wrap=True, highlight=False)
     if report.damaged:
@@ -58,10 +60,7 @@ def rebuild(source: Source) -> None:
 
 
 @app.command()
-@asks(None, remote=False)
 def check(
-    *,
-    source: Source,
     checksums: Annotated[
         bool, typer.Option("--checksums", help="Read curves and checkpoints, too, and compare their SHA-256.")
     ] = False,
@@ -73,6 +72,9 @@ def check(
             "`cope-sweep run` trains again what is lost.",
         ),
     ] = False,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
 ) -> None:
     """Compare the index with the files, and say what is damaged and what to do.
 
@@ -80,16 +82,14 @@ def check(
 
     Example: `cope-sweep store check --checksums`
     """
-    from cope_sweep.cli.progress import progress_bar
-    from cope_sweep.store.rebuild import check as check_store
-    from cope_sweep.store.rebuild import repair as repair_store
-
-    store = _existing_store(source)
+    opened = _open_existing(store, index)
     with progress_bar(make_console(stderr=True), "checking runs") as on_progress:
-        found = list(check_store(store, checksums=checksums, on_progress=on_progress))
+        found = list(check_store(opened, checksums=checksums, on_progress=on_progress))
         if repair and found:
-            repair_store(store, found)
-    if not source.printed([each.__dict__ for each in found]):
+            repair_store(opened, found)
+    if as_json:
+        print_json([each.__dict__ for each in found])
+    else:
         console = make_console()
         for each in found:  # one line each, whatever the width of the terminal
             console.print(escaped(f"{each.item}: {each.problem}"), style="red", soft_wrap=True, highlight=False)
@@ -102,16 +102,14 @@ def check(
     raise typer.Exit(DIFFERENT if found else 0)
 
 
-def _existing_store(source: Source) -> Store:
-    store = source.store
-    if store.objects is None and not (store.root / "runs").is_dir():
-        raise UserError(f"{store.root} is no store: it has no folder `runs`; choose another with --store")
-    return store
+def _open_existing(store: str, index: str | None) -> Store:
+    opened = Store(store, index=index)
+    if opened.objects is None and not (opened.root / "runs").is_dir():
+        raise UserError(f"{opened.root} is no store: it has no folder `runs`; choose another with --store")
+    return opened
 
 
-@asks(None, "ablations", remote=False)
 def prune(
-    *,
     yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only show what would be deleted.")] = False,
     older_than: Annotated[
         float, typer.Option("--older-than", metavar="DAYS", min=0, help="Keep what was changed in these last days.")
@@ -128,7 +126,10 @@ def prune(
     orphans: Annotated[
         bool, typer.Option("--orphans", help="Delete runs that no ablation file has, at any scale.")
     ] = False,
-    source: Source,
+    ablations: AblationsDir = ABLATIONS,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
 ) -> None:
     """Delete unused files: temporary and damaged files, states of runs that ended, logs of old sweeps.
 
@@ -136,25 +137,24 @@ def prune(
 
     Example: `cope-sweep prune --states stopped --older-than 7 --yes`
     """
-    from cope_sweep.store.prune import delete, waste
-
     if unknown := [status for status in ended if status not in RESUMED_STATUSES]:
         raise UserError(f"--states {unknown[0]}: choose from {', '.join(RESUMED_STATUSES)}")
-    store = source.store
-    if not store.root.is_dir():
-        raise UserError(f"no store at {store.root}")
-    store.end_expired()
-    kept = _planned_runs(source.ablations) if orphans else None
-    found = list(waste(store, older_than_s=older_than * DAY_S, statuses=ended, kept=kept))  # type: ignore[arg-type]
+    opened = Store(store, index=index)
+    if not opened.root.is_dir():
+        raise UserError(f"no store at {opened.root}")
+    opened.end_expired()
+    kept = _planned_runs(ablations) if orphans else None
+    found = list(waste(opened, older_than_s=older_than * DAY_S, statuses=ended, kept=kept))  # type: ignore[arg-type]
     total = sum(each.size_bytes for each in found)
     if yes:
-        delete(store, found)
+        delete(opened, found)
     paths = [{"path": str(each.path), "reason": each.reason, "bytes": each.size_bytes} for each in found]
-    if source.printed({"deleted": yes, "bytes": total, "found": paths}):
+    if as_json:
+        print_json({"deleted": yes, "bytes": total, "found": paths})
         return
     table = grid("file", "reason", "size")
     for each in found:
-        table.add_row(escaped(each.path.relative_to(store.root)), escaped(each.reason), size(each.size_bytes))
+        table.add_row(escaped(each.path.relative_to(opened.root)), escaped(each.reason), size(each.size_bytes))
     console = make_console()
     if found:
         print_table(table)
@@ -164,8 +164,6 @@ def prune(
 
 def _planned_runs(folder: Path) -> set[str]:
     """The ids of the runs of all ablations of a folder, at all scales. Raises UserError for a faulty file."""
-    from cope_sweep.config import expand, load_ablation, with_overrides
-
     found: set[str] = set()
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
@@ -177,15 +175,15 @@ def _planned_runs(folder: Path) -> set[str]:
     return found
 
 
-@asks(None, remote=False)
 def sync(
-    *,
     mlflow: MlflowOpt = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show how much would be sent.")] = False,
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=0, help="Seconds to wait for an MLflow server that does not answer.")
     ] = 60.0,
-    source: Source,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
 ) -> None:
     """Send to MLflow the runs and sweeps of the store that it does not have, or not as they are now.
 
@@ -198,40 +196,41 @@ def sync(
 
     Example: `cope-sweep sync --mlflow http://mlflow.example:5000`
     """
-    from cope_sweep.cli.progress import SENDING, progress_bar
-    from cope_sweep.store.index.database import redacted
     from cope_sweep.sweep.sweep import stopping_on_signals
     from cope_sweep.tracking.sync import RETRY_INTERVAL_S, Sync, known_left
-    from cope_sweep.tracking.uri import TrackingError, backlog_count, check, resolve_uri
 
-    store = source.store
-    if not store.root.is_dir():
-        raise UserError(f"no store in {store.location}; choose the folder with --store")
-    uri = resolve_uri(store, mlflow)
-    store.end_expired()
-    before = backlog_count(store, uri)
+    opened = Store(store, index=index)
+    if not opened.root.is_dir():
+        raise UserError(f"no store in {opened.location}; choose the folder with --store")
+    uri = resolve_uri(opened, mlflow)
+    opened.end_expired()
+    before = backlog_count(opened, uri)
     console, shown = make_console(), escaped(redacted(uri))
     if dry_run or not before:
-        if not source.printed({"uri": redacted(uri), "sent": 0, "left": before, "errors": []}):
+        if as_json:
+            print_json({"uri": redacted(uri), "sent": 0, "left": before, "errors": []})
+        else:
             text = f"{before} runs and sweeps are not in MLflow at {shown} yet."
             console.print(text if before else f"MLflow at {shown} has everything.")
         return
     stop = threading.Event()
     with stopping_on_signals(stop):
         try:
-            check(uri)
+            check_mlflow(uri)
             display = make_console(stderr=True)
-            display.quiet = source.as_json
-            with Sync(store, uri) as session, progress_bar(display, *SENDING) as bar:
+            display.quiet = as_json
+            with Sync(opened, uri) as session, progress_bar(display, *SENDING) as bar:
                 tries = max(1, round(timeout_s / RETRY_INTERVAL_S))
                 errors = session.send_all(tries=tries, interrupted=stop.is_set, on_sending=bar)
         except TrackingError as error:
             if not uri.startswith("http"):
                 raise
             errors = [str(error)]
-    left = int(known_left(store, uri, before)) if errors else 0
+    left = int(known_left(opened, uri, before)) if errors else 0
     sent = max(0, before - left)
-    if not source.printed({"uri": redacted(uri), "sent": sent, "left": left, "errors": errors}):
+    if as_json:
+        print_json({"uri": redacted(uri), "sent": sent, "left": left, "errors": errors})
+    else:
         console.print(f"Sent {sent} of {before} runs and sweeps to {shown}.")
         hint = "; the same command sends the rest" if stop.is_set() else ""
         for reason in errors:

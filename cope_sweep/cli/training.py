@@ -17,14 +17,15 @@ from urllib.parse import urlsplit
 import typer
 from rich.console import Console
 
-from cope_sweep.api.questions import GetPlan, GetSweep
-from cope_sweep.cli.options import ABLATIONS, STORE, TO_THE_END, Source
-from cope_sweep.cli.output import escaped, estimated_time, make_console
+from cope_sweep.api.questions import GetSweep
+from cope_sweep.cli.files import NamedFiles
+from cope_sweep.cli.options import STORE, TO_THE_END
+from cope_sweep.cli.output import escaped, estimated_time, make_console, print_json
 from cope_sweep.cli.progress import SENDING, progress_bar, progress_display
 from cope_sweep.config import Plan, RunSpec, load_ablation
 from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import NotFoundError, UserError
-from cope_sweep.read.queries import plan_cost, recorded_plan
+from cope_sweep.read.queries import Queries, plan_cost, recorded_plan
 from cope_sweep.read.queries.progress import ACTIVE
 from cope_sweep.read.tables import table
 from cope_sweep.store import Budget, Status, Store, Submission, read_submission
@@ -42,9 +43,17 @@ MAX_EXAMPLE_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class Trainer:
-    """The options that `run` and `retry` share: where runs are trained, and whether MLflow records them."""
+class Training:
+    """The options that `run` and `retry` share: what is trained from, where, and whether MLflow records it."""
 
+    ablations: Path
+    """The folder of the ablation files."""
+    store: str
+    """The store's folder or URL."""
+    index: str | None = None
+    """The database of the store's index; None: its default."""
+    as_json: bool = False
+    """Whether the outcome is printed as JSON."""
     local: bool = False
     """Whether they are trained in this process."""
     address: str | None = None
@@ -56,16 +65,20 @@ class Trainer:
     no_mlflow: bool = False
     """Whether nothing is recorded in MLflow."""
 
-    def like(self, submitted: Submission) -> Trainer:
+    def open_store(self, *, create: bool = False) -> Store:
+        """The store, with its index; with `create`, it is made. Raises StoreError."""
+        return Store(self.store, index=self.index, create=create)
+
+    def like(self, submitted: Submission) -> Training:
         """The same with the MLflow of a submission, where none is given here."""
         return replace(self, mlflow=self.mlflow or submitted.mlflow, no_mlflow=self.no_mlflow or submitted.no_mlflow)
 
 
 def train_ablation(
-    question: GetPlan,
+    ablation: str,
+    scale: str | None,
     sets: Sequence[str],
-    source: Source,
-    trainer: Trainer,
+    options: Training,
     *,
     limits: dict[str, Any],
     leave_out: set[Status],
@@ -76,46 +89,47 @@ def train_ablation(
     `limits` are fields of a `Budget`. Runs with the statuses `leave_out` are not trained. With `to_the_end` the file's
     schedule stops no run.
     """
-    name, scale, root = question.name, question.scale, source.root
+    root = options.store
     if RAY_JOB_VARIABLE in os.environ and "://" not in root and not Path(root).is_absolute():
         raise UserError(
             f"in a Ray job the folder {Path.cwd()} is temporary, and the store {root} would be deleted with it; "
             "name a lasting folder that all nodes share: --store /shared/store"
         )
-    files = replace(source, sets=[*sets, TO_THE_END] if to_the_end else sets).files
-    plan, file_text = files.plan(name, scale), files.file(name).read_text(encoding="utf-8")
+    files = NamedFiles(options.ablations, [*sets, TO_THE_END] if to_the_end else sets)
+    plan, file_text = files.load(ablation, scale), files.file(ablation).read_text(encoding="utf-8")
     other_store = ["--store", root] if Path(root) != Path(STORE) else []
-    same_plan = shlex.join([name, *_overrides(scale, sets), *_other_folder(source.ablations), *other_store])
+    same_plan = shlex.join([ablation, *_overrides(scale, sets), *_other_folder(options.ablations), *other_store])
     _train(
-        plan, source.open_store(create=True), source, trainer, same_plan, file_text=file_text, leave_out=leave_out,
+        plan, options.open_store(create=True), options, same_plan, file_text=file_text, leave_out=leave_out,
         budget=Budget(**limits),
     )  # fmt: skip
 
 
-def train_rest(sweep_id: str, source: Source, trainer: Trainer) -> NoReturn:
+def train_rest(sweep_id: str, options: Training) -> NoReturn:
     """Train what a submitted sweep has left, as a sweep of its own, show the table and exit."""
-    sweep = source.ask(GetSweep(sweep_id=sweep_id))  # raises UserError for an unknown sweep
-    if sweep.status in ACTIVE:
-        raise UserError(f"sweep {sweep_id} is {sweep.status}; stop it first, or wait for its end")
+    store = options.open_store()
+    known = Queries(store).ask(GetSweep(sweep_id=sweep_id))  # raises UserError for an unknown sweep
+    if known.status in ACTIVE:
+        raise UserError(f"sweep {sweep_id} is {known.status}; stop it first, or wait for its end")
     try:
-        submitted = read_submission(source.store, sweep_id)
+        submitted = read_submission(store, sweep_id)
     except NotFoundError:
         raise UserError(
-            f"sweep {sweep_id} was not submitted; the command that started it trains on: {shlex.join(sweep.command)}"
+            f"sweep {sweep_id} was not submitted; the command that started it trains on: {shlex.join(known.command)}"
         ) from None
     _train(
-        jobs.submitted_plan(submitted), source.store, source, trainer.like(submitted),
+        jobs.submitted_plan(submitted), store, options.like(submitted),
         shlex.join(submitted.command[2:]), file_text=submitted.file_text, leave_out=set(), budget=submitted,
     )  # fmt: skip
 
 
-def train_submission(sweep_id: str, source: Source, trainer: Trainer) -> NoReturn:
+def train_submission(sweep_id: str, options: Training) -> NoReturn:
     """Execute a submitted sweep, show the table and exit. Where that cannot begin, the sweep is recorded as failed."""
-    store = source.open_store(create=True)
+    store = options.open_store(create=True)
     with jobs.failing(store, sweep_id):
         submitted, plan = jobs.job_submission(store, sweep_id)
         _train(
-            plan, store, source, trainer.like(submitted), shlex.join(submitted.command[2:]),
+            plan, store, options.like(submitted), shlex.join(submitted.command[2:]),
             file_text=submitted.file_text, leave_out=set(submitted.leave_out), budget=submitted, submission=submitted,
         )  # fmt: skip
 
@@ -123,8 +137,7 @@ def train_submission(sweep_id: str, source: Source, trainer: Trainer) -> NoRetur
 def _train(
     plan: Plan,
     store: Store,
-    source: Source,
-    trainer: Trainer,
+    options: Training,
     same_plan: str,
     *,
     file_text: str,
@@ -137,27 +150,26 @@ def _train(
     Args:
         plan: The plan.
         store: The store.
-        source: What the options name.
-        trainer: Where the runs are trained.
+        options: Where the runs are trained.
         same_plan: The arguments that name the same plan and store in another command.
         file_text: The text of the ablation file.
         leave_out: Statuses of runs that are not trained.
         budget: What the sweep may use.
         submission: What was submitted, if a job executes the sweep.
     """
-    uri = None if trainer.no_mlflow else resolve_uri(store, trainer.mlflow)
+    uri = None if options.no_mlflow else resolve_uri(store, options.mlflow)
     if uri is not None:
         check(uri)
     plan = recorded_plan(plan, store)
     resources = plan.ablation.content.resources
-    if trainer.groups is not None:
-        resources = resources.model_copy(update={"groups": trainer.groups})
+    if options.groups is not None:
+        resources = resources.model_copy(update={"groups": options.groups})
     executor: Executor = run_local
-    if not trainer.local:
+    if not options.local:
         from cope_sweep.sweep.ray_executor import run_on_ray  # ray: `--local` trains where it is not installed
 
-        executor = partial(run_on_ray, address=trainer.address)
-    if trainer.local or trainer.address is None:
+        executor = partial(run_on_ray, address=options.address)
+    if options.local or options.address is None:
         # Texts are tokenised here, where the user sees the progress bar and errors. On a cluster the workers do it.
         finished = {run_id for run_id, status in store.index.statuses().items() if status == "finished"}
         runs = [*plan.runs, *(run for row in plan.examples for run in row.runs if plan.open_samples)]
@@ -178,7 +190,7 @@ def _train(
             executor,
             resources=resources,
             file_text=file_text,
-            executor_name="local" if trainer.local else "ray",
+            executor_name="local" if options.local else "ray",
             tracking_uri=uri,
             leave_out=leave_out,
             budget=budget,
@@ -193,12 +205,14 @@ def _train(
     plan = recorded_plan(plan, store)
     results = table(plan, store)
     summary = {**outcome.__dict__, "exit_code": outcome.exit_code}
-    if not source.printed({"sweep": summary, "table": results.to_json()}):
+    if options.as_json:
+        print_json({"sweep": summary, "table": results.to_json()})
+    else:
         console = make_console()
         console.print(results.to_rich())
         _print_outcome(console, outcome, same_plan, len(plan.runs))
         again = shlex.join(sys.argv[1:]) if submission is None else f"run {same_plan}"
-        folder = _other_folder(source.ablations)
+        folder = _other_folder(options.ablations)
         _print_next_steps(console, plan, store, uri, same_plan, folder, again=again if outcome.left else None)
     raise typer.Exit(outcome.exit_code)
 
@@ -219,21 +233,25 @@ def _print_cost(
 
 
 def submit_job(
-    question: GetPlan,
+    files: NamedFiles,
+    ablation: str,
+    scale: str | None,
     sets: Sequence[str],
-    source: Source,
     limits: dict[str, Any],
     *,
     address: str,
-    working_dir: Path,
     store: str | None,
+    index: str | None,
     mlflow: str | None,
+    working_dir: Path,
     follow: bool,
+    as_json: bool,
 ) -> NoReturn:
-    """Run an ablation as a job of a Ray cluster and exit. `limits` are the fields of a `Budget`."""
-    name, scale = question.name, question.scale
-    files = replace(source, ablations=working_dir / ABLATIONS, sets=sets).files
-    plan = files.plan(name, scale)  # a faulty file fails here, not on the cluster
+    """Run an ablation as a job of a Ray cluster and exit.
+
+    `files` are those of the folder that is sent. `limits` are the fields of a `Budget`. Raises UserError.
+    """
+    plan = files.load(ablation, scale)  # a faulty file fails here, not on the cluster
     is_here = urlsplit(address if "://" in address else f"//{address}").hostname in LOOPBACK
     if store is None:
         if not is_here:
@@ -241,23 +259,22 @@ def submit_job(
                 f"{address} is another machine; name the store's path on the cluster, as in --store /shared/store"
             )
         store = str(Path(STORE).absolute())
-    shared = replace(source, root=store)
     console = make_console(stderr=True)
-    _print_cost(console, plan, shared.open_store(), max_runs=limits["max_runs"])
+    _print_cost(console, plan, Store(store, index=index), max_runs=limits["max_runs"])
 
     def on_line(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    environment = {INDEX_VARIABLE: source.index} if source.index else {}  # may hold a password
+    environment = {INDEX_VARIABLE: index} if index else {}  # may hold a password
     cluster = jobs.Cluster(address, working_dir, environment=environment)
     if is_here or "://" in store or Path(store).is_dir():
-        path = files.file(name)
+        path = files.file(ablation)
         submission = jobs.new_submission(
             load_ablation(path), file_text=path.read_text(encoding="utf-8"), scale=scale, sets=sets, mlflow=mlflow,
             **limits,
         )  # fmt: skip
         jobs.check_cluster(cluster)  # before anything is written
-        opened = shared.open_store(create=True)
+        opened = Store(store, index=index, create=True)
         jobs.record_submission(submission, plan, opened)
         outcome = jobs.start_submission(submission, opened, cluster, follow=follow, on_line=on_line)
     else:
@@ -265,9 +282,11 @@ def submit_job(
         options = {"--time-budget": limits["time_budget_s"], "--max-runs": limits["max_runs"]}
         options |= {"--max-failures": limits["max_failures"], "--mlflow": mlflow}
         given = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
-        arguments = ["run", name, "--store", store, *_overrides(scale, sets), *given]
+        arguments = ["run", ablation, "--store", store, *_overrides(scale, sets), *given]
         outcome = jobs.submit_job(arguments, cluster, follow=follow, on_line=on_line)
-    if not source.printed(outcome.__dict__):
+    if as_json:
+        print_json(outcome.__dict__)
+    else:
         message = f" ({outcome.message})" if outcome.message else ""
         make_console().print(escaped(f"job {outcome.job_id}: {outcome.status}{message}"), soft_wrap=True)
     raise typer.Exit(outcome.exit_code)

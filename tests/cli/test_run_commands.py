@@ -155,7 +155,7 @@ def test_ctrl_c_checkpoints_and_the_same_command_continues(shell):
     ("words", "message"),
     [
         (["--local", "--set", "model.heads=3"], "model.heads = 3 does not divide model.dim = 8"),
-        (["--local", "--scale", "huge"], "unknown scale 'huge'"),
+        (["--local", "--scale", "huge"], "has no scale 'huge'"),
         (["--local", "--mlflow", "ftp://x"], "ftp"),
         (["--local", "--store", "ablations/tiny.yaml/store"], "cannot be written"),
     ],

@@ -1,13 +1,9 @@
 """The command `stop`."""
 
-import contextlib
 import threading
-
-import pytest
 
 from cope_sweep.store import Store
 from cope_sweep.store.index.owners import new_owner
-from tests.cli.test_server_option import service
 from tests.store.sweeps import sweep_record
 from tests.store.waiting import until
 
@@ -19,8 +15,7 @@ def running_sweep(shell, sweep_id="20260801-000000-aa"):
     return store, record
 
 
-@pytest.mark.parametrize("served", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_stop_asks_a_sweep_and_waits_for_its_end(shell, served):
+def test_stop_asks_a_sweep_and_waits_for_its_end(shell):
     store, record = running_sweep(shell)
 
     def sweep():
@@ -29,11 +24,9 @@ def test_stop_asks_a_sweep_and_waits_for_its_end(shell, served):
 
     thread = threading.Thread(target=sweep)
     thread.start()
-    with service(shell) if served else contextlib.nullcontext() as url:
-        server = ("--server", url) if served else ()
-        assert shell.json("stop", record.sweep_id, *server) == {"stopped": [record.sweep_id], "running": []}
-        assert "the sweep has ended" in shell("stop", record.sweep_id, *server)[0]
-        assert "no sweep is running" in shell("stop", "all", *server)[0]
+    assert shell.json("stop", record.sweep_id) == {"stopped": [record.sweep_id], "running": []}
+    assert "the sweep has ended" in shell("stop", record.sweep_id)[0]
+    assert "no sweep is running" in shell("stop", "all")[0]
     thread.join()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import re
 import subprocess
@@ -22,6 +21,8 @@ from cope_sweep.client import (
     Client,
     ConnectionFailed,
     DownloadError,
+    Page,
+    Picture,
     RetryPolicy,
     ServiceError,
     server_events,
@@ -66,21 +67,19 @@ def test_a_faulty_request_is_refused_before_it_is_sent() -> None:
     client, _ = scripted(lambda _: httpx.Response(500))
     with pytest.raises(UserError, match="give either `ablation` or `spec`"):
         client.submit(set=["seeds=[0]"])
-    with pytest.raises(UserError, match="sed: Extra inputs are not permitted"):
-        client.submit(ablation="quickstart", sed=["seeds=[0]"])
     with pytest.raises(UserError, match="max_runs: Input should be greater than or equal to 1"):
         client.submit(ablation="quickstart", max_runs=0)
     with pytest.raises(UserError, match="give either `tokens` or `text`"):
-        client.perplexity({"models": ["0123456789abcdef"]})
+        client.perplexity(["0123456789abcdef"])
 
 
 @pytest.mark.slow
 def test_a_script_with_the_client_is_checked_strictly(tmp_path: Path) -> None:
-    """The example of the services' README, and a call with an unknown keyword."""
+    """The example of the services' README, and calls with unknown keywords."""
     pytest.importorskip("mypy")
     assert (ROOT / "cope_sweep/py.typed").exists(), "type checkers ignore the installed package without it"
-    wrong = 'client.submit(ablation="mine", sett=[])  # wrong'
-    (tmp_path / "script.py").write_text(f"{EXAMPLE}\n{wrong}")
+    wrong = ['client.submit(ablation="mine", sett=[])', 'client.runs(formt="csv")']
+    (tmp_path / "script.py").write_text("\n".join([EXAMPLE, *(f"{call}  # wrong" for call in wrong)]))
     command = [
         sys.executable,
         "-m",
@@ -91,56 +90,103 @@ def test_a_script_with_the_client_is_checked_strictly(tmp_path: Path) -> None:
         tmp_path / "script.py",
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert re.findall(r'Unexpected keyword argument "(\w+)"', done.stdout) == ["sett"], done.stdout
-    assert "Found 1 error" in done.stdout
+    assert re.findall(r'Unexpected keyword argument "(\w+)"', done.stdout) == ["sett", "formt"], done.stdout
+    assert "Found 2 errors" in done.stdout
 
 
 def test_the_example_of_the_readme(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a service without a cluster, so the sweep that it submits is made up."""
     made_up = SimpleNamespace(sweep_id=SWEEP, status="finished", counts={"finished": 1}, eta_s=None)
-    monkeypatch.setattr(Client, "submit", lambda self, **values: made_up)
+    monkeypatch.setattr(Client, "submit", lambda self, ablation, **values: made_up)
     monkeypatch.setattr(Client, "events", lambda self, sweep_id: [made_up])
     names: dict[str, object] = {}
-    exec(EXAMPLE.replace("http://127.0.0.1:8000", client.server), names)
-    assert names["run"].run_id in {run.run_id for run in client.runs()}
+    exec(EXAMPLE.replace("http://127.0.0.1:8000", client.server).replace("quickstart", "tiny"), names)
+    assert names["table"].equals(client.table("tiny"))
+    assert set(names["runs"]["run_id"]) <= set(client.runs()["run_id"])
     assert names["progress"] is made_up
-
-
-def test_methods_have_the_parameters_of_their_questions() -> None:
-    assert list(inspect.signature(Client.ablation).parameters) == ["self", "name", "scale"]
-    assert str(inspect.signature(Client.run).parameters["curve"].default) == "True"
-    assert (Client.run.__doc__ or "").startswith("One run: configuration")
 
 
 @pytest.mark.slow
 def test_answers_are_those_of_the_queries(client: Client, sample: SampleStore) -> None:
     queries, run = Queries(sample.store), sample.ids[0]
     assert client.run(run).metrics == queries.ask(GetRun(run_id=run)).metrics
-    assert client.run(run).curve == client.curve(run) == queries.curve(run)
+    assert client.run(run).curve == queries.curve(run)
     assert client.run(run, curve=False).curve == []
-    found = client.runs(["model.position=cope"], sort="seed", descending=True)
-    assert [each.run_id for each in found] == [sample.ids[2], sample.ids[0]]
     assert {each.name for each in client.ablations()} == {"broken", "tiny"}
     assert client.ablation("tiny", "longer").runs == 4
     assert client.plan("tiny").counts == {"finished": 2, "failed": 1, "pending": 1}
-    assert client.ablation_curves("tiny").rows[0].series[0].run_id == run
-    assert json.loads(client.table("tiny"))["rows"][0]["row"] == "CoPE"
-    assert client.table("tiny", "csv", runs=True).decode().count("\n") == 5
     assert client.diff(run, sample.ids[1]).runs == (1, 1)
     assert client.logs(run, tail=1).truncated
-    assert list(client.sweeps()) == []
-    (scored,) = client.perplexity({"models": [run], "tokens": [[1, 15, 3]]}).results
+    assert client.sweeps() == []
+    page = client.run_page(["model.position=cope"], sort="seed", descending=True, limit=1, fields=["status"])
+    assert ([each.run_id for each in page.runs], page.total) == ([sample.ids[2]], 2)
+    assert {each.name: each.declared for each in client.figures("tiny")}["summary"] is False
+
+
+@pytest.mark.slow
+def test_models_are_asked(client: Client, sample: SampleStore) -> None:
+    run = sample.ids[0]
+    (scored,) = client.perplexity([run], tokens=[[1, 15, 3]]).results
     assert (scored.total.tokens, scored.total.positions) == (1, 2)
-    both = client.perplexity({"models": [run, sample.ids[1]], "tokens": [[1, 15, 3]]})
+    both = client.perplexity([run, {"ablation": "tiny", "row": "CoPE"}], tokens=[[1, 15, 3]])
     assert both.results[0] == scored
-    assert client.report("tiny", "markdown").startswith(b"# Selective copy, tiny")
+    probed = client.probe(run, tokens=[1, 2, 3], heads=[0], matrices=[])
+    assert (probed.token_ids, probed.heads[0].attention) == ([1, 2, 3], None)
+
+
+@pytest.mark.slow
+def test_runs_and_curves_are_frames(client: Client, sample: SampleStore) -> None:
+    run = sample.ids[0]
+    found = client.runs(["model.position=cope"], sort="seed", descending=True)
+    assert found["run_id"].tolist() == [sample.ids[2], run]
+    assert found["model.dim"].notna().all()
+    logged = client.runs(run=[run], curves=True)
+    assert set(logged["metric"]) >= {"train/loss"}
+    curve = client.curve(run)
+    assert curve.index.name == "step"
+    assert curve["train/loss"].dropna().tolist() == logged[logged["metric"] == "train/loss"]["value"].tolist()
+    curves = client.curves("tiny", "train/loss")
+    assert curves.columns.tolist() == ["row", "run_id", "seed", "step", "value"]
+    assert run in curves["run_id"].tolist()
     assert client.export(["model.position=cope"], format="csv").startswith(b'"run_id",')
-    names = {each.name: each.declared for each in client.figures("tiny")}
-    assert not names["summary"]
+
+
+@pytest.mark.slow
+def test_a_table_is_a_frame_that_prints_as_the_table(client: Client) -> None:
+    printed = str(client.table("tiny", scale=None)).splitlines()
+    drawn = client.table("tiny", format="terminal").decode()
+    header, row = (next(line for line in drawn.splitlines() if word in line) for word in ("position", "CoPE"))
+    assert [word for word in header.split() if word not in " ".join(printed)] == []
+    assert [word for word in row.split() if word not in " ".join(printed)] == []
+    assert client.table("tiny").index.name == "position"
+    assert client.table("tiny", runs=True)["status"].tolist().count("finished") == 2
+    assert client.table("tiny", format="csv", runs=True).decode().count("\n") == 5
+    assert json.loads(client.table("tiny", format="json"))["rows"][0]["row"] == "CoPE"
+
+
+def test_texts_of_a_table_are_those_of_its_markdown() -> None:
+    markdown = (
+        "| axis \\| a | n |\n| --- | --: |\n| x \\* y | **1** |\n\na note\n\n"
+        "| row | verdict | p |\n| --- | --- | --: |\n| CoPE\\_1 | better | 0.1 |\n\nanother note\n"
+    )
+    client, _ = scripted(lambda _: httpx.Response(200, text=markdown.partition("\n\n")[0]))
+    table = client.table("mine")
+    assert (table.index.name, table.index.tolist(), table["n"].tolist()) == ("axis | a", ["x * y"], ["1"])
+    client, _ = scripted(lambda _: httpx.Response(200, text=markdown))
+    assert client.table("mine", compare="CoPE").loc[("CoPE_1", "better"), "p"] == "0.1"
+
+
+@pytest.mark.slow
+def test_notebooks_show_figures_and_reports(client: Client) -> None:
+    figure = client.figure("tiny", "curves")
+    assert isinstance(figure, Picture)
+    assert "<svg" in figure._repr_svg_()
+    report = client.report("tiny")
+    assert isinstance(report, Page)
+    assert "Selective copy, tiny" in report._repr_html_()
+    assert client.report("tiny", format="markdown").startswith(b"# Selective copy, tiny")
     rows = client.figure("tiny", "curves", metric=["train/loss"], row=["CoPE"], format="csv").decode().splitlines()[1:]
-    assert {line.split(",")[0] for line in rows} == {"CoPE"}
-    assert {line.split(",")[1] for line in rows} == {"train/loss"}
-    assert client.probe(run, {"tokens": [1, 2, 3], "heads": [0]}).token_ids == [1, 2, 3]
+    assert {tuple(line.split(",")[:2]) for line in rows} == {("CoPE", "train/loss")}
 
 
 @pytest.mark.slow
@@ -151,12 +197,6 @@ def test_an_error_has_code_and_detail(client: Client) -> None:
     with pytest.raises(ServiceError, match="ray-address") as caught:
         client.submit(ablation="tiny")
     assert caught.value.code == "no_cluster"
-
-
-@pytest.mark.slow
-def test_pages_are_followed(client: Client, sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cope_sweep.client.PAGE", 1)
-    assert sorted(each.run_id for each in client.runs()) == sorted(sample.ids[:3])
 
 
 @pytest.mark.slow
@@ -293,7 +333,7 @@ def test_a_question_to_a_model_is_not_repeated() -> None:
 
     client, waited = scripted(answer)
     with pytest.raises(ConnectionFailed):
-        client.perplexity({"models": ["0" * 16], "tokens": [[1, 2]]})
+        client.perplexity(["0" * 16], tokens=[[1, 2]])
     assert waited == []
 
 

@@ -1,0 +1,106 @@
+"""Sweeps that a service executes, for the command `submit --server`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+
+from cope_sweep.api.answers import SweepProgress, SweepState
+from cope_sweep.cli.output import counts_text, duration, escaped, make_console, print_json
+from cope_sweep.client import Client
+from cope_sweep.config.loading import names_a_file
+from cope_sweep.errors import UserError
+
+PROGRESS_INTERVAL_S = 10.0
+"""Between two lines about a sweep in which no run has begun or ended."""
+EXIT_CODES = {"finished": 0, "failed": 1, "interrupted": 130}
+"""Exit codes by the status of a sweep at its end."""
+
+
+def submit_to_service(
+    server: str,
+    ablation: str,
+    scale: str | None,
+    sets: Sequence[str],
+    limits: dict[str, Any],
+    *,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Submit an ablation to a service: one that it knows, or a file here, whose text is sent.
+
+    With `follow`, its progress is shown, and the command exits with the sweep's code. `limits` are the fields of a
+    `Budget`. Raises UserError.
+    """
+    with Client(server) as client:
+        state = client.submit(**_named(ablation), scale=scale, set=list(sets), **limits)
+        if follow:
+            _show_progress(client, state, as_json=as_json)
+        elif as_json:
+            print_json(state)
+        else:
+            make_console().print(escaped(f"sweep {state.sweep_id}: {state.runs} runs, {state.status}"))
+
+
+def _named(ablation: str) -> dict[str, Any]:
+    """The fields of a request for an ablation: a name that the service knows, or the text of a file here."""
+    if not names_a_file(ablation):
+        return {"ablation": ablation}
+    path = Path(ablation)
+    try:
+        return {"name": path.stem, "spec": path.read_text(encoding="utf-8")}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _show_progress(client: Client, state: SweepState, *, as_json: bool) -> NoReturn:
+    """Show the progress of a sweep of a service and its table, and exit with the code of the sweep."""
+    end = _followed(client, state.sweep_id)
+    table = client.sweep(state.sweep_id).table
+    if as_json:
+        print_json({"sweep": end, "table": (table or {}).get("json")})
+    else:
+        console = make_console()
+        if table is not None:
+            console.print(table["markdown"], markup=False, highlight=False, soft_wrap=True)
+        console.print(escaped(f"sweep {end.sweep_id}: {end.status}"))
+        for each in end.failures:
+            console.print(escaped(f"{each.run_id} {each.row}: {each.message or 'failed'}"), style="red", soft_wrap=True)
+    raise typer.Exit(EXIT_CODES.get(end.status, 1))
+
+
+def _followed(client: Client, sweep_id: str) -> SweepProgress:
+    """The progress of a sweep at its end. Lines on standard error show it. Ctrl-C stops the sweep."""
+    console = make_console(stderr=True)
+    console.print(escaped(f"sweep {sweep_id}; Ctrl-C stops it"), style="dim")
+    shown: object = None
+    shown_s = -math.inf
+    while True:
+        try:
+            for progress in client.events(sweep_id):
+                key = (progress.status, progress.counts)
+                if key != shown or time.monotonic() - shown_s > PROGRESS_INTERVAL_S:
+                    console.print(escaped(_line(progress)), highlight=False, soft_wrap=True)
+                    shown, shown_s = key, time.monotonic()
+            return progress
+        except KeyboardInterrupt:
+            console.print("stopping the sweep: its runs write checkpoints first")
+            client.stop(sweep_id)
+
+
+def _line(progress: SweepProgress) -> str:
+    """`3 finished, 1 running; 2 worker groups on 1 machine; 120 steps/s; about 3 min 20 s left`."""
+    parts = [counts_text(progress.counts) or progress.status]
+    if progress.groups:
+        machines = f" on {progress.nodes} machine{'s' * (progress.nodes != 1)}" if progress.nodes else ""
+        parts.append(f"{progress.groups} worker group{'s' * (progress.groups != 1)}{machines}")
+    if progress.steps_per_s:
+        parts.append(f"{progress.steps_per_s:.3g} steps/s")
+    if progress.eta_s is not None:
+        parts.append(f"about {duration(progress.eta_s)} left")
+    return "; ".join(parts)
