@@ -66,7 +66,6 @@ from cope_sweep.api.requests import (
     Trainable,
 )
 from cope_sweep.errors import UserError
-from cope_sweep.store import Status
 
 __all__ = ["Client", "ConnectionFailed", "DownloadError", "Page", "Picture", "RetryPolicy", "ServiceError"]
 
@@ -292,7 +291,7 @@ class Client:
             figure: A figure that the file declares, as `curves` or `maps-2`, or a kind: `figures` lists both.
             metric: Metrics; empty: those of the table.
             x: Of curves and convergence `step` or `time`; of values an axis, another key of a run, or a fact.
-            panels: An axis, with a panel for each of its values (values, contexts, budget).
+            panels: An axis, with a panel for each of its values (values, contexts, budget, heatmap).
             row: Rows; empty: all.
             band: `interval` (95 %, of the mean), `range`, or what suits the number of seeds.
             log: Whether the metrics' axis is logarithmic; None: as the data ask for.

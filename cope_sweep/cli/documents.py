@@ -274,7 +274,7 @@ def figure(
     ] = None,
     panels: Annotated[
         str | None,
-        typer.Option(help="values, contexts, budget: an axis; a panel for each value.", show_default=False),
+        typer.Option(help="values, contexts, budget, heatmap: an axis; a panel for each value.", show_default=False),
     ] = None,
     row: Annotated[list[str], typer.Option(help="A row. May be repeated. Default: all.", show_default=False)] = [],
     band: Annotated[
