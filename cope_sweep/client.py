@@ -66,6 +66,7 @@ from cope_sweep.api.requests import (
     Trainable,
 )
 from cope_sweep.errors import UserError
+from cope_sweep.store import Status
 
 __all__ = ["Client", "ConnectionFailed", "DownloadError", "Page", "Picture", "RetryPolicy", "ServiceError"]
 

@@ -105,11 +105,11 @@ for optimizer in ("adamw", "muon"):
         ("import cope_sweep.read.tables", {"torch", "ray", "mlflow", "scipy", "pandas"}),
         (
             "import cope_sweep.cli.application",
-            {"torch", "ray", "mlflow", "pandas", "numpy", "fastapi", "matplotlib"},
+            {"torch", "ray", "mlflow", "pandas", "fastapi", "matplotlib"},
         ),
         (
             "import cope_sweep.client",
-            {"torch", "ray", "pandas", "mlflow", "matplotlib", "sqlalchemy", "numpy"},
+            {"torch", "ray", "mlflow", "matplotlib", "sqlalchemy"},
         ),
         (PLANNING, {"torch"}),
     ],

@@ -1,4 +1,7 @@
-"""The commands that write files: `table`, `report` and `figure`. They import pandas, torch and matplotlib on use."""
+"""The commands that write files: `table`, `report` and `figure`. They import pandas, torch and matplotlib on use.
+
+Questions are made by `model_construct`: a path may be longer than the name of an ablation in a request.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import IO, Annotated, Any, Literal
 
 import typer
 
-from cope_sweep.api.questions import FigureFormat, GetFigure, GetReport, GetTable, ListFigures
+from cope_sweep.api.questions import FigureFormat, GetFigure, GetReport, GetTable
 from cope_sweep.cli.files import find_checkpoint, find_run_id, open_queries
 from cope_sweep.cli.options import (
     ABLATIONS,
@@ -27,6 +30,7 @@ from cope_sweep.cli.options import (
 from cope_sweep.cli.output import escaped, format_of, make_console, print_json, save, size
 from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
+from cope_sweep.read.figures.available import available_figures
 from cope_sweep.read.figures.kinds import FIGURES, FORMATS, Show
 from cope_sweep.read.queries import Queries, finished_run
 from cope_sweep.read.tables import find_format, formats
@@ -111,7 +115,7 @@ def table(
         raise UserError(f"{shown} shows the runs of a report as they are; leave out --set")
     queries = open_queries(store, index, ablations, sets, reports=folder)
     chosen = "json" if as_json else file_format
-    question = GetTable(name=ablation, scale=scale, compare=compare, runs=runs, committed=committed)
+    question = GetTable.model_construct(name=ablation, scale=scale, compare=compare, committed=committed)
     if output is None and chosen in (None, "terminal") and not runs:
         make_console().print(queries.table(question).to_rich())
         return
@@ -193,7 +197,7 @@ def report(
         if compare is not None or as_json:
             raise UserError("--compare and --json are of the files of --out DIR")
         chosen = file_format or format_of(output, REPORT_SUFFIXES, default="markdown")
-        question = GetReport(name=str(ablation), scale=scale, format=chosen)
+        question = GetReport.model_construct(name=str(ablation), scale=scale, format=chosen)
         save(output, chosen, lambda file: file.write(queries.ask(question)))
         return
     if output is not None or file_format is not None or (all_ablations and (compare or sets)):
@@ -376,16 +380,17 @@ def figure(
     queries = open_queries(store, index, ablations, sets)
     name = find_run_id(queries, ablation)
     selected: dict[str, Any] = {
-        "metric": metric, "x": x, "panels": panels, "row": row, "band": band, "log": log, "log_x": log_x,
+        "metric": tuple(metric), "x": x, "panels": panels, "row": tuple(row), "band": band, "log": log, "log_x": log_x,
         "title": title,
     }  # fmt: skip
-    selects = GetFigure(name=name, figure="", **selected) != GetFigure(name=name, figure="")
-    selects_maps = any(each not in (None, []) for each in (show, heads, mark, split, position, text, file, first, seed))
+    of_maps_only = (show, *heads, mark, split, position, text, file, first, seed)
+    selects = any(value != GetFigure.model_fields[option].default for option, value in selected.items())
+    selects = selects or any(each is not None for each in of_maps_only)
     is_checkpoint = _is_checkpoint(name)
     declared: list[str] = []
     maps = None
-    if not (is_checkpoint or selects or selects_maps) and kind in (None, "maps"):
-        declared = [each.name for each in queries.ask(ListFigures(name=name, scale=scale)) if each.declared]
+    if not (is_checkpoint or selects) and kind in (None, "maps"):
+        declared = [each.name for each in available_figures(queries.load(name, scale)) if each.declared]
     if is_checkpoint or (kind == "maps" and "maps" not in declared):
         if (text, file, split).count(None) < 2:
             raise UserError("more than one source of tokens; give one of --text, --file and --split")
@@ -411,7 +416,9 @@ def figure(
         if maps is not None:
             file.write(maps.render(chosen))
         else:
-            file.write(queries.ask(GetFigure(name=name, figure=each, scale=scale, format=chosen, **selected)))
+            file.write(
+                queries.ask(GetFigure.model_construct(name=name, figure=each, scale=scale, format=chosen, **selected))
+            )
 
     if output is None and chosen == "csv" and len(wanted) == 1:
         save(None, chosen, partial(write, each=wanted[0]))
@@ -424,9 +431,9 @@ def figure(
     if as_json:
         print_json(written if kind is None and declared else written[0])
         return
-    for each_file in written:
-        text = f"{each_file['file']}: {size(each_file['bytes'])}"
-        make_console().print(escaped(text), soft_wrap=True, highlight=False)
+    for made in written:
+        line = f"{made['file']}: {size(made['bytes'])}"
+        make_console().print(escaped(line), soft_wrap=True, highlight=False)
 
 
 def _is_checkpoint(name: str) -> bool:

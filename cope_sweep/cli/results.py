@@ -1,4 +1,7 @@
-"""The commands that show what is planned and what was measured: list, plan, status, runs, best, diff and logs."""
+"""The commands that show what is planned and what was measured: list, plan, status, runs, best, diff and logs.
+
+Questions about runs are made by `model_construct`: a path may be longer than the name of an ablation in a request.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,6 @@ from cope_sweep.api.questions import (
     ExportRuns,
     GetDiff,
     GetLog,
-    GetPlan,
     GetRun,
     GetSweep,
     ListAblations,
@@ -268,7 +270,7 @@ def status(
     elif SWEEP_ID.fullmatch(name):
         _show_sweep(queries, name, as_json=as_json)
     else:
-        found = queries.ask(GetPlan(name=name, scale=scale))
+        found = plan_cost(queries.files.load(name, scale), queries.store)
         print_json(found) if as_json else _print_runs(found.runs)
 
 
@@ -481,15 +483,15 @@ def runs(
     """
     queries = open_queries(store, index, ablations)
     selected: dict[str, Any] = {
-        "filter": conditions, "search": search, "status": list(map(str, status)), "sweep": sweep, "ablation": ablation,
-        "scale": scale, "sort": sort, "descending": descending,
+        "filter": tuple(conditions), "search": search, "status": tuple(map(str, status)), "sweep": sweep,
+        "ablation": ablation, "scale": scale, "sort": sort, "descending": descending,
     }  # fmt: skip
     if export is not None or output is not None:
         _export(queries, selected, export, output, curves=curves)
         return
     if curves:
         raise UserError("--curves exports; name a file with --output FILE, or a format with --format")
-    page = queries.ask(ListRuns(**selected, limit=limit, offset=offset))
+    page = queries.ask(ListRuns.model_construct(**selected, limit=limit, offset=offset))
     if as_json:
         print_json(page)
         return
@@ -521,7 +523,9 @@ def _distinguishing(queries: Queries, shown: Sequence[RunSummary]) -> dict[str, 
     groups = {key: run_ids for key, run_ids in groups.items() if len(run_ids) > 1}
     if not groups:
         return {}
-    exported = queries.ask(ExportRuns(run=[each for run_ids in groups.values() for each in run_ids], format="json"))
+    exported = queries.ask(
+        ExportRuns(run=tuple(each for run_ids in groups.values() for each in run_ids), format="json")
+    )
     specs = {
         record["run_id"]: {key: value for key, value in record.items() if key.startswith(SPEC)}
         for record in json.loads(exported)
@@ -543,7 +547,7 @@ def _export(queries: Queries, selected: dict[str, Any], name: str | None, output
         raise UserError(
             f"{given} is no format of runs; the formats are {', '.join(get_args(RunsFormat))}; choose one with --format"
         )
-    question = ExportRuns(**selected, format=cast(RunsFormat, chosen), curves=curves)
+    question = ExportRuns.model_construct(**selected, format=cast(RunsFormat, chosen), curves=curves)
     save(output, chosen, lambda file: queries.export(question, file))
     if output is not None:
         make_console().print(escaped(f"all matching {'logged values' if curves else 'runs'} are in {output}"))
