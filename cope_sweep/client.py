@@ -46,7 +46,6 @@ from cope_sweep.api.answers import (
     PlanCost,
     RunDetail,
     RunLog,
-    RunPage,
     RunsDiff,
     SweepDetail,
     SweepEntry,
@@ -410,48 +409,6 @@ class Client:
             descending=descending,
             curves=curves,
             format=format,
-        )
-
-    def run_page(
-        self,
-        filter: Sequence[str] = (),
-        *,
-        search: str = "",
-        status: Sequence[Status] = (),
-        run: Sequence[str] = (),
-        sweep: str | None = None,
-        ablation: str | None = None,
-        scale: str | None = None,
-        sort: str = "run_id",
-        descending: bool = False,
-        limit: int = 100,
-        offset: int = 0,
-        cursor: str | None = None,
-        fields: Sequence[str] = (),
-    ) -> RunPage:
-        """A page of runs as records; those of an ablation with pending ones.
-
-        The conditions are those of `runs`. A filter, a sweep or an order leaves out pending runs, which have no values.
-        `limit` is at most 1,000. `cursor` is `next` of the page before: pages stay exact while runs arrive and end.
-        `fields` are what is shown of each run: names of its fields, and keys as in `filter`, whose values are in
-        `values`; empty: all fields.
-        """
-        return self._get(
-            RunPage,
-            "/runs",
-            filter=filter,
-            search=search,
-            status=status,
-            run=run,
-            sweep=sweep,
-            ablation=ablation,
-            scale=scale,
-            sort=sort,
-            descending=descending,
-            limit=limit,
-            offset=offset,
-            cursor=cursor,
-            fields=fields,
         )
 
     def run(self, run_id: str, *, curve: bool = True) -> RunDetail:

@@ -1,13 +1,15 @@
-"""The functions that `import cope_sweep` offers, for notebooks and scripts.
+"""The functions for notebooks and scripts.
 
-    ablation = cope_sweep.load_ablation("quickstart")
-    cope_sweep.run(ablation)                          # trains the runs that are not finished, in this process
-    cope_sweep.table(ablation, compare="CoPE")        # draws itself as the last expression of a notebook's cell
-    cope_sweep.frame(ablation)                        # pandas: one line per run
-    cope_sweep.curves(ablation)                       # pandas: one line per logged value
-    cope_sweep.figure(ablation, "summary")
-    cope_sweep.predictor(ablation, row="CoPE").perplexity(…)
-    cope_sweep.probe(ablation, row="CoPE")
+    from cope_sweep import notebook
+
+    ablation = notebook.load_ablation("quickstart")
+    notebook.run(ablation)                          # trains the runs that are not finished, in this process
+    notebook.table(ablation, compare="CoPE")        # draws itself as the last expression of a notebook's cell
+    notebook.frame(ablation)                        # pandas: one line per run
+    notebook.curves(ablation)                       # pandas: one line per logged value
+    notebook.figure(ablation, "summary")
+    notebook.predictor(ablation, row="CoPE").perplexity(…)
+    notebook.probe(ablation, row="CoPE")
 
 All take an ablation, its name, or the path of its file, and `store`, a folder or URL, by default ./store as on the
 command line. Errors that a user can correct are `cope_sweep.errors.UserError`.

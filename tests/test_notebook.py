@@ -1,4 +1,4 @@
-"""The functions that `import cope_sweep` offers."""
+"""The functions of `cope_sweep.notebook`."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-import cope_sweep
+from cope_sweep import notebook
 from cope_sweep.config import Plan
 from cope_sweep.errors import UserError
 from tests.cli.conftest import TINY
@@ -36,7 +36,7 @@ def names(folder):
 
 
 def test_the_example_of_the_readme(names):
-    assert [row.name for row in cope_sweep.plan(names["ablation"]).rows] == ["CoPE", "RoPE", "Absolute"]
+    assert [row.name for row in notebook.plan(names["ablation"]).rows] == ["CoPE", "RoPE", "Absolute"]
     assert names["runs"]["status"].tolist() == ["finished"] * 3
     assert set(names["errors"]["metric"]) >= {"train/loss", "in_dist/token_error"}
     assert names["model"].run.run_id == names["runs"]["run_id"][0]
@@ -45,26 +45,26 @@ def test_the_example_of_the_readme(names):
 
 
 def test_tables_and_figures_draw_themselves(names, folder):
-    table = cope_sweep.table(names["ablation"], folder / "store", compare="CoPE")
+    table = notebook.table(names["ablation"], folder / "store", compare="CoPE")
     assert table._repr_html_().startswith('<table class="ablation">')
     assert "In-dist.: row minus CoPE" in table._repr_html_()
-    figure = cope_sweep.figure(names["ablation"], "summary", folder / "store")
+    figure = notebook.figure(names["ablation"], "summary", folder / "store")
     assert figure._repr_mimebundle_()["image/png"]
-    assert isinstance(cope_sweep.frame(names["ablation"], folder / "store"), pd.DataFrame)
+    assert isinstance(notebook.frame(names["ablation"], folder / "store"), pd.DataFrame)
 
 
 def test_a_second_run_trains_nothing(names, folder):
-    assert cope_sweep.run(names["ablation"], folder / "store").trained == 0
+    assert notebook.run(names["ablation"], folder / "store").trained == 0
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda a, store: cope_sweep.load_ablation("quickstrat"), "no ablation 'quickstrat' in"),
-        (lambda a, store: cope_sweep.figure(a, "curve", store), "has no figure 'curve'; did you mean 'curves'?"),
-        (lambda a, store: cope_sweep.predictor(a, store, row="Cope"), "has no row 'Cope'; did you mean 'CoPE'?"),
+        (lambda a, store: notebook.load_ablation("quickstrat"), "no ablation 'quickstrat' in"),
+        (lambda a, store: notebook.figure(a, "curve", store), "has no figure 'curve'; did you mean 'curves'?"),
+        (lambda a, store: notebook.predictor(a, store, row="Cope"), "has no row 'Cope'; did you mean 'CoPE'?"),
         (
-            lambda a, store: cope_sweep.probe(a, store, seed=9),
+            lambda a, store: notebook.probe(a, store, seed=9),
             "no run with seed 9 of CoPE of quickstart is finished in the store",
         ),
     ],
@@ -76,12 +76,9 @@ def test_errors(names, folder, call, message):
 
 
 def test_functions_are_found_by_name(folder):
-    planned = cope_sweep.plan(folder / "ablations" / "quickstart.yaml")
+    planned = notebook.plan(folder / "ablations" / "quickstart.yaml")
     assert isinstance(planned, Plan)
-    assert cope_sweep.plan(planned) is planned
-    assert set(cope_sweep.__all__) <= set(dir(cope_sweep))
-    with pytest.raises(AttributeError, match="'cope_sweep' has no attribute 'tables'"):
-        cope_sweep.tables  # noqa: B018
+    assert notebook.plan(planned) is planned
 
 
 PLANNING = """
@@ -100,7 +97,7 @@ for optimizer in ("adamw", "muon"):
     ("code", "heavy"),
     [
         ("import cope_sweep", {"torch", "pandas", "numpy", "pydantic", "ray"}),
-        ("import cope_sweep; assert callable(cope_sweep.plan) and callable(cope_sweep.table)", {"torch", "pandas"}),
+        ("import cope_sweep.notebook", {"torch", "ray", "mlflow", "pandas", "matplotlib"}),
         ("import cope_sweep.read.figures", {"torch", "pandas", "numpy", "matplotlib"}),
         ("import cope_sweep.read.tables", {"torch", "ray", "mlflow", "scipy", "pandas"}),
         (

@@ -99,10 +99,9 @@ def perplexity(
 
 def _checkpoint(run_or_folder: str, store: str, index: str | None) -> Path:
     """The checkpoint of a run, by its id or the first digits of it, or the folder that was named. Raises UserError."""
-    if Path(run_or_folder).exists():
-        return Path(run_or_folder)
     opened = Store(store, index=index)
-    return find_checkpoint(opened, Queries(opened).run_id(run_or_folder))
+    named = run_or_folder if Path(run_or_folder).exists() else Queries(opened).run_id(run_or_folder)
+    return find_checkpoint(opened, named)
 
 
 def _sequences(tokens: Sequence[str], file: Path | None) -> list[list[int]]:

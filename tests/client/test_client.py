@@ -118,8 +118,6 @@ def test_answers_are_those_of_the_queries(client: Client, sample: SampleStore) -
     assert client.diff(run, sample.ids[1]).runs == (1, 1)
     assert client.logs(run, tail=1).truncated
     assert client.sweeps() == []
-    page = client.run_page(["model.position=cope"], sort="seed", descending=True, limit=1, fields=["status"])
-    assert ([each.run_id for each in page.runs], page.total) == ([sample.ids[2]], 2)
     assert {each.name: each.declared for each in client.figures("tiny")}["summary"] is False
 
 

@@ -14,6 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import cope_sweep
+from cope_sweep import notebook
 from cope_sweep.config import source as spec_folder
 from cope_sweep.config.source import ablations_folder, packaged_ablations
 from cope_sweep.errors import UserError
@@ -57,9 +58,9 @@ def test_installed_ablations_are_those_of_the_wheel(tmp_path, monkeypatch):
 
 def test_notebooks_find_installed_ablations(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cope_sweep.load_ablation("quickstart").content.title == "Selective copy, small"
+    assert notebook.load_ablation("quickstart").content.title == "Selective copy, small"
     with pytest.raises(UserError, match="did you mean 'quickstart'"):
-        cope_sweep.load_ablation("quickstrat")
+        notebook.load_ablation("quickstrat")
 
 
 @pytest.fixture(scope="module")
