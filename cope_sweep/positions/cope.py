@@ -13,6 +13,10 @@ The paper does not say which queries CoPE uses in a model with RoPE. By default 
 before the rotation. `gate_after_rotation` computes gates from the rotated ones. `rotated_query` is the paper's listing
 in place of the attention of such a model (Llama's): gates are σ of its attention logits; q·e uses the rotated query.
 
+At a whole number p the interpolation has a kink, and its derivative is the one to the right, z[p + 1] − z[p] (0 at the
+last embedding). The paper's listing, whose floor and ceiling are then the same entry, has 0 there: where many gates are
+exactly 0, ½ or 1, no gradient would reach them.
+
 Gates are computed and positions are summed in float32, whatever the model's precision: a bfloat16 has 8 bits, so a sum
 of 512 gates would be off by more than 1.
 """
@@ -138,11 +142,13 @@ class CoPE(ContextualEncoding):
         e_PK = parameters["e"]  # e_HPK with a table for each head
         p_BHQS = self.positions(attention).clamp(max=self.limit(parameters))
         z_BHQP = attention.q_BHQK @ e_PK.transpose(-1, -2) * self._scale(e_PK)  # eq. 7
-        floor = p_BHQS.detach().floor()
+        floor_BHQS = p_BHQS.detach().floor()
         # A position that is not a number would be an index of any size. The fraction makes its score NaN.
-        below = z_BHQP.gather(-1, floor.long().clamp_(min=0))
-        above = z_BHQP.gather(-1, p_BHQS.detach().ceil().long().clamp_(min=0))
-        return below + (p_BHQS - floor) * (above - below)
+        index_BHQS = floor_BHQS.long().clamp_(min=0)
+        below_BHQS = z_BHQP.gather(-1, index_BHQS)
+        # The entry after a whole number, where the ceiling is the number itself: it gives the derivative to the right.
+        above_BHQS = z_BHQP.gather(-1, (index_BHQS + 1).clamp_(max=self.limit(parameters)))
+        return below_BHQS + (p_BHQS - floor_BHQS) * (above_BHQS - below_BHQS)
 
     def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> LookUp:
         return LookUp(q_BHQK, parameters["e"], self._scale(parameters["e"]), self.gate_source)

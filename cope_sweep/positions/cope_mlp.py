@@ -6,8 +6,9 @@ with N hidden units, instead of an interpolated table; p_ij as in CoPE, not clam
 says "an N-dimensional MLP layer" and no more; one hidden layer with φ = ReLU is our interpretation, φ = GELU (the exact
 one, x·Φ(x)) another.
 
-With ReLU the bias is a piecewise linear function of p, which fused kernels look up in tables of N + 1 segments. With
-GELU it is not: such attention is computed in blocks of queries, with N multiply-adds for each score.
+With ReLU the bias is a piecewise linear function of p: a score is one look-up in a table of N + 1 segments, in fused
+kernels too. At a knot, and at p_max − 1, its derivative is the one to the right. With GELU it is not piecewise linear:
+such attention is computed in blocks of queries, with N multiply-adds for each score.
 """
 
 from __future__ import annotations
@@ -58,43 +59,49 @@ class CoPEMLP(ContextualEncoding):
         return None if self.p_max is None else self.p_max - 1
 
     def score(self, parameters: Tensors, attention: Attention) -> Tensor:
-        p_BHQS = self.positions(attention)
+        import torch
+
+        p_BHQS, q_BHQK = self.positions(attention), attention.q_BHQK
         if (limit := self.limit(parameters)) is not None:
-            p_BHQS = p_BHQS.clamp(max=limit)
-        q_BHQK = attention.q_BHQK
-        # q·(W₂h + b₂) = (q·W₂)·h + q·b₂, so the vectors e(p) are never computed.
-        c_BHQN, w1_N, b1_N = q_BHQK @ parameters["w2"], parameters["w1"], parameters["b1"]
+            p_BHQS = p_BHQS.masked_fill(p_BHQS >= limit, limit)
         if self.activation == "gelu":
             from cope_sweep.positions.gelu_units import weighted_units
 
-            units_BHQS = weighted_units(p_BHQS, c_BHQN, w1_N, b1_N)
-        else:
-            units_BHQS = ((p_BHQS[..., None] * w1_N + b1_N).relu() @ c_BHQN[..., None])[..., 0]
-        score_BHQS = units_BHQS + q_BHQK @ parameters["b2"][:, None]
-        return score_BHQS / q_BHQK.shape[-1] ** 0.5 if self.scale_positions else score_BHQS
+            # q·(W₂h + b₂) = (q·W₂)·h + q·b₂, so the vectors e(p) are never computed.
+            units_BHQS = weighted_units(p_BHQS, q_BHQK @ parameters["w2"], parameters["w1"], parameters["b1"])
+            return (units_BHQS + q_BHQK @ parameters["b2"][:, None]) * self._scale(q_BHQK)
+        knots_N, slope_BHQM, intercept_BHQM = self._segments(parameters, q_BHQK)
+        segment_BHQS = torch.searchsorted(knots_N.to(p_BHQS.dtype), p_BHQS.detach(), right=True)
+        return slope_BHQM.gather(-1, segment_BHQS) * p_BHQS + intercept_BHQM.gather(-1, segment_BHQS)
 
     def term(
         self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
     ) -> PiecewiseLinear | None:
-        """The same bias as a piecewise linear function of p: q·e(p) = slope[n]·p + intercept[n] in segment n.
-
-        The knots −b₁/w₁ are the same for all queries, so a query needs only two tables of N + 1 entries. None with
-        GELU.
-        """
+        """The table of `score`; None with GELU, which has none."""
         if not self.has_term:
             return None
+        limit = self.limit(parameters)
+        return PiecewiseLinear(
+            *self._segments(parameters, q_BHQK), None if limit is None else float(limit), self.gate_source
+        )
+
+    def _segments(self, parameters: Tensors, q_BHQK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The bias as a piecewise linear function of p: q·e(p) = slope[n]·p + intercept[n] between knots n − 1 and n.
+
+        The knots −b₁/w₁ are the same for all queries, so a query needs only two tables of N + 1 entries. They move with
+        w₁ and b₁, but the function is continuous there, so all of its gradient is that of slopes and intercepts.
+        """
         w1_N, b1_N = parameters["w1"], parameters["b1"]
         knots_N, on_NM = relu_segments(w1_N, b1_N)
         c_BHQN = q_BHQK @ parameters["w2"]
         slope_BHQM = c_BHQN @ (w1_N[:, None] * on_NM)
         intercept_BHQM = c_BHQN @ (b1_N[:, None] * on_NM) + (q_BHQK @ parameters["b2"])[..., None]
         if self.scale_positions:
-            scale = q_BHQK.shape[-1] ** -0.5
-            slope_BHQM, intercept_BHQM = slope_BHQM * scale, intercept_BHQM * scale
-        limit = self.limit(parameters)
-        return PiecewiseLinear(
-            knots_N, slope_BHQM, intercept_BHQM, None if limit is None else float(limit), self.gate_source
-        )
+            slope_BHQM, intercept_BHQM = (x * self._scale(q_BHQK) for x in (slope_BHQM, intercept_BHQM))
+        return knots_N, slope_BHQM, intercept_BHQM
+
+    def _scale(self, q_BHQK: Tensor) -> float:
+        return q_BHQK.shape[-1] ** -0.5 if self.scale_positions else 1.0
 
 
 def relu_segments(w1_N: Tensor, b1_N: Tensor) -> tuple[Tensor, Tensor]:

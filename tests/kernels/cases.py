@@ -36,6 +36,7 @@ class Case:
     """Tokens before the first query."""
     head_dim: int = 8
     query_std: float = 1.0
+    key_std: float = 1.0
     logit_shift: float = 0.0
     """Added to all logits, so that gates are near 0 or 1: ±30 gives gates of exactly 0 and 1 in float32."""
     rotated: bool = False
@@ -56,7 +57,7 @@ class Case:
     @property
     def exact_positions(self) -> bool:
         """Whether all gates are exactly ½: positions have no rounding errors, and fall on integers."""
-        return self.query_std == 0 and self.logit_shift == 0 and not self.rotated
+        return 0 in (self.query_std, self.key_std) and self.logit_shift == 0 and not self.rotated
 
 
 def random_tensors(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -73,7 +74,11 @@ def random_tensors(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
     def normal(*shape: int, std: float = 1.0) -> Tensor:
         return exact(torch.randn(*shape, generator=rng) * std)
 
-    tensors = {"q": normal(B, H, T, K, std=case.query_std), "k": normal(B, H, S, K), "v": normal(B, H, S, K)}
+    tensors = {
+        "q": normal(B, H, T, K, std=case.query_std),
+        "k": normal(B, H, S, K, std=case.key_std),
+        "v": normal(B, H, S, K),
+    }
     if case.logit_shift:
         # One component of the queries is 1; that of the keys shifts q·k/√K.
         tensors["q"][..., 0] = 1

@@ -69,15 +69,14 @@ def gates_and_sums(gate_logits, from_here, KEYS_FIRST: tl.constexpr):
 
 @triton.jit
 def of_table(table, origin, to_last, last, positions, PAIRS: tl.constexpr):
-    """The term of a table at positions, and its slope.
+    """The term of a table at positions, and its slope: at a whole number, the one to the right.
 
     `origin`, `to_last`: those of `tables.table_row`. `last`: the index of the last entry. Returns the index, floor
     and fraction of `tables.entry_of`, the slope and the value.
     """
     index, floor, frac = tables.entry_of(origin, to_last, positions)
-    entry, step = tables.entry_and_step(table, index, last, PAIRS)
-    slope = tl.where(frac > 0, step, 0.0)  # 0 where ⌈p⌉ = ⌊p⌋, as in the paper's listing
-    return index, floor, frac, slope, entry + frac * step
+    entry, slope = tables.entry_and_step(table, index, last, PAIRS)
+    return index, floor, frac, slope, entry + frac * slope
 
 
 @triton.jit
@@ -104,14 +103,14 @@ def segments_of_queries(slopes, intercepts, first_row, present, M):
 def of_segments(knots, slopes, intercepts, starts, p, limit, STEPS: tl.constexpr):
     """The term of segments at positions p, and its slope. `slopes`, `intercepts`, `starts`: see `segments_of_queries`.
 
-    Returns the positions up to the limit, their segments, the slope (0 beyond the limit) and the value.
+    Returns the positions up to the limit, their segments, the slope (0 from the limit on) and the value.
     """
     clamped = tl.minimum(p, limit)
     segment = segment_of(knots, clamped, STEPS)
     index = starts + segment
     slope = gather(slopes, index).to(tl.float32, bitcast=True)
     value = slope * clamped + gather(intercepts, index).to(tl.float32, bitcast=True)
-    return clamped, segment, tl.where(p <= limit, slope, 0.0), value
+    return clamped, segment, tl.where(p < limit, slope, 0.0), value
 
 
 @triton.jit
