@@ -8,9 +8,7 @@ import pytest
 THOROUGH = (
     "benchmarks/test_bench_",  # the benchmarks' own tests
     "chaos/",
-    "kernels/test_ptx_",  # the emulator of PTX
-    "kernels/test_triton_compiled.py",  # the same
-    "kernels/test_triton.py",  # Triton's interpreter
+    "kernels/test_triton.py",  # Triton's interpreter and compiler
 )
 """Files, by the begin of their paths, whose tests only `make test-all` runs. Single tests have the mark `thorough`."""
 

@@ -1,4 +1,4 @@
-"""`make gpu`, as far as a CPU can run it: its stages and their order, tuning, compiling, and the whole as a dry run."""
+"""`make gpu`, as far as a CPU can run it: its stages and their order, and the whole as a dry run."""
 
 import json
 import os
@@ -6,19 +6,15 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from cope_benchmarks import attention, compiling, gpu_stages, step, tune
-from cope_benchmarks.gpu_problems import Problem
+from cope_benchmarks import attention, gpu_stages, step
 from cope_benchmarks.gpu_stages import STAGES, UNFINISHED, lacking, main
 from cope_benchmarks.report import GOALS, MEMORY, OF_OURS, OF_SDPA, table
 from cope_benchmarks.timing import resumed
 
-from cope_sweep.kernels import tuning
-from cope_sweep.kernels.tuning import KERNELS, incompatible, read_table
 from cope_sweep.train import compiled
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +29,7 @@ ROOT = Path(__file__).parents[2]
         ({}, 0, STAGES),
         ({"tests": 1}, 1, ["tests"]),  # no times of wrong kernels
         ({"tests": UNFINISHED}, UNFINISHED, ["tests"]),
-        ({"tune": 1, "bench": UNFINISHED}, 1, STAGES),
+        ({"bench": 1, "step": UNFINISHED}, 1, STAGES),
         ({"bench": UNFINISHED, "step": gpu_stages.SKIPPED}, UNFINISHED, STAGES),
     ],
 )
@@ -122,14 +118,12 @@ def test_make_gpu_as_a_dry_run_on_a_cpu(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr + logs
     rows = {
         stage: json.loads((tmp_path / "out" / f"{stage}.json").read_text())["rows"]
-        for stage in ("tune", "gpu", "step", "prefill")
+        for stage in ("gpu", "step", "prefill")
     }
     assert all(attention.BOTH in rows["gpu"][f"{case.name}: triton"] for case in attention.DRY_CASES)
-    measured = [entry for entry in read_table(tmp_path / "out" / "tuning.json").entries if "measured" in entry.source]
-    assert rows["gpu"]["T 4096: triton"]["configurations"] == measured[0].kernels  # later stages use them
     assert "a step, ms" in rows["step"]["tiny: CoPE, triton"]
     assert "tokens/s" in rows["prefill"]["64 tokens, bf16: CoPE"]
-    assert {"gpu.md", "step.md", "tune.md", "tuning.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"gpu.md", "step.md"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
 # What they measure
@@ -190,88 +184,13 @@ def test_ratios_are_those_to_the_fastest_sdpa_and_the_table_shows_them():
     assert wrong == {"triton": {"failed": "wrong"}}
 
 
-# Tuning
-
-
-@pytest.mark.parametrize("problem", tune.KINDS, ids=lambda problem: problem.name)
-def test_there_are_candidates_whose_tiles_fit_together(problem, monkeypatch):
-    monkeypatch.setattr(tuning, "architecture_of", lambda device: "sm_90")
-    best = attention.configurations(problem, "cuda")
-    for kernel in KERNELS:
-        found = tune.trials(kernel, best, problem, "cuda")
-        assert found[0] == best
-        assert len(found) > 2 or problem.dtype == "float32" or problem.head_dim == 256
-        assert not any(incompatible(trial) for trial in found)
-
-
-def test_the_fastest_correct_configuration_is_written(monkeypatch, tmp_path):
-    monkeypatch.setattr(tune, "_wrong", lambda trial, *_: "off" if trial["backward_keys"]["BLOCK_S"] == 16 else None)
-    speeds = {(16, 16, 16): 3.0, (16, 16, 32): 2.0, (32, 16, 16): 1.0}
-
-    def time_ms(trial, forward, problem, device):
-        sizes = trial["forward"]
-        return speeds.get((sizes["BLOCK_T"], sizes["BLOCK_S"], trial["backward_keys"]["BLOCK_S"]), 9.0)
-
-    monkeypatch.setattr(tune, "_time_ms", time_ms)
-    # The table's own configuration is wrong here: its column kernel has BLOCK_S 16.
-    (failed,) = tune.measure_gpu(tmp_path, "cpu", 10.0)["rows"].values()
-    assert failed["failed"] == "no configuration of forward is correct: off"
-    assert not (tmp_path / "tuning.json").exists()
-
-    monkeypatch.setattr(tune, "_wrong", lambda *_: None)
-    monkeypatch.setattr(tune, "TINY", [replace(tune.TINY[0], head_dim=size) for size in (16, 32)])
-    (tmp_path / "new").mkdir()
-    rows = list(tune.measure_gpu(tmp_path / "new", "cpu", 10.0)["rows"].values())
-    assert (rows[0]["ms with the table's"], rows[0]["configuration"][:10]) == (3.0, "BLOCK_T=32")
-    assert [row["ms with this"] for row in rows] == [1.0] * 6
-    read_table.cache_clear()
-    old, new = read_table(tuning.PATH).entries, read_table(tmp_path / "new" / "tuning.json").entries
-    assert [entry.kernels["forward"]["BLOCK_T"] for entry in new if entry not in old] == [32, 32]
-    assert len(new) == len(old) + 2
-
-
-# Compiling
-
-
-SIMPLE = Problem(batch=3, heads=4, tokens=64, p_max=None, alibi=True, projection=True, lengths=(64, 3, 9))
-
-
-@pytest.mark.slow
-def test_all_kernels_of_a_problem_are_compiled_for_a_gpu_that_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    with compiling.compiling_for(90):
-        compiling.compile_kernels(SIMPLE, None, "cpu")
-    ptx = {path.stem: path.read_text() for path in tmp_path.glob("*/*.ptx")}
-    assert set(ptx) == set(KERNELS)
-    assert all(".target sm_90a" in text for text in ptx.values())
-
-
-@pytest.mark.slow
-def test_kernels_that_cannot_be_compiled_ahead_do_not_stop_the_measurement(monkeypatch):
-    # There is no GPU, so that the other process fails.
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with compiling.compiled_ahead("cuda") as compile_all:
-        compile_all(SIMPLE, [attention.configurations(SIMPLE, "cpu")])
-
-
-def test_failures_are_printed_and_counted(monkeypatch, capsys):
-    def compile_or_fail(problem, configurations, device):
-        if problem.alibi:
-            raise ValueError("first line\nout of registers")
-
-    monkeypatch.setattr(compiling, "compile_kernels", compile_or_fail)
-    monkeypatch.setattr(compiling, "everything", lambda: [("a", SIMPLE, None), ("b", Problem(), None)])
-    assert compiling.main([]) == 1
-    assert capsys.readouterr().out == "a: ValueError: out of registers\nsm_90: 2 problems, 1 failed\n"
-
-
 # Training steps
 
 
 @pytest.mark.slow
 def test_a_compiled_step_is_not_measured_uncompiled(monkeypatch):
-    name = "CoPE, blocked" + step.COMPILED
-    alternatives = {name: (step.COPE, "blocked", "blocked")}
+    name = "CoPE, native" + step.COMPILED
+    alternatives = {name: (step.COPE, "native", "reference")}
     monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
     assert "a step, ms" in step.measure_model(step.TINY["tiny"], alternatives, "cpu", 2)[name]
     torch.compiler.reset()

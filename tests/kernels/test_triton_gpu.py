@@ -106,7 +106,7 @@ def attend(problem):
 
 def assert_right(problem):
     leaves, weight = problem.leaves(DEVICE)
-    assert triton_attention.why_not(problem.build(leaves)) is None
+    assert triton_attention.why_not(problem.build(leaves), weight.device) is None
     assert problem.wrong(leaves, weight, computed_by(problem.attend, leaves, weight)) is None
 
 

@@ -21,7 +21,6 @@ from cope_sweep.kernels import self_check, triton_attention
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.operator import attention
 from cope_sweep.kernels.triton_attention import launch, tables, tiles, workspace
-from cope_sweep.kernels.tuning import using_configurations
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Relative
 from cope_sweep.positions.fox import FoX
 from tests.kernels.accuracy import assert_equals_reference
@@ -51,6 +50,9 @@ CASES = {
     "all gates 0": case(CoPE(p_max=8), logit_shift=-40.0),
     "all gates 1": case(CoPE(p_max=20), logit_shift=40.0),
     "all gates one half": case(CoPE(p_max=12), query_std=0.0),
+    "keys of zeros": case(CoPE(p_max=12), queries=48, key_std=0),
+    "keys of zeros, cope-mlp": case(CoPEMLP(hidden=7), key_std=0),
+    "keys of zeros, cope-mlp, saturated": case(CoPEMLP(hidden=7, p_max=9), queries=48, key_std=0),
     "gates 0 or 1": case(CoPE(p_max=6), query_std=60.0),
     "gates 1, infinite logits": case(CoPE(p_max=40), queries=48, logit_shift=3e4),
     "gates 1, bfloat16": case(CoPE(p_max=60), queries=70, logit_shift=40.0, dtype=torch.bfloat16),
@@ -151,11 +153,11 @@ OTHER_TILES = [
 
 
 @pytest.mark.parametrize("name", OTHER_TILES)
-def test_tiles_of_other_sizes(name):
+def test_tiles_of_other_sizes(name, monkeypatch):
     problem, dtype = CASES[name]
     problem = replace(problem, heads=1, queries=75, lengths=problem.lengths and (0, 75, 40)[: problem.batch], seed=5)
-    with using_configurations(UNEVEN_TILES):
-        assert_equals_reference(problem, attend_triton, dtype)
+    monkeypatch.setattr(launch, "tile_sizes", lambda kernel, *_: UNEVEN_TILES[kernel])
+    assert_equals_reference(problem, attend_triton, dtype)
 
 
 @pytest.fixture
@@ -323,8 +325,8 @@ def test_tables_keep_numbers_that_are_not_finite():
 def test_why_not_names_what_is_not_supported(change, reason):
     q = torch.zeros(1, 1, 3, 8)
     given = Arguments(q, q, q)
-    assert triton_attention.why_not(given) is None
-    assert reason in triton_attention.why_not(given._replace(**change))
+    assert triton_attention.why_not(given, q.device) is None
+    assert reason in triton_attention.why_not(given._replace(**change), q.device)
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.1])

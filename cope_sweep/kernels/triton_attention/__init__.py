@@ -1,9 +1,9 @@
 """Fused attention on a GPU, in Triton, without T × T or T × P memory.
 
-The operator `cope_sweep::attention` calls `forward` and `backward`; the blocked path computes problems for which
-`why_not` has a reason. With TRITON_INTERPRET=1 in the environment when Triton is imported, the same kernels run
-on a CPU, slowly; the tests use that. Same inputs give the same bits. Gate keys and embeddings are converted to the
-type of the queries, slopes and biases to float32.
+The operator `cope_sweep::attention` calls `forward` and `backward`; PyTorch computes problems for which `why_not` has a
+reason. With TRITON_INTERPRET=1 in the environment when Triton is imported, the same kernels run on a CPU, slowly; the
+tests use that. Same inputs give the same bits. Gate keys and embeddings are converted to the type of the queries, and
+slopes and biases to float32.
 
     kernel_forward.py          the output, and for each query the log-sum-exp and where its tables end
     kernel_backward_rows.py    gradients of queries and tables
@@ -13,6 +13,7 @@ type of the queries, slopes and biases to float32.
     table_gradients.py         their gradients
     tiles.py                   programs, products, fixed-point positions, dropout
     launch.py                  arguments, scratch memory, launches
+    tile_sizes.py              the sizes of tiles, numbers of warps and stages
     workspace.py               the size of scratch memory, a formula
 
 Memory beyond inputs and outputs: 16 bytes for each query of each head from the forward pass to the backward pass, 8
@@ -34,12 +35,12 @@ MAX_HEAD_DIM = 256
 DTYPES = tuple(PAIRS)
 
 
-def why_not(given: Arguments) -> str | None:
-    """Why these kernels cannot compute this problem here, for a log message; None: they can."""
+def why_not(given: Arguments, device: torch.device) -> str | None:
+    """Why these kernels cannot compute this problem on a device, for a log message; None: they can."""
     q = given.q
-    if not q.is_cuda and not INTERPRETED:
-        return f"it needs a GPU, and the tensors are on {q.device.type}"
-    if q.is_cuda and _is_old(q.device.index):
+    if device.type != "cuda" and not INTERPRETED:
+        return f"it needs a GPU, and the tensors are on {device.type}"
+    if device.type == "cuda" and _is_old(device.index):
         return "the GPU is older than compute capability 8.0"
     if q.dtype not in DTYPES:
         return f"it has no kernel for {q.dtype}"
@@ -64,5 +65,5 @@ def why_not(given: Arguments) -> str | None:
 
 @constant_when_compiled
 def _is_old(device: int | None) -> bool:
-    """Whether the GPU is too old. It is also called without a GPU, for plans, with tensors that have no data."""
+    """Whether the GPU is too old. Without a GPU, as for the plan of another machine, it is not."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0)

@@ -16,8 +16,8 @@ from torch import Tensor
 from cope_sweep.kernels.arguments import DIFFERENTIABLE, Arguments, head_stride, unit_stride
 from cope_sweep.kernels.dropout import threshold
 from cope_sweep.kernels.triton_attention import kernel_backward_keys, kernel_backward_rows, kernel_forward
+from cope_sweep.kernels.triton_attention.tile_sizes import TileSizes, tile_sizes
 from cope_sweep.kernels.triton_attention.workspace import Part, Parts, divide
-from cope_sweep.kernels.tuning import Configuration, architecture_of, configuration
 
 KERNELS = {
     "forward": kernel_forward.forward,
@@ -37,7 +37,7 @@ _LARGEST_TILE = 128
 """Launches divide queries at multiples of it, so that the kernels' tiles have the same boundaries."""
 
 
-def run(kernel: str, grid: tuple[int, int], arguments: dict[str, Any], sizes: Configuration) -> None:
+def run(kernel: str, grid: tuple[int, int], arguments: dict[str, Any], sizes: TileSizes) -> None:
     """Run a kernel by name."""
     KERNELS[kernel][grid](**arguments, **sizes, **OPTIONS)
 
@@ -69,17 +69,9 @@ class Call:
         """A context in which kernels are launched on the device of the inputs."""
         return torch.cuda.device_of(self.q)  # type: ignore[no-untyped-call]
 
-    def sizes(self, kernel: str) -> Configuration:
+    def sizes(self, kernel: str) -> TileSizes:
         """Tile sizes, number of warps and of pipeline stages of a kernel."""
-        return configuration(
-            kernel,
-            architecture=architecture_of(self.q.device),
-            dtype=self.q.dtype,
-            head_dim=self.K,
-            p_max=self.P or None,
-            contextual=self.given.contextual,
-            tokens=self.S,
-        )
+        return tile_sizes(kernel, self.q.dtype, self.K)
 
     def shared(self) -> dict[str, Any]:
         """The arguments that all kernels take."""

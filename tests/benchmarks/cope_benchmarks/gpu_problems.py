@@ -1,4 +1,4 @@
-"""Random attention problems for the checks, the tuning and the benchmark of the kernels on a GPU.
+"""Random attention problems for the checks and the benchmark of the kernels on a GPU.
 
 Shapes: B batch, H heads, T queries (the last of the S tokens), S keys, K head dim, P positions, R distances.
 """

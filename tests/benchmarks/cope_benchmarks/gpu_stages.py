@@ -1,9 +1,8 @@
-"""Checks, tunes and measures the kernels on a GPU, stage after stage: `make gpu`.
+"""Checks and measures the kernels on a GPU, stage after stage: `make gpu`.
 
     python -m cope_benchmarks.gpu_stages [--device cpu] [--out FOLDER] [--stage NAME …]
 
     tests      the kernels against float64; the other stages need it passed
-    tune       configurations of the kernels → tuning.json, which the later stages use
     bench      attention, beside SDPA and the paper's listing
     step       training steps of the paper's models
     prefill    the forward pass of a model of about 1 B parameters over a prompt
@@ -33,7 +32,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "tests" / "benchmarks" / "results" / "gpu"
-STAGES = ("tests", "tune", "bench", "step", "prefill")
+STAGES = ("tests", "bench", "step", "prefill")
 MODULES = {"bench": "attention"}
 """The modules that measure a stage, where they have another name."""
 LIMIT_S = 580.0
@@ -79,8 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if stage == "tests":
                 break  # nothing is measured before the kernels are known to be correct
     _say(f"The results are in {out}" + ("; repeat the command to continue" if code else ""))
-    if given.device == "cuda" and (out / "tuning.json").exists():
-        _say(f"To use the measured configurations: cp {out / 'tuning.json'} {ROOT / 'cope_sweep/kernels/'}")
     return code
 
 
@@ -88,7 +85,7 @@ def run_tests(device: str, out: Path) -> int:
     """The tests of the kernels, in several processes, whose time is compiling; their outcomes are in `tests.log`."""
     pytest = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
     pytest += ["--confcutdir", str(TESTS.parent)]
-    environment = _environment(device, out)
+    environment = _environment(device)
     listed = subprocess.run(
         [*pytest, "-q", "--collect-only", TESTS], cwd=ROOT, env=environment, capture_output=True, text=True
     )
@@ -111,7 +108,7 @@ def _run(stage: str, device: str, out: Path) -> int:
     module = [sys.executable, "-m", "cope_benchmarks.gpu_stages"]
     with (out / f"{stage}.log").open("w", encoding="utf-8") as log:
         command = [*module, "--child", stage, "--device", device, "--out", str(out)]
-        (code,) = _execute([command], _environment(device, out), log)
+        (code,) = _execute([command], _environment(device), log)
     _say((out / f"{stage}.log").read_text(encoding="utf-8").strip().rpartition("\n")[2])
     return UNFINISHED if code is None else code
 
@@ -135,11 +132,9 @@ def _execute(commands: Sequence[Sequence[str]], environment: dict[str, str], log
     return codes
 
 
-def _environment(device: str, out: Path) -> dict[str, str]:
+def _environment(device: str) -> dict[str, str]:
     paths = [*(str(ROOT / each) for each in ("", "services", "tests/benchmarks")), os.environ.get("PYTHONPATH", "")]
     found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
-    if (out / "tuning.json").exists():
-        found["COPE_SWEEP_TUNING"] = str(out / "tuning.json")
     if device == "cpu":
         found |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return found

@@ -1,0 +1,43 @@
+"""Tile sizes, numbers of warps and of pipeline stages of the Triton kernels: one choice for each type and head dim.
+
+They are constants, because the kernels share the boundaries of tiles, and because a choice by measurement could differ
+between two processes, and with it the bits of their results. They are what fits the registers and the shared memory of
+compute capabilities 8.0 and 9.0, as compiled; no GPU has measured them.
+
+The forward kernel determines where plain tiles end, and `backward_rows` stores positions at the edges of the tiles of
+`backward_keys`, so the tiles of one kernel have to be multiples of another's: `tests/kernels/test_triton.py` lists
+which. A BLOCK_S is at most 64: sums of so many gates are exact (see `tiles.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton  # type: ignore[import-untyped]
+
+KERNELS = ("forward", "backward_rows", "backward_keys")
+TileSizes = dict[str, int]
+"""By parameter of a kernel: its tile sizes, `num_warps` and `num_stages`."""
+
+INTERPRETED = (16, 16, 16, 4, 1)
+"""For Triton's interpreter, whose time is that of its operations: small tiles show more of their borders."""
+
+CHOICES = {
+    (16, 64): ((64, 32, 64, 4, 2), (64, 32, 64, 4, 2), (32, 64, 64, 4, 2)),
+    (16, 128): ((64, 32, 64, 4, 2), (64, 32, 64, 4, 2), (16, 64, 64, 4, 2)),
+    (16, 256): ((64, 32, 32, 8, 2), (32, 32, 32, 8, 1), (32, 32, 32, 8, 1)),
+    (32, 64): ((32, 32, 32, 4, 1), (32, 32, 32, 4, 1), (32, 32, 32, 4, 1)),
+    (32, 128): ((32, 32, 32, 4, 1), (16, 32, 32, 4, 1), (16, 32, 16, 4, 1)),
+    (32, 256): ((16, 32, 32, 8, 1), (16, 32, 32, 8, 1), (16, 32, 16, 8, 1)),
+}
+"""By the bits of an input's number and the largest head dim, for each of `KERNELS`: BLOCK_T queries and BLOCK_S keys of
+a general tile, PLAIN_S keys (of `backward_keys`: PLAIN_T queries) of a plain one, warps, and stages."""
+
+
+def tile_sizes(kernel: str, dtype: torch.dtype, head_dim: int) -> TileSizes:
+    """The choice for a kernel."""
+    sizes = INTERPRETED
+    if not triton.knobs.runtime.interpret:
+        largest = next(size for size in (64, 128, 256) if head_dim <= size)
+        sizes = CHOICES[dtype.itemsize * 8, largest][KERNELS.index(kernel)]
+    plain = "PLAIN_T" if kernel == "backward_keys" else "PLAIN_S"
+    return dict(zip(("BLOCK_T", "BLOCK_S", plain, "num_warps", "num_stages"), sizes, strict=True))
