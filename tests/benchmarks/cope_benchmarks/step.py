@@ -1,8 +1,13 @@
-"""Benchmark of training steps (forward, backward, clipping and AdamW) with positions and without.
+"""Benchmark of training steps (forward, backward, clipping and AdamW): ours, plain PyTorch's and x-transformers'.
 
 On a CPU: `cope-sweep bench step`. On a GPU: the stage `step` of `make gpu`, with models of the sizes of the paper's tasks, in
-bfloat16. Before anything is timed, the gradients of one sequence are compared with those of another implementation; an
-alternative that fails is not timed.
+bfloat16, and without those of others. Every step makes its batch, as ours does. Before anything is timed:
+
+- the gradients of one sequence are compared with those of another implementation of attention;
+- plain PyTorch has to give the logits of our model with the same weights;
+- x-transformers' model has to be causal, and its CoPE to be the bias of our reference for the same table.
+
+An alternative that fails is not timed.
 """
 
 from __future__ import annotations
@@ -17,17 +22,20 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import cope_sweep.model.attention as model_attention
 from cope_benchmarks import peers
-from cope_benchmarks.report import OF_SDPA, Measured, Row, Rows, add_ratios
+from cope_benchmarks.report import OF_OURS, OF_SDPA, Measured, Row, Rows, add_ratios
 from cope_benchmarks.timing import Run, one_line, resumed, times
 from cope_sweep.config import RunSpec
-from cope_sweep.kernels import Implementation, Inputs, Positions, using
-from cope_sweep.model import next_token_loss
+from cope_sweep.kernels import Implementation, Inputs, Positions, using, visible
+from cope_sweep.model import Transformer, next_token_loss
+from cope_sweep.positions import Attention, CoPE
 from cope_sweep.train import Runtime, Trainer
 
+LOGITS_ERROR = 1e-3
+"""Limit of the largest error of logits, which are of the order of 1."""
 MEAN_ERROR = 2e-3
 """Limit of a gradient's mean error, relative to its largest entry: rounding in float32 can move positions across integers."""
 
@@ -38,6 +46,16 @@ FLIP_FLOP: Model = {
     "task": {"kind": "flip_flop", "pairs": 256}, "model": {"layers": 4, "dim": 256, "heads": 4}, "train": {"batch": 16},
 }  # fmt: skip
 MODELS: dict[str, Model] = {
+    "2 layers × 128, T 511": {
+        "task": {"kind": "flip_flop", "pairs": 256, "loss": "all"},
+        "model": {"layers": 2, "dim": 128, "heads": 2},
+        "train": {"batch": 16},
+    },
+    "quick start: 2 layers × 64, T 40": {
+        "task": {"kind": "selective_copy", "tokens": 8, "blanks": 24, "dense_blanks": 12, "sparse_blanks": 48},
+        "model": {"layers": 2, "dim": 64, "heads": 2},
+        "train": {"batch": 64},
+    },
     "4 layers × 256, T 511": FLIP_FLOP | {"task": FLIP_FLOP["task"] | {"loss": "all"}},
     "a layer of GPT-2's, T 1023": {
         "task": {"kind": "flip_flop", "pairs": 512, "loss": "all"},
@@ -53,6 +71,16 @@ def _copy(tokens: int, vocabulary: int) -> dict[str, Any]:
 
 
 GPU_MODELS: dict[str, Model] = {
+    "2 layers × 128, T 511": {
+        "task": {"kind": "flip_flop", "pairs": 256, "loss": "all"},
+        "model": {"layers": 2, "dim": 128, "heads": 2},
+        "train": {"batch": 16},
+    },
+    "quick start: 2 layers × 64, T 40": {
+        "task": {"kind": "selective_copy", "tokens": 8, "blanks": 24, "dense_blanks": 12, "sparse_blanks": 48},
+        "model": {"layers": 2, "dim": 64, "heads": 2},
+        "train": {"batch": 64},
+    },
     "Flip-Flop: 4 layers × 256, T 511": FLIP_FLOP,
     "WikiText: 12 layers × 768, T 1024": {
         "task": _copy(1024, 50_257), "model": {"layers": 12, "dim": 768, "heads": 12}, "train": {"batch": 16},
@@ -92,7 +120,17 @@ ALTERNATIVES: Alternatives = {
     "CoPE, blocked": (COPE, "blocked", "reference"),
     "CoPE, the paper's listing": (COPE, with_listing, "reference"),
     "CoPE-MLP(64), native": ([{"kind": "cope_mlp", "hidden": 64}], "native", "blocked"),
+    "RoPE": (["rope"], "auto", "reference"),
 }
+PLAIN_ROPE, X_COPE = "plain PyTorch, RoPE", "x-transformers, CoPE"
+PEERS: dict[str, Callable[[peers.Sizes], nn.Module]] = {
+    PLAIN_ROPE: partial(peers.Plain, rotate=True),
+    "plain PyTorch, no positions": partial(peers.Plain, rotate=False),
+    "x-transformers, RoPE": partial(peers.x_transformers_model, cope=False),
+    X_COPE: partial(peers.x_transformers_model, cope=True),
+}
+"""Models of others, on a CPU."""
+OURS = "CoPE, native"
 GPU_ALTERNATIVES: Alternatives = {  # compared with the blocked path, whose memory is small
     SDPA: ([], with_sdpa, "blocked"),
     "CoPE, triton": (COPE, "triton", "blocked"),
@@ -103,10 +141,10 @@ GPU_ALTERNATIVES: Alternatives = {  # compared with the blocked path, whose memo
 
 
 def measure(repetitions: int, models: Mapping[str, Model] | None = None) -> Measured:
-    """The time of a step of every alternative, and its ratio to that of the same model with SDPA and no positions."""
+    """The time of a step of every alternative, and its ratios to SDPA without positions, and to CoPE by our kernel."""
     rows = Rows("step")
     for name, model in (models or MODELS).items():
-        rows.add_rows(name, measure_model(model, ALTERNATIVES, "cpu", repetitions))
+        rows.add_rows(name, measure_model(model, ALTERNATIVES, "cpu", repetitions, PEERS))
     return rows.measured(repetitions=repetitions)
 
 
@@ -121,8 +159,14 @@ def measure_gpu(folder: Path, device: str, budget_s: float) -> Measured:
     return resumed(folder / "step.json", device, budget_s, models, measure_one)
 
 
-def measure_model(model: Model, alternatives: Alternatives, device: str, repetitions: int = 5) -> dict[str, Row]:
-    """By alternative: the time of a step, and its ratio to SDPA's; or why it is not timed."""
+def measure_model(
+    model: Model,
+    alternatives: Alternatives,
+    device: str,
+    repetitions: int = 5,
+    others: Mapping[str, Callable[[peers.Sizes], nn.Module]] | None = None,
+) -> dict[str, Row]:
+    """By alternative: the time of a step, and its ratios; or why it is not timed."""
     found: dict[str, Row] = {}
     trainers: list[Trainer] = []
     steps: dict[str, Run] = {}
@@ -142,13 +186,89 @@ def measure_model(model: Model, alternatives: Alternatives, device: str, repetit
         found[name] = {"failed": failed} if failed else {}
         if not failed:
             steps[name] = step
+    for name, build in (others or {}).items():
+        try:
+            peer = Peer(model, build)
+            failed = peer.failure(name)
+            peer.train_step()
+        except Exception as error:
+            failed = one_line(error)
+        found[name] = {"failed": failed} if failed else {}
+        if not failed:
+            steps[name] = peer.train_step
     taken = times(steps, repetitions, device, turn_ms=400.0)
     for trainer in trainers:
         trainer.close()
     for name, each in taken.items():
         found[name]["a step, ms"] = each
     add_ratios(found, "a step, ms", SDPA, OF_SDPA)
+    add_ratios(found, "a step, ms", OURS, OF_OURS)
     return found
+
+
+class Peer:
+    """A model of others in training, on the batches of our trainer."""
+
+    def __init__(self, model: Model, build: Callable[[peers.Sizes], nn.Module]) -> None:
+        spec = model | {"model": model["model"] | {"position": ["rope"]}}
+        self.spec = RunSpec.model_validate_json(json.dumps(spec))
+        shape = self.spec.model
+        tokens = self.spec.task.length("train")
+        vocabulary = self.spec.task.vocabulary_size
+        self.sizes = peers.Sizes(vocabulary, tokens, shape.layers, shape.dim, shape.heads)
+        self.model = build(self.sizes)
+        train = self.spec.train
+        self._optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=train.lr, betas=train.betas, weight_decay=train.weight_decay, fused=True
+        )
+        self._step = 0
+
+    def train_step(self) -> None:
+        batch_size = self.spec.train.batch
+        batch = self.spec.task.sequences("train", 0, self._step * batch_size, batch_size)
+        self._step += 1
+        inputs_NT, targets_NT = torch.from_numpy(batch.inputs_NT), torch.from_numpy(batch.targets_NT)
+        logits_NTV = self.model(inputs_NT)
+        self._optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(logits_NTV.flatten(0, 1), targets_NT.flatten()).backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.train.clip or float("inf"))
+        self._optimizer.step()
+
+    @torch.no_grad()
+    def failure(self, name: str) -> str | None:
+        """What the model gets wrong; None: nothing."""
+        tokens_1T = torch.from_numpy(self.spec.task.sequences("train", 0, 0, 1).inputs_NT)
+        if name == PLAIN_ROPE:
+            ours = Transformer(self.spec)
+            self.model.load_state_dict({n: x for n, x in ours.state_dict().items() if n in self.model.state_dict()})
+            off = (self.model(tokens_1T) - ours(tokens_1T)).abs().max()
+            return None if off < LOGITS_ERROR else f"its logits are off by {off:.1e}"
+        logits_1TV = self.model(tokens_1T)
+        changed_1T = tokens_1T.clone()
+        changed_1T[0, -1] = (changed_1T[0, -1] + 1) % self.sizes.vocabulary
+        if (self.model(changed_1T) - logits_1TV)[0, :-1].abs().max() > LOGITS_ERROR:
+            return "it is not causal"
+        return _wrong_bias(self.model, self.sizes) if name == X_COPE else None
+
+
+def _wrong_bias(model: nn.Module, sizes: peers.Sizes) -> str | None:
+    """Why the bias of x-transformers' CoPE is not that of our reference; None: it is."""
+    from x_transformers.x_transformers import CoPE as TheirCoPE
+
+    found = [module for module in model.modules() if isinstance(module, TheirCoPE)]
+    if len(found) != sizes.layers:
+        return f"{len(found)} of {sizes.layers} layers have CoPE"
+    q, k = torch.randn(2, 1, sizes.heads, 100, sizes.head_dim, generator=torch.Generator().manual_seed(0))
+    e_PK = torch.randn(found[0].pos_emb.shape, generator=torch.Generator().manual_seed(1))
+    logits = q @ k.transpose(-1, -2) / sizes.head_dim**0.5
+    seen = visible(100, 100, q.device)
+    ours = CoPE(p_max=len(e_PK)).score({"e": e_PK}, Attention(q, k, k, logits, seen))
+    kept = found[0].pos_emb.clone()
+    found[0].pos_emb.copy_(e_PK)
+    theirs = found[0](q, logits.masked_fill(~seen, -torch.finfo(torch.float32).max))
+    found[0].pos_emb.copy_(kept)
+    off = (ours - theirs)[..., seen].abs().mean()
+    return None if off < LOGITS_ERROR else f"the bias of its CoPE is off by {off:.1e}"
 
 
 def step_of(trainer: Trainer, compute: AttendAs | Implementation) -> Run:
