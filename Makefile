@@ -28,7 +28,7 @@ quickstart: .venv/run.stamp   ## Install, train the quick-start ablation, and pr
 test: .venv/test.stamp   ## Run the tests, but those that `make test-all` adds
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not thorough" --durations=50
 
-test-all: .venv/test.stamp   ## Run all tests, also those of the benchmarks, emulators and random faults
+test-all: .venv/test.stamp   ## Run all tests, also those of the benchmarks, of Triton and of random faults
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-fast: .venv/test.stamp   ## Run the tests that take at most about a second each (3 to 6 minutes on 2 cores)
@@ -47,7 +47,7 @@ format: .venv/test.stamp   ## Fix style
 bench: .venv/run.stamp   ## Measure scheduling on this machine: Ray's start, the time between runs
 	$(BIN)/cope-sweep bench sweep
 
-gpu:   ## Check, tune and measure the kernels on a GPU with the torch that is there (DEVICE=cpu: a dry run; STAGE=tests OUT=folder)
+gpu:   ## Check and measure the kernels on a GPU with the torch that is there (DEVICE=cpu: a dry run; STAGE=tests OUT=folder)
 	PYTHONPATH=.:services:tests/benchmarks:$(PYTHONPATH) $(GPU_PYTHON) -m cope_benchmarks.gpu_stages \
 	  --device $(or $(DEVICE),cuda) $(if $(OUT),--out $(OUT)) $(STAGE:%=--stage %)
 

@@ -154,10 +154,10 @@ class Arguments(NamedTuple):
         return self.e is not None or self.segment_slope is not None or self.m is not None
 
 
-DIFFERENTIABLE = 16
-"""Number of fields of `Arguments`, from the first, that have gradients."""
-QUERIES_AND_KEYS = 5
-"""Number of fields, from the first, of shape (B, H, T or S, K)."""
+QUERIES_AND_KEYS = Arguments._fields.index("e")
+"""Number of fields of `Arguments`, from the first, of shape (B, H, T or S, K)."""
+DIFFERENTIABLE = Arguments._fields.index("knots")
+"""Number of fields, from the first, that have gradients."""
 
 _SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", float: "float", bool: "bool"}
 

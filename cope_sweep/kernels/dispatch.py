@@ -1,14 +1,14 @@
 """Attention by the path that fits the device, type and shape, or that the caller has chosen.
 
     auto        the fastest for the device, type and shape
-    reference   directly from the equation: memory O(T²), every case
-    blocked     PyTorch in blocks of queries: memory O(block × T)
     native      C++ on a CPU
     triton      Triton on a GPU
+    blocked     PyTorch in blocks of queries, for every encoding: memory O(block × T)
+    reference   directly from the equation: memory O(T²)
 
 All compute the same result, with the same dropout mask. If the chosen implementation cannot compute a problem,
-attention falls back to blocked or the reference, and logs the reason once. torch.compile traces `attend` without a
-break. `which` tells the path without data, for plans.
+attention falls back to PyTorch, and logs the reason once. torch.compile traces `attend` without a break. `which` tells
+the path without data, for plans.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import functools
 import importlib.util
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cope_sweep.kernels import blocked, native, operator, self_check
+from cope_sweep.kernels import native, operator, self_check
 from cope_sweep.kernels.arguments import (
     Arguments,
     Inputs,
@@ -53,32 +53,9 @@ _chosen: ContextVar[Implementation] = ContextVar("attention", default="auto")
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
-@dataclass
-class _Traced:
-    """The same for code that torch.compile traces. Its guards notice changes of an object, and torch 2.11 traces no
-    ContextVar.
-
-    One for all threads: the implementation that was set last, and the number of observers.
-    """
-
-    implementation: Implementation = "auto"
-    observers: int = 0
-
-
-_traced = _Traced()
-
-
-def chosen_implementation() -> Implementation:
-    """The implementation of this context."""
-    if torch.compiler.is_compiling():
-        return _traced.implementation
-    return _chosen.get()
-
-
 def set_implementation(implementation: Implementation) -> None:
     """Set the implementation that `attend` uses in this context unless its argument names one."""
     _chosen.set(implementation)
-    _traced.implementation = implementation
 
 
 @contextmanager
@@ -96,21 +73,10 @@ def using(implementation: Implementation) -> Iterator[None]:
 def observing(observer: Observer) -> Iterator[None]:
     """Call `observer` before every attention within a `with` block. An exception in it stops that attention."""
     token = _observer.set(observer)
-    _traced.observers += 1
     try:
         yield
     finally:
-        _traced.observers -= 1
         _observer.reset(token)
-
-
-def observe(inputs: Inputs, positions: Positions) -> None:
-    """Call the observer of this context, if there is one."""
-    if torch.compiler.is_compiling() and not _traced.observers:
-        return
-    observer = _observer.get()
-    if observer is not None:
-        observer(inputs, positions)
 
 
 # The path -------------------------------------------------------------------------------------------------------------
@@ -135,7 +101,7 @@ class Path:
     reason: str | None = None
     """Why a fused kernel for the device, or the implementation that was asked for, is not used; None: it is."""
     problem: Arguments | None = None
-    """Arguments of a fused kernel. None for `sdpa` and `reference`, and where `blocked` calls the encodings' hooks."""
+    """Arguments of `native` or `triton`; None for the others."""
 
 
 def which(
@@ -166,10 +132,12 @@ def which(
 
     """
     tokens = dims.context
-    with _empty_tensors(device), torch.no_grad():
+    # Meta tensors have neither data nor a device. On a CPU nothing writes to the memory of empty tensors.
+    placed = "cpu" if device == "cpu" else "meta"
+    with torch.no_grad():
 
         def empty(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
+            return torch.empty(shape, dtype=dtype, device=placed)
 
         q_BHTK, k_BHSK, v_BHSK = (empty(1, dims.heads, tokens, dims.head_dim) for _ in range(3))
         positions = [
@@ -191,22 +159,10 @@ def which(
             rotated_k_BHSK,
             features,
             hard,
-            torch.empty(1, dtype=torch.int64, device=device) if padded else None,
+            torch.empty(1, dtype=torch.int64, device=placed) if padded else None,
         )
-        path = choose(inputs, positions, dropout, implementation)
+        path = choose(inputs, positions, dropout, implementation, torch.device(device))
     return path.name, path.reason
-
-
-def _empty_tensors(device: str) -> AbstractContextManager[Any]:
-    """A context in which tensors on a GPU need neither a GPU nor its memory.
-
-    On a CPU nothing writes to the memory of empty tensors, and importing fake ones would take a second.
-    """
-    if device == "cpu":
-        return nullcontext()
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def choose(
@@ -214,6 +170,7 @@ def choose(
     positions: Positions,
     dropout: float,
     implementation: Implementation,
+    device: torch.device,
     seeds_B: Tensor | None = None,
 ) -> Path:
     """The path of an attention. `auto` is the fastest, forward and backward (measured with `bench attention`).
@@ -221,33 +178,24 @@ def choose(
     `seeds_B` are those of the dropout masks; None where nothing is computed.
     """
     if implementation == "auto":
-        return _fastest(inputs, positions, dropout, seeds_B)
+        return _fastest(inputs, positions, dropout, device, seeds_B)
+    # A compiled graph would hold the operations of every block.
+    instead: PathName = "reference" if torch.compiler.is_compiling() else "blocked"
     if implementation == "reference":
         return Path("reference")
-    problem = make_problem(inputs, positions, dropout, seeds_B)
-    reason = problem if isinstance(problem, str) else None
-    if implementation != "blocked" and isinstance(problem, Arguments):
-        reason = _why_not(problem, implementation)
-        if reason is None:
-            return Path(implementation, None, problem)
-    instead = _in_blocks(problem)
-    if instead is None:
-        return Path("reference", f"{implementation} is not used, {reason}; using the reference")
     if implementation == "blocked":
-        return instead
-    return replace(instead, reason=f"{implementation} is not used, {reason}; falling back to PyTorch (blocked)")
+        return Path(instead, None if instead == "blocked" else "torch.compile traces the reference in place of blocked")
+    problem = make_problem(inputs, positions, dropout, seeds_B)
+    reason = problem if isinstance(problem, str) else _why_not(problem, implementation, device)
+    if isinstance(problem, Arguments) and reason is None:
+        return Path(implementation, None, problem)
+    return Path(instead, f"{implementation} is not used, {reason}; falling back to PyTorch ({instead})")
 
 
-def _in_blocks(problem: Arguments | str) -> Path | None:
-    """PyTorch in blocks of queries; None where that is not possible."""
-    if isinstance(problem, Arguments) and blocked.why_not(problem) is None:
-        return Path("blocked", None, problem)
-    # A compiled graph would hold the operations of every block.
-    return None if torch.compiler.is_compiling() else Path("blocked")
-
-
-def _fastest(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Path:
-    T, S, on_cpu = inputs.q_BHTK.shape[2], inputs.k_BHSK.shape[2], inputs.q_BHTK.device.type == "cpu"
+def _fastest(
+    inputs: Inputs, positions: Positions, dropout: float, device: torch.device, seeds_B: Tensor | None
+) -> Path:
+    T, S, on_cpu = inputs.q_BHTK.shape[2], inputs.k_BHSK.shape[2], device.type == "cpu"
     # torch's attention would draw the dropout mask of the whole batch from its generator.
     plain = not any(position.encoding.scores or position.encoding.weighs for position in positions)
     no_scores = plain and not (dropout or inputs.hard)
@@ -258,32 +206,32 @@ def _fastest(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tens
     # With few queries, as in decoding, the fused kernels would spend most of their time on packing all keys.
     if T < MIN_FUSED_QUERIES:
         return Path("reference")
+    instead: PathName = "blocked" if S >= MIN_BLOCKED_KEYS and not torch.compiler.is_compiling() else "reference"
     problem = make_problem(inputs, positions, dropout, seeds_B)
-    blocks = _in_blocks(problem) if S >= MIN_BLOCKED_KEYS else None
     if isinstance(problem, str):
         why = f"no fused kernel is used, {problem}; using"
-        if blocks is not None:
-            return replace(blocks, reason=f"{why} PyTorch (blocked)")
+        if instead == "blocked":
+            return Path("blocked", f"{why} PyTorch (blocked)")
         return Path("reference", f"{why} the reference, which needs memory for all T × T scores")
     name: Literal["native", "triton"] = "native" if on_cpu else "triton"
-    reason = _why_not(problem, name)
+    reason = _why_not(problem, name, device)
     if reason is None:
         return Path(name, None, problem)
-    instead = Path("sdpa") if no_scores and T == S else blocks or Path("reference")
-    return replace(instead, reason=f"{name} is not used, {reason}; falling back to PyTorch ({instead.name})")
+    instead = "sdpa" if no_scores and T == S else instead
+    return Path(instead, f"{name} is not used, {reason}; falling back to PyTorch ({instead})")
 
 
-def _why_not(problem: Arguments, implementation: Literal["native", "triton"]) -> str | None:
+def _why_not(problem: Arguments, implementation: Literal["native", "triton"], device: torch.device) -> str | None:
     """Why the kernels of this name cannot compute the problem, or not on this machine; None: they can."""
     if implementation == "native":
-        reason = native.why_not(problem)
+        reason = native.why_not(problem, device)
     elif not _has_triton():
         return "Triton is not installed"
     else:
         from cope_sweep.kernels import triton_attention
 
-        reason = triton_attention.why_not(problem)
-    return reason or self_check.why_not(implementation, problem)
+        reason = triton_attention.why_not(problem, device)
+    return reason or self_check.why_not(implementation, problem, device)
 
 
 @constant_when_compiled
@@ -307,11 +255,13 @@ def attend(
     they are drawn from torch's global generator. `implementation`: None means the one that `set_implementation` or
     `using` chose, or auto.
     """
-    observe(inputs, positions)
-    implementation = implementation or chosen_implementation()
+    observer = _observer.get()
+    if observer is not None:
+        observer(inputs, positions)
+    implementation = implementation or _chosen.get()
     if dropout and seeds_B is None:
         seeds_B = draw_seeds(len(inputs.q_BHTK), inputs.q_BHTK.device)
-    path = choose(inputs, positions, dropout, implementation, seeds_B)
+    path = choose(inputs, positions, dropout, implementation, inputs.q_BHTK.device, seeds_B)
     # float64 is for comparisons: that auto then uses PyTorch needs no warning.
     if path.reason is not None and (implementation != "auto" or inputs.q_BHTK.dtype != torch.float64):
         _log_once(f"attention: {path.reason}")

@@ -33,7 +33,6 @@ class Kernel(Protocol):
 
 _MODULES = {
     "native": "cope_sweep.kernels.native",
-    "blocked": "cope_sweep.kernels.blocked",
     "triton": "cope_sweep.kernels.triton_attention",
 }
 
@@ -52,20 +51,17 @@ def attention(given: Arguments, kernel: str) -> Tensor:
 def empty_outputs(given: Arguments, kernel: str) -> tuple[Tensor, Tensor, Tensor]:
     """The output, (B, H, T, K); the log-sum-exp, (B, H, T); and what else the kernel saves for its backward pass."""
     B, H, T, _ = given.q.shape
-    precise = torch.float64 if given.q.dtype == torch.float64 else torch.float32
-    lse = given.q.new_empty((B, H, T), dtype=precise)
+    lse = given.q.new_empty((B, H, T), dtype=torch.float32)
     return _empty_heads(given.q, given.v.shape[-1], given.v.dtype, kernel), lse, _carry(given, kernel)
 
 
 def _carry(given: Arguments, kernel: str) -> Tensor:
     """An empty tensor for what a kernel saves for its backward pass beside the output and the log-sum-exp."""
     (B, H, T, _), v = given.q.shape, given.v
-    if kernel == "native" and v.dtype.itemsize < 4:  # what rounding to half precision has cut off the output
-        return v.new_empty((B, H, T, v.shape[-1]))
-    # Integers of each query. Python code of `blocked` reads them: in the host's memory, that does not wait for a GPU.
-    size = {"native": 0, "blocked": 1, "triton": 3}[kernel]
-    device = torch.device("cpu") if kernel == "blocked" else given.q.device
-    return given.q.new_empty((size, B, H, T), dtype=torch.int32, device=device)
+    if kernel == "triton":  # integers of each query
+        return given.q.new_empty((3, B, H, T), dtype=torch.int32)
+    # What rounding to half precision has cut off the output.
+    return v.new_empty((B, H, T, v.shape[-1]) if v.dtype.itemsize < 4 else (0,))
 
 
 def empty_gradients(given: Arguments, kernel: str) -> list[Tensor | None]:

@@ -1,8 +1,8 @@
-"""The reference in blocks of queries, whose backward pass computes each block again.
+"""The path for plugins, and where there is neither a compiler nor a GPU: the reference in blocks of queries.
 
-For every encoding, by its `score` and `weights`: they are defined for the last Q of some tokens (as in decoding), so
-the queries a … b − 1 are those of a shorter sequence that ends with token b − 1. Memory beyond inputs and outputs is
-that of a block, O(rows × S), and keys after a block are never visited.
+It serves every encoding, by its `score` and `weights`: they are defined for the last Q of some tokens (as in decoding),
+so the queries a … b − 1 are those of a shorter sequence that ends with token b − 1. The backward pass computes each
+block again. Memory beyond inputs and outputs is that of a block, O(rows × S), and keys after a block are never visited.
 
 Shapes: B sequences, H heads, T queries (the last of the S tokens), K head dim.
 """

@@ -1,4 +1,4 @@
-"""Settings of the kernels' tests. Without a C++ compiler, attention uses the blocked path, and test_native.py is skipped."""
+"""Settings of the kernels' tests. Without a C++ compiler, attention is computed by PyTorch, and test_native.py is skipped."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import torch
 def pytest_collection_modifyitems(items):
     if any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "c++") if name):
         return
-    reason = pytest.mark.skip(reason="no C++ compiler: attention falls back to blocked PyTorch here")
+    reason = pytest.mark.skip(reason="no C++ compiler: attention falls back to PyTorch here")
     for item in items:
         if item.path.name == "test_native.py":
             item.add_marker(reason)
@@ -27,7 +27,7 @@ def one_thread():
 
 @pytest.fixture
 def poisoned_memory():
-    """New memory is NaN, so that reading what was not written shows."""
+    """New memory, and scratch memory of the native kernels, is NaN, so that reading what was not written shows."""
     before = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True

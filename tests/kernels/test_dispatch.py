@@ -23,9 +23,9 @@ from cope_sweep.kernels import (
     using,
     which,
 )
-from cope_sweep.kernels.dispatch import chosen_implementation, constant_when_compiled
+from cope_sweep.kernels.arguments import constant_when_compiled
 from cope_sweep.model import Transformer
-from cope_sweep.positions import ALiBi, CoPE, CoPEALiBi, CoPEMLP, Dims, Encoding, Relative
+from cope_sweep.positions import ENCODINGS, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Dims, Encoding, Relative
 from tests.kernels.accuracy import output_and_gradients
 from tests.kernels.cases import Case, make_inputs, random_tensors
 
@@ -54,7 +54,7 @@ class Probe(ALiBi):
 
 CALLS = []
 AUTO = ["term", "score"]
-"""In float64 and with few keys, auto describes the problem for the kernels, and then uses the reference."""
+"""In float64 and with few keys, auto and native describe the problem for the kernels, and then use PyTorch."""
 
 
 def hooks_called(**options):
@@ -66,10 +66,10 @@ def hooks_called(**options):
 def test_the_argument_comes_before_the_block_and_the_block_before_what_was_set():
     with using("reference"):
         assert hooks_called() == ["score"]
-        with using("blocked"):
-            assert hooks_called() == ["term"]
+        with using("native"):
+            assert hooks_called() == AUTO
         assert hooks_called() == ["score"]
-        assert hooks_called(implementation="blocked") == ["term"]
+        assert hooks_called(implementation="native") == AUTO
     assert hooks_called() == AUTO
 
 
@@ -252,6 +252,13 @@ def test_a_machine_without_a_gpu_knows_the_paths_of_one():
         assert which([CoPE(), CoPEMLP()], Dims(64, 2, 1, keys), device="cuda") == (instead, f"{reason} ({instead})")
 
 
+@pytest.mark.parametrize("kind", ENCODINGS)
+def test_the_path_of_every_encoding_is_known_without_a_gpu(kind):
+    pytest.importorskip("triton")
+    name, reason = which([ENCODINGS[kind]()], Dims(64, 2, 2, 300), device="cuda", dtype=torch.bfloat16, padded=True)
+    assert (name, reason) == ("triton", None) or (name == "blocked" and reason)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_hard_attention_has_no_fused_kernel(device):
     reason = "attention is hard, and fused kernels compute the softmax only"
@@ -326,17 +333,21 @@ def compiled_anew():
 
 
 def test_compiled_code_notices_that_another_implementation_is_chosen(compiled_anew):
-    def named(x):
-        return x + 1 if chosen_implementation() == "auto" else x * 10
+    inputs, positions = attention(encoding=Probe())
 
-    call, x = torch.compile(named, backend="eager", fullgraph=True), torch.ones(1)
-    assert call(x) == 2
-    with using("blocked"):
-        assert call(x) == named(x) == 10
+    def named(q):
+        CALLS.clear()
+        attend(Inputs.plain(q, inputs.k_BHSK, inputs.v_BHSK), positions)
+        return len(CALLS)
+
+    call, q = torch.compile(named, backend="eager"), inputs.q_BHTK
+    assert call(q) == len(AUTO)
+    with using("reference"):
+        assert call(q) == 1
         with using("auto"):
-            assert call(x) == named(x) == 2
-        assert call(x) == named(x) == 10
-    assert call(x) == named(x) == 2
+            assert call(q) == len(AUTO)
+        assert call(q) == 1
+    assert call(q) == len(AUTO)
 
 
 def test_compiled_attention_is_observed(compiled_anew):

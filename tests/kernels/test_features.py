@@ -9,7 +9,7 @@ import torch
 
 from cope_sweep.kernels import Inputs, Position, attend, make_problem, query_blocks, which
 from cope_sweep.kernels.arguments import Arguments
-from cope_sweep.kernels.native import abi, build
+from cope_sweep.kernels.native import build
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEMLP, Dims, Relative
 from cope_sweep.positions.dape import DAPE
 from cope_sweep.positions.fire import FIRE
@@ -107,20 +107,18 @@ def assert_equals_reference(encodings, implementation, dtype, **sizes):
 
 @pytest.mark.parametrize("sizes", SIZES, ids=range(len(SIZES)))
 @pytest.mark.parametrize("encodings", FUSED, ids=ids)
-def test_native_kernels_equal_the_reference(encodings, sizes, monkeypatch):
+def test_native_kernels_equal_the_reference(encodings, sizes, poisoned_memory):
     assert which(encodings, Dims(32, 2, 1, 300)) == ("native", None)
-    monkeypatch.setattr(abi, "poison_scratch", True)
     assert_equals_reference(encodings, "native", torch.float32, **sizes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["avx2", pytest.param("portable", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("encodings", FUSED, ids=ids)
-def test_other_instruction_sets(encodings, target, monkeypatch):
+def test_other_instruction_sets(encodings, target, poisoned_memory, monkeypatch):
     if [*build.TARGETS].index(target) < [*build.TARGETS].index(build.best_target()):
         pytest.skip(f"this processor has no {target}")
-    monkeypatch.setattr(build, "target", target)
-    monkeypatch.setattr(abi, "poison_scratch", True)
+    monkeypatch.setattr(build, "best_target", lambda: target)
     for sizes in SIZES[1], SIZES[3]:
         assert_equals_reference(encodings, "native", torch.float32, **sizes)
 

@@ -38,7 +38,7 @@ ALL_TERMS = [
 
 @pytest.fixture
 def target(request, monkeypatch):
-    monkeypatch.setattr(build, "target", request.param)
+    monkeypatch.setattr(build, "best_target", lambda: request.param)
     return request.param
 
 
@@ -57,8 +57,7 @@ def test_output_and_gradients_equal_the_reference(case):
 
 @pytest.mark.parametrize("target", TARGETS, indirect=True)
 @pytest.mark.parametrize(("case", "place", "value"), INPUTS)
-def test_numbers_that_are_not_finite(case, place, value, target, monkeypatch):
-    monkeypatch.setattr(abi, "poison_scratch", True)
+def test_numbers_that_are_not_finite(case, place, value, target, poisoned_memory):
     assert_not_finite_is_seen(case, place, value, attend_native)
 
 
@@ -72,8 +71,7 @@ def test_long_sequences(case):
 
 @pytest.mark.parametrize("target", TARGETS, indirect=True)
 @pytest.mark.parametrize("case", ALL_TERMS, ids=range(len(ALL_TERMS)))
-def test_all_terms_on_every_instruction_set(case, target, poisoned_memory, monkeypatch):
-    monkeypatch.setattr(abi, "poison_scratch", True)
+def test_all_terms_on_every_instruction_set(case, target, poisoned_memory):
     assert_correct(replace(case, smooth=True))
 
 
@@ -120,8 +118,7 @@ def test_the_same_bits_at_any_number_of_threads(case):
 
 @pytest.mark.parametrize("target", TARGETS, indirect=True)
 @pytest.mark.parametrize("case", ALL_TERMS, ids=range(len(ALL_TERMS)))
-def test_bfloat16_inputs_on_every_instruction_set(case, target, monkeypatch):
-    monkeypatch.setattr(abi, "poison_scratch", True)
+def test_bfloat16_inputs_on_every_instruction_set(case, target, poisoned_memory):
     assert_equals_reference(case, attend_native, torch.bfloat16)
 
 
@@ -186,6 +183,13 @@ def test_builds_at_the_same_time_do_not_disturb_each_other(tmp_path, monkeypatch
     assert [*(tmp_path / "cope-sweep").iterdir()] == [built[0]] == [built[1]]
 
 
+def test_scratch_memory_is_filled_where_torch_fills_its_own(request):
+    given = problem_of(Case((CoPE(p_max=5),), queries=4), torch.float32)
+    assert not abi.problem(given).poison
+    request.getfixturevalue("poisoned_memory")
+    assert abi.problem(given).poison
+
+
 def test_without_a_compiler_the_error_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -196,4 +200,4 @@ def test_without_a_compiler_the_error_says_so(tmp_path, monkeypatch):
 
 def test_why_not_names_what_is_not_supported():
     case = Case((CoPE(p_max=5), CoPEMLP(hidden=3)), queries=4)
-    assert "CoPE-MLP" in native.why_not(problem_of(case, torch.float32))
+    assert "CoPE-MLP" in native.why_not(problem_of(case, torch.float32), torch.device("cpu"))

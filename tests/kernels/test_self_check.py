@@ -1,11 +1,9 @@
 """Kernels that are wrong on this machine are found at their first use, and are not used."""
 
-import json
 import logging
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cope_sweep.kernels import Inputs, Position, attend, dispatch, native, operator, reference, self_check, which
 from cope_sweep.kernels.arguments import Arguments
@@ -36,22 +34,22 @@ DIMS = Dims(8, 2, 1, 40)
 
 
 @pytest.fixture(autouse=True)
-def nothing_checked(tmp_path, monkeypatch):
-    """An empty folder of records, in which no process has checked anything."""
-    assert native._build_error() is None  # builds and loads the library, before the cache is another one
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    new_process()
-    yield
-    new_process()
-
-
 def new_process():
+    """Nothing was checked or logged in this process."""
+    self_check._checked.cache_clear()
+    dispatch._cached_log.cache_clear()
+    yield
     self_check._checked.cache_clear()
     dispatch._cached_log.cache_clear()
 
 
-def records(tmp_path):
-    return [json.loads(path.read_text()) for path in (tmp_path / "cope-sweep" / "checked").glob("*")]
+@pytest.fixture
+def checks(monkeypatch):
+    """What is checked."""
+    found = []
+    original = self_check.relative_errors
+    monkeypatch.setattr(self_check, "relative_errors", lambda *key: [found.append(key), original(*key)][1])
+    return found
 
 
 def problem(tokens=40):
@@ -105,23 +103,10 @@ def test_gradients_that_cancel_in_half_precision_are_not_wrong(dtype):
     assert max(errors.values()) < self_check.TOLERANCES[dtype] / 2
 
 
-def test_a_pass_is_recorded_for_the_processor_and_the_sources(tmp_path, monkeypatch):
-    checks = []
-    original = self_check.relative_errors
-    monkeypatch.setattr(self_check, "relative_errors", lambda *key: [checks.append(key), original(*key)][1])
+def test_each_kind_of_problem_is_checked_once_in_a_process(checks):
     for _ in range(2):
         assert_equals_reference(attend)
-        new_process()
-    assert len(checks) == 1
-    [record] = records(tmp_path)
-    assert record["given"] == ["e"]
-    assert record["torch"] == torch.__version__
-    assert record["cpu"] == self_check._cpu() != ""
-    for name, other in (("_cpu", "another"), ("_sources", "changed")):
-        monkeypatch.setattr(self_check, name, lambda other=other: other)
-        new_process()
-        attend(*problem()[1])
-    assert len(checks) == 3
+    assert [key[-1] for key in checks] == [("e",)]
     with torch.no_grad():
         attend(*problem()[1], dropout=0.1)
     assert checks[-1][-1] == ("e", "dropout")
@@ -135,7 +120,7 @@ def test_a_pass_is_recorded_for_the_processor_and_the_sources(tmp_path, monkeypa
         ("backward", 5, "gradient of 0.e by 0.1"),
     ],
 )
-def test_a_wrong_kernel_is_not_used_and_named_once(tmp_path, monkeypatch, caplog, function, place, named):
+def test_a_wrong_kernel_is_not_used_and_named_once(monkeypatch, caplog, function, place, named):
     wrong(monkeypatch, function, place)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -143,7 +128,6 @@ def test_a_wrong_kernel_is_not_used_and_named_once(tmp_path, monkeypatch, caplog
     [warning] = caplog.messages
     assert "native is not used" in warning
     assert named in warning
-    assert records(tmp_path) == []
     name, reason = which([CoPE(p_max=5)], DIMS)
     assert name == "reference"
     assert named in reason
@@ -161,11 +145,10 @@ def test_numbers_that_are_not_finite_are_wrong(monkeypatch, value):
     assert_equals_reference(attend)
 
 
-def test_a_kernel_that_fails_is_not_used(tmp_path, monkeypatch, caplog):
+def test_a_kernel_that_fails_is_not_used(monkeypatch, caplog):
     monkeypatch.setattr(native, "backward", lambda *_: 1 / 0)
     assert_equals_reference(attend)
     assert "ended with ZeroDivisionError: division by zero; falling back to PyTorch (reference)" in caplog.text
-    assert records(tmp_path) == []
 
 
 def test_only_the_kinds_of_problems_that_are_wrong_fall_back(monkeypatch):
@@ -181,14 +164,12 @@ def test_only_the_kinds_of_problems_that_are_wrong_fall_back(monkeypatch):
     assert which([CoPE(p_max=5, gate="separate")], DIMS)[0] == "reference"
 
 
-@pytest.mark.parametrize(
-    "mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16), FakeTensorMode]
-)
-def test_the_check_is_independent_of_the_caller_s_modes(tmp_path, mode):
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_the_check_is_independent_of_the_caller_s_modes(checks, mode):
     with mode():
         x = torch.empty(1, 2, 40, 4)
-        assert self_check.why_not("native", Arguments(x, x, x)) is None
-    assert len(records(tmp_path)) == 1
+        assert self_check.why_not("native", Arguments(x, x, x), CPU) is None
+    assert len(checks) == 1
 
 
 def test_the_check_draws_no_random_numbers():
@@ -200,18 +181,12 @@ def test_the_check_draws_no_random_numbers():
 @pytest.mark.slow
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled_code_uses_only_kernels_that_passed(tmp_path, monkeypatch, is_wrong, dynamic):
+def test_compiled_code_uses_only_kernels_that_passed(monkeypatch, is_wrong, dynamic):
     if is_wrong:
         wrong(monkeypatch, "forward", 0)
     torch.compiler.reset()
     assert_equals_reference(torch.compile(attend, fullgraph=True, dynamic=dynamic, backend="aot_eager"))
-    assert len(records(tmp_path)) == (not is_wrong)
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
-    (tmp_path / "cope-sweep").write_text("a file, no folder")
-    assert_equals_reference(attend)
-    assert which([CoPE(p_max=5)], DIMS) == ("native", None)
+    assert which([CoPE(p_max=5)], DIMS)[0] == ("reference" if is_wrong else "native")
 
 
 def test_a_wrong_triton_kernel_is_not_used(monkeypatch):
@@ -219,7 +194,7 @@ def test_a_wrong_triton_kernel_is_not_used(monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(self_check, "_gpu", lambda _: {"gpu": "Some GPU", "driver": "1"})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
     checked = []
 
     def errors(*key):

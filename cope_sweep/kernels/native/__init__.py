@@ -21,11 +21,11 @@ DTYPES = (*READ, torch.float16)
 """The types that are computed; float16 through copies in float32."""
 
 
-def why_not(given: Arguments) -> str | None:
-    """Why these kernels cannot compute this problem here, for a log message; None: they can."""
+def why_not(given: Arguments, device: torch.device) -> str | None:
+    """Why these kernels cannot compute this problem on a device, for a log message; None: they can."""
     q, k, v = given.q, given.k, given.v
-    if q.device.type != "cpu":
-        return f"it runs on CPUs, and the tensors are on {q.device.type}"
+    if device.type != "cpu":
+        return f"it runs on CPUs, and the tensors are on {device.type}"
     if q.dtype not in DTYPES:
         return f"it computes in float32, and the tensors are {q.dtype}"
     if given.e is not None and given.knots is not None:
@@ -72,7 +72,7 @@ def backward(
 
 
 def _library() -> Any:
-    return build.library(build.target or build.best_target())
+    return build.library(build.best_target())
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -100,13 +100,13 @@ def _kernel_layout(given: Arguments) -> Arguments:
 
 @constant_when_compiled
 def _build_error() -> str | None:
-    return _cached_build_error(build.target)
+    return _cached_build_error(build.best_target())
 
 
 @functools.cache
-def _cached_build_error(_: str | None) -> str | None:
+def _cached_build_error(target: str) -> str | None:
     try:
-        _library()
+        build.library(target)
     except build.BuildError as error:
         return str(error)
     return None

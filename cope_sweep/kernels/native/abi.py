@@ -12,6 +12,7 @@ from typing import Any, cast, get_type_hints
 
 import torch
 from torch import Tensor
+from torch.utils import deterministic
 
 from cope_sweep.kernels.arguments import DIFFERENTIABLE, QUERIES_AND_KEYS, Arguments, head_stride
 from cope_sweep.kernels.dropout import threshold
@@ -20,9 +21,6 @@ MIN_WORK_ITEMS = 8
 """With fewer heads (B·H) than this, the queries of a head are split into groups, so that more threads have work."""
 MAX_GROUPS = 8
 """The most groups into which the queries of a head are split."""
-
-poison_scratch = False
-"""Whether to fill scratch memory with NaN before use. For tests."""
 
 
 class Floats(c_void_p):
@@ -79,7 +77,7 @@ class Problem(ctypes.Structure):
         ("keep_scale", c_float),  # 1/(1 − dropout)
         ("groups", c_int32),  # number of groups of a head's queries, each with its own partial sums
         ("threads", c_int32),
-        ("poison", c_int32),  # whether to fill scratch memory with NaN (for tests)
+        ("poison", c_int32),  # whether to fill scratch memory with NaN
     ]
 
 
@@ -138,8 +136,14 @@ def problem(given: Arguments) -> Problem:
         # From the shape alone: the number of threads must not change the order of any sum.
         groups=min(MAX_GROUPS, max(1, -(-MIN_WORK_ITEMS // max(1, B * H))), max(1, S // 128)),
         threads=torch.get_num_threads(),
-        poison=poison_scratch,
+        poison=_fills_new_memory(),
     )
+
+
+def _fills_new_memory() -> bool:
+    """Whether torch fills its own new memory with NaN."""
+    fills: bool = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    return fills and torch.are_deterministic_algorithms_enabled()
 
 
 def gradients(tensors: Sequence[Tensor | None]) -> Gradients:

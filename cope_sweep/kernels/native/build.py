@@ -28,9 +28,6 @@ FLAGS = ["-std=gnu++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-ma
 TARGETS = {"avx512": ["-march=x86-64-v4"], "avx2": ["-march=x86-64-v3"], "portable": []}
 TIMEOUT_S = 300
 
-target: str | None = None
-"""The instruction set to use, one of `TARGETS`; None: the best of this processor. For tests and measurements."""
-
 
 class BuildError(Exception):
     """The library could not be built or loaded; the message says why."""

@@ -1,7 +1,7 @@
 """Benchmark of attention with CoPE, forward and backward: our kernels, the paper's listing and torch's SDPA.
 
-On a CPU: `cope-sweep bench attention`. On a GPU: the stage `bench` of `make gpu`, whose configurations of the kernels are
-those of the table (`cope_sweep/kernels/tuning.json`). Times include all that CoPE adds, such as the product q·e.
+On a CPU: `cope-sweep bench attention`. On a GPU: the stage `bench` of `make gpu`. Times include all that CoPE adds, such as
+the product q·e.
 
 Before an alternative is timed, its output and gradients are compared with float64, for one sequence and two heads of the
 same kind (`exact.py`); a wrong one is not timed. The listing rounds gates to half precision there: its error is recorded only.
@@ -23,12 +23,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cope_benchmarks import peers
 from cope_benchmarks.exact import Expected, Leaves, computed_by
-from cope_benchmarks.gpu_problems import DTYPES, Problem
+from cope_benchmarks.gpu_problems import Problem
 from cope_benchmarks.report import MEMORY, OF_OURS, OF_SDPA, Measured, Row, Rows, add_ratios
 from cope_benchmarks.timing import Run, extra_mb, one_line, resumed, times
-from cope_sweep.kernels import tuning
+from cope_sweep.kernels import Inputs, Position, attend
 
-KERNELS = ("native", "blocked", "triton")
+KERNELS = ("native", "triton")
+BLOCKED = "blocked"
 LISTING, COMPILED, SDPA = "the paper's listing", "the listing, torch.compile", "SDPA, no positions"
 BACKENDS = {
     SDPA: None,
@@ -62,7 +63,7 @@ def without(names: Iterable[str], *others: str) -> list[str]:
 
 _FLOAT32: dict[str, Any] = {"dtype": "float32"}
 _A = Problem(batch=16, heads=4, tokens=512, **_FLOAT32)
-_ON_CPU = ("native", "blocked", LISTING, SDPA)
+_ON_CPU = ("native", BLOCKED, LISTING, SDPA)
 CPU_CASES = (
     Case("A", _A, _ON_CPU),
     Case("B", Problem(batch=1, heads=12, tokens=1024, **_FLOAT32), _ON_CPU),
@@ -86,7 +87,7 @@ GPU_CASES = (
     Case("T 1024", _large(1024)),
     Case("T 16384", _large(16384)),
     Case("T 4096, never saturating", _large(4096, p_max="full")),
-    Case("T 4096, one sequence", Problem(tokens=4096, heads=16), (*FUSED, "blocked", *LISTINGS)),
+    Case("T 4096, one sequence", Problem(tokens=4096, heads=16), (*FUSED, *LISTINGS)),
     Case("T 4096, dropout", _large(4096, dropout=0.1)),
     Case("T 4096, ALiBi", _large(4096, p_max=None, alibi=True)),
     Case("T 4096, relative", _large(4096, p_max=None, relative=256)),
@@ -145,7 +146,7 @@ def measure_case(case: Case, device: str, repetitions: int = 9, memory: bool = T
             found |= {name: {"failed": one_line(error)} for name in runs}
     ours = case.alternatives[0]
     add_all_ratios(found, ours)
-    found[ours] |= {"problem": asdict(case.problem), "configurations": configurations(case.problem, device)}
+    found[ours]["problem"] = asdict(case.problem)
     return found
 
 
@@ -159,24 +160,14 @@ def add_all_ratios(found: dict[str, Row], ours: str) -> None:
     add_ratios(found, BOTH, ours, OF_OURS)
 
 
-def configurations(problem: Problem, device: str) -> dict[str, dict[str, int]]:
-    """The configuration of each Triton kernel for a problem."""
-    architecture = tuning.architecture_of(torch.device(device))
-    return {
-        kernel: tuning.configuration(
-            kernel, architecture=architecture, dtype=DTYPES[problem.dtype], head_dim=problem.head_dim,
-            p_max=problem.entries, contextual=problem.contextual, tokens=problem.keys,
-        )
-        for kernel in tuning.KERNELS
-    }  # fmt: skip
-
-
 def alternative(problem: Problem, name: str, device: str) -> Callable[[Leaves], Tensor]:
     """A function of the problem's leaves that computes attention."""
     if name in BACKENDS:
         return partial(_sdpa, problem, BACKENDS[name])
     if name in KERNELS:
         return partial(problem.attend, kernel=name)
+    if name == BLOCKED:
+        return _in_blocks
 
     def listing(x: Leaves) -> Tensor:
         """Under autocast if the type is not float32: then sums of gates are float32, as in its users' code."""
@@ -185,6 +176,14 @@ def alternative(problem: Problem, name: str, device: str) -> Callable[[Leaves], 
             return peers.listing(x).to(dtype)
 
     return torch.compile(listing, dynamic=False) if name == COMPILED else listing
+
+
+def _in_blocks(x: Leaves) -> Tensor:
+    """CoPE by PyTorch in blocks of queries."""
+    from cope_sweep.positions import CoPE  # needs packages that a machine with a GPU may not have
+
+    positions = [Position(CoPE(p_max=len(x["e"])), {"e": x["e"]})]
+    return attend(Inputs.plain(x["q"], x["k"], x["v"]), positions, implementation="blocked")
 
 
 def _sdpa(problem: Problem, backend: SDPBackend | None, x: Leaves) -> Tensor:
@@ -220,7 +219,7 @@ def _checked(case: Case, device: str) -> dict[str, Row]:
 def _why_not_fused(problem: Problem, leaves: Leaves) -> str | None:
     from cope_sweep.kernels import triton_attention
 
-    return triton_attention.why_not(problem.build(leaves))
+    return triton_attention.why_not(problem.build(leaves), leaves["v" if "v" in leaves else "qkv"].device)
 
 
 def _phases(attend: Callable[[Leaves], Tensor], given: Leaves, do: Tensor) -> tuple[Run, Run]:

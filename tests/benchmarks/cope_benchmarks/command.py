@@ -50,7 +50,7 @@ def attention(
         bool, typer.Option("--avx2", help="Use no better instructions than AVX2, in all alternatives.")
     ] = False,
 ) -> None:
-    """Measure attention with CoPE on this CPU: native and blocked kernels, the paper's listing and torch's SDPA.
+    """Measure attention with CoPE on this CPU: native kernels, PyTorch in blocks, the paper's listing and torch's SDPA.
 
     Takes about six minutes. Outputs and gradients are checked before anything is timed. Results are kept by instruction
     set: attention-avx512.json, attention-avx2.json.
@@ -64,7 +64,7 @@ def attention(
 
 @app.command()
 def step(as_json: Json = False, keep: Keep = None, threads: Threads = None, repetitions: Repetitions = 9) -> None:
-    """Measure training steps with CoPE on this CPU, and those of the same model with SDPA and no positions.
+    """Measure training steps on this CPU: ours with CoPE and RoPE, plain PyTorch's and x-transformers' (`pip install -e .[test]`).
 
     Example: `cope-sweep bench step --threads 1 --keep results`
     """
@@ -94,15 +94,6 @@ def prefill(
     Example: `cope-sweep bench prefill --position alibi --tokens 1024 --precision fp32`
     """
     _measure("prefill", (positions or (), tokens, precisions, repetitions, layers), as_json, keep, threads)
-
-
-@app.command()
-def instructions(as_json: Json = False, keep: Keep = None) -> None:
-    """Compile the Triton kernels for GPUs that need not be there: registers, spills, and instructions of a tile.
-
-    Example: `cope-sweep bench instructions --keep results`
-    """
-    _measure("compiling", (), as_json, keep)
 
 
 @app.command()

@@ -7,29 +7,33 @@ table changes, and single gradients are off by their own size.
 How much rounding changes depends on the problem, so it is measured: the attention is computed again in float64 with random
 errors of the size of a correct kernel's roundings (`_Rounded`), in one draw with all positions moved up, in the next with
 all moved down. The limit is `SAFETY` times the largest distance to the exact result, and a rounding of the result itself.
+
+Shapes: B batch, H heads, T queries (the last of the S keys), R queries of a block, K head dim, P positions, M segments.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels import blocked, operator
-from cope_sweep.kernels.arguments import Arguments
+from cope_sweep.kernels.arguments import DIFFERENTIABLE, Arguments
+from cope_sweep.kernels.dropout import dropout_mask, heads_of_batch
 
 SAFETY = 4.0
 ROUNDING = {torch.float64: 2.0**-50, torch.float32: 2.0**-21, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
 """Relative error of what a kernel multiplies, and stores, in its type. That of float32 is a product's by three TF32 ones, which
-leave out 2⁻²². Emulated, in eight problems of four and more random inputs each, their errors stayed below a quarter of the limits,
-as those of the blocked path and the native kernels did. Where a position crosses an integer in one draw, a limit is up to 300
-times as large as where none does; real kernels cross some, too."""
+leave out 2⁻²². Where a position crosses an integer in one draw, a limit is up to 300 times as large as where none does; real
+kernels cross some, too."""
 POSITION_ERROR = 2.0**-22
 """Error of a position p, the sum of n gates in float32, in units of p + √n."""
+FEWEST_GATES = 64
+"""Kernels sum the gates of whole tiles: n is at least this."""
 SCORE_ERROR = 2.0**-23
 """Error of a score, which is a sum in float32, relative to it: that of the weight is exp(score)'s."""
 FLOAT64 = 2.0**-29
@@ -38,6 +42,8 @@ SMALL = 1e-3
 """Entries of a result that are smaller than this may be off by a rounding of this."""
 DRAWS, FEW_SCORES = 6, 1 << 22
 """Draws of errors, up to so many scores: a gradient of one number is sometimes off by little in 2 draws."""
+BLOCK_SCORES = 1 << 21
+"""Scores that are computed at once, about."""
 
 Leaves = dict[str, Tensor]
 Build = Callable[[Leaves], Arguments]
@@ -56,7 +62,7 @@ def computed_by(attend: Callable[[Leaves], Tensor], leaves: Leaves, weight: Tens
 class Expected:
     """The expectation of a kernel in `dtype`: the exact results, and by name how far others may be from them.
 
-    `attend` computes the exact attention of leaves in float64; None: by the blocked path. `exact_positions`: no rounding
+    `attend` computes the exact attention of leaves in float64; None: by `results` below. `exact_positions`: no rounding
     moves a position. `each_entry`: also limit the error of the largest entry.
     """
 
@@ -67,10 +73,11 @@ class Expected:
         given, problem = {name: x.double() for name, x in leaves.items()}, build(leaves)
         scores = problem.q.shape[:3].numel() * problem.k.shape[2]
         with _without_determinism():
-            self.exact = computed_by(attend or by_blocks(build), given, weight.double())
+            exact = computed_by(attend, given, weight.double()) if attend else results(build, given, weight.double())
+            self.exact = exact
             draws = range(DRAWS if scores <= FEW_SCORES else 2)
-            roundings = [_Rounded(dtype, n, weight.device, exact_positions) for n in draws]
-            rounded = [each.results(build, given, weight.double()) for each in roundings]
+            errors = [Errors.of(dtype, n, exact_positions) for n in draws]
+            rounded = [results(build, given, weight.double(), each) for each in errors]
         norms = (_norm, _largest) if each_entry else (_norm,)
         self.limits = {
             norm: {
@@ -105,65 +112,134 @@ class Expected:
         ) or None  # fmt: skip
 
 
-def by_blocks(build: Build) -> Callable[[Leaves], Tensor]:
-    """The attention of a problem's leaves by the blocked path."""
-    return lambda leaves: operator.attention(build(leaves), "blocked")
-
-
-class _Rounded:
-    """The blocked path in float64 with errors: of sums in the logits and positions, of the kernel's type in all else.
+@dataclass(frozen=True)
+class Errors:
+    """The relative errors of a kernel: of sums in the logits and positions, of the kernel's type in all else.
 
     A kernel rounds weights, products with tables and gradients of scores to its type: values, tables and the gradient of the
     output are off. Its gradients are a·(da − o·do) with the stored output o, which is off, too.
     """
 
-    def __init__(self, dtype: torch.dtype, draw: int, device: torch.device, exact_positions: bool = False) -> None:
-        self._error, self._product_error = ROUNDING[dtype], min(ROUNDING[dtype], ROUNDING[torch.float32])
+    draw: int
+    """The seed of the errors."""
+    of_type: float
+    of_products: float
+    of_scores: float
+    of_positions: float
+    """All positions are moved by it, in units of p + √n; its sign is that of the draw."""
+
+    @staticmethod
+    def of(dtype: torch.dtype, draw: int, exact_positions: bool = False) -> Errors:
+        """The errors of a kernel in `dtype`; with `exact_positions`, none moves a position."""
         of_sums = FLOAT64 if dtype == torch.float64 else 1.0
-        self._score_error = SCORE_ERROR * of_sums
-        self._moved = 0.0 if exact_positions else POSITION_ERROR * of_sums * (1 - 2 * (draw % 2))
-        self._draw = draw
-        self._rng = torch.Generator(device).manual_seed(draw)
+        moved = 0.0 if exact_positions else POSITION_ERROR * of_sums * (1 - 2 * (draw % 2))
+        of_products = min(ROUNDING[dtype], ROUNDING[torch.float32])
+        return Errors(draw, ROUNDING[dtype], of_products, SCORE_ERROR * of_sums, moved)
 
-    def results(self, build: Build, leaves: Leaves, weight: Tensor) -> Leaves:
-        backward, positions, scores_of = blocked.backward, blocked._gates_and_positions, blocked.scores_of
 
-        def backward_from_rounded(given: Arguments, dout: Tensor, out: Tensor, *others: Any) -> None:
-            backward(given, dout, self._off(out, self._error), *others)
+def results(build: Build, leaves: Leaves, weight: Tensor, errors: Errors | None = None) -> Leaves:
+    """The same as `computed_by`, in blocks of queries, of leaves in float64; with the errors of a kernel's roundings."""
+    given = {name: x.detach().requires_grad_() for name, x in leaves.items()}
+    rng = torch.Generator(weight.device).manual_seed(errors.draw if errors else 0)
 
-        def moved_positions(scores: blocked.Scores, *others: Any) -> int:
-            width = positions(scores, *others)
-            if (p := scores.p_NRU) is not None:
-                scores.p_NRU = (p + self._moved * (p + p.shape[-1] ** 0.5)).clamp(min=0)
-            return width
+    def off(x: Tensor, error: float) -> Tensor:
+        return x * (1 + error * torch.randn(x.shape, generator=rng, device=x.device, dtype=x.dtype))
 
-        def rounded_scores(x: blocked.Tensors, block: blocked.Block, *others: Any, **more: Any) -> tuple[Any, int]:
-            scores, width = scores_of(x, block, *others, **more)
-            # The same errors in the forward and the backward pass.
-            rng = torch.Generator(x.device).manual_seed(self._draw + (block.n0 << 32) + (block.a << 8))
-            scores.s_NRC *= 1 + self._score_error * torch.randn(
-                scores.s_NRC.shape, generator=rng, device=x.device, dtype=scores.s_NRC.dtype
-            )
-            return scores, width
-
-        with (
-            mock.patch.object(blocked, "scores_of", rounded_scores),
-            mock.patch.object(blocked, "backward", backward_from_rounded),
-            mock.patch.object(blocked, "_gates_and_positions", moved_positions),
-        ):
-            weight = self._off(weight, self._error)
-            return computed_by(by_blocks(lambda x: self._problem(build(x))), leaves, weight)
-
-    def _problem(self, given: Arguments) -> Arguments:
+    problem = build(given)
+    if errors:
+        weight = off(weight, errors.of_type)
         summed = ("q", "k", "base_q", "gate_k", "m", "distance_bias", "key_bias")
         tables = ("v", "e", "relative", "segment_slope", "segment_intercept")
-        errors = dict.fromkeys(summed, self._product_error) | dict.fromkeys(tables, self._error)
-        tensors = {name: getattr(given, name) for name in errors}
-        changed: dict[str, Any] = {n: self._off(x, errors[n]) for n, x in tensors.items() if x is not None}
-        return given._replace(**changed)
+        size_of = dict.fromkeys(summed, errors.of_products) | dict.fromkeys(tables, errors.of_type)
+        tensors = {name: getattr(problem, name) for name in size_of}
+        changed: dict[str, Any] = {n: off(x, size_of[n]) for n, x in tensors.items() if x is not None}
+        problem = problem._replace(**changed)
+    # The graph of a block ends at these: their gradients are summed block by block, and go on to the leaves at the end.
+    inputs: dict[str, Any] = {n: getattr(problem, n) for n in Arguments._fields[:DIFFERENTIABLE]}
+    inputs = {name: x for name, x in inputs.items() if x is not None}
+    cut: dict[str, Any] = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    B, H, T, _ = problem.q.shape
+    S = problem.k.shape[2]
+    out_BHTK = torch.empty_like(weight)
+    rows = max(1, BLOCK_SCORES // (B * H * S))
+    for first in range(0, T, rows):
+        block = slice(first, min(T, first + rows))
+        out_BHRK, log_sum_BHR = _block(problem._replace(**cut), block, errors)
+        out_BHTK[:, :, block] = out_BHRK.detach()
+        total = (out_BHRK * weight[:, :, block]).sum()
+        if errors:  # do·o is the factor of the weights in the gradients of scores, as of the log-sum-exp's
+            wrong_by = off(out_BHRK.detach(), errors.of_type) - out_BHRK.detach()
+            total = total - ((wrong_by * weight[:, :, block]).sum(-1) * log_sum_BHR).sum()
+        total.backward()
+    reached = [(x, cut[name].grad) for name, x in inputs.items() if x.requires_grad and cut[name].grad is not None]
+    torch.autograd.backward([x for x, _ in reached], [gradient for _, gradient in reached])
+    found = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in given.items()}
+    return {"output": out_BHTK, **found}
 
-    def _off(self, x: Tensor, error: float) -> Tensor:
-        return x * (1 + error * torch.randn(x.shape, generator=self._rng, device=x.device, dtype=x.dtype))
+
+def _block(x: Arguments, rows: slice, errors: Errors | None) -> tuple[Tensor, Tensor]:
+    """Attention of some queries, and the logarithm of the sum of their weights before normalisation: the definition."""
+    T, S, device = x.q.shape[2], x.k.shape[2], x.q.device
+    i_R1 = torch.arange(S - T + rows.start, S - T + rows.stop, device=device)[:, None]
+    distance_RS = i_R1 - torch.arange(S, device=device)
+    hidden_RS = distance_RS < 0
+    q_BHRK = x.q[:, :, rows]
+    base_q_BHRK = q_BHRK if x.base_q is None else x.base_q[:, :, rows]
+    s_BHRS = logits_BHRS = q_BHRK @ x.k.transpose(-1, -2) * x.scale
+    if x.contextual:
+        if x.gate_k is not None:
+            logits_BHRS = base_q_BHRK @ x.gate_k.transpose(-1, -2) * x.scale
+        gates_BHRS = logits_BHRS.sigmoid().masked_fill(hidden_RS, 0)
+        p_BHRS = gates_BHRS.flip(-1).cumsum(-1).flip(-1)
+        if errors and errors.of_positions:
+            n_RS = (distance_RS + 1).clamp(min=FEWEST_GATES)
+            p_BHRS = (p_BHRS + errors.of_positions * (p_BHRS + n_RS.sqrt())).clamp(min=0)
+        if x.e is not None:
+            s_BHRS = s_BHRS + _interpolated(base_q_BHRK @ x.e.transpose(-1, -2) * x.e_scale, p_BHRS)
+        if x.segment_slope is not None and x.segment_intercept is not None and x.knots is not None:
+            stopped_BHRS = p_BHRS.masked_fill(p_BHRS >= x.limit, x.limit) if math.isfinite(x.limit) else p_BHRS
+            index_BHRS = torch.searchsorted(x.knots.to(p_BHRS.dtype), stopped_BHRS.detach(), right=True)
+            slope_BHRM, intercept_BHRM = x.segment_slope[:, :, rows], x.segment_intercept[:, :, rows]
+            s_BHRS = s_BHRS + slope_BHRM.gather(-1, index_BHRS) * stopped_BHRS + intercept_BHRM.gather(-1, index_BHRS)
+        if x.m is not None:
+            s_BHRS = s_BHRS + x.m[:, None, None] * p_BHRS
+    if x.relative is not None:
+        z_BHRD = base_q_BHRK @ x.relative.transpose(-1, -2) * x.relative_scale
+        bias_BHRS = z_BHRD.gather(-1, distance_RS.clamp(0, z_BHRD.shape[-1] - 1).expand_as(s_BHRS))
+        s_BHRS = s_BHRS + (bias_BHRS if x.far_last else bias_BHRS * (distance_RS < z_BHRD.shape[-1]))
+    if x.distance_bias is not None:
+        s_BHRS = s_BHRS + x.distance_bias[:, distance_RS.clamp(0, x.distance_bias.shape[-1] - 1)]
+    if x.distance_slope is not None:
+        s_BHRS = s_BHRS + x.distance_slope[:, None, None] * distance_RS
+    if x.key_bias is not None:
+        s_BHRS = s_BHRS + x.key_bias[:, :, None]
+    if errors:
+        rng = torch.Generator(device).manual_seed(errors.draw + (rows.start << 8))
+        noise_BHRS = torch.randn(s_BHRS.shape, generator=rng, device=device, dtype=s_BHRS.dtype)
+        s_BHRS = s_BHRS * (1 + errors.of_scores * noise_BHRS)
+    s_BHRS = s_BHRS.masked_fill(hidden_RS, -torch.inf)
+    log_sum_BHR = s_BHRS.logsumexp(-1)
+    a_BHRS = (s_BHRS - log_sum_BHR[..., None]).exp()
+    if x.dropout:
+        assert x.seeds is not None
+        tokens_S = torch.arange(S, device=device)
+        kept = dropout_mask(x.dropout, *heads_of_batch(x.seeds.to(device), x.q.shape[1]), i_R1[:, 0], tokens_S)
+        a_BHRS = a_BHRS * kept.view(a_BHRS.shape) / (1 - x.dropout)
+    out_BHRK = a_BHRS @ x.v
+    if x.lengths is not None:
+        is_token_BR = i_R1[:, 0] < x.lengths[:, None]
+        out_BHRK = out_BHRK.where(is_token_BR[:, None, :, None], 0)
+        log_sum_BHR = log_sum_BHR.where(is_token_BR[:, None], 0)
+    return out_BHRK, log_sum_BHR
+
+
+def _interpolated(z_BHRP: Tensor, p_BHRS: Tensor) -> Tensor:
+    """Entries of tables at positions; at a whole number, with the derivative to the right."""
+    last = z_BHRP.shape[-1] - 1
+    p_BHRS = p_BHRS.masked_fill(p_BHRS >= last, last)
+    index_BHRS = p_BHRS.detach().long().clamp(min=0)
+    below_BHRS, above_BHRS = z_BHRP.gather(-1, index_BHRS), z_BHRP.gather(-1, (index_BHRS + 1).clamp(max=last))
+    return below_BHRS + (p_BHRS - index_BHRS) * (above_BHRS - below_BHRS)
 
 
 def _norm(x: Tensor) -> float:
