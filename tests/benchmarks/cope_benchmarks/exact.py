@@ -170,7 +170,7 @@ def results(build: Build, leaves: Leaves, weight: Tensor, errors: Errors | None 
         if errors:  # do·o is the factor of the weights in the gradients of scores, as of the log-sum-exp's
             wrong_by = off(out_BHRK.detach(), errors.of_type) - out_BHRK.detach()
             total = total - ((wrong_by * weight[:, :, block]).sum(-1) * log_sum_BHR).sum()
-        total.backward()
+        torch.autograd.backward(total)
     reached = [(x, cut[name].grad) for name, x in inputs.items() if x.requires_grad and cut[name].grad is not None]
     torch.autograd.backward([x for x, _ in reached], [gradient for _, gradient in reached])
     found = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in given.items()}

@@ -230,7 +230,7 @@ class Peer:
         inputs_NT, targets_NT = torch.from_numpy(batch.inputs_NT), torch.from_numpy(batch.targets_NT)
         logits_NTV = self.model(inputs_NT)
         self._optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(logits_NTV.flatten(0, 1), targets_NT.flatten()).backward()
+        torch.autograd.backward(F.cross_entropy(logits_NTV.flatten(0, 1), targets_NT.flatten()))
         nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.train.clip or float("inf"))
         self._optimizer.step()
 
@@ -253,7 +253,7 @@ class Peer:
 
 def _wrong_bias(model: nn.Module, sizes: peers.Sizes) -> str | None:
     """Why the bias of x-transformers' CoPE is not that of our reference; None: it is."""
-    from x_transformers.x_transformers import CoPE as TheirCoPE
+    from x_transformers.x_transformers import CoPE as TheirCoPE  # type: ignore[import-untyped]
 
     found = [module for module in model.modules() if isinstance(module, TheirCoPE)]
     if len(found) != sizes.layers:
