@@ -35,7 +35,7 @@ from cope_sweep.positions import Attention, CoPE
 from cope_sweep.train import Runtime, Trainer
 
 LOGITS_ERROR = 1e-3
-"""Limit of the largest error of logits, which are of the order of 1."""
+"""Limit of an error of logits and biases of the order of 1."""
 MEAN_ERROR = 2e-3
 """Limit of a gradient's mean error, relative to its largest entry: rounding in float32 can move positions across integers."""
 
@@ -240,9 +240,14 @@ class Peer:
         tokens_1T = torch.from_numpy(self.spec.task.sequences("train", 0, 0, 1).inputs_NT)
         if name == PLAIN_ROPE:
             ours = Transformer(self.spec)
-            self.model.load_state_dict({n: x for n, x in ours.state_dict().items() if n in self.model.state_dict()})
-            off = (self.model(tokens_1T) - ours(tokens_1T)).abs().max()
-            return None if off < LOGITS_ERROR else f"its logits are off by {off:.1e}"
+            for parameter in ours.parameters():  # as initialised, attention is almost uniform
+                parameter.mul_(10)
+            kept = self.model.state_dict()
+            self.model.load_state_dict({n: x for n, x in ours.state_dict().items() if n in kept})
+            expected_1TV = ours(tokens_1T)
+            off = (self.model(tokens_1T) - expected_1TV).abs().max() / expected_1TV.abs().max()
+            self.model.load_state_dict({n: x / 10 for n, x in self.model.state_dict().items()})
+            return None if off < LOGITS_ERROR else f"its logits are off by {off:.1e} of the largest"
         logits_1TV = self.model(tokens_1T)
         changed_1T = tokens_1T.clone()
         changed_1T[0, -1] = (changed_1T[0, -1] + 1) % self.sizes.vocabulary
