@@ -13,7 +13,7 @@ generation ─▶ predictor
 """
 
 from cope_sweep.errors import NotFiniteError, TokensError
-from cope_sweep.inference.generation import Decoder, Generation, Sampling, cache_bytes, generate
+from cope_sweep.inference.generation import Generation, Sampling, generate
 from cope_sweep.inference.predictor import Predictor
 from cope_sweep.inference.scoring import (
     Perplexity,
@@ -41,7 +41,7 @@ def _load_pyfunc(path: str) -> Predictor:
 
 
 __all__ = [
-    "Decoder", "Generation", "LabelVocabulary", "NotFiniteError", "Perplexity", "Predictor", "Sampling",
-    "Scores", "TextPerplexity", "TokenIds", "TokensError", "Vocabulary", "Window", "cache_bytes",
+    "Generation", "LabelVocabulary", "NotFiniteError", "Perplexity", "Predictor", "Sampling",
+    "Scores", "TextPerplexity", "TokenIds", "TokensError", "Vocabulary", "Window",
     "decode", "fitting", "generate", "score", "tokens_read", "validate_sequence", "validate_token_ids", "windows",
 ]  # fmt: skip

@@ -33,7 +33,6 @@ from cope_services.http.middleware import (
     Refusals,
     SecurityHeaders,
     compression,
-    overload_check,
 )
 from cope_services.http.settings import Settings
 from cope_services.models import openai
@@ -57,20 +56,21 @@ OpenAI protocol has its own. A server that listens on loopback only, and has no 
 class Service(FastAPI):
     """The application, with middleware around everything: errors of the server have headers and are counted, too."""
 
-    def __init__(self, settings: Settings, **options: Any) -> None:
+    def __init__(self, settings: Settings, *, always_asks_keys: bool, **options: Any) -> None:
         super().__init__(
             title="cope_sweep", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None, **options
         )
-        self.settings = settings
+        self.settings, self.always_asks_keys = settings, always_asks_keys
         self.components = self.state.components = _components(settings)
         self.metrics = Metrics(self.components.predictors, lambda: self.components.queries.store)
         install_error_handlers(self, settings.shown)
 
     def build_middleware_stack(self) -> ASGIApp:
         """The application of starlette, which routes requests and handles errors, in the middleware of this service."""
-        app = super().build_middleware_stack()
-        check_room = self.components.predictors.batcher.check_room
-        app = guarded(app, self.settings, overload_check(check_room), always=not is_loopback(self.settings.host))
+        hosts = AllowedHosts(self.settings.host, self.settings.allowed_hosts)
+        keys = Authentication(KeysFile(self.settings.keys_file), self.always_asks_keys)
+        app: ASGIApp = BodyLimit(HeadAsGet(super().build_middleware_stack()), self.settings.max_body_bytes)
+        app = SecurityHeaders(compression(Refusals(app, hosts.check, keys.check)))
         return Measurement(app, self.metrics, self.routes, log=self.settings.access_log)
 
     def openapi(self) -> dict[str, Any]:
@@ -78,35 +78,6 @@ class Service(FastAPI):
         if self.openapi_schema is None:
             complete(super().openapi())
         return super().openapi()
-
-
-class ModelRoutes(Service):
-    """The routes that ask models, without the checks of keys, hosts and sizes: a gateway has made them."""
-
-    def build_middleware_stack(self) -> ASGIApp:
-        """The application of starlette, which refuses requests while the queue of its models is full."""
-        check = overload_check(self.components.predictors.batcher.check_room)
-        return Refusals(FastAPI.build_middleware_stack(self), check)
-
-    async def find_run(self, run_id: str) -> None:
-        """Find a finished run. Raises NotFoundError, NotFinishedError, StoreError."""
-        components = self.components
-        await components.predictors.look_up(("run", run_id), lambda: components.queries.finished(run_id))
-
-
-def guarded(app: ASGIApp, settings: Settings, *checks: Any, always: bool) -> ASGIApp:
-    """An application with the checks and headers of the service around it.
-
-    Args:
-        app: The application.
-        settings: Hosts, keys and the limit of bodies.
-        checks: Further checks, of requests with a valid key.
-        always: Whether a key is needed even if there are none.
-    """
-    hosts = AllowedHosts(settings.host, settings.allowed_hosts)
-    keys = Authentication(KeysFile(settings.keys_file), always)
-    app = Refusals(BodyLimit(HeadAsGet(app), settings.max_body_bytes), hosts.check, keys.check, *checks)
-    return SecurityHeaders(compression(app))
 
 
 def _components(settings: Settings) -> Components:
@@ -224,9 +195,9 @@ def _include_api(app: FastAPI, *routers: APIRouter) -> None:
         app.include_router(router, prefix="/api/v1", responses=error_responses(404, 422))
 
 
-def create_model_app(settings: Settings) -> ModelRoutes:
-    """The application of a replica of Ray Serve."""
-    app = ModelRoutes(settings)
+def create_model_app(settings: Settings) -> Service:
+    """The application of a replica of Ray Serve, whose proxies choose the address: a key is always needed."""
+    app = Service(settings, always_asks_keys=True)
     _include_models(app)
     return app
 
@@ -252,7 +223,7 @@ async def _collect_garbage() -> None:
 
 def create_app(settings: Settings) -> Service:
     """The service for the ablations and the store of `settings`. This reads no file and starts no thread."""
-    app = Service(settings, lifespan=_in_background)
+    app = Service(settings, always_asks_keys=not is_loopback(settings.host), lifespan=_in_background)
     app.include_router(health)
     _include_models(app)  # first: routers are asked in this order, and these requests take part of the models' cores
     _include_api(app, *reading.ROUTERS, *sweeps.ROUTERS, reading.comparisons)

@@ -72,9 +72,8 @@ class _Inference(Collector):
         for name, text, value in (
             ("inference_requests", "Requests that ask a model and are answered or wait.", queue.requests),
             ("inference_queued_tokens", "Tokens of the accepted requests.", queue.queued_tokens),
-            ("inference_waiting", "Windows and generations that wait.", queue.waiting),
-            ("inference_running", "Batches that are being computed.", queue.running),
-            ("inference_cache_bytes", "Keys and values of generations in memory.", queue.cache_bytes),
+            ("inference_waiting", "Windows that wait.", queue.waiting),
+            ("inference_running", "Batches, generations and probes that are being computed.", queue.running),
             ("models", "Models in memory.", len(models.models)),
             ("models_bytes", "Weights of the models in memory.", int(models.models.currsize)),
         ):

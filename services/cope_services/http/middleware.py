@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from starlette.datastructures import MutableHeaders
@@ -11,11 +10,6 @@ from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cope_services.http.errors import ServiceError, TooLargeError, error_response
-
-INFERENCE_PATH = re.compile(
-    r"/api/v1/perplexity|/api/v1/runs/[^/]+/probe|(/openai/[^/]+)?/(v1/completions|tokenize|detokenize)"
-)
-"""Paths of the requests that ask a model."""
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
@@ -36,19 +30,6 @@ class Refusals:
                 response = error_response(scope, error.status, error.code, str(error), error.headers)
                 return await response(scope, receive, send)
         return await self.app(scope, receive, send)
-
-
-def overload_check(check_room: Callable[[], None]) -> Callable[[Scope], None]:
-    """A check that refuses inference while the queue is full.
-
-    It takes a fraction of the time of a request that is read first. The routes ask for room again.
-    """
-
-    def check(scope: Scope) -> None:
-        if scope["method"] == "POST" and INFERENCE_PATH.fullmatch(scope["path"]):
-            check_room()
-
-    return check
 
 
 MAX_BRACKETS = 1 << 16

@@ -42,7 +42,7 @@ class Settings(BaseSettings):
         default="",
         description="Names by which clients may call the service, separated by commas, besides its address.",
     )
-    keys_file: Path = Field(default=Path("keys.json"), description="File of the API keys.")
+    keys_file: Path = Field(default=Path("keys.txt"), description="File of the API keys.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device of the models.")
     max_tokens: Count = Field(default=8192, description="Tokens of one sequence, window or probe.")
     max_request_tokens: Count = Field(
@@ -54,7 +54,6 @@ class Settings(BaseSettings):
     max_plan_runs: Count = Field(default=100_000, description="Runs of an ablation at one scale.")
     max_body_bytes: Count = Field(default=1 << 20, description="Size of a request body.")
     max_model_bytes: Count = Field(default=4 << 30, description="Weights in memory.")
-    max_cache_bytes: Count = Field(default=1 << 30, description="Keys and values of generations in memory.")
     max_inferences: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Batches and probes computed at a time; 0: as many as there are cores, at most 4."
     )

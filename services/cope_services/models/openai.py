@@ -1,43 +1,32 @@
-"""The supported part of the OpenAI protocol, for clients such as lm-evaluation-harness.
+"""The part of the OpenAI protocol that scores and completes prompts, for clients such as lm-evaluation-harness.
 
-    /v1/completions                   the request names the model, a run id
-    /openai/{run_id}/v1/completions   the path does, for clients whose other requests cannot
-
-Prompts are scored and continued in batches with other requests.
+/v1/completions                   the request names the model: a run id, or ablation/row for its best finished run
+/openai/{run_id}/v1/completions   the path does, for clients whose other requests cannot
 """
 
 from __future__ import annotations
 
 import codecs
+import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from cope_services.http.access import INFER, READ
 from cope_services.http.components import Components, ComponentsDep, PreparePlans, RequireJson
-from cope_services.http.errors import (
-    INTERNAL_ERROR,
-    InvalidError,
-    Responses,
-    ServiceError,
-    TooLargeError,
-    answer_to,
-    error_object,
-)
+from cope_services.http.errors import InvalidError, Responses, TooLargeError
 from cope_services.http.settings import Settings
+from cope_services.models.perplexity import best_of_row
 from cope_services.models.predictors import Predictors
 from cope_sweep.api.answers import RunSummary
 from cope_sweep.api.questions import GetRun, ListRuns
-from cope_sweep.api.requests import Body, TokenIds, Unicode, UnicodeText
-from cope_sweep.errors import TokensError, UserError
+from cope_sweep.api.requests import BestOfRow, Body, TokenIds, Unicode, UnicodeText
+from cope_sweep.errors import TokensError
 
 if TYPE_CHECKING:
     from cope_sweep.inference import Generation, Predictor, Scores, Vocabulary
@@ -46,10 +35,9 @@ if TYPE_CHECKING:
 
 MAX_PROMPTS = 1024
 
-ModelName = Annotated[UnicodeText, Field(max_length=200)]
+ModelName = Annotated[UnicodeText, Field(max_length=701)]
 Ids = Annotated[TokenIds, Field(min_length=1)]
 StopText = Annotated[str, Field(min_length=1, max_length=200), Unicode]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class OpenAIError(BaseModel):
@@ -68,18 +56,18 @@ OPENAI_ERRORS: Responses = {"4XX": {"model": OpenAIError}, "5XX": {"model": Open
 """The documentation of the error responses: with these, FastAPI does not add a 422, which is never sent."""
 
 
-class StreamOptions(Body):
-    include_usage: bool = False
-
-
 class CompletionRequest(Body):
-    """A completion request. Fields of OpenAI's API that change nothing here are accepted with their defaults only."""
+    """A completion request. Other fields of OpenAI's API are refused: they would change nothing."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"model": "95199d1142de555d", "prompt": [3, 14, 14, 7], "max_tokens": 4}]}
     )
 
-    model: ModelName | None = Field(default=None, description="A run id. May be missing where the path has it.")
+    model: ModelName | None = Field(
+        default=None,
+        description="A run id, or `ablation/row` for the best finished run of a row. May be missing where the path has "
+        "a run id.",
+    )
     prompt: (
         UnicodeText
         | Ids
@@ -89,16 +77,12 @@ class CompletionRequest(Body):
         description="A text, token ids, or a list of either. For a model without a tokenizer, a text consists of "
         "labels of its vocabulary with blanks between them. An empty text is the end-of-text token."
     )
-    max_tokens: Annotated[int, Field(ge=0, le=1 << 20, strict=True)] | None = Field(
-        default=None, description="Default 16. Generation also ends where the context of the training does."
+    max_tokens: Annotated[int, Field(ge=0, le=1 << 20, strict=True)] = Field(
+        default=16, description="Generation also ends where the context of the training does."
     )
-    temperature: Annotated[Finite, Field(ge=0, le=10)] = Field(default=1, description="0: the most probable token.")
-    top_p: Annotated[Finite, Field(gt=0, le=1)] = 1
-    top_k: Annotated[int, Field(ge=-1, le=1 << 31, strict=True)] = Field(default=0, description="0 and −1: all tokens.")
-    n: Annotated[int, Field(ge=1, le=64, strict=True)] = Field(default=1, description="Completions of each prompt.")
-    best_of: Annotated[int, Field(ge=1, le=64, strict=True)] | None = Field(default=None, description="Only `n`.")
-    stream: bool = False
-    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = Field(
+        default=1, description="0: the most probable token."
+    )
     logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = Field(
         default=None, description="Number of most probable tokens to report besides the chosen one."
     )
@@ -110,32 +94,11 @@ class CompletionRequest(Body):
         default=None, description="Texts before which the completion ends. `logprobs` has their tokens, too."
     )
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64, strict=True)] | None = None
-    user: Annotated[UnicodeText, Field(max_length=1000)] | None = Field(default=None, description="Ignored.")
-    suffix: Literal[None] = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] = 0
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] = 0
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        """OpenAI's fields may be null, which means their default."""
-        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
-
-    @field_validator("suffix", "logit_bias", "presence_penalty", "frequency_penalty", mode="before")
-    @classmethod
-    def _refuse(cls, value: object) -> object:
-        if value:
-            raise ValueError("this field is not implemented; leave it out")
-        return value
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.best_of not in (None, self.n):
-            raise ValueError("best_of is not implemented: leave it out, or send the value of n")
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options are only for `stream: true`")
-        return self
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt are asked for."""
+        return self.echo and self.logprobs is not None
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -162,7 +125,7 @@ class Choice(BaseModel):
     index: int
     text: str
     logprobs: Logprobs | None = None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length"]
 
 
 class Usage(BaseModel):
@@ -177,7 +140,7 @@ class Completion(BaseModel):
     created: int
     model: str
     choices: list[Choice]
-    usage: Usage | None = None
+    usage: Usage
 
 
 class Model(BaseModel):
@@ -230,165 +193,66 @@ class Detokenized(BaseModel):
 
 # -- completions -------------------------------------------------------------------------------------------------------
 
-DEFAULT_MAX_TOKENS = 16
-
 Entry = tuple[int, float | None, list[tuple[int, float]]]
 """A token, its log-probability, and the most probable tokens with theirs."""
 
 
-@dataclass
-class _Choice:
-    """One completion, and how much of it the client has."""
+async def complete(predictors: Predictors, predictor: Predictor, request: CompletionRequest) -> Completion:
+    """The completions of all prompts: they are scored in batches with other requests, and generated together.
 
-    index: int
-    prompt: list[int]
-    trained: list[bool]
-    """Whether the task trains each token of the prompt; only trained ones have log-probabilities."""
-    generation: Generation | None
-    """None if no token is asked for."""
-    scores: Scores | None = None
-    """Log-probabilities of the prompt; None if they are not asked for, or if the prompt has one token."""
-    begun: bool = False
-    ended: bool = False
-    sent_tokens: int = 0
-    """Generated tokens."""
-    sent_characters: int = 0
-    """Characters of the generated text."""
-    offset: int = 0
-    """Characters of the tokens that were sent, the prompt's included."""
-    decoder: codecs.IncrementalDecoder = field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
+    Raises TooLargeError, BusyError, TokensError, NotFiniteError, CheckpointError.
+    """
+    from cope_sweep.inference import generate
+
+    batcher = predictors.batcher
+    generations = await batcher.prepare(lambda: _generations(predictor, request, predictors.settings))
+    cost = _cost(request, generations)
+    with batcher.admitted(cost):
+        scores = await _score_prompts(predictors, predictor, request, generations)
+        cancelled = threading.Event()
+        try:
+            await batcher.infer(lambda: generate(generations, cancelled.is_set))
+        finally:  # a thread goes on when its request is cancelled
+            cancelled.set()
+        completed = sum(len(each.tokens) for each in generations)
+        batcher.counts.generated_tokens += completed
+        choices = await batcher.prepare(
+            lambda: [
+                _choice(request, number, *each) for number, each in enumerate(zip(generations, scores, strict=True))
+            ]
+        )
+    prompted = sum(len(each.prompt_T) for each in generations)
+    return Completion(
+        id=f"cmpl-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=predictor.run.run_id,
+        choices=choices,
+        usage=Usage(prompt_tokens=prompted, completion_tokens=completed, total_tokens=prompted + completed),
     )
 
-    def next_part(self, request: CompletionRequest, vocabulary: Vocabulary) -> Choice | None:
-        """Text that was added since the last call; None for nothing."""
-        if self.ended:
-            return None
-        text, entries = "", []
-        if request.echo and not self.begun:
-            text = b"".join(map(vocabulary.piece, self.prompt)).decode(errors="replace")
-            entries = _prompt_entries(self.prompt, self.trained, self.scores, request.logprobs or 0)
-        self.begun = True
-        reason: Literal["stop", "length"] | None = "length"
-        if self.generation is not None:
-            # Read first: a generation that has a reason has its whole text.
-            reason = self.generation.finish_reason
-            text += self.generation.text[self.sent_characters :]
-            self.sent_characters = len(self.generation.text)
-            new = self.generation.tokens[self.sent_tokens :]
-            self.sent_tokens += len(new)
-            entries += [(token.id, token.log_probability, token.top) for token in new]
-        self.ended = reason is not None
-        if not (text or entries or self.ended):
-            return None
-        logprobs = None if request.logprobs is None else self._logprobs(entries, vocabulary)
-        return Choice(index=self.index, text=text, logprobs=logprobs, finish_reason=reason)
 
-    def _logprobs(self, entries: list[Entry], vocabulary: Vocabulary) -> Logprobs:
-        logprobs = Logprobs()
-        for token, log_p, top in entries:
-            label = vocabulary.label(token)
-            logprobs.tokens.append(label)
-            logprobs.token_logprobs.append(log_p)
-            # With the chosen token, whose float is the same one: clients compare them with `==`.
-            labelled = None if log_p is None else {vocabulary.label(other): p for other, p in top} | {label: log_p}
-            logprobs.top_logprobs.append(labelled)
-            logprobs.text_offset.append(self.offset)
-            self.offset += len(self.decoder.decode(vocabulary.piece(token)))
-        return logprobs
-
-
-def _prompt_entries(prompt: list[int], trained: list[bool], scores: Scores | None, top: int) -> list[Entry]:
-    """The entries of a prompt's tokens. Only those after the first that the task trains have log-probabilities."""
-    entries: list[Entry] = [(prompt[0], None, [])]
-    if scores is not None:
-        ids_NK, tops_NK = scores.top_ids_NK[:, :top].tolist(), scores.top_log_probabilities_NK[:, :top].tolist()
-        log_p_N = scores.log_probabilities_N.tolist()
-        for token, scored, log_p, ids, tops in zip(prompt[1:], trained[1:], log_p_N, ids_NK, tops_NK, strict=True):
-            entries.append((token, log_p, list(zip(ids, tops, strict=True))) if scored else (token, None, []))
-    return entries
-
-
-async def complete(predictors: Predictors, predictor: Predictor, request: CompletionRequest) -> Completion:
-    """All completions of a request. Raises as `parts`."""
-    whole: dict[int, Choice] = {}
-    async with aclosing(parts(predictors, predictor, request)) as all_parts:
-        async for part in all_parts:
-            last = part
-            for choice in part.choices:
-                known = whole.setdefault(choice.index, choice)
-                if known is not choice:
-                    _extend(known, choice)
-    return last.model_copy(update={"choices": [whole[index] for index in sorted(whole)]})
-
-
-def _extend(known: Choice, part: Choice) -> None:
-    known.text += part.text
-    known.finish_reason = part.finish_reason
-    if known.logprobs is not None and part.logprobs is not None:
-        for name, values in part.logprobs:
-            getattr(known.logprobs, name).extend(values)
-
-
-async def parts(
-    predictors: Predictors, predictor: Predictor, request: CompletionRequest
-) -> AsyncGenerator[Completion, None]:
-    """The completions in parts, as they grow. The last part has the usage and no choices.
-
-    Raises TooLargeError, BusyError, TimeLimitError, TokensError, CheckpointError.
-    """
-    batcher, settings = predictors.batcher, predictors.settings
-    choices = await batcher.prepare(lambda: _choices(predictor, request, settings))
-    generations = [choice.generation for choice in choices if choice.generation is not None]
-    header = Completion(id=f"cmpl-{uuid.uuid4().hex}", created=int(time.time()), model=predictor.run.run_id, choices=[])
-    with batcher.admitted(_cost(request, choices)):
-        await _score_prompts(predictors, predictor, request, choices)
-        async with aclosing(batcher.generate(generations, settings.max_seconds)) as progress:
-            async for _ in progress:
-                for generation in generations:
-                    if generation.error is not None:
-                        raise generation.error
-                found = [choice.next_part(request, predictor.vocabulary) for choice in choices]
-                if new := [part for part in found if part is not None]:
-                    yield header.model_copy(update={"choices": new})
-    prompted = sum(len(choice.prompt) for choice in choices) // request.n
-    completed = sum(len(generation.tokens) for generation in generations)
-    usage = Usage(prompt_tokens=prompted, completion_tokens=completed, total_tokens=prompted + completed)
-    yield header.model_copy(update={"usage": usage})
-
-
-def _choices(predictor: Predictor, request: CompletionRequest, settings: Settings) -> list[_Choice]:
-    """The completions to make. Raises TokensError and TooLargeError."""
+def _generations(predictor: Predictor, request: CompletionRequest, settings: Settings) -> list[Generation]:
+    """A generation for each prompt. Raises TokensError and TooLargeError."""
     from cope_sweep.inference import Generation, Sampling
 
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    sampling = Sampling(
-        max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=max(0, request.top_k),
-        stop=tuple(stop),
-        top=request.logprobs or 0,
-    )
-    choices: list[_Choice] = []
+    sampling = Sampling(request.max_tokens, request.temperature, tuple(stop), request.logprobs or 0)
+    generations = []
     for number, prompt in enumerate(request.prompts):
         tokens_T = _prompt_tokens(predictor, prompt, f"prompt {number}")
         if len(tokens_T) > settings.max_tokens:
             raise TooLargeError(f"prompt {number} has {len(tokens_T)} tokens; the limit is {settings.max_tokens}")
-        if _scores_prompt(request):
+        if request.scores_prompt:
             predictor.check_reach(len(tokens_T) - 1, f"prompt {number} of {len(tokens_T)} tokens")
-        trained = predictor.trained(tokens_T)[1].tolist()
-        for copy in range(request.n):
-            # Each completion has its own random numbers, which do not depend on what else is asked for.
-            seed = None if request.seed is None else (request.seed % (1 << 64), number, copy)
-            generation = Generation(predictor, tokens_T, sampling, seed) if sampling.max_tokens else None
-            choices.append(_Choice(len(choices), tokens_T.tolist(), trained, generation))
-    cost = _cost(request, choices)
+        # Each completion has its own random numbers, which do not depend on what else is asked for.
+        seed = None if request.seed is None else (request.seed % (1 << 64), number)
+        generations.append(Generation(predictor, tokens_T, sampling, seed))
+    cost = _cost(request, generations)
     if cost > settings.max_request_tokens:
         raise TooLargeError(
             f"{cost} tokens to read and generate; one request may have {settings.max_request_tokens}, so send several"
         )
-    return choices
+    return generations
 
 
 def _prompt_tokens(predictor: Predictor, prompt: str | list[int], name: str) -> np.ndarray:
@@ -405,50 +269,84 @@ def _prompt_tokens(predictor: Predictor, prompt: str | list[int], name: str) -> 
     return tokens_T
 
 
-def _scores_prompt(request: CompletionRequest) -> bool:
-    return request.echo and request.logprobs is not None
-
-
-def _cost(request: CompletionRequest, choices: list[_Choice]) -> int:
+def _cost(request: CompletionRequest, generations: list[Generation]) -> int:
     """Tokens to read and to generate."""
-    scored = sum(len(choice.prompt) for choice in choices) // request.n if _scores_prompt(request) else 0
-    return scored + sum(choice.generation.limit for choice in choices if choice.generation is not None)
+    scored = sum(len(each.prompt_T) for each in generations) if request.scores_prompt else 0
+    return scored + (sum(each.limit for each in generations) if request.max_tokens else 0)
 
 
 async def _score_prompts(
-    predictors: Predictors, predictor: Predictor, request: CompletionRequest, choices: list[_Choice]
-) -> None:
-    """Score the prompts, if the client asks for it, once for all their completions.
+    predictors: Predictors, predictor: Predictor, request: CompletionRequest, generations: list[Generation]
+) -> list[Scores | None]:
+    """The scores of each prompt: None for a prompt of one token, and where the client does not ask for them.
 
     The same pass gives the first generated token: a client that only scores prompts asks for one.
     """
     from cope_sweep.inference import Window
 
-    if not _scores_prompt(request):
-        return
-    groups = [choices[first : first + request.n] for first in range(0, len(choices), request.n)]
+    found: list[Scores | None] = [None] * len(generations)
+    if not request.scores_prompt:
+        return found
     windows: dict[int, Window] = {}
-    for number, group in enumerate(groups):
-        first, prompt = group[0].generation, group[0].prompt
-        # A generation that shortened its prompt starts from other tokens.
-        read_last = first is not None and len(first.ids) == len(prompt)
-        if read_last or len(prompt) > 1:
-            windows[number] = Window(np.array(prompt), np.array(predictor.reading(prompt)), read_last=read_last)
+    for number, each in enumerate(generations):
+        prompt_T = each.prompt_T
+        # A generation that has shortened its prompt starts from other tokens.
+        read_last = each.finish_reason is None and len(each.ids) == len(prompt_T)
+        if read_last or len(prompt_T) > 1:
+            windows[number] = Window(prompt_T, np.array(predictor.reading(prompt_T.tolist())), read_last=read_last)
     scored = await predictors.batcher.score(predictor, list(windows.values()), top=request.logprobs or 0)
     for number, scores in zip(windows, scored, strict=True):
         scores.check(predictor.run)
-        for choice in groups[number]:
-            choice.scores = scores if len(choice.prompt) > 1 else None
-            if choice.generation is not None and scores.next_logits_V is not None:
-                choice.generation.choose(scores.next_logits_V)
+        if scores.next_logits_V is not None:
+            generations[number].choose(scores.next_logits_V)
+        if len(generations[number].prompt_T) > 1:
+            found[number] = scores
+    return found
+
+
+def _choice(request: CompletionRequest, index: int, generation: Generation, scores: Scores | None) -> Choice:
+    vocabulary = generation.predictor.vocabulary
+    text = generation.text
+    entries: list[Entry] = [(each.id, each.log_probability, each.top) for each in generation.tokens]
+    if request.echo:
+        prompt = generation.prompt_T.tolist()
+        text = b"".join(map(vocabulary.piece, prompt)).decode(errors="replace") + text
+        entries = [*_prompt_entries(generation, scores, request.logprobs or 0), *entries]
+    logprobs = None if request.logprobs is None else _logprobs(entries, vocabulary)
+    return Choice(index=index, text=text, logprobs=logprobs, finish_reason=generation.finish_reason or "length")
+
+
+def _prompt_entries(generation: Generation, scores: Scores | None, top: int) -> list[Entry]:
+    """The entries of a prompt's tokens. Only those after the first that the task trains have log-probabilities."""
+    prompt, trained = generation.prompt_T.tolist(), generation.predictor.trained(generation.prompt_T)[1].tolist()
+    if scores is None:
+        return [(token, None, []) for token in prompt[:1]]
+    ids_NK, tops_NK = scores.top_ids_NK[:, :top].tolist(), scores.top_log_probabilities_NK[:, :top].tolist()
+    entries: list[Entry] = [(prompt[0], None, [])]
+    log_p_N = scores.log_probabilities_N.tolist()
+    for token, scored, log_p, ids, tops in zip(prompt[1:], trained[1:], log_p_N, ids_NK, tops_NK, strict=True):
+        entries.append((token, log_p, list(zip(ids, tops, strict=True))) if scored else (token, None, []))
+    return entries
+
+
+def _logprobs(entries: list[Entry], vocabulary: Vocabulary) -> Logprobs:
+    logprobs, offset = Logprobs(), 0
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    for token, log_p, top in entries:
+        label = vocabulary.label(token)
+        logprobs.tokens.append(label)
+        logprobs.token_logprobs.append(log_p)
+        # With the chosen token, whose float is the same one: clients compare them with `==`.
+        labelled = None if log_p is None else {vocabulary.label(other): p for other, p in top} | {label: log_p}
+        logprobs.top_logprobs.append(labelled)
+        logprobs.text_offset.append(offset)
+        offset += len(decoder.decode(vocabulary.piece(token)))
+    return logprobs
 
 
 # -- routes ------------------------------------------------------------------------------------------------------------
 
 MAX_MODELS = 1000
-END_OF_STREAM = b"data: [DONE]\n\n"
-
-COMPLETION_RESPONSES: Responses = {200: {"model": Completion, "content": {"text/event-stream": {}}}, **OPENAI_ERRORS}
 
 models = APIRouter(tags=["OpenAI protocol"])
 router = APIRouter(tags=["OpenAI protocol"])
@@ -466,7 +364,7 @@ async def _path_run(request: Request) -> str | None:
 
 PathRun = Annotated[str | None, Depends(_path_run)]
 """The run of the path; None where it has none."""
-ModelParameter = Annotated[str | None, Query(max_length=200, description="A run id.")]
+ModelParameter = Annotated[str | None, Query(max_length=701, description="A run id, or `ablation/row`.")]
 
 
 @models.get("/v1/models", dependencies=[READ, PreparePlans], response_model_exclude_none=True, responses=OPENAI_ERRORS)
@@ -495,20 +393,18 @@ def _model(run: RunSummary) -> Model:
     return Model(id=run.run_id, created=(run.created_ms or 0) // 1000, ablations=run.ablations, row=run.row)
 
 
-@router.post("/v1/completions", dependencies=[INFER, RequireJson], responses=COMPLETION_RESPONSES, response_model=None)
+@router.post("/v1/completions", dependencies=[INFER, RequireJson], responses=OPENAI_ERRORS, response_model=Completion)
 async def create_completion(
     body: CompletionRequest, components: ComponentsDep, request: Request, run: PathRun
 ) -> Response:
-    """Continue and score prompts. With `stream`, the response is a stream of server-sent events."""
-    named = _named(run, body.model)
-    predictor = await components.infer(request, lambda: components.predictor(named))
-    if not body.stream:
-        completion = await components.infer(request, lambda: complete(components.predictors, predictor, body))
-        return Response(completion.model_dump_json(), media_type="application/json")
-    stream = parts(components.predictors, predictor, body)
-    # Errors before the first part have a status.
-    first = await components.infer(request, lambda: anext(stream))
-    return StreamingResponse(_events(first, stream, body), media_type="text/event-stream")
+    """Continue and score prompts."""
+
+    async def answer() -> str:
+        predictor = await _predictor(_named(run, body.model), components)
+        completion = await complete(components.predictors, predictor, body)
+        return await components.predictors.batcher.prepare(completion.model_dump_json)
+
+    return Response(await components.infer(request, answer), media_type="application/json")
 
 
 @router.get("/tokenizer_info", dependencies=[INFER], responses=OPENAI_ERRORS)
@@ -569,28 +465,10 @@ def _named(in_path: str | None, named: str | None) -> str:
     return run_id
 
 
-async def _predictor(run_id: str, components: Components) -> Predictor:
-    """The model of a run, if not too many requests wait."""
-    with components.predictors.batcher.entered():
-        return await components.predictor(run_id)
-
-
-async def _events(
-    first: Completion, stream: AsyncGenerator[Completion, None], body: CompletionRequest
-) -> AsyncIterator[bytes]:
-    """Server-sent events. An error ends the stream, as an event."""
-    with_usage = body.stream_options is not None and body.stream_options.include_usage
-    async with aclosing(stream):
-        part: Completion | None = first
-        while part is not None:
-            if part.choices or with_usage:
-                yield b"data: " + part.model_dump_json().encode() + b"\n\n"
-            try:
-                part = await anext(stream, None)
-            except (ServiceError, UserError) as error:
-                yield b"data: " + error_object(*answer_to(error), str(error)) + b"\n\n"
-                return
-            except Exception:
-                yield b"data: " + error_object(500, "internal_error", INTERNAL_ERROR) + b"\n\n"
-                raise  # for the server's log
-        yield END_OF_STREAM
+async def _predictor(named: str, components: Components) -> Predictor:
+    """The model of a run, or of the best finished run of a row: `ablation/row`."""
+    ablation, is_row, row = named.partition("/")
+    if is_row:
+        best = BestOfRow.model_construct(ablation=ablation, row=row)
+        named = await components.predictors.look_up(named, partial(best_of_row, components.queries, best))
+    return await components.predictor(named)

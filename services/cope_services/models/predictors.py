@@ -111,7 +111,7 @@ class Predictors:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.batcher = Batcher(settings.inferences(), settings.max_queue_tokens, settings.max_cache_bytes)
+        self.batcher = Batcher(settings.inferences(), settings.max_queue_tokens)
         self._limiter = CapacityLimiter(LOOKUPS)
         self._looking: Shared[Hashable, Any] = Shared()
         self.asked = self.loads = 0

@@ -100,7 +100,7 @@ def test_clients_cannot_add_labels(asked: TestClient) -> None:
 
 def test_the_access_log_has_no_secrets(asked: TestClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger=ACCESS.name):
-        asked.get(f"{API}/runs?key=hidden&limit=2", headers={"authorization": "Bearer hidden"})
+        asked.get(f"{API}/runs?search=hidden&limit=2", headers={"authorization": "Bearer hidden"})
         asked.get("/a%0ab%1b")
     first, second = (record.getMessage() for record in caplog.records if record.name == ACCESS.name)
     assert f'"GET {API}/runs" 200' in first

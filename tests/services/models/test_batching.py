@@ -14,14 +14,14 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from cope_services.http.errors import BusyError, TimeLimitError, TooLargeError
+from cope_services.http.errors import BusyError
 from cope_services.models import batching
 from cope_services.models.batching import BATCH_SIZES, Batcher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep import inference
-from cope_sweep.inference import Generation, NotFiniteError, Predictor, Sampling, Window, cache_bytes, score, scoring
+from cope_sweep.inference import NotFiniteError, Predictor, Window, score, scoring
 from tests.services.prose_store import ProseStore
 from tests.services.sample_store import API, serving
 from tests.store.waiting import until
@@ -36,7 +36,7 @@ def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 
 def batcher(**changes: int) -> Batcher:
-    return Batcher(**({"max_inferences": 1, "max_queue_tokens": 10_000, "max_cache_bytes": 1 << 20} | changes))
+    return Batcher(**({"max_inferences": 1, "max_queue_tokens": 10_000} | changes))
 
 
 class Gate:
@@ -113,42 +113,6 @@ def test_waiting_windows_of_similar_lengths_share_a_batch(gate: Gate, monkeypatc
     assert [sorted(batch) for batch in gate.batches] == [[9], [19, 20, 20, 21], [3, 3, 3], [20]]
 
 
-def test_an_error_of_the_decoder_is_that_of_its_generations(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(generations: object) -> None:
-        raise RuntimeError("no memory")
-
-    monkeypatch.setattr("cope_sweep.inference.Decoder", broken)
-
-    async def work() -> None:
-        queue = batcher()
-        some = sequences("cope", 2, max_tokens=3)
-        await generated(queue, some)
-        assert [str(each.error) for each in some] == ["no memory"] * 2
-        assert (queue.cache_bytes, queue.waiting) == (0, 0)
-        monkeypatch.undo()
-        [after] = sequences("cope", 1, max_tokens=3)
-        await generated(queue, [after])
-        assert (after.error, len(after.tokens)) == (None, 3)
-
-    run(work)
-
-
-def test_generations_that_wait_for_memory_do_not_hide_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "MAX_CANDIDATES", 2)
-    monkeypatch.setattr(batching, "SLICE_S", 0)
-    one = cache_bytes(MODELS["cope"], 4 + 9)
-
-    async def work() -> None:
-        queue = batcher(max_cache_bytes=one)
-        tasks = [asyncio.create_task(generated(queue, sequences("cope", 1, max_tokens=9))) for _ in range(8)]
-        await asyncio.sleep(0)
-        await queue.score(MODELS["rope"], [Window(prompt(5))])
-        await asyncio.gather(*tasks)
-        assert (queue.cache_bytes, queue.waiting) == (0, 0)
-
-    run(work)
-
-
 def test_what_is_counted(gate: Gate) -> None:
     async def work() -> None:
         queue = batcher(max_queue_tokens=100)
@@ -161,30 +125,11 @@ def test_what_is_counted(gate: Gate) -> None:
             assert (queue.running, queue.waiting, queue.queued_tokens, queue.counts.refused) == (1, 3, 7, 1)
         gate.opened.set()
         await asyncio.gather(first, rest)
-        await generated(queue, sequences("cope", 2, max_tokens=3))
         assert (queue.requests, queue.running, queue.waiting, queue.queued_tokens) == (0, 0, 0, 0)
         counts = queue.counts
         assert (counts.windows, counts.scored_tokens, counts.padding_tokens) == (4, 9 + 10 + 10 + 11, 2)
-        assert (counts.generated_tokens, queue.cache_bytes) == (6, 0)
         sizes = dict(zip((*BATCH_SIZES, "larger"), counts.sizes, strict=True))
         assert {size: count for size, count in sizes.items() if count} == {1: 1, 4: 1}
-
-    run(work)
-
-
-def test_a_full_queue_refuses_until_it_has_emptied_a_little() -> None:
-    async def work() -> None:
-        queue = batcher(max_queue_tokens=100)
-        with queue.admitted(10):
-            with queue.admitted(70):
-                queue.check_room()  # it has not been full
-                with pytest.raises(BusyError), queue.admitted(21):
-                    pass
-                with pytest.raises(BusyError), queue.entered():
-                    pass
-            with queue.entered(), queue.admitted(80), queue.entered():
-                pass
-        assert queue.counts.refused == 2
 
     run(work)
 
@@ -211,85 +156,6 @@ def test_an_error_belongs_to_the_requests_of_its_batch(monkeypatch: pytest.Monke
     run(work)
 
 
-async def generated(queue: Batcher, generations: list[Generation], limit_s: float = PATIENCE_S) -> None:
-    async for _ in queue.generate(generations, limit_s):
-        pass
-
-
-def sequences(name: str, count: int, **sampling: Any) -> list[Generation]:
-    return [Generation(MODELS[name], prompt(4 + n, n), Sampling(**sampling), seed=n) for n in range(count)]
-
-
-def test_mixed_generations_are_those_of_single_ones() -> None:
-    alone = {name: sequences(name, 4, max_tokens=9) for name in MODELS}
-    for generations in alone.values():
-        for each in generations:
-            inference.generate([each])
-
-    async def work() -> dict[str, list[Generation]]:
-        queue = batcher(max_inferences=2)
-        found = {name: sequences(name, 4, max_tokens=9) for name in MODELS}
-        await asyncio.gather(*(generated(queue, [each]) for some in found.values() for each in some))
-        assert (queue.cache_bytes, queue.waiting) == (0, 0)
-        return found
-
-    for name, generations in run(work).items():
-        for each, expected in zip(generations, alone[name], strict=True):
-            assert [token.id for token in each.tokens] == [token.id for token in expected.tokens]
-
-
-def test_long_generations_do_not_delay_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "SLICE_S", 0)  # one step, then others have their turn
-
-    async def work() -> tuple[int, bool]:
-        queue = batcher()
-        [long] = sequences("cope", 1, max_tokens=20)
-        generation = asyncio.create_task(generated(queue, [long]))
-        while not long.tokens:
-            await asyncio.sleep(0)
-        await queue.score(MODELS["rope"], [Window(prompt(5))])
-        at_score = len(long.tokens)
-        await generation
-        return at_score, long.finish_reason == "length"
-
-    at_score, finished = run(work)
-    assert at_score < 20
-    assert finished
-
-
-def test_the_memory_of_keys_is_bounded() -> None:
-    one = cache_bytes(MODELS["cope"], 4 + 9)
-
-    async def work() -> None:
-        queue, peak = batcher(max_cache_bytes=2 * one), 0
-        tasks = [asyncio.create_task(generated(queue, sequences("cope", 1, max_tokens=9))) for _ in range(5)]
-        while not all(task.done() for task in tasks):
-            peak = max(peak, queue.cache_bytes)
-            await asyncio.sleep(0)
-        await asyncio.gather(*tasks)
-        assert one <= peak <= 2 * one
-        assert queue.cache_bytes == 0
-        with pytest.raises(TooLargeError, match="choose a shorter prompt or a smaller max_tokens"):
-            await generated(batcher(max_cache_bytes=one - 1), sequences("cope", 1, max_tokens=9))
-
-    run(work)
-
-
-def test_a_generation_that_takes_too_long_is_cancelled(gate: Gate) -> None:
-    async def work() -> None:
-        queue = batcher()
-        first = await occupied(queue, gate)
-        waiting = sequences("cope", 2)
-        with pytest.raises(TimeLimitError, match=r"within 0\.05 s"):
-            await generated(queue, waiting, limit_s=0.05)
-        assert all(each.cancelled for each in waiting)
-        gate.opened.set()
-        await first
-        assert not any(each.tokens for each in waiting)
-
-    run(work)
-
-
 # -- over HTTP
 
 
@@ -310,26 +176,11 @@ def test_overload_is_refused_with_429_and_the_rest_is_answered(prose: ProseStore
     assert int(refused.headers["retry-after"]) >= 1
 
 
-def test_a_full_queue_refuses_before_the_body_is_read(prose: ProseStore, gate: Gate) -> None:
-    head = f"POST {API}/perplexity HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
-    with serving(prose.settings(max_queue_tokens=20)) as client, ThreadPoolExecutor(1) as threads:
-        first = threads.submit(ask, client, prose.cope[0], [list(range(18))])
-        until(lambda: gate.batches)
-        assert ask(client, prose.cope[0], [list(range(18))]).status_code == 429
-        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=PATIENCE_S) as impatient:
-            impatient.sendall(head.encode())
-            assert impatient.recv(65536).startswith(b"HTTP/1.1 429 ")
-        assert client.get(f"{API}/runs/{prose.cope[0]}").status_code == 200
-        gate.opened.set()
-        assert first.result().status_code == 200
-        assert ask(client, prose.cope[0], [list(range(18))]).status_code == 200
-
-
 @pytest.fixture
 def batchers(monkeypatch: pytest.MonkeyPatch) -> list[Batcher]:
     """The queues that are made, in order."""
     made: list[Batcher] = []
-    monkeypatch.setattr(Batcher, "__post_init__", _noting(made, Batcher.__post_init__))
+    monkeypatch.setattr(Batcher, "__init__", _noting(made, Batcher.__init__))
     return made
 
 
@@ -351,29 +202,9 @@ def test_a_client_that_leaves_frees_the_queue(prose: ProseStore, gate: Gate, bat
     assert gate.batches == [[2], [20]]
 
 
-def test_a_stream_whose_client_leaves_is_cancelled(prose: ProseStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Generation] = []
-    monkeypatch.setattr(Generation, "__post_init__", _noting(made, Generation.__post_init__))
-    choose, slow = Generation.choose, threading.Event()
-
-    def slowly(self: Generation, logits_V: np.ndarray) -> None:
-        choose(self, logits_V)
-        if len(self.tokens) > 1:
-            slow.wait(0.2)
-
-    monkeypatch.setattr(Generation, "choose", slowly)
-    body = {"model": prose.cope[0], "prompt": [1], "stream": True, "max_tokens": 14, "temperature": 0, "logprobs": 0}
-    with serving(prose.settings()) as client:
-        with client.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_lines())
-        until(lambda: made[0].cancelled)
-        assert len(made[0].tokens) < 14
-        assert ask(client, prose.cope[0], [[1, 2, 3]]).status_code == 200
-
-
-def _noting(made: list[Any], original: Callable[[Any], None]) -> Callable[[Any], None]:
-    def noted(self: Any) -> None:
-        original(self)
+def _noting(made: list[Any], original: Callable[..., None]) -> Callable[..., None]:
+    def noted(self: Any, *values: Any) -> None:
+        original(self, *values)
         made.append(self)
 
     return noted
@@ -407,13 +238,12 @@ def test_what_is_alone_has_all_cores_and_others_share_them() -> None:
         return torch.get_num_threads()
 
     async def work() -> None:
-        batcher = Batcher(2, 1, 1)
+        batcher = Batcher(2, 1)
         assert await batcher.infer(cores) == 4
-        assert await batcher.infer(cores, little=True) == 2
-        together = [asyncio.create_task(batcher.infer(cores_together, little=little)) for little in (True, False)]
-        assert await asyncio.gather(*together) == [2, 2]
+        together = [asyncio.create_task(batcher.infer(cores_together)) for _ in range(2)]
+        assert await asyncio.gather(*together) == [4, 2]
         assert batcher.running == 0
-        assert await Batcher(9, 1, 1).infer(cores, little=True) == 1
+        assert await Batcher(9, 1).infer(cores) == 4
 
     asyncio.run(work())
     assert torch.get_num_threads() == before
