@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, StoreOpt
 from cope_sweep.errors import UserError
-
-if TYPE_CHECKING:
-    from cope_services.http.access import KeysFile
 
 
 def serve(
@@ -39,8 +36,13 @@ def serve(
         ),
     ] = "",
     keys_file: Annotated[
-        Path, typer.Option(envvar="COPE_SWEEP_KEYS_FILE", metavar="FILE", help="File of the API keys.")
-    ] = Path("keys.json"),
+        Path,
+        typer.Option(
+            envvar="COPE_SWEEP_KEYS_FILE",
+            metavar="FILE",
+            help="File of the API keys' digests. Delete the line of a key to revoke it.",
+        ),
+    ] = Path("keys.txt"),
     new_key: Annotated[
         str | None, typer.Option(metavar="NAME", help="Make an API key, print it, and end.", show_default=False)
     ] = None,
@@ -53,10 +55,6 @@ def serve(
             show_default=False,
         ),
     ] = [],  # noqa: B006 - Typer copies it
-    keys: Annotated[bool, typer.Option("--keys", help="List the API keys and end.")] = False,
-    revoke: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Revoke an API key and end.", show_default=False)
-    ] = None,
 ) -> None:
     """Serve tables, runs, checkpoints, perplexity and probes over REST, with a web page.
 
@@ -65,10 +63,8 @@ def serve(
 
     Example: `cope-sweep serve --port 8080`, then `curl http://127.0.0.1:8080/api/v1/ablations/quickstart/table?format=markdown`
     """
-    if new_key or keys or revoke or scope:
-        from cope_services.http.access import KeysFile
-
-        _manage_keys(KeysFile(keys_file), new_key, scope, revoke)
+    if new_key or scope:
+        _make_key(keys_file, new_key, scope)
         return
     from cope_services.http import server
     from cope_services.http.settings import load_settings
@@ -80,26 +76,13 @@ def serve(
     raise typer.Exit(server.serve(load_settings(**values, keys_file=keys_file)))
 
 
-def _manage_keys(file: KeysFile, new_key: str | None, scopes: list[str], revoke: str | None) -> None:
-    """Make, revoke or list keys. Raises UserError."""
-    from cope_services.http.access import SCOPES
+def _make_key(path: Path, name: str | None, scopes: list[str]) -> None:
+    """Print a new key. Raises UserError."""
+    from cope_services.http.access import SCOPES, KeysFile
 
-    if scopes and not new_key:
+    if name is None:
         raise UserError("--scope is of a new key; give its name, too: --new-key NAME")
-    if new_key and revoke:
-        raise UserError("--new-key and --revoke are two commands; give one of them")
     if unknown := [scope for scope in scopes if scope not in SCOPES]:
         raise UserError(f"there is no scope {unknown[0]!r}; the scopes are {', '.join(SCOPES)}")
-    if new_key:
-        secret = file.create(new_key, [each for each in SCOPES if each in (scopes or ["read"])])
-        typer.echo(secret)
-        typer.echo(f"{file.path} has its digest only: this is the only time that it is shown", err=True)
-    elif revoke:
-        file.revoke(revoke)
-        left = len(file.all())
-        typer.echo(f"revoked {revoke}; {file.path} has {left} key{'s' * (left != 1)}")
-    else:
-        for key in file.all():
-            typer.echo(f"{key.name}  {', '.join(key.scopes)}  made {key.created}")
-        if not file.all():
-            typer.echo(f"there are no keys in {file.path}; make one with --new-key NAME --scope read", err=True)
+    typer.echo(KeysFile(path).create(name, [each for each in SCOPES if each in (scopes or ["read"])]))
+    typer.echo(f"{path} has its digest only: this is the only time that it is shown", err=True)

@@ -326,7 +326,7 @@ def test_the_application_is_one_that_serve_accepts_and_that_fits_the_cluster():
         ports = {each["name"]: each["containerPort"] for each in spec["containers"][0]["ports"]}
         assert ports["serve"] == config.http_options.port == OF_KUBERAY["models-serve-svc"]
         environment = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
-        assert environment["COPE_SWEEP_KEYS_FILE"] == "/run/keys/keys.json"
+        assert environment["COPE_SWEEP_KEYS_FILE"] == "/run/keys/keys.txt"
     hosts = one(BASE, "ConfigMap", "cope-sweep")["data"]["COPE_SWEEP_ALLOW_HOSTS"].split(",")
     assert {"models-serve-svc", "models-serve-svc.cope-sweep"} <= set(hosts)
 

@@ -66,7 +66,7 @@ class ServedFolders:
         return Store(self.store_folder)
 
     def settings(self, **changes: object) -> Settings:
-        folders = {"ablations": self.ablations, "store": self.store_folder, "keys_file": self.root / "keys.json"}
+        folders = {"ablations": self.ablations, "store": self.store_folder, "keys_file": self.root / "keys.txt"}
         return Settings.model_validate(folders | {"device": "cpu"} | changes)
 
     def environment(self, **changes: str) -> dict[str, str]:
@@ -75,7 +75,7 @@ class ServedFolders:
             "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "services"))),
             "COPE_SWEEP_ABLATIONS": str(self.ablations),
             "COPE_SWEEP_STORE": str(self.store_folder),
-            "COPE_SWEEP_KEYS_FILE": str(self.root / "keys.json"),
+            "COPE_SWEEP_KEYS_FILE": str(self.root / "keys.txt"),
             "COPE_SWEEP_PORT": "0",
             **changes,
         }

@@ -57,7 +57,7 @@ def test_a_store_of_an_earlier_version(old, indexed):
     assert {run["run_id"]: run["status"] for run in old.json("runs")["runs"]} == statuses
 
     settings = {"store": old.folder / "store", "ablations": old.folder / "ablations", "device": "cpu"}
-    with serving(Settings.model_validate(settings | {"keys_file": old.folder / "keys.json"})) as client:
+    with serving(Settings.model_validate(settings | {"keys_file": old.folder / "keys.txt"})) as client:
         assert client.get(f"{API}/runs/{old.finished}").json()["status"] == "finished"
         body = {"models": [old.finished], "tokens": [[0, 2, 3, 0]]}
         answer = client.post(f"{API}/perplexity", json=body)

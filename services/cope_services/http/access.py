@@ -1,9 +1,10 @@
 """Access control: API keys and their scopes, and the hosts and origins from which requests are accepted.
 
-A key is 256 random bits. The file has only SHA-256 digests of keys: whoever reads it cannot use them. Nobody can guess
-256 random bits, so a slow password hash would protect nothing more and cost every request its time.
+A key is 256 random bits. The file has a line for each: its name, its scopes, and its SHA-256 digest. Whoever reads it
+cannot use the keys. Nobody can guess 256 random bits, so a slow password hash would protect nothing more and cost every
+request its time.
 
-    {"version": 1, "keys": [{"name": "lab", "scopes": ["infer", "read"], "sha256": "9f86…", "created": "2026-01-31T…"}]}
+    lab infer,read 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
 
 `Authentication` refuses every request without a valid key, except for the open paths, before its body is read. The
 route then asks whether the key has the scope that the route declares: `dependencies=[READ]`, `[INFER]` or `[SUBMIT]`.
@@ -15,16 +16,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-import json
 import os
 import re
 import secrets
 import socket
 import stat
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -32,22 +30,20 @@ from urllib.parse import urlsplit
 
 from fastapi import Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from cope_services.http.errors import NotReadyError, ServiceError
+from cope_services.http.errors import NotReadyError, ServiceError, path_below
 from cope_sweep.errors import UserError
 
 KeyScope = Literal["read", "infer", "submit"]
 SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+LINE = re.compile(rf"(?P<name>{NAME.pattern})\s+(?P<scopes>[a-z,]+)\s+(?P<sha256>[0-9a-f]{{64}})")
 PREFIX = "cope_"
 """Begins every key, so that tools that search files for secrets can find one."""
 MAX_KEY_LENGTH = 200
 """Characters of an `Authorization` header that are worth a digest."""
-WAIT_S = 5.0
-"""Time for which a change of the file waits for another one."""
 FileState = tuple[int, int, int]
 
 
@@ -55,22 +51,13 @@ class KeysError(UserError):
     """The keys file cannot be used; the message says why and what to do."""
 
 
-class ApiKey(BaseModel):
+@dataclass(frozen=True)
+class ApiKey:
     """A key as it is stored: its name, what it may do, and its digest."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
+    name: str
     scopes: tuple[KeyScope, ...]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    created: str
-
-
-class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    version: Literal[1] = 1
-    keys: list[ApiKey] = []
+    sha256: str
 
 
 class KeysFile:
@@ -114,29 +101,17 @@ class KeysFile:
             raise KeysError(
                 f"{name[:80]!r} cannot be the name of a key: use letters, digits, `.`, `_` and `-`, at most 64"
             )
+        if any(each.name == name for each in self.all()):
+            raise KeysError(f"there is a key {name!r} in {self.path}; choose another name, or delete its line first")
         secret = PREFIX + secrets.token_urlsafe(32)
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-        key = ApiKey(name=name, scopes=tuple(sorted(set(scopes))), sha256=_digest(secret), created=created)
-
-        def add(keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
-            if any(each.name == name for each in keys):
-                raise KeysError(f"there is a key {name!r} in {self.path}; choose another name, or revoke it first")
-            return (*keys, key)
-
-        self._change(add)
+        try:
+            with os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+b") as file:
+                file.seek(0)
+                begin = b"\n" if (file.read() or b"\n")[-1:] != b"\n" else b""  # an editor may leave out the last one
+                file.write(begin + f"{name} {','.join(sorted({*scopes}))} {_digest(secret)}\n".encode())
+        except OSError as error:
+            raise KeysError(f"the keys file {self.path} cannot be written: {error.strerror}") from error
         return secret
-
-    def revoke(self, name: str) -> None:
-        """Remove a key. A running server refuses it from its next request. Raises KeysError."""
-
-        def remove(keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
-            kept = tuple(key for key in keys if key.name != name)
-            if len(kept) == len(keys):
-                known = ", ".join(key.name for key in keys) or "none"
-                raise KeysError(f"there is no key {name[:80]!r} in {self.path}; its keys: {known}")
-            return kept
-
-        self._change(remove)
 
     def _read_if_changed(self) -> None:
         try:
@@ -158,46 +133,20 @@ class KeysFile:
         if os.name == "posix" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise KeysError(f"other users may write to the keys file {self.path}; run `chmod 600 {self.path}`")
         try:
-            document = _Document.model_validate_json(self.path.read_bytes())
-        except OSError as error:
-            raise KeysError(f"the keys file {self.path} cannot be read: {error.strerror}") from error
-        except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            place = ".".join(map(str, first["loc"])) or "the file"
+            lines = self.path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise KeysError(f"the keys file {self.path} cannot be read: {error}") from error
+        return tuple(self._parsed(number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+    def _parsed(self, number: int, line: str) -> ApiKey:
+        found = LINE.fullmatch(line.strip())
+        scopes = tuple(each for each in SCOPES if found and each in found["scopes"].split(","))
+        if found is None or len(scopes) != len(found["scopes"].split(",")):
             raise KeysError(
-                f"the keys file {self.path} is damaged: {place}: {first['msg']}; delete it and make new keys"
-            ) from error
-        return tuple(document.keys)
-
-    def _change(self, change: Callable[[tuple[ApiKey, ...]], tuple[ApiKey, ...]]) -> None:
-        """Replace the file as a whole. The new file is also the lock: only one process at a time can create it."""
-        new = self.path.with_name(f"{self.path.name}.new")
-        descriptor = self._create_new(new)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                document = _Document(keys=list(change(self.all())))
-                json.dump(document.model_dump(), file, indent=1)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            new.unlink()
-            raise
-        new.replace(self.path)
-
-    def _create_new(self, new: Path) -> int:
-        deadline_s = time.monotonic() + WAIT_S
-        while True:
-            try:
-                return os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            except FileExistsError:
-                if time.monotonic() > deadline_s:
-                    raise KeysError(
-                        f"another command is changing {self.path}; if none is, delete {new}, which one left behind"
-                    ) from None
-                time.sleep(0.02)
-            except OSError as error:
-                raise KeysError(f"the keys file {new} cannot be written: {error.strerror}") from error
+                f"the keys file {self.path} is damaged: line {number} is not NAME SCOPES SHA256; delete it and make a "
+                "new key"
+            )
+        return ApiKey(found["name"], scopes, found["sha256"])
 
 
 def _digest(key: str) -> str:
@@ -277,7 +226,7 @@ class Authentication:
 
     def check(self, scope: Scope) -> None:
         """Note the key of a request in its scope. Raises UnauthorizedError, NotReadyError."""
-        if is_open(scope["path"]):
+        if is_open(path_below(scope)):
             return
         try:
             if not (self.always or self.keys.protects):
@@ -330,7 +279,7 @@ class AllowedHosts:
         # Browsers send no origin with a picture of another page, but this. An address that is opened is a navigation.
         site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
         is_embedded = site in ("cross-site", "same-site") and mode != "navigate"
-        if is_embedded and not is_open(scope["path"]) and "authorization" not in headers:
+        if is_embedded and not is_open(path_below(scope)) and "authorization" not in headers:
             raise CrossOriginError("a page of another origin must not have this service compute without a key")
 
 

@@ -114,6 +114,12 @@ def answer_to(error: ServiceError | UserError) -> tuple[int, str]:
     return next(USER_ERRORS[cls] for cls in type(error).__mro__ if cls in USER_ERRORS)
 
 
+def path_below(scope: Scope) -> str:
+    """The path of a request below the prefix at which the service is mounted, if it is."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
 PROBLEM_JSON = "application/problem+json"
 OPENAI_PATH = re.compile(r"(/openai/[^/]+)?/(v1/|tokenizer_info$|tokenize$|detokenize$)")
 INTERNAL_ERROR = "internal server error; the server's log has the traceback"
@@ -160,7 +166,7 @@ def error_response(
     """The response to a request that failed. An empty `detail` is replaced by a sentence about the status."""
     detail = detail or _status_detail(scope, status)
     headers = dict(headers) if headers else None
-    if not OPENAI_PATH.match(scope["path"]):
+    if not OPENAI_PATH.match(path_below(scope)):
         return Response(problem_details(status, code, detail), status, headers, media_type=PROBLEM_JSON)
     # OpenAI answers 400 where this service answers 422.
     content = error_object(status, code, detail)
@@ -181,7 +187,7 @@ def error_object(status: int, code: str, message: str) -> bytes:
 
 
 def _status_detail(scope: Scope, status: int) -> str:
-    path = scope["path"]
+    path = path_below(scope)
     match status:
         case 404:
             return f"there is no {path}; /docs lists all paths"
