@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import threading
 import time
@@ -57,6 +58,7 @@ from cope_sweep.sweep.jobs import (
 
 # -- submission, stop and retry ----------------------------------------------------------------------------------------
 
+LOG = logging.getLogger("cope_services.sweeps")
 KEY_TTL_S = 7 * 86_400.0
 """Time for which an idempotency key is remembered."""
 RETRY_AFTER_S = 30
@@ -150,10 +152,16 @@ class SweepJobs:
 
     async def keep_reconciled(self) -> None:
         """Record the ends of jobs that have ended without doing so, until this task is cancelled."""
+        logged = ""
         while self.settings.ray_address:
             await asyncio.sleep(RECONCILE_S)
-            with suppress(Exception):  # the cluster or the store does not answer: next time
+            try:
                 await run_in_threadpool(self.reconcile_all)
+                logged = ""
+            except Exception as error:  # the cluster or the store does not answer: next time
+                if str(error) != logged:
+                    LOG.warning("the jobs of active sweeps could not be checked: %s", error)
+                logged = str(error)
 
     def reconcile_all(self) -> None:
         """`reconcile` for all sweeps that have not ended. Raises the first error, after it has looked at all."""
@@ -229,7 +237,8 @@ class SweepJobs:
 
         With `while_active`, a key means a sweep only until that has ended.
         """
-        store = Store(self.settings.store, index=self.settings.index or None, create=True)
+        Store(self.settings.store, index=self.settings.index or None, create=True)  # makes the folder
+        store = self.queries.store
         owner = f"{submission.sweep_id} {submission.request}"
         with self._lock:
             if key is not None:

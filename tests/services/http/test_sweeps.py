@@ -23,11 +23,12 @@ from sse_starlette import ServerSentEvent
 
 from cope_sweep.client import server_events
 from cope_sweep.config import expand, load_ablation
+from cope_sweep.errors import ClusterError
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.progress import ProgressTracker
 from cope_sweep.store import Store, SweepRecord, SweepRun, read_submission
 from cope_sweep.store.event import Event as RunEvent
-from cope_sweep.store.index import RunRecord
+from cope_sweep.store.index import RunRecord, index
 from cope_sweep.sweep.jobs import job_submission
 from tests.read.tables.ablations import fail, finish
 from tests.services.sample_store import API, TINY, SampleStore, ServedFolders, serving
@@ -115,6 +116,38 @@ def test_a_submitted_sweep_is_a_job_that_finds_all_it_needs_in_the_store(
     assert [run.run_id for run in plan.runs] == [member["run_id"] for member in shown["members"]]
     assert {run.train.steps for run in plan.runs} == {20}
     assert submission.max_runs == 1
+
+
+def test_submissions_share_one_database(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serve()
+    assert submit(client, ablation="tiny").status_code == 202
+    opened: list[str] = []
+    database = index.Database
+
+    def noted(url: str) -> index.Database:
+        opened.append(url)
+        return database(url)
+
+    monkeypatch.setattr(index, "Database", noted)
+    assert [submit(client, ablation="tiny").status_code for _ in range(3)] == [202] * 3
+    assert opened == []
+
+
+def test_a_cluster_that_does_not_answer_is_logged_once(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[object] = []
+
+    def unreachable(self: object) -> None:
+        asked.append(self)
+        raise ClusterError("http://head:8265 does not answer")
+
+    monkeypatch.setattr(sweeps, "RECONCILE_S", 0.01)
+    monkeypatch.setattr(sweeps.SweepJobs, "reconcile_all", unreachable)
+    serve()
+    until(lambda: len(asked) > 3)
+    (record,) = [each for each in caplog.records if each.name.startswith("cope_services")]
+    assert (record.levelname, "http://head:8265 does not answer" in record.getMessage()) == ("WARNING", True)
 
 
 def test_only_the_package_is_sent(serve: Serve, cluster: ScriptedCluster) -> None:
