@@ -264,7 +264,7 @@ class Queries:
 
     def _table(self, question: questions.GetTable) -> bytes:
         linked = self._links and not question.committed  # whose runs are not in the store
-        runs_url = f"{questions.API}{questions.ListRuns.path}" if linked else None
+        runs_url = "../../runs" if linked else None  # relative to the table: a proxy may add a prefix
         return find_format(question.format or "json").file(self.table(question), runs=question.runs, runs_url=runs_url)
 
     def _figure(self, question: questions.GetFigure) -> bytes:

@@ -21,11 +21,14 @@ export const key = {
   set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
 };
 
+/** The URL of a path of the service: `/api/v1/runs` is below the page, which a proxy may have put below a prefix. */
+export const urlOf = (path) => new URL(path.replace(/^\//, ""), document.baseURI).href;
+
 /** fetch() with the key. Throws an ApiError for an error of the service, a TypeError if the server does not respond. */
 async function request(path, options = {}) {
   const headers = new Headers(options.headers);
   if (key.get()) headers.set("Authorization", `Bearer ${key.get()}`);
-  const response = await fetch(path, { ...options, headers });
+  const response = await fetch(urlOf(path), { ...options, headers });
   if (response.ok || response.status === 304) return response;
   const problem = await response.json().catch(() => ({}));
   if (response.status === 401) dispatchEvent(new CustomEvent("unauthorised", { detail: problem.detail }));

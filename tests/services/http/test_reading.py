@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx
 import pandas as pd
@@ -155,8 +156,8 @@ def test_the_default_format_is_json(client: httpx.Client, sample: SampleStore) -
 def test_a_browser_gets_html_whose_numbers_lead_to_their_runs(client: httpx.Client, sample: SampleStore) -> None:
     accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
     text = client.get(f"{API}/ablations/tiny/table", headers={"accept": accept}).text
-    assert text == table(sample.plan, sample.store).to_html(runs_url=f"{API}/runs")
-    links = [html.unescape(link) for link in re.findall(r'href="([^"]+)"', text)]
+    assert text == table(sample.plan, sample.store).to_html(runs_url="../../runs")
+    links = [urljoin(f"{API}/ablations/tiny/table", html.unescape(link)) for link in re.findall(r'href="([^"]+)"', text)]
     numbers = [
         cell["values"] for row in get(client, "/ablations/tiny/table")["rows"] for cell in row["metrics"].values()
     ]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import httpx
 
 from cope_sweep.config import Plan, expand, load_ablation
 from cope_sweep.store.reading import read_run
@@ -80,6 +84,39 @@ def chromium() -> str | None:
     """The path of an installed Chromium."""
     found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
     return os.environ.get("COPE_SWEEP_CHROMIUM") or next(filter(None, found), None)
+
+
+@contextmanager
+def behind_proxy(service: httpx.Client, prefix: str) -> Iterator[str]:
+    """The address of a reverse proxy that has the service below a prefix, and nothing else."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.removeprefix(prefix)
+            if path == self.path or not path.startswith("/"):
+                self.send_error(404)
+                return
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            headers = [(name, value) for name, value in self.headers.items() if name.lower() != "connection"]
+            with service.stream(self.command, path, headers=headers, content=body) as answer:
+                self.send_response_only(answer.status_code)
+                for name, value in answer.headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                for part in answer.iter_raw():
+                    self.wfile.write(part)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}{prefix}"
+        finally:
+            server.shutdown()
 
 
 @contextmanager

@@ -565,7 +565,7 @@ def test_a_sweep_is_submitted_by_a_form(
 
 
 def test_the_form_is_offered_to_those_who_may_submit(context: BrowserContext, site: Site, tmp_path: Path) -> None:
-    keys = KeysFile(tmp_path / "keys.json")
+    keys = KeysFile(tmp_path / "keys.txt")
     secrets = {True: keys.create("me", ["read", "submit"]), False: keys.create("you", ["read"])}
     settings = site.sample.settings(keys_file=keys.path, ray_address="http://127.0.0.1:1")
     with serving(settings) as client:
@@ -581,8 +581,34 @@ def test_the_form_is_offered_to_those_who_may_submit(context: BrowserContext, si
             assert [each for each in visitor.problems if "401" not in each] == []
 
 
+def test_the_page_works_below_a_prefix(context: BrowserContext, site: Site) -> None:
+    cope, absolute = site.sample.ids[:2]
+    with serving(site.sample.settings()) as client, page_site.behind_proxy(client, "/user/me/proxy/8000") as address:
+        visitor = Visitor.of(context, address)
+        visitor.open("ablations/tiny?row=CoPE&open=CoPE|in_dist/token_error", ".uplot canvas")
+        visitor.open("ablations/tiny?tab=figures", ".figures img")
+        visitor.open(f"runs?sel={cope}&sel={absolute}", ".uplot canvas")
+        page = visitor.open(f"runs/{cope}?tab=checkpoint", "main code")
+        assert f"curl -C - -O {address}/api/v1/runs/{cope}/checkpoint/" in page.locator("main code").inner_text()
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Download model.safetensors").click()
+        assert download.value.path().stat().st_size > 1000
+        visitor.open(f"playground?run={cope}&ask=1&text=1 _ 0 _ > 1 0", ".matrix canvas")
+        page.get_by_role("link", name="API", exact=True).click()
+        page.get_by_text("/api/v1/version", exact=True).click()
+        page.get_by_text("Try it out").click()
+        page.locator("button.execute").click()
+        page.wait_for_selector(".live-responses-table")
+        assert '"python"' in page.locator(".live-responses-table").inner_text()
+        page.goto(f"{address}/api/v1/ablations/tiny/table?format=html")
+        page.locator("td a").first.click()
+        page.wait_for_url(f"{address}/api/v1/runs?run=*")
+        page.close()
+    assert visitor.problems == []
+
+
 def test_a_server_with_keys_asks_for_one(context: BrowserContext, site: Site, tmp_path: Path) -> None:
-    keys = KeysFile(tmp_path / "keys.json")
+    keys = KeysFile(tmp_path / "keys.txt")
     secret = keys.create("me", ["read"])
     with serving(site.sample.settings(keys_file=keys.path)) as client:
         visitor = Visitor.of(context, str(client.base_url).rstrip("/"))

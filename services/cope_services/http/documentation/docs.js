@@ -25,6 +25,7 @@ function asOpenApi30(value) {
   return result;
 }
 
-const response = await fetch("/openapi.json");
-const spec = { ...asOpenApi30(await response.json()), openapi: "3.0.3" };
+const response = await fetch("openapi.json");
+const servers = [{ url: new URL(".", location.href).href }]; // a proxy may have put the service below a prefix
+const spec = { ...asOpenApi30(await response.json()), openapi: "3.0.3", servers };
 window.ui = SwaggerUIBundle({ spec, dom_id: "#swagger-ui", deepLinking: true, validatorUrl: null });

@@ -1,6 +1,6 @@
 // Parts of the view of a run: its head, configuration, logs, checkpoint and difference.
 
-import { at, download, get } from "../api.js";
+import { at, download, get, urlOf } from "../api.js";
 import { crumbs, definitions, empty, h, scrolling, table } from "../dom.js";
 import { bytes, count, duration, integer, moment, number } from "../format.js";
 import { change, link } from "../route.js";
@@ -94,7 +94,7 @@ export async function checkpoint(run) {
     );
     return [file.name, bytes(file.size_bytes), file.sha256, button];
   });
-  const command = `curl -C - -O ${location.origin}${files.at(-1).url}`;
+  const command = `curl -C - -O ${urlOf(files.at(-1).url)}`;
   return [
     h("h2", { class: "hidden" }, "Checkpoint"),
     table("Files", ["file", ["size", "number"], ["SHA-256", "mono"], ""], rows),
