@@ -157,7 +157,9 @@ def test_a_browser_gets_html_whose_numbers_lead_to_their_runs(client: httpx.Clie
     accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
     text = client.get(f"{API}/ablations/tiny/table", headers={"accept": accept}).text
     assert text == table(sample.plan, sample.store).to_html(runs_url="../../runs")
-    links = [urljoin(f"{API}/ablations/tiny/table", html.unescape(link)) for link in re.findall(r'href="([^"]+)"', text)]
+    links = [
+        urljoin(f"{API}/ablations/tiny/table", html.unescape(link)) for link in re.findall(r'href="([^"]+)"', text)
+    ]
     numbers = [
         cell["values"] for row in get(client, "/ablations/tiny/table")["rows"] for cell in row["metrics"].values()
     ]
