@@ -50,12 +50,12 @@ class Models:
     """A replica: the application of the routes that ask models."""
 
     def __init__(self, folders: dict[str, str]) -> None:
-        self.app = create_model_app(load_settings(**folders))
+        self.service = create_model_app(load_settings(**folders))
 
     @serve.multiplexed(max_num_models_per_replica=ANNOUNCED)  # type: ignore[untyped-decorator]
     async def load(self, run_id: str) -> str:
         """Load a model, for which Serve prefers this replica from now on. The application keeps or drops it."""
-        await self.app.components.predictor(run_id)
+        await self.service.components.predictor(run_id)
         return run_id
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -63,7 +63,7 @@ class Models:
             if run_id := serve.get_multiplexed_model_id():
                 with suppress(ServiceError, UserError):  # the route says what is wrong with the run
                     await self.load(run_id)
-            await self.app(scope, receive, send)
+            await self.service(scope, receive, send)
 
         return with_model
 
