@@ -27,7 +27,7 @@ from cope_sweep.tracking.uri import check as check_mlflow
 DIFFERENT = 1
 """The exit code of `store check` where something differs or is damaged."""
 DAY_S = 86400.0
-RESUMED_STATUSES = ("finished", "stopped", "failed", "interrupted")
+RESUMED_STATUSES = ("stopped", "failed", "interrupted")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -119,8 +119,8 @@ def prune(
         typer.Option(
             "--states",
             metavar="STATUS",
-            help="Delete the training states of runs that are `finished`, `stopped`, `failed` or `interrupted`: they "
-            "cannot be continued any more. May be repeated.",
+            help="Delete the training states of runs that are `stopped`, `failed` or `interrupted`: the next attempt "
+            "starts at the first step. May be repeated.",
         ),
     ] = [],
     orphans: Annotated[

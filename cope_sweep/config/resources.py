@@ -59,11 +59,6 @@ class Resources(Frozen):
         default=30.0,
         description="Seconds between resumable checkpoints; more if writing one takes long.",
     )
-    keep_final_state: bool = Field(
-        default=True,
-        description="Finished runs with a constant learning rate keep the optimiser's state (2 × the model's size), so "
-        "that a longer run can continue them. `cope-sweep prune` deletes it.",
-    )
     max_failures: Annotated[int, Field(ge=0, le=10**9)] = Field(
         default=3, description="How often a run is restarted from its last checkpoint after its process died."
     )

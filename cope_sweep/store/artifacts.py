@@ -133,11 +133,6 @@ class RunFolder:
         return self.path / "resume.safetensors"
 
     @property
-    def final_state(self) -> Path:
-        """The resume file of the last step of a finished run, if it was kept."""
-        return self.path / "final_state.safetensors"
-
-    @property
     def status(self) -> Status:
         """The status by the files alone: `running` means that the last attempt has not ended, or that it died."""
         try:
@@ -407,18 +402,12 @@ class RunFolder:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def finish(self, metrics: Mapping[str, float], facts: Mapping[str, Any], *, keep_state: bool = False) -> None:
-        """Write the result, which makes the run finished, and delete the resume file. Raises FencedError.
-
-        With `keep_state`, the resume file, which is that of the last step, becomes `final_state` instead.
-        """
+    def finish(self, metrics: Mapping[str, float], facts: Mapping[str, Any]) -> None:
+        """Write the result, which makes the run finished, and delete the resume file. Raises FencedError."""
         self.check_fence()
         document = {"metrics": dict(metrics), "facts": dict(facts), "files": self._checksums(), "ended_ms": _now_ms()}
         self._publish(CURVE_FILE, LOG_FILE)
         self._write(RESULT_FILE, document)
-        if keep_state:  # not before: a run that is killed here would have neither result nor state
-            self.resume.replace(self.final_state)
-            self._publish(self.final_state.name)
         self.resume.unlink(missing_ok=True)
         if self.objects:
             self.objects.delete(self._object(self.resume.name))
@@ -430,22 +419,6 @@ class RunFolder:
         for file in files:
             to_disk(file)
         return {str(file.relative_to(self.path)): sha256(file) for file in files}
-
-    def has_final_state(self) -> bool:
-        """Whether the state of the last step was kept. Raises StoreError."""
-        return self.content(self.final_state.name, 0) is not None
-
-    def fetch_final_state(self) -> Path | None:
-        """The resume file of the last step on this machine; None if it was not kept. Raises StoreError."""
-        if self.objects and not self.final_state.exists():
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._fetch(self.final_state.name, CURVE_FILE)
-        return self.final_state if self.final_state.is_file() else None
-
-    def copy_curve(self, source: RunFolder, mark: CurveMark) -> None:
-        """Begin the curve with the first rows of another run's. Raises DamagedError, FencedError."""
-        source.check_curve(mark)
-        self._write_curve(read_bytes(source.path / CURVE_FILE, mark["bytes"]) or b"")
 
     def fetch_checkpoint(self) -> Path:
         """The folder of the trained model on this machine. Copied from an object store once. Raises StoreError.

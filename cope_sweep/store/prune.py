@@ -32,7 +32,7 @@ def waste(store: Store, *, older_than_s: float, statuses: Iterable[Status], kept
         store: The store.
         older_than_s: Nothing younger is named, except whole runs.
         statuses: The training states of runs with these statuses. Such a run starts at its first step if it is trained
-            again; a finished one cannot be continued by a longer one.
+            again.
         kept: The ids of the runs to keep; runs that are not in it are named as a whole. None: all runs are kept.
     """
     now_s = time.time()
@@ -45,8 +45,7 @@ def waste(store: Store, *, older_than_s: float, statuses: Iterable[Status], kept
             yield Waste(folder, f"{status} run of no ablation", _size(folder))
             continue
         for path in _entries(folder):
-            states = {store.run(run_id).resume.name, store.run(run_id).final_state.name}
-            if path.name in states and status in statuses:
+            if path.name == store.run(run_id).resume.name and status in statuses:
                 yield from _old(path, f"to continue a run that is {status}", now_s - older_than_s)
             elif path.name.endswith(".damaged"):
                 yield from _old(path, "damaged, and put aside", now_s - older_than_s)

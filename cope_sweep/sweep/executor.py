@@ -7,7 +7,6 @@ import os
 import platform
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cope_sweep.config import Resources, RunSpec
 from cope_sweep.config.ablation import EarlyStopping
-from cope_sweep.config.run import parent_ids
 from cope_sweep.errors import ClusterError
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Event, LeaseHolder, Refusal, RunFolder, Status, Store
@@ -38,8 +36,6 @@ PORT_TIMEOUT_S = 3.0
 MAX_MESSAGE_CHARACTERS = 500
 ENDED: tuple[Status, ...] = ("finished", "failed", "stopped")
 """The statuses of runs with which a sweep has no more to do. An interrupted or a damaged run goes on."""
-STEPS_ARE_FRESH_S = 10.0
-"""The time for which the numbers of steps that occur in the store are kept."""
 
 
 T = TypeVar("T")
@@ -155,7 +151,6 @@ def train_leased(
     leases: LeaseHolder,
     lease: Lease,
     *,
-    parent_id: str | None,
     on_event: Callable[[Event], None],
     should_stop: Callable[[], StopRequest | None],
 ) -> RunEnd:
@@ -167,7 +162,6 @@ def train_leased(
         runtime: How to train. Of several workers, the one of rank 0 calls this.
         leases: The leases of this process.
         lease: The run's.
-        parent_id: A finished run that it continues, unless it was begun before.
         on_event: Called with the progress of the run, while it trains.
         should_stop: Asked after each step. A lease that was lost, and a stop of the sweep, are noticed without it.
     """
@@ -186,10 +180,7 @@ def train_leased(
         ends = leases.is_lost(run.run_id) or leases.stop_reason("") is not None
         return "interrupted" if ends else should_stop()
 
-    outcome = train_run(
-        run, store, runtime,
-        attempt=lease.attempt, parent_id=parent_id, on_event=pass_on, should_stop=request,
-    )  # fmt: skip
+    outcome = train_run(run, store, runtime, attempt=lease.attempt, on_event=pass_on, should_stop=request)
     elsewhere = RunEnd(Event(run.run_id, "pending", steps=run.train.steps), elsewhere=True)
     if outcome == "fenced":
         leases.end(run.run_id)  # where the index has lost the number of attempts, it learns it from the folder
@@ -238,27 +229,6 @@ def _unfinished_folder(run: RunSpec, store: Store) -> tuple[RunFolder | None, di
     except DamagedError:
         pass
     return folder.begin(run, ""), {}
-
-
-class Parents:
-    """The parents of runs in a store. The numbers of steps in it are kept for a while: a query of all finished runs."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._steps: list[int] = []
-        self._read_s = float("-inf")
-
-    def of(self, run: RunSpec) -> str | None:
-        """The id of the longest finished run that `run` can continue and that has kept its state; None without one.
-
-        Raises StoreError.
-        """
-        if time.monotonic() - self._read_s > STEPS_ARE_FRESH_S:
-            self._steps, self._read_s = self.store.index.finished_steps(), time.monotonic()
-        candidates = parent_ids(run, self._steps)
-        statuses = self.store.index.statuses(candidates) if candidates else {}
-        finished = (run_id for run_id in candidates if statuses.get(run_id) == "finished")
-        return next((run_id for run_id in finished if self.store.run(run_id).has_final_state()), None)
 
 
 # -- the local executor ------------------------------------------------------------------------------------------------
@@ -344,10 +314,9 @@ class _LocalSweep:
             end = refused(run, self.store, lease)
         else:
             runtime = Runtime.of(self.work.resources_of(run.run_id), worker_id=worker_id())
-            parent_id = self.leases.waiting(lambda: Parents(self.store).of(run))
             end = train_leased(
                 run, self.store, runtime, self.leases, lease,
-                parent_id=parent_id, on_event=self._tell,
+                on_event=self._tell,
                 should_stop=lambda: "interrupted" if self.work.stop.is_set() else None,
             )  # fmt: skip
         if end.elsewhere:

@@ -40,7 +40,7 @@ from cope_sweep.registry import PluginError, load_plugins
 from cope_sweep.store import Event, LeaseHolder, Refusal, Store, StoreError
 from cope_sweep.store.index import Index, Lease
 from cope_sweep.sweep.cluster import RemoteIndex
-from cope_sweep.sweep.executor import Parents, RunEnd, refused, train_leased, worker_id
+from cope_sweep.sweep.executor import RunEnd, refused, train_leased, worker_id
 
 if TYPE_CHECKING:
     from cope_sweep.train import StopRequest
@@ -103,7 +103,6 @@ class Process:
         except (StoreError, PluginError, OSError, RuntimeError) as error:
             raise NodeProblem(node_id(), f"node {platform.node()}: {error}") from error
         self.leases = LeaseHolder(self.store, sweep.sweep_id)
-        self.parents = Parents(self.store)
         self.preempted = threading.Event()
         """Set when the process was asked to leave its node."""
         self.training = ThreadPoolExecutor(1, "training")
@@ -223,11 +222,9 @@ def train_loop(config: dict[str, Any]) -> RunEnd:
     resources: Resources = config["resources"]
     runtime = Runtime.of(resources, worker_id=worker_id(), rank=rank, world_size=workers)
     lease: Lease | Refusal | None = None
-    parent_id: str | None = None
     if rank == 0:
         lease = process.leases.acquire(run)
-        parent_id = process.leases.waiting(lambda: process.parents.of(run))
-    may_train, parent_id = broadcast_from_rank_zero((not isinstance(lease, Refusal), parent_id))
+    may_train = broadcast_from_rank_zero(not isinstance(lease, Refusal))
     elsewhere = RunEnd(Event(run.run_id, "pending"), elsewhere=True)
     if isinstance(lease, Refusal):
         return refused(run, process.store, lease)
@@ -249,11 +246,11 @@ def train_loop(config: dict[str, Any]) -> RunEnd:
 
     try:
         if lease is None:
-            train_run(run, process.store, runtime, parent_id=parent_id, on_event=on_event)
+            train_run(run, process.store, runtime, on_event=on_event)
             return elsewhere
         return train_leased(
             run, process.store, runtime, process.leases, lease,
-            parent_id=parent_id, on_event=on_event, should_stop=should_stop,
+            on_event=on_event, should_stop=should_stop,
         )  # fmt: skip
     finally:
         watchdog.close()

@@ -14,7 +14,6 @@ from cope_sweep.config import RunSpec
 from cope_sweep.errors import CheckpointError
 from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import save_model
-from cope_sweep.optim import Constant
 from cope_sweep.store import Event, RunFolder, Status, Store
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.text import TOKENIZER_FILE
@@ -46,7 +45,6 @@ def train_run(
     runtime: Runtime,
     *,
     attempt: int | None = None,
-    parent_id: str | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     should_stop: Callable[[], StopRequest | None] = lambda: None,
 ) -> Outcome:
@@ -60,7 +58,6 @@ def train_run(
         store: Where its folder is. The index is neither read nor written.
         runtime: How this worker executes runs.
         attempt: The number of the attempt, from the run's lease; None: the next one.
-        parent_id: A finished run that `spec` continues (`config.run.parent_ids`), unless it was begun before.
         on_event: Called with every event.
         should_stop: Asked after each step; a request ends the run, which can be continued.
 
@@ -75,7 +72,6 @@ def train_run(
     no longer in step and have to be restarted.
     """
     folder = store.run(spec.run_id)
-    parent = store.run(parent_id) if parent_id else None
     if runtime.rank > 0:
         # Rank 0 writes. It broadcasts what it finds in the same order as below.
         if not broadcast_flag(runtime, False):
@@ -84,7 +80,7 @@ def train_run(
             return "fenced"
         try:
             reporter = RunReporter(spec, runtime.worker_id, None, on_event)
-            return TrainingLoop(spec, folder, runtime, reporter, parent).run(should_stop)
+            return TrainingLoop(spec, folder, runtime, reporter).run(should_stop)
         except Diverged:
             return "failed"
     if not broadcast_flag(runtime, folder.status != "finished"):
@@ -98,7 +94,7 @@ def train_run(
     broadcast_flag(runtime, True)
     reporter = RunReporter(spec, runtime.worker_id, folder, on_event)
     try:
-        return TrainingLoop(spec, folder, runtime, reporter, parent).run(should_stop)
+        return TrainingLoop(spec, folder, runtime, reporter).run(should_stop)
     except FencedError:
         if runtime.world_size > 1:
             raise
@@ -176,25 +172,13 @@ class RunReporter:
 class TrainingLoop:
     """Trains a run from its last resume file to the end. Rank 0 writes to the run's folder, other ranks do not."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        folder: RunFolder,
-        runtime: Runtime,
-        reporter: RunReporter,
-        parent: RunFolder | None = None,
-    ) -> None:
-        """Prepare the data and restore the training. Raises DataError where the data have changed.
-
-        `parent` is a finished run that this one continues, if it was not begun before.
-        """
+    def __init__(self, spec: RunSpec, folder: RunFolder, runtime: Runtime, reporter: RunReporter) -> None:
+        """Prepare the data and restore the training. Raises DataError where the data have changed."""
         self.clock = Clock()
         reset_peak(runtime.device)
         self.spec, self.folder, self.runtime, self.reporter = spec, folder, runtime, reporter
         self.writes = runtime.rank == 0
         self.data = prepare_data(spec, runtime)
-        self.parent, self.continues = parent, False
-        """`continues`: whether the run was begun with the state of its parent."""
         self.restarted: str | None = None
         """Why the run starts again at the first step although it was begun before."""
         notes = self._restore()
@@ -215,14 +199,8 @@ class TrainingLoop:
 
     def _run(self, should_stop: Callable[[], StopRequest | None]) -> Literal["finished", "interrupted", "stopped"]:
         trainer = self.trainer
-        if self.continues or (trainer.done and trainer.losses):
-            # The state after the last step is saved before that step is logged: what is logged depends on the run that
-            # continues from it.
-            self._log_step()
         while not trainer.done:
             trainer.train_step()
-            if trainer.done and self._keeps_state():
-                self._save()
             if trainer.step == self.first_step + 1:
                 self.clock.end_warm_up()
             self._log_step()
@@ -248,8 +226,6 @@ class TrainingLoop:
         """First lines of the run's log in an attempt."""
         runtime, step = self.runtime, self.first_step
         start = f"continues after step {step}" if step else "starts"
-        if self.parent and self.continues:
-            start = f"continues run {self.parent.run_id} after its step {step}"
         if self.restarted:
             start = f"starts again at the first step ({self.restarted})"
         return (
@@ -274,28 +250,8 @@ class TrainingLoop:
             self.trainer, self.restarted = Trainer(self.spec, self.runtime), str(error)
             if self.writes:
                 self.folder.put_aside(self.folder.resume.name)
-        if self.trainer.step == 0 and self.parent and not self.restarted:
-            return self._load_parent(self.parent)
         if self.writes:
             self.folder.rewind(self.trainer.step, notes.get("curve"))
-        return notes
-
-    def _load_parent(self, parent: RunFolder) -> dict[str, Any]:
-        """Continue a finished run from its last step; where its state is gone or damaged, start at the first step."""
-        try:
-            path = parent.fetch_final_state()
-            if path is None:
-                raise CheckpointError(f"{parent.final_state}: no such file")
-            notes = load_resume(path, self.trainer, run_id=parent.run_id)
-            self._check_data(notes)
-            if self.writes:
-                self.folder.copy_curve(parent, notes["curve"])
-        except (CheckpointError, DamagedError) as error:
-            self.trainer, self.restarted = Trainer(self.spec, self.runtime), str(error)
-            if self.writes:
-                self.folder.rewind(0)
-            return {}
-        self.continues = True
         return notes
 
     def _load_resume(self) -> dict[str, Any]:
@@ -315,10 +271,6 @@ class TrainingLoop:
                 f"this run was started on data {notes.get('data')}, but its task now reads {self.data}; "
                 f"bring the files back to continue, or delete {self.folder.path} to start again"
             )
-
-    def _keeps_state(self) -> bool:
-        """Whether a longer run can continue this one: at a constant learning rate its first steps are the same."""
-        return self.runtime.keep_final_state and isinstance(self.spec.train.schedule, Constant)
 
     def _log_step(self) -> None:
         """Log the training loss and evaluate, where the step is due for it."""
@@ -368,13 +320,11 @@ class TrainingLoop:
                 save_model(path, self.trainer.model, self.spec)
                 if tokenizer := self.spec.task.tokenizer_json:
                     shutil.copyfile(tokenizer, path / TOKENIZER_FILE)
-            parent_id = self.parent.run_id if self.parent and self.continues else None
             optional = {
                 "data": self.data,
                 "tokenizer": self.spec.task.tokenizer_name(),
                 "contexts_left_out": left_out,
                 "restarted": self.restarted,
-                "parent_id": parent_id,
             }
             facts = {
                 "steps": self.trainer.step,
@@ -384,9 +334,9 @@ class TrainingLoop:
                 **speed_facts(self.trainer, speed),
                 **machine_facts(self.trainer),
             }
-            self.writer.wait()  # `finish` renames or deletes the file
+            self.writer.wait()  # `finish` deletes the file
             self.folder.note(f"finished after step {self.trainer.step}, {facts['wall_s']} s in all attempts")
-            self.folder.finish(self.reporter.metrics, facts, keep_state=self._keeps_state())
+            self.folder.finish(self.reporter.metrics, facts)
         self.reporter.report("finished", evaluated=True)
 
     def _evaluate_finally(self) -> str:

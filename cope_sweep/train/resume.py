@@ -97,11 +97,10 @@ def take_state(trainer: Trainer, notes: Mapping[str, Any], *, copy: bool = False
     return ResumeState(pinned, metadata, copied)
 
 
-def load_resume(path: Path, trainer: Trainer, *, run_id: str | None = None) -> dict[str, Any]:
+def load_resume(path: Path, trainer: Trainer) -> dict[str, Any]:
     """Restore the state that `write_state` wrote; training continues to the bit. Returns the notes.
 
-    `run_id` is the run whose file it is; None: the trainer's. Raises CheckpointError where the file is damaged or
-    belongs to another run.
+    Raises CheckpointError where the file is damaged or belongs to another run.
     """
     tensors = read_tensors(path, trainer.runtime.device)
     try:
@@ -110,9 +109,8 @@ def load_resume(path: Path, trainer: Trainer, *, run_id: str | None = None) -> d
         checksum = metadata.pop("crc32", None)
         if checksum not in (None, _checksum(tensors, metadata)):
             raise CheckpointError(f"{path}: is damaged: its content does not have its checksum {checksum}")
-        wanted = run_id or trainer.spec.run_id
-        if metadata.get("run_id") != wanted:
-            raise CheckpointError(f"{path}: is of run {metadata.get('run_id')}, not of run {wanted}")
+        if metadata.get("run_id") != trainer.spec.run_id:
+            raise CheckpointError(f"{path}: is of run {metadata.get('run_id')}, not of run {trainer.spec.run_id}")
         model = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
         if trainer.spec.model.tied:
             model["head.weight"] = model["embedding.weight"]

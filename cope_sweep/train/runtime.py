@@ -30,8 +30,6 @@ class Runtime:
     """Whether the workers divide the optimiser's state among them; with several workers only."""
     checkpoint_every_s: float = 30.0
     """Shortest time between two resume files; 0: one after every step."""
-    keep_final_state: bool = True
-    """Whether a finished run keeps its state where a longer run can continue from it."""
     rank: int = 0
     world_size: int = 1
     worker_id: str = "local"
@@ -65,7 +63,6 @@ class Runtime:
             compile=resources.compile == "auto" and device == "cuda",
             shard=resources.shard == "optimizer" and world_size > 1,
             checkpoint_every_s=resources.checkpoint_every_s,
-            keep_final_state=resources.keep_final_state,
             rank=rank,
             world_size=world_size,
             worker_id=worker_id,

@@ -87,7 +87,7 @@ def test_prune_of_runs_that_no_ablation_has(stored):
 
 
 def test_prune_refuses_what_it_cannot_do(shell, stored):
-    assert "--states running: choose from finished" in stored.error("prune", "--states", "running")
+    assert "--states running: choose from stopped" in stored.error("prune", "--states", "running")
     for path in (stored.folder / "ablations").iterdir():
         path.unlink()
     assert "all runs would be deleted" in stored.error("prune", "--orphans")

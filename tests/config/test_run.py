@@ -2,7 +2,6 @@ import pytest
 from pydantic import ValidationError
 
 from cope_sweep.config import RunSpec
-from cope_sweep.config.run import parent_ids
 from cope_sweep.families import FAMILIES
 from cope_sweep.optim import OPTIMIZERS, SCHEDULES
 from cope_sweep.positions import ENCODINGS, Relative
@@ -147,64 +146,3 @@ def test_a_validation_set_is_evaluated_where_it_is_wanted():
     assert not any(name.startswith("validation/") for name in plain.metrics)
     with pytest.raises(ValidationError, match="evaluate.variants.validation has the name of a split"):
         tiny_run(**{"model.position": ["relative"], "evaluate.variants": {"validation": {"relative.far": "last"}}})
-
-
-# -- runs that continue a finished, shorter one -------------------------------------------------------------------------
-
-
-LONG, SHORT = tiny_run(**{"train.steps": 12}), tiny_run()
-
-
-def continues(run, shorter):
-    """Whether `shorter` is among the parents of `run`, by the steps that it has."""
-    return shorter.run_id in parent_ids(run, [shorter.train.steps])
-
-
-def test_a_run_with_more_steps_continues_the_shorter_one():
-    assert continues(LONG, SHORT)
-    assert not continues(SHORT, LONG)
-    assert not continues(SHORT, SHORT)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("seed", 1),
-        ("train.lr", 2e-3),
-        ("train.batch", 8),
-        ("train.warmup", 2),
-        ("model.position", ["cope"]),
-        ("task.blanks", 3),
-        ("evaluate.every", 2),
-        ("evaluate.final_sequences", 16),
-    ],
-)
-def test_every_other_difference_makes_another_run(key, value):
-    assert not continues(LONG, tiny_run(**{key: value}))
-    assert continues(tiny_run(**{key: value, "train.steps": 12}), tiny_run(**{key: value}))
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_only_a_constant_learning_rate_does_not_depend_on_the_steps(schedule):
-    long, short = tiny_run(**{"train.steps": 12, "train.schedule": schedule}), tiny_run(**{"train.schedule": schedule})
-    steps = range(1, short.train.steps + 1)
-    same = all(long.train.learning_rate(1.0, step) == short.train.learning_rate(1.0, step) for step in steps)
-    assert continues(long, short) == same == (schedule == "constant")
-    assert bool(parent_ids(long, [6])) == same
-
-
-def test_parents_are_found_by_their_ids():
-    ids = parent_ids(LONG, [6, 12, 100, 3, 6, 11])
-    assert list(ids.values()) == [11, 6, 3]
-    assert ids[SHORT.run_id] == 6
-
-
-def test_a_parent_has_finished_the_warm_up():
-    long = tiny_run(**{"train.steps": 12, "train.warmup": 5})
-    assert list(parent_ids(long, [4, 5, 6]).values()) == [6, 5]
-
-
-def test_files_are_no_part_of_what_has_to_agree():
-    text = {"kind": "code", "tokens": 8, "vocabulary": 300, "corpus": "mine"}
-    long = tiny_run(**{"task": text | {"folder": "/data"}, "train.steps": 12})
-    assert continues(long, tiny_run(task=text | {"folder": "/elsewhere"}))

@@ -87,7 +87,7 @@ def pausing(call, matters=lambda *arguments: True):
 class Loop:
     """Training: some rows of the curve, a resume file after the first, then checkpoint and result, or what was asked."""
 
-    def __init__(self, spec, folder, runtime, reporter, parent):
+    def __init__(self, spec, folder, runtime, reporter):
         self.folder, self.step = folder, 0
         saved = json.loads(folder.resume.read_text()) if folder.resume.exists() else None
         if saved:
@@ -155,7 +155,7 @@ class World:
 
             train_leased(
                 run, self.store, Runtime(), leases, lease,
-                parent_id=None, on_event=lambda event: None, should_stop=renewed,
+                on_event=lambda event: None, should_stop=renewed,
             )  # fmt: skip
             process.run_id, process.attempt = "", 0
 

@@ -29,7 +29,7 @@ def test_what_is_named(store):
     store.run(stopped.run_id).begin(stopped, "here").set_state("stopped")
     store.run(failed.run_id).begin(failed, "here").fail("no", "")
     finish(store, done)
-    for run, name in [(stopped, "resume"), (failed, "resume"), (done, "final_state")]:
+    for run, name in [(stopped, "resume"), (failed, "resume")]:
         aged(store.run(run.run_id).path / f"{name}.safetensors")
     aged(store.run(done.run_id).path / "state.json.damaged")
     aged(store.run(done.run_id).path / ".result.json.1.abc")
@@ -41,7 +41,6 @@ def test_what_is_named(store):
     }
     assert found(store) == old
     assert found(store, statuses=["stopped"]) == old | {f"{stopped.run_id}/resume.safetensors"}
-    assert found(store, statuses=["finished"]) == old | {f"{done.run_id}/final_state.safetensors"}
     assert found(store, older_than_s=3 * DAY_S, statuses=["stopped", "failed"]) == set()
     assert found(store, older_than_s=9 * DAY_S, kept={stopped.run_id, done.run_id}) == {failed.run_id}
 

@@ -12,7 +12,6 @@ from cope_sweep.config.ablation import Asha
 from cope_sweep.store import Event, Lease, LeaseHolder, Store
 from cope_sweep.sweep import executor as executor_module
 from cope_sweep.sweep.executor import (
-    Parents,
     final_event,
     record_failure,
     record_stop,
@@ -220,25 +219,3 @@ def test_a_schedule_has_no_effect_and_that_is_said(store: Store, events: EventLo
     assert notes == [
         "ASHA (in_dist/loss, grace 3 steps) ends no run here: --local trains one run after another, each to its end"
     ]
-
-
-# -- longer runs are trained from the state of finished, shorter ones ----------------------------------------------------
-
-
-def test_the_longest_finished_run_that_kept_its_state(store: Store) -> None:
-    short, longer, longest = (tiny_run(**{"train.steps": steps}) for steps in (4, 6, 12))
-    assert Parents(store).of(longest) is None
-    train_locally([short, longer], store, Resources())
-    assert Parents(store).of(longest) == longer.run_id
-    assert Parents(store).of(tiny_run(seed=5, **{"train.steps": 12})) is None
-    store.run(longer.run_id).final_state.unlink()
-    assert Parents(store).of(longest) == short.run_id
-
-
-def test_a_sweep_continues_shorter_runs(store: Store) -> None:
-    short, long = (tiny_run(**{"train.steps": steps}) for steps in (6, 12))
-    train_locally([short], store, Resources())
-    train_locally([long], store, Resources())
-    record = store.index.records([long.run_id])[long.run_id]
-    assert (record.status, record.parent_id) == ("finished", short.run_id)
-    assert record.facts["resumed_from_step"] == 6

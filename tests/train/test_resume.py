@@ -92,6 +92,27 @@ def test_a_run_on_a_text_continues_to_the_bit(tmp_path, text):
     assert a.result["metrics"] == b.result["metrics"]
 
 
+@pytest.mark.parametrize("schedule", ["constant", "linear"])
+@pytest.mark.parametrize("dies_in", ["writing_checkpoint", "finish"])
+def test_a_run_that_is_killed_after_its_last_step_loses_nothing(store, tmp_path, monkeypatch, schedule, dies_in):
+    run = tiny_run(**{"train.steps": 12, "train.schedule": schedule})
+
+    def die(*arguments, **options):
+        raise SystemExit  # as a signal does: nothing is recorded
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, dies_in, die)
+        with pytest.raises(SystemExit):
+            train_run(run, store, Runtime(checkpoint_every_s=0))
+    assert train_run(run, store, Runtime()) == "finished"
+    plain = Store(tmp_path / "plain", create=True)
+    train_run(run, plain, Runtime())
+    folder, expected = store.run(run.run_id), plain.run(run.run_id)
+    assert folder.result["facts"]["resumed_from_step"] >= 11
+    assert folder.curve() == expected.curve()
+    assert folder.result["metrics"] == expected.result["metrics"]
+
+
 @pytest.fixture(params=["adamw", "muon"])
 def trained(request):
     """A trainer after three steps, none of whose losses was reported."""

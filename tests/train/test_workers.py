@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed
-from safetensors.torch import load_file
 
 from cope_sweep.model import loss
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, Trainer, train_run
 from tests.tiny import tiny_run
 from tests.train.conftest import text_task
-from tests.train.stores import stop_after, text_run
+from tests.train.stores import stop_after, text_run, weights
 
 pytestmark = pytest.mark.slow  # starts two processes
 
@@ -251,10 +250,9 @@ def test_a_divided_state_is_saved_whole_and_resumed_to_the_bit(ranks, folder):
     run_id = tiny_run(**RESUMED | {"seed": 1}).run_id
     whole, parts = (Store(folder / name).run(run_id) for name in ("whole", "parts"))
     assert parts.curve() == whole.curve()
-    for file in ("checkpoint/model.safetensors", "final_state.safetensors"):
-        tensors, expected = load_file(parts.path / file), load_file(whole.path / file)
-        assert tensors.keys() == expected.keys()
-        assert all(torch.equal(value, tensors[name]) for name, value in expected.items())
+    tensors, expected = weights(parts), weights(whole)
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(value, tensors[name]) for name, value in expected.items())
 
 
 def test_a_run_does_not_continue_on_other_data(store, text, tmp_path):
