@@ -1,7 +1,7 @@
 """Connects to a running Ray cluster or starts one on this machine, and says what its nodes have.
 
 What Ray logs and prints goes to a file, because the terminal shows the sweep's live table. Importing this module
-imports neither Tune nor torch, so that an `IndexActor` starts fast.
+imports neither Tune nor torch.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
+import io
 import logging
 import os
 import secrets
@@ -24,24 +25,14 @@ from types import ModuleType
 from typing import Any
 
 import ray
-from ray._private import worker as ray_worker
 
 from cope_sweep.config import Resources
 from cope_sweep.config.resources import counted
 from cope_sweep.errors import ClusterError
 from cope_sweep.registry import load_plugins
-from cope_sweep.store import Store
-from cope_sweep.store.index import IndexUnavailable
-from cope_sweep.sweep.executor import (
-    CONNECT_TIMEOUT_S,
-    ClusterLost,
-    connection_error,
-    first_line,
-    within,
-)
+from cope_sweep.sweep.executor import ClusterLost
+from cope_sweep.sweep.net import CONNECT_TIMEOUT_S, connection_error, first_line, within
 
-INDEX_TIMEOUT_S = 60.0
-"""Time limit for an `IndexActor` to answer. It takes a millisecond, and seconds while its process starts."""
 STATE_TIMEOUT_S = 10
 HEAD_TIMEOUT_S = 10.0
 """The cluster's head is taken for lost after it has accepted no connections for this time."""
@@ -256,7 +247,7 @@ def _logging_to(path: Path) -> Iterator[Callable[[], None]]:
 
     divert()
     try:
-        with _cluster_messages_to(loggers[0]):
+        with _RayMessages(loggers[0]) as messages, contextlib.redirect_stdout(messages):
             yield divert
     finally:
         for logger, (handlers, propagate) in zip(loggers, before, strict=True):
@@ -264,22 +255,35 @@ def _logging_to(path: Path) -> Iterator[Callable[[], None]]:
         handler.close()
 
 
-@contextlib.contextmanager
-def _cluster_messages_to(logger: logging.Logger) -> Iterator[None]:
-    """Log the cluster's messages ("8 PYTHON worker processes have been started …"), which would break the live table.
+class _RayMessages(io.TextIOBase):
+    """Standard output, without what Ray's own threads print: that is logged.
 
-    Ray 2.60 prints them to standard output in a thread of its own. It has no setting for that: `log_to_driver=False`
-    turns off the output of workers only. So the function that prints them is replaced.
+    Ray 2.60 prints messages of the cluster ("8 PYTHON worker processes have been started …") from a thread, whatever
+    `log_to_driver` says. They would break the live table.
     """
 
-    def log(data: dict[str, str], print_file: Any, ignore_prefix: bool = False) -> None:
-        logger.warning("%s", "\n".join(data["lines"]))
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger, self._output = logger, sys.stdout
 
-    printing, ray_worker.print_worker_logs = ray_worker.print_worker_logs, log
-    try:
-        yield
-    finally:
-        ray_worker.print_worker_logs = printing
+    def write(self, text: str) -> int:
+        if not threading.current_thread().name.startswith("ray_"):
+            return self._output.write(text)
+        if text.strip():
+            self._logger.warning("%s", text.rstrip())
+        return len(text)
+
+    def flush(self) -> None:
+        self._output.flush()
+
+    def isatty(self) -> bool:
+        return self._output.isatty()
+
+    def fileno(self) -> int:
+        return self._output.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._output.encoding
 
 
 @contextlib.contextmanager
@@ -312,9 +316,6 @@ def _start(runtime_env: dict[str, Any]) -> None:
             log_to_driver=False,
             configure_logging=False,
             runtime_env=runtime_env or None,
-            # Keeps the cluster's ports off the network. `ray.init` documents this argument as experimental; Ray
-            # 2.60 has no other for it.
-            _node_ip_address="127.0.0.1",
         )
     except Exception as error:
         raise ClusterError(f"Ray cannot start here: {first_line(error)}; --local works without Ray") from error
@@ -398,33 +399,3 @@ def _is_installed(path: Path) -> bool:
     """Whether a path is in a folder of installed distributions or of the standard library."""
     folders = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")]
     return any(path.is_relative_to(folder) for folder in folders)
-
-
-# -- a SQLite index for processes of other machines --------------------------------------------------------------------
-
-
-class IndexActor:
-    """Offers the methods of the index to the processes of other machines. Ray restarts it where it dies."""
-
-    def __init__(self, location: str, url: str) -> None:
-        self.index = Store(location, index=url).index
-
-    def call(self, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """The result of a method of the index. Raises what it raises."""
-        return getattr(self.index, method)(*arguments, **named)
-
-
-class RemoteIndex:
-    """The index, through an `IndexActor`. It has the methods of an `Index`, and raises what they raise."""
-
-    def __init__(self, actor: str) -> None:
-        self._actor = ray.get_actor(actor)
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            try:
-                return ray.get(self._actor.call.remote(method, arguments, named), timeout=INDEX_TIMEOUT_S)
-            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-                raise IndexUnavailable(f"the index of the driver's machine does not answer: {error}") from error
-
-        return call

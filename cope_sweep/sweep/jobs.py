@@ -21,16 +21,9 @@ from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_over
 from cope_sweep.config.loading import validate, with_inherited
 from cope_sweep.config.source import Source, parse_source, source_of
 from cope_sweep.errors import ClusterError
-from cope_sweep.read.queries import recorded_plan
-from cope_sweep.read.queries.progress import ACTIVE
-from cope_sweep.store import Status, Store, Submission, read_submission, write_submission
-from cope_sweep.sweep.executor import (
-    CONNECT_TIMEOUT_S,
-    MAX_MESSAGE_CHARACTERS,
-    connection_error,
-    first_line,
-    within,
-)
+from cope_sweep.store import ACTIVE, Status, Store, Submission, read_submission, write_submission
+from cope_sweep.sweep.failures import MAX_MESSAGE_CHARACTERS
+from cope_sweep.sweep.net import CONNECT_TIMEOUT_S, connection_error, first_line, within
 from cope_sweep.sweep.sweep import ended_record, initial_record, new_sweep_id
 
 if TYPE_CHECKING:
@@ -390,8 +383,10 @@ def submitted_plan(submission: Submission) -> Plan:
 
 
 def record_submission(submission: Submission, plan: Plan, store: Store) -> None:
-    """Write a submission and the record of its sweep, which is pending, to the store. Raises StoreError."""
-    plan = recorded_plan(plan, store)
+    """Write a submission and the record of its sweep, which is pending, to the store. Raises StoreError.
+
+    `plan` has the rows that earlier sweeps have recorded.
+    """
     statuses = store.index.statuses(run.run_id for run in plan.runs)
     reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
     record = initial_record(plan, reused, "ray", submission.file_text, submission)
@@ -446,7 +441,6 @@ def end_submission(store: Store, sweep_id: str, note: str, statuses: Sequence[St
         return
     status: Status = "failed" if known.status == "pending" else "interrupted"
     store.write_sweep(ended_record(record, status, [*record.notes, note]))
-    store.index.forget_stops(sweep_id)
 
 
 def retried(submission: Submission, request: str = "") -> Submission:

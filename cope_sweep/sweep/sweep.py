@@ -17,25 +17,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from cope_sweep.config import Plan, Resources, Row, RunSpec, SpecError
-from cope_sweep.read.queries import recorded_plan
 from cope_sweep.store import Budget, Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun
 from cope_sweep.store.index import waiting
-from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.rebuild import mark_lost
 from cope_sweep.store.sweeps import git_commit, processor, versions
+from cope_sweep.sweep.driver import WAITS_FOR_INDEX
 from cope_sweep.sweep.executor import Executor, Workload
+from cope_sweep.sweep.leases import LEASE_S, Leases
 
 if TYPE_CHECKING:
-    from cope_sweep.sweep.search import Suggestions
-    from cope_sweep.tracking.beside import MlflowMirror
+    from cope_sweep.sweep.search import Search
+    from cope_sweep.tracking.recorder import Recorder
 
 INDEX_TIMEOUT_S = 120.0
 """Time limit for the index to answer at the end of the sweep."""
-STOP_POLL_INTERVAL_S = 2.0
-"""Time between two looks for a request to stop from another machine."""
 STOP_PREFIX = "stopped: "
 """Begins each note that says why a sweep ended before its last run."""
-STOP_NOTE = f"{STOP_PREFIX}a stop was requested"
+STOP_REQUESTED = "a stop was requested"
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,9 @@ class SweepOutcome:
     @property
     def exit_code(self) -> int:
         """0: every run has ended as planned. 130: something is left, even if some runs failed. 1: some runs failed."""
-        return 130 if self.left else 1 if self.failed else 0
+        if self.left:
+            return 130
+        return 1 if self.failed else 0
 
 
 @contextlib.contextmanager
@@ -121,7 +121,7 @@ def sweep(
     Where the plan has a search, that continues: it suggests the rows again that have not ended, then new ones.
 
     Args:
-        plan: The plan.
+        plan: The plan, with the rows that earlier sweeps have recorded where a search suggests them.
         store: The store.
         executor: Trains the runs.
         resources: Passed to the executor.
@@ -132,7 +132,7 @@ def sweep(
         budget: What the sweep may use.
         on_event: Called with every event.
         on_note: Called with what the user should know at once.
-        on_row: Called with each row that the plan's search suggests, before the events of its run.
+        on_row: Called, from any thread, with each row that the plan's search suggests, before the events of its run.
         on_sending: Called at the end with the number of runs and sweeps that were sent to MLflow, and with that of all.
         submission: What was submitted, if a job executes the sweep. Its record is in the store.
 
@@ -147,62 +147,111 @@ def sweep(
         notes.append(text)
         on_note(text)
 
-    store.end_expired()
-    plan = recorded_plan(plan, store)
     if lost := mark_lost(store, [run.run_id for run in plan.runs]):
         number = "a finished run is" if len(lost) == 1 else f"{len(lost)} finished runs are"
         note(f"{number} damaged, and what is lost is trained again: {next(iter(lost.values()))}")
     work = _Work.of(plan, store, {"finished", *leave_out}, executor_name, file_text, submission)
-    work.suggest(store, budget.max_runs, on_row, on_event, note)
-    if not (work.todo or (work.suggestions and work.suggestions.is_recorded)):
-        mirror = _start_mirror(store, None, tracking_uri)
-        errors = tuple(mirror.finish(on_sending)) if mirror else ()
-        failed, stopped = work.kept("failed"), work.kept("stopped")
-        outcome = SweepOutcome(None, 0, len(work.reused), failed, 0, 0.0, stopped, tracking_errors=errors)
+    work.record = work.record.model_copy(update={"mlflow": tracking_uri is not None})
+    search = work.start_search(store, budget.max_runs)
+    if not work.todo and search is None:
+        outcome = SweepOutcome(
+            sweep_id=submission.sweep_id if submission else None,
+            trained=0,
+            reused=len(work.reused),
+            failed=work.kept("failed"),
+            interrupted=0,
+            seconds=0.0,
+            stopped=work.kept("stopped"),
+        )
         if submission is not None:
-            outcome = replace(outcome, sweep_id=submission.sweep_id)
-            store.write_sweep(final_record(work.record, work.plan, store, outcome))
+            store.write_sweep(final_record(work.record, outcome))
         return outcome
 
     started_s = time.monotonic()
     ended_by = Budget()
     """The budget, where the executor has ended by itself, so that the budget is the reason if runs are left."""
-    store.write_sweep(work.record, work.owner)
-    mirror = _start_mirror(store, work.record.sweep_id, tracking_uri)
+    store.write_sweep(work.record, ttl_s=LEASE_S)
+    recorder = _start_recorder(store, work.record, tracking_uri)
+
+    def pass_on(event: Event) -> None:
+        if recorder is not None:
+            recorder.note(event)
+        on_event(event)
+
+    def record_row(row: Row) -> None:
+        work.add(row, store)
+        on_row(row)
+
+    def stop_because(reason: str) -> None:
+        if not stop.is_set():
+            notes.append(STOP_PREFIX + reason)
+            stop.set()
+
+    leases = Leases(
+        store, work.record.sweep_id, stop=stop,
+        on_stop_request=lambda: stop_because(STOP_REQUESTED),
+        on_wait=lambda: on_note(WAITS_FOR_INDEX),
+    )  # fmt: skip
     try:
-        with (
-            stopping_on_signals(stop),
-            _stopping_on_request(store, work.record.sweep_id, stop, budget.time_budget_s, notes),
-        ):
-            if _is_requested(store, work.record.sweep_id):  # before the job had started
-                notes.append(STOP_NOTE)
+        with leases, stopping_on_signals(stop), _time_limit(budget.time_budget_s, stop_because):
+            if store.index.stop_requested(work.record.sweep_id):  # before the job had started
+                stop_because(STOP_REQUESTED)
             else:
                 executor(
                     Workload(
-                        runs=[] if work.suggestions else work.todo[: budget.max_runs],
+                        runs=[] if search else work.todo[: budget.max_runs],
                         store=store,
                         resources=resources,
-                        sweep_id=work.record.sweep_id,
+                        leases=leases,
                         stop=stop,
-                        on_event=on_event,
+                        on_event=pass_on,
                         on_note=note,
                         plugins=plan.ablation.content.plugins,
                         schedule=plan.schedule,
                         max_failed_runs=budget.max_failures,
-                        suggestions=work.suggestions,
-                        own_resources=work.suggestions.own_resources if work.suggestions else plan.own_resources,
+                        search=search,
+                        on_row=record_row,
+                        own_resources=work.own_resources,
                     )
                 )
                 ended_by = Budget() if stop.is_set() else budget
     finally:
         seconds = time.monotonic() - started_s
-        outcome = _wait(lambda: work.outcome(store, seconds, notes, ended_by))
-        _wait(lambda: store.write_sweep(final_record(work.record, work.plan, store, outcome)))
-        errors = tuple(mirror.finish(on_sending)) if mirror else ()
+        with _masking_nothing():
+            outcome = _wait(lambda: work.outcome(store, seconds, notes, ended_by))
+            record = final_record(work.record, outcome)
+            _wait(lambda: store.write_sweep(record))
+        errors = tuple(recorder.finish(on_sending)) if recorder else ()
     return replace(outcome, tracking_errors=errors)
 
 
 _wait = partial(waiting, gives_up=lambda waited_s: waited_s > INDEX_TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def _masking_nothing() -> Iterator[None]:
+    """Let an error of the index in this block give way to the error that is handled around it, if there is one."""
+    error = sys.exception()
+    try:
+        yield
+    except StoreError:
+        if error is None:
+            raise
+
+
+@contextlib.contextmanager
+def _time_limit(time_budget_s: float | None, stop_because: Callable[[str], None]) -> Iterator[None]:
+    """Stop the sweep when the time is used up."""
+    if time_budget_s is None:
+        yield
+        return
+    timer = threading.Timer(time_budget_s, stop_because, [f"the time budget of {time_budget_s:g} s is used up"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @dataclass
@@ -219,10 +268,11 @@ class _Work:
     reused: list[str]
     """The runs of the plan that were finished before."""
     record: SweepRecord
-    owner: str
     ended_attempts: dict[str, int]
     """Run id → number of attempts before the sweep, of those runs to train that had ended: failed or stopped ones."""
-    suggestions: Suggestions | None = None
+    own_resources: dict[str, Resources]
+    """Run id → resources, of the runs that have their own. A search adds to it."""
+    search: Search | None = None
 
     @classmethod
     def of(
@@ -242,41 +292,45 @@ class _Work:
         reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
         _check_plugins(plan, store, reused)
         record = initial_record(plan, reused, executor_name, file_text, submission)
-        owner = new_owner(record.sweep_id)
         ended = [run.run_id for run in todo if statuses.get(run.run_id) in ("failed", "stopped")]
         attempts = {run_id: each.attempt for run_id, each in store.index.records(ended, values=False).items()}
-        return cls(plan, skipped, statuses, todo, reused, record, owner, attempts)
+        return cls(plan, skipped, statuses, todo, reused, record, attempts, dict(plan.own_resources))
 
-    def suggest(
-        self,
-        store: Store,
-        max_runs: int | None,
-        on_row: Callable[[Row], None],
-        on_event: Callable[[Event], None],
-        on_note: Callable[[str], None],
-    ) -> None:
-        """Start the plan's search, if it has one and that has something to suggest.
+    def start_search(self, store: Store, max_runs: int | None) -> Search | None:
+        """Open the plan's search, if it has one and that has something to suggest.
 
         `retry` leaves out pending runs: it trains no rows that are new.
         """
-        if self.plan.search is None or "pending" in self.skipped or not (self.todo or self.plan.open_samples):
-            return
-        from cope_sweep.sweep.search import Suggestions
+        if not self.plan.is_searched or "pending" in self.skipped:
+            return None
+        from cope_sweep.sweep.search import Search
 
-        self.suggestions = Suggestions(
-            self.plan, store, self.record, self.owner,
-            early_ends=self.plan.schedule is not None, retry_failed="failed" not in self.skipped, max_runs=max_runs,
-            on_row=on_row, on_event=on_event, on_note=on_note,
+        search = Search(
+            self.plan, store,
+            retry_failed="failed" not in self.skipped, stopped_counts=self.plan.schedule is not None, max_rows=max_runs,
         )  # fmt: skip
-        self.suggestions.has_run()
-        self.todo, self.record = self.suggestions.runs, self.suggestions.record
+        self.todo = []
+        self.search = None if search.is_exhausted else search
+        return self.search
+
+    def add(self, row: Row, store: Store) -> None:
+        """Record a row that the search has suggested."""
+        new = [each for each in row.runs if all(each.run_id != run.run_id for run in self.todo)]
+        self.todo += new
+        known = {run.run_id for run in self.record.runs}
+        members = [_member(row, run) for run in row.runs if run.run_id not in known]
+        if row.resources is not None:
+            self.own_resources |= {run.run_id: row.resources for run in row.runs}
+        if members:
+            self.plan = replace(self.plan, rows=(*self.plan.rows, row))
+            self.record = self.record.model_copy(update={"runs": [*self.record.runs, *members]})
+            store.index.append_members(
+                self.record.sweep_id, [{**each.model_dump(), "reused": False} for each in members]
+            )
 
     def outcome(self, store: Store, seconds: float, notes: list[str], budget: Budget) -> SweepOutcome:
-        """The end of the sweep. The search suggests no more."""
-        missing = 0
-        if self.suggestions is not None:
-            self.record, self.plan = self.suggestions.close(), self.suggestions.plan
-            missing = self.suggestions.missing
+        """The end of the sweep."""
+        missing = 0 if self.search is None else self.search.remaining
         records = store.index.records(run.run_id for run in self.todo)
         finished = [record for record in records.values() if record.status == "finished"]
         trained = sum(record.sweep_id == self.record.sweep_id for record in finished)
@@ -312,8 +366,7 @@ class _Work:
             return f"the budget of {budget.max_failures} failed run{'s' * (budget.max_failures != 1)} is used up"
         if budget.max_runs is None:
             return None
-        search = self.suggestions
-        if (len(self.todo) > budget.max_runs) if search is None else (search.missing and not search.left):
+        if (len(self.todo) > budget.max_runs) if self.search is None else self.search.remaining > 0:
             return f"the budget of {budget.max_runs} run{'s' * (budget.max_runs != 1)} is used up"
         return None
 
@@ -332,55 +385,15 @@ def _check_plugins(plan: Plan, store: Store, finished: Collection[str]) -> None:
                 )
 
 
-def _start_mirror(store: Store, sweep_id: str | None, tracking_uri: str | None) -> MlflowMirror | None:
-    """The process that copies a sweep to MLflow; for no sweep, what earlier ones could not send. None if unneeded."""
+def _start_recorder(store: Store, record: SweepRecord, tracking_uri: str | None) -> Recorder | None:
+    """The thread that copies the sweep to MLflow; None without MLflow."""
     if tracking_uri is None:
         return None
-    from cope_sweep.tracking.beside import MlflowMirror
-    from cope_sweep.tracking.uri import backlog_count
+    from cope_sweep.tracking.recorder import Recorder
 
-    if sweep_id is None and not backlog_count(store, tracking_uri):
-        return None
-    return MlflowMirror.start(store, sweep_id, tracking_uri)
-
-
-@contextlib.contextmanager
-def _stopping_on_request(
-    store: Store, sweep_id: str, stop: threading.Event, time_budget_s: float | None, notes: list[str]
-) -> Iterator[None]:
-    """Set `stop` when somebody asks for it or the time is used up, and say so in `notes`."""
-    left = threading.Event()
-    until = None if time_budget_s is None else time.monotonic() + time_budget_s
-
-    def watch() -> None:
-        while not stop.is_set():
-            wait_s = STOP_POLL_INTERVAL_S if until is None else min(STOP_POLL_INTERVAL_S, until - time.monotonic())
-            if left.wait(max(0.0, wait_s)):
-                return
-            if until is not None and time.monotonic() >= until:
-                notes.append(f"{STOP_PREFIX}the time budget of {time_budget_s:g} s is used up")
-                stop.set()
-            elif _is_requested(store, sweep_id) and not stop.is_set():  # else the executor has asked its runs
-                notes.append(STOP_NOTE)
-                stop.set()
-
-    thread = threading.Thread(target=watch, name="stop-requests", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        left.set()
-        thread.join()
-        with contextlib.suppress(StoreError, OSError):
-            store.index.forget_stops(sweep_id)
-
-
-def _is_requested(store: Store, sweep_id: str) -> bool:
-    """Whether a sweep was asked to stop. A store that does not answer now is asked again later."""
-    try:
-        return store.index.stop_requested(sweep_id)
-    except StoreError:
-        return False
+    recorder = Recorder(store, tracking_uri, record)
+    recorder.start()
+    return recorder
 
 
 # -- the record of a sweep: at its submission, at its start and at its end ---------------------------------------------
@@ -410,23 +423,20 @@ def initial_record(
         versions=versions(),
         machine={"host": platform.node(), "system": platform.platform(), "cpu": processor(), "cpus": os.cpu_count()},
         metrics=[metric.model_dump(mode="json") for metric in content.metrics],
-        runs=[
-            SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
-            for row in plan.rows
-            for run in row.runs
-        ],
+        runs=[_member(row, run) for row in plan.rows for run in row.runs],
         reused=list(reused),
     )
 
 
-def final_record(record: SweepRecord, plan: Plan, store: Store, outcome: SweepOutcome) -> SweepRecord:
-    """The record with what is known at the end: status, time, table and notes."""
-    from cope_sweep.read.tables import table
+def _member(row: Row, run: RunSpec) -> SweepRun:
+    """A run and its place in the ablation's table."""
+    return SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
 
-    final = table(plan, store)
+
+def final_record(record: SweepRecord, outcome: SweepOutcome) -> SweepRecord:
+    """The record with what is known at the end: status, time and notes."""
     status: Status = "interrupted" if outcome.exit_code == 130 else "failed" if outcome.failed else "finished"
-    rendered = {"markdown": final.to_markdown(), "csv": final.to_csv(), "json": final.to_json()}
-    return ended_record(record, status, outcome.notes).model_copy(update={"table": rendered})
+    return ended_record(record, status, outcome.notes)
 
 
 def ended_record(record: SweepRecord, status: Status, notes: Collection[str]) -> SweepRecord:

@@ -1,14 +1,16 @@
 """A trial, which Ray Tune schedules: it trains one run. Its process trains the next run of equal resources, too.
 
-`RunTrial` is a class trainable: `step` hands on the next evaluation of a thread that trains, and `reset_config` and
-`cleanup` ask the run to end and wait until it has written its state. (In a function trainable that Tune stops, the
-function stays blocked in `tune.report` while the process is used for the next trial.)
+A trial gets a run, the number of an attempt, and the store's location. It writes the run's folder and reports how far
+the run is: each evaluation, and at least every two seconds the step. It opens no index.
+
+`RunTrial` is a class trainable: `step` hands on the next message of a thread that trains. (In a function trainable that
+Tune stops, the function stays blocked in `tune.report` while the process is used for the next trial.)
 
 Every run is one `TorchTrainer(train_loop).fit()`. With one worker this is Train's local mode, in the trial's process.
 With several, Train starts a worker group in a placement group of its own; the trial itself then asks for no CPU.
 
-A trial leases its run in the index, renews the lease, and sees requests to stop with it. A SQLite index is a file of
-the driver's machine: trials on other nodes use it through the methods of one small actor there.
+A run is asked to end through one small actor of the driver, `StopRequests`. The run then writes its state, and its
+trial reports that it is done.
 """
 
 from __future__ import annotations
@@ -24,23 +26,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 import ray
 from ray import tune
-from ray.train import UserCallback, WorkerGroupError
+from ray.train import PreemptionError, UserCallback, WorkerGroupError
 from ray.util.queue import Queue
 
 from cope_sweep.config import Resources, RunSpec
 from cope_sweep.registry import PluginError, load_plugins
-from cope_sweep.store import Event, LeaseHolder, Refusal, Store, StoreError
-from cope_sweep.store.index import Index, Lease
-from cope_sweep.sweep.cluster import RemoteIndex
-from cope_sweep.sweep.executor import RunEnd, refused, train_leased, worker_id
+from cope_sweep.store import Event, Store, StoreError
+from cope_sweep.sweep.executor import worker_id
 
 if TYPE_CHECKING:
     from cope_sweep.train import StopRequest
@@ -52,6 +52,69 @@ STORE_VISIBLE_TIMEOUT_S = 5.0
 """The time that a shared disk may take to show a file to another node."""
 WATCHDOG_INTERVAL_S = 1.0
 """Time between two starts of the watchdog's timer."""
+REPORT_INTERVAL_S = 2.0
+"""Longest time between two results of a trial, each of which asks whether its run has to end."""
+
+
+# -- requests to end runs ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StopOrder:
+    """A request of the driver that a run ends."""
+
+    request: StopRequest
+    reason: str = ""
+    """Why a scheduler ended the run."""
+
+
+class StopRequests:
+    """An actor of the driver: which runs have to end. It ends with the driver."""
+
+    def __init__(self) -> None:
+        self._all = False
+        self._reasons: dict[str, str] = {}
+
+    def stop_all(self) -> None:
+        """Interrupt every run."""
+        self._all = True
+
+    def stop_run(self, run_id: str, reason: str) -> None:
+        """End a run early, as a scheduler wants it."""
+        self._reasons[run_id] = reason
+
+    def order(self, run_id: str) -> StopOrder | None:
+        """What a run was asked to do; None: to go on."""
+        if self._all:
+            return StopOrder("interrupted")
+        reason = self._reasons.get(run_id)
+        return None if reason is None else StopOrder("stopped", reason)
+
+
+class StopLine:
+    """Asks the driver, without waiting for the answer, whether a run has to end."""
+
+    def __init__(self, actor: Any, run_id: str) -> None:
+        self.order: StopOrder | None = None
+        """The order, once it has arrived."""
+        self._actor, self._run_id = actor, run_id
+        self._asked_s = float("-inf")
+        self._answer: Future[StopOrder | None] | None = None
+
+    def ask(self, *, every_s: float = 0.0) -> None:
+        """Ask, unless the last question was not answered yet, or asked less than `every_s` ago."""
+        if self._answer is not None or time.monotonic() - self._asked_s < every_s:
+            return
+        self._asked_s = time.monotonic()
+        self._answer = self._actor.order.remote(self._run_id).future()
+        self._answer.add_done_callback(self._receive)
+
+    def _receive(self, answer: Future[StopOrder | None]) -> None:
+        self._answer = None
+        try:
+            self.order = answer.result() or self.order
+        except Exception:  # the actor has died, and so has the driver
+            self.order = StopOrder("interrupted")
 
 
 # -- a process that trains ---------------------------------------------------------------------------------------------
@@ -66,12 +129,8 @@ class SweepContext:
     """The store: its folder, or its URL."""
     token: str
     """The name of a file that the driver wrote to the store. A process that sees it uses the same store."""
-    index_url: str
-    """The index's database."""
-    index_actor: str | None
-    """The name of the actor that has a SQLite index; None: the database can be used from all nodes."""
-    index_node: str = ""
-    """The node where the file of a SQLite index is."""
+    stop_requests: str
+    """The name of the driver's actor `StopRequests`."""
     plugins: tuple[str, ...] = ()
     """Modules to import before a run is received."""
 
@@ -85,15 +144,14 @@ class NodeProblem(Exception):
 
 
 class Process:
-    """A process that trains: its open store, index and log, used for one run after another."""
+    """A process that trains: its store and log, used for one run after another."""
 
     def __init__(self, sweep: SweepContext, *, gpus: float) -> None:
-        """Open the store and the index, import the plugins and try the GPU.
+        """Open the store, import the plugins and try the GPU.
 
         Raises:
             NodeProblem: This node cannot train.
         """
-        self.sweep = sweep
         try:
             self.store = _visible_store(sweep)
             self.log = _redirect_output(self.store.root / "logs" / sweep.sweep_id)
@@ -102,7 +160,7 @@ class Process:
             logging.getLogger("ray.train").setLevel(logging.WARNING)  # else it logs every evaluation
         except (StoreError, PluginError, OSError, RuntimeError) as error:
             raise NodeProblem(node_id(), f"node {platform.node()}: {error}") from error
-        self.leases = LeaseHolder(self.store, sweep.sweep_id)
+        self.stop_requests = ray.get_actor(sweep.stop_requests)
         self.preempted = threading.Event()
         """Set when the process was asked to leave its node."""
         self.training = ThreadPoolExecutor(1, "training")
@@ -116,10 +174,7 @@ def node_id() -> str:
 
 def _visible_store(sweep: SweepContext) -> Store:
     """The store of the sweep. Raises StoreError where it is not to be seen here."""
-    index: str | Index = sweep.index_url
-    if sweep.index_actor is not None and node_id() != sweep.index_node:
-        index = cast(Index, RemoteIndex(sweep.index_actor))
-    store = Store(sweep.location, index=index)
+    store = Store(sweep.location)
     until = time.monotonic() + STORE_VISIBLE_TIMEOUT_S
     while True:
         reason = ""
@@ -197,13 +252,14 @@ class Watchdog:
 # -- the function that Train calls -------------------------------------------------------------------------------------
 
 
-def train_loop(config: dict[str, Any]) -> RunEnd:
-    """Train a run as one of the workers of a `TorchTrainer`, and report its evaluations by `ray.train.report`.
+def train_loop(config: dict[str, Any]) -> Event:
+    """Train a run as one of the workers of a `TorchTrainer`. Returns its last event.
 
-    `config` is that of the trial. With one worker, which is the trial's own process, it has also what that has open:
+    `config` is that of the trial. With one worker, which is the trial's own process, it has also:
 
-        process   a Process
-        deliver   called with each evaluation; with several workers a callback of Train's controller does this
+        process   the Process
+        line      the StopLine, which the trial asks
+        deliver   called with every event; several workers report their evaluations by `ray.train.report`
 
     The model is not wrapped by `prepare_model`, and gradients are summed by the trainer over *sequences*, so that a run
     has the same result with any number of workers (up to rounding), which is part of its definition.
@@ -211,8 +267,6 @@ def train_loop(config: dict[str, Any]) -> RunEnd:
     Raises:
         NodeProblem: This node cannot train.
     """
-    from ray.train.collective import broadcast_from_rank_zero
-
     from cope_sweep.train import Runtime, train_run
 
     context = ray.train.get_context()
@@ -221,41 +275,38 @@ def train_loop(config: dict[str, Any]) -> RunEnd:
     run = RunSpec.model_validate_json(config["run"])
     resources: Resources = config["resources"]
     runtime = Runtime.of(resources, worker_id=worker_id(), rank=rank, world_size=workers)
-    lease: Lease | Refusal | None = None
-    if rank == 0:
-        lease = process.leases.acquire(run)
-    may_train = broadcast_from_rank_zero(not isinstance(lease, Refusal))
-    elsewhere = RunEnd(Event(run.run_id, "pending"), elsewhere=True)
-    if isinstance(lease, Refusal):
-        return refused(run, process.store, lease)
-    if not may_train:
-        return elsewhere
+    line: StopLine = config.get("line") or StopLine(process.stop_requests, run.run_id)
+    deliver: Callable[[Event], None] | None = config.get("deliver")
     watchdog = Watchdog(resources.step_timeout_s, process.log)
+    last = Event(run.run_id, "pending", steps=run.train.steps)
 
     def on_event(event: Event) -> None:
+        nonlocal last
+        last = event
         watchdog.note_step(event.step)
-        if event.evaluated and event.status == "running":
+        if deliver is not None:
+            deliver(event)
+        elif event.evaluated and event.status == "running":
             ray.train.report({"event": event})  # every rank has to call it
-            if "deliver" in config:
-                config["deliver"](event)
 
     def should_stop() -> StopRequest | None:
-        if process.leases.stop_reason(run.run_id) is not None:
-            return "stopped"
+        if deliver is None:
+            line.ask(every_s=REPORT_INTERVAL_S)
+        if line.order is not None:
+            return line.order.request
         return "interrupted" if process.preempted.is_set() else None
 
     try:
-        if lease is None:
-            train_run(run, process.store, runtime, on_event=on_event)
-            return elsewhere
-        return train_leased(
-            run, process.store, runtime, process.leases, lease,
-            on_event=on_event, should_stop=should_stop,
+        outcome = train_run(
+            run, process.store, runtime,
+            attempt=config["attempt"], on_event=on_event, should_stop=should_stop,
         )  # fmt: skip
+        if outcome == "stopped" and rank == 0 and line.order is not None:
+            folder = replace(process.store.run(run.run_id), attempt=config["attempt"])
+            folder.set_state("stopped", message=f"{line.order.reason} at step {last.step}")
+        return last
     finally:
         watchdog.close()
-        if "process" not in config:
-            process.leases.close()
 
 
 class _ToTrial(UserCallback):
@@ -270,8 +321,8 @@ class _ToTrial(UserCallback):
 
 # -- the trial ---------------------------------------------------------------------------------------------------------
 
-Outcome = Literal["begun", "evaluated", "ended", "elsewhere"]
-"""Kind of a trial's result. `elsewhere`: another sweep trains the run."""
+Outcome = Literal["begun", "progress", "ended", "failed"]
+"""Kind of a trial's result. `failed`: Train raised an error, which is no result of the run's folder."""
 
 
 def _usable_nodes(config: Mapping[str, Any]) -> dict[str, str] | None:
@@ -283,11 +334,12 @@ class RunTrial(tune.Trainable):
     """A trial: one run.
 
     The keys of its configuration are `sweep` (a SweepContext), `run_id`, `run` (as JSON: it is read after the plugins
-    were imported, which may define its types), `resources`, `gpus` and `bundle` (what a worker takes), `excluded` (ids
-    of nodes that cannot train), and `metrics` (of an evaluation, those that the sweep needs).
+    were imported, which may define its types), `attempt`, `resources`, `gpus` and `bundle` (what a worker takes),
+    `excluded` (ids of nodes that cannot train), and `metrics` (of an evaluation, those that the sweep needs).
 
     A result has `step`, `outcome`, `event`, `actor`, `node`, the metrics of an evaluation that the sweep needs, and
     `leaves`. That says why this process has to end; the next call of `step` ends it. `problem`: its node cannot train.
+    `error`: what Train raised, and `cause`, a FailureCause.
     """
 
     process: Process | None = None
@@ -314,8 +366,6 @@ class RunTrial(tune.Trainable):
 
     def cleanup(self) -> None:
         self._end_current()
-        if self.process is not None:
-            self.process.leases.close()
 
     def step(self) -> dict[str, Any]:
         if self.leaves:
@@ -329,28 +379,31 @@ class RunTrial(tune.Trainable):
                     signal.signal(signal.SIGTERM, lambda signum, frame: process.preempted.set())
                 self.current = _Attempt(self.process, self.trial)
             if not self.shown:
-                return self._result("begun", Event(self.current.run_id, "pending"))
+                return self._result("begun", self.current.latest)
+            self.current.line.ask()
             return self._next_result(self.current)
         except NodeProblem as problem:
             self.leaves = problem.reason
             return self._result("begun", None, problem=problem.reason, node=problem.node_id)
 
     def _next_result(self, attempt: _Attempt) -> dict[str, Any]:
-        message = attempt.messages.get()
-        if isinstance(message, Exception):
-            raise message
+        message = attempt.next_message()
         if isinstance(message, Event):
-            return self._result("evaluated", message)
+            return self._result("progress", message)
         self.current = None
         self.leaves = attempt.broken
         if self.process is not None and self.process.preempted.is_set():
             self.leaves = "it was asked to leave its node"
-        return self._result("elsewhere" if message.elsewhere else "ended", message.event)
+        if isinstance(message, NodeProblem):
+            raise message
+        if isinstance(message, _Failure):
+            return self._result("failed", attempt.latest, error=message.text, cause=message.cause)
+        return self._result("ended", message.event)
 
-    def _result(self, outcome: Outcome, event: Event | None, **others: str) -> dict[str, Any]:
+    def _result(self, outcome: Outcome, event: Event | None, **others: Any) -> dict[str, Any]:
         self.shown = True
         # Tune keeps statistics of every number for every trial, so it gets only what it needs.
-        wanted = self.trial["metrics"]
+        wanted = self.trial["metrics"] if event and (event.evaluated or outcome == "ended") else ()
         known = {name: value for name, value in (event.metrics if event else {}).items() if name in wanted}
         return {
             "step": event.step if event else 0,
@@ -359,42 +412,84 @@ class RunTrial(tune.Trainable):
             "leaves": self.leaves,
             "actor": ray.get_runtime_context().get_actor_id(),
             "node": node_id(),
-            "done": outcome in ("ended", "elsewhere") and not self.leaves,
+            "done": outcome in ("ended", "failed") and not self.leaves,
             **known,
             **others,
         }
 
     def _end_current(self) -> None:
-        """Wait until a run has written its state to which Tune gives no more time. The driver has asked it to end."""
+        """Have a run whose trial Tune has ended write its state, and wait for it. Tune cuts that after 10 s."""
         attempt, self.current = self.current, None
         if attempt is not None:
+            attempt.line.order = attempt.line.order or StopOrder("interrupted")
             wait([attempt.training])
 
 
+@dataclass(frozen=True)
+class _End:
+    """The end of a run, with its last event."""
+
+    event: Event
+
+
+FailureCause = Literal["error", "death", "preempted"]
+"""Why Train gave up: an error of a worker, the death of its process, or its node, which it was to leave."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Train raised an error. It is told as text, because an error need not be pickled."""
+
+    text: str
+    cause: FailureCause
+
+    @classmethod
+    def of(cls, error: Exception) -> _Failure:
+        """What an error of Train means."""
+        parts = list(error.worker_failures.values()) if isinstance(error, WorkerGroupError) else [error]
+        text = str(error).strip() or type(error).__name__
+        if isinstance(error, PreemptionError) or any(getattr(each, "preempted", False) for each in parts):
+            return cls(text, "preempted")
+        return cls(text, "death" if any(isinstance(each, ray.exceptions.RayError) for each in parts) else "error")
+
+
 class _Attempt:
-    """A run in training, in a thread, so that Tune can ask for its evaluations."""
+    """A run in training, in a thread, so that Tune can ask how far it is."""
 
     def __init__(self, process: Process, trial: Mapping[str, Any]) -> None:
         self.process, self.trial = process, trial
         self.workers: int = trial["resources"].workers
-        self.messages: queue.SimpleQueue[Event | RunEnd | Exception] = queue.SimpleQueue()
-        """Evaluations, then the end."""
+        self.run_id: str = trial["run_id"]
+        self.line = StopLine(process.stop_requests, self.run_id)
+        self.latest = Event(self.run_id, "pending")
+        """The last event of the run."""
         self.broken = ""
         """Why the process cannot train another run."""
-        self.run_id: str = trial["run_id"]
+        self._messages: queue.SimpleQueue[Event | _End | _Failure | NodeProblem] = queue.SimpleQueue()
+        """Evaluations, then the end."""
         self.training = process.training.submit(self._train)
 
-    def _train(self) -> None:
-        """Call Train, and put what comes of it into `messages`."""
+    def next_message(self) -> Event | _End | _Failure | NodeProblem:
+        """The next evaluation or the end; after a while without, how far the run is."""
         try:
-            end = self._fit()
-            if end.event.status == "failed" and self.trial["gpus"] and self.workers == 1:
-                self.broken = _broken_device()
-            self.messages.put(end)
-        except Exception as error:  # `step` raises it
-            self.messages.put(error)
+            return self._messages.get(timeout=REPORT_INTERVAL_S)
+        except queue.Empty:
+            return replace(self.latest, evaluated=False)
 
-    def _fit(self) -> RunEnd:
+    def _train(self) -> None:
+        """Call Train, and put what comes of it into the queue."""
+        try:
+            event = self._fit()
+            if event.status == "failed" and self.trial["gpus"] and self.workers == 1:
+                self.broken = _broken_device()
+            self._messages.put(_End(event))
+        except Exception as error:
+            failures = error.worker_failures.values() if isinstance(error, WorkerGroupError) else [error]
+            causes = [getattr(each, "cause", None) or each for each in failures]
+            problem = next((each for each in causes if isinstance(each, NodeProblem)), None)
+            self._messages.put(problem or _Failure.of(error))
+
+    def _fit(self) -> Event:
         # Type checkers see the former version of Ray Train, which has the same names.
         import ray.train as ray_train
         import ray.train.torch as ray_train_torch
@@ -405,10 +500,10 @@ class _Attempt:
         trial = self.trial
         config = dict(trial)
         if self.workers == 1:
-            config |= {"process": self.process, "deliver": self._deliver}
+            config |= {"process": self.process, "line": self.line, "deliver": self._deliver}
             scaling = ScalingConfig(num_workers=0, use_gpu=trial["gpus"] > 0)
             trainer = TorchTrainer(train_loop, train_loop_config=config, scaling_config=scaling)
-            return cast(RunEnd, trainer.fit().return_value)
+            return cast(Event, trainer.fit().return_value)
         evaluations = Queue(actor_options={"num_cpus": 0})
         threading.Thread(target=self._deliver_from, args=(evaluations,), name="evaluations", daemon=True).start()
         with tempfile.TemporaryDirectory(prefix="cope-sweep-train-") as scratch:
@@ -424,16 +519,14 @@ class _Attempt:
                 run_config=RunConfig(name=self.run_id, storage_path=scratch, callbacks=[_ToTrial(evaluations)]),
             )
             try:
-                return cast(RunEnd, trainer.fit().return_value)
-            except WorkerGroupError as error:
-                causes = [getattr(each, "cause", each) for each in error.worker_failures.values()]
-                raise next((each for each in causes if isinstance(each, NodeProblem)), error) from None
+                return cast(Event, trainer.fit().return_value)
             finally:
                 evaluations.shutdown(force=True)
 
     def _deliver(self, event: Event) -> None:
-        if self.trial["metrics"]:  # nothing else of an evaluation concerns Tune
-            self.messages.put(event)
+        self.latest = event
+        if event.evaluated and event.status == "running":
+            self._messages.put(event)
 
     def _deliver_from(self, evaluations: Queue) -> None:
         with contextlib.suppress(ray.exceptions.RayError):

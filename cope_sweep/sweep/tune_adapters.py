@@ -7,36 +7,51 @@ from __future__ import annotations
 
 import contextlib
 import math
-import pickle
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, TrialScheduler
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
 from ray.tune.stopper import NoopStopper
 
 from cope_sweep.config.ablation import Asha, EarlyStopping, Median
 from cope_sweep.sweep.trial import RunTrial, SweepContext
 
-if TYPE_CHECKING:
-    from ray.tune.experiment import Trial
-
-    from cope_sweep.sweep.ray_executor import RaySweep
-
-
 MAX_STEPS = 10**9
 """The limit of `train.steps`."""
 
 
-class _OfThisProcess:
+class Trials(Protocol):
+    """The sweep as Tune sees it. Every method is called in Tune's thread."""
+
+    def next_trial(self, trial_id: str) -> dict[str, Any] | None:
+        """The configuration of a trial of the next run; None: none now."""
+
+    def is_exhausted(self) -> bool:
+        """Whether `next_trial` has none, before a trial has ended."""
+
+    def note_start(self, trial_id: str) -> None:
+        """The process of a trial has started, or is used again."""
+
+    def note_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """A trial has reported something."""
+
+    def note_end(self, trial_id: str, result: Mapping[str, Any], error: Exception | None) -> None:
+        """A trial has ended, with this last result; with `error`, because its process did."""
+
+    def stop_run(self, trial_id: str) -> None:
+        """Ask the run of a trial to end, because the scheduler wants it."""
+
+
+class NotPickled:
     """An object that Tune copies and pickles into a file. Copies are the object itself, and no file is ever read."""
 
     substitute: Callable[[], Any]
-    """Makes what is pickled in its place."""
+    """Makes what is pickled instead of it."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self
@@ -45,24 +60,24 @@ class _OfThisProcess:
         return type(self).substitute, ()
 
 
-class RunSearch(_OfThisProcess, Searcher):
+class RunSearch(NotPickled, Searcher):
     """Gives Tune the configuration of the next trial."""
 
     substitute = Searcher
 
-    def __init__(self, sweep: RaySweep) -> None:
+    def __init__(self, trials: Trials) -> None:
         super().__init__(metric="step", mode="max")  # of no meaning here; Tune wants them
-        self.sweep = sweep
+        self.trials = trials
 
     def suggest(self, trial_id: str) -> Any:
         """The configuration of the next trial; None: none now."""
-        return self.sweep.next_trial(trial_id)
+        return self.trials.next_trial(trial_id)
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         """See `TrialEvents`."""
 
 
-class RunGenerator(_OfThisProcess, SearchGenerator):
+class RunGenerator(NotPickled, SearchGenerator):
     """Tells Tune whether there may be more runs.
 
     While there are none, Tune keeps no process for them. An idle one would keep others from its CPUs: those that Train
@@ -71,44 +86,45 @@ class RunGenerator(_OfThisProcess, SearchGenerator):
 
     substitute = partial(SearchGenerator, Searcher())
 
-    def __init__(self, sweep: RaySweep, searcher: Searcher) -> None:
+    def __init__(self, trials: Trials, searcher: Searcher) -> None:
         super().__init__(searcher)
-        self.sweep = sweep
+        self.trials = trials
 
     def is_finished(self) -> bool:
         """Whether there is no run to start now, and another one may not come before a trial has ended."""
-        return self.sweep.gives_no_run()
+        return self.trials.is_exhausted()
 
     def save_to_dir(self, dirpath: str, session_str: str = "", **others: Any) -> None:
         """Tune's state is never restored."""
 
 
-class TrialEvents(_OfThisProcess, tune.Callback):
+class TrialEvents(NotPickled, tune.Callback):
     """Passes on the results, ends and errors of trials, in Tune's thread."""
 
     substitute = tune.Callback
 
-    def __init__(self, sweep: RaySweep) -> None:
-        self.sweep = sweep
+    def __init__(self, trials: Trials) -> None:
+        self.trials = trials
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
-        self.sweep.note_start(trial.trial_id)
+        self.trials.note_start(trial.trial_id)
 
     def on_trial_result(self, iteration: int, trials: Any, trial: Trial, result: dict[str, Any], **info: Any) -> None:
-        self.sweep.note_result(trial.trial_id, result)
+        self.trials.note_result(trial.trial_id, result)
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
-        self.sweep.note_end(trial.trial_id, trial.last_result, None)
+        self.trials.note_end(trial.trial_id, trial.last_result, None)
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
-        error: Exception = RuntimeError("its process ended")
-        if trial.pickled_error_file:
-            with contextlib.suppress(Exception):  # an error need not be unpickled here
-                error = pickle.loads(Path(trial.pickled_error_file).read_bytes())  # noqa: S301 - Tune's own file
-        self.sweep.note_end(trial.trial_id, trial.last_result, error)
+        # A run's own errors are in its results. This is Ray's, of a process that has ended.
+        error: Exception | None = None
+        with contextlib.suppress(Exception):  # an error need not be unpickled here; its text is there
+            error = trial.get_pickled_error()
+        reason = error or RuntimeError(str(trial.get_error() or "its process ended"))
+        self.trials.note_end(trial.trial_id, trial.last_result, reason)
 
 
-class StopWithSweep(_OfThisProcess, tune.Stopper):
+class StopWithSweep(NotPickled, tune.Stopper):
     """Stops all trials after the sweep has ended for any reason."""
 
     substitute = NoopStopper
@@ -123,55 +139,102 @@ class StopWithSweep(_OfThisProcess, tune.Stopper):
         return self.sweep_ended.is_set()
 
 
-class _MedianRule(MedianStoppingRule):
-    """The median rule, which Ray 2.60 breaks when the last result of a trial lacks the metric, as of a failed run."""
+class _Asking(NotPickled, TrialScheduler):
+    """Makes a scheduler ask runs to end, instead of Tune ending their trials: a run writes its state first.
+
+    To be inherited before a scheduler of Tune.
+    """
+
+    substitute = FIFOScheduler
+    trials: Trials
+    metric_name: str
+    _asked: set[str]
+    """The trials whose runs were asked to end."""
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+        if self.metric_name not in result or trial.trial_id in self._asked:
+            return TrialScheduler.CONTINUE
+        if super().on_trial_result(tune_controller, trial, result) == TrialScheduler.STOP:
+            self._asked.add(trial.trial_id)
+            self.trials.stop_run(trial.trial_id)
+        return TrialScheduler.CONTINUE
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        if self._metric in result:
+        # Ray 2.60 breaks where the last result of a trial lacks the metric, as that of a failed run does.
+        if self.metric_name in result:
             super().on_trial_complete(tune_controller, trial, result)
 
+    @classmethod
+    def of(cls, trials: Trials, metric_name: str, **options: Any) -> TrialScheduler:
+        """The scheduler, with Tune's `options`."""
+        scheduler = cls(metric=metric_name, **options)
+        scheduler.trials, scheduler.metric_name, scheduler._asked = trials, metric_name, set()
+        return scheduler
 
-def scheduler_of(schedule: EarlyStopping) -> TrialScheduler:
+
+class AskingASHA(_Asking, ASHAScheduler):
+    """ASHA that asks."""
+
+
+class AskingMedianRule(_Asking, MedianStoppingRule):
+    """The median rule that asks."""
+
+
+def scheduler_of(schedule: EarlyStopping, trials: Trials) -> TrialScheduler:
     """Tune's scheduler for a schedule whose settings are all filled in. It compares runs by their evaluations.
 
     Raises ValueError where there is none for its kind.
     """
-    options: dict[str, Any] = {
-        "time_attr": "step", "metric": schedule.metric, "mode": schedule.goal, "grace_period": schedule.grace,
-    }  # fmt: skip
+    options: dict[str, Any] = {"time_attr": "step", "mode": schedule.goal, "grace_period": schedule.grace}
     if isinstance(schedule, Asha):
         options |= {"max_t": MAX_STEPS, "reduction_factor": schedule.reduction, "stop_last_trials": False}
-        return ASHAScheduler(**options)
+        return AskingASHA.of(trials, schedule.metric, **options)
     if isinstance(schedule, Median):
         # A trial is never paused for others to catch up.
-        options["min_time_slice"] = math.inf
-        return _MedianRule(**options)
+        return AskingMedianRule.of(trials, schedule.metric, min_time_slice=math.inf, **options)
     raise ValueError(f"schedule {schedule.kind!r}: there is no such scheduler; accepted: asha, median, none")
 
 
-def tuner_of(sweep: RaySweep, context: SweepContext) -> tune.Tuner:
-    """The Tuner of a sweep."""
-    groups, schedule = sweep.work.resources.groups, sweep.work.schedule
-    search: Searcher = RunSearch(sweep)
-    if groups != "auto":
+def tuner_of(
+    trials: Trials,
+    context: SweepContext,
+    *,
+    groups: int | None,
+    schedule: EarlyStopping | None,
+    metrics: Sequence[str],
+    ended: threading.Event,
+    scratch: str,
+) -> tune.Tuner:
+    """The Tuner of a sweep.
+
+    Args:
+        trials: The sweep.
+        context: What its processes need.
+        groups: The number of trials at a time; None: as many as the cluster has room for.
+        schedule: The rule that ends runs early.
+        metrics: The metrics of an evaluation that the sweep needs.
+        ended: Set when the sweep has ended.
+        scratch: The folder for Tune's files.
+    """
+    search: Searcher = RunSearch(trials)
+    if groups is not None:
         search = ConcurrencyLimiter(search, max_concurrent=groups)
-    metrics = [each.metric for each in (schedule, sweep.suggestions) if each is not None]
     return tune.Tuner(
         RunTrial,
-        param_space={"sweep": context, "metrics": metrics},
+        param_space={"sweep": context, "metrics": list(metrics)},
         tune_config=tune.TuneConfig(
             num_samples=-1,  # until the search ends
-            search_alg=RunGenerator(sweep, search),
+            search_alg=RunGenerator(trials, search),
             reuse_actors=True,
-            scheduler=None if schedule is None else scheduler_of(schedule),
+            scheduler=None if schedule is None else scheduler_of(schedule, trials),
             trial_name_creator=lambda trial: str(trial.config["run_id"]),
             trial_dirname_creator=lambda trial: f"{trial.config['run_id']}-{trial.trial_id}",
         ),
         run_config=tune.RunConfig(
             name="trials",
-            storage_path=sweep.scratch,
-            stop=StopWithSweep(sweep.ended),
-            callbacks=[TrialEvents(sweep)],
+            storage_path=scratch,
+            stop=StopWithSweep(ended),
+            callbacks=[TrialEvents(trials)],
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             verbose=0,
         ),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cope_sweep.sweep.executor import run_local
+from cope_sweep.sweep.local_executor import run_local
 from tests.store.databases import postgres  # noqa: F401 - a fixture
 from tests.sweep.ports import free_port
 from tests.sweep.runs import EventLog, train_by

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cope_sweep.config import Resources, RunSpec
-from cope_sweep.store import Event, LeaseHolder, Store
+from cope_sweep.store import Event, Store
 from cope_sweep.sweep.executor import Executor, Workload
+from cope_sweep.sweep.leases import Leases
 from cope_sweep.train import Outcome
 from tests.tiny import tiny_run
 
@@ -20,9 +21,20 @@ def seeds(count: int, **overrides: object) -> list[RunSpec]:
     return [tiny_run(seed=seed, **overrides) for seed in range(count)]
 
 
-def train_by(executor: Executor, runs: Sequence[RunSpec], store: Store, resources: Resources, **options: Any) -> None:
-    """Have an executor train runs in the sweep `this-sweep`, if `options` name no other."""
-    executor(Workload(runs, store, resources, **{"sweep_id": "this-sweep", **options}))
+def train_by(
+    executor: Executor,
+    runs: Sequence[RunSpec],
+    store: Store,
+    resources: Resources,
+    *,
+    sweep_id: str = "this-sweep",
+    stop: threading.Event | None = None,
+    **options: Any,
+) -> None:
+    """Have an executor train runs in a sweep."""
+    stop = stop or threading.Event()
+    with Leases(store, sweep_id, stop=stop) as leases:
+        executor(Workload(runs, store, resources, leases, stop=stop, **options))
 
 
 class EventLog(list[Event]):
@@ -75,10 +87,7 @@ class Recorded:
 
 
 @contextlib.contextmanager
-def other_sweep(store: Store) -> Iterator[LeaseHolder]:
+def other_sweep(store: Store) -> Iterator[Leases]:
     """The leases of another sweep on the same store, held by a process that lives."""
-    leases = LeaseHolder(store, "other-sweep", ttl_s=30.0)
-    try:
+    with Leases(store, "other-sweep", stop=threading.Event()) as leases:
         yield leases
-    finally:
-        leases.close()

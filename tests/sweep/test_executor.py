@@ -5,18 +5,13 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from sqlalchemy import text
 
 from cope_sweep.config import Resources, RunSpec
 from cope_sweep.config.ablation import Asha
-from cope_sweep.store import Event, Lease, LeaseHolder, Store
-from cope_sweep.sweep import executor as executor_module
-from cope_sweep.sweep.executor import (
-    final_event,
-    record_failure,
-    record_stop,
-    run_local,
-)
+from cope_sweep.store import Event, Lease, RunRecord, Store
+from cope_sweep.sweep import leases
+from cope_sweep.sweep.failures import record_failure
+from cope_sweep.sweep.local_executor import run_local
 from tests.sweep.runs import LONG, ONE_GROUP, EventLog, Listener, Recorded, other_sweep, seeds, train_by
 from tests.tiny import tiny_run
 
@@ -146,18 +141,16 @@ def test_nothing_replaces_a_result(store: Store) -> None:
     (run,) = seeds(1)
     Recorded(store, run).end("finished")
     record_failure(run, store, "killed", "killed", keep_recorded=False)
-    record_stop(run, store, "stopped by ASHA")
-    assert final_event(run, store).status == "finished"
+    assert store.run(run.run_id).status == "finished"
     assert store.run(run.run_id).state["status"] == "running"
 
 
 @pytest.mark.parametrize("damaged", ["spec.json", "state.json"])
-def test_a_stop_is_recorded_in_a_damaged_folder(store: Store, damaged: str) -> None:
+def test_a_failure_is_recorded_in_a_damaged_folder(store: Store, damaged: str) -> None:
     (run,) = seeds(1)
     (Recorded(store, run).folder.path / damaged).write_text("{")
-    record_stop(run, store, "stopped by ASHA")
-    assert final_event(run, store).status == "stopped"
-    assert final_event(run, store).message == "stopped by ASHA"
+    record_failure(run, store, "killed", "killed by signal 9", keep_recorded=False)
+    assert store.run(run.run_id).state["message"] == "killed"
 
 
 # -- what only the local executor does -----------------------------------------------------------------------------------
@@ -189,26 +182,33 @@ def test_an_error_after_the_sweep_was_stopped_is_raised_at_once(store: Store, ev
 
 def test_a_lost_lease_ends_the_run_here(store: Store, events: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process was suspended until its lease expired, and another sweep took the run."""
-    monkeypatch.setattr(executor_module, "LeaseHolder", partial(LeaseHolder, ttl_s=0.5))
+    monkeypatch.setattr(leases, "RENEWAL_S", 0.1)
     (run,) = seeds(1, **LONG)
+    taken: list[object] = []
 
     def take(event: Event) -> None:
         if event.step and not taken:
-            (owner,) = {owner for _, owner in owners()}
-            store.index.renew(str(owner), -1.0)
+            store.index.renew("this-sweep", -1.0)
             taken.append(other.acquire(run))
 
-    def owners() -> list[tuple[str, str | None]]:
-        with store.index.database.reading() as connection:
-            return [tuple(row) for row in connection.execute(text("SELECT run_id, owner FROM runs"))]
-
-    taken: list[object] = []
     with other_sweep(store) as other:
         threading.Timer(3.0, events.stop.set).start()
         train_locally([run], store, ONE_GROUP, on_event=Listener(events, take), stop=events.stop)
         assert isinstance(taken[0], Lease)
         assert events.ends() == []
         assert store.status(run.run_id) == "running"
+
+
+def test_waiting_for_another_sweep_is_said_with_the_time_that_is_left(store: Store, events: EventLog) -> None:
+    """The process of the other sweep died: its lease ends, and the run is trained here."""
+    (run,) = seeds(1)
+    store.index.acquire(RunRecord.of(run.run_id, "running", run.model_dump(mode="json")), "dead-sweep", 3.0)
+    notes: list[str] = []
+    train_locally([run], store, ONE_GROUP, on_event=events, on_note=notes.append)
+    (note,) = notes
+    assert note.startswith("waiting for a run that is trained by the sweep dead-sweep; if its process has died,")
+    assert "is free in" in note
+    assert events.ends() == [(run.run_id, "finished")]
 
 
 def test_a_schedule_has_no_effect_and_that_is_said(store: Store, events: EventLog) -> None:

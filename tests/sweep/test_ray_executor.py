@@ -12,14 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
-import ray
 
 from cope_sweep.config import Resources, Row, RunSpec
 from cope_sweep.errors import ClusterError
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Budget, Event, Store
-from cope_sweep.sweep import executor, ray_executor
+from cope_sweep.sweep import local_executor, ray_executor, ray_sweep
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from tests.read.tables.ablations import plan_of
 from tests.store.waiting import TIMEOUT_S, until
@@ -29,7 +28,7 @@ from tests.tiny import TINY, tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 run_on_ray = partial(train_by, ray_executor.run_on_ray)
-run_local = partial(train_by, executor.run_local, sweep_id="another-sweep")
+run_local = partial(train_by, local_executor.run_local, sweep_id="another-sweep")
 
 
 def pid_of(event: Event) -> int:
@@ -94,7 +93,7 @@ def test_the_end_of_a_run_is_told_once_to_a_slow_listener(store: Store, events: 
     def wait_for_the_second(event: Event) -> None:
         if (event.run_id, event.status) == (runs[0].run_id, "finished"):
             until(lambda: store.status(runs[1].run_id) == "finished")
-            time.sleep(2.0 * ray_executor.LOOK_INTERVAL_S)
+            time.sleep(2.0 * ray_sweep.LOOK_INTERVAL_S)
 
     run_on_ray(runs, store, ONE_GROUP, on_event=Listener(events, wait_for_the_second), stop=events.stop)
     assert sorted(events.ends()) == sorted((run.run_id, "finished") for run in runs)
@@ -242,23 +241,6 @@ def test_a_run_that_hangs_ends_its_process_and_goes_on(store: Store, events: Eve
     assert "hangs_once.py" in log.read_text()
 
 
-def test_the_death_of_the_index_actor_is_survived(store: Store, events: EventLog) -> None:
-    """Ray starts it again; the trials wait for it, and no run is begun again."""
-    runs = [tiny_run(seed=0, **{"train.steps": 2000}), tiny_run(seed=1)]
-    killed: list[str] = []
-
-    def kill(event: Event) -> None:
-        if event.run_id == runs[0].run_id and event.step and not killed:
-            (name,) = (each for each in ray.util.list_named_actors() if each.startswith("cope-sweep-index"))
-            killed.append(name)
-            ray.kill(ray.get_actor(name), no_restart=False)
-
-    run_on_ray(runs, store, ONE_GROUP, on_event=Listener(events, kill), stop=events.stop)
-    assert len(killed) == 1
-    assert events.ends() == [(run.run_id, "finished") for run in runs]
-    assert [store.run(run.run_id).state["attempt"] for run in runs] == [1, 1]
-
-
 def test_no_room_for_a_run(store: Store, events: EventLog) -> None:
     resources = ONE_GROUP.model_copy(update={"groups": "auto", "cpus": 64})
     with pytest.raises(ClusterError, match=r"a run needs 64 CPUs, the largest node has \d+: lower resources.cpus"):
@@ -270,16 +252,15 @@ OWN_CLUSTER = """
 import sys
 from cope_sweep.store import Store
 from cope_sweep.config import Resources
-from cope_sweep.sweep.executor import Workload
 from cope_sweep.sweep.ray_executor import run_on_ray
-from tests.sweep.runs import LONG
+from tests.sweep.runs import LONG, train_by
 from tests.tiny import TINY, tiny_run
 
 def on_event(event):
     print(event.status, event.step, flush=True)
 
 resources = Resources(checkpoint_every_s=0.2)
-run_on_ray(Workload([tiny_run(**LONG)], Store(sys.argv[1]), resources, "killed", on_event=on_event))
+train_by(run_on_ray, [tiny_run(**LONG)], Store(sys.argv[1]), resources, sweep_id="killed", on_event=on_event)
 """
 
 

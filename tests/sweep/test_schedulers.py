@@ -5,13 +5,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.tune.schedulers import TrialScheduler
 
 from cope_sweep.config.ablation import Asha, EarlyStopping, Median
 from cope_sweep.sweep.tune_adapters import scheduler_of
 
 ASHA = Asha(metric="in_dist/loss", goal="min", grace=10, reduction=2)
 MEDIAN = Median(metric="in_dist/loss", goal="min", grace=10)
+
+
+class Asked(list[str]):
+    """Which runs the scheduler wants to end. The sweep asks them."""
+
+    def stop_run(self, trial_id: str) -> None:
+        self.append(trial_id)
 
 
 class FakeTrial:
@@ -22,16 +28,18 @@ class FakeTrial:
 class Trials:
     """Trials of a scheduler."""
 
-    def __init__(self, scheduler: TrialScheduler, count: int) -> None:
-        self.scheduler = scheduler
+    def __init__(self, rule: EarlyStopping, count: int) -> None:
+        self.asked = Asked()
+        self.scheduler = scheduler_of(rule, self.asked)
         self.trials = [FakeTrial(str(number)) for number in range(count)]
         self.controller = SimpleNamespace(get_live_trials=lambda: [SimpleNamespace(status="PENDING")])
         for trial in self.trials:
-            scheduler.on_trial_add(self.controller, trial)
+            self.scheduler.on_trial_add(self.controller, trial)
 
     def report(self, trial: int, step: int, **metrics: float) -> str:
         result = {"step": step, "status": "running", **metrics}
-        return self.scheduler.on_trial_result(self.controller, self.trials[trial], result)
+        assert self.scheduler.on_trial_result(self.controller, self.trials[trial], result) == "CONTINUE"
+        return "asked" if self.asked else "trains"
 
     def complete(self, trial: int, result: Mapping[str, Any]) -> None:
         self.scheduler.on_trial_complete(self.controller, self.trials[trial], dict(result))
@@ -42,26 +50,39 @@ def test_an_unknown_kind_is_an_error() -> None:
         kind: str = "hyperband"
 
     with pytest.raises(ValueError, match="'hyperband': there is no such scheduler; accepted: asha, median, none"):
-        scheduler_of(Hyperband())
+        scheduler_of(Hyperband(), Asked())
 
 
 @pytest.mark.parametrize("rule", [ASHA, MEDIAN])
 def test_a_run_that_is_worse_than_the_others_is_stopped_after_the_grace(rule: EarlyStopping) -> None:
-    trials = Trials(scheduler_of(rule), 5)
+    trials = Trials(rule, 5)
     for trial in range(4):
         for step in (5, 10, 20):
-            assert trials.report(trial, step, **{"in_dist/loss": 1.0}) == "CONTINUE"
-    assert trials.report(4, 5, **{"in_dist/loss": 9.0}) == "CONTINUE"
-    assert trials.report(4, 10, **{"in_dist/loss": 9.0}) == "STOP"
+            assert trials.report(trial, step, **{"in_dist/loss": 1.0}) == "trains"
+    assert trials.report(4, 5, **{"in_dist/loss": 9.0}) == "trains"
+    assert trials.report(4, 10, **{"in_dist/loss": 9.0}) == "asked"
 
 
 @pytest.mark.parametrize("rule", [ASHA, MEDIAN])
 def test_results_without_the_metric_change_nothing(rule: EarlyStopping) -> None:
     """A run that failed before its first evaluation, and one of a task that has another metric."""
-    trials = Trials(scheduler_of(rule), 6)
+    trials = Trials(rule, 6)
     trials.report(0, 10, other=1.0)
     trials.complete(0, {"step": 15, "status": "failed", "done": True})
     for trial in range(1, 5):
-        assert trials.report(trial, 10, **{"in_dist/loss": 1.0}) == "CONTINUE"
+        assert trials.report(trial, 10, **{"in_dist/loss": 1.0}) == "trains"
         trials.complete(trial, {"step": 15, "status": "failed", "done": True})
-    assert trials.report(5, 10, **{"in_dist/loss": 9.0}) == "STOP"
+    assert trials.report(5, 10, **{"in_dist/loss": 9.0}) == "asked"
+
+
+@pytest.mark.parametrize("rule", [ASHA, MEDIAN])
+def test_a_run_that_was_asked_to_end_is_asked_once_and_goes_on_until_it_has_written_its_state(
+    rule: EarlyStopping,
+) -> None:
+    trials = Trials(rule, 5)
+    for trial in range(4):
+        trials.report(trial, 10, **{"in_dist/loss": 1.0})
+    for step in (10, 11, 12):
+        trials.report(4, step, **{"in_dist/loss": 9.0})
+    assert trials.asked == ["4"]
+    trials.complete(4, {"step": 12, "in_dist/loss": 9.0, "done": True})

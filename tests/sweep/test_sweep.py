@@ -11,9 +11,10 @@ import pytest
 
 from cope_sweep.config import Plan, Resources, RunSpec
 from cope_sweep.errors import ClusterError
-from cope_sweep.store import Budget, Event, LeaseHolder, Store
-from cope_sweep.sweep import sweep as sweep_module
+from cope_sweep.store import Budget, Event, RunRecord, Store
+from cope_sweep.sweep import leases as leases_module
 from cope_sweep.sweep.executor import Workload
+from cope_sweep.sweep.leases import Leases
 from cope_sweep.sweep.sweep import SweepOutcome, stopping_on_signals, sweep
 from tests.read.tables.ablations import plan_of
 from tests.store.waiting import TIMEOUT_S, until
@@ -22,7 +23,7 @@ from tests.sweep.runs import Recorded, other_sweep
 METRICS = {"in_dist/token_error": 12.5, "dense/loss": 0.5}
 
 
-def enter(leases: LeaseHolder, run: RunSpec, status: str) -> None:
+def enter(leases: Leases, run: RunSpec, status: str) -> None:
     """Have a sweep end a run with a status, as an executor does."""
     leases.acquire(run)
     Recorded(leases.store, run).end(status, METRICS)
@@ -45,13 +46,11 @@ class Scripted:
         self.work = work
         if self.note:
             work.on_note(self.note)
-        leases = LeaseHolder(work.store, work.sweep_id)
         for run, status in zip(work.runs, self.statuses, strict=True):
             if status == "pending":
                 continue
-            enter(leases, run, status)
+            enter(work.leases, run, status)
             work.on_event(Event(run.run_id, status))
-        leases.close()
         if self.error:
             raise self.error
 
@@ -67,7 +66,7 @@ def start(plan: Plan, store: Store, executor: Scripted, **options: Any) -> Sweep
     return sweep(plan, store, executor, resources=Resources(), executor_name="local", tracking_uri=None, **options)
 
 
-def test_a_sweep_trains_unfinished_runs_and_records_the_table(store: Store) -> None:
+def test_a_sweep_trains_unfinished_runs_and_records_itself(store: Store) -> None:
     plan = plan_of()
     with other_sweep(store) as other:
         enter(other, plan.runs[0], "finished")
@@ -81,7 +80,6 @@ def test_a_sweep_trains_unfinished_runs_and_records_the_table(store: Store) -> N
     record = store.sweep(outcome.sweep_id)
     assert (record.status, record.file_text, record.reused) == ("finished", "title: x", [plan.runs[0].run_id])
     assert record.ended_ms >= record.started_ms
-    assert "In-dist." in record.table["markdown"]
     assert [run.run_id for run in record.runs] == [run.run_id for row in plan.rows for run in row.runs]
     (summary,) = store.index.sweeps()
     assert (summary.sweep_id, summary.status) == (outcome.sweep_id, "finished")
@@ -161,12 +159,11 @@ def test_a_damaged_run_is_trained_again(store: Store) -> None:
 
 def test_a_run_whose_sweep_was_killed_after_its_worker_finished_is_not_trained_again(store: Store) -> None:
     plan = plan_of()
-    killed = LeaseHolder(store, "killed", ttl_s=0.0)
     for run in plan.runs:
-        killed.acquire(run)
+        row = RunRecord.of(run.run_id, "running", run.model_dump(mode="json"))
+        store.index.acquire(row, "killed", -1.0)
         Recorded(store, run).end("finished", METRICS)
     assert start(plan, store, Scripted(store, [])).reused == 6
-    killed.close()
 
 
 def test_an_error_of_the_executor_is_raised_after_the_sweep_was_recorded(store: Store) -> None:
@@ -177,7 +174,6 @@ def test_an_error_of_the_executor_is_raised_after_the_sweep_was_recorded(store: 
     (summary,) = store.index.sweeps()
     record = store.sweep(summary.sweep_id)
     assert (summary.status, record.status) == ("interrupted", "interrupted")
-    assert record.table is not None
 
 
 def test_notes_are_passed_on_and_recorded(store: Store) -> None:
@@ -233,7 +229,7 @@ def test_a_time_budget_stops_the_sweep(store: Store) -> None:
 
 
 def test_a_stop_can_be_requested_from_another_machine(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_module, "STOP_POLL_INTERVAL_S", 0.05)
+    monkeypatch.setattr(leases_module, "RENEWAL_S", 0.05)
 
     def request() -> None:
         until(store.index.sweeps)

@@ -1,0 +1,301 @@
+"""The driver of a sweep: which run is next, who has its lease, how far it is, and how it has ended.
+
+Both executors ask it for runs and tell it what becomes of them. A run is in one of four states:
+
+    WAITING ──next_run──▶ TRAINING ──end──▶ ENDED
+      ▲  │                 │    ▲
+      │  └──refused──▶ ELSEWHERE │          another sweep has the lease
+      │                 │  │     │
+      └────given up─────┘  └──ended there──▶ ENDED
+      └──────wait_again────┘                its process died, or left its node
+
+All of its writing goes to the index; the run's folder is written by the process that trains the run.
+"""
+
+from __future__ import annotations
+
+import enum
+import queue
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cope_sweep.config import Resources, Row, RunSpec
+from cope_sweep.store import Event, Refusal, RunRecord, StoreError
+from cope_sweep.store.index import IndexUnavailable, IndexUnusable
+from cope_sweep.store.reading import read_run
+from cope_sweep.sweep.executor import ENDED, Workload
+from cope_sweep.sweep.failures import record_failure
+
+WAITS_FOR_INDEX = "the index does not answer: waiting for it"
+
+
+class RunState(enum.Enum):
+    """Where a run is in the sweep."""
+
+    WAITING = "to be leased"
+    TRAINING = "leased, and handed to a process that trains, or that will"
+    ELSEWHERE = "leased by another sweep"
+    ENDED = "nothing is left to do in this sweep"
+
+
+@dataclass
+class DrivenRun:
+    """A run of the sweep."""
+
+    spec: RunSpec
+    kind: Resources
+    """Its resources: runs of one kind use the same processes."""
+    state: RunState = RunState.WAITING
+    attempt: int = 0
+    """The number of its lease."""
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.spec.run_id
+
+
+class Driver:
+    """The runs of a sweep and their states. Thread-safe: Ray's executor asks for runs in Tune's thread."""
+
+    def __init__(self, work: Workload, kind_of: Callable[[RunSpec], Resources]) -> None:
+        """Nothing is leased yet. `kind_of` gives the resources of a run, by which runs wait in separate queues."""
+        self.work, self.store, self.leases, self.search = work, work.store, work.leases, work.search
+        self._kind_of = kind_of
+        self.lock = threading.RLock()
+        self.runs: dict[str, DrivenRun] = {}
+        self.counts: Counter[RunState] = Counter()
+        """State → number of runs."""
+        self.waiting: dict[Resources, deque[DrivenRun]] = {}
+        """Kind → its runs that wait, in order."""
+        self.failed = 0
+        """Number of failed runs."""
+        self.any_ended = False
+        self._ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        """Ends that were noticed outside of the caller's thread."""
+        self._index_is_away = False
+        for run in self._unfinished():
+            self.add(run)
+
+    def _unfinished(self) -> list[RunSpec]:
+        """The runs that are not finished, in order and without duplicates."""
+        distinct = {run.run_id: run for run in self.work.runs}
+        statuses = self.leases.waiting(lambda: self.store.index.statuses(distinct))
+        return [run for run_id, run in distinct.items() if statuses.get(run_id) != "finished"]
+
+    # -- the next run ----------------------------------------------------------------------------------------------
+
+    def add(self, spec: RunSpec) -> DrivenRun:
+        """Have another run wait."""
+        with self.lock:
+            run = self.runs[spec.run_id] = DrivenRun(spec, self._kind_of(spec))
+            self.counts[run.state] += 1
+            self.waiting.setdefault(run.kind, deque()).append(run)
+            return run
+
+    def wait_again(self, run: DrivenRun) -> None:
+        """Have a run wait again, before the others of its kind: it was begun, and nobody trains it now."""
+        with self.lock:
+            self._move(run, RunState.WAITING)
+            self.waiting.setdefault(run.kind, deque()).appendleft(run)
+
+    def take(self, kind: Resources) -> DrivenRun | None:
+        """Lease the next run of a kind; None: none of it can be leased now."""
+        with self.lock:
+            waiting = self.waiting.get(kind, deque())
+            while waiting and not self.is_draining:
+                run = waiting.popleft()
+                try:
+                    lease = self.leases.acquire(run.spec)
+                except IndexUnusable:
+                    raise
+                except IndexUnavailable:
+                    waiting.appendleft(run)
+                    self._index_is_away = True
+                    return None
+                self._index_is_away = False
+                if not isinstance(lease, Refusal):
+                    run.attempt = lease.attempt
+                    self._move(run, RunState.TRAINING)
+                    return run
+                if lease.reason == "finished":
+                    self._end(run, self._read(run))
+                else:
+                    self._move(run, RunState.ELSEWHERE)
+            return None
+
+    def suggest(self) -> DrivenRun | None:
+        """A run of the next row that the search suggests, which then waits; None: the search has none now."""
+        with self.lock:
+            if self.search is None or self.is_draining or any(self.waiting.values()):
+                return None
+            try:
+                row = self.search.next_row()
+            except IndexUnusable:
+                raise
+            except IndexUnavailable:
+                self._index_is_away = True
+                return None
+            return None if row is None else self._add_row(row)
+
+    def _add_row(self, row: Row) -> DrivenRun:
+        self.work.on_row(row)
+        (spec,) = row.runs
+        return self.add(spec)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether no more runs are started: the sweep was stopped, or too many runs have failed."""
+        limit = self.work.max_failed_runs
+        return self.work.stop.is_set() or (limit is not None and self.failed >= limit)
+
+    @property
+    def may_suggest(self) -> bool:
+        """Whether the search may still suggest a row, now or after a run has ended."""
+        return self.search is not None and not self.search.is_exhausted
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every run has ended, or the sweep drains and none is in training."""
+        with self.lock:
+            if self.counts[RunState.TRAINING] or not self._ended.empty():
+                return False
+            waits = self.counts[RunState.WAITING] or self.counts[RunState.ELSEWHERE] or self.may_suggest
+            return self.is_draining or not waits
+
+    @property
+    def index_is_away(self) -> bool:
+        """Whether the index did not answer when it was asked last."""
+        return self._index_is_away
+
+    # -- progress and ends -----------------------------------------------------------------------------------------
+
+    def note_progress(self, event: Event) -> None:
+        """A run in training has come as far as `event` says. It is written to the index with the next renewal."""
+        self.leases.note_progress(event)
+        if self.search is not None and event.evaluated and self.search.metric in event.metrics:
+            with self.lock:
+                self.search.report(event.run_id, event.step, event.metrics[self.search.metric])
+
+    def end(self, run: DrivenRun, last: Event | None = None) -> None:
+        """Record how a run in training has ended, by its folder; call `tell` then.
+
+        A run that is not over waits again, unless the sweep is stopped; one whose lease another sweep has got is left
+        to that one. `last` is its last event: a failure that its process could not record is recorded here.
+
+        Raises:
+            StoreError: The failure cannot be recorded here, either: the disk is full.
+        """
+        if last is not None and last.status == "failed" and self.store.run(run.run_id).status == "running":
+            message = last.message or "failed"
+            self._record_failure(run, message, message, keep_recorded=True)
+        record = self.leases.end(run.run_id)
+        with self.lock:
+            if record is None:
+                self._move(run, RunState.ELSEWHERE)
+            elif record.status in ENDED or record.status == "damaged" or self.work.stop.is_set():
+                self._end(run, record)
+            else:
+                self.wait_again(run)
+
+    def fail(self, run: DrivenRun, message: str, details: str, *, keep_recorded: bool = False) -> None:
+        """Record that a run failed, in place of its process, and end its lease: see `record_failure`.
+
+        Raises:
+            StoreError: The run's folder cannot be written.
+        """
+        self._record_failure(run, message, details, keep_recorded=keep_recorded)
+        self.end(run)
+
+    def _record_failure(self, run: DrivenRun, message: str, details: str, *, keep_recorded: bool) -> None:
+        try:
+            record_failure(run.spec, self.store, message, details, keep_recorded=keep_recorded)
+        except OSError as error:
+            folder = self.store.run(run.run_id).path
+            raise StoreError(f"{folder}: cannot be written ({error.strerror or error})") from error
+
+    def give_up(self, run: DrivenRun) -> None:
+        """End the lease of a run that no process has begun, or whose process did not answer in time."""
+        record = self.leases.end(run.run_id)
+        with self.lock:
+            self._end(run, record or RunRecord(run.run_id))
+
+    def tell(self) -> None:
+        """Pass on the ends that were noticed, from the caller's thread. Raises whatever `on_event` raises."""
+        while True:
+            try:
+                event = self._ended.get_nowait()
+            except queue.Empty:
+                return
+            self.work.on_event(event)
+
+    def _end(self, run: DrivenRun, record: RunRecord) -> None:
+        self._move(run, RunState.ENDED)
+        if record.status == "pending":  # no process has begun it
+            return
+        event = end_event(run.spec, record)
+        self.any_ended = True
+        self.failed += event.status == "failed"
+        if self.search is not None and event.status in ENDED:
+            self.search.end(run.run_id, event.status, event.metrics.get(self.search.metric))
+        self._ended.put(event)
+
+    def _read(self, run: DrivenRun) -> RunRecord:
+        return read_run(self.store.run(run.run_id)) or RunRecord(run.run_id)
+
+    def _move(self, run: DrivenRun, state: RunState) -> None:
+        self.counts[run.state] -= 1
+        self.counts[state] += 1
+        run.state = state
+
+    # -- runs of other sweeps --------------------------------------------------------------------------------------
+
+    def look_elsewhere(self) -> str | None:
+        """Notice which runs other sweeps have ended or given up. Raises IndexUnavailable.
+
+        Returns what the user should know where there is nothing else to do: for whom the sweep waits, and how long.
+        """
+        with self.lock:
+            others = []
+            if self.counts[RunState.ELSEWHERE]:
+                others = [run for run in self.runs.values() if run.state is RunState.ELSEWHERE]
+        if not others:
+            return None
+        statuses = self.store.index.statuses([run.run_id for run in others])
+        self._index_is_away = False
+        left = []
+        for run in others:
+            status = statuses.get(run.run_id, "pending")
+            if status == "running":
+                left.append(run)
+            elif status in ENDED:
+                with self.lock:
+                    self._end(run, self._read(run))
+            else:
+                self.wait_again(run)
+        return self._waiting_for(left) if left and len(left) == len(others) else None
+
+    def _waiting_for(self, runs: list[DrivenRun]) -> str:
+        holders = self.store.index.leases([run.run_id for run in runs])
+        sweeps = sorted({sweep_id for sweep_id, _ in holders.values()})
+        soonest_s = min((expires_in_s for _, expires_in_s in holders.values()), default=0.0)
+        number = "a run that is" if len(runs) == 1 else f"{len(runs)} runs that are"
+        return (
+            f"waiting for {number} trained by the sweep {', '.join(sweeps)}; if its process has died, "
+            f"the next one is free in {max(0.0, soonest_s):.0f} s"
+        )
+
+
+def end_event(run: RunSpec, record: RunRecord) -> Event:
+    """The last event of a run, made from its record."""
+    return Event(
+        run_id=run.run_id,
+        status=record.status,
+        step=record.step,
+        steps=run.train.steps,
+        metrics=dict(record.metrics),
+        worker_id=record.worker_id or "",
+        message=record.message,
+    )

@@ -1,0 +1,38 @@
+"""Writes to a run's folder in place of its process, which has died."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+from cope_sweep.config import RunSpec
+from cope_sweep.store import Store
+from cope_sweep.store.errors import DamagedError
+
+MAX_MESSAGE_CHARACTERS = 500
+
+
+def record_failure(run: RunSpec, store: Store, message: str, details: str, *, keep_recorded: bool) -> None:
+    """Record the failure of a run. A result stays.
+
+    Args:
+        run: The run.
+        store: The store.
+        message: The reason, in one line.
+        details: The whole reason.
+        keep_recorded: Whether a failure that the worker itself recorded stays.
+    """
+    folder = store.run(run.run_id)
+    with contextlib.suppress(DamagedError):
+        if folder.result is not None:
+            return
+    state: dict[str, object] = {}
+    with contextlib.suppress(DamagedError):
+        state = folder.state
+    if folder.spec is None or not state:
+        folder = folder.begin(run, "")
+    elif keep_recorded and state.get("status") == "failed":
+        return
+    else:
+        folder = replace(folder, attempt=int(str(state.get("attempt", 0))))
+    folder.fail(message[:MAX_MESSAGE_CHARACTERS], details)

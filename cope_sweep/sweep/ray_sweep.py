@@ -1,0 +1,471 @@
+"""A sweep on a connected cluster: Ray Tune schedules trials, each trains one run (`trial`); this process follows them.
+
+README.md lists which features of Tune it uses, and which not. What runs have done comes from Tune's results. Requests
+to end runs go the other way, through the actor `StopRequests`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cope_sweep.config import Resources
+from cope_sweep.errors import ClusterError
+from cope_sweep.store import Event, StoreError
+from cope_sweep.store.index import IndexUnavailable, IndexUnusable
+from cope_sweep.sweep.cluster import Node, check_cluster, needs_of, node_of_process
+from cope_sweep.sweep.driver import WAITS_FOR_INDEX, DrivenRun, Driver, RunState
+from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterLost
+from cope_sweep.sweep.trial import StopRequests, SweepContext
+from cope_sweep.sweep.tune_adapters import tuner_of
+
+LOOK_INTERVAL_S = 1.0
+"""Time between two looks at the cluster, and at the runs that other sweeps train."""
+NEWS_WAIT_S = 0.1
+"""The time for which this process waits for news of trials before it looks at `stop` again."""
+MAX_IDLE_DEATHS = 2
+"""A node is left out when this many processes in a row died there before they trained anything."""
+PENDING_TRIALS = 16
+"""On a small cluster that may grow, the trials that wait for a place."""
+TUNE_TIMEOUT_S = 60.0
+"""Time limit for Tune to end its trials after the sweep. It takes 1 s, or as long as the start of a process."""
+STOP_TIMEOUT_S = 5.0
+"""Time limit for the actor to take a request to stop. It takes a millisecond."""
+
+
+@dataclass
+class _Trial:
+    """A trial of Tune, and what is known of the process that trains its run."""
+
+    run: DrivenRun
+    begun: bool = False
+    """Whether its process was heard of."""
+    node: str = ""
+    """The node of that process."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """The end of a trial, with its last result; and the error, if its process ended."""
+
+    trial: _Trial
+    result: Mapping[str, Any]
+    error: Exception | None
+
+
+class RaySweep:
+    """One sweep on a connected cluster; the `Trials` of Tune.
+
+    Tune's thread asks for runs and tells results. Everything else is decided in the thread of the caller.
+    """
+
+    def __init__(self, driver: Driver, scratch: str, *, may_grow: bool) -> None:
+        """A sweep of the driver's runs. Tune's files go to `scratch`.
+
+        `may_grow`: whether an autoscaler may add nodes to the cluster.
+        """
+        self.driver, self.work, self.store = driver, driver.work, driver.store
+        self.scratch, self.may_grow = scratch, may_grow
+        self.lock = driver.lock
+        """Guards the attributes below, which Tune's thread uses, too."""
+        self.trials: dict[str, _Trial] = {}
+        """Trial id → trial, until Tune has ended it."""
+        self.deaths: Counter[str] = Counter()
+        """Run id → the number of times that its process died."""
+        self.errors: Counter[str] = Counter()
+        """Run id → the number of times that one of its ranks, of several, ended with an error."""
+        self.nodes: dict[str, Node] = {}
+        self.refused: dict[Resources, str] = {}
+        """Kind for which there is no room → why."""
+        self.excluded: dict[str, str] = {}
+        """Node id → why the node cannot train."""
+        self.node_of: dict[str, str] = {}
+        """Process of trials (an actor's id) → its node."""
+        self.idle_deaths: Counter[str] = Counter()
+        """Node id, or "" where it is not known → deaths in a row of processes that had not begun a run."""
+        self.news: queue.SimpleQueue[Event | _End | Exception] = queue.SimpleQueue()
+        """Progress and ends of trials, and the error with which Tune gave up."""
+        self.ended = threading.Event()
+        """Set when the sweep has ended."""
+        self.tune: threading.Thread | None = None
+        self.stop_requests: Any = None
+        self.this_node: str = ray.get_runtime_context().get_node_id()
+        self.cluster_lost = False
+        """Whether calls of Ray would block."""
+        self._noted = ""
+
+    # -- in Tune's thread ------------------------------------------------------------------------------------------
+
+    def next_trial(self, trial_id: str) -> dict[str, Any] | None:
+        """The configuration of a trial of the next run, which is leased; None: none now."""
+        with self.lock:
+            if self.ended.is_set():
+                return None
+            run = self._next_waiting()
+            if run is None and self.driver.suggest() is not None:
+                run = self._next_waiting()
+            if run is None:
+                return None
+            self.trials[trial_id] = _Trial(run)
+            needs = needs_of(run.kind, self.nodes)
+            return {
+                "run_id": run.run_id,
+                "run": run.spec.model_dump_json(),
+                "attempt": run.attempt,
+                "resources": run.kind,
+                "gpus": needs.gpus,
+                "bundle": needs.bundle,
+                "excluded": tuple(sorted(self.excluded)),
+            }
+
+    def is_exhausted(self) -> bool:
+        """Whether `next_trial` has none, before a trial has ended."""
+        if self.ended.is_set():
+            return True
+        with self.lock:
+            is_ending = self.driver.counts[RunState.TRAINING] > len(self.trials)
+            if is_ending or not self.trials:
+                return False
+            return self.driver.is_draining or not (self.driver.may_suggest or self._kinds())
+
+    def _kinds(self) -> list[Resources]:
+        """The kinds of the runs that wait and may be started.
+
+        Runs of several workers are trained before all others, and no more of them have a trial than there is room for:
+        Train asks for the place of their workers when the trial has started, and would wait while other runs take it.
+        """
+        kinds = [kind for kind, waiting in self.driver.waiting.items() if waiting and kind not in self.refused]
+        several = [kind for kind in kinds if kind.workers > 1]
+        alive = self._alive()
+        if several or any(kind.workers > 1 for kind in alive):
+            return [kind for kind in several if alive[kind] < self._room(kind)]
+        return kinds
+
+    def _alive(self) -> Counter[Resources]:
+        """Kind → number of its trials."""
+        return Counter(trial.run.kind for trial in self.trials.values())
+
+    def _next_waiting(self) -> DrivenRun | None:
+        """Lease the next run that waits: of the kind with the fewest trials, of several the larger one."""
+        alive = self._alive()
+        kinds = sorted(self._kinds(), key=lambda kind: (alive[kind], [-x for x in needs_of(kind, self.nodes).size]))
+        for kind in kinds:
+            if (run := self.driver.take(kind)) is not None:
+                return run
+        return None
+
+    def _room(self, kind: Resources) -> int:
+        """The number of runs of a kind that the cluster holds, if nothing else uses it; at least one."""
+        needs = needs_of(kind, self.nodes)
+        return max(1, sum(needs.workers_on(node.resources) for node in self._usable()) // needs.workers)
+
+    def note_start(self, trial_id: str) -> None:
+        """The process of a trial has started, or is used again."""
+        run = self.trials[trial_id].run
+        if run.kind.workers == 1:  # else its workers have still to start
+            self.news.put(Event(run.run_id, "running", steps=run.spec.train.steps))
+
+    def note_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """A trial has reported something."""
+        event: Event | None = result["event"]
+        with self.lock:
+            trial = self.trials[trial_id]
+            trial.begun = trial.begun or "problem" not in result
+            self.node_of[result["actor"]] = trial.node = result["node"]
+            for node in (trial.node, ""):
+                self.idle_deaths.pop(node, None)
+        if event is not None and event.status == "running" and result["outcome"] == "progress":
+            self.driver.note_progress(event)
+            self.news.put(event)
+
+    def note_end(self, trial_id: str, result: Mapping[str, Any], error: Exception | None) -> None:
+        """A trial has ended, with this last result; with `error`, because its process did."""
+        with self.lock:
+            trial = self.trials.pop(trial_id)
+        self.news.put(_End(trial, result, error))
+
+    def stop_run(self, trial_id: str) -> None:
+        """Ask the run of a trial to end, because the scheduler wants it."""
+        run, schedule = self.trials[trial_id].run, self.work.schedule
+        reason = f"stopped by {schedule.rule}" if schedule else ""
+        ray.get(self.stop_requests.stop_run.remote(run.run_id, reason), timeout=STOP_TIMEOUT_S)
+
+    # -- in the caller's thread ------------------------------------------------------------------------------------
+
+    def execute(self, token: str, logs: Path) -> None:
+        """Train the runs. `token` is the name of a file in the store, `logs` the folder of logs."""
+        try:
+            self._look_at_cluster()
+            with _default_setting("TUNE_MAX_PENDING_TRIALS_PG", str(self._pending_limit())):
+                self._start(token)
+                self._follow(logs)
+        except BaseException:
+            # Ctrl-C, an error in `on_event`, or a cluster that is lost. Runs in training can still write their states,
+            # unless they were given that time before.
+            if not self.work.stop.is_set():
+                self.work.stop.set()
+                self._stop_runs()
+                until = time.monotonic() + INTERRUPT_TIMEOUT_S
+                while self._any_training() and time.monotonic() < until:
+                    time.sleep(NEWS_WAIT_S)
+            raise
+        finally:
+            self._end_rest()
+            self.ended.set()
+            # A thread that is inside of Ray while Ray shuts down would end this process.
+            if self.tune is not None and not self.cluster_lost:
+                self.tune.join(TUNE_TIMEOUT_S)
+            if self.stop_requests is not None and not self.cluster_lost:
+                ray.kill(self.stop_requests)
+        self.driver.tell()
+
+    def _start(self, token: str) -> None:
+        # On this node, so that it ends with this process.
+        name = f"cope-sweep-{self.work.sweep_id}-{secrets.token_hex(4)}"
+        strategy = NodeAffinitySchedulingStrategy(self.this_node, soft=False)
+        self.stop_requests = (
+            ray.remote(StopRequests).options(name=name, num_cpus=0, scheduling_strategy=strategy).remote()
+        )
+        context = SweepContext(self.work.sweep_id, self.store.location, token, name, tuple(self.work.plugins))
+        groups, search = self.work.resources.groups, self.driver.search
+        tuner = tuner_of(
+            self,
+            context,
+            groups=None if groups == "auto" else groups,
+            schedule=self.work.schedule,
+            metrics=[each.metric for each in (self.work.schedule, search) if each is not None],
+            ended=self.ended,
+            scratch=self.scratch,
+        )
+
+        def fit() -> None:
+            try:
+                tuner.fit()
+            except Exception as error:
+                self.news.put(error)
+
+        self.tune = threading.Thread(target=fit, name="tune", daemon=True)
+        self.tune.start()
+
+    def _pending_limit(self) -> int:
+        """The number of trials that may wait for a place or start at the same time.
+
+        An autoscaler sees them. Each makes a placement group, and removes it where the process of another trial comes
+        free first; and a search should suggest no run long before it starts.
+        """
+        cpus = int(sum(node.resources.get("CPU", 0) for node in self.nodes.values()))
+        return max(PENDING_TRIALS if self.may_grow and self.driver.search is None else 1, cpus)
+
+    def _follow(self, logs: Path) -> None:
+        """Pass on events until the sweep has ended, or was stopped and its runs are interrupted."""
+        looked_s = time.monotonic()
+        deadline_s: float | None = None
+        while not self.driver.is_over:
+            with contextlib.suppress(queue.Empty):
+                news = self.news.get(timeout=NEWS_WAIT_S)
+                if isinstance(news, Exception):
+                    raise ClusterError(f"Ray Tune gave up: {news}; its log: {logs / 'ray.log'}") from news
+                if isinstance(news, Event):
+                    self.work.on_event(news)
+                else:
+                    self._handle_end(news)
+            self.driver.tell()
+            now_s = time.monotonic()
+            if self.work.stop.is_set() and deadline_s is None:
+                deadline_s = now_s + INTERRUPT_TIMEOUT_S
+                self._stop_runs()
+            if deadline_s is not None and self.news.empty() and (now_s > deadline_s or not self._any_training()):
+                break
+            if now_s - looked_s >= LOOK_INTERVAL_S:
+                looked_s = now_s
+                self._look_at_cluster()
+                self._look_elsewhere()
+
+    def _look_elsewhere(self) -> None:
+        """Notice what became of the runs of other sweeps, and tell for what the sweep waits."""
+        text = WAITS_FOR_INDEX if self.driver.index_is_away else None
+        try:
+            waiting_for = self.driver.look_elsewhere()
+            text = text or (None if self.trials else waiting_for)
+        except IndexUnusable:
+            raise
+        except IndexUnavailable:
+            text = WAITS_FOR_INDEX
+        if text is None:
+            self._noted = ""
+        elif (words := "".join(each for each in text if not each.isdigit())) != self._noted:
+            self._noted = words
+            self.work.on_note(text)
+
+    # -- ends of trials --------------------------------------------------------------------------------------------
+
+    def _handle_end(self, end: _End) -> None:
+        run, outcome = end.trial.run, end.result.get("outcome")
+        if outcome == "ended":
+            self.driver.end(run, end.result["event"])
+        elif outcome == "failed":
+            self._handle_failure(end.trial, str(end.result["cause"]), str(end.result["error"]))
+        elif end.error is not None:
+            self._handle_death(end.trial, end.result, end.error)
+        else:  # Tune has ended it because the sweep is over
+            self.driver.give_up(run)
+
+    def _handle_death(self, trial: _Trial, result: Mapping[str, Any], error: Exception) -> None:
+        """Start a run again whose process has ended, or record that it failed.
+
+        Tune's `FailureConfig` cannot do this: it starts a trial again with the resources that it was created with, so
+        also on a node that cannot train, and it counts a process that was asked to leave its node.
+        """
+        text = str(error).strip() or type(error).__name__
+        process = str(getattr(error, "actor_id", None))
+        node = self.node_of.get(process, trial.node)
+        self._look_at_nodes()
+        if "problem" in result:
+            self._exclude(str(result["node"]), str(result["problem"]))
+        elif result.get("leaves") or getattr(error, "preempted", False) or (node and node not in self.nodes):
+            pass  # the process was to leave its node, or the node has gone
+        elif not node:  # nothing was heard of that process
+            node = node_of_process(process)
+            self.idle_deaths[node] += 1
+            if self.idle_deaths[node] >= MAX_IDLE_DEATHS:
+                self._exclude(node, f"its processes end before they train anything: {' '.join(text.split())}")
+        else:
+            self._handle_failure(trial, "death", text)
+            return
+        self._train_again(trial.run)
+
+    def _handle_failure(self, trial: _Trial, cause: str, text: str) -> None:
+        """Count what happened to the processes of a run, and start it again, or record that it failed.
+
+        The first error that a rank of several raises does not count: it may be the effect of another rank's death.
+        """
+        run = trial.run
+        if cause == "preempted":
+            self._train_again(run)
+            return
+        self.deaths[run.run_id] += cause == "death"
+        self.errors[run.run_id] += cause == "error"
+        deaths = self.deaths[run.run_id]
+        if deaths > self.work.resources.max_failures or self.errors[run.run_id] > 1:
+            line = " ".join(text.split())
+            message = f"its process died {deaths} times: {line}" if cause == "death" else line
+            self.driver.fail(run, message, text, keep_recorded=cause == "error")
+        else:
+            self._train_again(run)
+
+    def _train_again(self, run: DrivenRun) -> None:
+        """Have a run wait, whose lease stays with this sweep; unless the sweep ends."""
+        if self.work.stop.is_set():
+            self.driver.give_up(run)
+        else:
+            self.driver.wait_again(run)
+
+    # -- the cluster -----------------------------------------------------------------------------------------------
+
+    def _look_at_cluster(self) -> None:
+        """Notice nodes that come and go, and refuse kinds of runs that no node has room for.
+
+        Raises:
+            ClusterError: No node is left that can train, or none has room for any run.
+            ClusterLost: The cluster's head is gone, or the node of this process.
+        """
+        self._look_at_nodes()
+        with self.lock:
+            for kind in self.driver.waiting:
+                self._note_kind(kind)
+        self._refuse_misfits()
+
+    def _look_at_nodes(self) -> None:
+        try:
+            self.nodes = check_cluster(self.this_node)
+        except ClusterLost:
+            self.cluster_lost = True
+            raise
+
+    def _note_kind(self, kind: Resources) -> None:
+        """Find out whether there can be room for a run of a kind."""
+        reason = needs_of(kind, self.nodes).misfit([node.resources for node in self._usable()])
+        if reason is None or (self.work.resources.groups != "auto" and not self.excluded):
+            self.refused.pop(kind, None)  # with a fixed number, runs wait for nodes that an autoscaler adds
+        elif self.excluded:
+            self.refused[kind] = f"no node is left that can train: {'; '.join(dict.fromkeys(self.excluded.values()))}"
+        else:
+            self.refused[kind] = (
+                f"a run {reason}: lower resources.cpus, .gpus or .workers, use a larger cluster, or set "
+                "resources.groups to wait for nodes that an autoscaler adds"
+            )
+
+    def _usable(self) -> list[Node]:
+        """The nodes that can train."""
+        if "" in self.excluded:  # processes die, and it is not known where
+            return []
+        return [node for node_id, node in self.nodes.items() if node_id not in self.excluded]
+
+    def _refuse_misfits(self) -> None:
+        """Fail the runs of kinds for which there is no room; or the sweep, if nothing can be trained."""
+        with self.lock:
+            wanted = [kind for kind, waiting in self.driver.waiting.items() if waiting]
+            misfits = [kind for kind in wanted if kind in self.refused]
+            none_trains = len(misfits) == len(wanted) and not any(trial.begun for trial in self.trials.values())
+        if misfits and none_trains and (self.excluded or not self.driver.any_ended):
+            raise ClusterError(self.refused[misfits[0]])
+        for kind in misfits:
+            self.work.on_note(f"runs that take {kind.shape} fail: {self.refused[kind]}")
+            while (run := self.driver.take(kind)) is not None:
+                self.driver.fail(run, self.refused[kind], self.refused[kind])
+
+    def _exclude(self, node_id: str, reason: str) -> None:
+        """Have later trials avoid a node."""
+        if node_id in self.excluded:
+            return
+        with self.lock:
+            self.excluded[node_id] = reason
+        address = self.nodes[node_id].address if node_id in self.nodes else node_id[:8] or "unknown"
+        self.work.on_note(f"node {address} is left out: {reason}")
+        with contextlib.suppress(StoreError):  # a number for the monitoring: the sweep goes on without it
+            self.store.index.note_left_out(self.work.sweep_id, len(self.excluded))
+
+    # -- the end of the sweep --------------------------------------------------------------------------------------
+
+    def _stop_runs(self) -> None:
+        """Ask the runs in training to write their states and end."""
+        if self.stop_requests is not None:
+            self.stop_requests.stop_all.remote()
+
+    def _any_training(self) -> bool:
+        """Whether a process of this sweep still trains a run."""
+        with self.lock:
+            return any(trial.begun for trial in self.trials.values())
+
+    def _end_rest(self) -> None:
+        """End the leases of the runs that were not begun, or whose processes did not answer in time."""
+        with self.lock:
+            rest = [run for run in self.driver.runs.values() if run.state is RunState.TRAINING]
+        with contextlib.suppress(IndexUnavailable):  # the leases expire
+            for run in rest:
+                self.driver.give_up(run)
+
+
+@contextlib.contextmanager
+def _default_setting(name: str, value: str) -> Iterator[None]:
+    """Set a variable of the environment for the block, unless the user has set it."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
