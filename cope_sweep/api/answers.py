@@ -7,8 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from cope_sweep.store import Status
-
-Counts = dict[Status, int]
+from cope_sweep.store.records import Counts, SweepSummary
 
 
 class Answer(BaseModel):
@@ -115,7 +114,6 @@ class RunSummary(Answer):
     updated_ms: int | None = Field(default=None, description="Time of the last known change, in ms since 1970.")
     worker_id: str | None = Field(default=None, description="The last worker that trained the run.")
     sweep_id: str | None = Field(default=None, description="The sweep that trained the run last.")
-    parent_id: str | None = Field(default=None, description="The run from whose checkpoint it was continued.")
     message: str | None = Field(default=None, description="The reason why the run failed, was stopped or is damaged.")
     metrics: dict[str, float] = Field(default={}, description="Final values of a finished run.")
     values: dict[str, bool | int | float | str] = Field(
@@ -262,51 +260,13 @@ class RunsDiff(Answer):
     only_right: list[str] = []
 
 
-class SweepEntry(Answer):
-    """A sweep, with the present number of its runs by status."""
-
-    sweep_id: str
-    ablation: str
-    title: str
-    status: Status
-    executor: str
-    started_ms: int
-    ended_ms: int | None
-    runs: int
-    reused: int = Field(description="Runs that were finished before the sweep.")
-    counts: Counts = {}
-
-
 class SweepPage(Answer):
     """Sweeps, newest first."""
 
     total: int
     limit: int
     offset: int
-    sweeps: list[SweepEntry]
-
-
-class FailedMember(Answer):
-    """A run of a sweep that failed."""
-
-    run_id: str
-    row: str
-    message: str | None
-
-
-class SweepProgress(Answer):
-    """The progress of a sweep."""
-
-    sweep_id: str
-    ablation: str
-    status: Status
-    runs: int
-    counts: Counts
-    groups: int | None = Field(default=None, description="Worker groups that train; null: the sweep is not running.")
-    nodes: int | None = Field(default=None, description="Machines on which they train.")
-    steps_per_s: float | None = Field(default=None, description="Training steps of all runs together; null: not known.")
-    eta_s: float | None = Field(default=None, description="Seconds until all steps are done, at this speed.")
-    failures: list[FailedMember] = Field(default=[], description="The newest failed runs; `counts` has their number.")
+    sweeps: list[SweepSummary]
 
 
 class SweepState(Answer):
@@ -337,7 +297,7 @@ class SweepMember(Answer):
     message: str | None = None
 
 
-class SweepDetail(SweepEntry):
+class SweepDetail(SweepSummary):
     """A sweep with its runs, and what its record says of code and machine."""
 
     hypothesis: str = ""
@@ -347,7 +307,6 @@ class SweepDetail(SweepEntry):
     machine: dict[str, Any] = {}
     metrics: list[dict[str, Any]] = []
     notes: list[str] = []
-    table: dict[str, Any] | None = Field(default=None, description="The table at the end: markdown, csv and json.")
     file_text: str = Field(default="", description="The ablation file.")
     members: list[SweepMember] = []
     error: str | None = Field(

@@ -315,6 +315,9 @@ def stop(
     raise typer.Exit(1 if left else 0)
 
 
-def _active_sweeps(store: Store) -> set[str]:
-    """The sweeps that were submitted or are executed."""
-    return {each.sweep_id for each in store.index.sweeps() if each.status in ACTIVE}
+def _active(source: Source) -> set[str]:
+    """The sweeps that were submitted or are executed; of a service, those of its 1,000 newest ones."""
+    from cope_sweep.store.records import ACTIVE
+
+    sweeps = source.client.sweep_page(limit=1000).sweeps if source.client else source.store.index.sweeps()
+    return {each.sweep_id for each in sweeps if each.status in ACTIVE}

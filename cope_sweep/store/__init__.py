@@ -11,10 +11,20 @@ if TYPE_CHECKING:
     from cope_sweep.store.budget import Budget
     from cope_sweep.store.errors import StoreError
     from cope_sweep.store.event import Event, Status
-    from cope_sweep.store.index import Filter, Lease, QueryError, Refusal, RunPage, RunQuery, RunRecord, SweepSummary
-    from cope_sweep.store.leases import LeaseHolder
+    from cope_sweep.store.index import (
+        Filter,
+        Lease,
+        QueryError,
+        Refusal,
+        Renewal,
+        RunPage,
+        RunQuery,
+        RunRecord,
+    )
+    from cope_sweep.store.records import SweepProgress, SweepSummary
     from cope_sweep.store.store import Store
-    from cope_sweep.store.sweeps import Submission, SweepRecord, SweepRun, read_submission, write_submission
+    from cope_sweep.store.submissions import Submission, read_submission, write_submission
+    from cope_sweep.store.sweeps import SweepRecord, SweepRun
 
 _MODULES = {
     "RunFolder": "artifacts",
@@ -25,24 +35,25 @@ _MODULES = {
     "Lease": "index",
     "QueryError": "index",
     "Refusal": "index",
+    "Renewal": "index",
     "RunPage": "index",
     "RunQuery": "index",
     "RunRecord": "index",
-    "SweepSummary": "index",
-    "LeaseHolder": "leases",
+    "SweepProgress": "records",
+    "SweepSummary": "records",
     "Store": "store",
     "Budget": "budget",
-    "Submission": "sweeps",
-    "read_submission": "sweeps",
-    "write_submission": "sweeps",
+    "Submission": "submissions",
+    "read_submission": "submissions",
+    "write_submission": "submissions",
     "SweepRecord": "sweeps",
     "SweepRun": "sweeps",
 }
 
 __all__ = [
-    "Budget", "Event", "Filter", "Lease", "LeaseHolder", "QueryError", "Refusal", "RunFolder", "RunPage", "RunQuery",
-    "RunRecord", "Status", "Store", "StoreError", "Submission", "SweepRecord", "SweepRun", "SweepSummary",
-    "read_submission", "write_submission",
+    "Budget", "Event", "Filter", "Lease", "QueryError", "Refusal", "Renewal", "RunFolder", "RunPage", "RunQuery",
+    "RunRecord", "Status", "Store", "StoreError", "Submission", "SweepProgress", "SweepRecord", "SweepRun",
+    "SweepSummary", "read_submission", "write_submission",
 ]  # fmt: skip
 
 

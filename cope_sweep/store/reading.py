@@ -1,4 +1,4 @@
-"""Reads a run's folder: the row that the index keeps of it, and what is damaged.
+"""Reads a run's folder: the row that the index keeps of it.
 
 A run whose files hold a value that no database can hold is damaged, too. Without this check one such run would fail
 every answer about many.
@@ -7,9 +7,8 @@ every answer about many.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,10 @@ MAX_INTEGER = 2**63 - 1
 MAX_ATTEMPT = 2**31 - 1
 MAX_DEPTH = 100
 """Nested values of a spec or a fact."""
-TEXTS = ("worker_id", "message", "parent_id")
+TEXTS = ("worker_id", "message")
 INTEGERS = ("attempt", "step", "created_ms", "updated_ms", "ended_ms")
 FILES = dict.fromkeys(("spec", "created_ms", "seed", "steps"), SPEC_FILE) | dict.fromkeys(
-    ("step", "parent_id", "ended_ms", "metrics", "facts"), RESULT_FILE
+    ("step", "ended_ms", "metrics", "facts"), RESULT_FILE
 )
 """Fields of a row and the files that they are read from; that of others is state.json."""
 
@@ -56,50 +55,6 @@ def read_run(folder: RunFolder, sweep_id: str | None = None) -> RunRecord | None
         with contextlib.suppress(DamagedError):
             damaged = checked_row(replace(damaged, attempt=folder.state.get("attempt", 0)), folder.path)
         return damaged
-
-
-def find_damage(folder: RunFolder, *, checksums: bool = False) -> dict[str, str]:
-    """File → what is wrong with it, in one line; with `checksums`, the content of curve and checkpoint, too."""
-    problems = {}
-    reads: dict[str, Callable[[], object]] = {
-        SPEC_FILE: lambda: folder.spec,
-        STATE_FILE: lambda: folder.state,
-        RESULT_FILE: lambda: folder.result,
-        CURVE_FILE: folder.curve,
-    }
-    found: dict[str, object] = {}
-    for file, read in reads.items():
-        try:
-            found[file] = read()
-        except DamagedError as error:
-            problems[file] = str(error)
-    is_finished = found.get(RESULT_FILE) is not None
-    return find_lost(folder, checksums=checksums) | problems if is_finished else problems
-
-
-def find_lost(folder: RunFolder, *, checksums: bool = False) -> dict[str, str]:
-    """File → what is wrong with it, of those that a finished run has to have: its result, and what that names.
-
-    Each is opened; with `checksums`, also read.
-    """
-    try:
-        result = folder.result
-    except DamagedError as error:
-        return {RESULT_FILE: str(error)}
-    if result is None:
-        return {RESULT_FILE: f"{folder.path / RESULT_FILE}: missing"}
-    problems = {}
-    for name, digest in {SPEC_FILE: None, **result.get("files", {})}.items():
-        try:
-            content = folder.content(name, -1 if checksums else 0)
-        except DamagedError as error:
-            problems[name] = str(error)
-            continue
-        if content is None:
-            problems[name] = f"{folder.path / name}: missing"
-        elif checksums and digest and hashlib.sha256(content).hexdigest() != digest:
-            problems[name] = f"{folder.path / name}: has changed since the run was finished (SHA-256)"
-    return problems
 
 
 def _read_row(folder: RunFolder, sweep_id: str | None) -> RunRecord | None:
@@ -125,7 +80,6 @@ def _read_row(folder: RunFolder, sweep_id: str | None) -> RunRecord | None:
             step=steps if isinstance(steps, int) else spec.get("train", {}).get("steps", 0),
             worker_id=facts.get("worker_id") or state.get("worker_id"),
             sweep_id=sweep_id,
-            parent_id=facts.get("parent_id"),
             created_ms=created_ms,
             updated_ms=state.get("updated_ms"),
             ended_ms=result.get("ended_ms") or _mtime_ms(folder, RESULT_FILE),  # older results have no time

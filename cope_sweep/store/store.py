@@ -2,7 +2,7 @@
 
     <root>/runs/<run_id>/             the files of a run, see `artifacts`
     <root>/sweeps/<sweep_id>.json     the record of a sweep, see `sweeps`
-    <root>/submissions/<sweep_id>.json what a job executes, see `sweeps`
+    <root>/submissions/<sweep_id>.json what a job executes, see `submissions`
     <root>/index.db                   the index, unless it is in another database
     <root>/logs/                      output of workers, one folder per sweep
 
@@ -15,37 +15,50 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+from sqlalchemy import Connection
+
 from cope_sweep.store.artifacts import RUN_ID, RunFolder
-from cope_sweep.store.errors import StoreError
+from cope_sweep.store.errors import DamagedError, StoreError
 from cope_sweep.store.event import Status
 from cope_sweep.store.files import read_bytes, write_bytes
 from cope_sweep.store.index import Index, IndexUnusable
+from cope_sweep.store.indexing import OnProgress, StoredFiles, fill_index
 from cope_sweep.store.objects import ObjectFolder, is_object_url
 from cope_sweep.store.reading import read_run
-from cope_sweep.store.rebuild import rebuild
 from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
 
 INDEX_VARIABLE = "COPE_SWEEP_INDEX"
 CACHE_VARIABLE = "COPE_SWEEP_CACHE"
 MEMORY = "sqlite://"
 
+log = logging.getLogger(__name__)
+
 
 class Store:
     """A store of runs."""
 
-    def __init__(self, location: Path | str, *, index: str | Index | None = None, create: bool = False) -> None:
+    def __init__(
+        self,
+        location: Path | str,
+        *,
+        index: str | None = None,
+        create: bool = False,
+        on_indexing: OnProgress = lambda done, total: None,
+    ) -> None:
         """Open a store; with `create`, make its folder and check that it can be written.
 
         Args:
             location: The folder, or `s3://bucket/prefix` or `gs://bucket/prefix`.
-            index: The URL of the index's database; None: $COPE_SWEEP_INDEX, else SQLite in the folder. Or the index.
+            index: The URL of the index's database; None: $COPE_SWEEP_INDEX, else SQLite in the folder.
             create: Whether to make the folder.
+            on_indexing: Called with the number of runs read so far, and of all runs, while the index is made again.
 
         Raises:
             StoreError: With `create`, if the store cannot be made or written; or if the URL cannot be used.
@@ -54,10 +67,8 @@ class Store:
         self.objects = ObjectFolder(url.rstrip("/")) if is_object_url(url) else None
         self.root = _working_folder(url) if self.objects else Path(location).expanduser().absolute()
         """The store's folder. Of a store in an object store: a folder of this machine for logs and working copies."""
-        if index is None or isinstance(index, str):
-            self._index_url = index or os.environ.get(INDEX_VARIABLE)
-        else:
-            self.index = index  # in place of the cached property
+        self._index_url = index or os.environ.get(INDEX_VARIABLE)
+        self._on_indexing = on_indexing
         if create:
             self._create()
 
@@ -79,24 +90,50 @@ class Store:
 
     @cached_property
     def index(self) -> Index:
-        """The index. That of a store which has none is made from the run folders, which takes 0.5 ms per run.
+        """The index, which is opened when it is used first.
 
-        Where the store does not exist, or cannot be written and has no index that can be read without writing, the
-        index is in memory. Raises StoreError.
+        One that is missing, or of an older version, is made again from the run folders, which takes 0.5 ms per run:
+        other processes wait meanwhile. A store that does not exist, or that cannot be written and has no index that can
+        be read, has an index in memory, to which nothing can be written.
+
+        Raises:
+            OtherFormatError: Programs of another version may be using the index.
+            StoreError: It cannot be opened.
         """
-        url = self.index_url
-        can_be_made = (self.root / "runs").is_dir() and os.access(self.root, os.W_OK)
-        if self._index_url is None and not can_be_made and not (self.root / "index.db").exists():
-            url = MEMORY
+        is_writable = os.access(self.root, os.W_OK)
+        can_be_made = (self.root / "runs").is_dir() and is_writable
+        if self._index_url is None and not self.objects and not can_be_made and not (self.root / "index.db").exists():
+            return self._index_in_memory()
         try:
-            index = Index(url)
+            return Index(self.index_url, self._fill)
         except IndexUnusable:  # SQLite has to write to read a write-ahead log
-            if self._index_url is not None or os.access(self.root, os.W_OK):
+            if self._index_url is not None or is_writable:
                 raise
-            index = Index(MEMORY)
-        if not index.is_built():
-            rebuild(Store(self.location, index=index))
+            return self._index_in_memory()
+
+    def _index_in_memory(self) -> Index:
+        """An index of this process, which nobody can write to."""
+        if (self.root / "runs").is_dir():
+            log.warning("the store %s cannot be written: its index is made in memory, again by each command", self.root)
+        index = Index(MEMORY, self._fill)
+        index.database.refusal = f"the store {self.location} does not exist, or cannot be written"
         return index
+
+    def _fill(self, connection: Connection, *, replaces: bool = False) -> None:
+        """Fill an empty index. Raises StoreError where it `replaces` one, and the files are not there."""
+        if replaces and not self.objects and not (self.root / "runs").is_dir():
+            raise StoreError(
+                f"the index is of an older version, and can only be made again from its store; {self.root} is none: "
+                "name it with --store"
+            )
+        files = self.files()
+        if files.folders:
+            log.info("making the index of %s from %d run folders", self.location, len(files.folders))
+        fill_index(connection, files, self._on_indexing)
+
+    def files(self) -> StoredFiles:
+        """The files from which the index is made. Raises OSError, StoreError."""
+        return StoredFiles(self.run_folders(), self.sweep_records()[0])
 
     def _create(self) -> None:
         """Make the folders and check that they can be written. Raises StoreError."""
@@ -138,21 +175,13 @@ class Store:
         return self.index.statuses([run_id]).get(run_id, "pending")
 
     def end_expired(self) -> list[str]:
-        """End the runs whose owner died or whose lease expired, as their folders say; return their ids.
+        """Write how the runs whose lease has expired ended, as their folders say; return their ids.
 
         Their rows say `running` and become what their files say: interrupted, failed, or finished.
         """
-        ended = []
-        for run_id, owner in self.index.expired():
-            row = read_run(self.run(run_id))
-            if row is None:
-                continue
-            if owner is None:
-                self.index.write([row])
-            elif not self.index.end(row, owner):
-                continue
-            ended.append(run_id)
-        return ended
+        rows = [read_run(self.run(run_id)) for run_id in self.index.expired()]
+        records = [row for row in rows if row is not None]
+        return self.index.end_expired(records) if records else []
 
     # -- other files ---------------------------------------------------------------------------------------------
 
@@ -187,14 +216,20 @@ class Store:
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 
-    def write_sweep(self, record: SweepRecord, owner: str | None = None) -> None:
+    def write_sweep(self, record: SweepRecord, *, ttl_s: float | None = None) -> None:
         """Write the record of a sweep to its file, atomically, and to the index.
 
-        `owner` is the process that executes the sweep while its status is `running`.
+        With `ttl_s`, this process executes the sweep, whose lease ends in `ttl_s`.
         """
         document = json.dumps(record.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
         self.write(f"sweeps/{record.sweep_id}.json", document.encode())
-        self.index.write_sweep(record.summary, sweep_members(record), owner)
+        self.index.write_sweep(record.summary, sweep_members(record), ttl_s=ttl_s)
+
+    def delete_sweep(self, sweep_id: str) -> None:
+        """Delete the record and the submission of a sweep, and its entry in the index. Raises StoreError."""
+        self.index.delete_sweep(sweep_id)
+        for folder in ("sweeps", "submissions"):
+            self.delete(f"{folder}/{sweep_id}.json")
 
     def sweep(self, sweep_id: str) -> SweepRecord | None:
         """The record of a sweep, or None. Raises StoreError for a file that cannot be read."""
@@ -203,6 +238,22 @@ class Store:
         name = f"sweeps/{sweep_id}.json"
         content = self.read(name)
         return None if content is None else parse_sweep(content, f"{self.location}/{name}")
+
+    def sweep_records(self) -> tuple[list[SweepRecord], dict[str, str]]:
+        """The records of all sweeps, oldest first; and path → what is wrong with it, of those that cannot be read."""
+        records: list[SweepRecord] = []
+        damaged: dict[str, str] = {}
+        for name in self.names("sweeps"):
+            if not name.endswith(".json") or not name[0].isdigit():
+                continue
+            path = f"{self.location}/sweeps/{name}"
+            try:
+                content = self.read(f"sweeps/{name}")
+                if content is not None:
+                    records.append(parse_sweep(content, path))
+            except DamagedError as error:
+                damaged[path] = str(error)
+        return records, damaged
 
 
 def _working_folder(url: str) -> Path:

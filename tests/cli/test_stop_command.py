@@ -2,8 +2,11 @@
 
 import threading
 
-from cope_sweep.store import Store
+import pytest
 from cope_sweep.store.index.owners import new_owner
+
+from cope_sweep.store import Store
+from tests.cli.test_server_option import service
 from tests.store.sweeps import sweep_record
 from tests.store.waiting import until
 

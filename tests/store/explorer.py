@@ -23,6 +23,8 @@ from collections import Counter
 from pathlib import Path
 from unittest import mock
 
+from cope_sweep.store.leases import LEASE_S
+from cope_sweep.store.rebuild import check
 from greenlet import getcurrent, greenlet
 from sqlalchemy import Float, literal
 
@@ -32,8 +34,6 @@ from cope_sweep.store import files as store_files
 from cope_sweep.store.index import Index
 from cope_sweep.store.index.database import Database
 from cope_sweep.store.index.tables import metadata
-from cope_sweep.store.leases import LEASE_S
-from cope_sweep.store.rebuild import check
 from cope_sweep.sweep.executor import refused, train_leased
 from cope_sweep.train import Runtime, train_run
 from tests.tiny import tiny_run

@@ -5,11 +5,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cope_sweep.store.index.owners import new_owner
+
 from cope_sweep.config import Plan, RunSpec
 from cope_sweep.store import Lease, RunFolder, Store, SweepRecord, SweepRun
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRecord
-from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.reading import read_run
 
 LEASE_S = 600.0

@@ -4,15 +4,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cope_sweep.store.index.mirroring import Mirrored
+from cope_sweep.store.index.owners import new_owner
+from cope_sweep.store.rebuild import check, rebuild
 
 from cope_sweep.store import LeaseHolder, Store, StoreError
 from cope_sweep.store.errors import FencedError
 from cope_sweep.store.event import Event
-from cope_sweep.store.index.mirroring import Mirrored
-from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.objects import ObjectFolder
 from cope_sweep.store.reading import find_damage
-from cope_sweep.store.rebuild import check, rebuild
 from cope_sweep.tracking.sync import Sync
 from cope_sweep.tracking.uri import backlog_count, tracker_key
 from cope_sweep.train import Runtime, train_run

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cope_sweep.store.index.owners import owner_name
+from cope_sweep.store.rebuild import check, mark_lost, rebuild
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -19,9 +21,7 @@ from sqlalchemy import Float, literal
 
 from cope_sweep.store import Lease, Refusal, RunFolder, Store
 from cope_sweep.store.errors import FencedError
-from cope_sweep.store.index.owners import owner_name
 from cope_sweep.store.reading import read_run
-from cope_sweep.store.rebuild import check, mark_lost, rebuild
 from tests.store.index.rows import row
 from tests.tiny import tiny_run
 

@@ -6,12 +6,12 @@ import os
 import shutil
 
 import pytest
+from cope_sweep.store.rebuild import check, mark_lost, rebuild
 
 import cope_sweep
 from cope_sweep.store import LeaseHolder, Store, StoreError, SweepRun, files
 from cope_sweep.store.index.tables import metadata
 from cope_sweep.store.reading import read_run
-from cope_sweep.store.rebuild import check, mark_lost, rebuild
 from cope_sweep.store.sweeps import versions
 from tests.store.index.rows import row
 from tests.store.sweeps import sweep_record

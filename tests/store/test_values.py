@@ -4,12 +4,12 @@ import json
 import shutil
 
 import pytest
+from cope_sweep.store.rebuild import rebuild
 
 from cope_sweep.api.questions import GetRun, ListRuns
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.queries import Queries
 from cope_sweep.store import Store
-from cope_sweep.store.rebuild import rebuild
 from tests.config.test_expand import BASE
 from tests.read.tables.ablations import fail, finish, stop
 

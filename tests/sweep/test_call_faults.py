@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from cope_sweep.store.rebuild import check
 from sqlalchemy import text
 
 from cope_sweep.store import LeaseHolder, Store, StoreError, files
 from cope_sweep.store.index import IndexUnavailable, database
 from cope_sweep.store.index.database import Database
 from cope_sweep.store.objects import ObjectFolder
-from cope_sweep.store.rebuild import check
 from cope_sweep.sweep import executor
 from cope_sweep.sweep.executor import Workload
 from tests.store.databases import index_url, postgres  # noqa: F401 - fixtures

@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from cope_sweep.store.index.summaries import activity
 
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Event, Store
-from cope_sweep.store.index.summaries import activity
 from cope_sweep.sweep.ray_executor import run_on_ray
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from tests.sweep.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, logged, until, write_ablation

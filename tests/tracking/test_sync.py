@@ -6,10 +6,10 @@ import shutil
 import time
 
 import pytest
-
-from cope_sweep.store import StoreError
 from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.index.owners import new_owner
+
+from cope_sweep.store import StoreError
 from cope_sweep.tracking import sync as sync_module
 from cope_sweep.tracking.send import TAG, flat
 from cope_sweep.tracking.sync import MAX_FAILURES, Sync

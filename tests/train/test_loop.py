@@ -3,9 +3,9 @@ import shutil
 
 import pytest
 import torch
+from cope_sweep.store.rebuild import rebuild
 
 from cope_sweep.store import Store
-from cope_sweep.store.rebuild import rebuild
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train.resume import load_resume
 from tests.damages import DAMAGES, garble, missing

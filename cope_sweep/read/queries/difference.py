@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from cope_sweep.api.answers import ChangedValue, MetricChange, MetricTest, RunsDiff
 from cope_sweep.errors import NotFoundError
+from cope_sweep.read.queries.unknown import no_run, no_sweep
 from cope_sweep.read.tables.stats import Difference, finite, holm, two_rows
 from cope_sweep.store import QueryError, RunRecord, Store
-from cope_sweep.store.index import summaries
 from cope_sweep.store.index.model import Value
 from cope_sweep.store.sweeps import SWEEP_ID
 
@@ -62,13 +62,13 @@ def _members(store: Store, name: str) -> list[Member]:
     """The run with this id, or the runs of the sweep with this id."""
     if SWEEP_ID.fullmatch(name):
         if store.index.sweep(name) is None:
-            raise NotFoundError(summaries.no_sweep(store.index, name, store.location))
-        rows = summaries.sweep_rows(store.index, name)
+            raise NotFoundError(no_sweep(store, name))
+        rows = store.index.sweep_rows(name)
     else:
         rows = {name: name}
     records, specs = store.index.records(rows), store.index.specs(rows)
     if not SWEEP_ID.fullmatch(name) and name not in records:
-        raise NotFoundError(summaries.no_run(store.index, name, store.location))
+        raise NotFoundError(no_run(store, name))
     return [Member(records.get(i) or RunRecord(i), row, specs.get(i, {})) for i, row in rows.items()]
 
 

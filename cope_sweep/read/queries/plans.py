@@ -18,7 +18,6 @@ from cope_sweep.config.estimate import Shape, StepCost, run_flops, shape_of
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import UserError
 from cope_sweep.store import RunRecord, Status, Store
-from cope_sweep.store.index import summaries
 
 WALL_S, RECOMPUTES = "wall_s", "checkpoint_activations"
 ENDED: tuple[Status, ...] = ("finished", "stopped")
@@ -31,7 +30,7 @@ def recorded_plan(plan: Plan, store: Store) -> Plan:
     """The plan with the rows that sweeps of its ablation were suggested by its search, if that chooses as it goes."""
     if not plan.open_samples:
         return plan
-    return plan_of_recorded(plan.ablation, summaries.recorded_rows(store.index, plan.name))
+    return plan_of_recorded(plan.ablation, store.index.recorded_rows(plan.name))
 
 
 def finished_run(plan: Plan, store: Store, rows: Collection[str] = (), seed: int | None = None) -> RunSpec:
@@ -148,7 +147,7 @@ def _groups(plan: Plan) -> Callable[[Resources], int]:
 
 def measured_rates(plan: Plan, store: Store) -> dict[Shape, float]:
     """Shape → median seconds per floating-point operation of the plan's finished runs of that shape."""
-    facts = summaries.facts(store.index, (run.run_id for run in plan.runs), (WALL_S, RECOMPUTES))
+    facts = store.index.facts((run.run_id for run in plan.runs), (WALL_S, RECOMPUTES))
     rates: dict[Shape, list[float]] = {}
     for row in plan.rows:
         known = (facts.get(run.run_id, (None, None)) for run in row.runs)

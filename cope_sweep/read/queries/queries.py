@@ -22,11 +22,11 @@ from cope_sweep.read.queries.ablations import RESULTS, AblationFiles
 from cope_sweep.read.queries.curves import KnownCurves, curves_of_runs, plan_curves, run_rows
 from cope_sweep.read.queries.difference import store_difference
 from cope_sweep.read.queries.plans import plan_cost, recorded_plan
+from cope_sweep.read.queries.unknown import no_sweep
 from cope_sweep.read.tables import Results, Table, find_format, read_results
 from cope_sweep.read.tables.model import reference
 from cope_sweep.store import QueryError, RunFolder, RunQuery, RunRecord, Store, SweepSummary
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.index import summaries
 from cope_sweep.store.store import MEMORY
 
 A = TypeVar("A")
@@ -145,7 +145,7 @@ class Queries:
         """Raises SpecError, also for a faulty scale."""
         content, index = plan.ablation.content, self.store.index
         name, run_ids = plan.name, [run.run_id for run in plan.runs]
-        counts = summaries.plan_counts(index, run_ids)
+        counts = index.status_counts(run_ids)
         scales = {scale: [run.run_id for run in self.load(name, scale).runs] for scale in content.scales}
         return {
             "name": name,
@@ -159,12 +159,12 @@ class Queries:
             "runs": len(run_ids),
             "finished": counts.get("finished", 0),
             "counts": counts,
-            "newest_ms": summaries.newest_ms(index, {*run_ids, *itertools.chain.from_iterable(scales.values())}),
+            "newest_ms": index.newest_ms({*run_ids, *itertools.chain.from_iterable(scales.values())}),
             "committed": self.files.committed(name),
         }
 
     def _scale_summary(self, runs: list[str]) -> answers.ScaleSummary:
-        counts = summaries.plan_counts(self.store.index, runs)
+        counts = self.store.index.status_counts(runs)
         return answers.ScaleSummary(runs=len(runs), finished=counts.get("finished", 0), counts=counts)
 
     def _curves_of_plan(self, question: questions.GetCurves) -> answers.Curves:
@@ -172,8 +172,7 @@ class Queries:
 
     def state(self) -> tuple[object, ...]:
         """A value that changes when any file or anything in the store changes: `stat` calls and two queries."""
-        index = self.store.index  # a lease that expires changes the state, too: its run reads as interrupted then
-        return self._files.state() if self._files else (), summaries.version(index), tuple(index.expired())
+        return self._files.state() if self._files else (), self.store.index.state()
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -312,25 +311,23 @@ class Queries:
     # -- sweeps --------------------------------------------------------------------------------------------------
 
     def _sweeps(self, question: questions.ListSweeps) -> answers.SweepPage:
-        index, limit, offset = self.store.index, question.limit, question.offset
-        total, found = summaries.sweep_page(index, ablation=question.ablation, limit=limit, offset=offset)
-        counts = summaries.sweep_counts(index, [each.sweep_id for each in found])
-        entries = [answers.SweepEntry(**vars(each), counts=counts.get(each.sweep_id, {})) for each in found]
-        return answers.SweepPage(total=total, limit=limit, offset=offset, sweeps=entries)
+        limit, offset = question.limit, question.offset
+        total, found = self.store.index.sweep_page(ablation=question.ablation, limit=limit, offset=offset)
+        return answers.SweepPage(total=total, limit=limit, offset=offset, sweeps=found)
 
     def sweep_summary(self, sweep_id: str) -> SweepSummary:
         """The index's summary of a sweep. Raises NotFoundError."""
         summary = self.store.index.sweep(sweep_id)
         if summary is None:
-            raise NotFoundError(summaries.no_sweep(self.store.index, sweep_id, self.store.location))
+            raise NotFoundError(no_sweep(self.store, sweep_id))
         return summary
 
     def _sweep(self, question: questions.GetSweep) -> answers.SweepDetail:
         """The details of a sweep; only the index's summary where its record cannot be read."""
         sweep_id = question.sweep_id
         summary = self.sweep_summary(sweep_id)
-        counts = summaries.sweep_counts(self.store.index, [sweep_id]).get(sweep_id, {})
-        fields = vars(summary) | {"counts": counts}
+        counts = self.store.index.sweep_counts([sweep_id]).get(sweep_id, {})
+        fields = summary.model_dump() | {"counts": counts}
         try:
             record = self.store.sweep(sweep_id)
         except DamagedError as error:

@@ -11,21 +11,18 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar, get_args
 
-from sqlalchemy import select
-
 from cope_sweep.api.answers import Attempt, Failure, RunDetail, RunLog, RunPage, RunSummary
 from cope_sweep.api.questions import RUN_PREFIX, ListRuns
 from cope_sweep.config import RunSpec
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries.ablations import AblationFiles, Place
+from cope_sweep.read.queries.unknown import no_run
 from cope_sweep.store import Filter, QueryError, RunFolder, RunQuery, RunRecord, Store
 from cope_sweep.store.artifacts import LOG_FILE, RUN_ID
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.files import check_no_link, read_tail
-from cope_sweep.store.index import summaries
 from cope_sweep.store.index.filters import TAGS
 from cope_sweep.store.index.model import RECORD_COLUMNS, Position, Value
-from cope_sweep.store.index.tables import runs as run_table
 from cope_sweep.store.reading import check_document
 from cope_sweep.tracking.uri import run_page as mlflow_page
 
@@ -109,8 +106,8 @@ def _index_after(every: Sequence[str], matching: Sequence[str], position: Positi
 def places(store: Store, files: AblationFiles | None, run_ids: Sequence[str]) -> dict[str, list[Place]]:
     """Run id → where it is: in the ablation files first, then in sweeps."""
     found = files.places(run_ids) if files else {}
-    for run_id, in_sweeps in summaries.places(store.index, run_ids).items():
-        found.setdefault(run_id, []).extend(Place(ablation, row) for _, ablation, row in in_sweeps)
+    for run_id, in_sweeps in store.index.places(run_ids).items():
+        found.setdefault(run_id, []).extend(Place(each.ablation, each.row) for each in in_sweeps)
     return found
 
 
@@ -118,9 +115,7 @@ def full_id(store: Store, text: str) -> str:
     """The id of the one run in the index that begins with these digits; else the text. Raises QueryError."""
     if not RUN_PREFIX.fullmatch(text):
         return text
-    query = select(run_table.c.run_id).where(run_table.c.run_id.startswith(text)).order_by(run_table.c.run_id).limit(3)
-    with store.index.database.reading() as connection:
-        found: list[str] = list(connection.execute(query).scalars())
+    found = store.index.ids_that_begin(text, limit=3)
     if len(found) > 1:
         raise QueryError(f"{text}: the ids of several runs begin so, as {' and '.join(found)}; type more digits")
     return found[0] if found else text
@@ -133,10 +128,7 @@ def find(store: Store, files: AblationFiles | None, run_id: str) -> tuple[RunRec
     found = places(store, files, [run_id]).get(run_id, [])
     record = store.index.records([run_id]).get(run_id)
     if record is None and not found:
-        raise NotFoundError(
-            f"{summaries.no_run(store.index, run_id, store.location)}; `cope-sweep plan ABLATION` lists "
-            "those of an ablation"
-        )
+        raise NotFoundError(f"{no_run(store, run_id)}; `cope-sweep plan ABLATION` lists those of an ablation")
     return record or RunRecord(run_id), found
 
 
@@ -165,7 +157,7 @@ def detail(store: Store, files: AblationFiles | None, run_id: str, *, with_curve
         state=state,
         facts=dict(record.facts),
         result=(readable(lambda: document("result")) or None) if record.status == "finished" else None,
-        sweeps=[sweep_id for sweep_id, *_ in summaries.places(store.index, [run_id]).get(run_id, [])],
+        sweeps=[each.sweep_id for each in store.index.places([run_id]).get(run_id, [])],
         failure=failure,
         attempts=readable(lambda: attempts(folder)) or [],
         mlflow_url=mlflow_page(store, run_id),

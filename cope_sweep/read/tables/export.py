@@ -5,7 +5,7 @@ from the index, no file of a run, with the columns
 
     run_id, status, ablation, row, seed    `ablation` and `row` are those of the first sweep that contained the run
     sweep_id, sweeps                       the sweep that trained it last, and all that contained it, oldest first
-    attempt, step, steps, created_ms, updated_ms, ended_ms, parent_id, message
+    attempt, step, steps, created_ms, updated_ms, ended_ms, message
     <key of the spec>, …, <metric>, …, facts.<name>, …    as in `tables.frames`, null where a run lacks them
 
 `write_runs` writes them, or the learning curves, as Parquet, CSV or JSON. JSON is a list with one object a line. In CSV
@@ -28,11 +28,9 @@ from cope_sweep.read.tables.runs import FACT
 from cope_sweep.read.tables.stats import finite
 from cope_sweep.store import RunQuery, RunRecord, Store
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.index import summaries
-from cope_sweep.store.index.summaries import matching
 from cope_sweep.store.index.tables import SECTIONS
 
-RECORD_COLUMNS = ("attempt", "step", "steps", "created_ms", "updated_ms", "ended_ms", "parent_id", "message")
+RECORD_COLUMNS = ("attempt", "step", "steps", "created_ms", "updated_ms", "ended_ms", "message")
 BATCH = 2_000
 """Runs that are read at a time."""
 CURVE_ROWS = 50_000
@@ -45,8 +43,8 @@ def run_batches(store: Store, query: RunQuery, size: int = BATCH) -> tuple[pa.Sc
     The runs are read twice, the first time for the columns and their types. Only one batch is in memory.
     The query's limit and offset are ignored. Raises QueryError, StoreError.
     """
-    index, ids = store.index, matching(store.index, query)
-    texts = ("run_id", "status", "ablation", "row", "sweep_id", "parent_id", "message")
+    index, ids = store.index, store.index.matching(query)
+    texts = ("run_id", "status", "ablation", "row", "sweep_id", "message")
     first = ("run_id", "status", "ablation", "row", "seed", "sweep_id", "sweeps")
     types = {name: pa.string() if name in texts else pa.int64() for name in (*first, *RECORD_COLUMNS)}
     types["sweeps"] = pa.list_(pa.string())
@@ -70,14 +68,14 @@ def run_batches(store: Store, query: RunQuery, size: int = BATCH) -> tuple[pa.Sc
 
     def read() -> Iterator[pa.RecordBatch]:
         for some in _batches(ids, size):
-            records, specs, places = index.records(some), index.specs(some), summaries.places(index, some)
+            records, specs, places = index.records(some), index.specs(some), index.places(some)
             found = [records[run_id] for run_id in some if run_id in records]  # others have been deleted since
             finished = [each if each.status == "finished" else RunRecord(each.run_id) for each in found]
             where = [places.get(each.run_id, []) for each in found]
             values: dict[str, list[Any]] = {
-                "ablation": [each[0][1] if each else None for each in where],
-                "row": [each[0][2] if each else None for each in where],
-                "sweeps": [[place[0] for place in each] for each in where],
+                "ablation": [each[0].ablation if each else None for each in where],
+                "row": [each[0].row if each else None for each in where],
+                "sweeps": [[place.sweep_id for place in each] for each in where],
             }
             values |= {key: [specs.get(each.run_id, {}).get(key) for each in found] for key in spec}
             values |= {name: [each.metrics.get(name) for each in finished] for name in metrics}
@@ -136,10 +134,11 @@ def curve_batches(store: Store, query: RunQuery) -> tuple[pa.Schema, Iterator[pa
 
     def read() -> Iterator[pa.RecordBatch]:
         lines: list[tuple[Any, ...]] = []
-        for some in _batches(matching(store.index, query), BATCH):
-            records, places = store.index.records(some, values=False), summaries.places(store.index, some)
+        for some in _batches(store.index.matching(query), BATCH):
+            records, places = store.index.records(some, values=False), store.index.places(some)
             for run_id, record in ((run_id, records[run_id]) for run_id in some if run_id in records):
-                _, ablation, row = places.get(run_id, [("", None, None)])[0]
+                first = next(iter(places.get(run_id, ())), None)
+                ablation, row = (first.ablation, first.row) if first else (None, None)
                 with suppress(DamagedError):
                     lines += [
                         (run_id, ablation, row, record.seed, *each[:3]) for each in store.run(run_id).logged_values()

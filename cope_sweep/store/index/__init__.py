@@ -1,19 +1,21 @@
 """The index of a store: an SQL database that answers what is asked of many runs."""
 
-from cope_sweep.store.index.database import IndexUnavailable, IndexUnusable, waiting
+from cope_sweep.store.index.database import IndexUnavailable, IndexUnusable, OtherFormatError, waiting
 from cope_sweep.store.index.index import Index
 from cope_sweep.store.index.model import (
+    Activity,
     Filter,
     Lease,
+    Place,
     QueryError,
     Refusal,
+    Renewal,
     RunPage,
     RunQuery,
     RunRecord,
-    SweepSummary,
 )
 
 __all__ = [
-    "Filter", "Index", "IndexUnavailable", "IndexUnusable", "Lease", "QueryError", "Refusal",
-    "RunPage", "RunQuery", "RunRecord", "SweepSummary", "waiting",
+    "Activity", "Filter", "Index", "IndexUnavailable", "IndexUnusable", "Lease", "OtherFormatError", "Place",
+    "QueryError", "Refusal", "Renewal", "RunPage", "RunQuery", "RunRecord", "waiting",
 ]  # fmt: skip

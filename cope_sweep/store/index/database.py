@@ -1,4 +1,4 @@
-"""Opens the index's database: SQLite by default, PostgreSQL by URL. Creates and migrates its tables.
+"""Opens the index's database: SQLite by default, PostgreSQL by URL. Creates its tables, or replaces older ones.
 
 Writing transactions, which take about a millisecond, run one after another. In SQLite each locks the file when it
 begins (`BEGIN IMMEDIATE`): writers wait for each other instead of failing when they upgrade from a read lock. In
@@ -19,23 +19,22 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic_core import from_json
-from sqlalchemy import Connection, Engine, Float, create_engine, event, func, insert, inspect, literal, text
+from sqlalchemy import Connection, Engine, Float, MetaData, create_engine, event, func, inspect, literal, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.errors import StoreError
-from cope_sweep.store.index.tables import counters, metadata
+from cope_sweep.store.index.tables import FORMAT, metadata
 
-HEAD = "0003"
-"""The newest migration. A database at this version, or an empty one, needs no alembic, whose import takes 0.2 s."""
 BUSY_TIMEOUT_S = 60
 """The time for which a SQLite writer waits for another one."""
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse", "9p", "afs")
 WRITE_LOCK = 0x636F7065
 """The number of PostgreSQL's advisory lock that a writing transaction holds."""
-
+FORMER_TABLES = {"alembic_version", "mirrored", "locks", "part_values", "run_values"}
+"""Tables of older formats."""
 
 LASTING_ERRORS = {8, 10, 11, 13, 14, 26}
 """SQLite's codes of errors that do not pass by themselves: READONLY, IOERR, CORRUPT, FULL, CANTOPEN, NOTADB."""
@@ -85,23 +84,22 @@ def redacted(url: str) -> str:
 
 
 class Database:
-    """A connection pool with the tables of the index, at the newest version."""
+    """A connection pool, with the transactions of the index and the errors of its database."""
 
     def __init__(self, url: str) -> None:
-        """Open the database and create or migrate its tables.
+        """Name the database; it is opened when it is used first.
 
         Args:
             url: `sqlite:///PATH`, `sqlite://` (in memory) or `postgresql://USER:PASSWORD@HOST/NAME`.
 
         Raises:
-            StoreError: The URL is not valid, or the database is newer than this version of cope_sweep.
-            IndexUnavailable: The database cannot be reached or opened, or its file cannot be used.
+            StoreError: The URL is not valid.
         """
         self.url = url
         self.engine = _engine(url)
         self.is_sqlite = self.engine.dialect.name == "sqlite"
-        with self.errors():
-            self._migrate()
+        self.refusal: str | None = None
+        """Why nothing can be written; None: it can."""
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -112,6 +110,8 @@ class Database:
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that writes; it is rolled back where the block raises. Raises StoreError, IndexUnavailable."""
+        if self.refusal is not None:
+            raise StoreError(self.refusal)
         with self.errors(), self.engine.connect().execution_options(writes=True) as connection, connection.begin():
             if not self.is_sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": WRITE_LOCK})
@@ -142,24 +142,6 @@ class Database:
             raise IndexUnavailable(f"the index {redacted(self.url)} does not answer: {reason}") from error
         except SQLAlchemyError as error:
             raise StoreError(f"the index {redacted(self.url)}: {error}") from error
-
-    def _migrate(self) -> None:
-        with self.engine.connect() as connection:
-            if _version(connection) == HEAD:
-                return
-        with self.writing() as connection:
-            version = _version(connection)
-            if version == HEAD:  # another process was faster
-                return
-            if version is not None and version > HEAD:
-                raise StoreError(
-                    f"the index {redacted(self.url)} has version {version}, and this cope_sweep knows {HEAD} at most; "
-                    "install the newer version"
-                )
-            if version is None:
-                _create(connection)
-            else:
-                _upgrade(connection)
 
 
 def _engine(url: str) -> Engine:
@@ -215,26 +197,50 @@ def on_network(path: Path) -> bool:
     return kind.startswith(NETWORK_FILE_SYSTEMS)
 
 
-def _version(connection: Connection) -> str | None:
-    """The migration at which the database is; None for an empty database."""
-    if not inspect(connection).has_table("alembic_version"):
-        return None
-    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+class OtherFormatError(StoreError):
+    """The tables are of another version of cope_sweep, which may use them at the moment."""
 
 
-def _create(connection: Connection) -> None:
-    """Make the tables of an empty database, as the newest migration has them."""
+def is_current(connection: Connection) -> bool:
+    """Whether the database has the tables of this version, with what was in the store when they were made."""
+    return _format(connection) == FORMAT
+
+
+def replace_tables(connection: Connection, url: str) -> bool:
+    """Drop the tables of an older version, and create those of this one; whether there were any.
+
+    Raises OtherFormatError.
+
+    A newer version's tables are left alone: its programs may be using them. So are an older version's, while one of its
+    sweeps holds a lease.
+    """
+    found = _format(connection)
+    if found is not None and found > FORMAT:
+        raise OtherFormatError(
+            f"the index {redacted(url)} has format {found}, of a newer cope_sweep; this one knows {FORMAT}. Install "
+            "the newer version, or name another database with --index: it is filled from the run folders"
+        )
+    if found is not None and (training := _training(connection)):
+        raise OtherFormatError(
+            f"the index {redacted(url)} is of an older cope_sweep, whose sweeps train {training} runs with it now; "
+            "stop them, or wait for their end, and run the same command again"
+        )
+    former = MetaData()
+    former.reflect(connection, only=lambda name, _: name in FORMER_TABLES or name in metadata.tables)
+    former.drop_all(connection)
     metadata.create_all(connection)
-    connection.execute(insert(counters).values(name="revision", value=0))
-    connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
-    connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
+    return found is not None
 
 
-def _upgrade(connection: Connection) -> None:
-    from alembic import command
-    from alembic.config import Config
+def _format(connection: Connection) -> int | None:
+    """The format of the tables; 0 of one before formats had numbers; None for an empty database."""
+    if not inspect(connection).has_table("counters"):
+        return None
+    number = connection.execute(text("SELECT value FROM counters WHERE name = 'format'")).scalar()
+    return 0 if number is None else int(number)
 
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.attributes["connection"] = connection
-    command.upgrade(config, HEAD)
+
+def _training(connection: Connection) -> int:
+    """The number of runs whose lease has not expired. Every format has these two columns."""
+    query = text("SELECT count(*) FROM runs WHERE status = 'running' AND expires_s > :now_s")
+    return int(connection.execute(query, {"now_s": time.time()}).scalar_one())

@@ -26,7 +26,7 @@ COLUMNS = tuple(name for name in RECORD_COLUMNS if name not in ("status", "metri
 """Columns of `runs` that can be named as they are. `status` can be named, too."""
 TAGS = "tags."
 """Prefix of keys that name the place of a run in sweeps: `tags.row`, `tags.model.position` (a label)."""
-TEXT_COLUMNS = ("run_id", "worker_id", "message", "sweep_id", "parent_id", "status")
+TEXT_COLUMNS = ("run_id", "worker_id", "message", "sweep_id", "status")
 
 
 def conditions(connection: Connection, query: RunQuery, status: ColumnElement[str]) -> list[ColumnElement[bool]]:

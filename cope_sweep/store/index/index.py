@@ -1,45 +1,92 @@
 """The index: what is asked of many runs, in SQL. It can be made again from the run folders.
 
-A run whose lease has expired, or whose owner is known to be dead, reads as interrupted, not as running.
+A run or a sweep that is running, and whose lease has expired, reads as interrupted.
 """
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from sqlalchemy import Connection, Row, Select, Table, and_, case, delete, func, insert, literal, select, update
+from sqlalchemy import (
+    Connection,
+    Row,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.event import Event, Status
-from cope_sweep.store.index.database import Database
+from cope_sweep.store.index.database import Database, is_current, replace_tables, waiting
 from cope_sweep.store.index.filters import COLUMNS, check_keys, conditions, counted, order_of
 from cope_sweep.store.index.model import (
+    Activity,
     Lease,
+    Place,
     Refusal,
+    Renewal,
     RunPage,
     RunQuery,
     RunRecord,
-    SweepSummary,
     Value,
 )
-from cope_sweep.store.index.owners import is_gone, owner_name
-from cope_sweep.store.index.rows import among, insert_into, next_revision, replace_row, write_runs
-from cope_sweep.store.index.tables import SECTIONS, counters, locks, parts, runs, sweep_runs, sweeps
+from cope_sweep.store.index.rows import among, next_revision, write_counters, write_members, write_runs, write_sweep
+from cope_sweep.store.index.tables import FORMAT, SECTIONS, counters, parts, runs, sweep_runs, sweeps
+from cope_sweep.store.records import ACTIVE, FailedMember, SweepProgress, SweepSummary
 
 FETCHED_ROWS = 10_000
 """Rows that a query takes from the database at a time."""
-STOP_REQUEST_S = 30 * 86400.0
-"""The time for which a request to stop is kept that nobody has taken notice of."""
+OPEN_TIMEOUT_S = 900.0
+"""The time for which a process waits while another one makes the index again in SQLite."""
+ENDED: tuple[Status, ...] = ("finished", "failed", "stopped", "damaged")
+"""Runs of which a sweep trains no further step."""
+
+
+class Fill(Protocol):
+    """Fills an empty index, in a writing transaction."""
+
+    def __call__(self, connection: Connection, *, replaces: bool) -> None:
+        """`replaces` says whether there was an index of an older version before."""
 
 
 class Index:
     """The index of a store. Every method raises StoreError, and IndexUnavailable where the database does not answer."""
 
-    def __init__(self, url: str) -> None:
-        """Open the database at `url` (see `Database`), and create its tables if they are missing."""
+    def __init__(self, url: str, fill: Fill = lambda connection, *, replaces: None) -> None:
+        """Open the database at `url` (see `Database`).
+
+        Where it is empty or of an older version, its tables are made again and filled by `fill`, in one transaction:
+        other processes that open it wait, and one that dies leaves what was there before.
+
+        Raises OtherFormatError where programs of another version may be using the database.
+        """
         self.database = Database(url)
+
+        def make_tables() -> None:
+            with self.database.reading() as connection:
+                if is_current(connection):
+                    return
+            with self.database.writing() as connection:
+                if not is_current(connection):  # else another process was faster
+                    replaces = replace_tables(connection, url)
+                    write_counters(connection, revision=0)
+                    fill(connection, replaces=replaces)
+                    write_counters(connection, format=FORMAT, built=int(time.time() * 1000))
+
+        waiting(make_tables, lambda waited_s: not self.database.is_sqlite or waited_s > OPEN_TIMEOUT_S)
 
     @property
     def url(self) -> str:
@@ -50,47 +97,74 @@ class Index:
         """Close the connections."""
         self.database.close()
 
-    # -- reading -------------------------------------------------------------------------------------------------
+    # -- runs ----------------------------------------------------------------------------------------------------
 
     def revision(self) -> int:
         """The revision of the last change in the store."""
         with self.database.reading() as connection:
-            return int(connection.execute(select(counters.c.value).where(counters.c.name == "revision")).scalar_one())
+            return revision_of(connection)
+
+    def state(self) -> tuple[object, ...]:
+        """A value that changes with every change of what the index says, also where a lease expires."""
+        with self.database.reading() as connection:
+            found = {row.name: row.value for row in connection.execute(select(counters))}
+            expired = [
+                self._expired(connection, table.c[name]) for table, name in ((runs, "run_id"), (sweeps, "sweep_id"))
+            ]
+        return found["built"], found["revision"], *map(tuple, expired)
 
     def statuses(self, run_ids: Iterable[str] | None = None) -> dict[str, Status]:
         """Run id → status, of the runs that are in the index; those that are not are pending."""
+        query = select(runs.c.run_id, self._status(runs))
         with self.database.reading() as connection:
-            status = self.status_column(connection)
-            return {row[0]: row[1] for row in self._selected(connection, select(runs.c.run_id, status), run_ids)}
+            return {row[0]: row[1] for row in self._selected(connection, query, run_ids)}
+
+    def status_counts(self, run_ids: Sequence[str]) -> dict[Status, int]:
+        """Status → number of the runs with these ids; those that are not in the index are pending."""
+        ids = "SELECT value FROM json_each(:ids)" if self.database.is_sqlite else "SELECT unnest(CAST(:ids AS text[]))"
+        query = f"SELECT {self._small_status}, count(*) FROM {self._small_table} WHERE run_id IN ({ids}) GROUP BY 1"  # noqa: S608
+        values = json.dumps(run_ids) if self.database.is_sqlite else list(run_ids)
+        with self.database.reading() as connection:
+            rows = connection.execute(text(query), {"ids": values, "now_s": time.time()})
+            counts: Counter[Status] = Counter({row[0]: int(row[1]) for row in rows})
+        counts["pending"] = len(run_ids) - sum(counts.values())
+        return +counts
 
     def records(self, run_ids: Iterable[str], *, values: bool = True) -> dict[str, RunRecord]:
         """Run id → record, of the runs that are in the index; without `values`, metrics and facts are left empty."""
-        columns = record_columns(values=values)
+        columns = [*_record_columns(values=values), self._status(runs)]
+        names = [column.name for column in columns]
         with self.database.reading() as connection:
-            status = self.status_column(connection)
-            names = [column.name for column in (*columns, status)]
-            rows = self._selected(connection, select(*columns, status), run_ids)
-            return {row[0]: record_of(names, row) for row in rows}
+            rows = self._selected(connection, select(*columns), run_ids)
+            return {row[0]: _record(names, row) for row in rows}
 
     def specs(self, run_ids: Iterable[str]) -> dict[str, dict[str, Value]]:
         """Run id → the values of its spec by dotted key (`model.layers`), of the runs that are in the index."""
         with self.database.reading() as connection:
             part_columns = [runs.c[f"{section}_part"] for section in SECTIONS]
             rows = list(self._selected(connection, select(runs.c.run_id, runs.c.seed, *part_columns), run_ids))
-            values = part_values_of(connection, {part for row in rows for part in row[2:]})
+            known = among(connection, parts.c.id, {part for row in rows for part in row[2:] if part is not None})
+            found = connection.execute(select(parts.c.id, parts.c.content).where(known))
+            values: dict[int, dict[str, Value]] = {row.id: row.content for row in found}
         return {
             row[0]: {key: value for part in row[2:] for key, value in values.get(part, {}).items()} | {"seed": row[1]}
             for row in rows
         }
+
+    def facts(self, run_ids: Iterable[str], names: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+        """Run id → its facts with these names; null for those that it lacks."""
+        query = select(runs.c.run_id, *(runs.c.facts[name] for name in names))
+        with self.database.reading() as connection:
+            return {row[0]: row[1:] for row in self._selected(connection, query, run_ids)}
 
     def page(self, query: RunQuery, *, values: bool = True) -> RunPage:
         """The runs of the index that match a query, and their number. Raises QueryError.
 
         Without `values`, metrics and facts are left empty.
         """
-        columns = record_columns(values=values)
+        status = self._status(runs)
+        columns = [*_record_columns(values=values), status]
         with self.database.reading() as connection:
-            status = self.status_column(connection)
             where = conditions(connection, query, status)
             ids, count, order = counted(query, where, order_of(connection, query, status))
             ids = order.sorted(ids.add_columns(count.label("total")))
@@ -100,15 +174,30 @@ class Index:
             total = found[0].total if found else connection.execute(select(count)).scalar_one()
             more, found = len(found) > query.limit, found[: query.limit]
             wanted = [row[0] for row in found]
-            rows = connection.execute(select(runs.c.id, *columns, status).where(runs.c.id.in_(wanted)))
-            names = [column.name for column in (*columns, status)]
-            records = {row[0]: record_of(names, row[1:]) for row in rows}
+            rows = connection.execute(select(runs.c.id, *columns).where(runs.c.id.in_(wanted)))
+            names = [column.name for column in columns]
+            records = {row[0]: _record(names, row[1:]) for row in rows}
         return RunPage(int(total), [records[key] for key in wanted], tuple(found[-1][1:-1]) if more else None)
+
+    def matching(self, query: RunQuery) -> list[str]:
+        """The ids of all runs that match, in the order of the query, whose limit and offset are ignored.
+
+        Raises QueryError.
+        """
+        status = self._status(runs)
+        with self.database.reading() as connection:
+            order = order_of(connection, query, status)
+            statement = order.joined(select(runs.c.run_id).where(*conditions(connection, query, status)))
+            return list(connection.execute(order.sorted(statement)).scalars())
 
     def check_keys(self, names: Iterable[str]) -> None:
         """Raise QueryError with near names if a key is neither a column of runs nor a value of any run."""
         with self.database.reading() as connection:
             check_keys(connection, names)
+
+    def ids_that_begin(self, prefix: str, limit: int) -> list[str]:
+        """The first ids of runs that begin with `prefix`, sorted."""
+        return self._ids_that_begin(runs.c.run_id, prefix, limit)
 
     def finished_steps(self) -> list[int]:
         """The numbers of training steps of finished runs, each once."""
@@ -116,232 +205,379 @@ class Index:
         with self.database.reading() as connection:
             return list(connection.execute(query).scalars())
 
-    def sweeps(self, statuses: Collection[Status] | None = None) -> list[SweepSummary]:
-        """All sweeps, or those with one of these statuses, oldest first.
-
-        One whose process died reads as interrupted.
-        """
-        query = select(sweeps).order_by(sweeps.c.started_ms, sweeps.c.sweep_id)
-        if statuses is not None:
-            query = query.where(sweeps.c.status.in_({"running", *statuses}))
+    def newest_ms(self, run_ids: Iterable[str]) -> int | None:
+        """The time of the last change of the runs with these ids, in ms since 1970; None if none was begun."""
+        changed = func.max(func.coalesce(runs.c.ended_ms, runs.c.updated_ms, runs.c.created_ms))
         with self.database.reading() as connection:
-            found = [summary_of(row) for row in connection.execute(query)]
-        return [each for each in found if statuses is None or each.status in statuses]
+            return connection.execute(select(changed).where(among(connection, runs.c.run_id, run_ids))).scalar()
+
+    def write(self, rows: Sequence[RunRecord], *, keep_leased: bool = False) -> None:
+        """Insert or replace runs; their leases end. With `keep_leased`, those with a lease stay as they are."""
+        with self.database.writing() as connection:
+            kept: set[str] = set()
+            if keep_leased:
+                leased = select(runs.c.run_id).where(self._status(runs) == "running")
+                kept = set(connection.execute(leased).scalars())
+            write_runs(connection, [row for row in rows if row.run_id not in kept])
+
+    def delete(self, run_ids: Iterable[str]) -> None:
+        """Delete runs from the index."""
+        with self.database.writing() as connection:
+            next_revision(connection)  # readers that keep what they have read see that something has changed
+            connection.execute(delete(runs).where(among(connection, runs.c.run_id, run_ids)))
+
+    # -- leases --------------------------------------------------------------------------------------------------
+
+    def acquire(self, record: RunRecord, sweep_id: str, ttl_s: float) -> Lease | Refusal:
+        """Lease a run to a sweep for `ttl_s` from now. Of several sweeps at once, one succeeds.
+
+        The lease of a running run is given to another sweep once it has expired. The sweep that holds it may take it
+        again: its driver died, and a new one continues. `record` is written if the run is not in the index.
+        """
+        now_s = self.database.now_s()
+        lease = {"status": "running", "sweep_id": sweep_id, "expires_s": now_s + ttl_s, "message": None}
+        columns = (runs.c.status, runs.c.attempt, runs.c.sweep_id, runs.c.expires_s - now_s)
+        same = runs.c.run_id == record.run_id
+        with self.database.writing() as connection:  # writers wait for each other: nobody else reads the same row
+            seen = connection.execute(select(*columns).where(same)).one_or_none()
+            if seen is None:
+                write_runs(connection, [record])
+                connection.execute(update(runs).where(same).values(**lease, attempt=1))
+                return Lease(record.run_id, 1)
+            status, attempt, holder, left_s = seen
+            if status == "finished":
+                return Refusal("finished", holder)
+            if left_s is not None and left_s > 0 and holder != sweep_id:
+                return Refusal("leased", holder, float(left_s))
+            values = {**lease, "attempt": attempt + 1, "revision": next_revision(connection)}
+            connection.execute(update(runs).where(same).values(values))
+            return Lease(record.run_id, attempt + 1)
+
+    def renew(self, sweep_id: str, ttl_s: float, progress: Iterable[Event] = ()) -> Renewal:
+        """Prolong the lease of a sweep, and those of its running runs, to `ttl_s` from now; write progress of its runs.
+
+        A lease that has expired is prolonged, too, unless another sweep has taken it.
+        """
+        until = {"expires_s": self.database.now_s() + ttl_s}
+        with self.database.writing() as connection:
+            own = and_(sweeps.c.sweep_id == sweep_id, sweeps.c.status == "running")
+            connection.execute(update(sweeps).where(own).values(until))
+            connection.execute(update(runs).where(_held_by(sweep_id)).values(until))
+            held = frozenset(connection.execute(select(runs.c.run_id).where(_held_by(sweep_id))).scalars())
+            for each in progress:
+                if each.run_id in held:
+                    values = {"step": each.step, "worker_id": each.worker_id, "metrics": dict(each.metrics)}
+                    changed = update(runs).where(runs.c.run_id == each.run_id)
+                    connection.execute(changed.values(**values, revision=next_revision(connection)))
+            return Renewal(held, _stop_requested(connection, sweep_id))
+
+    def end(self, record: RunRecord, sweep_id: str) -> bool:
+        """Write how a run ended and end its lease; False, without effect, if the sweep does not hold the lease."""
+        with self.database.writing() as connection:
+            held = select(runs.c.id).where(runs.c.run_id == record.run_id, _held_by(sweep_id))
+            if connection.execute(held).one_or_none() is None:
+                return False
+            write_runs(connection, [record])
+            return True
+
+    def release(self, run_ids: Iterable[str], sweep_id: str) -> None:
+        """Give up leases of runs that the sweep has not begun.
+
+        A run that was never begun is pending again. One of an earlier attempt reads as interrupted, until
+        `Store.end_expired` writes what its folder says.
+        """
+        with self.database.writing() as connection:
+            next_revision(connection)
+            held = and_(among(connection, runs.c.run_id, run_ids), _held_by(sweep_id))
+            connection.execute(delete(runs).where(held, runs.c.attempt == 1))
+            connection.execute(update(runs).where(held).values(expires_s=None))
+
+    def expired(self) -> list[str]:
+        """The ids of the runs that are running by their rows, and whose lease has ended."""
+        with self.database.reading() as connection:
+            return self._expired(connection, runs.c.run_id)
+
+    def end_expired(self, records: Sequence[RunRecord]) -> list[str]:
+        """Write how runs ended whose lease has expired, unless it was taken meanwhile; return their ids."""
+        with self.database.writing() as connection:
+            over = set(self._expired(connection, runs.c.run_id))
+            ended = [record for record in records if record.run_id in over]
+            write_runs(connection, ended)
+        return [record.run_id for record in ended]
+
+    def leases(self, run_ids: Iterable[str]) -> dict[str, tuple[str, float]]:
+        """Run id → the sweep that holds its lease, and the seconds until that expires, of the runs that are leased."""
+        left_s = runs.c.expires_s - self.database.now_s()
+        query = select(runs.c.run_id, runs.c.sweep_id, left_s).where(runs.c.status == "running", left_s > 0)
+        with self.database.reading() as connection:
+            return {row[0]: (row[1], float(row[2])) for row in self._selected(connection, query, run_ids)}
+
+    # -- sweeps --------------------------------------------------------------------------------------------------
+
+    def sweeps(self, statuses: Collection[Status] | None = None) -> list[SweepSummary]:
+        """All sweeps, or those with one of these statuses, oldest first."""
+        query = select(*self._sweep_columns()).order_by(sweeps.c.started_ms, sweeps.c.sweep_id)
+        if statuses is not None:
+            query = query.where(self._status(sweeps).in_(statuses))
+        with self.database.reading() as connection:
+            return [_summary(row) for row in connection.execute(query)]
 
     def sweep(self, sweep_id: str) -> SweepSummary | None:
         """One sweep, or None."""
+        query = select(*self._sweep_columns()).where(sweeps.c.sweep_id == sweep_id)
         with self.database.reading() as connection:
-            row = connection.execute(select(sweeps).where(sweeps.c.sweep_id == sweep_id)).one_or_none()
-        return None if row is None else summary_of(row)
+            row = connection.execute(query).one_or_none()
+        return None if row is None else _summary(row)
 
-    # -- writing -------------------------------------------------------------------------------------------------
+    def sweep_page(
+        self, *, ablation: str | None = None, limit: int = 100, offset: int = 0
+    ) -> tuple[int, list[SweepSummary]]:
+        """The number of all sweeps, or of those of an ablation, and a page of them, newest first, with their counts."""
+        where = () if ablation is None else (sweeps.c.ablation == ablation,)
+        page = select(*self._sweep_columns()).where(*where)
+        page = page.order_by(sweeps.c.started_ms.desc(), sweeps.c.sweep_id.desc()).limit(limit).offset(offset)
+        with self.database.reading() as connection:
+            total = connection.execute(select(func.count()).select_from(sweeps).where(*where)).scalar_one()
+            found = [_summary(row) for row in connection.execute(page)]
+        counts = self.sweep_counts(each.sweep_id for each in found)
+        return int(total), [each.model_copy(update={"counts": counts.get(each.sweep_id, {})}) for each in found]
 
-    def write(self, rows: Sequence[RunRecord]) -> None:
-        """Insert or replace runs; their leases end."""
-        with self.database.writing() as connection:
-            write_runs(connection, rows)
+    def sweep_counts(self, sweep_ids: Iterable[str]) -> dict[str, dict[Status, int]]:
+        """Sweep id → status → the present number of its runs."""
+        query = f"""
+            SELECT member.sweep_id, coalesce({self._small_status}, 'pending'), count(*)
+            FROM sweep_runs AS member LEFT JOIN {self._small_table} ON runs.run_id = member.run_id
+            WHERE member.sweep_id IN :sweep_ids GROUP BY 1, 2
+        """  # noqa: S608 - constants
+        statement = text(query).bindparams(bindparam("sweep_ids", list(sweep_ids), expanding=True))
+        found: dict[str, dict[Status, int]] = {}
+        with self.database.reading() as connection:
+            for sweep_id, status, number in connection.execute(statement, {"now_s": time.time()}):
+                found.setdefault(sweep_id, {})[status] = int(number)
+        return found
 
-    def write_sweep(self, summary: SweepSummary, members: Sequence[Mapping[str, Any]], owner: str | None) -> None:
+    def sweep_progress(self, sweep_id: str, most_failed: int) -> SweepProgress | None:
+        """How far a sweep is, with at most so many failed runs; None: there is no such sweep."""
+        own = and_(sweep_runs.c.run_id == runs.c.run_id, sweep_runs.c.sweep_id == sweep_id)
+        status = self._status(runs)
+        grouped = select(status, func.count(), func.sum(runs.c.step), func.sum(runs.c.steps)).group_by(status)
+        failed = select(runs.c.run_id, sweep_runs.c.row, runs.c.message).where(runs.c.status == "failed")
+        failed = failed.order_by(runs.c.revision.desc()).limit(most_failed)
+        workers = select(runs.c.worker_id).where(status == "running")
+        query = select(*self._sweep_columns()).where(sweeps.c.sweep_id == sweep_id)
+        with self.database.reading() as connection:
+            revision = revision_of(connection)  # before the rows: what changes in between is read again
+            row = connection.execute(query).one_or_none()
+            if row is None:
+                return None
+            sweep = _summary(row)
+            totals = [
+                (each[0], int(each[1]), int(each[2] or 0), int(each[3] or 0))
+                for each in connection.execute(grouped.join(sweep_runs, own))
+            ]
+            training = [each or "" for each in connection.execute(workers.join(sweep_runs, own)).scalars()]
+            newest = connection.execute(failed.join(sweep_runs, own)).all()
+        counts: Counter[Status] = Counter({status: number for status, number, *_ in totals})
+        begun = sum(counts.values())
+        counts["pending"] += sweep.runs - begun
+        left = sum(steps - done for status, _, done, steps in totals if status not in ENDED)
+        # A run that was not begun counts with the mean of the others.
+        mean_steps = sum(steps for *_, steps in totals) / begun if begun else 0.0
+        is_running = sweep.status == "running"
+        return SweepProgress(
+            sweep_id=sweep_id,
+            ablation=sweep.ablation,
+            status=sweep.status,
+            runs=sweep.runs,
+            counts=+counts,
+            groups=len(training) if is_running else None,
+            nodes=len({each.rpartition(":")[0] for each in training} - {""}) if is_running else None,
+            failures=[FailedMember(run_id=each[0], row=each[1], message=each[2]) for each in reversed(newest)],
+            revision=revision,
+            steps_done=sum(done for _, _, done, _ in totals),
+            steps_left=left + mean_steps * max(0, sweep.runs - begun),
+        )
+
+    def sweep_ids_that_begin(self, prefix: str, limit: int) -> list[str]:
+        """The first ids of sweeps that begin with `prefix`, sorted."""
+        return self._ids_that_begin(sweeps.c.sweep_id, prefix, limit)
+
+    def sweep_rows(self, sweep_id: str) -> dict[str, str]:
+        """Run id → row, of the runs of a sweep, in its order."""
+        query = select(sweep_runs.c.run_id, sweep_runs.c.row).where(sweep_runs.c.sweep_id == sweep_id)
+        with self.database.reading() as connection:
+            return {row[0]: row[1] for row in connection.execute(query.order_by(sweep_runs.c.ordinal))}
+
+    def recorded_rows(self, ablation: str) -> list[tuple[str, dict[str, str]]]:
+        """Run id and labels of the runs in the sweeps of an ablation, each once, oldest first."""
+        query = (
+            select(sweep_runs.c.run_id, sweep_runs.c.labels)
+            .join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
+            .where(sweeps.c.ablation == ablation)
+            .order_by(sweeps.c.started_ms, sweep_runs.c.sweep_id, sweep_runs.c.ordinal)
+        )
+        with self.database.reading() as connection:
+            found = {row.run_id: dict(row.labels) for row in connection.execute(query)}
+        return list(found.items())
+
+    def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:
+        """Run id → the sweeps that contain it, with ablation, row and labels, oldest sweep first."""
+        query = (
+            select(
+                sweep_runs.c.run_id, sweeps.c.sweep_id, sweeps.c.ablation, sweeps.c.started_ms,
+                sweep_runs.c.row, sweep_runs.c.seed, sweep_runs.c.labels,
+            )
+            .join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
+            .order_by(sweeps.c.started_ms, sweeps.c.sweep_id)
+        )  # fmt: skip
+        found: dict[str, list[Place]] = {}
+        with self.database.reading() as connection:
+            for run_id, *place in connection.execute(query.where(among(connection, sweep_runs.c.run_id, run_ids))):
+                found.setdefault(run_id, []).append(Place(*place))
+        return found
+
+    def activity(self) -> Activity:
+        """The present state of all runs and sweeps."""
+        of_runs, of_sweeps = self._status(runs), self._status(sweeps)
+        left_s = func.min(runs.c.expires_s) - self.database.now_s()
+        totals = select(of_runs, func.count(), func.sum(runs.c.step), left_s).group_by(of_runs)
+        with self.database.reading() as connection:
+            found = connection.execute(totals).all()
+            counts = connection.execute(select(of_sweeps, func.count()).group_by(of_sweeps)).all()
+            running = connection.execute(
+                select(sweeps.c.sweep_id, sweeps.c.left_out).where(of_sweeps == "running")
+            ).all()
+        of_running = self.sweep_counts(each.sweep_id for each in running) if running else {}
+        return Activity(
+            runs={row[0]: int(row[1]) for row in found},
+            steps=sum(int(row[2] or 0) for row in found),
+            shortest_lease_s=next((float(row[3]) for row in found if row[0] == "running"), None),
+            sweeps={row[0]: int(row[1]) for row in counts},
+            waiting=sum(each.get("pending", 0) for each in of_running.values()),
+            left_out=sum(int(each.left_out) for each in running),
+        )
+
+    def write_sweep(
+        self, summary: SweepSummary, members: Sequence[Mapping[str, Any]], *, ttl_s: float | None = None
+    ) -> None:
         """Insert or replace a sweep.
 
         Args:
             summary: The sweep.
             members: Its runs in order: `{"run_id", "row", "seed", "labels", "reused"}`. Later calls may append to them.
-            owner: The process that executes it, see `owners`.
+            ttl_s: A process executes the sweep, whose lease ends in `ttl_s`. None: a lease that it has stays, while it
+                is running; a running sweep without one reads as interrupted.
         """
+        expires_s = None if ttl_s is None else self.database.now_s() + ttl_s
         with self.database.writing() as connection:
-            values = {**summary.__dict__, "owner": owner, "revision": next_revision(connection)}
-            known = connection.execute(
-                select(sweeps.c.runs).where(sweeps.c.sweep_id == summary.sweep_id)
-            ).scalar_one_or_none()
-            replace_row(connection, sweeps, values)
-            if known != len(members):
-                connection.execute(delete(sweep_runs).where(sweep_runs.c.sweep_id == summary.sweep_id))
-                entries = [
-                    {"sweep_id": summary.sweep_id, "ordinal": ordinal, **member}
-                    for ordinal, member in enumerate(members)
-                ]
-                if entries:
-                    connection.execute(insert(sweep_runs), entries)
+            write_sweep(connection, summary, members, expires_s)
 
-    def delete(self, run_ids: Iterable[str], *, owner: str | None = None) -> None:
-        """Delete runs from the index; with `owner`, only those whose lease it holds."""
+    def append_members(self, sweep_id: str, members: Sequence[Mapping[str, Any]]) -> None:
+        """Append runs to a sweep, as those of `write_sweep`."""
         with self.database.writing() as connection:
-            next_revision(connection)  # readers that keep what they have read see that something has changed
-            statement = delete(runs).where(among(connection, runs.c.run_id, run_ids))
-            connection.execute(statement if owner is None else statement.where(runs.c.owner == owner))
-
-    # -- leases --------------------------------------------------------------------------------------------------
-
-    def acquire(self, row: RunRecord, owner: str, ttl_s: float) -> Lease | Refusal:
-        """Lease a run to `owner` for `ttl_s`, by compare-and-swap: of several owners at once, one succeeds.
-
-        `row` is written if the run is not in the index; else only its status, worker and attempt change. The sweep that
-        has the run may lease it again as another owner: its process died, and a new one continues.
-        """
-        with self.database.writing() as connection:
-            if self._stops(connection, owner_name(owner)).keys() & {"", "*"}:
-                return Refusal("stopped")
-            seen = connection.execute(
-                select(
-                    runs.c.id, runs.c.status, runs.c.attempt, runs.c.owner, (runs.c.expires_s > self.database.now_s())
-                ).where(runs.c.run_id == row.run_id)
-            ).one_or_none()
-            lease = {
-                "status": "running",
-                "owner": owner,
-                "expires_s": self.database.now_s() + ttl_s,
-                "sweep_id": owner_name(owner),
-                "message": None,
+            counted_runs = select(sweeps.c.runs).where(sweeps.c.sweep_id == sweep_id)
+            known = connection.execute(counted_runs).scalar_one()
+            write_members(connection, sweep_id, members, first=known)
+            changes = {
+                "runs": known + len(members),
+                "reused": sweeps.c.reused + sum(member["reused"] for member in members),
+                "revision": next_revision(connection),
             }
-            if seen is None:
-                write_runs(connection, [row])
-                connection.execute(update(runs).where(runs.c.run_id == row.run_id).values(**lease, attempt=1))
-                return Lease(row.run_id, 1)
-            if seen.status == "finished":
-                return Refusal("finished")
-            is_foreign = seen.owner is not None and owner_name(seen.owner) != owner_name(owner)
-            if is_foreign and seen[4] and not is_gone(seen.owner):
-                return Refusal("leased")
-            same = and_(
-                runs.c.id == seen.id,
-                runs.c.attempt == seen.attempt,
-                runs.c.owner.is_(None) if seen.owner is None else runs.c.owner == seen.owner,
-            )
-            changed = connection.execute(
-                update(runs).where(same).values(**lease, attempt=seen.attempt + 1, revision=next_revision(connection))
-            )
-            if changed.rowcount != 1:
-                return Refusal("leased")
-            return Lease(row.run_id, seen.attempt + 1)
+            connection.execute(update(sweeps).where(sweeps.c.sweep_id == sweep_id).values(changes))
 
-    def renew(self, owner: str, ttl_s: float, progress: Iterable[Event] = ()) -> tuple[frozenset[str], dict[str, str]]:
-        """Prolong all leases of `owner` to `ttl_s` from now, and write the progress of its runs.
-
-        Returns:
-            The ids of the runs that it holds, and the requests to stop: of the sweep, as `""`, the start of runs, as
-            `"*"`, or a run, by its id → why.
-        """
+    def delete_sweep(self, sweep_id: str) -> None:
+        """Delete a sweep from the index; its runs stay."""
         with self.database.writing() as connection:
-            mine = runs.c.owner == owner
-            connection.execute(update(runs).where(mine).values(expires_s=self.database.now_s() + ttl_s))
-            held = set(connection.execute(select(runs.c.run_id).where(mine)).scalars())
-            for each in progress:
-                if each.run_id in held:
-                    connection.execute(
-                        update(runs)
-                        .where(runs.c.run_id == each.run_id, mine)
-                        .values(
-                            step=each.step,
-                            worker_id=each.worker_id,
-                            metrics=dict(each.metrics),
-                            revision=next_revision(connection),
-                        )
-                    )
-            return frozenset(held), self._stops(connection, owner_name(owner))
+            next_revision(connection)
+            connection.execute(delete(sweep_runs).where(sweep_runs.c.sweep_id == sweep_id))
+            connection.execute(delete(sweeps).where(sweeps.c.sweep_id == sweep_id))
 
-    def end(self, row: RunRecord, owner: str) -> bool:
-        """Write how a run ended and end its lease; False, without effect, if `owner` does not hold the lease."""
+    def note_left_out(self, sweep_id: str, nodes: int) -> None:
+        """Note how many nodes a sweep has left out."""
         with self.database.writing() as connection:
-            held = select(runs.c.id).where(runs.c.run_id == row.run_id, runs.c.owner == owner)
-            if connection.execute(held).one_or_none() is None:
-                return False
-            write_runs(connection, [row])
-            return True
+            connection.execute(update(sweeps).where(sweeps.c.sweep_id == sweep_id).values(left_out=nodes))
 
-    def expired(self) -> list[tuple[str, str | None]]:
-        """Run id and owner of the runs that are marked as running but whose lease expired or whose owner died."""
-        with self.database.reading() as connection:
-            dead = ~self.is_training(connection)
-            query = select(runs.c.run_id, runs.c.owner).where(runs.c.status == "running", dead)
-            return [(row.run_id, row.owner) for row in connection.execute(query)]
-
-    def is_built(self) -> bool:
-        """Whether the index holds what was in the store when it was made."""
-        with self.database.reading() as connection:
-            return connection.execute(select(counters.c.value).where(counters.c.name == "built")).scalar() is not None
-
-    def mark_built(self) -> None:
-        """Note that the index holds what is in the store, and when it was made: the value of the counter, in ms."""
-        built = {"name": "built", "value": int(time.time() * 1000)}
+    def request_stop(self, sweep_id: str) -> None:
+        """Ask a sweep that has not ended to stop. Its driver sees it with the next renewal."""
+        active = and_(sweeps.c.sweep_id == sweep_id, sweeps.c.status.in_(ACTIVE))
         with self.database.writing() as connection:
-            statement = insert_into(connection.dialect.name, counters).values(built)
-            connection.execute(statement.on_conflict_do_nothing())
-
-    # -- requests to stop ----------------------------------------------------------------------------------------
-
-    def request_stop(self, sweep_id: str, run_id: str = "", reason: str = "") -> None:
-        """Ask a sweep, or one of its runs, to end early, or to start no more runs (`"*"`).
-
-        Whoever holds its leases sees it with the next renewal. No run of a sweep that has to stop is leased.
-        """
-        values = {
-            "name": f"stop/{sweep_id}/{run_id}",
-            "owner": reason,
-            "expires_s": self.database.now_s() + STOP_REQUEST_S,
-        }
-        with self.database.writing() as connection:
-            replace_row(connection, locks, values)
+            values = {"stop_requested": True, "revision": next_revision(connection)}
+            connection.execute(update(sweeps).where(active).values(values))
 
     def stop_requested(self, sweep_id: str) -> bool:
-        """Whether a sweep was asked to stop."""
+        """Whether a sweep was asked to stop, and has not ended."""
         with self.database.reading() as connection:
-            return "" in self._stops(connection, sweep_id)
+            return _stop_requested(connection, sweep_id)
 
-    def forget_stops(self, sweep_id: str, run_id: str | None = None) -> None:
-        """Forget the requests to stop a sweep that has ended, or only that to stop a run."""
-        with self.database.writing() as connection:
-            connection.execute(delete(locks).where(self._stop_names(sweep_id, run_id)))
+    def claim_request(self, sweep_id: str, key: str, *, since_ms: int = 0, active: bool = False) -> str:
+        """Give a request's key to a sweep, unless another sweep has it; return the sweep that has the key then.
 
-    def _stops(self, connection: Connection, sweep_id: str) -> dict[str, str]:
-        """Requests to stop of a sweep: run id, or `""` for all of it → why."""
-        query = select(locks.c.name, locks.c.owner).where(self._stop_names(sweep_id))
-        return {name.rpartition("/")[2]: reason for name, reason in connection.execute(query)}
+        Of several sweeps at once, one succeeds.
 
-    @staticmethod
-    def _stop_names(sweep_id: str, run_id: str | None = None) -> ColumnElement[bool]:
-        if run_id is not None:
-            return locks.c.name == f"stop/{sweep_id}/{run_id}"
-        return locks.c.name.startswith(f"stop/{sweep_id}/", autoescape=True)
-
-    # -- names that one owner of several holds -------------------------------------------------------------------
-
-    def claim(self, name: str, owner: str, ttl_s: float) -> str:
-        """Claim a name, and return who has it: `owner`, or another, whose claim has not expired and who may be alive.
-
-        Of several owners at once, one succeeds. An owner's own claim is prolonged.
+        Args:
+            sweep_id: The sweep, which is in the index.
+            key: A digest of what a client sent to make the request once.
+            since_ms: A sweep that started before, in ms since 1970, has lost its key.
+            active: Whether a sweep loses its key when it ends.
         """
         with self.database.writing() as connection:
-            now = self.database.now_s()
-            query = select(locks.c.owner).where(locks.c.name == name, locks.c.expires_s > now, locks.c.owner != owner)
-            other: str | None = connection.execute(query).scalar()
-            if other is not None and not is_gone(other):
-                return other
-            replace_row(connection, locks, {"name": name, "owner": owner, "expires_s": now + ttl_s})
-            return owner
+            known = connection.execute(self._sweep_of_request(key, since_ms, active=active)).scalar()
+            if known is not None:
+                return known
+            connection.execute(update(sweeps).where(sweeps.c.request_key == key).values(request_key=None))
+            connection.execute(update(sweeps).where(sweeps.c.sweep_id == sweep_id).values(request_key=key))
+            return sweep_id
 
-    def claimed(self, name: str) -> str | None:
-        """The owner of a name; None: nobody has it."""
+    def sweep_of_request(self, key: str, *, since_ms: int = 0, active: bool = False) -> str | None:
+        """The sweep that has a request's key, as for `claim_request`; None: nobody has it."""
         with self.database.reading() as connection:
-            query = select(locks.c.owner).where(locks.c.name == name, locks.c.expires_s > self.database.now_s())
-            return connection.execute(query).scalar()
+            return connection.execute(self._sweep_of_request(key, since_ms, active=active)).scalar()
 
-    def unlock(self, name: str, owner: str) -> None:
-        """Give up a name, if `owner` has it."""
+    def forget_request(self, sweep_id: str) -> None:
+        """Take a sweep's key away, so that the same request starts another sweep."""
         with self.database.writing() as connection:
-            connection.execute(delete(locks).where(locks.c.name == name, locks.c.owner == owner))
+            connection.execute(update(sweeps).where(sweeps.c.sweep_id == sweep_id).values(request_key=None))
 
     # -- internals -----------------------------------------------------------------------------------------------
 
-    def is_training(self, connection: Connection) -> ColumnElement[bool]:
-        """Whether a run is running under a lease that holds."""
-        gone = gone_owners(connection, runs)
-        alive = and_(runs.c.status == "running", runs.c.expires_s > self.database.now_s())
-        return func.coalesce(and_(alive, runs.c.owner.not_in(gone)) if gone else alive, False)
+    def _status(self, table: Table) -> ColumnElement[str]:
+        """The status of runs or sweeps: of a running one whose lease has ended, `interrupted`."""
+        return case((self._is_over(table), literal("interrupted")), else_=table.c.status).label("status")
 
-    def status_column(self, connection: Connection) -> ColumnElement[str]:
-        dead = and_(runs.c.status == "running", ~self.is_training(connection))
-        return case((dead, literal("interrupted")), else_=runs.c.status).label("status")
+    def _is_over(self, table: Table) -> ColumnElement[bool]:
+        ended = or_(table.c.expires_s.is_(None), table.c.expires_s <= self.database.now_s())
+        return and_(table.c.status == "running", ended)
+
+    @property
+    def _small_table(self) -> str:
+        """Makes SQLite read run ids, statuses and leases from the index that holds them, not from the wide rows.
+
+        Without statistics, it prefers the unique index of run ids. SQLAlchemy has no hints for SQLite.
+        """
+        return "runs INDEXED BY runs_by_id_and_status" if self.database.is_sqlite else "runs"
+
+    @property
+    def _small_status(self) -> str:
+        """`_status` in SQL; `:now_s` is this process's clock."""
+        now_s = ":now_s" if self.database.is_sqlite else "extract(epoch FROM clock_timestamp())"
+        alive = f"coalesce(runs.expires_s > {now_s}, false)"
+        return f"CASE WHEN runs.status = 'running' AND NOT {alive} THEN 'interrupted' ELSE runs.status END"
+
+    def _expired(self, connection: Connection, ids: ColumnElement[str]) -> list[str]:
+        """The ids of the runs or sweeps that are running by their rows, and whose lease has ended."""
+        return list(connection.execute(select(ids).where(self._is_over(ids.table)).order_by(ids)).scalars())
+
+    def _ids_that_begin(self, ids: ColumnElement[str], prefix: str, limit: int) -> list[str]:
+        query = select(ids).where(ids.startswith(prefix, autoescape=True)).order_by(ids).limit(limit)
+        with self.database.reading() as connection:
+            return list(connection.execute(query).scalars())
+
+    def _sweep_columns(self) -> list[ColumnElement[Any]]:
+        return [self._status(sweeps), *(sweeps.c[name] for name in SWEEP_COLUMNS)]
+
+    def _sweep_of_request(self, key: str, since_ms: int, *, active: bool) -> Select[tuple[str]]:
+        query = select(sweeps.c.sweep_id).where(sweeps.c.request_key == key, sweeps.c.started_ms >= since_ms)
+        return query.where(self._status(sweeps).in_(ACTIVE)) if active else query
 
     def _selected(
         self, connection: Connection, query: Select[Any], run_ids: Iterable[str] | None
@@ -353,29 +589,33 @@ class Index:
             yield from map(tuple, rows)
 
 
-def gone_owners(connection: Connection, table: Table) -> list[str]:
-    """The owners of running runs or sweeps whose processes are known to have ended."""
-    query = select(table.c.owner).distinct().where(table.c.status == "running", table.c.owner.is_not(None))
-    return [owner for owner in connection.execute(query).scalars() if is_gone(owner)]
+SWEEP_COLUMNS = tuple(name for name in SweepSummary.model_fields if name not in ("status", "counts"))
 
 
-def part_values_of(connection: Connection, ids: Iterable[int | None]) -> dict[int, dict[str, Value]]:
-    """Part id → its values by dotted key."""
-    known = among(connection, parts.c.id, (part for part in ids if part is not None))
-    return {row.id: row.content for row in connection.execute(select(parts.c.id, parts.c.content).where(known))}
+def revision_of(connection: Connection) -> int:
+    """The revision of the last change in the store."""
+    return int(connection.execute(select(counters.c.value).where(counters.c.name == "revision")).scalar_one())
 
 
-def record_columns(*, values: bool = True) -> list[Any]:
+def _held_by(sweep_id: str) -> ColumnElement[bool]:
+    """Whether a sweep holds the lease of a run, which may have expired if nobody else has taken it."""
+    return and_(runs.c.sweep_id == sweep_id, runs.c.status == "running", runs.c.expires_s.is_not(None))
+
+
+def _stop_requested(connection: Connection, sweep_id: str) -> bool:
+    query = select(sweeps.c.stop_requested).where(sweeps.c.sweep_id == sweep_id, sweeps.c.status.in_(ACTIVE))
+    return bool(connection.execute(query).scalar())
+
+
+def _record_columns(*, values: bool) -> list[ColumnElement[Any]]:
     """The columns of a record, without its status; without `values`, also without metrics and facts."""
     return [runs.c[name] for name in (*COLUMNS, *(("metrics", "facts") if values else ()))]
 
 
-def record_of(names: Sequence[str], row: Sequence[Any]) -> RunRecord:
+def _record(names: Sequence[str], row: Sequence[Any]) -> RunRecord:
     """The record in a row of these columns."""
     return RunRecord(**dict(zip(names, row, strict=True)))
 
 
-def summary_of(row: Row[Any]) -> SweepSummary:
-    status: Status = "interrupted" if row.status == "running" and row.owner and is_gone(row.owner) else row.status
-    names = SweepSummary.__dataclass_fields__
-    return SweepSummary(**{name: getattr(row, name) for name in names if name != "status"}, status=status)
+def _summary(row: Row[Any]) -> SweepSummary:
+    return SweepSummary.model_validate(row, from_attributes=True)

@@ -33,8 +33,6 @@ class RunRecord:
     """Why the run failed, was stopped or is damaged."""
     sweep_id: str | None = None
     """The sweep that trained it last."""
-    parent_id: str | None = None
-    """The run from whose checkpoint it was continued."""
     created_ms: int | None = None
     updated_ms: int | None = None
     ended_ms: int | None = None
@@ -129,23 +127,50 @@ class Lease:
 class Refusal:
     """Why a run was not leased."""
 
-    reason: Literal["leased", "finished", "stopped"]
-    """`stopped`: the sweep was asked to stop, or to start no more runs."""
+    reason: Literal["leased", "finished"]
+    sweep_id: str | None = None
+    """The sweep that holds the lease, or that finished the run."""
+    expires_in_s: float | None = None
+    """The time until the lease expires, unless it is renewed."""
 
 
 @dataclass(frozen=True)
-class SweepSummary:
-    """One sweep of the store."""
+class Renewal:
+    """What a sweep learns when it renews its leases."""
+
+    held: frozenset[str]
+    """The ids of the runs whose leases it holds."""
+    stop_requested: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run's place in a sweep."""
 
     sweep_id: str
     ablation: str
-    title: str
-    status: Status
-    executor: str
     started_ms: int
-    ended_ms: int | None
-    runs: int
-    reused: int
+    row: str
+    seed: int
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Activity:
+    """The present state of all runs and sweeps of an index."""
+
+    runs: Mapping[Status, int]
+    """Status → number of the runs that were begun."""
+    steps: int
+    """Training steps of all runs: of a running one, those up to its last heartbeat."""
+    shortest_lease_s: float | None
+    """Seconds until the first lease of the running runs expires; None if no run is running."""
+    sweeps: Mapping[Status, int]
+    """Status → number of sweeps. `pending` ones were submitted, and wait for the cluster."""
+    waiting: int
+    """Runs of the running sweeps that were not begun yet."""
+    left_out: int
+    """Nodes that the running sweeps have left out because they cannot train."""
 
 
 def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Writes runs into the index: what a run's folder says becomes one row, which names the parts of its spec."""
+"""Writes runs and sweeps into the index. What a run's folder says is one row, which names the parts of its spec."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
-from sqlalchemy import ARRAY, Connection, Table, any_, case, func, insert, literal, select, update
+from sqlalchemy import ARRAY, Connection, Table, any_, case, delete, func, insert, literal, select, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.index.model import RECORD_COLUMNS, RunRecord, Value, flatten
-from cope_sweep.store.index.tables import SECTIONS, counters, keys, parts, runs
+from cope_sweep.store.index.tables import SECTIONS, counters, keys, parts, runs, sweep_runs, sweeps
+from cope_sweep.store.records import SweepSummary
 
 
 def replace_row(connection: Connection, table: Table, values: Mapping[str, Any]) -> None:
     """Insert a row, or replace the values of the one that has its key."""
     statement = insert_into(connection.dialect.name, table).values(values)
     connection.execute(statement.on_conflict_do_update(index_elements=table.primary_key, set_=values))
+
+
+def write_counters(connection: Connection, **values: int) -> None:
+    """Set counters by their names."""
+    for name, value in values.items():
+        replace_row(connection, counters, {"name": name, "value": value})
 
 
 def insert_into(dialect: str, table: Table) -> Any:
@@ -50,6 +57,32 @@ def write_runs(connection: Connection, rows: Sequence[RunRecord]) -> None:
     values = [{**_columns(row), **part_ids[row.run_id], "revision": first + index} for index, row in enumerate(rows)]
     connection.execute(_write_run(connection.dialect.name, tuple(values[0])), values)
     _write_keys(connection, {name for row in rows for name in (*row.metrics, *_fact_keys(row))})
+
+
+def write_sweep(
+    connection: Connection, summary: SweepSummary, members: Sequence[Mapping[str, Any]], expires_s: Any = None
+) -> None:
+    """Insert or replace a sweep, in the caller's writing transaction. For the arguments, see `Index.write_sweep`.
+
+    `expires_s` is the end of its lease. A sweep that has ended has none, and no request to stop.
+    """
+    known = connection.execute(select(sweeps.c.runs).where(sweeps.c.sweep_id == summary.sweep_id)).scalar_one_or_none()
+    values = summary.model_dump(exclude={"counts"}) | {"revision": next_revision(connection)}
+    if expires_s is not None:
+        values["expires_s"] = expires_s
+    elif summary.status not in ("pending", "running"):
+        values |= {"expires_s": None, "stop_requested": False}
+    replace_row(connection, sweeps, values)
+    if known != len(members):
+        connection.execute(delete(sweep_runs).where(sweep_runs.c.sweep_id == summary.sweep_id))
+        write_members(connection, summary.sweep_id, members)
+
+
+def write_members(connection: Connection, sweep_id: str, members: Sequence[Mapping[str, Any]], first: int = 0) -> None:
+    """Insert runs of a sweep, from the place `first`."""
+    entries = [{"sweep_id": sweep_id, "ordinal": first + place, **member} for place, member in enumerate(members)]
+    if entries:
+        connection.execute(insert(sweep_runs), entries)
 
 
 def _part_ids(connection: Connection, rows: Sequence[RunRecord]) -> dict[str, dict[str, int]]:
@@ -93,6 +126,8 @@ def _write_run(dialect: str, names: tuple[str, ...]) -> Any:
     """The statement that inserts or replaces a run's row. Built once: building takes longer than executing."""
     statement = insert_into(dialect, runs)
     replaced = {name: statement.excluded[name] for name in names if name != "run_id"}
+    # A folder does not say which sweep trained its run.
+    replaced["sweep_id"] = func.coalesce(replaced["sweep_id"], runs.c.sweep_id)
     # Never less: the file that has the number may be lost, and an attempt with a number of before could still write.
     replaced["attempt"] = case((replaced["attempt"] > runs.c.attempt, replaced["attempt"]), else_=runs.c.attempt)
     return statement.on_conflict_do_update(index_elements=[runs.c.run_id], set_=replaced)
@@ -129,4 +164,4 @@ def _known_parts(connection: Connection, digests: Iterable[str]) -> dict[str, in
 
 def _columns(row: RunRecord) -> dict[str, Any]:
     values = {name: getattr(row, name) for name in RECORD_COLUMNS}
-    return values | {"metrics": dict(row.metrics), "facts": dict(row.facts), "owner": None, "expires_s": None}
+    return values | {"metrics": dict(row.metrics), "facts": dict(row.facts), "expires_s": None}

@@ -6,12 +6,10 @@
     keys          the keys of all parts, final metrics and facts
     sweeps        one row per sweep; the whole record is in `<store>/sweeps/<sweep_id>.json`
     sweep_runs    the runs of a sweep, in order, with row and labels
-    mirrored      what an MLflow store has received: the revision of each run and sweep
-    locks         named locks that expire
-    counters      the revision of the last change
+    counters      the format of these tables, the revision of the last change, and when the index was made
 
-Runs are filtered and sorted by expressions on the JSON of parts, metrics and facts, see `filters`. A new database is
-made from these declarations; `migrations/` bring one of an earlier version to them.
+A run that is running has a lease, and so has a sweep: `expires_s` is its end. The sweep that holds the lease of a run
+is its `sweep_id`. Runs are filtered and sorted by expressions on the JSON of parts, metrics and facts, see `filters`.
 """
 
 from __future__ import annotations
@@ -29,7 +27,11 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
 )
+
+FORMAT = 4
+"""The number of these tables, kept in `counters`. Increase it with each change: an older index is then made again."""
 
 metadata = MetaData()
 
@@ -61,19 +63,17 @@ runs = Table(
     Column("worker_id", Text),
     Column("message", Text),
     Column("sweep_id", String(64)),
-    Column("parent_id", String(16)),
     Column("created_ms", BigInteger),
     Column("updated_ms", BigInteger),
     Column("ended_ms", BigInteger),
     Column("revision", BigInteger, nullable=False),
-    Column("owner", Text),
     Column("expires_s", Float),
     *(Column(f"{section}_part", Serial, ForeignKey("parts.id")) for section in SECTIONS),
     Column("metrics", JSON, nullable=False),
     Column("facts", JSON, nullable=False),
     Index("runs_by_status", "status"),
-    Index("runs_by_id_and_status", "run_id", "status"),
-    Index("runs_by_owner", "owner"),
+    Index("runs_by_id_and_status", "run_id", "status", "expires_s"),
+    Index("runs_by_sweep", "sweep_id"),
     Index("runs_by_revision", "revision"),
     *(Index(f"runs_by_{section}", f"{section}_part") for section in SECTIONS),
 )
@@ -98,7 +98,9 @@ sweeps = Table(
     Column("runs", Integer, nullable=False),
     Column("reused", Integer, nullable=False),
     Column("revision", BigInteger, nullable=False),
-    Column("owner", Text),
+    Column("expires_s", Float),
+    Column("stop_requested", Boolean, nullable=False, server_default=false()),
+    Column("request_key", String(64), unique=True),
     # Nodes that cannot train, of a sweep that is executed.
     Column("left_out", Integer, nullable=False, server_default="0"),
     Index("sweeps_by_ablation", "ablation", "started_ms"),
@@ -116,23 +118,6 @@ sweep_runs = Table(
     Column("reused", Boolean, nullable=False),
     Index("sweep_runs_by_run", "run_id", "sweep_id"),
     sqlite_with_rowid=False,  # its rows are small: in the order of their key, without a second copy of it
-)
-
-mirrored = Table(
-    "mirrored",
-    metadata,
-    Column("tracker", Text, primary_key=True),
-    Column("item", String(64), primary_key=True),  # a run id or a sweep id
-    Column("revision", BigInteger, nullable=False),
-    Column("tracked_id", Text),
-)
-
-locks = Table(
-    "locks",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("owner", Text, nullable=False),
-    Column("expires_s", Float, nullable=False),
 )
 
 counters = Table(

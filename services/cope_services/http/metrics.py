@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import get_args
 
+from cope_sweep.store.index.mirroring import Mirrored
+from cope_sweep.store.index.summaries import Activity, activity
+from cope_sweep.store.leases import LEASE_S
 from fastapi.routing import iter_route_contexts
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -21,9 +24,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cope_services.models.batching import BATCH_SIZES
 from cope_services.models.predictors import Predictors
 from cope_sweep.store import Status, Store, StoreError
-from cope_sweep.store.index.mirroring import Mirrored
-from cope_sweep.store.index.summaries import Activity, activity
-from cope_sweep.store.leases import LEASE_S
 from cope_sweep.tracking.uri import resolve_uri, tracker_key
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

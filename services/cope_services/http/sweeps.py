@@ -36,7 +36,7 @@ from cope_sweep.config.source import TOO_LARGE
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.plans import ENDED, plan_cost
-from cope_sweep.read.queries.progress import ACTIVE, RATE_WINDOW_S, ProgressTracker
+from cope_sweep.read.queries.progress import RATE_WINDOW_S, ProgressTracker
 from cope_sweep.store import Budget, Store, Submission, read_submission
 from cope_sweep.store.index import IndexUnavailable, summaries
 from cope_sweep.store.store import INDEX_VARIABLE

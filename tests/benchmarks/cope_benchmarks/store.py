@@ -11,6 +11,8 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+from cope_sweep.store.rebuild import check, rebuild
+
 from cope_benchmarks.report import Measured, Rows
 from cope_benchmarks.synthetic import RUNS_PER_RATE, command, environment, write_ablation, write_grid, write_store
 from cope_benchmarks.timing import Run, Times, times
@@ -21,7 +23,6 @@ from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.tables import table as result_table
 from cope_sweep.store import Store
 from cope_sweep.store.index import Index
-from cope_sweep.store.rebuild import check, rebuild
 
 RUNS, SMALL, MEDIUM = 100_000, 1_000, 10_000
 """Runs of the store, of the smaller table, and of the smaller plan."""

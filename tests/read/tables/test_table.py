@@ -6,13 +6,13 @@ import pathlib
 
 import pandas as pd
 import pytest
+from cope_sweep.store.rebuild import rebuild
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.read.tables import table
 from cope_sweep.read.tables.render import layout
 from cope_sweep.store import Store
-from cope_sweep.store.rebuild import rebuild
 from tests.read.tables.ablations import COUNTING, begin, fail, finish, plan_of, stop
 from tests.store.sweeps import end
 

@@ -19,6 +19,7 @@ import httpx
 import pandas as pd
 import pytest
 from cope_services.http import middleware, reading
+from cope_sweep.store.index.mirroring import Mirrored
 
 from cope_sweep.api.questions import ListRuns
 from cope_sweep.config import RunSpec
@@ -27,7 +28,6 @@ from cope_sweep.read.queries import Queries
 from cope_sweep.read.reports.evidence import evidence, write_evidence
 from cope_sweep.read.tables import read_results, table
 from cope_sweep.store import Lease, SweepRun
-from cope_sweep.store.index.mirroring import Mirrored
 from cope_sweep.store.reading import read_run
 from cope_sweep.tracking.uri import tracker_key
 from tests.read.tables.ablations import begin

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cope_services.http.access import KeysFile
+from cope_sweep.store.index.owners import new_owner
 
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.reports.evidence import evidence, write_evidence
 from cope_sweep.read.tables import read_results
-from cope_sweep.store.index.owners import new_owner
 from cope_sweep.sweep.jobs import job_submission
 from tests.services.page import page_site
 from tests.services.page.page_site import Site, Visitor, accessibility

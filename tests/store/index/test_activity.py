@@ -1,9 +1,10 @@
 """What happens in a store, on SQLite and on PostgreSQL."""
 
-from cope_sweep.store.event import Event
-from cope_sweep.store.index import Lease
 from cope_sweep.store.index.owners import new_owner
 from cope_sweep.store.index.summaries import Activity, activity, note_left_out
+
+from cope_sweep.store.event import Event
+from cope_sweep.store.index import Lease
 from tests.store.index.rows import row, write_sweep
 from tests.tiny import tiny_run
 

@@ -7,12 +7,12 @@ import threading
 import time
 
 import pytest
+from cope_sweep.store.index.owners import new_owner
 
 from cope_sweep.store import Lease, LeaseHolder, Refusal, Store
 from cope_sweep.store import leases as leases_module
 from cope_sweep.store.event import Event
 from cope_sweep.store.index import Index, IndexUnavailable, IndexUnusable, waiting
-from cope_sweep.store.index.owners import new_owner
 from tests.store.index.rows import row
 from tests.store.waiting import until, until_prolonged
 from tests.tiny import tiny_run
