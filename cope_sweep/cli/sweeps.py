@@ -317,7 +317,7 @@ def stop(
 
 def _active(source: Source) -> set[str]:
     """The sweeps that were submitted or are executed; of a service, those of its 1,000 newest ones."""
-    from cope_sweep.store.records import ACTIVE
+    from cope_sweep.store import ACTIVE
 
     sweeps = source.client.sweep_page(limit=1000).sweeps if source.client else source.store.index.sweeps()
     return {each.sweep_id for each in sweeps if each.status in ACTIVE}

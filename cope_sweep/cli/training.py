@@ -27,8 +27,7 @@ from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import plan_cost, recorded_plan
 from cope_sweep.read.tables import table
-from cope_sweep.store import Budget, Status, Store, Submission, read_submission
-from cope_sweep.store.records import ACTIVE
+from cope_sweep.store import ACTIVE, Budget, Status, Store, Submission, read_submission
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep import jobs
 from cope_sweep.sweep.executor import Executor, run_local

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
         RunQuery,
         RunRecord,
     )
-    from cope_sweep.store.records import SweepProgress, SweepSummary
+    from cope_sweep.store.records import ACTIVE, SweepProgress, SweepSummary
     from cope_sweep.store.store import Store
     from cope_sweep.store.submissions import Submission, read_submission, write_submission
     from cope_sweep.store.sweeps import SweepRecord, SweepRun
 
 _MODULES = {
+    "ACTIVE": "records",
     "RunFolder": "artifacts",
     "StoreError": "errors",
     "Event": "event",
@@ -51,7 +52,7 @@ _MODULES = {
 }
 
 __all__ = [
-    "Budget", "Event", "Filter", "Lease", "QueryError", "Refusal", "Renewal", "RunFolder", "RunPage", "RunQuery",
+    "ACTIVE", "Budget", "Event", "Filter", "Lease", "QueryError", "Refusal", "Renewal", "RunFolder", "RunPage", "RunQuery",
     "RunRecord", "Status", "Store", "StoreError", "Submission", "SweepProgress", "SweepRecord", "SweepRun",
     "SweepSummary", "read_submission", "write_submission",
 ]  # fmt: skip

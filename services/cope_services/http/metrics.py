@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import get_args
 
-from cope_sweep.store.index.mirroring import Mirrored
-from cope_sweep.store.index.summaries import Activity, activity
-from cope_sweep.store.leases import LEASE_S
 from fastapi.routing import iter_route_contexts
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -24,7 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cope_services.models.batching import BATCH_SIZES
 from cope_services.models.predictors import Predictors
 from cope_sweep.store import Status, Store, StoreError
-from cope_sweep.tracking.uri import resolve_uri, tracker_key
+from cope_sweep.store.index import Activity
+from cope_sweep.sweep.leases import LEASE_S
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -178,43 +176,29 @@ class StoreMetrics(Collector):
         self.store, self.clock = store, clock
         self._lock = threading.Lock()
         self._read_s = -READ_EVERY_S
-        self._numbers: tuple[Activity, int | None] | None = None
+        self._found: Activity | None = None
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: the registry does not ask the index when the service starts."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        numbers = self._read()
-        yield GaugeMetricFamily("cope_index_up", "Whether the index answers.", int(numbers is not None))
-        if numbers is not None:
-            found, backlog = numbers
+        found = self._read()
+        yield GaugeMetricFamily("cope_index_up", "Whether the index answers.", int(found is not None))
+        if found is not None:
             yield from _activity_metrics(found)
-            if backlog is not None:
-                text = "Runs and sweeps that have ended, and that MLflow does not have."
-                yield GaugeMetricFamily("cope_mlflow_backlog", text, backlog)
         yield from _disk_metrics(self.store())
 
-    def _read(self) -> tuple[Activity, int | None] | None:
-        """Runs and sweeps, and what MLflow lacks, None where it is not used. None if the index does not answer."""
+    def _read(self) -> Activity | None:
+        """The state of runs and sweeps; None if the index does not answer."""
         with self._lock:
             if self.clock() - self._read_s >= READ_EVERY_S:
                 try:
-                    store = self.store()
-                    self._numbers = activity(store.index), _mlflow_backlog(store)
+                    self._found = self.store().index.activity()
                 except StoreError:
-                    self._numbers = None
+                    self._found = None
                 self._read_s = self.clock()
-            return self._numbers
-
-
-def _mlflow_backlog(store: Store) -> int | None:
-    """Number of runs and sweeps that this environment's MLflow lacks; None if that is a file that is not in use."""
-    uri = resolve_uri(store)
-    mirrored = Mirrored(store.index, tracker_key(store, uri))
-    if uri.startswith("sqlite:") and mirrored.newest_tracked_id() is None:
-        return None
-    return mirrored.count()
+            return self._found
 
 
 def _activity_metrics(found: Activity) -> Iterator[Metric]:

@@ -9,9 +9,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
-from inspect import getdoc
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Annotated
 
 from cachetools import TTLCache
@@ -28,8 +27,8 @@ from cope_services.http.errors import BusyError, ConflictError, InvalidError, No
 from cope_services.http.middleware import ASKED
 from cope_services.http.reading import answer
 from cope_services.http.settings import Settings
-from cope_sweep.api.answers import PlanCost, SweepDetail, SweepPage, SweepProgress, SweepState
-from cope_sweep.api.questions import GetSweep, ListSweeps, SweepId
+from cope_sweep.api.answers import PlanCost, SweepState
+from cope_sweep.api.questions import GetSweep, ListSweeps
 from cope_sweep.api.requests import SweepRequest
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
 from cope_sweep.config.source import TOO_LARGE
@@ -37,8 +36,8 @@ from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.plans import ENDED, plan_cost
 from cope_sweep.read.queries.progress import RATE_WINDOW_S, ProgressTracker
-from cope_sweep.store import Budget, Store, Submission, read_submission
-from cope_sweep.store.index import IndexUnavailable, summaries
+from cope_sweep.store import ACTIVE, Budget, Store, Submission, SweepProgress, read_submission
+from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep.jobs import (
     Cluster,
@@ -96,9 +95,11 @@ class SweepJobs:
             digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:32]
         except ValueError as error:  # pydantic writes at most 255 levels
             raise InvalidError(f"spec: {TOO_LARGE}") from error
-        name = None if key is None else f"submit {key}"
-        if name is not None and (holder := self.queries.store.index.claimed(_claim(name))) is not None:
-            return self._held(holder, digest)
+        name = None if key is None else _request_key(f"submit {key}")
+        if name is not None:
+            known = self.queries.store.index.sweep_of_request(name, since_ms=_remembered_since_ms())
+            if known is not None:
+                return self._known(known, digest)
         loaded, text, plan = self._planned(request)
         cluster = self._cluster()
         submission = new_submission(
@@ -131,12 +132,12 @@ class SweepJobs:
         for each in self._active(store):
             if each.retry_of == sweep_id:
                 return self._state(each.sweep_id)
-        counts = summaries.sweep_counts(store.index, [sweep_id]).get(sweep_id, {})
+        counts = store.index.sweep_counts([sweep_id]).get(sweep_id, {})
         if not sum(number for status, number in counts.items() if status not in ("finished", "stopped")):
             raise ConflictError(f"no run of sweep {sweep_id} is left to train: all have ended as planned")
         cluster = self._cluster()
         again = retried(before, request=f"retry {sweep_id}")
-        return self._start(again, submitted_plan(again), cluster, f"retry {sweep_id}", while_active=True)
+        return self._start(again, submitted_plan(again), cluster, _request_key(f"retry {sweep_id}"), while_active=True)
 
     def stop(self, sweep_id: str) -> SweepState:
         """Ask a sweep to end: its runs write checkpoints. The job of one that has not begun is stopped.
@@ -223,10 +224,9 @@ class SweepJobs:
             raise InvalidError(str(error)) from error
         return loaded, text, plan
 
-    def _held(self, holder: str, digest: str) -> SweepState:
-        """The sweep of the holder of an idempotency key. Raises InvalidError where that is another request."""
-        sweep_id, _, request = holder.partition(" ")
-        if request != digest:
+    def _known(self, sweep_id: str, digest: str) -> SweepState:
+        """The sweep that an idempotency key means. Raises InvalidError where that is of another request."""
+        if read_submission(self.queries.store, sweep_id).request != digest:
             raise InvalidError("Idempotency-Key: the key was used with another request; choose a new one")
         return self._state(sweep_id)
 
@@ -237,33 +237,26 @@ class SweepJobs:
 
         With `while_active`, a key means a sweep only until that has ended.
         """
-        Store(self.settings.store, index=self.settings.index or None, create=True)  # makes the folder
-        store = self.queries.store
-        owner = f"{submission.sweep_id} {submission.request}"
-        with self._lock:
-            if key is not None:
-                holder = store.index.claim(_claim(key), owner, KEY_TTL_S)
-                if while_active and holder != owner and not self._is_active(store, holder.partition(" ")[0]):
-                    store.index.unlock(_claim(key), holder)
-                    holder = store.index.claim(_claim(key), owner, KEY_TTL_S)
-                if holder != owner:
-                    return self._held(holder, submission.request)
-            with self._unlocked_on_error(store, key, owner):
+        store = Store(self.settings.store, index=self.settings.index or None, create=True)
+        try:
+            with self._lock:
                 self._admit(store)
                 record_submission(submission, plan, store)
-        with self._unlocked_on_error(store, key, owner):
-            start_submission(submission, store, cluster)
+                if key is not None:
+                    meant = store.index.claim_request(
+                        submission.sweep_id, key, since_ms=_remembered_since_ms(), active=while_active
+                    )
+                    if meant != submission.sweep_id:  # another service was faster: nothing of this one has begun
+                        store.delete_sweep(submission.sweep_id)
+                        return self._known(meant, submission.request)
+            try:
+                start_submission(submission, store, cluster)
+            except BaseException:
+                store.index.forget_request(submission.sweep_id)
+                raise
+        finally:
+            store.index.close()
         return self._state(submission.sweep_id)
-
-    @staticmethod
-    @contextmanager
-    def _unlocked_on_error(store: Store, key: str | None, owner: str) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            if key is not None:
-                store.index.unlock(_claim(key), owner)
-            raise
 
     def _admit(self, store: Store) -> None:
         """Raise BusyError where too many submitted sweeps are active."""
@@ -289,11 +282,6 @@ class SweepJobs:
                 found.append(submission)
         return found
 
-    @staticmethod
-    def _is_active(store: Store, sweep_id: str) -> bool:
-        summary = store.index.sweep(sweep_id)
-        return summary is not None and summary.status in ACTIVE
-
     def _state(self, sweep_id: str) -> SweepState:
         summary, store = self.queries.sweep_summary(sweep_id), self.queries.store
         try:
@@ -313,9 +301,14 @@ class SweepJobs:
         )
 
 
-def _claim(key: str) -> str:
-    """The name under which the index keeps an idempotency key."""
-    return f"request:{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+def _request_key(text: str) -> str:
+    """The digest by which the index knows a request that is to have one sweep."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _remembered_since_ms() -> int:
+    """The start of the time in which idempotency keys are remembered."""
+    return int((time.time() - KEY_TTL_S) * 1000)
 
 
 def _as_text(spec: object) -> str:

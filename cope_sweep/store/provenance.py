@@ -1,0 +1,45 @@
+"""Where the numbers of a sweep come from: commit, versions of libraries, processor."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import cope_sweep
+
+
+def versions() -> dict[str, str]:
+    """Version by name: this package, Python, and the libraries that influence results, if they are installed."""
+    found = {"cope_sweep": cope_sweep.__version__, "python": platform.python_version()}
+    for name in ("torch", "numpy", "ray", "mlflow"):
+        with suppress(importlib.metadata.PackageNotFoundError):  # `run --local --no-mlflow` needs no Ray or MLflow
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def git_commit() -> str | None:
+    """The commit of the working tree, with the suffix `-dirty` if there are uncommitted changes.
+
+    None where this package is not in a Git working tree.
+    """
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def processor() -> str | None:
+    """The model of the processor, as `AMD EPYC 7B13`; None where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
+    return next(names, None) or platform.processor() or None
