@@ -84,7 +84,7 @@ class _LocalSweep:
         self._last: Event | None = None
         resources = self.work.own_resources.get(run.run_id, self.work.resources)
         train_run(
-            run.spec, self.work.store, Runtime.of(resources, worker_id=worker_id()),
+            run.spec, self.work.store.run(run.run_id), Runtime.of(resources, worker_id=worker_id()),
             attempt=run.attempt, on_event=self._note_progress,
             should_stop=lambda: "interrupted" if self._ends(run) else None,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from cope_sweep.config import RunSpec
 from cope_sweep.errors import CheckpointError
 from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import save_model
-from cope_sweep.store import Event, RunFolder, Status, Store
+from cope_sweep.store import Event, RunFolder, Status
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.text import TOKENIZER_FILE
 from cope_sweep.train.facts import Clock, machine_facts, reset_peak, speed_facts
@@ -40,22 +40,22 @@ Outcome = Literal["finished", "failed", "interrupted", "stopped", "fenced"]
 
 
 def train_run(
-    spec: RunSpec,
-    store: Store,
+    run: RunSpec,
+    folder: RunFolder,
     runtime: Runtime,
     *,
     attempt: int | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     should_stop: Callable[[], StopRequest | None] = lambda: None,
 ) -> Outcome:
-    """Train `spec` from its last resume file to the end, and write everything to its folder.
+    """Train `run` from its last resume file to the end, and write everything to its folder.
 
     With several ranks, all call this with the same arguments. Only rank 0 writes, and its `should_stop` decides. The
     caller holds the run's lease, or ensures otherwise that nothing else trains the run.
 
     Args:
-        spec: The run.
-        store: Where its folder is. The index is neither read nor written.
+        run: The run.
+        folder: Its folder (`Store.run`), which need not exist. Nothing else of the store is read or written.
         runtime: How this worker executes runs.
         attempt: The number of the attempt, from the run's lease; None: the next one.
         on_event: Called with every event.
@@ -71,7 +71,6 @@ def train_run(
     Raises, with several ranks, an error that may have occurred on one rank only, after it is recorded: the ranks are
     no longer in step and have to be restarted.
     """
-    folder = store.run(spec.run_id)
     if runtime.rank > 0:
         # Rank 0 writes. It broadcasts what it finds in the same order as below.
         if not broadcast_flag(runtime, False):
@@ -79,22 +78,22 @@ def train_run(
         if not broadcast_flag(runtime, False):
             return "fenced"
         try:
-            reporter = RunReporter(spec, runtime.worker_id, None, on_event)
-            return TrainingLoop(spec, folder, runtime, reporter).run(should_stop)
+            reporter = RunReporter(run, runtime.worker_id, None, on_event)
+            return TrainingLoop(run, folder, runtime, reporter).run(should_stop)
         except Diverged:
             return "failed"
     if not broadcast_flag(runtime, folder.status != "finished"):
-        folder.repair(spec)
+        folder.repair(run)
         return "finished"
     try:
-        folder = folder.begin(spec, runtime.worker_id, attempt)
+        folder = folder.begin(run, runtime.worker_id, attempt)
     except FencedError:
         broadcast_flag(runtime, False)
         return "fenced"
     broadcast_flag(runtime, True)
-    reporter = RunReporter(spec, runtime.worker_id, folder, on_event)
+    reporter = RunReporter(run, runtime.worker_id, folder, on_event)
     try:
-        return TrainingLoop(spec, folder, runtime, reporter).run(should_stop)
+        return TrainingLoop(run, folder, runtime, reporter).run(should_stop)
     except FencedError:
         if runtime.world_size > 1:
             raise

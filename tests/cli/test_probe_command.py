@@ -27,7 +27,7 @@ def sample(tmp_path_factory):
     positions = {"cope": ["cope"], "none": [], "two": [{"kind": "cope", "p_max": 3}, "cope_mlp"]}
     runs = {name: tiny_run(**{"model.position": position}) for name, position in positions.items()}
     for run in runs.values():
-        assert train_run(run, store, Runtime()) == "finished"
+        assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
     ids = {name: run.run_id for name, run in runs.items()}
     return SimpleNamespace(folder=folder, store=store, **ids)
 

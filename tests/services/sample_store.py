@@ -99,7 +99,7 @@ class SampleStore(ServedFolders):
 
 def train(store: Store, run: RunSpec) -> None:
     """Train a run to its end."""
-    assert train_run(run, store, Runtime()) == "finished"
+    assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
     end(store, store.run(run.run_id))
 
 

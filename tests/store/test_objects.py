@@ -64,14 +64,14 @@ def test_objects(url):
 
 def test_a_run_moves_from_one_machine_to_another(on_machine, tmp_path):
     first = on_machine("first")
-    assert train_run(RUN, first, Runtime(), attempt=1, should_stop=stop_after(5)) == "interrupted"
+    assert train_run(RUN, first.run(RUN.run_id), Runtime(), attempt=1, should_stop=stop_after(5)) == "interrupted"
     second = on_machine("second")
     assert second.root != first.root
     assert second.run(RUN.run_id).status == "interrupted"
-    assert train_run(RUN, second, Runtime(), attempt=2) == "finished"
+    assert train_run(RUN, second.run(RUN.run_id), Runtime(), attempt=2) == "finished"
 
     plain = Store(tmp_path / "plain", create=True)
-    train_run(RUN, plain, Runtime())
+    train_run(RUN, plain.run(RUN.run_id), Runtime())
     third = on_machine("third").run(RUN.run_id)
     assert third.result["facts"]["resumed_from_step"] == 6
     assert third.curve() == plain.run(RUN.run_id).curve()
@@ -95,7 +95,7 @@ def test_leases_sweeps_rebuild_and_check(on_machine):
     store = on_machine("first")
     holder = LeaseHolder(store, "sweep")
     lease = holder.acquire(RUN)
-    train_run(RUN, store, Runtime(), attempt=lease.attempt)
+    train_run(RUN, store.run(RUN.run_id), Runtime(), attempt=lease.attempt)
     assert holder.end(RUN.run_id) == "finished"
     holder.close()
     store.write_sweep(sweep_record())
@@ -141,7 +141,7 @@ def test_a_machine_that_trained_nothing_sends_runs_and_checkpoints_to_mlflow(on_
     import mlflow
 
     first = on_machine("first")
-    train_run(RUN, first, Runtime())
+    train_run(RUN, first.run(RUN.run_id), Runtime())
     end(first, first.run(RUN.run_id))
     second = on_machine("second")
     uri = uri_of(second)
@@ -181,7 +181,7 @@ def test_what_another_machine_logs_is_sent_while_it_trains(on_machine, uri_of):
 
 def test_a_run_whose_checkpoint_was_deleted_is_sent_without_one(on_machine, uri_of):
     first = on_machine("first")
-    train_run(RUN, first, Runtime())
+    train_run(RUN, first.run(RUN.run_id), Runtime())
     end(first, first.run(RUN.run_id))
     objects, folder = first.objects, f"runs/{RUN.run_id}/checkpoint"
     for name in objects.names(folder):

@@ -122,7 +122,7 @@ def test_it_trains_through_the_public_api(tmp_path):
     )
     assert run.versions == {"first_token.first_token": 1, "learned_decay.learned_decay": 1}
     store = Store(tmp_path / "store", create=True)
-    assert train_run(run, store, Runtime(threads=1)) == "finished"
+    assert train_run(run, store.run(run.run_id), Runtime(threads=1)) == "finished"
     assert store.run(run.run_id).status == "finished"
 """
 

@@ -228,7 +228,7 @@ def uri(request, monkeypatch):
 def trained(store):
     plan = plan_of(seeds=[secrets.randbelow(2**30)])  # all tests share the server
     write_sweep(store, plan)
-    assert train_run(plan.runs[0], store, Runtime()) == "finished"
+    assert train_run(plan.runs[0], store.run(plan.runs[0].run_id), Runtime()) == "finished"
     end(store, store.run(plan.runs[0].run_id))
     return store.run(plan.runs[0].run_id)
 

@@ -117,7 +117,7 @@ def test_the_share_of_the_peak_is_a_fact(monkeypatch):
 def attention_of(store):
     def trained(attention="auto", **changes):
         run = tiny_run(**{"model.position": ["cope"], "task.blanks": 30, "train.steps": 1, **changes})
-        train_run(run, store, Runtime(attention=attention))
+        train_run(run, store.run(run.run_id), Runtime(attention=attention))
         return store.run(run.run_id).result["facts"]["attention"]
 
     return trained

@@ -15,7 +15,7 @@ from tests.train.stores import stop_after, text_run, weights
 
 def test_facts_name_the_data_and_the_checkpoint_has_the_tokenizer(store, text):
     run = text_run(text)
-    assert train_run(run, store, Runtime()) == "finished"
+    assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
     folder = store.run(run.run_id)
     assert folder.result["facts"]["data"] == run.task.fingerprint()
     assert folder.result["facts"]["tokenizer"] == run.task.tokenizer_name()
@@ -31,7 +31,7 @@ def test_facts_name_the_data_and_the_checkpoint_has_the_tokenizer(store, text):
 def test_longer_contexts_are_measured_or_the_facts_say_why_not(store, text, position, measured):
     """The run was trained on 16 tokens. Absolute positions end there, which does not fail the run."""
     run = text_run(text, **{"model.position": position, "evaluate.contexts": [8, 16, 32, 64]})
-    assert train_run(run, store, Runtime()) == "finished"
+    assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
     metrics, facts = store.run(run.run_id).result["metrics"], store.run(run.run_id).result["facts"]
     assert metrics["test/perplexity@16"] == pytest.approx(metrics["test/perplexity"], rel=1e-5)
     assert "validation/perplexity@8" in metrics
@@ -46,7 +46,7 @@ def test_longer_contexts_are_measured_or_the_facts_say_why_not(store, text, posi
 def test_longer_sequences_are_measured_or_the_facts_say_why_not(store, position):
     task = {"kind": "flip_flop", "pairs": 4}
     run = tiny_run(task=task, **{"model.position": [position], "evaluate.lengths": [2, 4]})
-    assert train_run(run, store, Runtime()) == "finished"
+    assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
     metrics, facts = store.run(run.run_id).result["metrics"], store.run(run.run_id).result["facts"]
     assert {name for name in metrics if "@" in name} == (
         {f"in_dist/{name}@{times}x" for times in (2, 4) for name in run.task.METRICS} if position == "cope" else set()
@@ -71,7 +71,7 @@ def test_a_variant_is_the_same_training_evaluated_with_other_fields(store, text)
     )
     results = []
     for run in (both, plain, capped):
-        assert train_run(run, store, Runtime()) == "finished"
+        assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
         results.append(store.run(run.run_id).result["metrics"])
     assert set(results[0]) >= set(both.metrics)
     variants = {name.removeprefix("capped/"): x for name, x in results[0].items() if name.startswith("capped/")}
@@ -85,10 +85,10 @@ def test_a_variant_is_the_same_training_evaluated_with_other_fields(store, text)
 
 def test_facts_have_the_time_of_all_attempts(store):
     run = tiny_run(**{"train.steps": 30})
-    assert train_run(run, store, Runtime(), should_stop=stop_after(14)) == "interrupted"
+    assert train_run(run, store.run(run.run_id), Runtime(), should_stop=stop_after(14)) == "interrupted"
     folder = store.run(run.run_id)
     before = load_resume(folder.resume, Trainer(run, Runtime()))["spent"]
-    assert train_run(run, store, Runtime()) == "finished"
+    assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
     facts = folder.result["facts"]
     assert facts["resumed_from_step"] == 15
     assert facts["train_s"] > before["train_s"] > 0
@@ -102,8 +102,8 @@ LONGER = tiny_run(**{"train.steps": 12})
 def stores(tmp_path_factory):
     """A store with a finished run, and one where it was interrupted."""
     whole, interrupted = (Store(tmp_path_factory.mktemp("store"), create=True) for _ in range(2))
-    train_run(LONGER, whole, Runtime())
-    train_run(LONGER, interrupted, Runtime(), should_stop=stop_after(5))
+    train_run(LONGER, whole.run(LONGER.run_id), Runtime())
+    train_run(LONGER, interrupted.run(LONGER.run_id), Runtime(), should_stop=stop_after(5))
     return whole, interrupted
 
 
@@ -123,7 +123,7 @@ def test_an_interrupted_run_with_a_damaged_file_comes_to_the_same_end(stores, tm
     if name in ("spec.json", "state.json") and damage is not missing:
         record = store.index.records([LONGER.run_id])[LONGER.run_id]
         assert (record.status, name in record.message) == ("damaged", True)
-    assert train_run(LONGER, store, Runtime()) == "finished"
+    assert train_run(LONGER, store.run(LONGER.run_id), Runtime()) == "finished"
     if name == "curve.jsonl":
         assert "curve.jsonl" in folder.result["facts"]["restarted"]
     assert folder.curve() == whole.curve()
@@ -134,10 +134,10 @@ def test_an_interrupted_run_with_a_damaged_file_comes_to_the_same_end(stores, tm
 
 def test_rows_after_the_resume_file_are_trained_again_once(store):
     run = tiny_run(**{"train.steps": 12})
-    train_run(run, store, Runtime(), should_stop=stop_after(5))
+    train_run(run, store.run(run.run_id), Runtime(), should_stop=stop_after(5))
     folder = store.run(run.run_id)
     with (folder.path / "curve.jsonl").open("a") as file:
         file.write('{"step": 7, "train/loss": 9.0}\n{"step": 8, "tra')  # a worker that was killed
-    assert train_run(run, store, Runtime()) == "finished"
+    assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
     assert 9.0 not in [row.get("train/loss") for row in folder.curve()]
     assert folder.result["facts"]["resumed_from_step"] == 6

@@ -64,13 +64,13 @@ def test_a_run_stopped_at_any_steps_ends_the_same_to_the_bit(
     runtime = Runtime(micro_batch=micro_batch, checkpoint_activations=checkpoint_activations)
     folder = tmp_path_factory.mktemp("store")
     whole, parts = Store(folder / "whole", create=True), Store(folder / "parts", create=True)
-    train_run(run, whole, runtime)
+    train_run(run, whole.run(run.run_id), runtime)
     done = 0
     for stop in stops:
         if done + stop < 12:
-            assert train_run(run, parts, runtime, should_stop=stop_after(stop - 1)) == "interrupted"
+            assert train_run(run, parts.run(run.run_id), runtime, should_stop=stop_after(stop - 1)) == "interrupted"
             done += stop
-    assert train_run(run, parts, runtime) == "finished"
+    assert train_run(run, parts.run(run.run_id), runtime) == "finished"
     a, b = whole.run(run.run_id), parts.run(run.run_id)
     assert b.result["facts"]["resumed_from_step"] == done
     assert a.result["metrics"] == b.result["metrics"]
@@ -83,10 +83,10 @@ def test_a_run_on_a_text_continues_to_the_bit(tmp_path, text):
     """The steps take two epochs of the text."""
     run = text_run(text, **{"train.steps": 60, "train.batch": 8, "model.dropout": 0.1})
     whole, parts = Store(tmp_path / "whole", create=True), Store(tmp_path / "parts", create=True)
-    train_run(run, whole, Runtime())
+    train_run(run, whole.run(run.run_id), Runtime())
     for stop in (6, 17, 20):
-        train_run(run, parts, Runtime(), should_stop=stop_after(stop))
-    assert train_run(run, parts, Runtime()) == "finished"
+        train_run(run, parts.run(run.run_id), Runtime(), should_stop=stop_after(stop))
+    assert train_run(run, parts.run(run.run_id), Runtime()) == "finished"
     a, b = whole.run(run.run_id), parts.run(run.run_id)
     assert a.curve() == b.curve()
     assert a.result["metrics"] == b.result["metrics"]
@@ -103,10 +103,10 @@ def test_a_run_that_is_killed_after_its_last_step_loses_nothing(store, tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, dies_in, die)
         with pytest.raises(SystemExit):
-            train_run(run, store, Runtime(checkpoint_every_s=0))
-    assert train_run(run, store, Runtime()) == "finished"
+            train_run(run, store.run(run.run_id), Runtime(checkpoint_every_s=0))
+    assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
     plain = Store(tmp_path / "plain", create=True)
-    train_run(run, plain, Runtime())
+    train_run(run, plain.run(run.run_id), Runtime())
     folder, expected = store.run(run.run_id), plain.run(run.run_id)
     assert folder.result["facts"]["resumed_from_step"] >= 11
     assert folder.curve() == expected.curve()
@@ -250,13 +250,14 @@ def test_a_full_disk_in_the_background_fails_the_run(store, monkeypatch):
 
     monkeypatch.setattr(module, "write_state", full)
     run = tiny_run(**{"train.steps": 500, "train.schedule": "linear"})
-    assert train_run(run, store, OFTEN) == "failed"
+    assert train_run(run, store.run(run.run_id), OFTEN) == "failed"
     assert store.run(run.run_id).state["message"] == "OSError: [Errno 28] No space left on device"
 
 
 def test_the_thread_ends_with_the_run(store):
     before = threading.enumerate()  # trainers of earlier tests may not have been collected yet
-    train_run(tiny_run(**{"train.steps": 30}), store, OFTEN)
+    run = tiny_run(**{"train.steps": 30})
+    train_run(run, store.run(run.run_id), OFTEN)
     begun = [thread for thread in threading.enumerate() if thread not in before]
     assert not [thread for thread in begun if thread.name.startswith(("resume", "batches"))]
 
@@ -282,7 +283,7 @@ def test_a_kill_while_a_file_is_written_leaves_the_one_before(tmp_path):
 
         resume.write_state = slow
         run = RunSpec.model_validate_json({run.model_dump_json()!r})
-        train_run(run, Store({str(tmp_path)!r}, create=True), Runtime(checkpoint_every_s=0.01))
+        train_run(run, Store({str(tmp_path)!r}, create=True).run(run.run_id), Runtime(checkpoint_every_s=0.01))
         """)
     store = Store(tmp_path, create=True)
     folder: RunFolder = store.run(run.run_id)

@@ -12,7 +12,7 @@ from tests.tiny import tiny_run
 
 def test_a_run_from_start_to_result(store):
     run, events = tiny_run(), []
-    assert train_run(run, store, Runtime(worker_id="here"), on_event=events.append) == "finished"
+    assert train_run(run, store.run(run.run_id), Runtime(worker_id="here"), on_event=events.append) == "finished"
     folder = store.run(run.run_id)
     assert folder.status == "finished"
     result = folder.result
@@ -39,7 +39,7 @@ def test_each_learning_rate_is_in_the_curve(store, lr, own):
         "train.steps": 4, "evaluate.every": 4,
     })  # fmt: skip
     with mock.patch("cope_sweep.train.loop.LOG_EVERY", 2):
-        assert train_run(run, store, Runtime()) == "finished"
+        assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
     curve = [row for row in store.run(run.run_id).curve() if "train/lr" in row]
     assert {name: [row[name] for row in curve] for name in curve[0] if name.startswith("train/lr")} == {
         "train/lr": pytest.approx([5e-4, 1e-3, 5e-4])
@@ -48,36 +48,42 @@ def test_each_learning_rate_is_in_the_curve(store, lr, own):
 
 def test_a_finished_run_is_not_trained_again(store):
     run = tiny_run()
-    train_run(run, store, Runtime())
+    train_run(run, store.run(run.run_id), Runtime())
     before = os.stat(store.run(run.run_id).path / "result.json").st_mtime_ns
-    assert train_run(run, store, Runtime(), on_event=lambda event: pytest.fail("it trained")) == "finished"
+    assert (
+        train_run(run, store.run(run.run_id), Runtime(), on_event=lambda event: pytest.fail("it trained")) == "finished"
+    )
     assert os.stat(store.run(run.run_id).path / "result.json").st_mtime_ns == before
 
 
 def test_progress_events_are_throttled(store, monkeypatch):
     monkeypatch.setattr("cope_sweep.train.loop.REPORT_EVERY_S", 3600)
     events = []
-    train_run(tiny_run(**{"evaluate.every": 100}), store, Runtime(), on_event=events.append)
+    run = tiny_run(**{"evaluate.every": 100})
+    train_run(run, store.run(run.run_id), Runtime(), on_event=events.append)
     assert [event.status for event in events] == ["running", "finished"]
 
 
 def test_a_run_that_a_scheduler_stops_keeps_its_state(store):
     run, events = tiny_run(), []
     asked = iter([None, None, "stopped"])
-    assert train_run(run, store, Runtime(), on_event=events.append, should_stop=lambda: next(asked)) == "stopped"
+    assert (
+        train_run(run, store.run(run.run_id), Runtime(), on_event=events.append, should_stop=lambda: next(asked))
+        == "stopped"
+    )
     folder = store.run(run.run_id)
     assert (folder.status, events[-1].status, events[-1].step) == ("stopped", "stopped", 3)
     assert folder.resume.exists()
-    assert train_run(run, store, Runtime()) == "finished"
+    assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
     assert folder.result["facts"]["resumed_from_step"] == 3
 
 
 def test_an_older_attempt_cannot_begin(store):
     run = tiny_run()
     store.run(run.run_id).begin(run, "newer", 3)
-    assert train_run(run, store, Runtime(), attempt=2) == "fenced"
+    assert train_run(run, store.run(run.run_id), Runtime(), attempt=2) == "fenced"
     assert store.run(run.run_id).state["worker_id"] == "newer"
-    assert train_run(run, store, Runtime(), attempt=4) == "finished"
+    assert train_run(run, store.run(run.run_id), Runtime(), attempt=4) == "finished"
 
 
 def test_an_attempt_ends_when_a_newer_one_begins(store):
@@ -88,7 +94,7 @@ def test_an_attempt_ends_when_a_newer_one_begins(store):
         if event.step == 3:
             folder.begin(run, "newer", 2)
 
-    assert train_run(run, store, Runtime(), attempt=1, on_event=overtaken) == "fenced"
+    assert train_run(run, store.run(run.run_id), Runtime(), attempt=1, on_event=overtaken) == "fenced"
     assert folder.state == folder.state | {"status": "running", "worker_id": "newer", "attempt": 2}
     assert folder.result is None
 
@@ -97,14 +103,14 @@ def test_a_full_disk_fails_the_run_with_the_reason(store, monkeypatch, capsys):
     def full(*arguments, **facts):
         raise OSError(28, "No space left on device")
 
-    events = []
+    run, events = tiny_run(), []
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "log", full)
         patch.setattr(RunFolder, "set_state", full)
-        assert train_run(tiny_run(), store, Runtime(), on_event=events.append) == "failed"
+        assert train_run(run, store.run(run.run_id), Runtime(), on_event=events.append) == "failed"
     assert events[-1].message == "OSError: [Errno 28] No space left on device"
     assert "the failure cannot be recorded" in capsys.readouterr().err
-    assert train_run(tiny_run(), store, Runtime()) == "finished"
+    assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
 
 
 @pytest.mark.parametrize("attention", ["reference", "blocked", "native"])
@@ -113,6 +119,6 @@ def test_divergence_with_cope_names_the_step_in_every_implementation(store, atte
     run = tiny_run(
         **{"train.lr": 1e30, "train.clip": None, "train.steps": 40, "model.position": ["cope"], "evaluate.every": 99}
     )
-    assert train_run(run, store, Runtime(attention=attention)) == "failed"
+    assert train_run(run, store.run(run.run_id), Runtime(attention=attention)) == "failed"
     message = store.run(run.run_id).state["message"]
     assert re.fullmatch(r"Diverged: train/loss is nan at step [2-9]; lower train.lr, or set train.clip", message)

@@ -138,16 +138,16 @@ def work(rank, folder, text):
     runtime, run = Runtime(rank=rank, world_size=2, micro_batch=2), tiny_run(**RESUMED)
     asked = iter([None, "interrupted"])
     results["outcomes"] = [
-        train_run(run, Store(f"{folder}/whole"), runtime),
-        train_run(run, Store(f"{folder}/parts"), runtime, should_stop=lambda: next(asked)),
-        train_run(run, Store(f"{folder}/parts"), runtime),
+        train_run(run, Store(f"{folder}/whole").run(run.run_id), runtime),
+        train_run(run, Store(f"{folder}/parts").run(run.run_id), runtime, should_stop=lambda: next(asked)),
+        train_run(run, Store(f"{folder}/parts").run(run.run_id), runtime),
     ]
     divided, sharded = tiny_run(**RESUMED | {"seed": 1}), replace(runtime, shard=True)
     asked = iter([None, "interrupted"])
     results["divided outcomes"] = [
-        train_run(divided, Store(f"{folder}/whole"), runtime),
-        train_run(divided, Store(f"{folder}/parts"), sharded, should_stop=lambda: next(asked)),
-        train_run(divided, Store(f"{folder}/parts"), sharded),
+        train_run(divided, Store(f"{folder}/whole").run(divided.run_id), runtime),
+        train_run(divided, Store(f"{folder}/parts").run(divided.run_id), sharded, should_stop=lambda: next(asked)),
+        train_run(divided, Store(f"{folder}/parts").run(divided.run_id), sharded),
     ]
     Path(f"{folder}/rank{rank}.pickle").write_bytes(pickle.dumps(results))
     torch.distributed.barrier()
@@ -257,24 +257,24 @@ def test_a_divided_state_is_saved_whole_and_resumed_to_the_bit(ranks, folder):
 
 def test_a_run_does_not_continue_on_other_data(store, text, tmp_path):
     run = text_run(text, **{"train.steps": 12})
-    assert train_run(run, store, Runtime(), should_stop=stop_after(3)) == "interrupted"
+    assert train_run(run, store.run(run.run_id), Runtime(), should_stop=stop_after(3)) == "interrupted"
     (tmp_path / "moved").mkdir()
     for path in (tmp_path / "text").iterdir():
         (tmp_path / "moved" / path.name).write_text(path.read_text().replace("lobster", "crab"))
     moved = text_run(text | {"folder": str(tmp_path / "moved")}, **{"train.steps": 12})
     assert moved.run_id == run.run_id
-    assert train_run(moved, store, Runtime()) == "failed"
+    assert train_run(moved, store.run(moved.run_id), Runtime()) == "failed"
     message = store.run(run.run_id).state["message"]
     assert run.task.fingerprint() in message
     assert moved.task.fingerprint() in message
     assert "bring the files back" in message
-    assert train_run(run, store, Runtime()) == "finished"
+    assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
     assert store.run(run.run_id).result["facts"]["resumed_from_step"] == 4
 
 
 def test_a_text_shorter_than_a_window_is_refused_before_training(store, text):
     run = text_run(text, **{"evaluate.contexts": [100_000]})
-    assert train_run(run, store, Runtime()) == "failed"
+    assert train_run(run, store.run(run.run_id), Runtime()) == "failed"
     folder = store.run(run.run_id)
     assert "fewer than one context of 100,000" in folder.state["message"]
     assert folder.curve() == []

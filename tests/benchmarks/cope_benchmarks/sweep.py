@@ -226,7 +226,8 @@ def main(ablation: str, root: str) -> None:
     from cope_sweep.train import Runtime, train_run
 
     def train(run: str) -> None:
-        train_run(RunSpec.model_validate_json(run), Store(root), Runtime(worker_id=worker_id()))
+        spec = RunSpec.model_validate_json(run)
+        train_run(spec, Store(root).run(spec.run_id), Runtime(worker_id=worker_id()))
 
     class Trial(tune.Trainable):
         @classmethod
