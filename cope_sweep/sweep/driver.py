@@ -70,8 +70,8 @@ class Driver:
         """State → number of runs."""
         self.waiting: dict[Resources, deque[DrivenRun]] = {}
         """Kind → its runs that wait, in order."""
-        self.failed = 0
-        """Number of failed runs."""
+        self.failed: set[str] = set()
+        """Ids of the runs that have failed, also before their end is recorded, so that no other is started meanwhile."""
         self.any_ended = False
         self._ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
         """Ends that were noticed outside of the caller's thread."""
@@ -149,7 +149,7 @@ class Driver:
     def is_draining(self) -> bool:
         """Whether no more runs are started: the sweep was stopped, or too many runs have failed."""
         limit = self.work.max_failed_runs
-        return self.work.stop.is_set() or (limit is not None and self.failed >= limit)
+        return self.work.stop.is_set() or (limit is not None and len(self.failed) >= limit)
 
     @property
     def may_suggest(self) -> bool:
@@ -237,7 +237,8 @@ class Driver:
             return
         event = end_event(run.spec, record)
         self.any_ended = True
-        self.failed += event.status == "failed"
+        if event.status == "failed":
+            self.failed.add(run.run_id)
         if self.search is not None and event.status in ENDED:
             self.search.end(run.run_id, event.status, event.metrics.get(self.search.metric))
         self._ended.put(event)

@@ -26,13 +26,14 @@ def record_failure(run: RunSpec, store: Store, message: str, details: str, *, ke
     with contextlib.suppress(DamagedError):
         if folder.result is not None:
             return
-    state: dict[str, object] = {}
-    with contextlib.suppress(DamagedError):
-        state = folder.state
-    if folder.spec is None or not state:
-        folder = folder.begin(run, "")
+    try:
+        state = folder.state if folder.spec is not None else {}
+    except DamagedError:
+        state = {}
+    if not state:
+        folder = folder.begin(run, "")  # puts damaged files aside
     elif keep_recorded and state.get("status") == "failed":
         return
     else:
-        folder = replace(folder, attempt=int(str(state.get("attempt", 0))))
+        folder = replace(folder, attempt=int(state.get("attempt", 0)))
     folder.fail(message[:MAX_MESSAGE_CHARACTERS], details)

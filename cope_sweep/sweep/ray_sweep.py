@@ -194,6 +194,9 @@ class RaySweep:
         """A trial has ended, with this last result; with `error`, because its process did."""
         with self.lock:
             trial = self.trials.pop(trial_id)
+            event: Event | None = result.get("event")
+            if event is not None and event.status == "failed":
+                self.driver.failed.add(event.run_id)
         self.news.put(_End(trial, result, error))
 
     def stop_run(self, trial_id: str) -> None:
