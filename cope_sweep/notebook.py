@@ -30,7 +30,7 @@ from cope_sweep.read.figures.available import draw_figure
 from cope_sweep.read.queries import finished_run, recorded_plan
 from cope_sweep.read.tables import Table, read_results
 from cope_sweep.store import Store
-from cope_sweep.sweep.executor import run_local
+from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 
 if TYPE_CHECKING:

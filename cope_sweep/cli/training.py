@@ -30,7 +30,8 @@ from cope_sweep.read.tables import table
 from cope_sweep.store import ACTIVE, Budget, Status, Store, Submission, read_submission
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep import jobs
-from cope_sweep.sweep.executor import Executor, run_local
+from cope_sweep.sweep.executor import Executor
+from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from cope_sweep.tracking.uri import check, resolve_uri
 

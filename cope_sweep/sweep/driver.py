@@ -71,7 +71,7 @@ class Driver:
         self.waiting: dict[Resources, deque[DrivenRun]] = {}
         """Kind → its runs that wait, in order."""
         self.failed: set[str] = set()
-        """Ids of the runs that have failed, also before their end is recorded, so that no other is started meanwhile."""
+        """Ids of the failed runs, also before their end is recorded: no other is started meanwhile."""
         self.any_ended = False
         self._ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
         """Ends that were noticed outside of the caller's thread."""

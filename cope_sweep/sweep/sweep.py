@@ -301,7 +301,7 @@ class _Work:
 
         `retry` leaves out pending runs: it trains no rows that are new.
         """
-        if not self.plan.is_searched or "pending" in self.skipped:
+        if self.plan.search is None or "pending" in self.skipped:
             return None
         from cope_sweep.sweep.search import Search
 

@@ -10,9 +10,10 @@ from typer.main import get_command
 from cope_sweep.cli.application import app
 from cope_sweep.config import Resources
 from cope_sweep.store import Store, StoreError
-from cope_sweep.sweep.executor import Workload, run_local
+from cope_sweep.sweep.local_executor import run_local
 from tests.store import s3
 from tests.sweep.ports import free_port
+from tests.sweep.runs import train_by
 from tests.tiny import tiny_run
 
 ROOT = Path(__file__).parents[2]
@@ -104,11 +105,11 @@ def test_the_object_store_dies_and_comes_back(object_store, tmp_path, monkeypatc
             server.stop()
 
     with pytest.raises(StoreError, match=rf"the store {url}: .*NETWORK_CONNECTION"):
-        run_local(Workload([run], store, resources, "first", on_event=stop_once))
+        train_by(run_local, [run], store, resources, sweep_id="first", on_event=stop_once)
     assert any(event.step >= 1 for event in seen)
 
     object_store()
     again = Store(url, index=f"sqlite:///{tmp_path / 'index.db'}")
-    run_local(Workload([run], again, resources, "second", on_event=seen.append))
+    train_by(run_local, [run], again, resources, sweep_id="second", on_event=seen.append)
     assert again.index.statuses() == {run.run_id: "finished"}
     assert store.run(run.run_id).fetch_checkpoint().is_dir()

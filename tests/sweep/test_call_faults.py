@@ -15,12 +15,12 @@ import pytest
 from cope_sweep.store.rebuild import check
 from sqlalchemy import text
 
-from cope_sweep.store import LeaseHolder, Store, StoreError, files
+from cope_sweep.store import Store, StoreError, files
 from cope_sweep.store.index import IndexUnavailable, database
 from cope_sweep.store.index.database import Database
 from cope_sweep.store.objects import ObjectFolder
-from cope_sweep.sweep import executor
-from cope_sweep.sweep.executor import Workload
+from cope_sweep.sweep import leases, local_executor
+from cope_sweep.sweep.driver import Driver
 from tests.store.databases import index_url, postgres  # noqa: F401 - fixtures
 from tests.sweep.runs import ONE_GROUP, EventLog, seeds, train_by
 
@@ -29,7 +29,7 @@ RUNS = seeds(3)
 FAULTS = ("lost", "answer lost", "in flight", "slow")
 SLOW_S = 0.05
 RESOURCES = ONE_GROUP.model_copy(update={"checkpoint_every_s": 0.0})
-run_local = partial(train_by, executor.run_local)
+run_local = partial(train_by, local_executor.run_local)
 
 
 class Faults:
@@ -76,8 +76,8 @@ def undisturbed(tmp_path_factory):
 def quick(monkeypatch):
     """Shorter times between two tries."""
     monkeypatch.setattr(database, "RETRY_INTERVAL_S", 0.005)
-    monkeypatch.setattr(executor, "FOREIGN_POLL_INTERVAL_S", 0.01)
-    monkeypatch.setattr(executor, "LeaseHolder", partial(LeaseHolder, ttl_s=1.0))  # renewed every 0.2 s
+    monkeypatch.setattr(local_executor, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(leases, "RENEWAL_S", 0.2)
 
 
 def failing(faults, call):
@@ -105,17 +105,17 @@ def failing(faults, call):
 @pytest.mark.parametrize("seed", range(4))
 def test_calls_of_the_index(tmp_path, index_url, undisturbed, quick, monkeypatch, seed):  # noqa: F811
     store, faults, events = Store(tmp_path / "store", index=index_url, create=True), Faults(seed), EventLog()
-    unfinished = Workload.unfinished
+    unfinished = Driver._unfinished
     with monkeypatch.context() as patch:
 
-        def begin(work):
-            """Faults begin after the first look, for which a sweep does not wait."""
-            found = unfinished(work)
+        def begin(driver):
+            """Faults begin after the first look."""
+            found = unfinished(driver)
             for name in ("reading", "writing"):
                 patch.setattr(Database, name, failing(faults, getattr(Database, name)))
             return found
 
-        patch.setattr(Workload, "unfinished", begin)
+        patch.setattr(Driver, "_unfinished", begin)
         run_local(RUNS, store, RESOURCES, on_event=events)
     assert faults.made
     assert contents(store) == undisturbed

@@ -12,8 +12,8 @@ import pytest
 from cope_sweep.config import Plan
 from cope_sweep.read.tables import table
 from cope_sweep.store import Store
-from cope_sweep.sweep.executor import Workload, run_local
 from cope_sweep.sweep.jobs import Cluster, JobOutcome, submit_job
+from cope_sweep.sweep.local_executor import run_local
 from tests.chaos.chaos import mlflow_points
 from tests.store import s3
 from tests.sweep.fault_sweeps import (
@@ -27,7 +27,7 @@ from tests.sweep.fault_sweeps import (
     until,
     write_ablation,
 )
-from tests.sweep.runs import ONE_GROUP
+from tests.sweep.runs import ONE_GROUP, train_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtures("cluster")]
 ROOT = Path(__file__).parents[2]
@@ -145,5 +145,5 @@ def test_a_store_on_an_s3_server_with_its_index_on_postgresql_is_trained_into_an
 def trained_here(plan: Plan, folder: Path) -> Store:
     """A store in a folder with the runs of a plan."""
     store = Store(folder / "expected", index="", create=True)
-    run_local(Workload(plan.runs, store, ONE_GROUP, "reference"))
+    train_by(run_local, plan.runs, store, ONE_GROUP, sweep_id="reference")
     return store

@@ -11,7 +11,6 @@ from cope_sweep.config import SpecError, expand, load_ablation, with_overrides
 from cope_sweep.errors import NotFoundError
 from cope_sweep.store import Store, read_submission, write_submission
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.sweep.executor import run_local
 from cope_sweep.sweep.jobs import (
     check_paths,
     end_submission,
@@ -23,6 +22,7 @@ from cope_sweep.sweep.jobs import (
     retried,
     settle_submission,
 )
+from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.sweep import sweep
 from tests.sweep.runs import ONE_GROUP
 

@@ -25,18 +25,19 @@ class Renamed(ENCODINGS["absolute"]):
 """
 DRIVER = """
 import sys
+from functools import partial
 from cope_sweep.store import Store
 from cope_sweep.registry import load_plugins
 from cope_sweep.config import Resources
-from cope_sweep.sweep.executor import Workload
 from cope_sweep.sweep.ray_executor import run_on_ray
+from tests.sweep.runs import train_by
 from tests.tiny import tiny_run
 
 plugins = ["renamed_position.encoding", "renamed_single_file"]
 load_plugins(plugins)
 runs = [tiny_run(**{"model.position": [{"kind": kind}]}) for kind in ("renamed", "single_file")]
-work = Workload(runs, Store(sys.argv[1]), Resources(groups=1, device="cpu"), "sweep", plugins=plugins)
-run_on_ray(work, address=sys.argv[2])
+executor = partial(run_on_ray, address=sys.argv[2])
+train_by(executor, runs, Store(sys.argv[1]), Resources(groups=1, device="cpu"), plugins=plugins)
 """
 
 

@@ -11,7 +11,7 @@ from cope_sweep.config import Plan, Resources, Row, RunSpec
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.read.tables import table
 from cope_sweep.store import Budget, Event, Store
-from cope_sweep.sweep.executor import run_local
+from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.search import Suggestions
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from tests.read.tables.ablations import finish, plan_of, stop
