@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from cope_sweep.config import Plan, Resources, Row, RunSpec, SpecError
 from cope_sweep.store import Budget, Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun
+from cope_sweep.store.damage import mark_lost
 from cope_sweep.store.index import waiting
-from cope_sweep.store.rebuild import mark_lost
-from cope_sweep.store.sweeps import git_commit, processor, versions
+from cope_sweep.store.provenance import git_commit, processor, versions
 from cope_sweep.sweep.driver import WAITS_FOR_INDEX
 from cope_sweep.sweep.executor import Executor, Workload
 from cope_sweep.sweep.leases import LEASE_S, Leases

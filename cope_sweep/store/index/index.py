@@ -281,16 +281,11 @@ class Index:
             return True
 
     def release(self, run_ids: Iterable[str], sweep_id: str) -> None:
-        """Give up leases of runs that the sweep has not begun.
-
-        A run that was never begun is pending again. One of an earlier attempt reads as interrupted, until
-        `Store.end_expired` writes what its folder says.
-        """
+        """Give up the leases of runs that have no folder: they are pending again."""
         with self.database.writing() as connection:
             next_revision(connection)
             held = and_(among(connection, runs.c.run_id, run_ids), _held_by(sweep_id))
-            connection.execute(delete(runs).where(held, runs.c.attempt == 1))
-            connection.execute(update(runs).where(held).values(expires_s=None))
+            connection.execute(delete(runs).where(held))
 
     def expired(self) -> list[str]:
         """The ids of the runs that are running by their rows, and whose lease has ended."""
