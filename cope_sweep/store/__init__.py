@@ -52,8 +52,8 @@ _MODULES = {
 }
 
 __all__ = [
-    "ACTIVE", "Budget", "Event", "Filter", "Lease", "QueryError", "Refusal", "Renewal", "RunFolder", "RunPage", "RunQuery",
-    "RunRecord", "Status", "Store", "StoreError", "Submission", "SweepProgress", "SweepRecord", "SweepRun",
+    "ACTIVE", "Budget", "Event", "Filter", "Lease", "QueryError", "Refusal", "Renewal", "RunFolder", "RunPage",
+    "RunQuery", "RunRecord", "Status", "Store", "StoreError", "Submission", "SweepProgress", "SweepRecord", "SweepRun",
     "SweepSummary", "read_submission", "write_submission",
 ]  # fmt: skip
 

@@ -5,8 +5,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cope_sweep.store.index.owners import new_owner
-
 from cope_sweep.config import Plan, RunSpec
 from cope_sweep.store import Lease, RunFolder, Store, SweepRecord, SweepRun
 from cope_sweep.store.event import Status
@@ -35,7 +33,7 @@ def members(plan: Plan, runs: Sequence[RunSpec] | None = None) -> list[SweepRun]
     ]
 
 
-def write_sweep(store: Store, plan: Plan, owner: str | None = None, **changes: Any) -> SweepRecord:
+def write_sweep(store: Store, plan: Plan, *, ttl_s: float | None = LEASE_S, **changes: Any) -> SweepRecord:
     """Write the record of a sweep of `plan` that starts now, with some entries replaced. Returns the record."""
     content: dict[str, Any] = {
         "sweep_id": time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2),
@@ -54,23 +52,22 @@ def write_sweep(store: Store, plan: Plan, owner: str | None = None, **changes: A
         "metrics": [metric.model_dump(mode="json") for metric in plan.ablation.content.metrics],
     }
     record = sweep_record(**(content | changes))
-    store.write_sweep(record, owner)
+    store.write_sweep(record, ttl_s=ttl_s if record.status == "running" else None)
     return record
 
 
 def end_sweep(store: Store, record: SweepRecord, status: Status = "finished") -> SweepRecord:
     """Write the record of a sweep that has ended. Returns the record."""
-    table = {"markdown": "| a |\n|---|\n| 1 |\n", "csv": "a\n1\n", "json": {"rows": []}}
     ended_ms = time.time_ns() // 1_000_000
-    ended = record.model_copy(update={"status": status, "ended_ms": ended_ms, "table": table})
+    ended = record.model_copy(update={"status": status, "ended_ms": ended_ms})
     store.write_sweep(ended)
     return ended
 
 
 def begin(store: Store, run: RunSpec, *rows: Mapping[str, float], lease_s: float = LEASE_S) -> RunFolder:
-    """Lease a run to this process, begin an attempt, and log some rows. Returns its folder, to write to."""
+    """Lease a run to the sweep `tests`, begin an attempt, and log some rows. Returns its folder, to write to."""
     row = RunRecord.of(run.run_id, "running", run.model_dump(mode="json"), created_ms=int(time.time() * 1000))
-    lease = store.index.acquire(row, new_owner("tests"), lease_s)
+    lease = store.index.acquire(row, "tests", lease_s)
     assert isinstance(lease, Lease)
     folder = store.run(run.run_id).begin(run, "here", lease.attempt)
     for each in rows:

@@ -1,6 +1,6 @@
 """Rows and sweeps for tests of the index."""
 
-from cope_sweep.store.index import RunRecord, SweepSummary
+from cope_sweep.store import RunRecord, SweepSummary
 from tests.tiny import tiny_run
 
 
@@ -11,11 +11,22 @@ def row(run=None, status="finished", *, metrics=None, facts=None, **columns):
     return RunRecord.of(run.run_id, status, spec, metrics=metrics or {}, facts=facts or {}, **columns)
 
 
-def write_sweep(index, sweep_id, runs, status="finished", *, ablation="tiny", started_ms=1, owner=None):
-    """Write a sweep of these runs in one row; their label `n` is their place in it."""
-    members = [
+def summary(sweep_id, status="finished", *, ablation="tiny", started_ms=1, runs=0):
+    """The summary of a sweep."""
+    return SweepSummary(
+        sweep_id=sweep_id, ablation=ablation, title="t", status=status, executor="local", started_ms=started_ms,
+        ended_ms=None, runs=runs, reused=0,
+    )  # fmt: skip
+
+
+def members(runs, *, first=0):
+    """Runs of a sweep in one row; their label `n` is their place in it."""
+    return [
         {"run_id": run.run_id, "row": "CoPE", "seed": 0, "labels": {"n": str(number)}, "reused": False}
-        for number, run in enumerate(runs)
+        for number, run in enumerate(runs, start=first)
     ]
-    summary = SweepSummary(sweep_id, ablation, "t", status, "local", started_ms, None, len(members), 0)
-    index.write_sweep(summary, members, owner)
+
+
+def write_sweep(index, sweep_id, runs, status="finished", *, ttl_s=None, **fields):
+    """Write a sweep of these runs."""
+    index.write_sweep(summary(sweep_id, status, runs=len(runs), **fields), members(runs), ttl_s=ttl_s)

@@ -1,10 +1,7 @@
 """What happens in a store, on SQLite and on PostgreSQL."""
 
-from cope_sweep.store.index.owners import new_owner
-from cope_sweep.store.index.summaries import Activity, activity, note_left_out
-
 from cope_sweep.store.event import Event
-from cope_sweep.store.index import Lease
+from cope_sweep.store.index import Activity, Lease
 from tests.store.index.rows import row, write_sweep
 from tests.tiny import tiny_run
 
@@ -12,7 +9,7 @@ RUNS = [tiny_run(seed=seed) for seed in range(6)]
 
 
 def test_an_empty_index_is_quiet(index):
-    assert activity(index) == Activity({}, 0, None, {}, 0, 0)
+    assert index.activity() == Activity({}, 0, None, {}, 0, 0)
 
 
 def test_runs_sweeps_and_leases_are_counted(index):
@@ -21,35 +18,34 @@ def test_runs_sweeps_and_leases_are_counted(index):
     for run, left_s in zip(RUNS[2:4], (60.0, 20.0), strict=True):
         assert isinstance(index.acquire(row(run, "running"), f"owner-{left_s}", left_s), Lease)
     index.renew("owner-60.0", 60.0, [Event(RUNS[2].run_id, "running", 7)])
-    write_sweep(index, "running", RUNS, "running", owner=new_owner("running"))
-    write_sweep(index, "unknown machine", RUNS[:2], "running", owner="unknown machine@other/1-2:3:4")
+    write_sweep(index, "running", RUNS, "running", ttl_s=60)
+    write_sweep(index, "dead", RUNS[:2], "running", ttl_s=0)
     write_sweep(index, "waiting", RUNS[:1], "pending")
     write_sweep(index, "over", RUNS[:1])
-    found = activity(index)
+    found = index.activity()
     assert found.runs == {"finished": 1, "failed": 1, "running": 2}
     assert found.steps == steps + 7
     assert 0 < found.shortest_lease_s <= 20
-    assert found.sweeps == {"running": 2, "pending": 1, "finished": 1}
+    assert found.sweeps == {"running": 1, "interrupted": 1, "pending": 1, "finished": 1}
     assert found.waiting == 2  # RUNS[4:] of the first sweep
     assert found.left_out == 0
 
 
 def test_a_lease_that_expired_is_no_heartbeat(index):
     assert isinstance(index.acquire(row(RUNS[0], "running"), "owner", -1.0), Lease)
-    found = activity(index)
+    found = index.activity()
     assert (found.runs, found.shortest_lease_s) == ({"interrupted": 1}, None)
 
 
 def test_nodes_are_left_out_by_running_sweeps_only(index):
-    dead_owner = new_owner("dead").rpartition(":")[0] + ":1"  # the same process id, started at another time
-    write_sweep(index, "a", RUNS[:1], "running", owner=new_owner("a"))
-    write_sweep(index, "b", RUNS[1:2], "running", owner=new_owner("b"))
-    write_sweep(index, "dead", RUNS[2:3], "running", owner=dead_owner)
+    write_sweep(index, "a", RUNS[:1], "running", ttl_s=60)
+    write_sweep(index, "b", RUNS[1:2], "running", ttl_s=60)
+    write_sweep(index, "dead", RUNS[2:3], "running", ttl_s=-1)
     for sweep_id, nodes in (("a", 1), ("a", 2), ("b", 1), ("dead", 5), ("none", 9)):
-        note_left_out(index, sweep_id, nodes)
-    found = activity(index)
+        index.note_left_out(sweep_id, nodes)
+    found = index.activity()
     assert found.left_out == 3
     assert found.sweeps == {"running": 2, "interrupted": 1}
     assert found.waiting == 2
     write_sweep(index, "a", RUNS[:1])
-    assert activity(index).left_out == 1
+    assert index.activity().left_out == 1

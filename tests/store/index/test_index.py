@@ -1,13 +1,15 @@
 """The index against what was written into it, on SQLite and PostgreSQL."""
 
-import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cope_sweep.store import Filter, QueryError, RunQuery, StoreError, SweepSummary
+from cope_sweep.store import Filter, QueryError, RunQuery, StoreError
 from cope_sweep.store.event import Event
-from cope_sweep.store.index import Index
-from tests.store.index.rows import row
+from cope_sweep.store.index import Index, OtherFormatError
+from cope_sweep.store.index.rows import write_counters, write_runs
+from cope_sweep.store.index.tables import FORMAT
+from tests.store.index.rows import row, summary, write_sweep
 from tests.tiny import tiny_run
 
 RUNS = [
@@ -133,13 +135,10 @@ def test_an_unknown_sort_key(filled):
 
 
 def test_sweeps(index):
-    members = [{"run_id": RUNS[0].run_id, "row": "a", "seed": 0, "labels": {"x": "1"}, "reused": False}]
-    summary = SweepSummary("2026-a", "tiny", "Tiny", "running", "local", 1, None, 1, 0)
-    index.write_sweep(summary, members, "2026-a@somewhere/else:1:2")
-    assert index.sweep("2026-a") == summary
-    ended = dataclasses.replace(summary, status="finished", ended_ms=5)
-    index.write_sweep(ended, members, None)
-    assert index.sweeps() == [ended]
+    write_sweep(index, "2026-a", RUNS[:1], "running", ttl_s=60)
+    assert index.sweep("2026-a") == summary("2026-a", "running", runs=1)
+    write_sweep(index, "2026-a", RUNS[:1])
+    assert index.sweeps() == [summary("2026-a", runs=1)]
     index.write([row(RUNS[0]), row(RUNS[1])])
     assert matching(index, sweep_id="2026-a") == [0]
 
@@ -158,38 +157,68 @@ def test_a_database_that_cannot_be_opened(url, message):
         Index(url)
 
 
-def test_a_database_of_version_0002_becomes_the_declared_one(filled):
-    from alembic.autogenerate import compare_metadata
-    from alembic.migration import MigrationContext
-
-    from cope_sweep.store.index.tables import metadata, parts
-
-    expected = filled.specs([run.run_id for run in RUNS])
-    spec = RUNS[2].model_dump(mode="json")
-    with filled.database.writing() as connection:
-        for section in ("task", "model", "train", "evaluate"):
-            sections = parts.c.section == section
-            connection.execute(parts.update().where(sections).values(content=spec[section]))
-        for table in ("part_values", "run_values"):
-            connection.exec_driver_sql(f"CREATE TABLE {table} (number FLOAT)")
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0002'")
-    migrated = Index(filled.url)
-    assert migrated.specs([RUNS[2].run_id]) == {RUNS[2].run_id: expected[RUNS[2].run_id]}
-    with migrated.database.reading() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-    migrated.close()
+# -- the format of the tables ------------------------------------------------------------------------------------------
 
 
-def test_of_several_owners_of_a_name_one_succeeds(index: Index) -> None:
-    from concurrent.futures import ThreadPoolExecutor
+def fill_with(*rows):
+    """Fills an index with these rows, and counts how often."""
 
-    assert index.claimed("a") is None
-    with ThreadPoolExecutor(8) as pool:
-        (holder,) = set(pool.map(lambda number: index.claim("a", f"owner {number}", 60), range(8)))
-    assert index.claimed("a") == holder
-    index.unlock("a", "another")
-    assert index.claim("a", "late", 60) == holder
-    index.unlock("a", holder)
-    assert index.claim("a", "late", 60) == index.claim("a", "late", -1) == "late"  # its own, which then expires
-    assert index.claimed("a") is None  # it has expired
-    assert index.claim("a", "later", 60) == "later"
+    def fill(connection, *, replaces):
+        filled.append(replaces)
+        write_runs(connection, rows)
+
+    filled = []
+    return fill, filled
+
+
+def set_format(index, number):
+    with index.database.writing() as connection:
+        write_counters(connection, format=number)
+    index.close()
+
+
+def test_an_index_of_another_format_is_made_again(index, index_url):
+    index.write([row(RUNS[0])])
+    set_format(index, FORMAT - 1)
+    fill, filled = fill_with(row(RUNS[1]))
+    for _ in range(2):  # the second time, it is of this format
+        again = Index(index_url, fill)
+        assert again.statuses() == {RUNS[1].run_id: "finished"}
+        again.close()
+    assert filled == [True]
+
+
+def test_an_index_that_is_used_by_another_version_is_left_alone(index, index_url):
+    index.acquire(row(RUNS[0], "running"), "sweep", 60)
+    fill, filled = fill_with()
+    for number, message in ((FORMAT - 1, "an older cope_sweep, whose sweeps train 1 runs"), (FORMAT + 1, "a newer")):
+        set_format(index, number)
+        with pytest.raises(OtherFormatError, match=message):
+            Index(index_url, fill)
+    assert filled == []
+    set_format(index, FORMAT)
+    assert Index(index_url).statuses() == {RUNS[0].run_id: "running"}
+
+
+def test_a_process_that_fails_to_fill_an_index_leaves_the_former_one(index, index_url):
+    index.write([row(RUNS[0])])
+    set_format(index, FORMAT - 1)
+
+    def fail(connection, *, replaces):
+        write_runs(connection, [row(RUNS[1])])
+        raise StoreError("the disk is gone")
+
+    with pytest.raises(StoreError, match="the disk is gone"):
+        Index(index_url, fail)
+    set_format(index, FORMAT)
+    assert Index(index_url).statuses() == {RUNS[0].run_id: "finished"}
+
+
+def test_of_processes_that_open_an_index_at_once_one_fills_it(index_url):
+    fill, filled = fill_with(*(row(run) for run in RUNS))
+    with ThreadPoolExecutor(4) as pool:
+        opened = list(pool.map(lambda _: Index(index_url, fill), range(4)))
+    assert filled == [False]
+    assert [len(each.statuses()) for each in opened] == [len(RUNS)] * 4
+    for each in opened:
+        each.close()

@@ -1,93 +1,152 @@
-"""Leases in the index, and the thread that renews them. Who gets a lease is in `test_protocol.py`."""
+"""Leases of runs and of sweeps, and requests to stop and to submit, in the index."""
 
 import multiprocessing
-import multiprocessing.pool
-import os
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cope_sweep.store.index.owners import new_owner
 
-from cope_sweep.store import Lease, LeaseHolder, Refusal, Store
-from cope_sweep.store import leases as leases_module
-from cope_sweep.store.event import Event
-from cope_sweep.store.index import Index, IndexUnavailable, IndexUnusable, waiting
-from tests.store.index.rows import row
-from tests.store.waiting import until, until_prolonged
+from cope_sweep.store import Event, Lease, Refusal, Renewal
+from cope_sweep.store.index import Index, IndexUnusable, waiting
+from tests.store.index.rows import members, row, write_sweep
 from tests.tiny import tiny_run
 
-RUN = tiny_run()
-A, B = "a@other/machine-1:1:1", "b@other/machine-2:1:1"
+RUN, OTHER = tiny_run(), tiny_run(seed=1)
+
+
+def lease(index, sweep_id, ttl_s=60.0, run=RUN):
+    return index.acquire(row(run, "running"), sweep_id, ttl_s)
 
 
 def test_renewing_prolongs_and_notes_progress(index):
-    index.acquire(row(status="running"), A, 0.0)
+    lease(index, "a", 0.0)
     progress = [
         Event(RUN.run_id, "running", 4, metrics={"train/loss": 0.5}, worker_id="w"),
         Event("0" * 16, "running", 1),
     ]
-    assert index.renew(A, 60, progress)[0] == {RUN.run_id}
+    assert index.renew("a", 60, progress) == Renewal(frozenset({RUN.run_id}), stop_requested=False)
     record = index.records([RUN.run_id])[RUN.run_id]
     assert (record.status, record.step, record.worker_id, record.metrics) == ("running", 4, "w", {"train/loss": 0.5})
 
 
+def test_one_sweep_at_a_time_trains_a_run(index):
+    assert lease(index, "a") == Lease(RUN.run_id, 1)
+    refused = lease(index, "b")
+    assert (refused.reason, refused.sweep_id, 50 < refused.expires_in_s <= 60) == ("leased", "a", True)
+    ((run_id, (sweep_id, left_s)),) = index.leases([RUN.run_id, OTHER.run_id]).items()
+    assert (run_id, sweep_id, 50 < left_s <= 60) == (RUN.run_id, "a", True)
+    assert lease(index, "a") == Lease(RUN.run_id, 2)  # its driver died, and another one continues the sweep
+
+
 def test_a_lease_that_expired_is_given_to_others_with_the_next_number(index):
-    leases = [index.acquire(row(status="running"), owner, 0.0) for owner in (A, B, A)]
-    assert leases == [Lease(RUN.run_id, number) for number in (1, 2, 3)]
-
-
-@pytest.mark.parametrize("what", ["", "*"])
-def test_a_sweep_that_has_to_stop_leases_no_run(index, what):
-    index.request_stop("a", what)
-    assert index.acquire(row(status="running"), A, 60) == Refusal("stopped")
-    assert index.acquire(row(status="running"), B, 60) == Lease(RUN.run_id, 1)
-    index.forget_stops("a")
-    index.request_stop("a", RUN.run_id)  # only this one, which is known to whoever has it
-    assert index.acquire(row(tiny_run(seed=1), "running"), A, 60) == Lease(tiny_run(seed=1).run_id, 1)
-
-
-def test_requests_to_stop_come_with_a_renewal(index):
-    assert index.renew(A, 60)[1] == {}
-    index.request_stop("a", RUN.run_id, "stopped by ASHA")
-    index.request_stop("another", reason="not this one")
-    index.request_stop("a%", reason="no pattern")
-    assert index.renew(A, 60)[1] == {RUN.run_id: "stopped by ASHA"}
-    index.request_stop("a")
-    index.request_stop("a")  # again
-    assert index.renew(A, 60)[1] == {RUN.run_id: "stopped by ASHA", "": ""}
-    index.forget_stops("a", RUN.run_id)
-    assert index.renew(A, 60)[1] == {"": ""}
-    assert index.stop_requested("a")
-    index.forget_stops("a")
-    assert index.renew(A, 60)[1] == {}
-    assert not index.stop_requested("a")
-    assert index.stop_requested("another")
-
-
-def _die_with_a_lease(url):
-    index = Index(url)
-    index.acquire(row(status="running"), new_owner("dead"), 600)
-    os._exit(0)
-
-
-@pytest.mark.slow
-def test_the_lease_of_a_dead_process_of_this_machine_ends_at_once(index):
-    process = multiprocessing.get_context("spawn").Process(target=_die_with_a_lease, args=(index.url,))
-    process.start()
-    process.join()
+    assert [lease(index, sweep_id, 0.0) for sweep_id in "aba"] == [Lease(RUN.run_id, number) for number in (1, 2, 3)]
     assert index.statuses() == {RUN.run_id: "interrupted"}
-    assert index.acquire(row(status="running"), new_owner("alive"), 60) == Lease(RUN.run_id, 2)
+    assert (index.expired(), index.leases([RUN.run_id])) == ([RUN.run_id], {})
 
 
-def _take_all(url, name, all_started, results):
+def test_a_lease_that_was_taken_is_neither_renewed_nor_ended_by_its_former_sweep(index):
+    lease(index, "a", 0.0)
+    lease(index, "b")
+    assert index.renew("a", 60).held == frozenset()
+    assert not index.end(row(status="failed"), "a")
+    index.release([RUN.run_id], "a")
+    assert index.statuses() == {RUN.run_id: "running"}
+    assert index.end(row(metrics={"m": 1.0}), "b")
+    assert lease(index, "a") == Refusal("finished", "b")
+
+
+def test_a_run_that_was_not_begun_is_pending_again_or_what_it_was(index):
+    index.write([row(OTHER, "failed", attempt=1)])
+    for run in (RUN, OTHER):
+        lease(index, "a", run=run)
+    index.release([RUN.run_id, OTHER.run_id], "a")
+    assert index.statuses() == {OTHER.run_id: "interrupted"}
+    assert index.end_expired([row(OTHER, "failed", attempt=1)]) == [OTHER.run_id]  # as its folder says
+    assert index.statuses() == {OTHER.run_id: "failed"}
+
+
+def test_only_leases_that_expired_are_ended(index):
+    lease(index, "a")
+    assert index.end_expired([row()]) == []
+    index.renew("a", 0.0)
+    assert index.end_expired([row()]) == [RUN.run_id]
+    assert index.records([RUN.run_id])[RUN.run_id].sweep_id == "a"
+
+
+def test_writing_what_files_say_keeps_runs_with_a_lease(index):
+    lease(index, "a")
+    index.write([row(status="interrupted"), row(OTHER)], keep_leased=True)
+    assert index.statuses() == {RUN.run_id: "running", OTHER.run_id: "finished"}
+
+
+def test_a_sweep_whose_driver_died_reads_as_interrupted(index):
+    write_sweep(index, "a", [RUN], "running", ttl_s=60)
+    write_sweep(index, "b", [RUN], "running")
+    before = index.state()
+    assert [each.status for each in index.sweeps()] == ["running", "interrupted"]
+    assert index.activity().sweeps == {"running": 1, "interrupted": 1}
+    index.renew("a", 0.0)
+    assert index.state() != before
+    assert index.sweep("a").status == index.sweep_progress("a", 3).status == "interrupted"
+    assert index.sweeps({"running"}) == []
+    assert [each.sweep_id for each in index.sweeps({"interrupted"})] == ["a", "b"]
+    index.renew("a", 60)
+    write_sweep(index, "a", [RUN], "running")  # its record has changed
+    assert index.sweep("a").status == "running"
+    write_sweep(index, "a", [RUN])
+    index.renew("a", 60)
+    assert index.sweep("a").status == "finished"
+
+
+def test_a_request_to_stop_comes_with_a_renewal_and_ends_with_the_sweep(index):
+    for sweep_id in ("a", "b"):
+        write_sweep(index, sweep_id, [RUN], "running", ttl_s=60)
+    write_sweep(index, "over", [RUN])
+    for sweep_id in ("a", "a", "over", "none"):
+        index.request_stop(sweep_id)
+    assert [index.renew(each, 60).stop_requested for each in ("a", "b", "over")] == [True, False, False]
+    assert [index.stop_requested(each) for each in ("a", "b", "over", "none")] == [True, False, False, False]
+    write_sweep(index, "a", [RUN], "running")
+    assert index.stop_requested("a")
+    write_sweep(index, "a", [RUN], "interrupted")
+    write_sweep(index, "a", [RUN], "pending")
+    assert not index.stop_requested("a")
+
+
+def test_rows_are_appended_to_a_sweep(index):
+    write_sweep(index, "a", [RUN], "running", ttl_s=60)
+    index.append_members("a", members([OTHER], first=1))
+    assert list(index.sweep_rows("a")) == [RUN.run_id, OTHER.run_id]
+    assert index.sweep("a").runs == 2
+    assert index.recorded_rows("tiny") == [(RUN.run_id, {"n": "0"}), (OTHER.run_id, {"n": "1"})]
+    assert [place.sweep_id for place in index.places([OTHER.run_id])[OTHER.run_id]] == ["a"]
+
+
+def test_of_several_sweeps_one_has_the_key_of_a_request(index):
+    sweep_ids = [f"s{number}" for number in range(6)]
+    for number, sweep_id in enumerate(sweep_ids):
+        write_sweep(index, sweep_id, [RUN], "pending", started_ms=100 + number)
+    assert index.sweep_of_request("key") is None
+    with ThreadPoolExecutor(6) as pool:
+        (holder,) = set(pool.map(lambda sweep_id: index.claim_request(sweep_id, "key"), sweep_ids))
+    assert index.sweep_of_request("key") == holder
+    write_sweep(index, holder, [RUN], started_ms=100)
+    assert (index.sweep_of_request("key"), index.sweep_of_request("key", active=True)) == (holder, None)
+    assert index.sweep_of_request("key", since_ms=101) is None
+    another = next(each for each in sweep_ids if each != holder)
+    assert index.claim_request(another, "key") == holder
+    assert index.claim_request(another, "key", active=True) == index.sweep_of_request("key") == another
+    index.forget_request(another)
+    assert index.sweep_of_request("key") is None
+
+
+def _take_all(url, sweep_id, all_started, results):
     index = Index(url)
     all_started.wait()
     taken = []
     for seed in range(25):
         run = tiny_run(seed=seed)
-        if isinstance(index.acquire(row(run, "running"), f"{name}@other/m:1:1", 60), Lease):
-            index.end(row(run, "finished", metrics={"test/loss": 1.0}), f"{name}@other/m:1:1")
+        if isinstance(index.acquire(row(run, "running"), sweep_id, 60), Lease):
+            index.end(row(run, "finished", metrics={"test/loss": 1.0}), sweep_id)
             taken.append(seed)
     results.put(taken)
 
@@ -107,73 +166,6 @@ def test_four_writers_at_once(index_url):
     assert [writer.exitcode for writer in writers] == [0] * 4
 
 
-# -- the holder ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def store(tmp_path, index_url):
-    return Store(tmp_path / "store", index=index_url, create=True)
-
-
-def test_a_sweep_holds_its_runs_until_it_closes(store):
-    first, second = LeaseHolder(store, "first", ttl_s=3), LeaseHolder(store, "second", ttl_s=3)
-    assert first.acquire(RUN) == Lease(RUN.run_id, 1)
-    store.run(RUN.run_id).begin(RUN, "here", 1)
-    first.progress(Event(RUN.run_id, "running", 3))
-    until_prolonged(store.index, RUN.run_id, 3)
-    assert isinstance(second.acquire(RUN), Refusal)
-    assert store.index.records([RUN.run_id])[RUN.run_id].step == 3
-    first.close()
-    assert store.status(RUN.run_id) == "interrupted"
-    assert second.acquire(RUN) == Lease(RUN.run_id, 2)
-    second.close()
-
-
-def test_the_end_of_a_run_is_what_its_folder_says(store):
-    holder = LeaseHolder(store, "sweep")
-    lease = holder.acquire(RUN)
-    folder = store.run(RUN.run_id).begin(RUN, "here", lease.attempt)
-    folder.finish({"test/loss": 1.5}, {"steps": 6})
-    assert holder.end(RUN.run_id) == "finished"
-    record = store.index.records([RUN.run_id])[RUN.run_id]
-    assert (record.status, record.metrics, record.sweep_id) == ("finished", {"test/loss": 1.5}, "sweep")
-    assert holder.acquire(RUN) == Refusal("finished")
-    holder.close()
-
-
-def test_a_run_that_was_never_begun_is_pending_again(store):
-    holder = LeaseHolder(store, "sweep")
-    holder.acquire(RUN)
-    assert holder.end(RUN.run_id) == "pending"
-    assert store.index.statuses() == {}
-    holder.close()
-
-
-def test_a_lost_lease_is_noticed(store):
-    holder = LeaseHolder(store, "sweep", ttl_s=0.5)
-    holder.acquire(RUN)
-    store.index.end(row(status="interrupted"), holder.owner)
-    until(lambda: holder.is_lost(RUN.run_id))
-    holder.close()
-
-
-@pytest.mark.slow
-def test_postgresql_is_restarted(postgres, tmp_path):
-    store = Store(tmp_path / "store", index=postgres.new_database(), create=True)
-    holder = LeaseHolder(store, "sweep", ttl_s=1)
-    holder.acquire(RUN)
-    store.run(RUN.run_id).begin(RUN, "here", 1)
-    postgres.stop()
-    time.sleep(1.5)
-    restart = multiprocessing.pool.ThreadPool(1).apply_async(lambda: (time.sleep(1), postgres.start()))
-    assert holder.acquire(tiny_run(seed=1)) == Lease(tiny_run(seed=1).run_id, 1)  # waits for the server
-    restart.get()
-    until(lambda: store.status(RUN.run_id) == "running")  # the next renewal
-    assert not holder.is_lost(RUN.run_id)
-    holder.close()
-    assert store.status(RUN.run_id) == "interrupted"
-
-
 @pytest.mark.parametrize(
     ("pragma", "reason"),
     [
@@ -182,15 +174,16 @@ def test_postgresql_is_restarted(postgres, tmp_path):
     ],
 )
 def test_a_full_disk_and_a_read_only_one_are_errors_at_once(tmp_path, pragma, reason):
-    store = Store(tmp_path / "store", create=True)
-    with store.index.database.engine.connect() as connection:  # the pool gives this connection to the next caller
+    index = Index(f"sqlite:///{tmp_path / 'index.db'}")
+    with index.database.engine.connect() as connection:  # the pool gives this connection to the next caller
         connection.exec_driver_sql(f"PRAGMA {pragma}")
-    waits = []
-    leases = LeaseHolder(store, "sweep", on_wait=lambda: waits.append(1))
-    with pytest.raises(IndexUnusable, match=f"index.db cannot be used: {reason}; .*--store"):
+
+    def lease_many():
         for seed in range(1000):
-            leases.acquire(tiny_run(seed=seed))
-    assert waits == []
+            lease(index, "sweep", run=tiny_run(seed=seed))
+
+    with pytest.raises(IndexUnusable, match=f"index.db cannot be used: {reason}; .*--store"):
+        waiting(lease_many, lambda waited_s: False)
 
 
 @pytest.mark.parametrize(
@@ -209,19 +202,14 @@ def test_a_damaged_database_is_no_reason_to_wait(tmp_path, damage, reason):
         waiting(lambda: Index(f"sqlite:///{path}").statuses(), lambda waited_s: False)
 
 
-def test_a_stopped_sweep_waits_for_a_database_for_a_limited_time(store, monkeypatch):
-    monkeypatch.setattr(leases_module, "STOP_WAIT_S", 0.1)
-    monkeypatch.setattr(leases_module, "WAIT_NOTE_S", 0.01)
-    stop, told, calls = threading.Event(), [], []
-    leases = LeaseHolder(store, "sweep", stop=stop, on_wait=lambda: told.append(len(calls)))
-
-    def away():
-        calls.append(1)
-        if len(calls) == 3:
-            stop.set()
-        raise IndexUnavailable("the server is away")
-
-    with pytest.raises(IndexUnavailable):
-        leases.waiting(away)
-    assert len(calls) > 3
-    assert len(told) == 1
+@pytest.mark.slow
+def test_postgresql_is_restarted(postgres):
+    index = Index(postgres.new_database())
+    lease(index, "a", 1.0)
+    postgres.stop()
+    with ThreadPoolExecutor(1) as pool:
+        restart = pool.submit(postgres.start)
+        renewal = waiting(lambda: index.renew("a", 60), lambda waited_s: waited_s > 200)  # longer than the lease
+        restart.result()
+    assert renewal.held == {RUN.run_id}
+    assert index.statuses() == {RUN.run_id: "running"}
