@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
+import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cope_sweep.cli.output import duration
+from cope_sweep.cli.output import duration, make_console
 from cope_sweep.config import Metric, Plan, Row
 from cope_sweep.store import Event, Status, Store
 
@@ -25,8 +26,10 @@ LINE_INTERVAL_S = 10.0
 MAX_ROWS = 24
 """Runs in training that the live table shows."""
 SUMMARY_ORDER = ("finished", "running", "pending", "interrupted", "stopped", "failed")
+INDEXING = "making the index"
+"""Title of a `progress_bar`."""
 SENDING = "sending to MLflow", "runs and sweeps"
-"""Title and unit of a `progress_bar`."""
+"""Title and unit of another."""
 UNFINISHED = ("running", "pending", "interrupted")
 
 
@@ -255,3 +258,21 @@ def progress_bar(console: Console, title: str, unit: str = "runs") -> Iterator[C
             bar.stop()
         elif printed and printed != line:
             print_line()
+
+
+def indexing_bar() -> Callable[[int, int], None]:
+    """A function that shows how far the index is made, for `Store`. There is a bar from its first call to its last."""
+    bars = contextlib.ExitStack()
+    bar: Callable[[int, int], None] | None = None
+
+    def show(done: int, total: int) -> None:
+        nonlocal bar
+        if bar is None:
+            bar = bars.enter_context(progress_bar(make_console(stderr=True), INDEXING))
+            if context := click.get_current_context(silent=True):
+                context.call_on_close(bars.close)  # if the command ends before the bar does
+        bar(done, total)
+        if done == total:
+            bars.close()
+
+    return show

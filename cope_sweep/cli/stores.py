@@ -1,4 +1,4 @@
-"""The commands that keep a store in order: `store rebuild`, `store check`, `prune`, and `sync` to MLflow."""
+"""The commands that keep a store in order: `store check`, `prune`, and `sync` to MLflow."""
 
 from __future__ import annotations
 
@@ -32,34 +32,12 @@ RESUMED_STATUSES = ("stopped", "failed", "interrupted")
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Make the index of a store again from its files, or compare both.",
+    help="Check that a store is in order, and repair it.",
 )
 
 
 @app.command()
-def rebuild(store: StoreOpt = STORE, index: IndexOpt = None, as_json: Json = False) -> None:
-    """Make the index again from the folders of the runs and the records of the sweeps.
-
-    Runs that a sweep trains at the moment keep their row.
-
-    Example: `cope-sweep store rebuild`
-    """
-    opened = _open_existing(store, index)
-    with progress_bar(make_console(stderr=True), "reading runs") as on_progress:
-        report = rebuild_index(Store(opened.location, index=Index(opened.index_url)), on_progress)
-    if as_json:
-        print_json(report.__dict__)
-        return
-    console = make_console()
-    removed = f"; {report.removed} without a folder removed" if report.removed else ""
-    console.print(f"{report.runs} runs and {report.sweeps} sweeps in the index {redacted(opened.index_url)}{removed}")
-    for item, problem in report.damaged.items():
-        console.print(escaped(f"damaged: {item}: {problem}"), style="red", soft_wrap=True, highlight=False)
-    if report.damaged:
-        console.print("`cope-sweep run ABLATION` trains damaged runs again.")
-
-
-@app.command()
+@asks(None, remote=False)
 def check(
     checksums: Annotated[
         bool, typer.Option("--checksums", help="Read curves and checkpoints, too, and compare their SHA-256.")
@@ -68,8 +46,8 @@ def check(
         bool,
         typer.Option(
             "--repair",
-            help="Rename damaged files to `NAME.damaged`, mark their runs, and make the index again: the same "
-            "`cope-sweep run` trains again what is lost.",
+            help="Rename damaged files to `NAME.damaged`, mark their runs, and make the index again from the run "
+            "folders. The same `cope-sweep run` then trains again what is lost.",
         ),
     ] = False,
     store: StoreOpt = STORE,
@@ -78,18 +56,26 @@ def check(
 ) -> None:
     """Compare the index with the files, and say what is damaged and what to do.
 
+    Runs that a sweep trains at the moment are left out.
+
     Exit codes: 0 nothing differs, 1 something does, or did before `--repair`.
 
     Example: `cope-sweep store check --checksums`
+
+    Example: `cope-sweep store check --repair`
     """
-    opened = _open_existing(store, index)
-    with progress_bar(make_console(stderr=True), "checking runs") as on_progress:
-        found = list(check_store(opened, checksums=checksums, on_progress=on_progress))
-        if repair and found:
-            repair_store(opened, found)
-    if as_json:
-        print_json([each.__dict__ for each in found])
-    else:
+    from cope_sweep.cli.progress import INDEXING, progress_bar
+    from cope_sweep.store import damage
+
+    store = _existing_store(source)
+    display = make_console(stderr=True)
+    found = damage.mend_index(store) if repair else []
+    with progress_bar(display, "checking runs") as on_progress:
+        found += damage.check(store, checksums=checksums, on_progress=on_progress)
+    if repair and found:
+        with progress_bar(display, INDEXING) as on_progress:
+            damage.repair(store, found, on_progress)
+    if not source.printed([each.__dict__ for each in found]):
         console = make_console()
         for each in found:  # one line each, whatever the width of the terminal
             console.print(escaped(f"{each.item}: {each.problem}"), style="red", soft_wrap=True, highlight=False)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from cope_sweep.store.artifacts import CURVE_FILE, RESULT_FILE, SPEC_FILE, STATE_FILE, RunFolder
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.index import RunRecord
+from cope_sweep.store.index import IndexDamagedError, RunRecord
 from cope_sweep.store.indexing import BATCH_RUNS, OnProgress, for_each, refresh_index
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.store import Store
@@ -59,6 +59,16 @@ def check(
             if indexed is None or indexed.status != "running":
                 yield from _differences(folder, indexed, checksums=checksums)
         on_progress(start + len(batch), len(folders))
+
+
+def mend_index(store: Store) -> list[Difference]:
+    """Make the index again if its SQLite file is damaged, and say so; the file is kept as `<name>.damaged`."""
+    try:
+        store.index.revision()
+    except IndexDamagedError as error:
+        store.put_index_aside()
+        return [Difference(store.index_url, str(error))]
+    return []
 
 
 def _differences(folder: RunFolder, indexed: RunRecord | None, *, checksums: bool) -> Iterator[Difference]:

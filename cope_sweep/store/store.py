@@ -23,6 +23,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sqlalchemy import Connection
+from sqlalchemy.engine import make_url
 
 from cope_sweep.store.artifacts import RUN_ID, RunFolder
 from cope_sweep.store.errors import DamagedError, StoreError
@@ -110,6 +111,13 @@ class Store:
             if self._index_url is not None or is_writable:
                 raise
             return self._index_in_memory()
+
+    def put_index_aside(self) -> None:
+        """Rename the damaged SQLite file of the index to `<name>.damaged`: it is made again when it is used next."""
+        path = Path(make_url(self.index_url).database or "")
+        path.replace(f"{path}.damaged")
+        for suffix in ("-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
 
     def _index_in_memory(self) -> Index:
         """An index of this process, which nobody can write to."""

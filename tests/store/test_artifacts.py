@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cope_sweep.store import RunFolder, Store, StoreError
+from cope_sweep.store.damage import find_damage
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.store.files import parse_json, write_bytes
-from cope_sweep.store.reading import find_damage
 from tests.tiny import tiny_run
 
 RUN = tiny_run()

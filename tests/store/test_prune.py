@@ -3,8 +3,8 @@
 import os
 import time
 
-from cope_sweep.store import LeaseHolder
 from cope_sweep.store.prune import delete, waste
+from tests.store.index.rows import row
 from tests.store.test_store import finish
 from tests.tiny import tiny_run
 
@@ -47,12 +47,10 @@ def test_what_is_named(store):
 
 def test_runs_in_training_are_not_named(store):
     run = tiny_run()
-    holder = LeaseHolder(store, "sweep")
-    holder.acquire(run)
+    store.index.acquire(row(run, "running"), "sweep", 60)
     store.run(run.run_id).begin(run, "here", 1)
     aged(store.run(run.run_id).path / "state.json.damaged")
     assert found(store, kept=set()) == set()
-    holder.close()
 
 
 def test_deleting(store):

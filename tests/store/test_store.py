@@ -6,13 +6,15 @@ import os
 import shutil
 
 import pytest
-from cope_sweep.store.rebuild import check, mark_lost, rebuild
 
 import cope_sweep
-from cope_sweep.store import LeaseHolder, Store, StoreError, SweepRun, files
+from cope_sweep.store import Store, StoreError, SweepRun, files
+from cope_sweep.store.damage import check, mark_lost, mend_index, repair
+from cope_sweep.store.index.rows import write_counters
 from cope_sweep.store.index.tables import metadata
+from cope_sweep.store.indexing import refresh_index
+from cope_sweep.store.provenance import versions
 from cope_sweep.store.reading import read_run
-from cope_sweep.store.sweeps import versions
 from tests.store.index.rows import row
 from tests.store.sweeps import sweep_record
 from tests.tiny import tiny_run
@@ -37,24 +39,34 @@ def test_a_store_that_does_not_exist_is_empty_and_is_not_made(tmp_path):
     assert not store.root.exists()
 
 
-def test_a_store_that_cannot_be_written_is_read(store, monkeypatch):
+def test_nothing_is_written_to_the_index_of_a_store_that_does_not_exist(tmp_path):
+    with pytest.raises(StoreError, match="does not exist, or cannot be written"):
+        Store(tmp_path / "none").index.write([row()])
+
+
+def test_a_store_that_cannot_be_written_is_read_and_says_so(store, monkeypatch, caplog):
     finish(store, RUN)
     monkeypatch.setattr(os, "access", lambda path, mode: path != store.root)
     assert Store(store.root).status(RUN.run_id) == "finished"
     assert not (store.root / "index.db").exists()
     (store.root / "index.db").mkdir()  # SQLite cannot open it, as it cannot on a read-only file system
     assert Store(store.root).status(RUN.run_id) == "finished"
+    assert [record.message.partition(":")[0] for record in caplog.records if record.levelname == "WARNING"] == [
+        f"the store {store.root} cannot be written"
+    ] * 2
+    with pytest.raises(StoreError, match="cannot be written"):
+        Store(store.root).index.delete([RUN.run_id])
 
 
 def test_a_store_without_an_index_is_indexed_when_it_is_opened(store):
-    """As a store is that was written before there was an index."""
     finish(store, RUN)
     failed = store.run(tiny_run(seed=1).run_id).begin(tiny_run(seed=1), "here")
     failed.fail("ValueError: no", "Traceback")
     died = store.run(tiny_run(seed=2).run_id).begin(tiny_run(seed=2), "here")
     died.log({"step": 4, "train/loss": 1.0})
     (store.root / "sweeps" / "20260101-000000-aa.json").write_text(sweep_record(runs=members(RUN)).model_dump_json())
-    opened = Store(store.root)
+    progress = []
+    opened = Store(store.root, on_indexing=lambda done, total: progress.append((done, total)))
     records = opened.index.records(tiny_run(seed=seed).run_id for seed in range(3))
     assert [
         (each.status, each.step, each.message) for each in map(records.get, (tiny_run(seed=s).run_id for s in range(3)))
@@ -66,6 +78,7 @@ def test_a_store_without_an_index_is_indexed_when_it_is_opened(store):
     assert records[RUN.run_id].metrics == {"test/loss": 1.5}
     assert records[RUN.run_id].sweep_id == "20260101-000000-aa"
     assert [sweep.sweep_id for sweep in opened.index.sweeps()] == ["20260101-000000-aa"]
+    assert progress == [(3, 3)]
 
 
 def contents(index):
@@ -82,41 +95,63 @@ def contents(index):
         }  # fmt: skip
 
 
-def test_rebuilding_gives_the_same_index(store):
+def test_an_index_that_is_made_again_says_the_same(store):
     for seed in range(3):
         finish(store, tiny_run(seed=seed), loss=seed)
     store.write_sweep(sweep_record(runs=members(*(tiny_run(seed=seed) for seed in range(3)))))
-    rebuild(store)
+    refresh_index(store.index, store.files())
     before = contents(store.index)
     store.index.close()
     for path in store.root.glob("index.db*"):
         path.unlink()
-    progress = []
     again = Store(store.root)
     assert contents(again.index) == before
-    report = rebuild(again, lambda done, total: progress.append((done, total)))
-    assert (report.runs, report.sweeps, report.damaged, report.removed) == (3, 1, {}, 0)
-    assert progress == [(3, 3)]
+    refresh_index(again.index, again.files())
     assert contents(again.index) == before
 
 
-def test_rebuilding_removes_what_has_no_folder_and_keeps_leases(store):
+def test_an_index_is_not_emptied_where_its_store_is_missing(store, index_url, tmp_path):
     finish(store, RUN)
-    rebuild(store)
+    indexed = Store(store.root, index=index_url)
+    assert indexed.status(RUN.run_id) == "finished"
+    with indexed.index.database.writing() as connection:
+        write_counters(connection, format=1)
+    indexed.index.close()
+    with pytest.raises(StoreError, match="can only be made again from its store"):
+        Store(tmp_path / "typo", index=index_url).status(RUN.run_id)
+    assert Store(store.root, index=index_url).status(RUN.run_id) == "finished"
+
+
+def test_a_damaged_index_is_mended(store):
+    finish(store, RUN)
+    store.index.close()
+    assert store.status(RUN.run_id) == "finished"
+    store.index.close()
+    (store.root / "index.db").write_bytes(b"no database" * 100)
+    opened = Store(store.root)
+    (difference,) = mend_index(opened)
+    assert "is not a database" in difference.problem
+    assert opened.status(RUN.run_id) == "finished"
+    assert (store.root / "index.db.damaged").exists()
+    assert mend_index(opened) == []
+
+
+def test_repairing_removes_what_has_no_folder_and_keeps_leases(store):
+    finish(store, RUN)
+    assert store.status(RUN.run_id) == "finished"
     shutil.rmtree(store.run(RUN.run_id).path)
-    holder = LeaseHolder(store, "sweep")
     training = tiny_run(seed=1)
-    lease = holder.acquire(training)
+    lease = store.index.acquire(row(training, "running"), "sweep", 60)
     store.run(training.run_id).begin(training, "here", lease.attempt)
-    assert rebuild(store).removed == 1
+    store.write_sweep(sweep_record("20260101-000000-bb", runs=members(training), status="running"), ttl_s=60)
+    repair(store, check(store))
     assert store.index.statuses() == {training.run_id: "running"}
-    holder.close()
+    assert store.index.sweep("20260101-000000-bb").status == "running"
 
 
 def test_checking_names_every_difference(store):
     for seed in range(4):
         finish(store, tiny_run(seed=seed))
-    rebuild(store)
     assert list(check(store, checksums=True)) == []
     shutil.rmtree(store.run(tiny_run(seed=0).run_id).path)
     result = store.run(tiny_run(seed=1).run_id).path / "result.json"
@@ -134,7 +169,7 @@ def test_checking_names_every_difference(store):
             str(store.root / "sweeps" / "20260101-000000-aa.json")
         ],
     }
-    rebuild(store)
+    repair(store, check(store))
     assert [each.item for each in check(store)] == [str(store.root / "sweeps" / "20260101-000000-aa.json")]
 
 
@@ -160,8 +195,7 @@ def test_a_damaged_record_names_its_file(store):
 def test_a_file_that_only_seems_to_be_missing_does_not_damage_a_run(store, monkeypatch, lost):
     """A client of NFS remembers that another machine's file was missing, until it lists the folder."""
     finish(store, RUN)
-    store.index.acquire(row(RUN, "running"), "a@other/machine:1:1", 60)
-    store.index.end(read_run(store.run(RUN.run_id)), "a@other/machine:1:1")
+    store.index.write([read_run(store.run(RUN.run_id))])
     result = store.run(RUN.run_id).path / "result.json"
     if lost:
         result.unlink()

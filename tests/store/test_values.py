@@ -4,12 +4,12 @@ import json
 import shutil
 
 import pytest
-from cope_sweep.store.rebuild import rebuild
 
 from cope_sweep.api.questions import GetRun, ListRuns
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.queries import Queries
 from cope_sweep.store import Store
+from cope_sweep.store.indexing import refresh_index
 from tests.config.test_expand import BASE
 from tests.read.tables.ablations import fail, finish, stop
 
@@ -21,7 +21,7 @@ PLACES = {
                   ["spec", "train", "steps"], ["spec", "model", "layers"], ["spec", "model", "position"]],
     "state.json": [["status"], ["attempt"], ["worker_id"], ["updated_ms"], ["message"], ["traceback"]],
     "result.json": [["metrics"], ["facts"], ["ended_ms"], ["files"], ["metrics", "in_dist/token_error"], ["facts", "steps"],
-                    ["facts", "worker_id"], ["facts", "parent_id"], ["facts", "device"]],
+                    ["facts", "worker_id"], ["facts", "device"]],
 }  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_no_value_of_a_file_hides_other_runs(plan, tmp_path):
         put(path / "spec.json", ["run_id"], run.run_id)
         put(path / name, keys, value)
     store.index.delete(store.index.statuses())
-    rebuild(store)
+    refresh_index(store.index, store.files())
     queries = Queries(Store(tmp_path / "store"))
     question = ListRuns(limit=1000, sort="in_dist/token_error")
     page = queries.ask(question)
@@ -73,13 +73,13 @@ def test_no_value_of_a_file_hides_other_runs(plan, tmp_path):
             json.loads(queries.ask(GetRun(run_id=run.run_id)).model_dump_json())
 
 
-@pytest.mark.parametrize(("fact", "key"), [("device", "facts.device"), ("parent_id", "parent_id")])
+@pytest.mark.parametrize(("fact", "key"), [("device", "facts.device"), ("host", "facts.host")])
 def test_the_message_names_file_and_key(plan, tmp_path, fact, key):
     store = Store(tmp_path / "store", create=True)
     run = plan.runs[0]
     finish(store, run, {}, {})
     put(store.run(run.run_id).path / "result.json", ["facts", fact], "\ud800")
-    rebuild(store)
-    message = Queries(store).ask(GetRun(run_id=run.run_id)).message
+    refresh_index(store.index, store.files())
+    message = Queries(store).ask(GetRun(run.run_id)).message
     assert f"result.json: {key}: no Unicode text" in message
     assert message.endswith("train the run again")

@@ -11,6 +11,7 @@ import urllib.request
 import pytest
 
 from tests.read.tables.ablations import plan_of
+from tests.store.object_stores import bucket_url, object_server, on_machine  # noqa: F401 - fixtures
 from tests.sweep.ports import free_port
 from tests.tracking.trackers import fresh_database  # noqa: F401 - a fixture
 

@@ -1,6 +1,12 @@
 """The index of a store: an SQL database that answers what is asked of many runs."""
 
-from cope_sweep.store.index.database import IndexUnavailable, IndexUnusable, OtherFormatError, waiting
+from cope_sweep.store.index.database import (
+    IndexDamagedError,
+    IndexUnavailable,
+    IndexUnusable,
+    OtherFormatError,
+    waiting,
+)
 from cope_sweep.store.index.index import Index
 from cope_sweep.store.index.model import (
     Activity,
@@ -16,6 +22,6 @@ from cope_sweep.store.index.model import (
 )
 
 __all__ = [
-    "Activity", "Filter", "Index", "IndexUnavailable", "IndexUnusable", "Lease", "OtherFormatError", "Place",
-    "QueryError", "Refusal", "Renewal", "RunPage", "RunQuery", "RunRecord", "waiting",
+    "Activity", "Filter", "Index", "IndexDamagedError", "IndexUnavailable", "IndexUnusable", "Lease",
+    "OtherFormatError", "Place", "QueryError", "Refusal", "Renewal", "RunPage", "RunQuery", "RunRecord", "waiting",
 ]  # fmt: skip

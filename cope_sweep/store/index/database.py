@@ -36,8 +36,10 @@ WRITE_LOCK = 0x636F7065
 FORMER_TABLES = {"alembic_version", "mirrored", "locks", "part_values", "run_values"}
 """Tables of older formats."""
 
-LASTING_ERRORS = {8, 10, 11, 13, 14, 26}
-"""SQLite's codes of errors that do not pass by themselves: READONLY, IOERR, CORRUPT, FULL, CANTOPEN, NOTADB."""
+LASTING_ERRORS = {8, 10, 13, 14}
+"""SQLite's codes of errors that do not pass by themselves: READONLY, IOERR, FULL, CANTOPEN."""
+DAMAGE_ERRORS = {11, 26}
+"""SQLite's codes for a file that is no database, or no longer one: CORRUPT, NOTADB."""
 RETRY_INTERVAL_S = 0.5
 """Between two tries to reach a database that does not answer."""
 
@@ -50,6 +52,10 @@ class IndexUnavailable(StoreError):
 
 class IndexUnusable(IndexUnavailable):
     """The database's file cannot be used: the disk is full, the file is read-only or damaged."""
+
+
+class IndexDamagedError(IndexUnusable):
+    """The database's file is damaged. The index can be made again."""
 
 
 def waiting(call: Callable[[], T], gives_up: Callable[[float], bool]) -> T:
@@ -134,7 +140,13 @@ class Database:
             yield
         except DBAPIError as error:
             reason = " ".join(str(error.orig).split()) or type(error.orig).__name__
-            if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in LASTING_ERRORS:
+            code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+            if code in DAMAGE_ERRORS:
+                raise IndexDamagedError(
+                    f"the index {redacted(self.url)} cannot be used: {reason}; `cope-sweep store check --repair` "
+                    "makes it again from the run folders"
+                ) from error
+            if code in LASTING_ERRORS:
                 raise IndexUnusable(
                     f"the index {redacted(self.url)} cannot be used: {reason}; mend that, or name another folder "
                     "with --store or another database with --index, and run the same command again"

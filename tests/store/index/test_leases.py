@@ -54,14 +54,11 @@ def test_a_lease_that_was_taken_is_neither_renewed_nor_ended_by_its_former_sweep
     assert lease(index, "a") == Refusal("finished", "b")
 
 
-def test_a_run_that_was_not_begun_is_pending_again_or_what_it_was(index):
-    index.write([row(OTHER, "failed", attempt=1)])
-    for run in (RUN, OTHER):
-        lease(index, "a", run=run)
+def test_a_run_that_was_not_begun_is_pending_again(index):
+    lease(index, "a")
+    lease(index, "b", run=OTHER)
     index.release([RUN.run_id, OTHER.run_id], "a")
-    assert index.statuses() == {OTHER.run_id: "interrupted"}
-    assert index.end_expired([row(OTHER, "failed", attempt=1)]) == [OTHER.run_id]  # as its folder says
-    assert index.statuses() == {OTHER.run_id: "failed"}
+    assert index.statuses() == {OTHER.run_id: "running"}
 
 
 def test_only_leases_that_expired_are_ended(index):
