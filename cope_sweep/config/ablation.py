@@ -123,13 +123,8 @@ class Distribution(Frozen):
         number = round(number) if self.is_int else float(f"{number:.{SIGNIFICANT_DIGITS}g}")
         return min(max(number, low), high)
 
-    def value_of(self, label: str) -> Json:
-        """The value with the label that tables show. Raises ValueError where the distribution does not have it."""
-        if self.choice is not None:
-            values = {default_label(value): value for value in self.choice}
-            if label not in values:
-                raise ValueError(f"{label!r} is none of {', '.join(values)}")
-            return values[label]
+    def number_of(self, label: str) -> float:
+        """The number with the label that tables show. Raises ValueError where the distribution does not have it."""
         number: Any = json.loads(label)
         low, high = self.bounds
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not low <= number <= high:
@@ -137,11 +132,6 @@ class Distribution(Frozen):
         if self.is_int and number != int(number):
             raise ValueError(f"{label} is no whole number")
         return int(number) if self.is_int else float(number)
-
-    @property
-    def extremes(self) -> tuple[Json, ...]:
-        """Values that show whether all are valid in a run: the bounds, or all choices."""
-        return tuple(self.choice) if self.choice is not None else self.bounds
 
 
 Goal = Literal["min", "max"]

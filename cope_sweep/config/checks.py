@@ -95,7 +95,7 @@ def check_search(loaded: LoadedAblation) -> None:
     if not dimensions:
         raise loaded.source.error(("search",), f"{name} has nothing to vary; give it a `space`, or the ablation a grid")
     for dimension in dimensions:
-        if len(set(dimension.labels)) < len(dimension.labels):
+        if len(set(dimension.choices)) < len(dimension.choices):
             raise loaded.source.error(
                 dimension.options[0][dimension.keys[0]].origin[:-1],
                 f"{name} needs a different label for each value of {dimension.name}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,15 @@ from cope_sweep.config.checks import (
 )
 from cope_sweep.config.explain import explain_all
 from cope_sweep.config.loading import LoadedAblation
-from cope_sweep.config.points import Assignments, extreme_points, matches, points_of, points_of_draws
+from cope_sweep.config.points import (
+    Assignments,
+    dimensions_of,
+    example_points,
+    matches,
+    parameters_of,
+    point_of,
+    points_of,
+)
 from cope_sweep.config.resources import SWEEP_KEYS, Resources
 from cope_sweep.config.run import PartTexts, RunSpec
 from cope_sweep.config.source import KeyPath, SpecError, dotted, set_key
@@ -85,10 +94,16 @@ class Plan:
         """Whether its rows are the draws of a random search, to choose from: they are not compared with each other."""
         return isinstance(self.ablation.content.search, RandomSearch)
 
+    @cached_property
+    def samples(self) -> int:
+        """The number of rows that the search suggests in all: its `samples`, or what its space has if that is less."""
+        sizes = [dimension.size for dimension in dimensions_of(self.ablation)]
+        return int(min(self.search.samples, math.prod(sizes))) if self.search else 0
+
     @property
     def open_samples(self) -> int:
         """The number of rows that the search has still to suggest."""
-        return max(0, self.search.samples - len(self.rows)) if self.search else 0
+        return max(0, self.samples - len(self.rows))
 
     @property
     def name(self) -> str:
@@ -141,7 +156,7 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
     if isinstance(loaded.content.search, (RandomSearch, Optuna)):
         _check_size(loaded, loaded.content.search.samples, max_runs)
     if isinstance(loaded.content.search, Optuna):
-        return plan_of_draws(loaded, [])
+        return plan_of_recorded(loaded, [])
     points = points_of(loaded, None if max_runs is None else POINTS_PER_RUN * max_runs)
     check_points(loaded, points)
     points = [p for p in points if not any(matches(p, condition) for condition in loaded.content.exclude)]
@@ -160,38 +175,33 @@ def _check_size(loaded: LoadedAblation, runs: int, max_runs: int | None) -> None
         raise loaded.source.error((), f"{runs:,} runs are more than {max_runs:,}; leave out axes, values or seeds")
 
 
-def plan_of_draws(loaded: LoadedAblation, draws: Iterable[Mapping[str, str]]) -> Plan:
-    """The plan of what a search has suggested so far. A draw is the `labels` of its row.
-
-    Raises SpecError if the ablation or a draw is not valid.
-    """
-    check_search(loaded)
-    extremes = extreme_points(loaded)
-    check_points(loaded, extremes)
-    examples = _rows(loaded, extremes)
-    kinds = _kinds_of_runs(examples)
-    check_metrics(loaded, kinds)
-    rows = _rows(loaded, points_of_draws(loaded, draws))
-    return Plan(loaded, rows, resolved_schedule(loaded, kinds), resolved_search(loaded, kinds), examples)
-
-
-def row_of_draw(loaded: LoadedAblation, draw: Mapping[str, str]) -> Row:
-    """The row with these labels, of an ablation that was expanded already. Raises SpecError if it is not valid."""
-    (row,) = _rows(loaded, points_of_draws(loaded, [draw]))
+def row_of(loaded: LoadedAblation, parameters: Mapping[str, str | float]) -> Row:
+    """The row that a search by suggestions means, of an ablation that was expanded already. Raises SpecError."""
+    (row,) = _rows(loaded, [point_of(loaded, parameters)])
     return row
 
 
 def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mapping[str, str]]]) -> Plan:
-    """The plan of what earlier sweeps have suggested: pairs of a run id and the labels of its row.
+    """The plan of what a search has suggested so far: pairs of a run id and the labels of its row.
 
-    A pair that means another run today, or none, is left out: its ablation has changed. Raises SpecError.
+    A pair that means another run today, or none, is left out: the ablation has changed. Raises SpecError if the
+    ablation is not valid.
     """
-    draws = []
+    check_search(loaded)
+    points = example_points(loaded)
+    check_points(loaded, points)
+    examples = _rows(loaded, points)
+    kinds = _kinds_of_runs(examples)
+    check_metrics(loaded, kinds)
+    rows: dict[str, Row] = {}
     for run_id, labels in recorded:
         with contextlib.suppress(SpecError):
-            if row_of_draw(loaded, labels).runs[0].run_id == run_id:
-                draws.append(labels)
-    return plan_of_draws(loaded, draws)
+            row = row_of(loaded, parameters_of(loaded, labels))
+            if row.runs[0].run_id == run_id:
+                rows[run_id] = row
+    return Plan(
+        loaded, tuple(rows.values()), resolved_schedule(loaded, kinds), resolved_search(loaded, kinds), examples
+    )
 
 
 def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from cope_sweep.config.ablation import Axis, Distribution, Optuna, Point, Random
 from cope_sweep.config.loading import LoadedAblation
 from cope_sweep.config.source import Json, KeyPath, default_label
 
+SEPARATOR = " · "
+"""Between the labels of zipped axes."""
 MAX_POINTS = 1_000_000
 """Largest number of points of a grid with its draws. It stops files that would use up the memory."""
 
@@ -35,12 +38,13 @@ Assignments = dict[str, Value]
 
 @dataclass(frozen=True)
 class Dimension:
-    """One dimension of a search by suggestions: the options of an axis or of zipped axes, or a distribution."""
+    """One dimension of a search by suggestions: the options of an axis, of zipped axes or of `choice`, or numbers."""
 
     keys: tuple[str, ...]
     """The keys of a run that it assigns: one, or those of zipped axes."""
     options: tuple[Assignments, ...] = ()
-    distribution: Distribution | None = None
+    numbers: Distribution | None = None
+    """The distribution of a number; None: it has options."""
 
     @property
     def name(self) -> str:
@@ -48,30 +52,48 @@ class Dimension:
         return "+".join(self.keys)
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        """The label of each option, unique in the dimension; none for a distribution."""
-        return tuple(" · ".join(value.label for value in option.values()) for option in self.options)
-
-    def assignments(self, labels: Mapping[str, str]) -> Assignments:
-        """Assignments of a row with these labels. Raises ValueError where the dimension does not have them."""
-        wanted = [labels.get(key) for key in self.keys]
-        if self.distribution is None:
-            for option in self.options:
-                if [value.label for value in option.values()] == wanted:
-                    return option
-            raise ValueError(f"{self.name} has no value {' · '.join(map(str, wanted))!r}")
-        (key,), (label,) = self.keys, wanted
-        if label is None:
-            raise ValueError(f"{key} has no value")
-        return {key: Value(label, self.distribution.value_of(label), ("search", "space", key))}
+    def choices(self) -> tuple[str, ...]:
+        """The label of each option, unique in the dimension; none for numbers."""
+        return tuple(_joined(option) for option in self.options)
 
     @property
-    def samples(self) -> tuple[Assignments, ...]:
-        """All options, or the extremes of the distribution."""
-        if self.distribution is None:
+    def size(self) -> float:
+        """The number of values; infinite for numbers that are not whole."""
+        if self.numbers is None:
+            return len(self.options)
+        low, high = self.numbers.bounds
+        return high - low + 1 if self.numbers.is_int else math.inf
+
+    @property
+    def examples(self) -> tuple[Assignments, ...]:
+        """All options, or the lowest and the highest number."""
+        if self.numbers is None:
             return self.options
+        return tuple(self.assignments(bound) for bound in self.numbers.bounds)
+
+    def assignments(self, parameter: str | float) -> Assignments:
+        """The assignments of one of `choices`, or of a number, which is rounded. Raises ValueError for another."""
+        if self.numbers is None:
+            if parameter not in self.choices:
+                raise ValueError(f"{self.name} has no value {parameter!r}")
+            return self.options[self.choices.index(str(parameter))]
         (key,) = self.keys
-        return tuple({key: Value.of(value, "search", "space", key)} for value in self.distribution.extremes)
+        return {key: Value.of(self.numbers.rounded(float(parameter)), "search", "space", key)}
+
+    def parameter(self, labels: Mapping[str, str]) -> str | float:
+        """The choice or number of a row with these labels. Raises ValueError where the dimension does not have it."""
+        if missing := [key for key in self.keys if labels.get(key) is None]:
+            raise ValueError(f"{missing[0]} has no value")
+        label = SEPARATOR.join(labels[key] for key in self.keys)
+        if self.numbers is not None:
+            return self.numbers.number_of(label)
+        if label not in self.choices:
+            raise ValueError(f"{self.name} has no value {label!r}")
+        return label
+
+
+def _joined(option: Assignments) -> str:
+    return SEPARATOR.join(value.label for value in option.values())
 
 
 def points_of(loaded: LoadedAblation, limit: int | None = None) -> list[Assignments]:
@@ -96,27 +118,43 @@ def points_of(loaded: LoadedAblation, limit: int | None = None) -> list[Assignme
 def dimensions_of(loaded: LoadedAblation) -> tuple[Dimension, ...]:
     """The dimensions of a search by suggestions: axes, zipped axes, and the keys of the search space."""
     search = loaded.content.search
-    space = search.space if isinstance(search, Optuna) else {}
-    axes = [Dimension(tuple(group[0]), tuple(group)) for group in _axis_groups(loaded)]
-    return (*axes, *(Dimension((key,), distribution=distribution) for key, distribution in space.items()))
+    dimensions = [Dimension(tuple(group[0]), tuple(group)) for group in _axis_groups(loaded)]
+    for key, distribution in (search.space if isinstance(search, Optuna) else {}).items():
+        if distribution.choice is None:
+            dimensions.append(Dimension((key,), numbers=distribution))
+        else:
+            options = tuple({key: Value.of(value, "search", "space", key)} for value in distribution.choice)
+            dimensions.append(Dimension((key,), options))
+    return tuple(dimensions)
 
 
-def points_of_draws(loaded: LoadedAblation, draws: Iterable[Mapping[str, str]]) -> list[Assignments]:
-    """The points with these labels, of a search by suggestions. Raises SpecError where a label does not exist."""
-    dimensions = dimensions_of(loaded)
+def point_of(loaded: LoadedAblation, parameters: Mapping[str, str | float]) -> Assignments:
+    """The point that a search by suggestions means with one of each dimension's choices, or a number, by its name.
+
+    Raises SpecError where a dimension does not have its parameter.
+    """
     try:
-        chosen = [[dimension.assignments(draw) for dimension in dimensions] for draw in draws]
+        parts = [dimension.assignments(parameters[dimension.name]) for dimension in dimensions_of(loaded)]
     except ValueError as error:
-        raise loaded.source.error(("search",), f"a draw does not fit the search: {error}") from error
-    return list(_with_conditions(loaded, map(_merged, chosen)))
+        raise loaded.source.error(("search",), f"a suggestion does not fit the search: {error}") from error
+    (point,) = _with_conditions(loaded, iter([_merged(parts)]))
+    return point
 
 
-def extreme_points(loaded: LoadedAblation) -> list[Assignments]:
-    """Points in which each option and each bound of a search by suggestions occurs at least once."""
-    samples = [dimension.samples for dimension in dimensions_of(loaded)]
-    longest = max(map(len, samples), default=0)
-    chosen = [[options[min(index, len(options) - 1)] for options in samples] for index in range(longest)]
-    return list(_with_conditions(loaded, map(_merged, chosen)))
+def parameters_of(loaded: LoadedAblation, labels: Mapping[str, str]) -> dict[str, str | float]:
+    """The parameters of the row with these labels: the inverse of `point_of`. Raises SpecError."""
+    try:
+        return {dimension.name: dimension.parameter(labels) for dimension in dimensions_of(loaded)}
+    except ValueError as error:
+        raise loaded.source.error(("search",), f"a row does not fit the search: {error}") from error
+
+
+def example_points(loaded: LoadedAblation) -> list[Assignments]:
+    """Points in which each option, and each bound of numbers, of a search by suggestions occurs at least once."""
+    columns = [dimension.examples for dimension in dimensions_of(loaded)]
+    longest = max(map(len, columns), default=0)
+    points = [_merged(column[min(index, len(column) - 1)] for column in columns) for index in range(longest)]
+    return list(_with_conditions(loaded, iter(points)))
 
 
 def matches(point: Assignments, condition: Point) -> bool:

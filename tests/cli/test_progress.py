@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cope_sweep.cli import progress
 from cope_sweep.cli.progress import Board, LiveTable, PlainLines, progress_display
-from cope_sweep.config import expand, load_ablation, row_of_draw
+from cope_sweep.config import expand, load_ablation, row_of
 from cope_sweep.store import Event
 from tests.cli.conftest import TINY
 from tests.read.tables.ablations import finish, stop
@@ -45,7 +45,7 @@ def test_rows_that_a_search_suggests_are_added(tmp_path, store):
     plan = expand(load_ablation(tmp_path / "tiny.yaml"))
     display = progress_display(plan, store, console(terminal=True))
     assert display.board.summary().startswith("2 to suggest · starting workers · ")
-    row = row_of_draw(plan.ablation, {"model.position": "none", "train.lr": "0.001"})
+    row = row_of(plan.ablation, {"model.position": "none", "train.lr": 0.001})
     display.add(row)
     display(Event(row.runs[0].run_id, "running", 3, 6, steps_per_s=1.0))
     assert display.board.summary().startswith("1 running · 1 to suggest · 0 s elapsed")

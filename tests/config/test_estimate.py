@@ -9,7 +9,8 @@ from cope_sweep.config import (
     estimates,
     expand,
     parameter_count,
-    plan_of_draws,
+    plan_of_recorded,
+    row_of,
     suggested_estimates,
     total_seconds,
 )
@@ -174,7 +175,8 @@ def test_what_a_search_will_suggest_costs_the_mean_of_its_extremes():
     suggested = suggested_estimates(expand(loaded), found)
     assert [each.seconds for each in suggested] == [pytest.approx((low.seconds + high.seconds) / 2)] * 5
     assert suggested[0].memory_bytes == high.memory_bytes
-    plan = plan_of_draws(loaded, [{"model.layers": "3"}, {"model.layers": "4"}])
+    rows = [row_of(loaded, {"model.layers": layers}) for layers in (3, 4)]
+    plan = plan_of_recorded(loaded, [(row.runs[0].run_id, row.labels) for row in rows])
     assert len(suggested_estimates(plan, estimates(plan))) == 3
     assert suggested_estimates(expand(load(BASE)), {}) == []
 

@@ -1,9 +1,11 @@
 """Random searches, and searches whose rows are suggested one after another."""
 
+import math
+
 import pytest
 
-from cope_sweep.config import SpecError, expand, plan_of_draws, with_overrides
-from cope_sweep.config.points import dimensions_of
+from cope_sweep.config import SpecError, expand, plan_of_recorded, row_of, with_overrides
+from cope_sweep.config.points import dimensions_of, parameters_of
 from tests.config.ablations import TEXT, error_of, load
 
 SINGLE = TEXT.replace("[1e-3, 2e-3]", "[1e-3]").replace("  train.lr: [1e-3]\n", "")
@@ -122,21 +124,36 @@ def test_a_search_by_suggestions_has_no_rows_before():
 
 def test_axes_and_space_are_dimensions():
     text = OPTUNA.replace("grid:", "zip: [{model.layers: [1, 2], train.steps: [6, 12]}]\ngrid:", 1)
+    text = text.replace("space: {", "space: {train.clip: {choice: [0.5, 1]}, ")
     dimensions = dimensions_of(load(text))
-    assert [dimension.name for dimension in dimensions] == [
-        "model.position", "model.layers+train.steps", "train.lr", "train.warmup",
-    ]  # fmt: skip
-    assert [dimension.labels for dimension in dimensions] == [("CoPE", "none"), ("1 · 6", "2 · 12"), (), ()]
+    assert [(dimension.name, dimension.choices, dimension.size) for dimension in dimensions] == [
+        ("model.position", ("CoPE", "none"), 2),
+        ("model.layers+train.steps", ("1 · 6", "2 · 12"), 2),
+        ("train.clip", ("0.5", "1"), 2),
+        ("train.lr", (), math.inf),
+        ("train.warmup", (), 7),
+    ]
 
 
-DRAWS = [
-    {"model.position": "none", "train.lr": "0.0003", "train.warmup": "2"},
-    {"model.position": "CoPE", "train.lr": "0.001", "train.warmup": "0"},
+def test_a_space_of_few_points_has_no_more_samples():
+    text = OPTUNA.replace("train.lr: {log_uniform: [1e-4, 1e-2]}, ", "")
+    assert expand(load(text.replace("samples: 8", "samples: 80"))).open_samples == 2 * 7
+
+
+PARAMETERS = [
+    {"model.position": "none", "train.lr": 3.00001e-4, "train.warmup": 2},
+    {"model.position": "CoPE", "train.lr": 1e-3, "train.warmup": 0},
 ]
 
 
-def test_the_plan_of_draws_has_their_rows_in_order():
-    plan = plan_of_draws(load(OPTUNA), [*DRAWS, DRAWS[0]])
+def recorded(text, parameters=PARAMETERS):
+    """The plan of what sweeps have recorded."""
+    rows = [row_of(load(text), each) for each in parameters]
+    return plan_of_recorded(load(text), [(row.runs[0].run_id, row.labels) for row in rows])
+
+
+def test_the_plan_of_suggestions_has_their_rows_in_order():
+    plan = recorded(OPTUNA, [*PARAMETERS, PARAMETERS[0]])
     assert [row.name for row in plan.rows] == ["none · 0.0003 · 2", "CoPE · 0.001 · 0"]
     assert [(run.train.lr, run.train.warmup, len(run.model.position)) for run in plan.runs] == [
         (3e-4, 2, 0),
@@ -146,31 +163,42 @@ def test_the_plan_of_draws_has_their_rows_in_order():
     assert plan.axes == {"model.position": "position", "train.lr": "lr", "train.warmup": "warmup"}
 
 
-def test_a_draw_is_the_labels_of_its_row():
+def test_what_is_recorded_of_another_ablation_is_left_out():
+    known = [(run.run_id, recorded(OPTUNA).row_of(run.run_id).labels) for run in recorded(OPTUNA).runs]
+    for before, after, rows in [
+        ("none: []", "none: [rope]", ["CoPE · 0.001 · 0"]),
+        ("none: []", "rope: [rope]", ["CoPE · 0.001 · 0"]),
+        ("[1e-4, 1e-2]", "[5e-4, 1e-2]", ["CoPE · 0.001 · 0"]),
+        ("train.warmup: {int", "train.batch: {int", []),
+    ]:
+        assert before in OPTUNA
+        assert [row.name for row in plan_of_recorded(load(OPTUNA.replace(before, after, 1)), known).rows] == rows
+
+
+def test_a_condition_is_no_part_of_the_labels():
     text = OPTUNA + "when: [{if: {model.position: CoPE}, set: {train.batch: 32}}]\n"
-    plan = plan_of_draws(load(text), DRAWS)
-    assert plan.rows[1].labels == DRAWS[1]
-    assert plan.rows[1].runs[0].train.batch == 32
-    assert plan_of_draws(load(text), [row.labels for row in plan.rows]).rows == plan.rows
+    row = recorded(text).rows[1]
+    assert row.labels == {"model.position": "CoPE", "train.lr": "0.001", "train.warmup": "0"}
+    assert row.runs[0].train.batch == 32
 
 
 def test_a_suggested_run_is_the_run_of_a_grid():
-    suggested = plan_of_draws(load(OPTUNA), DRAWS).runs[1]
+    suggested = recorded(OPTUNA).runs[1]
     grid = expand(with_overrides(load(SINGLE), assignments=["train.lr=1e-3", "train.warmup=0"]))
     assert suggested.run_id in {run.run_id for run in grid.runs}
 
 
 @pytest.mark.parametrize(
-    ("draw", "message"),
+    ("labels", "message"),
     [
-        ({"model.position": "RoPE"}, "a draw does not fit the search: model.position has no value 'RoPE'"),
+        ({"model.position": "RoPE"}, "a row does not fit the search: model.position has no value 'RoPE'"),
         ({"train.lr": "0.5"}, r"0.5 is no number in \[0.0001, 0.01\]"),
         ({"train.lr": None}, "train.lr has no value"),
     ],
 )
-def test_draws_of_another_search_are_refused(draw, message):
+def test_labels_of_another_search_are_refused(labels, message):
     with pytest.raises(SpecError, match=message):
-        plan_of_draws(load(OPTUNA), [DRAWS[0] | draw])
+        parameters_of(load(OPTUNA), recorded(OPTUNA).rows[0].labels | labels)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,22 @@
-"""Optuna's suggestions, on a function instead of trainings."""
+"""The search of a sweep, with a real study of Optuna, on a function instead of trainings."""
 
 import math
+import multiprocessing
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from cope_sweep.config import Row, RunSpec, plan_of_recorded
-from cope_sweep.store import Status
-from cope_sweep.sweep.search import Known, RowSearch
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.trial import FrozenTrial
+
+from cope_sweep.config import Plan, Row, RunSpec, plan_of_recorded, row_of
+from cope_sweep.config.points import dimensions_of, parameters_of
+from cope_sweep.store import Status, Store
+from cope_sweep.sweep.search import RUN_ID, Search, study_name, study_url
 from tests.config.ablations import load
+from tests.read.tables.ablations import fail, finish, stop
 
 TEXT = """\
 title: A test
@@ -26,6 +36,7 @@ search:
     train.warmup: {int_uniform: [0, 60]}
     train.schedule: {choice: [constant, {kind: cosine}]}
 """
+METRIC = "in_dist/token_error"
 SMALL = TEXT[: TEXT.index("zip:")] + "metrics: [{name: in_dist/token_error}]\nsearch: {kind: optuna, samples: 10}\n"
 
 
@@ -35,54 +46,82 @@ def error_of(run: RunSpec) -> float:
     return position + run.model.layers + abs(math.log10(run.train.lr / 3e-3)) + run.train.warmup / 60
 
 
+def short(samples: int) -> str:
+    return TEXT.replace("samples: 60", f"samples: {samples}")
+
+
 @dataclass
 class Sweep:
-    """A sweep without Ray: what was suggested, in order, and how it ended."""
+    """A sweep without Ray, and the ones after it: the rows that they have recorded, in order."""
 
+    store: Store
     text: str = TEXT
     rows: list[Row] = field(default_factory=list)
-    results: dict[str, Known] = field(default_factory=dict)
-    retry_failed: bool = True
 
-    def search(self) -> RowSearch:
-        recorded = [(row.runs[0].run_id, row.labels) for row in self.rows]
-        plan = plan_of_recorded(load(self.text), recorded)
-        return RowSearch(plan, self.results, retry_failed=self.retry_failed)
+    @property
+    def plan(self) -> Plan:
+        return plan_of_recorded(load(self.text), [(row.runs[0].run_id, row.labels) for row in self.rows])
 
-    def next_run(self, search: RowSearch) -> RunSpec | None:
-        if (row := search.next_row()) is None:
-            return None
+    def search(self, *, retry_failed: bool = True, stopped_counts: bool = False, max_rows: int | None = None) -> Search:
+        return Search(
+            self.plan, self.store, retry_failed=retry_failed, stopped_counts=stopped_counts, max_rows=max_rows
+        )
+
+    def next_run(self, search: Search) -> RunSpec:
+        row = search.next_row()
+        assert row is not None
         self.rows.append(row)
         return row.runs[0]
 
-    def train(self, search: RowSearch, run: RunSpec) -> None:
+    def train(self, search: Search, run: RunSpec) -> None:
         search.report(run.run_id, 10, 9.0)
-        self.results[run.run_id] = ("finished", error_of(run))
+        finish(self.store, run, {METRIC: error_of(run)})
         search.end(run.run_id, "finished", error_of(run))
 
     def run(self, runs: int | None = None) -> None:
         search = self.search()
-        for _ in range(search.left if runs is None else runs):
+        for _ in range(search.remaining if runs is None else runs):
             self.train(search, self.next_run(search))
 
     @property
     def ids(self) -> list[str]:
         return [row.runs[0].run_id for row in self.rows]
 
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        """What Optuna has stored, as another process sees it."""
+        return optuna.load_study(study_name=study_name(self.plan), storage=study_url(self.store)).trials
 
-def test_the_search_finds_the_minimum_and_repeats_nothing():
-    sweep = Sweep()
+    @property
+    def states(self) -> list[str]:
+        return [trial.state.name for trial in self.trials]
+
+
+@pytest.fixture
+def sweep(store: Store) -> Sweep:
+    return Sweep(store)
+
+
+def test_sweeps_one_after_another_find_the_minimum_and_repeat_nothing(sweep: Sweep) -> None:
+    for trials in (7, 5, 20):
+        sweep.run(trials)
+    assert sweep.search().remaining == 60 - 32
     sweep.run()
-    assert len(set(sweep.ids)) == 60
+    assert len(set(sweep.ids)) == len(sweep.ids) == 60
     errors = [error_of(row.runs[0]) for row in sweep.rows]
     assert min(errors) < 1.6
-    assert sum(errors[-20:]) < 0.7 * sum(errors[:10]) * 2
-    assert sweep.search().left == 0
+    assert sum(errors[-20:]) < 1.4 * sum(errors[:10])
+    # The sampler knows the results of all earlier sweeps: it does not start at random again.
+    assert sum(len(row.runs[0].model.position) and row.runs[0].model.layers == 1 for row in sweep.rows[-20:]) >= 12
+    search = sweep.search()
+    assert (search.remaining, search.is_exhausted, search.ended_early) == (0, True, False)
+    assert {trial.user_attrs[RUN_ID]: trial.value for trial in sweep.trials} == dict(
+        zip(sweep.ids, errors, strict=True)
+    )
 
 
-def test_every_suggestion_is_a_run_with_short_numbers():
-    sweep = Sweep()
-    sweep.run(12)
+def test_every_suggestion_is_a_run_with_short_numbers(sweep: Sweep) -> None:
+    sweep.run(8)
     for row in sweep.rows:
         run = row.runs[0]
         assert run.train.lr == float(f"{run.train.lr:.4g}")
@@ -91,86 +130,285 @@ def test_every_suggestion_is_a_run_with_short_numbers():
         assert row.labels["train.schedule"] in ("constant", "cosine")
 
 
-def test_the_seed_decides_the_suggestions():
-    first, second, other = Sweep(), Sweep(), Sweep(TEXT.replace("samples: 60", "samples: 60\n  seed: 7"))
-    for sweep in (first, second, other):
-        sweep.run(15)
-    assert first.ids == second.ids != other.ids
+def test_the_seed_decides_the_suggestions(tmp_path: Path) -> None:
+    texts = {"first": TEXT, "second": TEXT, "other": TEXT.replace("samples: 60", "samples: 60\n  seed: 7")}
+    sweeps = {name: Sweep(Store(tmp_path / name, create=True), text) for name, text in texts.items()}
+    for each in sweeps.values():
+        each.run(12)
+    assert sweeps["first"].ids == sweeps["second"].ids != sweeps["other"].ids
 
 
-def test_the_same_command_continues_the_search():
-    sweep = Sweep()
-    for trials in (7, 5, 20):
-        sweep.run(trials)
-    assert sweep.search().left == 60 - 32
-    sweep.run()
-    assert len(set(sweep.ids)) == len(sweep.ids) == 60
-    assert min(error_of(row.runs[0]) for row in sweep.rows) < 1.6
-    # The sampler knows the results of all earlier sweeps: it does not start at random again.
-    assert sum(len(row.runs[0].model.position) and row.runs[0].model.layers == 1 for row in sweep.rows[-20:]) >= 12
-
-
-def test_rows_that_are_not_finished_are_suggested_first():
-    sweep = Sweep()
-    sweep.run(6)
-    ended: list[Status] = ["finished", "interrupted", "failed", "stopped", "running", "damaged"]
-    for run_id, status in zip(sweep.ids, ended, strict=True):
-        sweep.results[run_id] = (status, sweep.results[run_id][1] if status in ("finished", "stopped") else None)
-    before = sweep.ids
+def test_what_a_killed_sweep_has_suggested_comes_first_and_is_told_by_its_trial(sweep: Sweep) -> None:
+    """A sweep is killed before it has recorded a row; before its run has begun; after its run has finished."""
     search = sweep.search()
-    assert search.left == 54 + 4
-    again = [sweep.next_run(search).run_id for _ in range(6)]
-    assert again[:4] == [before[1], before[2], before[4], before[5]]
-    assert not set(again[4:]) & set(before)
+    unrecorded, pending, finished = (search.next_row() for _ in range(3))
+    assert unrecorded
+    assert pending
+    assert finished
+    sweep.rows = [pending, finished]
+    finish(sweep.store, finished.runs[0], {METRIC: 0.5})
+    again = sweep.search()
+    assert again.remaining == 60 - 1
+    assert {again.next_row(), again.next_row()} == {unrecorded, pending}
+    assert sweep.states == ["RUNNING", "RUNNING", "COMPLETE"]
+    again.end(pending.runs[0].run_id, "finished", 0.25)
+    assert sweep.states == ["RUNNING", "COMPLETE", "COMPLETE"]
+    assert sweep.trials[1].value == 0.25
 
 
-def test_a_changed_ablation_starts_a_new_search():
-    sweep = Sweep()
-    sweep.run(4)
-    sweep.text = TEXT.replace("dim: 8", "dim: 16")
-    assert sweep.search().left == 60
+def test_rows_that_are_not_finished_are_suggested_first(sweep: Sweep) -> None:
+    search = sweep.search()
+    runs = [sweep.next_run(search) for _ in range(5)]
+    finish(sweep.store, runs[0], {METRIC: 1.0})
+    search.end(runs[0].run_id, "finished", 1.0)
+    fail(sweep.store, runs[1])
+    search.end(runs[1].run_id, "failed", None)
+    stop(sweep.store, runs[2])
+    search.end(runs[2].run_id, "stopped", 1.0)
+    search.end(runs[3].run_id, "interrupted", None)
+    again = sweep.search()
+    assert again.remaining == 55 + 4
+    rows = [again.next_row() for _ in range(5)]
+    assert [row.runs[0].run_id for row in rows[:4] if row] == sweep.ids[1:]
+    assert rows[4]
+    assert rows[4].runs[0].run_id not in sweep.ids
+    kept = sweep.search(retry_failed=False, stopped_counts=True)
+    rows = [kept.next_row() for _ in range(2)]
+    assert [row.runs[0].run_id for row in rows if row] == sweep.ids[3:]
+
+
+def test_another_space_or_metric_starts_with_the_results_that_fit(sweep: Sweep) -> None:
+    sweep.run(6)
+    names = {study_name(sweep.plan)}
+    with_cope = sum("CoPE" in row.name for row in sweep.rows)
     sweep.text = TEXT.replace("CoPE: [cope], ", "")
-    assert sweep.search().left == 60 - sum("CoPE" not in row.name for row in sweep.rows)
+    assert sweep.search().remaining == 60 - (6 - with_cope)
+    assert sweep.states == ["COMPLETE"] * (6 - with_cope)
+    names.add(study_name(sweep.plan))
+    for text, trials in (
+        (TEXT.replace("log_uniform: [1e-4, 1e-1]", "uniform: [1e-4, 1e-1]"), 6),
+        (TEXT.replace("samples: 60", "samples: 60\n  metric: in_dist/token_error\n  goal: min"), 6),  # the same
+        (TEXT.replace("metrics: [", "metrics: [{name: dense/loss}, "), 0),  # these runs do not have it
+        (TEXT.replace("dim: 8", "dim: 16"), 0),
+    ):
+        sweep.text = text
+        assert len(sweep.search()._rows) == (6 if trials or "dense" in text else 0)
+        assert sweep.states == ["COMPLETE"] * trials
+        names.add(study_name(sweep.plan))
+    assert len(names) == 5
+    assert all(name.startswith("test.") for name in names)
 
 
-def states(search: RowSearch) -> list[str]:
-    return [trial.state.name for trial in search.study.trials]
+def test_a_study_that_was_lost_is_made_again(sweep: Sweep) -> None:
+    sweep.run(4)
+    values = {trial.user_attrs[RUN_ID]: trial.value for trial in sweep.trials}
+    (sweep.store.root / "optuna.db").unlink()
+    assert sweep.search().remaining == 56
+    assert {trial.user_attrs[RUN_ID]: trial.value for trial in sweep.trials} == values
+    assert all(trial.intermediate_values for trial in sweep.trials)
 
 
-def test_stopped_runs_are_pruned_and_failed_ones_have_no_value():
-    sweep = Sweep()
+def test_stopped_runs_are_pruned_and_failed_ones_have_no_value(sweep: Sweep) -> None:
     search = sweep.search()
     ended: list[Status] = ["stopped", "failed", "interrupted", "finished"]
     for run in [sweep.next_run(search) for _ in ended]:
-        search.report(run.run_id, 10, 3.0)
+        search.report(run.run_id, 10, 4.0)
+        search.report(run.run_id, 20, 3.0)
     for run_id, status in zip(sweep.ids, ended, strict=True):
         search.end(run_id, status, 3.0)
-        sweep.results[run_id] = ("failed" if status == "interrupted" else status, 3.0)
-    assert states(search) == ["PRUNED", "FAIL", "FAIL", "COMPLETE"]
-    sweep.retry_failed = False
+    assert sweep.states == ["PRUNED", "FAIL", "RUNNING", "COMPLETE"]
+    assert sweep.trials[0].intermediate_values == {10: 4.0, 20: 3.0}
+    assert sweep.trials[0].value == 3.0
+
+
+def test_a_run_that_another_process_has_begun_is_pruned_with_all_of_its_values(sweep: Sweep) -> None:
+    run = sweep.next_run(sweep.search())
     again = sweep.search()
-    assert states(again) == states(search)
-    reported = [each.study.trials[0].intermediate_values for each in (search, again)]
-    assert [list(values.values()) for values in reported] == [[3.0], [3.0]]
+    assert again.next_row() == sweep.rows[0]
+    stop(sweep.store, run)  # at step 3, with an error of 0.5
+    again.end(run.run_id, "stopped", None)
+    assert sweep.states == ["FAIL", "PRUNED"]
+    assert (sweep.trials[1].value, list(sweep.trials[1].intermediate_values.values())) == (0.5, [0.5])
+    sweep.search(stopped_counts=True)
+    assert len(sweep.trials) == 2
 
 
-def test_values_that_are_not_finite_are_no_results():
-    search = Sweep().search()
-    run_id = search.next_row().runs[0].run_id
-    search.report(run_id, 10, math.nan)
-    search.end(run_id, "finished", math.inf)
-    assert states(search) == ["FAIL"]
-
-
-def test_a_small_space_is_exhausted():
-    sweep = Sweep(SMALL)
+def test_a_failed_run_that_finishes_later_counts(sweep: Sweep) -> None:
     search = sweep.search()
+    run = sweep.next_run(search)
+    fail(sweep.store, run)
+    search.end(run.run_id, "failed", None)
+    again = sweep.search()
+    assert again.next_row() == sweep.rows[0]
+    finish(sweep.store, run, {METRIC: 0.5})
     for _ in range(2):
+        again.end(run.run_id, "finished", 0.5)
+        again = sweep.search()
+        assert sweep.states == ["FAIL", "COMPLETE"]
+        assert again.remaining == 59
+
+
+def test_values_that_are_not_finite_are_no_results(sweep: Sweep) -> None:
+    search = sweep.search()
+    run = sweep.next_run(search)
+    search.report(run.run_id, 10, math.nan)
+    search.end(run.run_id, "finished", math.inf)
+    assert (sweep.states, sweep.trials[0].intermediate_values) == (["FAIL"], {})
+
+
+def test_a_run_of_another_ablation_is_a_row_like_any_other(tmp_path: Path, sweep: Sweep) -> None:
+    twin = Sweep(Store(tmp_path / "twin", create=True))
+    run = twin.next_run(twin.search())
+    finish(sweep.store, run, {METRIC: 0.5})
+    search = sweep.search(max_rows=1)
+    assert sweep.next_run(search) == run
+    search.end(run.run_id, "finished", 0.5)
+    assert sweep.next_run(search) != run  # what has ended before does not count
+    assert search.next_row() is None
+    assert (search.is_exhausted, search.remaining, search.ended_early) == (True, 58, False)
+
+
+def test_a_repeated_run_is_told_what_is_known(store: Store) -> None:
+    """All points of the space but one are known: the sampler repeats them until it finds that one."""
+    sweep = Sweep(store, SMALL)
+    search = sweep.search()
+    first = sweep.next_run(search)
+    second = sweep.next_run(search)
+    for step in (10, 20):
+        search.report(second.run_id, step, 2.0)
+    sweep.train(search, first)
+    search.end(second.run_id, "stopped", None)
+    sweep.next_run(search)
+    repeats = [trial for trial in sweep.trials if trial.user_attrs[RUN_ID] in (first.run_id, second.run_id)]
+    for trial in repeats:
+        is_first = trial.user_attrs[RUN_ID] == first.run_id
+        assert trial.state.name == ("COMPLETE" if is_first else "PRUNED")
+        assert trial.value == (error_of(first) if is_first else 2.0)
+
+
+def test_a_small_space_is_exhausted(store: Store) -> None:
+    sweep = Sweep(store, SMALL)
+    search = sweep.search()
+    assert search.remaining == 3
+    for _ in range(3):
         sweep.train(search, sweep.next_run(search))
-    last = sweep.next_run(search)
     assert sorted(row.name for row in sweep.rows) == ["CoPE", "RoPE", "none"]
+    assert (search.next_row(), search.is_exhausted, search.ended_early) == (None, True, False)
+
+
+def test_a_search_that_finds_nothing_new_ends_early(store: Store) -> None:
+    """Numbers that are not whole, and only two values of four digits."""
+    text = SMALL.replace("samples: 10", "samples: 10, space: {train.lr: {uniform: [0.1, 0.1001]}}")
+    sweep = Sweep(store, text.replace("{CoPE: [cope], RoPE: [rope], none: []}", "[[]]"))
+    search = sweep.search()
+    runs = [sweep.next_run(search), sweep.next_run(search)]
     assert search.next_row() is None
-    assert search.left == 7  # a run has not ended, and its result may lead to another suggestion
-    sweep.train(search, last)
+    assert not search.is_exhausted  # a result may lead to another suggestion
+    for run in runs:
+        sweep.train(search, run)
     assert search.next_row() is None
-    assert search.left == 0
+    assert (search.remaining, search.is_exhausted, search.ended_early) == (0, True, True)
+
+
+@settings(max_examples=15, deadline=None)
+@given(order=st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=20), samples=st.integers(1, 5))
+def test_sweeps_at_the_same_time_suggest_as_many_rows_as_one(
+    tmp_path_factory: pytest.TempPathFactory, order: list[tuple[int, bool]], samples: int
+) -> None:
+    """Whichever asks next, whatever ends when: together they train exactly `samples` runs, and each waits for all."""
+    store = Store(tmp_path_factory.mktemp("store"), create=True)
+    sweeps = [Sweep(store, short(samples)) for _ in range(3)]
+    searches = [each.search() for each in sweeps]
+
+    def ask(number: int) -> bool:
+        row = searches[number].next_row()
+        if row is not None:
+            sweeps[number].rows.append(row)
+        return row is not None
+
+    def end(number: int) -> None:
+        for row in sweeps[number].rows:
+            run = row.runs[0]
+            if store.status(run.run_id) != "finished":
+                finish(store, run, {METRIC: 1.0})
+            searches[number].end(run.run_id, "finished", 1.0)
+
+    for number, ends in order:
+        end(number) if ends else ask(number)
+    for _ in range(2):
+        for number in range(3):
+            while ask(number):
+                pass
+            end(number)
+    assert [search.remaining for search in searches] == [0, 0, 0]
+    assert len({run_id for each in sweeps for run_id in each.ids}) == samples
+    assert all(len(set(each.ids)) == len(each.ids) for each in sweeps)
+    assert {trial.user_attrs[RUN_ID] for trial in sweeps[0].trials} == {i for each in sweeps for i in each.ids}
+    assert all(trial.state.is_finished() for trial in sweeps[0].trials)
+
+
+def _suggest(root: Path, start: "multiprocessing.Barrier", found: "multiprocessing.SimpleQueue") -> None:  # type: ignore[valid-type]
+    sweep = Sweep(Store(root), short(12))
+    start.wait()
+    search = sweep.search()
+    mine = []
+    while not search.is_exhausted:
+        row = search.next_row()
+        if row is None:
+            continue
+        run = row.runs[0]
+        mine.append(run.run_id)
+        search.report(run.run_id, 10, 2.0)
+        search.end(run.run_id, "finished", error_of(run))
+    found.put(mine)
+
+
+def test_processes_that_start_at_once_share_one_study(tmp_path: Path) -> None:
+    """Four processes make the file, its tables and the study at the same time, and suggest no more than one would."""
+    store = Store(tmp_path / "store", create=True)
+    assert store.index.revision() >= 0
+    context = multiprocessing.get_context("spawn")
+    start, found = context.Barrier(4), context.SimpleQueue()
+    processes = [context.Process(target=_suggest, args=(store.root, start, found)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    rows = [found.get() for _ in processes]
+    for process in processes:
+        process.join()
+    assert len({run_id for mine in rows for run_id in mine}) == 12
+    sweep = Sweep(store, short(12))
+    told = [trial for trial in sweep.trials if trial.state.name == "COMPLETE"]
+    assert len({trial.user_attrs[RUN_ID] for trial in told}) == 12
+
+
+# -- labels and parameters --
+
+
+def numbers() -> st.SearchStrategy[str]:
+    def of(kind: str, low: float, high: float) -> str:
+        return f"{{{kind}: [{min(low, high)}, {max(low, high)}]}}"
+
+    floats = st.floats(1e-6, 1e3, allow_nan=False)
+    different = st.tuples(floats, floats).filter(lambda pair: abs(pair[0] - pair[1]) > 1e-3)
+    return st.builds(lambda kind, pair: of(kind, *pair), st.sampled_from(["uniform", "log_uniform"]), different)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), space=numbers())
+def test_labels_and_parameters_mean_the_same_row(data: st.DataObject, space: str) -> None:
+    plan = plan_of_recorded(load(TEXT.replace("{log_uniform: [1e-4, 1e-1]}", space)), [])
+    parameters: dict[str, str | float] = {}
+    for dimension in dimensions_of(plan.ablation):
+        if dimension.numbers is None:
+            parameters[dimension.name] = data.draw(st.sampled_from(dimension.choices))
+        else:
+            low, high = dimension.numbers.bounds
+            values = st.integers(int(low), int(high)) if dimension.numbers.is_int else st.floats(low, high)
+            parameters[dimension.name] = data.draw(values)
+    row = row_of(plan.ablation, parameters)
+    again = parameters_of(plan.ablation, row.labels)
+    assert row_of(plan.ablation, again) == row
+    assert parameters_of(plan.ablation, row_of(plan.ablation, again).labels) == again
+    assert plan_of_recorded(plan.ablation, [(row.runs[0].run_id, row.labels)]).rows == (row,)
+    exact = {name: value for name, value in parameters.items() if name != "train.lr"}
+    assert {name: again[name] for name in exact} == exact

@@ -1,6 +1,6 @@
 import pytest
 
-from cope_sweep.config import Resources, expand, load_ablation, parameter_count, row_of_draw, with_overrides
+from cope_sweep.config import Resources, expand, load_ablation, parameter_count, row_of, with_overrides
 from cope_sweep.config.estimate import run_flops, shape_of
 from cope_sweep.read.queries import measured_rates, plan_cost, worker_groups
 from cope_sweep.store import Lease, SweepRun
@@ -97,7 +97,7 @@ def test_what_a_search_has_suggested_is_part_of_the_plan(tmp_path, store):
     costs = plan_cost(plan, store)
     assert (costs.runs, costs.to_do, costs.to_suggest) == ([], 3, 3)
     assert costs.estimated_s > 0
-    row = row_of_draw(plan.ablation, {"train.lr": "0.001"})
+    row = row_of(plan.ablation, {"train.lr": 0.001})
     run = row.runs[0]
     member = SweepRun(run_id=run.run_id, row=row.name, labels=row.labels, seed=run.seed)
     store.write_sweep(sweep_record(runs=[member], ablation="searched", status="interrupted"))
