@@ -268,9 +268,60 @@ def submit(
     )  # fmt: skip
 
 
-def _is_on_command_line(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+def _submit_to(
+    client: Client, question: GetPlan, sets: list[str], source: Source, *, follow: bool = True, **options: Any
+) -> None:
+    """Submit a sweep to a service, and show it. `options` are fields of a `SweepRequest`; None: not given."""
+    options |= {"scale": question.scale, "set": sets, **ablation_fields(question.name)}
+    with client:
+        state = client.submit(**{name: value for name, value in options.items() if value is not None})
+        if follow:
+            _show_submitted(client, state, source)
+        elif not source.printed(state):
+            make_console().print(escaped(f"sweep {state.sweep_id}: {state.runs} runs, {state.status}"))
+
+
+def _show_submitted(client: Client, state: SweepState, source: Source) -> NoReturn:
+    """Show the progress of a sweep of a service, and exit with the code of the sweep."""
+    end = _followed(client, state.sweep_id)
+    if not source.printed({"sweep": end}):
+        console = make_console()
+        console.print(escaped(f"sweep {end.sweep_id}: {end.status}"))
+        for each in end.failures:
+            console.print(escaped(f"{each.run_id} {each.row}: {each.message or 'failed'}"), style="red", soft_wrap=True)
+    raise typer.Exit(EXIT_CODES.get(end.status, 1))
+
+
+def _followed(client: Client, sweep_id: str) -> SweepProgress:
+    """The progress of a sweep at its end. Lines on standard error show it. Ctrl-C stops the sweep."""
+    console = make_console(stderr=True)
+    console.print(escaped(f"sweep {sweep_id}; Ctrl-C stops it"), style="dim")
+    shown: object = None
+    shown_s = -math.inf
+    while True:
+        try:
+            for progress in client.events(sweep_id):
+                key = (progress.status, progress.counts)
+                if key != shown or time.monotonic() - shown_s > PROGRESS_INTERVAL_S:
+                    console.print(escaped(_line(progress)), highlight=False, soft_wrap=True)
+                    shown, shown_s = key, time.monotonic()
+            return progress
+        except KeyboardInterrupt:
+            console.print("stopping the sweep: its runs write checkpoints first")
+            client.stop(sweep_id)
+
+
+def _line(progress: SweepProgress) -> str:
+    """`3 finished, 1 running; 2 worker groups on 1 machine; 120 steps/s; about 3 min 20 s left`."""
+    parts = [counts_text(progress.counts) or progress.status]
+    if progress.groups:
+        machines = f" on {progress.nodes} machine{'s' * (progress.nodes != 1)}" if progress.nodes else ""
+        parts.append(f"{progress.groups} worker group{'s' * (progress.groups != 1)}{machines}")
+    if progress.steps_per_s:
+        parts.append(f"{progress.steps_per_s:.3g} steps/s")
+    if progress.eta_s is not None:
+        parts.append(f"about {duration(progress.eta_s)} left")
+    return "; ".join(parts)
 
 
 # -- stop --------------------------------------------------------------------------------------------------------------

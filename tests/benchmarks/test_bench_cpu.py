@@ -13,10 +13,10 @@ from cope_benchmarks import attention, data, prefill, serve, step, store, sweep,
 from cope_benchmarks.gpu_problems import Problem
 from cope_benchmarks.report import GOALS, OF_OURS, OF_SDPA, Goal, Rows, failed
 from cope_benchmarks.timing import times
-from cope_sweep.store.rebuild import check
 from typer.testing import CliRunner
 
 from cope_sweep.cli.application import app
+from cope_sweep.store.damage import check
 from cope_sweep.tasks import MQAR
 from tests.tiny import tiny_run
 

@@ -18,11 +18,11 @@ from sqlalchemy import update
 from cope_sweep.api.questions import GetLog
 from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.read.queries import Queries
-from cope_sweep.store import LeaseHolder, Store
+from cope_sweep.store import Store
 from cope_sweep.store.index.tables import runs
 from tests.cli.conftest import TINY
 from tests.read.tables.ablations import finish
-from tests.store.sweeps import write_sweep
+from tests.store.sweeps import begin, end, write_sweep
 from tests.tiny import tiny_run
 
 
@@ -503,15 +503,14 @@ def test_logs_as_json_are_those_of_the_service(stored):
 def test_logs_follow_a_run_to_its_end(shell):
     run = tiny_run()
     store = Store(shell.folder / "store", create=True)
-    holder = LeaseHolder(store, "sweep")
-    folder = store.run(run.run_id).begin(run, "here", holder.acquire(run).attempt)
+    folder = begin(store, run)
     folder.note("first line")
 
     def train():
         time.sleep(1)
         folder.note("last line")
         folder.set_state("interrupted")
-        holder.close()
+        end(store, folder)
 
     thread = threading.Thread(target=train)
     thread.start()

@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-from cope_sweep.store.index.owners import new_owner
 
 from cope_sweep.store import Store
 from tests.cli.test_server_option import service
@@ -14,7 +13,7 @@ from tests.store.waiting import until
 def running_sweep(shell, sweep_id="20260801-000000-aa"):
     store = Store(shell.folder / "store", create=True)
     record = sweep_record(sweep_id, status="running", ended_ms=None)
-    store.write_sweep(record, new_owner(sweep_id))
+    store.write_sweep(record, ttl_s=600)
     return store, record
 
 

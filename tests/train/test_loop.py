@@ -3,9 +3,9 @@ import shutil
 
 import pytest
 import torch
-from cope_sweep.store.rebuild import rebuild
 
 from cope_sweep.store import Store
+from cope_sweep.store.indexing import refresh_index
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train.resume import load_resume
 from tests.damages import DAMAGES, garble, missing
@@ -119,7 +119,7 @@ def test_an_interrupted_run_with_a_damaged_file_comes_to_the_same_end(stores, tm
     folder = store.run(LONGER.run_id)
     shutil.copytree(interrupted.path, folder.path)
     damage(folder.path / name)
-    rebuild(store)
+    refresh_index(store.index, store.files())
     if name in ("spec.json", "state.json") and damage is not missing:
         record = store.index.records([LONGER.run_id])[LONGER.run_id]
         assert (record.status, name in record.message) == ("damaged", True)

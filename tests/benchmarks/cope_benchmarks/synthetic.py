@@ -80,7 +80,7 @@ def environment(root: Path, settings: Mapping[str, str] | None = None) -> dict[s
 def write_store(root: Path, plan: Plan) -> Store:
     """A store with the folders of all runs of a plan, as finished training leaves them, and the records of their sweeps.
 
-    Metrics are random, and a checkpoint has 1 kB. The index is not written: see `cope_sweep.store.rebuild`.
+    Metrics are random, and a checkpoint has 1 kB. The index is made when it is opened.
     """
     store = Store(root / "store", create=True)
     for record in _rows(plan):
@@ -119,7 +119,6 @@ def write_store(root: Path, plan: Plan) -> Store:
 def write_index(root: Path, plan: Plan) -> Store:
     """A store whose index has the same runs and sweeps, without any run folder."""
     store = Store(root / "store", create=True)
-    store.index.mark_built()
     rows = list(_rows(plan))
     for start in range(0, len(rows), SWEEP_RUNS):
         store.index.write(rows[start : start + SWEEP_RUNS])

@@ -6,13 +6,13 @@ import pathlib
 
 import pandas as pd
 import pytest
-from cope_sweep.store.rebuild import rebuild
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.read.tables import table
 from cope_sweep.read.tables.render import layout
 from cope_sweep.store import Store
+from cope_sweep.store.indexing import refresh_index
 from tests.read.tables.ablations import COUNTING, begin, fail, finish, plan_of, stop
 from tests.store.sweeps import end
 
@@ -198,7 +198,7 @@ def test_order_duplicates_failures_and_resumptions_give_the_same_table(tmp_path_
     write(store, events, order)
     assert rendered(store) == expected
     store.index.delete(store.index.statuses())
-    rebuild(store)
+    refresh_index(store.index, store.files())
     assert rendered(store) == expected, "from the folders alone"
     store.index.close()
 

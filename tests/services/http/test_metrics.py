@@ -6,14 +6,14 @@ import logging
 
 import httpx
 import pytest
-from cope_services.http import metrics
 from cope_services.http.app import Service, create_app
 from cope_services.http.metrics import ACCESS, READ_EVERY_S, STATUSES, StoreMetrics
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from cope_sweep.store import Store
-from cope_sweep.store.index import IndexUnavailable, Lease, RunRecord
+from cope_sweep.store.index import Index, IndexUnavailable, Lease, RunRecord
+from cope_sweep.sweep.leases import LEASE_S
 from tests.services.sample_store import API, SampleStore, serving
 from tests.tiny import tiny_run
 
@@ -135,7 +135,7 @@ class Clock:
 def acquire(store: Store, seed: int, ttl_s: float) -> None:
     run = tiny_run(seed=seed)
     row = RunRecord.of(run.run_id, "running", run.model_dump(mode="json"))
-    assert isinstance(store.index.acquire(row, "owner", ttl_s), Lease)
+    assert isinstance(store.index.acquire(row, "sweep", ttl_s), Lease)
 
 
 def store_samples(metrics: StoreMetrics) -> dict[tuple[str, ...], float]:
@@ -155,16 +155,16 @@ def test_scrapes_within_a_few_seconds_share_their_numbers(store: Store) -> None:
 
 def test_the_heartbeat_is_that_of_the_lease_that_expires_first(store: Store) -> None:
     assert store_samples(StoreMetrics(lambda: store))[("cope_heartbeat_age_seconds",)] == 0
-    acquire(store, 0, 30)
-    acquire(store, 1, 20)
-    assert 10 <= store_samples(StoreMetrics(lambda: store))[("cope_heartbeat_age_seconds",)] <= 30
+    acquire(store, 0, LEASE_S)
+    acquire(store, 1, LEASE_S - 10)
+    assert 10 <= store_samples(StoreMetrics(lambda: store))[("cope_heartbeat_age_seconds",)] <= LEASE_S
 
 
 def test_an_index_that_does_not_answer_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(index: object) -> None:
+    def fail(index: Index) -> None:
         raise IndexUnavailable("no answer")
 
-    monkeypatch.setattr(metrics, "activity", fail)
+    monkeypatch.setattr(Index, "activity", fail)
     found = store_samples(StoreMetrics(lambda: store))
     assert found.keys() == {("cope_index_up",), ("cope_disk_free_bytes",), ("cope_disk_size_bytes",)}
     assert found[("cope_index_up",)] == 0
@@ -176,11 +176,3 @@ def test_every_status_has_a_number_and_no_label_names_a_run(store: Store) -> Non
     found = store_samples(StoreMetrics(lambda: store))
     assert {key[1:] for key in found if key[0] in ("cope_runs", "cope_sweeps")} == {(each,) for each in STATUSES}
     assert all(len(key) == 1 for key in found if key[0] not in ("cope_runs", "cope_sweeps"))
-
-
-def test_mlflow_has_a_backlog_only_where_it_is_used(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    acquire(store, 0, -1)
-    assert ("cope_mlflow_backlog",) not in store_samples(StoreMetrics(lambda: store))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
-    assert store_samples(StoreMetrics(lambda: store))[("cope_mlflow_backlog",)] == 1

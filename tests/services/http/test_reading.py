@@ -19,7 +19,6 @@ import httpx
 import pandas as pd
 import pytest
 from cope_services.http import middleware, reading
-from cope_sweep.store.index.mirroring import Mirrored
 
 from cope_sweep.api.questions import ListRuns
 from cope_sweep.config import RunSpec
@@ -29,7 +28,6 @@ from cope_sweep.read.reports.evidence import evidence, write_evidence
 from cope_sweep.read.tables import read_results, table
 from cope_sweep.store import Lease, SweepRun
 from cope_sweep.store.reading import read_run
-from cope_sweep.tracking.uri import tracker_key
 from tests.read.tables.ablations import begin
 from tests.services.sample_store import API, SampleStore, serving
 from tests.store.sweeps import end, sweep_record
@@ -590,18 +588,6 @@ def test_the_log_of_a_run(own_sample: SampleStore) -> None:
         assert get(client, f"/runs/{run}/logs")["lines"] == ["�� damaged"]
         for bad in (-1, 10_001):
             get(client, f"/runs/{run}/logs", 422, tail=bad)
-
-
-def test_a_run_that_an_mlflow_server_has_leads_to_its_page(
-    own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uri = "https://user:secret@mlflow.example.org"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    store, run = own_sample.store, own_sample.ids[0]
-    Mirrored(store.index, tracker_key(store, uri)).mark({run: (1, "a1b2")})
-    with serving(own_sample.settings()) as client:
-        assert get(client, f"/runs/{run}")["mlflow_url"] == "https://mlflow.example.org/#/runs/a1b2"
-        assert get(client, f"/runs/{own_sample.ids[1]}")["mlflow_url"] is None
 
 
 def test_the_newest_run_of_an_ablation(client: httpx.Client) -> None:

@@ -39,14 +39,6 @@ MANY = CURVES.replace("Curves, tiny", "Many runs").replace("[0]", str(list(range
 VALUES = {"CoPE": [50.0, 10.0, 0.0, 0.0], "Absolute": [60.0, 55.0, 50.0, 45.0], "RoPE": [30.0]}
 """Row of `curves` → the errors that its run has logged, every 10 steps."""
 
-MARKDOWN = r"""| position     |      In-dist. (%) |
-| ------------ | ----------------: |
-| a\_b \<i\>\| | **0.50 ± 0.71** |
-
-Mean ± standard deviation over 2 seeds.
-"""
-"""The table of the sweep."""
-
 
 @dataclass(frozen=True)
 class Site:
@@ -76,7 +68,6 @@ def build(original: SampleStore, root: Path) -> Site:
         folder.fail("Diverged: the training loss is nan at step 3", "Traceback …")
     store.index.write([row for row in map(read_run, folders) if row is not None])  # at once: it is faster
     record = end_sweep(store, write_sweep(store, sample.plan), "failed")
-    store.write_sweep(record.model_copy(update={"table": {"markdown": MARKDOWN, "csv": "", "json": {}}}))
     return Site(sample, plans["curves"], record.sweep_id)
 
 

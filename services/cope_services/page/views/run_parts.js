@@ -57,7 +57,6 @@ export function head(run) {
       ["last change", moment(run.updated_ms)],
       ["worker", run.worker_id],
       ["sweep", to("sweeps", run.sweep_id)],
-      ["continued from", to("runs", run.parent_id)],
     ]),
     failure(run),
   ];

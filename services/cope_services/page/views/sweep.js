@@ -126,7 +126,7 @@ export function sweep(root, id) {
         part("failed", JSON.stringify(ended), () => replace(failed, failures(ended)));
       }
       part("list", JSON.stringify(found.members), () => replace(list, members(found)));
-      part("record", JSON.stringify([found.command, found.table]), () => replace(written, record(found)));
+      part("record", JSON.stringify(found.command), () => replace(written, record(found)));
     },
   };
 }

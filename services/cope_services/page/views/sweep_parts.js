@@ -73,24 +73,11 @@ export function facts(sweep) {
   ]);
 }
 
-/** A table in Markdown as the tables of this project are written, and the notes below it. */
-function ofMarkdown(label, markdown) {
-  const lines = markdown.split("\n").filter(Boolean);
-  const plain = (text) => text.replace(/\\([^A-Za-z0-9\s])/g, "$1");
-  const cell = (text) => (/^\*\*.*\*\*$/.test(text) ? h("strong", {}, plain(text.slice(2, -2))) : plain(text));
-  const cells = (line) => line.split(/(?<!\\)\|/).slice(1, -1).map((each) => each.trim());
-  const [head, rule, ...rows] = lines.filter((line) => line.startsWith("|")).map(cells);
-  const columns = head.map((text, i) => (rule[i].endsWith(":") ? [plain(text), "number"] : plain(text)));
-  const notes = lines.filter((line) => !line.startsWith("|")).map((line) => h("p", { class: "note" }, plain(line)));
-  return [table(label, columns, rows.map((row) => row.map(cell))), notes];
-}
-
-/** The table at its end, its command, versions and ablation file. */
+/** Its command, versions and ablation file. */
 export function record(sweep) {
   const versions = Object.entries(sweep.versions).map(([name, version]) => `${name} ${version}`);
   const text = (label, content) => h("pre", { class: "file", tabindex: 0, "aria-label": label }, content);
   return [
-    sweep.table?.markdown && section("Table at the end", { id: "table" }, ofMarkdown("Table at the end", sweep.table.markdown)),
     section(
       "Record",
       { id: "record" },
