@@ -241,6 +241,19 @@ def test_a_run_that_hangs_ends_its_process_and_goes_on(store: Store, events: Eve
     assert "hangs_once.py" in log.read_text()
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_that_cannot_be_unpickled_is_the_reason_of_the_failure(
+    store: Store, events: EventLog, workers: int
+) -> None:
+    load_plugins(["tests.sweep.raises_oddly"])
+    run = tiny_run(**{"model.position": [{"kind": "raises_oddly"}]})
+    resources = ONE_GROUP.model_copy(update={"workers": workers, "attention": "reference"})
+    run_on_ray([run], store, resources, on_event=events, stop=events.stop, plugins=["tests.sweep.raises_oddly"])
+    assert events.ends() == [(run.run_id, "failed")]
+    assert store.run(run.run_id).state["message"] == "OddError: this and that"
+    assert "Traceback" in store.run(run.run_id).state["traceback"]
+
+
 def test_no_room_for_a_run(store: Store, events: EventLog) -> None:
     resources = ONE_GROUP.model_copy(update={"groups": "auto", "cpus": 64})
     with pytest.raises(ClusterError, match=r"a run needs 64 CPUs, the largest node has \d+: lower resources.cpus"):

@@ -12,7 +12,9 @@ import pytest
 from cope_sweep.config import Plan, Resources, RunSpec
 from cope_sweep.errors import ClusterError
 from cope_sweep.store import Budget, Event, RunRecord, Store
+from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep import leases as leases_module
+from cope_sweep.sweep import sweep as sweep_module
 from cope_sweep.sweep.executor import Workload
 from cope_sweep.sweep.leases import Leases
 from cope_sweep.sweep.sweep import SweepOutcome, stopping_on_signals, sweep
@@ -174,6 +176,23 @@ def test_an_error_of_the_executor_is_raised_after_the_sweep_was_recorded(store: 
     (summary,) = store.index.sweeps()
     record = store.sweep(summary.sweep_id)
     assert (summary.status, record.status) == ("interrupted", "interrupted")
+
+
+def test_an_index_that_is_away_at_the_end_does_not_hide_why_the_sweep_ended(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_module, "INDEX_TIMEOUT_S", 0.0)
+
+    class Away(Scripted):
+        def __call__(self, work: Workload) -> None:
+            def fail(*_: object, **__: object) -> None:
+                raise IndexUnavailable("the index does not answer")
+
+            monkeypatch.setattr(type(store.index), "records", fail)
+            raise ClusterError("the cluster broke")
+
+    with pytest.raises(ClusterError, match="the cluster broke"):
+        start(plan_of(), store, Away(store, []))
 
 
 def test_notes_are_passed_on_and_recorded(store: Store) -> None:
