@@ -21,8 +21,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cope_sweep.config import Resources, Row, RunSpec
-from cope_sweep.store import Event, Refusal, RunRecord, StoreError
+from cope_sweep.config import Resources, RunSpec
+from cope_sweep.store import Event, Refusal, RunRecord, Store, StoreError
 from cope_sweep.store.index import IndexUnavailable, IndexUnusable
 from cope_sweep.store.reading import read_run
 from cope_sweep.sweep.executor import ENDED, Workload
@@ -90,10 +90,14 @@ class Driver:
     def add(self, spec: RunSpec) -> DrivenRun:
         """Have another run wait."""
         with self.lock:
-            run = self.runs[spec.run_id] = DrivenRun(spec, self._kind_of(spec))
-            self.counts[run.state] += 1
+            run = self._new(spec)
             self.waiting.setdefault(run.kind, deque()).append(run)
             return run
+
+    def _new(self, spec: RunSpec) -> DrivenRun:
+        run = self.runs[spec.run_id] = DrivenRun(spec, self._kind_of(spec))
+        self.counts[run.state] += 1
+        return run
 
     def wait_again(self, run: DrivenRun) -> None:
         """Have a run wait again, before the others of its kind: it was begun, and nobody trains it now."""
@@ -121,7 +125,7 @@ class Driver:
                     self._move(run, RunState.TRAINING)
                     return run
                 if lease.reason == "finished":
-                    self._end(run, self._read(run))
+                    self._end(run, end_record(self.store, run.run_id))
                 else:
                     self._move(run, RunState.ELSEWHERE)
             return None
@@ -129,21 +133,23 @@ class Driver:
     def suggest(self) -> DrivenRun | None:
         """A run of the next row that the search suggests, which then waits; None: the search has none now."""
         with self.lock:
-            if self.search is None or self.is_draining or any(self.waiting.values()):
-                return None
-            try:
-                row = self.search.next_row()
-            except IndexUnusable:
-                raise
-            except IndexUnavailable:
-                self._index_is_away = True
-                return None
-            return None if row is None else self._add_row(row)
-
-    def _add_row(self, row: Row) -> DrivenRun:
-        self.work.on_row(row)
-        (spec,) = row.runs
-        return self.add(spec)
+            while self.search is not None and not self.is_draining and not any(self.waiting.values()):
+                try:
+                    row = self.search.next_row()
+                    if row is None:
+                        return None
+                    (spec,) = row.runs
+                    has_ended = self.search.has_ended(spec.run_id)
+                except IndexUnusable:
+                    raise
+                except IndexUnavailable:
+                    self._index_is_away = True
+                    return None
+                self.work.on_row(row)
+                if not has_ended:
+                    return self.add(spec)
+                self._end(self._new(spec), end_record(self.store, spec.run_id))
+            return None
 
     @property
     def is_draining(self) -> bool:
@@ -243,9 +249,6 @@ class Driver:
             self.search.end(run.run_id, event.status, event.metrics.get(self.search.metric))
         self._ended.put(event)
 
-    def _read(self, run: DrivenRun) -> RunRecord:
-        return read_run(self.store.run(run.run_id)) or RunRecord(run.run_id)
-
     def _move(self, run: DrivenRun, state: RunState) -> None:
         self.counts[run.state] -= 1
         self.counts[state] += 1
@@ -273,7 +276,7 @@ class Driver:
                 left.append(run)
             elif status in ENDED:
                 with self.lock:
-                    self._end(run, self._read(run))
+                    self._end(run, end_record(self.store, run.run_id))
             else:
                 self.wait_again(run)
         return self._waiting_for(left) if left and len(left) == len(others) else None
@@ -287,6 +290,11 @@ class Driver:
             f"waiting for {number} trained by the sweep {', '.join(sweeps)}; if its process has died, "
             f"the next one is free in {max(0.0, soonest_s):.0f} s"
         )
+
+
+def end_record(store: Store, run_id: str) -> RunRecord:
+    """The record of a run that nobody trains, by its folder."""
+    return read_run(store.run(run_id)) or RunRecord(run_id)
 
 
 def end_event(run: RunSpec, record: RunRecord) -> Event:

@@ -136,13 +136,17 @@ class Search:
             if row is None:
                 return None
             run_id = row.runs[0].run_id
-            if self._left is not None and self._store.status(run_id) not in self._ended:
+            if self._left is not None and not self.has_ended(run_id):
                 self._left -= 1
         self._again.pop(run_id, None)
         self._others.pop(run_id, None)
         self._rows[run_id] = row
         self._open.setdefault(run_id, None)
         return row
+
+    def has_ended(self, run_id: str) -> bool:
+        """Whether the run of a row need not be trained, by the store."""
+        return self._store.status(run_id) in self._ended
 
     def report(self, run_id: str, step: int, value: float) -> None:
         """Tell the metric's value at an evaluation of a run. A value that is not finite is ignored."""

@@ -147,6 +147,7 @@ def sweep(
         notes.append(text)
         on_note(text)
 
+    store.end_expired()
     if lost := mark_lost(store, [run.run_id for run in plan.runs]):
         number = "a finished run is" if len(lost) == 1 else f"{len(lost)} finished runs are"
         note(f"{number} damaged, and what is lost is trained again: {next(iter(lost.values()))}")
@@ -214,6 +215,8 @@ def sweep(
                         own_resources=work.own_resources,
                     )
                 )
+                if search is not None and search.ended_early:
+                    note("the search ended early: every row that it can suggest was trained")
                 ended_by = Budget() if stop.is_set() else budget
     finally:
         seconds = time.monotonic() - started_s
@@ -221,6 +224,8 @@ def sweep(
             outcome = _wait(lambda: work.outcome(store, seconds, notes, ended_by))
             record = final_record(work.record, outcome)
             _wait(lambda: store.write_sweep(record))
+            if search is not None:
+                search.close()
         errors = tuple(recorder.finish(on_sending)) if recorder else ()
     return replace(outcome, tracking_errors=errors)
 
