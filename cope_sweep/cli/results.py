@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -59,15 +58,12 @@ from cope_sweep.cli.output import (
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import ablation_schema
 from cope_sweep.errors import UserError
-from cope_sweep.read.queries import Queries, plan_cost, recorded_plan
-from cope_sweep.read.tables import read_results
-from cope_sweep.read.tables.best import Tuned, conditions, tuning
-from cope_sweep.store import Store
-from cope_sweep.store.artifacts import RUN_ID
-from cope_sweep.store.index import IndexUnavailable
-from cope_sweep.store.index.database import redacted
-from cope_sweep.store.sweeps import SWEEP_ID
-from cope_sweep.tracking.uri import backlog_count, resolve_uri
+
+if TYPE_CHECKING:
+
+    from cope_sweep.api.answers import PlanCost, RunCost, RunSummary, SweepMember
+    from cope_sweep.config import Plan
+    from cope_sweep.read.tables.best import Tuned
 
 MAX_SWEEPS = 100
 """Sweeps that `status` lists."""
@@ -291,17 +287,6 @@ def _show_sweeps(queries: Queries, *, as_json: bool) -> None:
     if page.total > len(page.sweeps):
         console.print(f"the newest {len(page.sweeps)} of {page.total} sweeps:")
     print_table(table)
-    _print_backlog(console, queries.store)
-
-
-def _print_backlog(console: Console, store: Store) -> None:
-    """Say how much MLflow lacks, if the store is copied to one."""
-    if "MLFLOW_TRACKING_URI" not in os.environ and not (store.root / "mlflow.db").exists():
-        return
-    uri = resolve_uri(store)
-    if left := backlog_count(store, uri):
-        text = f"MLflow at {redacted(uri)} lacks {left} runs and sweeps; `cope-sweep sync` sends them."
-        console.print(escaped(text), style="yellow", soft_wrap=True)
 
 
 def _show_sweep(queries: Queries, sweep_id: str, *, as_json: bool) -> None:

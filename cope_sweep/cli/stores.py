@@ -14,15 +14,10 @@ from cope_sweep.cli.progress import SENDING, progress_bar
 from cope_sweep.cli.sweeps import MlflowOpt
 from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.errors import UserError
-from cope_sweep.store import Store
-from cope_sweep.store.index import Index
-from cope_sweep.store.index.database import redacted
-from cope_sweep.store.prune import delete, waste
-from cope_sweep.store.rebuild import check as check_store
-from cope_sweep.store.rebuild import rebuild as rebuild_index
-from cope_sweep.store.rebuild import repair as repair_store
-from cope_sweep.tracking.uri import TrackingError, backlog_count, resolve_uri
-from cope_sweep.tracking.uri import check as check_mlflow
+
+if TYPE_CHECKING:
+    from cope_sweep.store import Store
+    from cope_sweep.tracking.sync import Synced
 
 DIFFERENT = 1
 """The exit code of `store check` where something differs or is damaged."""
@@ -183,42 +178,42 @@ def sync(
     Example: `cope-sweep sync --mlflow http://mlflow.example:5000`
     """
     from cope_sweep.sweep.sweep import stopping_on_signals
-    from cope_sweep.tracking.sync import RETRY_INTERVAL_S, Sync, known_left
+    from cope_sweep.tracking import sync as sending
+    from cope_sweep.tracking.check import check
+    from cope_sweep.tracking.uri import TrackingError, resolve_uri
 
-    opened = Store(store, index=index)
-    if not opened.root.is_dir():
-        raise UserError(f"no store in {opened.location}; choose the folder with --store")
-    uri = resolve_uri(opened, mlflow)
-    opened.end_expired()
-    before = backlog_count(opened, uri)
-    console, shown = make_console(), escaped(redacted(uri))
-    if dry_run or not before:
-        if as_json:
-            print_json({"uri": redacted(uri), "sent": 0, "left": before, "errors": []})
-        else:
-            text = f"{before} runs and sweeps are not in MLflow at {shown} yet."
-            console.print(text if before else f"MLflow at {shown} has everything.")
-        return
+    store = source.store
+    if not store.root.is_dir():
+        raise UserError(f"no store in {store.location}; choose the folder with --store")
+    uri = resolve_uri(store, mlflow)
+    store.end_expired()
+    display = make_console(stderr=True)
+    display.quiet = source.as_json
     stop = threading.Event()
     with stopping_on_signals(stop):
         try:
-            check_mlflow(uri)
-            display = make_console(stderr=True)
-            display.quiet = as_json
-            with Sync(opened, uri) as session, progress_bar(display, *SENDING) as bar:
-                tries = max(1, round(timeout_s / RETRY_INTERVAL_S))
-                errors = session.send_all(tries=tries, interrupted=stop.is_set, on_sending=bar)
+            check(uri)
+            with progress_bar(display, *SENDING) as bar:
+                done = sending.sync(store, uri, bar, timeout_s=timeout_s, interrupted=stop.is_set, dry_run=dry_run)
         except TrackingError as error:
             if not uri.startswith("http"):
                 raise
-            errors = [str(error)]
-    left = int(known_left(opened, uri, before)) if errors else 0
-    sent = max(0, before - left)
-    if as_json:
-        print_json({"uri": redacted(uri), "sent": sent, "left": left, "errors": errors})
+            done = sending.Synced(0, None, [str(error)])
+    document = {"uri": redacted(uri), "sent": done.sent, "left": done.left, "errors": done.reasons}
+    if not source.printed(document):
+        _print_synced(done, escaped(redacted(uri)), "; the same command sends the rest" if stop.is_set() else "")
+    is_complete = dry_run or not done.reasons
+    raise typer.Exit(0 if is_complete else 130 if stop.is_set() else 1)
+
+
+def _print_synced(done: Synced, uri: str, hint: str) -> None:
+    console = make_console()
+    if done.sent or done.reasons:
+        total = "" if done.left is None else f" of {done.sent + done.left}"
+        console.print(f"Sent {done.sent}{total} runs and sweeps to {uri}.")
+    elif done.left:
+        console.print(f"{done.left} runs and sweeps are not in MLflow at {uri} yet.")
     else:
-        console.print(f"Sent {sent} of {before} runs and sweeps to {shown}.")
-        hint = "; the same command sends the rest" if stop.is_set() else ""
-        for reason in errors:
-            make_console(stderr=True).print(f"[yellow]not sent:[/yellow] {escaped(reason + hint)}", soft_wrap=True)
-    raise typer.Exit(0 if not errors else 130 if stop.is_set() else 1)
+        console.print(f"MLflow at {uri} has everything.")
+    for reason in done.reasons:
+        make_console(stderr=True).print(f"[yellow]not sent:[/yellow] {escaped(reason + hint)}", soft_wrap=True)

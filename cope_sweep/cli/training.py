@@ -33,7 +33,8 @@ from cope_sweep.sweep import jobs
 from cope_sweep.sweep.executor import Executor
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
-from cope_sweep.tracking.uri import check, resolve_uri
+from cope_sweep.tracking.check import check
+from cope_sweep.tracking.uri import resolve_uri
 
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets this environment variable for the driver of a job."""

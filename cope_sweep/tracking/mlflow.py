@@ -3,8 +3,10 @@
 A SQLite store is the file `<store>/mlflow.db`; its artifacts are beside it in `mlartifacts/<experiment>/`. MLflow
 stores their absolute paths, so that `mlflow ui` finds them from any directory. A server keeps its own artifacts.
 
-On a local disk, the SQLite file has a write-ahead log. A request then takes a third of the time, because none waits for
-the disk; `settle` does so for all requests before it.
+On a local disk, the SQLite file has a write-ahead log: its readers and its writer do not wait for each other.
+
+Several processes may send the same run at once. There is no lock: who has created a run looks it up again, and of
+several that have the same tags everybody keeps the same one, the oldest, and puts the others into MLflow's trash.
 
 Beside the files of a checkpoint is `MLmodel`, its description, with two flavours. With `python_function`,
 `mlflow.pyfunc.load_model("models:/<model id>")` loads it on any machine where cope_sweep is installed: it scores token
@@ -31,13 +33,12 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 from cachetools import TTLCache, cachedmethod
-from mlflow.entities import LoggedModel, LoggedModelOutput, Run
+from mlflow.db import upgrade
+from mlflow.entities import LoggedModel, LoggedModelOutput, Run, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
-from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
 from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
-from sqlalchemy import Connection, Engine, event
 
 from cope_sweep.store.index.database import on_network, redacted
 from cope_sweep.tracking.uri import TrackingError, check_sqlite, no_server, sqlite_path
@@ -48,6 +49,8 @@ NOT_IN_MODEL_NAMES = str.maketrans(dict.fromkeys("/:.%\"'", "-"))
 """Characters that MLflow does not allow in the name of a model."""
 EXPERIMENTS_S = 10.0
 """The time for which a list of the experiments is used before it is read again."""
+PAGE = 1000
+"""Runs that are read at once."""
 MAX_EXPERIMENTS = 50_000
 """The longest list that MLflow gives at once."""
 ACCESS_REFUSED = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED")
@@ -93,53 +96,60 @@ class Tracker:
         self._listed: TTLCache[Any, dict[str, str]] = TTLCache(1, EXPERIMENTS_S)
         database = sqlite_path(uri)
         self._artifact_root = database.parent / "mlartifacts" if database else None
-        self._log: Path | None = None
-        """SQLite's write-ahead log."""
-        with errors(uri, "could not be opened"), _migration_lock(database):
+        with errors(uri, "could not be opened"):
             if database is not None:
                 check_sqlite(database)
-                if not database.exists():
-                    _create(database)
+                _prepare(database)
             client = MlflowClient(tracking_uri=uri)
-            self.client = cast(MlflowClient, _CheckedClient(client, uri))
-            with _connecting_engines() as engines:
-                client.search_experiments(max_results=1)  # the client connects on first use
-            self._engine = engines[database] if database is not None else None
-            if database is not None and self._engine is not None and not on_network(database):
-                self._log = database.with_name(database.name + "-wal")
-                event.listen(self._engine, "connect", _use_write_ahead_log)
-                self._engine.dispose()  # the connections of before have none
+            client.search_experiments(max_results=1)  # the client connects on first use
+        self.client = cast(MlflowClient, _CheckedClient(client, uri))
+
+    def search(self, condition: str, *, experiment: str | None = None) -> Iterator[Run]:
+        """The runs that match a condition of MLflow's search, also those in its trash, in one experiment or in all.
+
+        They are read in pages, which takes a server 2 ms per run.
+        """
+        experiments = self._experiments()
+        ids = [each for name, each in experiments.items() if experiment in (None, name)]
+        token: str | None = None if ids else ""
+        while token != "":
+            page = self.client.search_runs(ids, condition, ViewType.ALL, PAGE, page_token=token)
+            yield from page
+            token = page.token or ""
 
     def find(self, tags: Mapping[str, str]) -> Run | None:
-        """The run that has all these tags, in any experiment; the oldest one if there are several."""
-        condition = " AND ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-        experiments = [*self._experiments().values()]
-        order = ["attributes.start_time ASC"]
-        return next(iter(self.client.search_runs(experiments, condition, max_results=1, order_by=order)), None)
+        """The run that has all these tags, in any experiment: the oldest one, and others are deleted.
 
-    def get(self, tracked_id: str) -> Run | None:
-        """The run with MLflow's id `tracked_id`, or None."""
-        try:
-            return self.client.get_run(tracked_id)
-        except TrackingError as error:
-            if _code(error) == "RESOURCE_DOES_NOT_EXIST":
-                return None
-            raise
+        One in MLflow's trash is found where no other has the tags.
+        """
+        runs = [*self.search(" AND ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items()))]
+        kept = min(runs, key=age, default=None)
+        for run in runs:
+            if run is not kept and run.info.lifecycle_stage != "deleted":
+                self._discard(run)
+        return kept
 
     def create(self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, note: str = "") -> Run:
         """Create a run with the status running. The experiment is created, with `note`, if it does not exist."""
         return self.client.create_run(self._experiment(experiment, note), started_ms, cut(tags, "tag"), run_name=name)
 
-    def settle(self) -> None:
-        """Return when what was written survives a power failure."""
-        if self._log is not None:
-            with contextlib.suppress(OSError), self._log.open("rb") as log:
-                os.fsync(log.fileno())
-
     def close(self) -> None:
-        """Close the connections. Afterwards a SQLite file that nobody else has open is whole, and can be copied."""
-        if self._engine is not None:
-            self._engine.dispose()
+        """Write a SQLite file's log into it: the file is whole then, and can be copied."""
+        database = sqlite_path(self.uri)
+        if database is not None:
+            with contextlib.suppress(sqlite3.Error), _connected(database) as connection:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _discard(self, run: Run) -> None:
+        """Put a second run of the same tags into the trash, with its models."""
+        for model in self._models(run):
+            self.client.delete_logged_model(model.model_id)
+        self.client.delete_run(run.info.run_id)
+
+    def _models(self, run: Run) -> Sequence[LoggedModel]:
+        """The models that were made for a run, the oldest first."""
+        found = self.client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run.info.run_id}'")
+        return sorted(found, key=lambda model: (model.creation_timestamp, model.model_id))
 
     def put_model(
         self, run: Run, checkpoint: Path, name: str, params: Mapping[str, str], tags: Mapping[str, str], *, new: bool
@@ -154,18 +164,20 @@ class Tracker:
             tags: Its tags.
             new: Whether the run cannot have one of a process that was killed before it had linked it.
         """
-        found: Sequence[LoggedModel] = []
-        if not new:
-            condition = f"source_run_id = '{run.info.run_id}'"
-            found = self.client.search_logged_models([run.info.experiment_id], condition, max_results=1)
-        model = next(iter(found), None) or self.client.create_logged_model(
-            run.info.experiment_id,
-            name=name.translate(NOT_IN_MODEL_NAMES),
-            source_run_id=run.info.run_id,
-            params=cut(params, "param"),
-            tags=cut(tags, "tag"),
-            model_type="cope_sweep",
-        )
+        models: Sequence[LoggedModel] = [] if new else self._models(run)
+        if not models:
+            made = self.client.create_logged_model(
+                run.info.experiment_id,
+                name=name.translate(NOT_IN_MODEL_NAMES),
+                source_run_id=run.info.run_id,
+                params=cut(params, "param"),
+                tags=cut(tags, "tag"),
+                model_type="cope_sweep",
+            )
+            models = self._models(run) or [made]
+        model, *others = models
+        for other in others:  # of another process that sends the run
+            self.client.delete_logged_model(other.model_id)
         with errors(self.uri, f"could not take {checkpoint}"):
             description = describe(model, checkpoint)
             if folder := _local(model.artifact_location):
@@ -181,7 +193,9 @@ class Tracker:
     def link_model(self, run_id: str, model_id: str, step: int) -> None:
         """Link a complete model to its run, at last: a run that has a model has a complete one."""
         self.client.finalize_logged_model(model_id, "READY")
-        self.client.log_outputs(run_id, [LoggedModelOutput(model_id, step)])
+        outputs = self.client.get_run(run_id).outputs
+        if not (outputs and outputs.model_outputs):
+            self.client.log_outputs(run_id, [LoggedModelOutput(model_id, step)])
 
     @cachedmethod(lambda self: self._listed)
     def _experiments(self) -> dict[str, str]:
@@ -227,9 +241,9 @@ def errors(uri: str, problem: str) -> Iterator[None]:
         raise TrackingError(f"MLflow at {redacted(uri)} {problem}: {_one_line(error, uri)}") from error
 
 
-def _code(error: TrackingError) -> str:
-    """MLflow's code of an error; empty for errors of other kinds."""
-    return error.__cause__.error_code if isinstance(error.__cause__, MlflowException) else ""
+def age(run: Run) -> tuple[bool, int, str]:
+    """A key that sorts runs with the same tags: everybody keeps the oldest one that is not in MLflow's trash."""
+    return run.info.lifecycle_stage == "deleted", run.info.start_time, run.info.run_id
 
 
 def cut(values: Mapping[str, str], kind: str) -> dict[str, str]:
@@ -238,46 +252,28 @@ def cut(values: Mapping[str, str], kind: str) -> dict[str, str]:
     return {key: value if len(value) <= limit else value[: limit - 2] + " …" for key, value in values.items()}
 
 
-@contextlib.contextmanager
-def _migration_lock(database: Path | None) -> Iterator[None]:
-    """One process at a time: if several create the tables of a SQLite store at once, all of them fail."""
-    if database is None:
-        yield
-        return
+def _prepare(database: Path) -> None:
+    """Create a SQLite store if there is none, and give it a write-ahead log, except on a network's disk.
+
+    Only one process creates it: if several do so at once, all of them fail. It gets its name at the end: MLflow refuses
+    one that a process was killed while creating.
+    """
     with database.with_name(database.name + ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _create(database: Path) -> None:
-    """Create a SQLite store under another name first: MLflow refuses one that a process was killed while creating."""
-    new = database.with_name(database.name + ".new")
-    new.unlink(missing_ok=True)
-    engine = create_sqlalchemy_engine(f"sqlite:///{new}")  # type: ignore[no-untyped-call]
-    _initialize_tables(engine)  # type: ignore[no-untyped-call]
-    engine.dispose()
-    new.replace(database)
+        if not database.exists() or not database.stat().st_size:
+            new = database.with_name(database.name + ".new")
+            new.unlink(missing_ok=True)
+            upgrade.main([f"sqlite:///{new}"], standalone_mode=False)  # the command `mlflow db upgrade`
+            new.replace(database)
+        if not on_network(database):
+            with contextlib.suppress(sqlite3.OperationalError), _connected(database) as connection:
+                connection.execute("PRAGMA journal_mode = WAL")  # the file keeps it
 
 
 @contextlib.contextmanager
-def _connecting_engines() -> Iterator[dict[Path, Engine]]:
-    """Path of a database → engine, of those that connect meanwhile. MLflow's client does not give its own away."""
-    found: dict[Path, Engine] = {}
-
-    def note(connection: Connection) -> None:
-        if path := connection.engine.url.database:
-            found[Path(path).absolute()] = connection.engine
-
-    event.listen(Engine, "engine_connect", note)
-    try:
-        yield found
-    finally:
-        event.remove(Engine, "engine_connect", note)
-
-
-def _use_write_ahead_log(connection: sqlite3.Connection, _: object) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
+def _connected(database: Path) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(database, timeout=1.0)) as connection:
+        yield connection
 
 
 def _local(artifacts: str) -> Path | None:

@@ -1,12 +1,12 @@
-"""Sends sweeps and runs of a store to MLflow. One run of the store is one run there, and so is a sweep: their parent.
+"""Brings MLflow up to date with a store. One run of the store is one run there, and so is a sweep, their parent.
 
-Everything can be sent again, also after the process was killed. A run is looked up by its id before it is created. Of
-its curve only the points after those that MLflow has are sent, and its status is sent last. A point has the time when
-its row was written. Rows of older versions have none: there it is the time when the run was begun, plus 1 ms per step.
+Everything can be sent again, also after the process was killed, and by several processes at once. A run is looked up by
+its tag `cope_sweep.run_id` before it is created. Of its curve only the points after those that MLflow has are sent. A
+run that has ended gets MLflow's status first, so that it does not stay running there, and the tag `cope_sweep.status`
+last: with both, it is complete.
 
-A run has the tags `cope_sweep.run_id`, `.sweep_id`, `.ablation`, `.row`, `.axis.<key>`, `.device`, …, and
-`cope_sweep.sweep.<sweep id>` = row for every sweep that contains it. Its parameters are the resolved spec under dotted
-names.
+A point has the time when its row was written. Rows of older versions have none: there it is the time when the run was
+begun, plus 1 ms per step.
 """
 
 from __future__ import annotations
@@ -14,49 +14,90 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self, TypeVar
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
 from cope_sweep.config import NUMERIC_FACTS
-from cope_sweep.store.artifacts import CURVE_FILE, TIME_KEY, RunFolder
+from cope_sweep.store import RunFolder, RunQuery, RunRecord, Status, Store, SweepRecord, SweepRun
+from cope_sweep.store.artifacts import TIME_KEY
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.event import Status
-from cope_sweep.store.index import RunQuery, RunRecord
-from cope_sweep.store.index.mirroring import Membership
-from cope_sweep.store.index.model import leaves
-from cope_sweep.store.index.summaries import sweep_counts
-from cope_sweep.store.store import Store
-from cope_sweep.store.sweeps import SweepRecord
-from cope_sweep.tracking.mlflow import Tracker, cut
-from cope_sweep.tracking.uri import mirrored_of
+from cope_sweep.store.index.model import QueryError, leaves
+from cope_sweep.tracking.mlflow import Tracker, age, cut
+from cope_sweep.tracking.uri import RUN_ID_TAG
 
 TAG = "cope_sweep."
-FACTS = f"{TAG}facts"
 MLFLOW_STATUS: dict[Status, str] = {
     "running": "RUNNING",
     "finished": "FINISHED",
     "failed": "FAILED",
     "damaged": "FAILED",
-    "interrupted": "KILLED",
+    "interrupted": "SCHEDULED",
     "stopped": "KILLED",
 }
-"""Only what is finished in the store is finished in MLflow: a filter on its status gives the runs of the table.
-The tag `cope_sweep.status` tells a run that a scheduler stopped from one that was interrupted. Pending runs are not
-sent."""
+"""Only what is finished in the store is finished in MLflow: a filter on its status gives the runs of the table. An
+interrupted run waits to be continued, which MLflow's pages show by a clock; one that a scheduler ended was killed,
+which they show in red. Pending runs are not sent."""
+SWEEP_STATUS: dict[Status, str] = MLFLOW_STATUS | {"interrupted": "KILLED"}
+"""An interrupted sweep is not continued: another one trains what it has left."""
+ENDED: tuple[Status, ...] = ("finished", "failed", "stopped", "damaged", "interrupted")
 MAX_NOTE_CHARACTERS = 7800
 """MLflow cuts the note of a run at 8000 characters."""
 MAX_LINKS = 40
-"""Reused runs that a note links. The artifact reused.json lists all of them."""
+"""Reused runs that a note links."""
 STATUSES: tuple[Status, ...] = ("finished", "running", "failed", "stopped", "damaged", "interrupted", "pending")
-PROGRESS_INTERVAL_S = 10.0
-"""Between two notes about the progress of a sweep."""
 NO_SWEEP = "cope_sweep"
 """The experiment of runs that no sweep of the store contains."""
+OMITTED_FACTS = {*NUMERIC_FACTS, "steps", "data"}
+"""Facts that are no tags: metrics, a parameter, and the digest of the dataset."""
 
 T = TypeVar("T")
-Stamp = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What MLflow shows of a run or sweep."""
+
+    tracked_id: str
+    """Its id in MLflow."""
+    status: str
+    is_deleted: bool
+    """Whether somebody has put it into MLflow's trash, where it stays."""
+    parent_id: str
+    sent: tuple[str, str]
+    """Status and attempt in the store that it is complete with; of a sweep, the attempt is empty."""
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        tags = run.data.tags
+        sent = tags.get(f"{TAG}status", ""), tags.get(f"{TAG}attempt", "")
+        is_deleted = run.info.lifecycle_stage == "deleted"
+        return cls(run.info.run_id, run.info.status, is_deleted, tags.get("mlflow.parentRunId", ""), sent)
+
+    def has_run(self, record: RunRecord, parent_id: str | None) -> bool:
+        """Whether all of a run that has ended is here, below its sweep's `parent_id`, where that is known."""
+        is_same = (self.status, *self.sent) == (MLFLOW_STATUS[record.status], record.status, str(record.attempt))
+        return self.is_deleted or (is_same and parent_id in (None, self.parent_id))
+
+    def has_sweep(self, status: Status) -> bool:
+        """Whether all of a sweep that has ended with this status is here."""
+        return self.is_deleted or (self.status, self.sent[0]) == (SWEEP_STATUS[status], status)
+
+
+class _Sweep:
+    """A sweep's record and its id in MLflow."""
+
+    def __init__(self, record: SweepRecord, tracked_id: str) -> None:
+        self.record, self.tracked_id = record, tracked_id
+
+    @cached_property
+    def runs(self) -> dict[str, SweepRun]:
+        return {run.run_id: run for run in self.record.runs}
 
 
 class Sender:
@@ -64,83 +105,110 @@ class Sender:
 
     def __init__(self, store: Store, uri: str) -> None:
         self.tracker = Tracker(uri)
-        self._store, self._client, self._mirrored = store, self.tracker.client, mirrored_of(store, uri)
-        newest = self._mirrored.newest_tracked_id()
-        if newest is not None and self.tracker.get(newest) is None:
-            self._mirrored.forget()  # another database is in its place
-        self._curves: dict[str, Stamp] = {}
-        """Runs that are trained → what their curve was like when it was last sent."""
-        self._parents: dict[str, tuple[str, SweepRecord] | None] = {}
-        """Sweep → its id in MLflow and its record; None where the record is missing or damaged."""
-        self._noted_s: dict[str, float] = {}
-        """Sweep → when its progress was last sent."""
-        self._linked: set[str] = set()
-        """Sweeps whose reused runs have been tagged."""
+        self._store, self._client = store, self.tracker.client
+        self._ids: dict[str, str] = {}
+        """Run or sweep → its id in MLflow."""
+        self._sweeps: dict[str, _Sweep | None] = {}
+        """None where the record is missing or damaged."""
 
-    def forget(self, item: str) -> None:
-        """Send all of a run or sweep the next time: nobody knows what a request that failed has changed."""
-        for known in (self._curves, self._parents, self._noted_s):
-            known.pop(item, None)
+    # -- what MLflow has -----------------------------------------------------------------------------------------
+
+    def seen_runs(self, *, experiment: str | None = None, sweep_id: str | None = None) -> dict[str, Seen]:
+        """Run id → what MLflow shows of it: of all runs of one experiment, of one sweep, or of all."""
+        condition = f"tags.`{TAG}kind` = 'run'" + (f" AND tags.`{TAG}sweep_id` = '{sweep_id}'" if sweep_id else "")
+        return self._seen(self.tracker.search(condition, experiment=experiment), RUN_ID_TAG)
+
+    def seen_sweeps(self, *, experiment: str | None = None) -> dict[str, Seen]:
+        """Sweep id → what MLflow shows of it."""
+        return self._seen(self.tracker.search(f"tags.`{TAG}kind` = 'sweep'", experiment=experiment), f"{TAG}sweep_id")
+
+    def _seen(self, runs: Iterable[Run], tag: str) -> dict[str, Seen]:
+        """The value of a tag → what MLflow shows of the run that has it; of several, the one that `find` keeps."""
+        kept: dict[str, tuple[tuple[bool, int, str], Seen]] = {}
+        for run in runs:
+            key, rank = run.data.tags.get(tag, ""), age(run)
+            if key not in kept or rank < kept[key][0]:
+                kept[key] = rank, Seen.of(run)
+        return {key: seen for key, (_, seen) in kept.items()}
+
+    def end_run(self, seen: Seen, record: RunRecord) -> None:
+        """Show a run as ended that has ended in the store. Its rest is sent later."""
+        self._end(seen, MLFLOW_STATUS[record.status], record.ended_ms or record.updated_ms)
+
+    def end_sweep(self, seen: Seen, status: Status, ended_ms: int | None) -> None:
+        """Show a sweep as ended that has ended in the store. Its rest is sent later."""
+        self._end(seen, SWEEP_STATUS[status], ended_ms)
+
+    def _end(self, seen: Seen, status: str, ended_ms: int | None) -> None:
+        if seen.status == "RUNNING" and not seen.is_deleted:
+            self._client.set_terminated(seen.tracked_id, status, ended_ms)
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def send_run(self, run_id: str, *, running: bool = False) -> str | None:
-        """Send a run that has ended, or what a `running` one has logged since the last time.
+    def send_run(self, run_id: str) -> RunRecord | None:
+        """Bring MLflow up to date with a run, which is trained or has ended.
 
-        Returns its id in MLflow; None if there is nothing to send: it was deleted, leased or ended, or has no new rows.
+        Returns the record that was sent; None if there is none, or if the run was not begun.
         """
         record, folder = self._store.index.records([run_id]).get(run_id), self._store.run(run_id)
-        if record is None or (record.status == "running") != running:
+        if record is None or record.status == "pending":
             return None
-        stamp = _curve_stamp(folder, record)
-        if running and self._curves.get(run_id) == stamp:
-            return None
+        found, (sweep, _) = self._find(run_id, {RUN_ID_TAG: run_id}), self._place(record)
+        if found and record.status != "running" and Seen.of(found).has_run(record, sweep.tracked_id if sweep else None):
+            return record
+        run = found or self._create_run(record, folder)
+        if run.info.lifecycle_stage == "deleted":
+            return record
+        self._set_status(run, MLFLOW_STATUS[record.status], record.ended_ms or record.updated_ms)
         begun: dict[str, Any] = _readable(lambda: folder.spec, record.status, {})
-        created_ms = int(begun.get("created_ms") or record.created_ms or record.updated_ms or record.ended_ms or 0)
-        places = self._mirrored.memberships([run_id]).get(run_id, [])
-        known_id = self._mirrored.tracked_ids([run_id]).get(run_id)
-        run = self._find(known_id, {f"{TAG}run_id": run_id}) or self._create_run(record, places, created_ms)
-        tracked_id: str = run.info.run_id
-        tags = sweep_tags(places)
-        if run.info.lifecycle_stage == "deleted":  # somebody has put it into MLflow's trash
-            return tracked_id
-        if run.info.status == "FINISHED":  # it is complete, except for later sweeps
-            self._log(run, tags=tags)
-            return tracked_id
-        if running and run_id not in self._curves:
-            self._set_status(run, "running")
-            self._mirrored.mark({run_id: (0, tracked_id)})
         curve: list[dict[str, float]] = _readable(lambda: folder.curve(times=True), record.status, [])
-        spec, tags = begun.get("spec", {}), tags | state_tags(record)
+        spec, tags = begun.get("spec", {}), self._run_tags(record)
         latest = {
             each.key: Metric(each.key, each.value, each.timestamp, each.step) for each in run.data.to_proto().metrics
         }
-        points = curve_points(latest, curve, created_ms)
+        points = curve_points(latest, curve, _created_ms(record, begun))
         if record.status == "finished":
             self._finish(run, record, folder, spec, points, latest, tags)
         else:
             self._log(run, points, flat(spec), tags)
         if record.status in ("failed", "damaged"):
-            self._client.log_text(tracked_id, _reason(record, folder), "error.txt")
-        if running:
-            self._curves[run_id] = stamp
-        else:  # at last: a run that has ended in MLflow is complete there
-            self._set_status(run, record.status, record.ended_ms or record.updated_ms)
-            self._curves.pop(run_id, None)
-        return tracked_id
+            self._client.log_text(run.info.run_id, _reason(record, folder), "error.txt")
+        self._log(run, tags={f"{TAG}status": record.status, f"{TAG}attempt": str(record.attempt)})
+        return record
 
-    def _create_run(self, record: RunRecord, places: Sequence[Membership], created_ms: int) -> Run:
-        """Create a run, in the experiment of the sweep that first trained it."""
-        place = trained_by(places, record.sweep_id, created_ms)
-        tags = state_tags(record) | sweep_tags(places) | identity_tags(record.run_id, place)
-        experiment, note = NO_SWEEP, ""
+    def _create_run(self, record: RunRecord, folder: RunFolder) -> Run:
+        """Create a run in the experiment of its sweep, and see whether somebody else has done so, too."""
+        begun: dict[str, Any] = _readable(lambda: folder.spec, record.status, {})
+        sweep, place = self._place(record)
+        tags = self._run_tags(record) | {f"{TAG}kind": "run", RUN_ID_TAG: record.run_id}
+        run = self.tracker.create(
+            sweep.record.ablation if sweep else NO_SWEEP,
+            f"{place.row} · seed {place.seed}" if place else record.run_id,
+            tags=tags,
+            started_ms=_created_ms(record, begun),
+            note=experiment_note(sweep.record) if sweep else "",
+        )
+        return self._find(record.run_id, {RUN_ID_TAG: record.run_id}) or run
+
+    def _run_tags(self, record: RunRecord) -> dict[str, str]:
+        """The tags of a run that may change while it is trained, and by the sweep that trains it again."""
+        tags = {f"{TAG}message": record.message or "", f"{TAG}worker_id": record.worker_id or ""}
+        tags |= {f"{TAG}{key}": _text(value) for key, value in record.facts.items() if key not in OMITTED_FACTS}
+        sweep, place = self._place(record)
+        if sweep is not None:
+            tags |= source_tags(sweep.record) | {"mlflow.parentRunId": sweep.tracked_id}
         if place is not None:
-            experiment = place.ablation
-            if (parent := self._parent(place.sweep_id)) is not None:
-                tags = origin_tags(parent[1]) | tags | {"mlflow.parentRunId": parent[0]}
-                note = experiment_note(parent[1])
-        name = f"{place.row} · seed {place.seed}" if place else record.run_id
-        return self.tracker.create(experiment, name, tags=tags, started_ms=created_ms, note=note)
+            tags[f"{TAG}row"] = place.row
+            tags |= {f"{TAG}axis.{key}": label for key, label in place.labels.items()}
+        return {key: value for key, value in tags.items() if value or key == f"{TAG}message"}
+
+    def _place(self, record: RunRecord) -> tuple[_Sweep | None, SweepRun | None]:
+        """The sweep that trained a run last, and the run's place in it."""
+        sweep = self._sweep(record.sweep_id) if record.sweep_id else None
+        if sweep is not None and record.run_id not in sweep.runs:  # a search has suggested it since
+            newest = self._store.sweep(sweep.record.sweep_id) or sweep.record
+            sweep = self._sweeps[newest.sweep_id] = _Sweep(newest, sweep.tracked_id)
+        return sweep, sweep.runs.get(record.run_id) if sweep else None
 
     def _finish(
         self,
@@ -160,14 +228,13 @@ class Sender:
         self._client.log_inputs(run.info.run_id, data)
         model, checkpoint = None, folder.fetch_checkpoint()
         if checkpoint.is_dir() and not (run.outputs and run.outputs.model_outputs):
-            known = dict(run.data.tags)
-            axes = {key: value for key, value in known.items() if key.startswith(f"{TAG}axis.")}
+            axes = {key: value for key, value in tags.items() if key.startswith(f"{TAG}axis.")}
             model = self.tracker.put_model(
                 run,
                 checkpoint,
-                f"{known.get(f'{TAG}row', 'run')} seed {record.seed}",
+                f"{tags.get(f'{TAG}row', 'run')} seed {record.seed}",
                 flat({"model": spec.get("model", {})}),
-                axes | {f"{TAG}run_id": record.run_id},
+                axes | {RUN_ID_TAG: record.run_id},
                 new=new,
             )
             by_split = {each.tags[0].value: each.dataset for each in data}
@@ -179,106 +246,94 @@ class Sender:
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 
-    def settle(self, sweep_id: str) -> None:
-        """End a sweep that has ended in MLflow, too. The rest is sent after the sweep's runs."""
-        if (record := self._store.sweep(sweep_id)) is not None:
-            self._sweep(record)
-
-    def send_sweep(self, sweep_id: str, *, running: bool = False) -> str | None:
-        """Send a sweep that has ended; the progress of a `running` one every PROGRESS_INTERVAL_S at most.
-
-        Returns its id in MLflow; None if there is nothing to send.
-        """
-        if running and time.monotonic() - self._noted_s.get(sweep_id, -PROGRESS_INTERVAL_S) < PROGRESS_INTERVAL_S:
-            return None
-        record = self._store.sweep(sweep_id)
+    def send_sweep(self, sweep_id: str) -> None:
+        """Bring MLflow up to date with a sweep. One that has ended is complete then: send its runs before."""
+        record, summary = self._store.sweep(sweep_id), self._store.index.sweep(sweep_id)
         if record is None:
-            return None
-        run, status = self._sweep(record)
-        tracked_id: str = run.info.run_id
+            return
+        run = self._sweep_run(record)
+        self._sweeps[sweep_id] = _Sweep(record, run.info.run_id)
         if run.info.lifecycle_stage == "deleted":
-            return tracked_id
-        reused = self._mirrored.tracked_ids(record.reused)
-        if sweep_id not in self._linked:
-            self._tag_reused(record, reused)
-        counts = sweep_counts(self._store.index, [sweep_id]).get(sweep_id, {})
-        tags = {
-            "mlflow.note.content": sweep_note(record, counts, reused),
-            f"{TAG}status": status,
-            f"{TAG}reused": str(len(record.reused)),
-            **{f"{TAG}runs.{each}": str(counts.get(each, 0)) for each in STATUSES},
-        }
-        if running:
-            self._log(run, tags=tags)
-            self._noted_s[sweep_id] = time.monotonic()
-            return tracked_id
-        last = max((each.step for each in run.data.to_proto().metrics), default=-1)
-        points = [point for point in self._progress(record) if point.step > last]
-        self._log(run, points, sweep_params(record), tags)
-        for path, text in _sweep_files(record, reused).items():
-            self._client.log_text(tracked_id, text, path)
+            return
+        status: Status = summary.status if summary else record.status
+        if status == "running":
+            self._set_status(run, SWEEP_STATUS[status])
+            statuses = self._store.index.statuses(each.run_id for each in record.runs)
+            self._log(run, tags={"mlflow.note.content": sweep_note(record, statuses, self._best(record), {})})
+            return
+        records = self._store.index.records(each.run_id for each in record.runs)
+        own = [each for each in records.values() if each.sweep_id == sweep_id]
+        last_ms = max((each.ended_ms or each.updated_ms or 0 for each in own), default=0)
+        self._set_status(run, SWEEP_STATUS[status], record.ended_ms or last_ms or record.started_ms)
+        reused = self._links(record)
+        note = sweep_note(record, {key: each.status for key, each in records.items()}, self._best(record), reused)
+        known = {each.key: each.step for each in run.data.to_proto().metrics}
+        points = [point for point in sweep_points(record, own) if point.step > known.get(point.key, -1)]
+        self._log(run, points, sweep_params(record), {"mlflow.note.content": note})
+        self._client.log_text(run.info.run_id, record.file_text, "ablation.yaml")
         # MLflow lists runs by their sweep, with its data: that of any of them.
-        for finished in self._store.index.page(RunQuery(("finished",), sweep_id=sweep_id, limit=1)).runs:
+        for finished in [each for each in records.values() if each.status == "finished"][:1]:
             spec = (self._store.run(finished.run_id).spec or {}).get("spec", {})
-            self._client.log_inputs(tracked_id, datasets(finished, spec))
-        self.forget(sweep_id)
-        return tracked_id
+            self._client.log_inputs(run.info.run_id, datasets(finished, spec))
+        self._log(run, tags={f"{TAG}status": status})
 
-    def _parent(self, sweep_id: str) -> tuple[str, SweepRecord] | None:
-        if sweep_id not in self._parents:
+    def _sweep(self, sweep_id: str) -> _Sweep | None:
+        """A sweep and its run in MLflow, which is created if there is none."""
+        if sweep_id not in self._sweeps:
             try:
                 record = self._store.sweep(sweep_id)
             except DamagedError:  # its runs are sent without it
                 record = None
-            self._parents[sweep_id] = (self._sweep(record)[0].info.run_id, record) if record else None
-        return self._parents[sweep_id]
+            self._sweeps[sweep_id] = _Sweep(record, self._sweep_run(record).info.run_id) if record else None
+        return self._sweeps[sweep_id]
 
-    def _sweep(self, record: SweepRecord) -> tuple[Run, Status]:
-        """MLflow's run of a sweep, created if there is none, with the present status of the sweep, and this."""
-        sweep_id = record.sweep_id
-        tags = {f"{TAG}kind": "sweep", f"{TAG}sweep_id": sweep_id}
-        known_id = self._mirrored.tracked_ids([sweep_id]).get(sweep_id)
-        run = self._find(known_id, tags)
-        if run is None:
-            note = experiment_note(record)
-            run = self.tracker.create(
-                record.ablation, sweep_id, tags=tags | origin_tags(record), started_ms=record.started_ms, note=note
+    def _sweep_run(self, record: SweepRecord) -> Run:
+        """MLflow's run of a sweep, which is created if it is not there."""
+        tags = {f"{TAG}kind": "sweep", f"{TAG}sweep_id": record.sweep_id}
+        found = self._find(record.sweep_id, tags)
+        if found is None:
+            name = f"{record.ablation} · {time.strftime('%Y-%m-%d %H:%M', time.gmtime(record.started_ms / 1000))}"
+            origin = flat({"versions": record.versions, "machine": record.machine})
+            made = self.tracker.create(
+                record.ablation,
+                name,
+                tags=tags | source_tags(record) | {f"{TAG}{key}": value for key, value in origin.items()},
+                started_ms=record.started_ms,
+                note=experiment_note(record),
             )
-        if run.info.run_id != known_id:
-            self._mirrored.mark({sweep_id: (0, run.info.run_id)})
-        summary = self._store.index.sweep(sweep_id)
-        status: Status = summary.status if summary else record.status
-        ended_ms = None
-        if status != "running":
-            ended_ms = record.ended_ms or self._mirrored.last_ms(sweep_id) or record.started_ms
-        self._set_status(run, status, ended_ms)
-        return run, status
+            return self._find(record.sweep_id, tags) or made
+        return found
 
-    def _progress(self, record: SweepRecord) -> list[Metric]:
-        """The number of finished runs over time; a step is a second since the start of the sweep."""
-        points = {}
-        for number, ended_ms in enumerate(self._mirrored.finished_ms(record.sweep_id), start=1):
-            second = max(0, ended_ms - record.started_ms) // 1000
-            points[second] = Metric("runs/finished", float(number), ended_ms, second)
-        return list(points.values())
+    def _best(self, record: SweepRecord) -> RunRecord | None:
+        """The finished run of a sweep with the best value of its primary metric, also if another sweep trained it."""
+        name, goal = primary_metric(record)
+        query = RunQuery(("finished",), sweep_id=record.sweep_id, sort=name, descending=goal == "max", limit=1)
+        with suppress(QueryError):  # no run has it
+            for run in self._store.index.page(query).runs:
+                return run if run.value(name) is not None else None
+        return None
 
-    def _tag_reused(self, record: SweepRecord, reused: Mapping[str, str]) -> None:
-        """Give the runs that a sweep reused its tag. Those that MLflow does not have get it when they are sent."""
-        rows = {run.run_id: run.row for run in record.runs}
-        for run_id, tracked_id in reused.items():
-            run = self.tracker.get(tracked_id)
+    def _links(self, record: SweepRecord) -> dict[str, str]:
+        """Run id → id in MLflow, of the runs that a sweep has reused and that MLflow has; MAX_LINKS at most."""
+        links = {}
+        for run_id in record.reused[:MAX_LINKS]:
+            run = self._find(run_id, {RUN_ID_TAG: run_id})
             if run is not None and run.info.lifecycle_stage != "deleted":
-                self._log(run, tags={sweep_tag(record.sweep_id): rows[run_id]})
-        self._linked.add(record.sweep_id)
+                links[run_id] = run.info.run_id
+        return links
 
     # -- both ----------------------------------------------------------------------------------------------------
 
-    def _find(self, tracked_id: str | None, tags: Mapping[str, str]) -> Run | None:
-        """MLflow's run of a run or sweep of the store, by the id in the index, else by its tags.
-
-        The index has no id where a sender was killed, or where the index was made again.
-        """
-        return (self.tracker.get(tracked_id) if tracked_id else None) or self.tracker.find(tags)
+    def _find(self, item: str, tags: Mapping[str, str]) -> Run | None:
+        """MLflow's run of a run or sweep of the store."""
+        if item in self._ids:
+            run = self._client.get_run(self._ids[item])
+            if run.info.lifecycle_stage != "deleted":
+                return run
+        run = self.tracker.find(tags)
+        if run is not None:
+            self._ids[item] = run.info.run_id
+        return run
 
     def _log(
         self,
@@ -300,13 +355,13 @@ class Sender:
                 [RunTag(key, value) for key, value in new_tags],
             )
 
-    def _set_status(self, run: Run, status: Status, ended_ms: int | None = None) -> None:
-        if run.info.status == MLFLOW_STATUS[status] or run.info.lifecycle_stage == "deleted":
+    def _set_status(self, run: Run, status: str, ended_ms: int | None = None) -> None:
+        if run.info.status == status:
             return
-        if status == "running":
-            self._client.update_run(run.info.run_id, MLFLOW_STATUS[status])
+        if status == "RUNNING":
+            self._client.update_run(run.info.run_id, status)
         else:
-            self._client.set_terminated(run.info.run_id, MLFLOW_STATUS[status], ended_ms)
+            self._client.set_terminated(run.info.run_id, status, ended_ms)
 
 
 def mlflow_key(key: str) -> str:
@@ -383,17 +438,6 @@ def datasets(record: RunRecord, spec: Mapping[str, Any]) -> list[DatasetInput]:
     ]
 
 
-def _sweep_files(record: SweepRecord, reused: Mapping[str, str]) -> dict[str, str]:
-    """Artifact → content, of a sweep."""
-    texts = {"ablation.yaml": record.file_text}
-    if reused:
-        texts["reused.json"] = json.dumps(reused, indent=1) + "\n"
-    if table := record.table:
-        texts |= {"table.md": table["markdown"], "table.csv": table["csv"]}
-        texts["table.json"] = json.dumps(table["json"], indent=1) + "\n"
-    return texts
-
-
 def _readable(read: Callable[[], T | None], status: Status, empty: T) -> T:
     """The content of a run's file; of a damaged run, `empty` for what cannot be read."""
     try:
@@ -412,18 +456,9 @@ def _reason(record: RunRecord, folder: RunFolder) -> str:
         return record.message or str(error)
 
 
-def _curve_stamp(folder: RunFolder, record: RunRecord) -> Stamp:
-    """Mark of a curve's version: modification time and size.
-
-    In an object store, the revision of the record, which changes with every heartbeat.
-    """
-    if folder.objects:
-        return record.revision, 0
-    try:
-        stat = (folder.path / CURVE_FILE).stat()
-    except OSError:
-        return record.revision, 0
-    return stat.st_mtime_ns, stat.st_size
+def _created_ms(record: RunRecord, begun: Mapping[str, Any]) -> int:
+    """When a run was first begun."""
+    return int(begun.get("created_ms") or record.created_ms or record.updated_ms or record.ended_ms or 0)
 
 
 # -- the texts that MLflow shows: tags, parameters and notes -----------------------------------------------------------
@@ -434,66 +469,19 @@ def flat(value: Mapping[str, Any]) -> dict[str, str]:
     return {name: _text(leaf) for name, leaf in leaves(value)}
 
 
-def identity_tags(run_id: str, place: Membership | None) -> dict[str, str]:
-    """Tags that identify a run: its id, and its row and the labels of its axes in the sweep that first trained it."""
-    tags = {f"{TAG}kind": "run", f"{TAG}run_id": run_id}
-    if place is not None:
-        tags |= {f"{TAG}row": place.row, f"{TAG}sweep_id": place.sweep_id, f"{TAG}ablation": place.ablation}
-        tags |= {f"{TAG}axis.{key}": label for key, label in place.labels.items()}
-    return tags
-
-
-def sweep_tag(sweep_id: str) -> str:
-    """The tag that a run has for each sweep that contains it; its value is the run's row there."""
-    return f"{TAG}sweep.{sweep_id}"
-
-
-def sweep_tags(places: Iterable[Membership]) -> dict[str, str]:
-    """The tags of all sweeps that contain a run."""
-    return {sweep_tag(place.sweep_id): place.row for place in places}
-
-
-def origin_tags(record: SweepRecord) -> dict[str, str]:
-    """Tags that say where a sweep and its runs come from: ablation, commit, versions, machine."""
-    tags = {f"{TAG}sweep_id": record.sweep_id, f"{TAG}ablation": record.ablation}
-    origin = {"versions": record.versions, "machine": record.machine}
-    tags |= {f"{TAG}{name}": value for name, value in flat(origin).items()}
-    tags |= {"mlflow.source.name": " ".join(record.command), "mlflow.source.type": "JOB"}
-    if record.git_commit:
-        tags["mlflow.source.git.commit"] = record.git_commit
-    return tags
-
-
-def state_tags(record: RunRecord) -> dict[str, str]:
-    """Tags with the status of a run, why it ended, and the facts that are known of it."""
+def source_tags(record: SweepRecord) -> dict[str, str]:
+    """Tags of a sweep and of each of its runs: ablation, command and commit."""
     tags = {
-        f"{TAG}status": record.status,
-        f"{TAG}attempt": str(record.attempt),
-        f"{TAG}message": record.message or "",
+        f"{TAG}sweep_id": record.sweep_id,
+        f"{TAG}ablation": record.ablation,
+        "mlflow.source.name": " ".join(record.command),
+        "mlflow.source.type": "JOB",
     }
-    if record.worker_id:
-        tags[f"{TAG}worker_id"] = record.worker_id
-    if record.parent_id:
-        tags[f"{TAG}parent_id"] = record.parent_id
-    if record.facts:
-        # One tag holds all facts as JSON, for programs; each fact also has a tag of its own, for people.
-        tags[FACTS] = json.dumps(dict(record.facts))
-        tags |= {f"{TAG}{name}": _text(value) for name, value in record.facts.items()}
-    return tags
+    return tags | ({"mlflow.source.git.commit": record.git_commit} if record.git_commit else {})
 
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def trained_by(places: Sequence[Membership], last_sweep: str | None, created_ms: int) -> Membership | None:
-    """The sweep that first trained a run: the last one with this run that started before the run was begun.
-
-    Where the run is older than all of them: the one that trained it last, else the first one.
-    """
-    before = [place for place in places if place.started_ms <= created_ms]
-    last = [place for place in places if place.sweep_id == last_sweep]
-    return next(iter([*before[-1:], *last, *places]), None)
 
 
 def sweep_params(record: SweepRecord) -> dict[str, str]:
@@ -512,21 +500,51 @@ def experiment_note(record: SweepRecord) -> str:
     return "\n\n".join(part for part in (f"**{record.title}**", record.hypothesis.strip()) if part)
 
 
-def sweep_note(record: SweepRecord, counts: Mapping[Status, int], reused: Mapping[str, str]) -> str:
-    """The note of a sweep: its progress, its table once there is one, and links to the runs that it reused.
+def primary_metric(record: SweepRecord) -> tuple[str, str]:
+    """Name and goal (`min` or `max`) of the primary metric of a sweep's ablation."""
+    first = [*record.metrics, {"name": "train/loss", "goal": "min"}][0]
+    metric = next((each for each in record.metrics if each["name"] == record.primary), first)
+    return metric["name"], metric["goal"]
 
-    `counts` is the number of runs by status; `reused` maps the ids of reused runs to those that they have in MLflow.
+
+def sweep_points(record: SweepRecord, runs: Sequence[RunRecord]) -> list[Metric]:
+    """The number of the runs that a sweep has finished, and their best primary metric, over time.
+
+    A step is a second since the start of the sweep.
     """
-    progress = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts.get(status))
-    head = f"{experiment_note(record)}\n\n{len(record.runs)} runs: {progress}."
-    head += "".join(f"\n\n{note}" for note in record.notes)
-    tail = f"\n\nAll runs of this sweep, in any experiment: tags.`{sweep_tag(record.sweep_id)}` != ''"
+    name, goal = primary_metric(record)
+    best_of = max if goal == "max" else min
+    points: dict[tuple[str, int], Metric] = {}
+    values: list[float] = []
+    finished = sorted((run.ended_ms or 0, run.run_id, run) for run in runs if run.status == "finished")
+    for number, (ended_ms, _, run) in enumerate(finished, start=1):
+        second = max(0, ended_ms - record.started_ms) // 1000
+        points["runs/finished", second] = Metric("runs/finished", float(number), ended_ms, second)
+        value = run.value(name)
+        if value is not None and value == best_of([*values[-1:], value]) and value not in values[-1:]:
+            values.append(value)
+            points[name, second] = Metric(mlflow_key(name), float(value), ended_ms, second)
+    return list(points.values())
+
+
+def sweep_note(
+    record: SweepRecord, statuses: Mapping[str, Status], best: RunRecord | None, reused: Mapping[str, str]
+) -> str:
+    """The note of a sweep: its progress, its best run, and links to the runs that it reused.
+
+    `statuses` are those of its runs by id; `reused` maps the ids of reused runs to those that they have in MLflow.
+    """
+    counts = Counter(statuses.get(run.run_id, "pending") for run in record.runs)
+    progress = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+    text = f"{experiment_note(record)}\n\n{len(record.runs)} runs: {progress}."
+    if best is not None:
+        name, _ = primary_metric(record)
+        place = next((f"{run.row} · seed {run.seed}" for run in record.runs if run.run_id == best.run_id), best.run_id)
+        text += f"\n\nBest {name}: {best.value(name):.6g} ({place})"
+    text += "".join(f"\n\n{note}" for note in record.notes)
     if linked := [run for run in record.runs if run.run_id in reused][:MAX_LINKS]:
-        tail += f"\n\n{len(record.reused)} runs were trained by earlier sweeps and are listed there:\n\n"
-        tail += "\n".join(f"- [{run.row} · seed {run.seed}](#/runs/{reused[run.run_id]})" for run in linked)
+        text += f"\n\n{len(record.reused)} runs were trained by earlier sweeps and are listed there:\n\n"
+        text += "\n".join(f"- [{run.row} · seed {run.seed}](#/runs/{reused[run.run_id]})" for run in linked)
         if len(record.reused) > len(linked):
-            tail += f"\n- {len(record.reused) - len(linked)} more: see the artifact reused.json"
-    table = f"\n\n{record.table['markdown']}" if record.table else ""
-    if len(head + table + tail) > MAX_NOTE_CHARACTERS:
-        table = "\n\nThe table is too long for a note: see the artifact table.md."
-    return (head + table + tail)[:MAX_NOTE_CHARACTERS]
+            text += f"\n- and {len(record.reused) - len(linked)} more"
+    return text[:MAX_NOTE_CHARACTERS]

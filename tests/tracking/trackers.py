@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import pytest
 
-from cope_sweep.tracking.send import TAG
-from cope_sweep.tracking.sync import Sync
-from cope_sweep.tracking.uri import backlog_count
+from cope_sweep.tracking.sync import sync
+
+TAG = "cope_sweep."
 
 
 class Dataset(NamedTuple):
@@ -46,11 +46,9 @@ def client_of(uri):
 
 def synced(store, uri):
     """A sync by a process of its own, which sends everything; how many runs and sweeps."""
-    with Sync(store, uri) as session:
-        assert session.sync(), session.reasons()
-        assert session.left == 0
-        assert backlog_count(store, uri) == 0
-        return session.sent
+    sent, left, reasons = sync(store, uri, timeout_s=0)
+    assert (left, reasons) == (0, [])
+    return sent
 
 
 def runs_of(uri, condition=""):

@@ -1,0 +1,69 @@
+"""The page of a run in MLflow, for links. Nothing here imports mlflow: two small requests find the run by its tag."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+from cachetools import TTLCache
+
+from cope_sweep.store import Store
+from cope_sweep.tracking.uri import RUN_ID_TAG, resolve_uri
+
+TIMEOUT_S = 1.0
+KEPT_S = 60.0
+"""The time for which an answer is used again, also that the server does not answer: then no page waits for it."""
+
+_lock = threading.Lock()
+_pages: TTLCache[tuple[str, str], str | None] = TTLCache(4096, KEPT_S)
+_away: TTLCache[str, bool] = TTLCache(16, KEPT_S)
+"""Servers that did not answer."""
+
+
+def run_page(store: Store, run_id: str) -> str | None:
+    """The URL of a run's page in MLflow, where runs are sent to a server; None if it does not have the run or answer.
+
+    Credentials are those of the URL, or MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD.
+    """
+    uri = resolve_uri(store)
+    if not uri.startswith(("http://", "https://")):
+        return None
+    key = uri, run_id
+    with _lock:
+        if key in _pages or uri in _away:
+            return _pages.get(key)
+    record = store.index.records([run_id], values=False).get(run_id)
+    sweep = store.index.sweep(record.sweep_id) if record and record.sweep_id else None
+    try:
+        tracked_id = _tracked_id(uri, sweep.ablation, run_id) if sweep else None
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):  # it is away, or no MLflow server
+        with _lock:
+            _away[uri] = True
+        return None
+    parts = urlsplit(uri)
+    server = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    with _lock:
+        page = _pages[key] = f"{server}/#/runs/{tracked_id}" if tracked_id else None
+    return page
+
+
+def _tracked_id(uri: str, experiment: str, run_id: str) -> str | None:
+    """MLflow's id of a run of an experiment."""
+    headers, auth = {}, None
+    if "MLFLOW_TRACKING_USERNAME" in os.environ:
+        auth = os.environ["MLFLOW_TRACKING_USERNAME"], os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
+    elif "MLFLOW_TRACKING_TOKEN" in os.environ:
+        headers["Authorization"] = f"Bearer {os.environ['MLFLOW_TRACKING_TOKEN']}"
+    with httpx.Client(base_url=f"{uri}/api/2.0/mlflow", timeout=TIMEOUT_S, headers=headers, auth=auth) as client:
+        found = client.get("/experiments/get-by-name", params={"experiment_name": experiment})
+        if found.status_code == httpx.codes.NOT_FOUND:
+            return None
+        experiment_id = found.raise_for_status().json()["experiment"]["experiment_id"]
+        query: dict[str, Any] = {
+            "experiment_ids": [experiment_id], "filter": f"tags.`{RUN_ID_TAG}` = '{run_id}'", "max_results": 1
+        }  # fmt: skip
+        runs = client.post("/runs/search", json=query).raise_for_status().json().get("runs", [])
+    return next((run["info"]["run_id"] for run in runs), None)
