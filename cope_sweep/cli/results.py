@@ -60,7 +60,6 @@ from cope_sweep.config.ablation import ablation_schema
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
-
     from cope_sweep.api.answers import PlanCost, RunCost, RunSummary, SweepMember
     from cope_sweep.config import Plan
     from cope_sweep.read.tables.best import Tuned

@@ -47,8 +47,6 @@ class SweepRecord(Frozen):
     """The columns of the table, as the ablation file declares them."""
     primary: str | None = None
     """The name of the primary metric; null: the first one."""
-    mlflow: bool = True
-    """Whether the sweep sends its runs to MLflow. If not, only `cope-sweep sync` does."""
     runs: list[SweepRun]
     reused: list[str]
     """Ids of the runs that were finished before the sweep."""

@@ -87,19 +87,12 @@ class Recorder:
                 self._noted[event.run_id] = dict(event.metrics)
                 self._changed[event.run_id] = False
 
-    def finish(
-        self,
-        record: SweepRecord,
-        on_sending: OnSending = lambda sent, total: None,
-        *,
-        patience_s: float = PATIENCE_S,
-    ) -> list[str]:
-        """Send the rest of a sweep that has ended, and wait for it as long as there is progress.
+    def finish(self, on_sending: OnSending = lambda sent, total: None, *, patience_s: float = PATIENCE_S) -> list[str]:
+        """Send the rest of the sweep, whose end is in the store, and wait for it as long as there is progress.
 
         Ctrl-C ends the wait: what has ended is shown as ended, and the rest is left to `cope-sweep sync`.
 
         Args:
-            record: The sweep at its end, as it is in the store.
             on_sending: Called with the number of runs and sweeps that were sent since now, and that of all.
             patience_s: How long to wait without progress.
 
@@ -107,7 +100,7 @@ class Recorder:
             One line for each reason why something is missing in MLflow, with the command that sends it later.
         """
         with self._condition:
-            self._record, self._is_ending, before = record, True, self._sent
+            self._is_ending, before = True, self._sent
             self._condition.notify_all()
         seen, total, deadline_s = before, 0, time.monotonic() + patience_s
         is_late = was_interrupted = False
@@ -260,7 +253,7 @@ class Recorder:
             seen_runs = sender.seen_runs(experiment=self._record.ablation, sweep_id=summary.sweep_id)
             rows = self._store.index.records((run.run_id for run in record.runs), values=False)
             for run_id, row in rows.items():
-                if row.sweep_id != summary.sweep_id or row.status in ("running", "pending"):
+                if row.sweep_id not in (summary.sweep_id, None) or row.status in ("running", "pending"):
                     continue
                 seen = seen_runs.get(run_id)
                 if seen is not None:
@@ -271,21 +264,21 @@ class Recorder:
         self._older = older
 
     def _find_rest(self) -> None:
-        """Note the runs that have ended since they were last sent, and nobody has said so."""
-        rows = self._store.index.records((run.run_id for run in self._record.runs), values=False)
+        """Note the runs of which not all was sent, also where nobody has said that they have ended."""
+        record = self._store.sweep(self._record.sweep_id) or self._record  # a search has added runs
+        rows = self._store.index.records((run.run_id for run in record.runs), values=False)
         for run_id, row in rows.items():
-            is_own = row.sweep_id == self._record.sweep_id and row.status not in ("running", "pending")
-            if is_own and self._complete.get(run_id) != (row.status, row.attempt):
+            is_own = row.sweep_id == record.sweep_id or run_id in self._shown
+            is_sent = self._complete.get(run_id) == (row.status, row.attempt)
+            if is_own and row.status not in ("running", "pending") and not is_sent:
                 self._put_back({run_id: True})
 
     def _end_shown(self, sender: Sender) -> None:
         """Show everything as ended that has ended, without its rest. Takes STOP_S at most."""
-        begun_s = time.monotonic()
+        deadline_s = time.monotonic() + STOP_S
+        sweep_id, experiment = self._record.sweep_id, self._record.ablation
+        seen, summary = sender.seen_sweeps(experiment=experiment).get(sweep_id), self._store.index.sweep(sweep_id)
+        if seen is not None and summary is not None and summary.status != "running":
+            sender.end_sweep(seen, summary.status, summary.ended_ms)
         rows = self._store.index.records(self._shown, values=False)
-        seen_runs = sender.seen_runs(experiment=self._record.ablation, sweep_id=self._record.sweep_id)
-        seen_sweep = sender.seen_sweeps(experiment=self._record.ablation).get(self._record.sweep_id)
-        if seen_sweep is not None:
-            sender.end_sweep(seen_sweep, self._record.status, self._record.ended_ms)
-        for run_id, row in rows.items():
-            if run_id in seen_runs and row.status != "running" and time.monotonic() - begun_s < STOP_S:
-                sender.end_run(seen_runs[run_id], row)
+        sender.end_shown({run_id: row for run_id, row in rows.items() if row.status != "running"}, deadline_s)

@@ -18,16 +18,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
 from cope_sweep.config import NUMERIC_FACTS
-from cope_sweep.store import RunFolder, RunQuery, RunRecord, Status, Store, SweepRecord, SweepRun
+from cope_sweep.store import RunFolder, RunQuery, RunRecord, Status, Store, SweepRecord
 from cope_sweep.store.artifacts import TIME_KEY
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.index.model import QueryError, leaves
+from cope_sweep.store.index.model import Place, QueryError, leaves
 from cope_sweep.tracking.mlflow import Tracker, age, cut
 from cope_sweep.tracking.uri import RUN_ID_TAG
 
@@ -89,15 +88,11 @@ class Seen:
         return self.is_deleted or (self.status, self.sent[0]) == (SWEEP_STATUS[status], status)
 
 
-class _Sweep:
+class _Sweep(NamedTuple):
     """A sweep's record and its id in MLflow."""
 
-    def __init__(self, record: SweepRecord, tracked_id: str) -> None:
-        self.record, self.tracked_id = record, tracked_id
-
-    @cached_property
-    def runs(self) -> dict[str, SweepRun]:
-        return {run.run_id: run for run in self.record.runs}
+    record: SweepRecord
+    tracked_id: str
 
 
 class Sender:
@@ -138,6 +133,13 @@ class Sender:
     def end_sweep(self, seen: Seen, status: Status, ended_ms: int | None) -> None:
         """Show a sweep as ended that has ended in the store. Its rest is sent later."""
         self._end(seen, SWEEP_STATUS[status], ended_ms)
+
+    def end_shown(self, runs: Mapping[str, RunRecord], deadline_s: float) -> None:
+        """Show runs as ended that this sender has shown as running, until `deadline_s` on the monotonic clock."""
+        for run_id, record in runs.items():
+            if run_id in self._ids and time.monotonic() < deadline_s:
+                ended_ms = record.ended_ms or record.updated_ms
+                self._client.set_terminated(self._ids[run_id], MLFLOW_STATUS[record.status], ended_ms)
 
     def _end(self, seen: Seen, status: str, ended_ms: int | None) -> None:
         if seen.status == "RUNNING" and not seen.is_deleted:
@@ -184,7 +186,7 @@ class Sender:
         run = self.tracker.create(
             sweep.record.ablation if sweep else NO_SWEEP,
             f"{place.row} · seed {place.seed}" if place else record.run_id,
-            tags=tags,
+            tags={key: value for key, value in tags.items() if value},
             started_ms=_created_ms(record, begun),
             note=experiment_note(sweep.record) if sweep else "",
         )
@@ -202,13 +204,14 @@ class Sender:
             tags |= {f"{TAG}axis.{key}": label for key, label in place.labels.items()}
         return {key: value for key, value in tags.items() if value or key == f"{TAG}message"}
 
-    def _place(self, record: RunRecord) -> tuple[_Sweep | None, SweepRun | None]:
-        """The sweep that trained a run last, and the run's place in it."""
-        sweep = self._sweep(record.sweep_id) if record.sweep_id else None
-        if sweep is not None and record.run_id not in sweep.runs:  # a search has suggested it since
-            newest = self._store.sweep(sweep.record.sweep_id) or sweep.record
-            sweep = self._sweeps[newest.sweep_id] = _Sweep(newest, sweep.tracked_id)
-        return sweep, sweep.runs.get(record.run_id) if sweep else None
+    def _place(self, record: RunRecord) -> tuple[_Sweep | None, Place | None]:
+        """The sweep that trained a run last, and the run's place in it; where it is not known, the newest with the run.
+
+        A damaged record of a sweep keeps no run from being sent: it is None.
+        """
+        places = self._store.index.places([record.run_id]).get(record.run_id, [])
+        place = next((each for each in places if each.sweep_id == record.sweep_id), places[-1] if places else None)
+        return self._sweep(place.sweep_id) if place else None, place
 
     def _finish(
         self,
@@ -330,10 +333,10 @@ class Sender:
             run = self._client.get_run(self._ids[item])
             if run.info.lifecycle_stage != "deleted":
                 return run
-        run = self.tracker.find(tags)
-        if run is not None:
-            self._ids[item] = run.info.run_id
-        return run
+        found = self.tracker.find(tags)
+        if found is not None:
+            self._ids[item] = found.info.run_id
+        return found
 
     def _log(
         self,
