@@ -18,18 +18,30 @@ from tests.store.waiting import until
 from tests.sweep.ports import free_port
 
 
-def test_an_index_that_is_missing_or_damaged_is_made_again(stored):
+def test_an_index_that_is_missing_is_made_again(stored):
     before = stored.json("runs")["runs"], stored.json("status")
-    index = stored.folder / "store" / "index.db"
+    remove_index(stored)
+    after = stored.json("runs")["runs"], stored.json("status")
+    assert [drop(run) for run in after[0]] == [drop(run) for run in before[0]]
+    assert after[1] == before[1]
+
+
+def test_an_index_that_is_no_database_is_made_again_by_repair(stored):
+    before = {run["run_id"]: run["status"] for run in stored.json("runs")["runs"]}
+    remove_index(stored).write_bytes(b"no database" * 100)
+    assert "`cope-sweep store check --repair` makes it again" in stored.error("runs")
+    found = stored.json("store", "check", "--repair", code=1)
+    assert "file is not a database" in found[0]["problem"]
+    assert {run["run_id"]: run["status"] for run in stored.json("runs")["runs"]} == before
+    assert (stored.folder / "store" / "index.db.damaged").exists()
+
+
+def remove_index(stored):
+    """Delete the index; its path."""
     stored.store.index.close()
-    for make in (index.unlink, lambda: index.write_bytes(b"no database" * 100)):
-        make()
-        if index.exists():
-            assert "store check --repair" in stored.error("runs")
-            stored("store", "check", "--repair", code=1)
-        after = stored.json("runs")["runs"], stored.json("status")
-        assert [drop(run) for run in after[0]] == [drop(run) for run in before[0]]
-        assert after[1] == before[1]
+    for path in (stored.folder / "store").glob("index.db*"):
+        path.unlink()
+    return stored.folder / "store" / "index.db"
 
 
 def drop(run):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, Text, and_, case, cast, func, or_, select
+from sqlalchemy import CTE, ColumnElement, Connection, Select, Text, and_, case, cast, func, or_, select
 
 from cope_sweep.store.index.model import RECORD_COLUMNS, Filter, Position, QueryError, RunQuery, Value
 from cope_sweep.store.index.rows import among
@@ -146,10 +146,12 @@ class Order:
     descending: tuple[bool, ...]
     part: ColumnElement[int] | None = None
     """The column of `runs` that names the part with the values, if they are of the spec."""
+    values: CTE | None = None
+    """The values of these parts, each read from its JSON once: there are few parts, and many runs."""
 
     def joined(self, statement: Select[Any]) -> Select[Any]:
         """A statement about `runs` with the table of the columns."""
-        return statement if self.part is None else statement.outerjoin(parts, parts.c.id == self.part)
+        return statement if self.values is None else statement.outerjoin(self.values, self.values.c.id == self.part)
 
     def sorted(self, statement: Select[Any]) -> Select[Any]:
         """A statement that has the columns, in this order."""
@@ -186,7 +188,7 @@ def counted(
         return statement, total, order
     once = statement.cte("matching")
     total = select(func.count()).select_from(once).scalar_subquery()
-    return select(once), total, replace(order, columns=tuple(once.c)[1:], part=None)
+    return select(once), total, replace(order, columns=tuple(once.c)[1:], part=None, values=None)
 
 
 def order_of(connection: Connection, query: RunQuery, status: ColumnElement[str]) -> Order:
@@ -201,5 +203,10 @@ def order_of(connection: Connection, query: RunQuery, status: ColumnElement[str]
         raise QueryError(f"{query.sort}: runs cannot be sorted by tags; sort by a value of the run, or run_id, step, …")
     check_keys(connection, [query.sort])
     section = _section(query.sort)
-    part = None if section is None else runs.c[f"{section}_part"]
-    return Order((*values_of(connection, query.sort), runs.c.run_id), (down, down, False), part)
+    number, text = values_of(connection, query.sort)
+    if section is None:
+        return Order((number, text, runs.c.run_id), (down, down, False))
+    of_parts = select(parts.c.id, number.label("number"), text.label("text")).where(parts.c.section == section)
+    values = of_parts.cte("sorted_by").prefix_with("MATERIALIZED")
+    columns = (values.c.number, values.c.text, runs.c.run_id)
+    return Order(columns, (down, down, False), runs.c[f"{section}_part"], values)
