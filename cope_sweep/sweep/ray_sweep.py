@@ -248,7 +248,7 @@ class RaySweep:
             context,
             groups=None if groups == "auto" else groups,
             schedule=self.work.schedule,
-            metrics=[each.metric for each in (self.work.schedule, search) if each is not None],
+            metrics=[str(each.metric) for each in (self.work.schedule, search) if each is not None],
             ended=self.ended,
             scratch=self.scratch,
         )

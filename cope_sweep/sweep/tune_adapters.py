@@ -164,12 +164,9 @@ class _Asking(NotPickled, TrialScheduler):
         if self.metric_name in result:
             super().on_trial_complete(tune_controller, trial, result)
 
-    @classmethod
-    def of(cls, trials: Trials, metric_name: str, **options: Any) -> TrialScheduler:
-        """The scheduler, with Tune's `options`."""
-        scheduler = cls(metric=metric_name, **options)
-        scheduler.trials, scheduler.metric_name, scheduler._asked = trials, metric_name, set()
-        return scheduler
+    def connect(self, trials: Trials, metric_name: str) -> None:
+        """Name the sweep, and the metric by which runs are compared. To be called once, before anything else."""
+        self.trials, self.metric_name, self._asked = trials, metric_name, set()
 
 
 class AskingASHA(_Asking, ASHAScheduler):
@@ -185,14 +182,20 @@ def scheduler_of(schedule: EarlyStopping, trials: Trials) -> TrialScheduler:
 
     Raises ValueError where there is none for its kind.
     """
-    options: dict[str, Any] = {"time_attr": "step", "mode": schedule.goal, "grace_period": schedule.grace}
+    metric_name = str(schedule.metric)
+    options: dict[str, Any] = {
+        "time_attr": "step", "metric": metric_name, "mode": schedule.goal, "grace_period": schedule.grace,
+    }  # fmt: skip
+    scheduler: AskingASHA | AskingMedianRule
     if isinstance(schedule, Asha):
-        options |= {"max_t": MAX_STEPS, "reduction_factor": schedule.reduction, "stop_last_trials": False}
-        return AskingASHA.of(trials, schedule.metric, **options)
-    if isinstance(schedule, Median):
+        scheduler = AskingASHA(max_t=MAX_STEPS, reduction_factor=schedule.reduction, stop_last_trials=False, **options)
+    elif isinstance(schedule, Median):
         # A trial is never paused for others to catch up.
-        return AskingMedianRule.of(trials, schedule.metric, min_time_slice=math.inf, **options)
-    raise ValueError(f"schedule {schedule.kind!r}: there is no such scheduler; accepted: asha, median, none")
+        scheduler = AskingMedianRule(min_time_slice=math.inf, **options)
+    else:
+        raise ValueError(f"schedule {schedule.kind!r}: there is no such scheduler; accepted: asha, median, none")
+    scheduler.connect(trials, metric_name)
+    return scheduler
 
 
 def tuner_of(
