@@ -4,9 +4,9 @@
 
 Each seed is one store. The command `cope-sweep run` is started; after a random time a random process below it, or the
 command itself, gets SIGKILL; where the command has ended it is started again. After the last kill it runs to its end,
-and `cope-sweep sync` sends what is missing in MLflow: the process that sends may have been the last victim, and then
-`run` ends with 0 and names that command. Then the store has to hold what an undisturbed sweep leaves: the same runs,
-curves to the bit, the same table, and in MLflow every point of every metric once.
+and `cope-sweep sync` sends what is missing in MLflow: the last victim may have been the command, which sends. Then the
+store has to hold what an undisturbed sweep leaves: the same runs, curves to the bit, the same table, and in MLflow every
+point of every metric once.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def kind_of(process: psutil.Process) -> str:
     line = " ".join(process.cmdline())
     if line.startswith("ray::"):
         return line.split()[0].split("(")[0]
-    for name in ("gcs_server", "raylet", "tracking.beside", "dashboard", "agent"):
+    for name in ("gcs_server", "raylet", "dashboard", "agent"):
         if name in line:
             return name
     return "driver" if "cope_sweep.cli" in line else process.name()

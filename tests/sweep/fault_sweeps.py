@@ -31,7 +31,7 @@ SHORT, LONG = 20, 1500
 RUN = [sys.executable, "-m", "cope_sweep.cli", "run"]
 until = partial(waiting.until, timeout_s=600.0)
 """Each fault happens after a cluster, a command and its workers have started."""
-SWEEP_PROCESSES = ("ray::IndexActor", "ray::RunTrial", "ray::JobSupervisor")
+SWEEP_PROCESSES = ("ray::StopRequests", "ray::RunTrial", "ray::JobSupervisor")
 
 
 def write_ablation(path: Path, steps: Mapping[str, int], *, seeds: int = 1, groups: int | str = 1) -> Plan:

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cope_sweep.store.rebuild import check
 from sqlalchemy import text
 
 from cope_sweep.store import Store, StoreError, files
+from cope_sweep.store.damage import check
 from cope_sweep.store.index import IndexUnavailable, database
 from cope_sweep.store.index.database import Database
 from cope_sweep.store.objects import ObjectFolder

@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from cope_sweep.store.index.summaries import activity
 
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Event, Store
@@ -100,7 +99,7 @@ def test_a_node_where_the_store_is_not_mounted_is_left_out(cluster: str, cluster
 
     def act(event: Event) -> None:
         if notes and len({each.run_id for each in events if each.step}) >= 2:
-            left_out.append(activity(store.index).left_out)
+            left_out.append(store.index.activity().left_out)
             signal.raise_signal(signal.SIGTERM)
 
     with node_without(tmp_path / "shared", cluster):
