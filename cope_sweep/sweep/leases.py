@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -118,18 +119,19 @@ class Leases:
             self._on_stop_request()
 
     def close(self) -> None:
-        """End all leases of runs that are left, and stop to renew."""
+        """Stop to renew, and end the leases of runs that are left. If the index does not answer, they expire."""
         self._closed.set()
         self._thread.join()
-        for run_id in sorted(self._held):
-            self.end(run_id)
+        with contextlib.suppress(IndexUnavailable):
+            for run_id in sorted(self._held):
+                self.end(run_id)
 
     def waiting(self, call: Callable[[], T]) -> T:
         """The result of `call`, which is tried until the index answers.
 
         Raises:
             IndexUnusable: At once.
-            IndexUnavailable: The leases were closed, or the sweep was stopped `STOP_WAIT_S` ago.
+            IndexUnavailable: The leases were closed, or the sweep was stopped, `STOP_WAIT_S` ago.
         """
         is_told = False
 
@@ -139,9 +141,9 @@ class Leases:
             if waited_s >= WAIT_NOTE_S and not is_told:
                 is_told = True
                 self._on_wait()
-            if self._stop.is_set():
+            if self._stop.is_set() or self._closed.is_set():
                 self._stopped_s = self._stopped_s or now_s
-            return (self._closed.is_set() or self._stop.is_set()) and (self._stopped_s or now_s) < now_s - STOP_WAIT_S
+            return self._stopped_s is not None and self._stopped_s < now_s - STOP_WAIT_S
 
         return waiting(call, gives_up)
 
