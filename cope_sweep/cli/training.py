@@ -275,8 +275,8 @@ def submit_job(
             **limits,
         )  # fmt: skip
         jobs.check_cluster(cluster)  # before anything is written
-        opened = Store(store, index=index, create=True)
-        jobs.record_submission(submission, plan, opened)
+        opened = shared.open_store(create=True)
+        jobs.record_submission(submission, recorded_plan(plan, opened), opened)
         outcome = jobs.start_submission(submission, opened, cluster, follow=follow, on_line=on_line)
     else:
         # Only the cluster can reach the store: the job reads the ablation from the folder that is sent.

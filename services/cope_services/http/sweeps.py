@@ -33,7 +33,7 @@ from cope_sweep.api.requests import SweepRequest
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
 from cope_sweep.config.source import TOO_LARGE
 from cope_sweep.errors import NotFoundError
-from cope_sweep.read.queries import Queries
+from cope_sweep.read.queries import Queries, recorded_plan
 from cope_sweep.read.queries.plans import ENDED, plan_cost
 from cope_sweep.read.queries.progress import RATE_WINDOW_S, ProgressTracker
 from cope_sweep.store import ACTIVE, Budget, Store, Submission, SweepProgress, read_submission
@@ -241,7 +241,7 @@ class SweepJobs:
         try:
             with self._lock:
                 self._admit(store)
-                record_submission(submission, plan, store)
+                record_submission(submission, recorded_plan(plan, store), store)
                 if key is not None:
                     meant = store.index.claim_request(
                         submission.sweep_id, key, since_ms=_remembered_since_ms(), active=while_active
