@@ -7,7 +7,6 @@ import threading
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import httpx
 from cachetools import TTLCache
 
 from cope_sweep.store import Store
@@ -28,6 +27,8 @@ def run_page(store: Store, run_id: str) -> str | None:
 
     Credentials are those of the URL, or MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD.
     """
+    import httpx  # commands that show no page need not wait for its import
+
     uri = resolve_uri(store)
     if not uri.startswith(("http://", "https://")):
         return None
@@ -52,6 +53,8 @@ def run_page(store: Store, run_id: str) -> str | None:
 
 def _tracked_id(uri: str, experiment: str, run_id: str) -> str | None:
     """MLflow's id of a run of an experiment."""
+    import httpx
+
     headers, auth = {}, None
     if "MLFLOW_TRACKING_USERNAME" in os.environ:
         auth = os.environ["MLFLOW_TRACKING_USERNAME"], os.environ.get("MLFLOW_TRACKING_PASSWORD", "")

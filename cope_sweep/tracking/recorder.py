@@ -248,7 +248,7 @@ class Recorder:
                 continue
             parent_id = seen.tracked_id if seen else None
             if seen is not None:
-                sender.end_sweep(seen, summary.status, record.ended_ms)
+                sender.end_sweep(summary.sweep_id)
             older.append(summary.sweep_id)
             seen_runs = sender.seen_runs(experiment=self._record.ablation, sweep_id=summary.sweep_id)
             rows = self._store.index.records((run.run_id for run in record.runs), values=False)
@@ -276,9 +276,6 @@ class Recorder:
     def _end_shown(self, sender: Sender) -> None:
         """Show everything as ended that has ended, without its rest. Takes STOP_S at most."""
         deadline_s = time.monotonic() + STOP_S
-        sweep_id, experiment = self._record.sweep_id, self._record.ablation
-        seen, summary = sender.seen_sweeps(experiment=experiment).get(sweep_id), self._store.index.sweep(sweep_id)
-        if seen is not None and summary is not None and summary.status != "running":
-            sender.end_sweep(seen, summary.status, summary.ended_ms)
+        sender.end_sweep(self._record.sweep_id)
         rows = self._store.index.records(self._shown, values=False)
         sender.end_shown({run_id: row for run_id, row in rows.items() if row.status != "running"}, deadline_s)

@@ -42,8 +42,8 @@ MLFLOW_STATUS: dict[Status, str] = {
 """Only what is finished in the store is finished in MLflow: a filter on its status gives the runs of the table. An
 interrupted run waits to be continued, which MLflow's pages show by a clock; one that a scheduler ended was killed,
 which they show in red. Pending runs are not sent."""
-SWEEP_STATUS: dict[Status, str] = MLFLOW_STATUS | {"interrupted": "KILLED"}
-"""An interrupted sweep is not continued: another one trains what it has left."""
+SWEEP_STATUS: dict[Status, str] = MLFLOW_STATUS | {"interrupted": "KILLED", "pending": "SCHEDULED"}
+"""An interrupted sweep is not continued: another one trains what it has left. A pending one was submitted."""
 ENDED: tuple[Status, ...] = ("finished", "failed", "stopped", "damaged", "interrupted")
 MAX_NOTE_CHARACTERS = 7800
 """MLflow cuts the note of a run at 8000 characters."""
@@ -128,11 +128,16 @@ class Sender:
 
     def end_run(self, seen: Seen, record: RunRecord) -> None:
         """Show a run as ended that has ended in the store. Its rest is sent later."""
-        self._end(seen, MLFLOW_STATUS[record.status], record.ended_ms or record.updated_ms)
+        if seen.status == "RUNNING" and not seen.is_deleted:
+            ended_ms = record.ended_ms or record.updated_ms
+            self._client.set_terminated(seen.tracked_id, MLFLOW_STATUS[record.status], ended_ms)
 
-    def end_sweep(self, seen: Seen, status: Status, ended_ms: int | None) -> None:
-        """Show a sweep as ended that has ended in the store. Its rest is sent later."""
-        self._end(seen, SWEEP_STATUS[status], ended_ms)
+    def end_sweep(self, sweep_id: str) -> None:
+        """Show a sweep as ended if it has ended in the store. Its rest is sent later."""
+        with suppress(DamagedError):
+            record = self._store.sweep(sweep_id)
+            if record is not None:
+                self._sweep_run(record)
 
     def end_shown(self, runs: Mapping[str, RunRecord], deadline_s: float) -> None:
         """Show runs as ended that this sender has shown as running, until `deadline_s` on the monotonic clock."""
@@ -140,10 +145,6 @@ class Sender:
             if run_id in self._ids and time.monotonic() < deadline_s:
                 ended_ms = record.ended_ms or record.updated_ms
                 self._client.set_terminated(self._ids[run_id], MLFLOW_STATUS[record.status], ended_ms)
-
-    def _end(self, seen: Seen, status: str, ended_ms: int | None) -> None:
-        if seen.status == "RUNNING" and not seen.is_deleted:
-            self._client.set_terminated(seen.tracked_id, status, ended_ms)
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -161,7 +162,8 @@ class Sender:
         run = found or self._create_run(record, folder)
         if run.info.lifecycle_stage == "deleted":
             return record
-        self._set_status(run, MLFLOW_STATUS[record.status], record.ended_ms or record.updated_ms)
+        ended_ms = None if record.status == "running" else record.ended_ms or record.updated_ms or record.created_ms
+        self._set_status(run, MLFLOW_STATUS[record.status], ended_ms)
         begun: dict[str, Any] = _readable(lambda: folder.spec, record.status, {})
         curve: list[dict[str, float]] = _readable(lambda: folder.curve(times=True), record.status, [])
         spec, tags = begun.get("spec", {}), self._run_tags(record)
@@ -251,23 +253,19 @@ class Sender:
 
     def send_sweep(self, sweep_id: str) -> None:
         """Bring MLflow up to date with a sweep. One that has ended is complete then: send its runs before."""
-        record, summary = self._store.sweep(sweep_id), self._store.index.sweep(sweep_id)
+        record = self._store.sweep(sweep_id)
         if record is None:
             return
-        run = self._sweep_run(record)
+        run, status = self._sweep_run(record)
         self._sweeps[sweep_id] = _Sweep(record, run.info.run_id)
         if run.info.lifecycle_stage == "deleted":
             return
-        status: Status = summary.status if summary else record.status
-        if status == "running":
-            self._set_status(run, SWEEP_STATUS[status])
+        if status in ("running", "pending"):
             statuses = self._store.index.statuses(each.run_id for each in record.runs)
             self._log(run, tags={"mlflow.note.content": sweep_note(record, statuses, self._best(record), {})})
             return
         records = self._store.index.records(each.run_id for each in record.runs)
         own = [each for each in records.values() if each.sweep_id == sweep_id]
-        last_ms = max((each.ended_ms or each.updated_ms or 0 for each in own), default=0)
-        self._set_status(run, SWEEP_STATUS[status], record.ended_ms or last_ms or record.started_ms)
         reused = self._links(record)
         note = sweep_note(record, {key: each.status for key, each in records.items()}, self._best(record), reused)
         known = {each.key: each.step for each in run.data.to_proto().metrics}
@@ -287,14 +285,14 @@ class Sender:
                 record = self._store.sweep(sweep_id)
             except DamagedError:  # its runs are sent without it
                 record = None
-            self._sweeps[sweep_id] = _Sweep(record, self._sweep_run(record).info.run_id) if record else None
+            self._sweeps[sweep_id] = _Sweep(record, self._sweep_run(record)[0].info.run_id) if record else None
         return self._sweeps[sweep_id]
 
-    def _sweep_run(self, record: SweepRecord) -> Run:
-        """MLflow's run of a sweep, which is created if it is not there."""
+    def _sweep_run(self, record: SweepRecord) -> tuple[Run, Status]:
+        """MLflow's run of a sweep, created if it is not there, with the present status of the sweep, and this."""
         tags = {f"{TAG}kind": "sweep", f"{TAG}sweep_id": record.sweep_id}
-        found = self._find(record.sweep_id, tags)
-        if found is None:
+        run = self._find(record.sweep_id, tags)
+        if run is None:
             name = f"{record.ablation} · {time.strftime('%Y-%m-%d %H:%M', time.gmtime(record.started_ms / 1000))}"
             origin = flat({"versions": record.versions, "machine": record.machine})
             made = self.tracker.create(
@@ -304,8 +302,17 @@ class Sender:
                 started_ms=record.started_ms,
                 note=experiment_note(record),
             )
-            return self._find(record.sweep_id, tags) or made
-        return found
+            run = self._find(record.sweep_id, tags) or made
+        summary = self._store.index.sweep(record.sweep_id)
+        status: Status = summary.status if summary else record.status
+        ended_ms = record.ended_ms
+        if status not in ("running", "pending") and ended_ms is None:  # its process died: when it was last heard of
+            runs = self._store.index.records((each.run_id for each in record.runs), values=False).values()
+            own = [each.ended_ms or each.updated_ms or 0 for each in runs if each.sweep_id == record.sweep_id]
+            ended_ms = max([record.started_ms, *own])
+        if run.info.lifecycle_stage != "deleted":
+            self._set_status(run, SWEEP_STATUS[status], ended_ms)
+        return run, status
 
     def _best(self, record: SweepRecord) -> RunRecord | None:
         """The finished run of a sweep with the best value of its primary metric, also if another sweep trained it."""
@@ -361,7 +368,7 @@ class Sender:
     def _set_status(self, run: Run, status: str, ended_ms: int | None = None) -> None:
         if run.info.status == status:
             return
-        if status == "RUNNING":
+        if ended_ms is None:
             self._client.update_run(run.info.run_id, status)
         else:
             self._client.set_terminated(run.info.run_id, status, ended_ms)

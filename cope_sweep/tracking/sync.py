@@ -131,9 +131,9 @@ def _sending(
     What MLflow shows as running is shown as ended first, so that nothing stays running there wherever this ends.
     """
     seen_runs, seen_sweeps = seen
-    for sweep_id, sweep in missing.sweeps.items():
-        if sweep_id in seen_sweeps:
-            sender.end_sweep(seen_sweeps[sweep_id], sweep.status, sweep.ended_ms)
+    for sweep_id in missing.sweeps:
+        if sweep_id in seen_sweeps and seen_sweeps[sweep_id].status == "RUNNING":
+            sender.end_sweep(sweep_id)
     for run_id, record in missing.runs.items():
         if run_id in seen_runs:
             sender.end_run(seen_runs[run_id], record)

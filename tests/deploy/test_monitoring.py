@@ -110,12 +110,12 @@ def test_the_numbers_are_those_of_the_sweep(scraped):
 
 def test_every_metric_of_sweeps_is_shown_or_watched(scraped):
     used = {metric for query in QUERIES.values() for metric, _, _ in selectors(promql_parser.parse(query))}
-    prefixes = ("cope_runs", "cope_sweeps", "cope_heartbeat", "cope_nodes", "cope_mlflow", "cope_index", "cope_disk")
+    prefixes = ("cope_runs", "cope_sweeps", "cope_heartbeat", "cope_nodes", "cope_index", "cope_disk")
     assert {name for name in scraped.labels if name.startswith(prefixes)} <= used
 
 
 def test_alerts_say_what_to_do():
-    assert set(RULES) >= {"NoProgress", "RunsFailed", "NodesLeftOut", "MlflowBacklog", "DiskNearlyFull"}
+    assert set(RULES) >= {"NoProgress", "RunsFailed", "NodesLeftOut", "DiskNearlyFull"}
     for rule in RULES.values():
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"]

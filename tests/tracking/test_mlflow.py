@@ -4,6 +4,8 @@ import json
 import multiprocessing
 import secrets
 import shutil
+import subprocess
+import sys
 import threading
 import urllib.request
 from pathlib import Path
@@ -13,13 +15,12 @@ import pytest
 
 from cope_sweep.inference import Predictor
 from cope_sweep.store import Store
-from cope_sweep.tracking.send import TAG
-from cope_sweep.tracking.sync import Sync
+from cope_sweep.tracking.sync import sync
 from cope_sweep.tracking.uri import TrackingError
 from cope_sweep.train import Runtime, train_run
 from tests.read.tables.ablations import fail, finish, plan_of
 from tests.store.sweeps import begin, end, end_sweep, write_sweep
-from tests.tracking.trackers import client_of, history, run_of, synced
+from tests.tracking.trackers import TAG, client_of, history, run_of, sweep_of, synced
 
 pytestmark = pytest.mark.slow
 TOKENS = np.array([[3, 1, 2, 2], [0, 1, 1, 3]])
@@ -40,19 +41,21 @@ def open_store(path, queue):
         queue.put(repr(error))
 
 
-def test_a_process_that_was_killed_while_it_created_a_store_does_no_harm(tmp_path, monkeypatch):
-    from cope_sweep.tracking import mlflow
+KILLED = """
+import os, sys
+from cope_sweep.tracking.uri import import_mlflow
 
-    def killed(engine):
-        with engine.begin() as connection:
-            connection.exec_driver_sql("CREATE TABLE spans (trace_id VARCHAR(50))")
-        raise KeyboardInterrupt
+import_mlflow()
+from cope_sweep.tracking import mlflow
 
+mlflow.upgrade.main = lambda words, **_: (open(words[0].removeprefix("sqlite:///"), "w").write("x"), os._exit(9))
+mlflow.Tracker(sys.argv[1])
+"""
+
+
+def test_a_process_that_was_killed_while_it_created_a_store_does_no_harm(tmp_path):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    with monkeypatch.context() as patched:
-        patched.setattr(mlflow, "_initialize_tables", killed)
-        with pytest.raises(KeyboardInterrupt):
-            tracker(uri)
+    assert subprocess.run([sys.executable, "-c", KILLED, uri], cwd=Path.cwd(), check=False).returncode == 9
     assert not (tmp_path / "mlflow.db").exists()
     assert tracker(uri).find({"a": "b"}) is None
     assert not (tmp_path / "mlflow.db.new").exists()
@@ -76,16 +79,16 @@ def test_mlflow_client_reads_a_sweep(store, sqlite_uri):
     fail(store, plan.runs[1])
     record = end_sweep(store, record, "failed")
     synced(store, sqlite_uri)
-    client = client_of(sqlite_uri)
+    client, name = client_of(sqlite_uri), sweep_of(sqlite_uri, record).name
     experiment = client.get_experiment_by_name("copying")
     assert "CoPE counts tokens by their content." in experiment.tags["mlflow.note.content"]
     runs = client.search_runs([experiment.experiment_id])
     assert {run.info.run_name: run.info.status for run in runs} == {
-        record.sweep_id: "FAILED",
+        name: "FAILED",
         "CoPE · seed 0": "FINISHED",
         "a_b <c> · seed 0": "FAILED",
     }
-    parent = next(run for run in runs if run.info.run_name == record.sweep_id)
+    parent = next(run for run in runs if run.info.run_name == name)
     children = client.search_runs([experiment.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
     assert len(children) == 2
     folder = store.run(plan.runs[0].run_id)
@@ -116,7 +119,7 @@ def test_an_expert_finds_data_models_durations_and_times(store, sqlite_uri):
     for condition in (
         f"tags.`{TAG}kind` = 'run' AND dataset.name = 'selective_copy/in_dist'",
         f"tags.`{TAG}kind` = 'run' AND dataset.context = 'train'",
-        f"tags.`{TAG}sweep.{record.sweep_id}` = 'CoPE'",
+        f"tags.`{TAG}row` = 'CoPE'",
         f"tags.`{TAG}device` = 'cpu' AND metrics.`system/parameters` > 1000",
     ):
         assert len(client.search_runs(ids, condition)) == 2, condition
@@ -135,22 +138,18 @@ def test_an_expert_finds_data_models_durations_and_times(store, sqlite_uri):
                 assert run.info.start_time <= point.timestamp <= run.info.end_time
 
 
-def test_several_writers_at_once_duplicate_no_points(store, sqlite_uri, tmp_path):
-    """Two stores that send to one tracker have no common lock. What one is refused, it sends again."""
+def test_two_stores_that_send_the_same_run_duplicate_no_points(store, sqlite_uri, tmp_path):
     plan = plan_of()
     folder = begin(store, plan.runs[0], *({"step": step, "train/loss": float(step)} for step in range(2300)))
     folder.set_state("interrupted")
     end(store, folder)
     store.index.close()
     second = Store(shutil.copytree(store.root, tmp_path / "second", ignore=shutil.ignore_patterns("mlflow.db")))
-    tracker(sqlite_uri).create("cope_sweep", "x", tags={f"{TAG}run_id": plan.runs[0].run_id}, started_ms=1)
-    with Sync(store, sqlite_uri) as first, Sync(second, sqlite_uri) as other:
-        threads = [threading.Thread(target=each.send_all, kwargs={"tries": 5}) for each in (first, other)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert first.reasons() + other.reasons() == []
+    threads = [threading.Thread(target=sync, args=(each, sqlite_uri)) for each in (store, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     points = history(sqlite_uri, run_of(sqlite_uri, plan.runs[0]), "train/loss")
     assert [point.step for point in points] == list(range(2300))
 
@@ -160,18 +159,18 @@ def test_the_oldest_run_that_has_all_tags_is_found_in_any_experiment(sqlite_uri)
     for experiment, started_ms in (("a", 2000), ("b", 500), ("c", 1000)):
         run = found.create(experiment, "x", tags={"key": "k", "in": experiment}, started_ms=started_ms)
     assert found.find({"key": "k"}).data.tags["in"] == "b"
-    assert found.find({"key": "k", "in": "c"}).info.run_id == run.info.run_id
+    assert found.find({"key": "k", "in": "c"}).info.run_id == run.info.run_id  # the others are in the trash
     assert found.find({"key": "k", "in": "d"}) is None
-    assert found.get("0" * 32) is None
+    active = client_of(sqlite_uri).search_runs(["1", "2", "3"], "tags.key = 'k'")
+    assert [each.data.tags["in"] for each in active] == ["b"]
 
 
 def test_a_closed_store_is_one_file(store, sqlite_uri):
     tracking = tracker(sqlite_uri)
     run = tracking.create("x", "y", tags={"key": "k"}, started_ms=1)
     assert (store.root / "mlflow.db-wal").exists()
-    tracking.settle()
     tracking.close()
-    assert not (store.root / "mlflow.db-wal").exists()
+    assert (store.root / "mlflow.db-wal").stat().st_size == 0
     assert tracker(sqlite_uri).find({"key": "k"}).info.run_id == run.info.run_id
 
 
@@ -279,9 +278,7 @@ def test_a_model_of_which_a_mirror_sent_a_part_becomes_whole(store, uri, trained
 
     with monkeypatch.context() as patched:
         patched.setattr(client, "finalize_logged_model", dies)
-        with Sync(store, uri) as session:
-            assert not session.sync()
-            assert "the process ends here" in " ".join(session.reasons())
+        assert "the process ends here" in " ".join(sync(store, uri, timeout_s=0).reasons)
     run = run_of(uri, trained)
     (half,) = client_of(uri).search_logged_models([run.experiment], f"source_run_id = '{run.id}'")
     before = files_of(half)

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cope_sweep.store.event import Event
-from cope_sweep.tracking.sync import Sync
-from cope_sweep.tracking.uri import backlog_count
+from cope_sweep.tracking.sync import sync
 from cope_sweep.train import Runtime, train_run
-from tests.store.sweeps import LEASE_S, begin, end
+from tests.store.sweeps import begin, end
 from tests.tiny import tiny_run
-from tests.tracking.trackers import fresh_database, history, run_of, synced  # noqa: F401 - a fixture
+from tests.tracking.trackers import fresh_database, history, run_of, send, synced  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
 RUN = tiny_run(**{"train.steps": 12})
@@ -54,10 +52,10 @@ def test_a_machine_that_trained_nothing_sends_runs_and_checkpoints_to_mlflow(on_
         assert (files / path.name).read_bytes() == path.read_bytes()
     assert mlflow.models.get_model_info(f"models:/{kept}").run_id == run.id
     # A SQLite database is one of a machine: another one has its own, which has received nothing.
-    assert backlog_count(second, uri) == 0
+    assert sync(second, uri, dry_run=True).left == 0
     first = on_machine("first")
     other = uri_of(first)
-    assert backlog_count(first, other) == 1
+    assert sync(first, other, dry_run=True).left == 1
     assert sent(first, other).status == "finished"
 
 
@@ -66,12 +64,10 @@ def test_what_another_machine_logs_is_sent_while_it_trains(on_machine, uri_of):
     begin(first, RUN, {"step": 1, "train/loss": 3.0}).set_state("interrupted")
     second, uri = on_machine("second"), uri_of(first)
     folder = begin(second, RUN)
-    with Sync(first, uri) as session:
-        assert session.sync()
-        folder.log({"step": 2, "train/loss": 2.0})
-        folder._publish("curve.jsonl")
-        second.index.renew("tests", LEASE_S, [Event(RUN.run_id, "running", 2)])
-        assert session.sync()
+    send(first, uri, RUN)
+    folder.log({"step": 2, "train/loss": 2.0})
+    folder._publish("curve.jsonl")
+    send(first, uri, RUN)
     assert [p.step for p in history(uri, run_of(uri, RUN), "train/loss")] == [1, 2]
 
 

@@ -7,10 +7,15 @@ import sqlite3
 
 import pytest
 
-from cope_sweep.tracking.uri import TrackingError, check, resolve_uri
+from cope_sweep.store import RunRecord
+from cope_sweep.tracking.check import check
+from cope_sweep.tracking.page import run_page
+from cope_sweep.tracking.uri import TrackingError, resolve_uri
 from tests.processes import output_of
+from tests.store.sweeps import write_sweep
 from tests.sweep.ports import free_port
 from tests.tracking.stub_server import Stub
+from tests.tracking.trackers import run_of, send
 
 
 @pytest.fixture
@@ -141,8 +146,10 @@ def test_a_real_server(server_uri):
 def test_mlflow_is_imported_only_where_a_server_answers(tmp_path):
     code = f"""
 import sys
-import cope_sweep.tracking.beside
-from cope_sweep.tracking.uri import check
+import cope_sweep.tracking.page
+import cope_sweep.tracking.recorder
+import cope_sweep.tracking.sync
+from cope_sweep.tracking.check import check
 
 check("sqlite:///{tmp_path}/mlflow.db")
 try:
@@ -152,3 +159,30 @@ except Exception as error:
 print(*(name for name in ("mlflow", "torch", "pandas") if name in sys.modules))
 """
     assert output_of("-c", code).split() == ["TrackingError"]
+
+
+@pytest.mark.slow
+def test_a_run_that_a_server_has_leads_to_its_page(store, plan, server_uri, monkeypatch):
+    record = write_sweep(store, plan)
+    row = RunRecord.of(plan.runs[0].run_id, "running", plan.runs[0].model_dump(mode="json"))
+    store.index.acquire(row, record.sweep_id, 600)
+    assert run_page(store, plan.runs[0].run_id) is None  # the database of the store has no pages
+    send(store, server_uri, plan.runs[0])
+    with Stub(server_uri) as stub:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", stub.url.replace("//", "//me:secret@"))
+        page = run_page(store, plan.runs[0].run_id)
+        assert page == f"{stub.url}/#/runs/{run_of(server_uri, plan.runs[0]).id}"
+        assert stub.seen[-1][1] == "Basic bWU6c2VjcmV0"
+        assert run_page(store, plan.runs[1].run_id) is None
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_answer_delays_one_page_only(store, plan, monkeypatch):
+    record = write_sweep(store, plan)
+    for run in plan.runs:
+        store.index.acquire(RunRecord.of(run.run_id, "running", run.model_dump(mode="json")), record.sweep_id, 600)
+    with Stub(None) as stub:
+        stub.status, stub.delay_s = 200, 5.0
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", stub.url)
+        assert [run_page(store, run.run_id) for run in plan.runs] == [None] * 6
+        assert stub.requests == 1

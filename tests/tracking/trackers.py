@@ -106,3 +106,12 @@ def fresh_database(tmp_path_factory):
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     Tracker(f"sqlite:///{path}").close()
     return path
+
+
+def send(store, uri, *runs):
+    """Bring MLflow up to date with some runs, also with those that are trained, as a sweep does."""
+    from cope_sweep.tracking.send import Sender
+
+    sender = Sender(store, uri)
+    for run in runs:
+        sender.send_run(run.run_id)

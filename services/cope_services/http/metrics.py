@@ -158,7 +158,7 @@ class Measurement:
         ACCESS.info('%s "%s %s" %d %.1f ms', client, scope["method"], path, status, seconds * 1000)
 
 
-# -- the store: its runs and sweeps, what MLflow lacks, and the disk of its folder -------------------------------------
+# -- the store: its runs and sweeps, and the disk of its folder -------------------------------------
 
 READ_EVERY_S = 5.0
 """Scrapes within this time share their numbers: however often somebody asks, the index is not asked more often."""
