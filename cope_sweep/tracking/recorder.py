@@ -123,6 +123,8 @@ class Recorder:
         with self._condition:
             self._is_interrupted = True
             reasons, left = list(dict.fromkeys(self._errors.values())), self._left()
+        if total:
+            on_sending(self._sent - before, max(total, self._sent - before + left))
         if was_interrupted and left:
             reasons = [f"interrupted with {left} {'runs and sweeps' if left > 1 else 'run or sweep'} to send"]
         elif is_late and not reasons:
