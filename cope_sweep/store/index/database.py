@@ -232,10 +232,10 @@ def replace_tables(connection: Connection, url: str) -> bool:
             f"the index {redacted(url)} has format {found}, of a newer cope_sweep; this one knows {FORMAT}. Install "
             "the newer version, or name another database with --index: it is filled from the run folders"
         )
-    if found is not None and (training := _training(connection)):
+    if found is not None and _is_leased(connection, found):
         raise OtherFormatError(
-            f"the index {redacted(url)} is of an older cope_sweep, whose sweeps train {training} runs with it now; "
-            "stop them, or wait for their end, and run the same command again"
+            f"the index {redacted(url)} is of an older cope_sweep, and a sweep of that version is running with it; "
+            "stop it, or wait for its end, and run the same command again"
         )
     former = MetaData()
     former.reflect(connection, only=lambda name, _: name in FORMER_TABLES or name in metadata.tables)
@@ -252,7 +252,10 @@ def _format(connection: Connection) -> int | None:
     return 0 if number is None else int(number)
 
 
-def _training(connection: Connection) -> int:
-    """The number of runs whose lease has not expired. Every format has these two columns."""
-    query = text("SELECT count(*) FROM runs WHERE status = 'running' AND expires_s > :now_s")
-    return int(connection.execute(query, {"now_s": time.time()}).scalar_one())
+def _is_leased(connection: Connection, found: int) -> bool:
+    """Whether a run, or a sweep, has a lease in the tables of a format. Runs have one in every format."""
+    for table in ("runs", "sweeps") if found else ("runs",):
+        query = text(f"SELECT 1 FROM {table} WHERE status = 'running' AND expires_s > :now_s LIMIT 1")  # noqa: S608
+        if connection.execute(query, {"now_s": time.time()}).scalar() is not None:
+            return True
+    return False

@@ -188,16 +188,30 @@ def test_an_index_of_another_format_is_made_again(index, index_url):
     assert filled == [True]
 
 
-def test_an_index_that_is_used_by_another_version_is_left_alone(index, index_url):
-    index.acquire(row(RUNS[0], "running"), "sweep", 60)
+@pytest.mark.parametrize("what", ["run", "sweep"])
+def test_an_older_index_in_which_a_sweep_holds_a_lease_is_left_alone(index, index_url, what):
+    if what == "run":
+        index.acquire(row(RUNS[0], "running"), "a", 60)
+    else:
+        write_sweep(index, "a", RUNS[:1], "running", ttl_s=60)
+    before = index.statuses(), index.sweeps()
+    set_format(index, FORMAT - 1)
     fill, filled = fill_with()
-    for number, message in ((FORMAT - 1, "an older cope_sweep, whose sweeps train 1 runs"), (FORMAT + 1, "a newer")):
-        set_format(index, number)
-        with pytest.raises(OtherFormatError, match=message):
-            Index(index_url, fill)
-    assert filled == []
+    with pytest.raises(OtherFormatError, match="of an older cope_sweep, and a sweep of that version is running"):
+        Index(index_url, fill)
     set_format(index, FORMAT)
-    assert Index(index_url).statuses() == {RUNS[0].run_id: "running"}
+    index = Index(index_url, fill)
+    assert (index.statuses(), index.sweeps()) == before
+    assert filled == []
+
+
+def test_an_index_of_a_newer_version_is_left_alone(index, index_url):
+    index.write([row(RUNS[0])])
+    set_format(index, FORMAT + 1)
+    with pytest.raises(OtherFormatError, match=f"has format {FORMAT + 1}, of a newer cope_sweep"):
+        Index(index_url)
+    set_format(index, FORMAT)
+    assert Index(index_url).statuses() == {RUNS[0].run_id: "finished"}
 
 
 def test_a_process_that_fails_to_fill_an_index_leaves_the_former_one(index, index_url):
