@@ -34,6 +34,7 @@ from cope_sweep.config.ablation import Goal
 from cope_sweep.config.points import Dimension, dimensions_of, parameters_of
 from cope_sweep.store import Status, Store, StoreError
 from cope_sweep.store.errors import DamagedError
+from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.database import on_network
 
 STUDY_FILE = "optuna.db"
@@ -58,8 +59,6 @@ class Search:
     Rows of earlier sweeps whose runs have not ended come first, then new ones. Last come those that other sweeps have
     suggested meanwhile and that have not ended: whoever asks waits for their results, and trains them if they are given
     up. Together, all sweeps suggest as many rows as the ablation asks for.
-
-    Every method raises IndexUnavailable where the database does not answer, and can then be called again.
     """
 
     def __init__(
@@ -73,6 +72,10 @@ class Search:
             retry_failed: Whether runs that have failed before are suggested again.
             stopped_counts: Whether a run that was stopped early has ended; else it is suggested again.
             max_rows: How many rows are returned whose runs have not ended; None: no limit.
+
+        Raises:
+            IndexUnavailable: The database does not answer.
+            StoreError: Another version of Optuna has made the study.
         """
         if plan.search is None:
             raise ValueError(f"the ablation {plan.name} has no search by suggestions")
@@ -89,6 +92,8 @@ class Search:
         """The rows of earlier sweeps that are still to be returned."""
         self._open: dict[str, Trial | None] = {}
         """Run id → its trial, if this search has asked for it; of the rows that were returned and have not ended."""
+        self._ends: dict[str, tuple[Status, float | None]] = {}
+        """Run id → status and value, of the ends that are still to be told."""
         self._trials: dict[str, list[FrozenTrial]] = {}
         """Run id → its trials, of all sweeps."""
         self._others: dict[str, Row] = {}
@@ -103,7 +108,7 @@ class Search:
             self._continue()
 
     def close(self) -> None:
-        """Close the connections to Optuna's database."""
+        """Close the connections to Optuna's database. No other method is called afterwards."""
         self._storage.remove_session()
         self._storage.engine.dispose()
 
@@ -126,12 +131,12 @@ class Search:
         """The next row. None: none now; unless `is_exhausted`, ask again a little later, or when a run has ended.
 
         Whoever asks records the row with the sweep. Its run may have ended before, in a sweep of another ablation:
-        then it need not be trained, and `end` tells its result at once.
+        then it need not be trained, and `end` tells its result at once. Raises IndexUnavailable; ask again then.
         """
         if self._left == 0:
             return None
         with self._answering():
-            self._look()
+            self._tell_ends()
             row = _first(self._again) or self._suggested() or _first(self._others)
             if row is None:
                 return None
@@ -149,14 +154,19 @@ class Search:
         return self._store.status(run_id) in self._ended
 
     def report(self, run_id: str, step: int, value: float) -> None:
-        """Tell the metric's value at an evaluation of a run. A value that is not finite is ignored."""
+        """Tell the metric's value at an evaluation of a run. A value that is not finite is ignored.
+
+        Where the database does not answer, it is in no trial.
+        """
         trial = self._open.get(run_id)
         if trial is not None and math.isfinite(value):
-            with self._answering(), contextlib.suppress(UpdateFinishedTrialError):
+            with contextlib.suppress(IndexUnavailable, UpdateFinishedTrialError), self._answering():
                 trial.report(value, step)
 
     def end(self, run_id: str, status: Status, value: float | None) -> None:
         """Tell how a run ended. It has no effect for a run that goes on later.
+
+        Where the database does not answer, that is told later: by the next call, or by the next sweep.
 
         Args:
             run_id: A run whose row was returned.
@@ -165,11 +175,10 @@ class Search:
         """
         if status not in ("finished", "stopped", "failed"):
             return
-        with self._answering():
-            self._look()
-            self._tell(run_id, status, value)
-        self._open.pop(run_id, None)
+        self._ends[run_id] = status, value
         self._is_stuck = False
+        with contextlib.suppress(IndexUnavailable), self._answering():
+            self._tell_ends()
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -253,6 +262,13 @@ class Search:
                 if row is not None:
                     others[run_id] = row
         self._others = others
+
+    def _tell_ends(self) -> None:
+        self._look()
+        for run_id, end in list(self._ends.items()):
+            self._tell(run_id, *end)
+            self._open.pop(run_id, None)
+            del self._ends[run_id]
 
     def _tell(self, run_id: str, status: Status, value: float | None) -> None:
         """Tell each trial that waits for a run how it ended. If none does, a result becomes a new trial."""

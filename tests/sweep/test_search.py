@@ -149,7 +149,9 @@ def test_what_a_killed_sweep_has_suggested_comes_first_and_is_told_by_its_trial(
     finish(sweep.store, finished.runs[0], {METRIC: 0.5})
     again = sweep.search()
     assert again.remaining == 60 - 1
-    assert {again.next_row(), again.next_row()} == {unrecorded, pending}
+    rows = [again.next_row(), again.next_row()]
+    assert unrecorded in rows
+    assert pending in rows
     assert sweep.states == ["RUNNING", "RUNNING", "COMPLETE"]
     again.end(pending.runs[0].run_id, "finished", 0.25)
     assert sweep.states == ["RUNNING", "COMPLETE", "COMPLETE"]
@@ -185,14 +187,18 @@ def test_another_space_or_metric_starts_with_the_results_that_fit(sweep: Sweep) 
     assert sweep.search().remaining == 60 - (6 - with_cope)
     assert sweep.states == ["COMPLETE"] * (6 - with_cope)
     names.add(study_name(sweep.plan))
-    for text, trials in (
-        (TEXT.replace("log_uniform: [1e-4, 1e-1]", "uniform: [1e-4, 1e-1]"), 6),
-        (TEXT.replace("samples: 60", "samples: 60\n  metric: in_dist/token_error\n  goal: min"), 6),  # the same
-        (TEXT.replace("metrics: [", "metrics: [{name: dense/loss}, "), 0),  # these runs do not have it
-        (TEXT.replace("dim: 8", "dim: 16"), 0),
+    for text, rows, trials in (
+        (TEXT.replace("log_uniform: [1e-4, 1e-1]", "uniform: [1e-4, 1e-1]"), 6, 6),
+        (
+            TEXT.replace("samples: 60", "samples: 60\n  metric: in_dist/token_error\n  goal: min"),
+            6,
+            6,
+        ),  # the same study
+        (TEXT.replace("metrics: [", "metrics: [{name: dense/loss}, "), 6, 0),  # these runs do not have it
+        (TEXT.replace("dim: 8", "dim: 16"), 0, 0),
     ):
         sweep.text = text
-        assert len(sweep.search()._rows) == (6 if trials or "dense" in text else 0)
+        assert (len(sweep.plan.rows), sweep.search().remaining) == (rows, 60 - rows)
         assert sweep.states == ["COMPLETE"] * trials
         names.add(study_name(sweep.plan))
     assert len(names) == 5
@@ -310,14 +316,14 @@ def test_a_search_that_finds_nothing_new_ends_early(store: Store) -> None:
     assert (search.remaining, search.is_exhausted, search.ended_early) == (0, True, True)
 
 
-@settings(max_examples=15, deadline=None)
-@given(order=st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=20), samples=st.integers(1, 5))
+@settings(max_examples=8, deadline=None)
+@given(order=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=12), samples=st.integers(1, 4))
 def test_sweeps_at_the_same_time_suggest_as_many_rows_as_one(
     tmp_path_factory: pytest.TempPathFactory, order: list[tuple[int, bool]], samples: int
 ) -> None:
     """Whichever asks next, whatever ends when: together they train exactly `samples` runs, and each waits for all."""
     store = Store(tmp_path_factory.mktemp("store"), create=True)
-    sweeps = [Sweep(store, short(samples)) for _ in range(3)]
+    sweeps = [Sweep(store, short(samples)) for _ in range(2)]
     searches = [each.search() for each in sweeps]
 
     def ask(number: int) -> bool:
@@ -336,11 +342,11 @@ def test_sweeps_at_the_same_time_suggest_as_many_rows_as_one(
     for number, ends in order:
         end(number) if ends else ask(number)
     for _ in range(2):
-        for number in range(3):
+        for number in range(2):
             while ask(number):
                 pass
             end(number)
-    assert [search.remaining for search in searches] == [0, 0, 0]
+    assert [search.remaining for search in searches] == [0, 0]
     assert len({run_id for each in sweeps for run_id in each.ids}) == samples
     assert all(len(set(each.ids)) == len(each.ids) for each in sweeps)
     assert {trial.user_attrs[RUN_ID] for trial in sweeps[0].trials} == {i for each in sweeps for i in each.ids}
@@ -348,7 +354,7 @@ def test_sweeps_at_the_same_time_suggest_as_many_rows_as_one(
 
 
 def _suggest(root: Path, start: "multiprocessing.Barrier", found: "multiprocessing.SimpleQueue") -> None:  # type: ignore[valid-type]
-    sweep = Sweep(Store(root), short(12))
+    sweep = Sweep(Store(root), short(8))
     start.wait()
     search = sweep.search()
     mine = []
@@ -364,21 +370,21 @@ def _suggest(root: Path, start: "multiprocessing.Barrier", found: "multiprocessi
 
 
 def test_processes_that_start_at_once_share_one_study(tmp_path: Path) -> None:
-    """Four processes make the file, its tables and the study at the same time, and suggest no more than one would."""
+    """Two processes make the file, its tables and the study at the same time, and suggest no more than one would."""
     store = Store(tmp_path / "store", create=True)
     assert store.index.revision() >= 0
     context = multiprocessing.get_context("spawn")
-    start, found = context.Barrier(4), context.SimpleQueue()
-    processes = [context.Process(target=_suggest, args=(store.root, start, found)) for _ in range(4)]
+    start, found = context.Barrier(2), context.SimpleQueue()
+    processes = [context.Process(target=_suggest, args=(store.root, start, found)) for _ in range(2)]
     for process in processes:
         process.start()
     rows = [found.get() for _ in processes]
     for process in processes:
         process.join()
-    assert len({run_id for mine in rows for run_id in mine}) == 12
-    sweep = Sweep(store, short(12))
+    assert len({run_id for mine in rows for run_id in mine}) == 8
+    sweep = Sweep(store, short(8))
     told = [trial for trial in sweep.trials if trial.state.name == "COMPLETE"]
-    assert len({trial.user_attrs[RUN_ID] for trial in told}) == 12
+    assert len({trial.user_attrs[RUN_ID] for trial in told}) == 8
 
 
 # -- labels and parameters --
@@ -393,7 +399,7 @@ def numbers() -> st.SearchStrategy[str]:
     return st.builds(lambda kind, pair: of(kind, *pair), st.sampled_from(["uniform", "log_uniform"]), different)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data(), space=numbers())
 def test_labels_and_parameters_mean_the_same_row(data: st.DataObject, space: str) -> None:
     plan = plan_of_recorded(load(TEXT.replace("{log_uniform: [1e-4, 1e-1]}", space)), [])
