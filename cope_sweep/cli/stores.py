@@ -112,7 +112,7 @@ def prune(
     index: IndexOpt = None,
     as_json: Json = False,
 ) -> None:
-    """Delete unused files: temporary and damaged files, states of runs that ended, logs of old sweeps.
+    """Free disk space: temporary and damaged files, resume files of runs that ended, logs of old sweeps.
 
     Results, checkpoints and curves of runs are kept, except those of `--orphans`. Runs in training are not touched.
 

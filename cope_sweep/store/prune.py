@@ -1,4 +1,4 @@
-"""Finds what a store keeps and nobody needs: states of runs that ended, damaged and temporary files, old logs."""
+"""Finds the files that a store can do without: resume files, damaged and temporary files, old logs."""
 
 from __future__ import annotations
 
