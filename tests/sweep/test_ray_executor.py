@@ -87,12 +87,12 @@ def test_two_workers_train_a_run_as_one_worker_does_and_before_runs_of_one(
 
 
 def test_the_end_of_a_run_is_told_once_to_a_slow_listener(store: Store, events: EventLog) -> None:
-    """The second run is finished in the index, and its end waits, when the executor looks there."""
+    """The second run ends while the listener has the end of the first."""
     runs = [*seeds(2), tiny_run(seed=2, **{"train.steps": 2000})]
 
     def wait_for_the_second(event: Event) -> None:
         if (event.run_id, event.status) == (runs[0].run_id, "finished"):
-            until(lambda: store.status(runs[1].run_id) == "finished")
+            until(lambda: store.run(runs[1].run_id).status == "finished")
             time.sleep(2.0 * ray_sweep.LOOK_INTERVAL_S)
 
     run_on_ray(runs, store, ONE_GROUP, on_event=Listener(events, wait_for_the_second), stop=events.stop)
