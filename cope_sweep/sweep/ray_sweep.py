@@ -28,7 +28,8 @@ from cope_sweep.store.index import IndexUnavailable, IndexUnusable
 from cope_sweep.sweep.cluster import Node, check_cluster, needs_of, node_of_process
 from cope_sweep.sweep.driver import WAITS_FOR_INDEX, DrivenRun, Driver, RunState
 from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterLost
-from cope_sweep.sweep.trial import StopRequests, SweepContext
+from cope_sweep.sweep.stop_requests import StopRequests
+from cope_sweep.sweep.trial import SweepContext
 from cope_sweep.sweep.tune_adapters import tuner_of
 
 LOOK_INTERVAL_S = 1.0
