@@ -68,6 +68,10 @@ class Recorder:
         """Run → status and attempt that it was sent with."""
         self._noted_s = -PROGRESS_INTERVAL_S
         """When the progress of the sweep was last sent."""
+        self._is_complete = False
+        """Whether all of the sweep was sent."""
+        self._is_refusing = False
+        """Whether MLflow or the index is taken to be down."""
         self._errors: dict[str, str] = {}
         """Run, or empty for all → why it could not be sent."""
 
@@ -135,8 +139,7 @@ class Recorder:
 
     def _left(self) -> int:
         """Runs and sweeps that have ended and are not sent."""
-        is_open = self._thread.is_alive() or bool(self._errors)
-        return sum(self._changed.values()) + len(self._older or ()) + is_open
+        return sum(self._changed.values()) + len(self._older or ()) + (not self._is_complete)
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -149,16 +152,22 @@ class Recorder:
                 elif tries:
                     self._condition.wait_for(lambda: self._is_interrupted, RETRY_INTERVAL_S)
                 is_ending, before, self._errors = self._is_ending, self._sent, {}
+            self._is_refusing = False
             try:
                 self._send(is_ending)
             except (TrackingError, StoreError, OSError) as error:
-                self._errors[""] = str(error)
+                self._is_refusing, self._errors[""] = True, str(error)
             except Exception as error:  # the sweep goes on, whatever a library does
                 log.exception("sending to MLflow failed")
-                self._errors[""] = f"sending to MLflow failed: {error!r}"
+                self._is_refusing, self._errors[""] = True, f"sending to MLflow failed: {error!r}"
             for reason in self._errors.values():
                 log.info("%s", reason)
-            interval_s = min(MAX_SEND_INTERVAL_S, 2 * max(interval_s, 1.0)) if self._errors else SEND_INTERVAL_S
+            if self._is_refusing:
+                interval_s = min(MAX_SEND_INTERVAL_S, 2 * max(interval_s, SEND_INTERVAL_S))
+            else:
+                with self._condition:
+                    has_more = any(ended for run_id, ended in self._changed.items() if run_id not in self._errors)
+                interval_s = 0.0 if has_more else SEND_INTERVAL_S
             tries = tries + 1 if self._sent == before else 1
             if is_ending and (not self._errors or self._is_interrupted or tries > FINAL_TRIES):
                 return
@@ -167,6 +176,8 @@ class Recorder:
         """Send what has changed; at the end of the sweep all of it."""
         sender = self._sender
         if sender is None:
+            if self._is_interrupted:
+                return
             import_mlflow()
             from cope_sweep.tracking.send import Sender
 
@@ -187,20 +198,31 @@ class Recorder:
                 with self._condition:
                     self._sent += 1
                     self._older = [each for each in self._older or () if each != sweep_id]
+                    self._is_complete = sweep_id == self._record.sweep_id
             sender.tracker.close()
 
     def _send_runs(self, sender: Sender, is_ending: bool) -> None:
-        """Send runs that have changed: those first that have ended and that MLflow shows as running."""
+        """Send runs that have changed: first those that have ended and are shown as running, then those in training.
+
+        While the sweep trains, a long backlog of others is sent in parts, between the rows of running runs.
+        """
         with self._condition:
             changed, self._changed = self._changed, {}
-        own = [run_id for run_id in changed if run_id not in self._older_runs]
-        order = sorted(own, key=lambda run_id: not changed[run_id] or run_id not in self._shown)
-        todo = [*order, *(run_id for run_id in changed if run_id in self._older_runs)]
+
+        def rank(run_id: str) -> int:
+            if run_id in self._older_runs:
+                return 3
+            if changed[run_id]:
+                return 0 if run_id in self._shown else 2
+            return 1
+
+        todo = sorted(changed, key=rank)
         begun_s, failures = time.monotonic(), 0
         try:
             while todo:
-                is_late = not is_ending and time.monotonic() - begun_s > SEND_INTERVAL_S
-                if self._is_interrupted or failures == MAX_FAILURES or (is_late and todo[0] not in own):
+                is_late = not is_ending and time.monotonic() - begun_s > SEND_INTERVAL_S and rank(todo[0]) > 1
+                self._is_refusing = failures == MAX_FAILURES
+                if self._is_interrupted or self._is_refusing or is_late:
                     return
                 run_id = todo[0]
                 try:

@@ -106,6 +106,7 @@ def test_ctrl_c_at_the_end_leaves_the_rest_and_nothing_running(store, sqlite_uri
     until(lambda: run_of(sqlite_uri, plan.runs[-1]))
     for run in plan.runs[:-1]:
         finish(store, run, {"dense/loss": 0.5})
+        note(recorder, run)
     folder.log({"step": 2, "train/loss": 1.0})
     folder.finish({"train/loss": 1.0}, {"steps": 2})
     end(store, folder)
