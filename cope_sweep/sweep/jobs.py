@@ -10,6 +10,7 @@ import contextlib
 import os
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ STOP_TIMEOUT_S = 180
 its worker groups (60 s at most), and records the sweep; all of it takes 3 s on an idle machine."""
 KILL_TIMEOUT_S = 30.0
 """Time limit for Ray to kill a job after `STOP_TIMEOUT_S` and to record its status."""
+_HIDING = threading.Lock()
 ANSWER_TIMEOUT_S = 60.0
 """A dashboard is taken for lost after it has failed to answer for this long."""
 
@@ -165,13 +167,14 @@ def _client(address: str) -> JobSubmissionClient:
 
 @contextlib.contextmanager
 def _without_address_variables() -> Iterator[None]:
-    """Hide the environment variables that the client prefers to its argument."""
+    """Hide the environment variables that the client prefers to its argument, from one thread at a time."""
     names = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
-    hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
+    with _HIDING:
+        hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
+        try:
+            yield
+        finally:
+            os.environ.update(hidden)
 
 
 def _ray_token() -> str | None:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from cope_sweep.store import Store
 from cope_sweep.sweep import jobs
 from cope_sweep.sweep.jobs import Cluster, JobOutcome, entrypoint, submit_job
 from tests.services.scripted_cluster import VERSION, ScriptedCluster, serving_jobs
-from tests.store.waiting import until
+from tests.store.waiting import TIMEOUT_S, until
 from tests.sweep.fault_sweeps import write_ablation
 from tests.sweep.heads import started_head
 from tests.sweep.ports import free_port
@@ -295,3 +296,23 @@ def test_the_entrypoint_falls_back_to_the_nodes_python() -> None:
     command = entrypoint(["run", "a b.yaml", "--set", "x=[1, 2]"])
     assert command.startswith(f"P={sys.executable}; [ -x $P ] || P=python; ")
     assert command.endswith("run 'a b.yaml' --set 'x=[1, 2]'")
+
+
+def test_threads_hide_the_address_variables_from_one_another_s_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that begins while another one has hidden the variables does not see them put back."""
+    monkeypatch.setenv("RAY_ADDRESS", "http://elsewhere:8265")
+    inside, seen = threading.Event(), []
+
+    def second() -> None:
+        with jobs._without_address_variables():
+            inside.wait(TIMEOUT_S)
+            seen.append(os.environ.get("RAY_ADDRESS"))
+
+    with jobs._without_address_variables():
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(0.1)
+    inside.set()
+    thread.join()
+    assert seen == [None]
+    assert os.environ["RAY_ADDRESS"] == "http://elsewhere:8265"

@@ -7,6 +7,7 @@ and of several threads that need the same plan one makes it.
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -94,7 +95,7 @@ class AblationFiles:
             with self._locks.setdefault(name, threading.Lock()):  # setdefault is atomic
                 known = self._current(name, scale, path) or self._make(name, scale, path)
         if isinstance(known[1], SpecError):
-            raise known[1].with_traceback(None)  # the error is kept, and each raise adds frames
+            raise copy.copy(known[1])  # threads raise the same kept error, and each would add its frames to it
         return known[1]
 
     def committed(self, name: str) -> list[str]:

@@ -171,3 +171,16 @@ def test_a_store_that_appears_later_is_found(queries, plan, tmp_path):
     store = Store(tmp_path / "later", create=True)
     finish(store, plan.runs[0], {})
     assert later.ask(ListRuns()).total == 1
+
+
+def test_the_error_of_a_faulty_file_is_a_new_one_each_time(tmp_path):
+    """Threads that raise the same object would add their frames and contexts to it."""
+    (tmp_path / "faulty.yaml").write_text("title: 1, 2\ngrid: 3\n")
+    files = AblationFiles(tmp_path)
+    raised = []
+    for _ in range(2):
+        with pytest.raises(SpecError) as error:
+            files.load("faulty")
+        raised.append(error.value)
+    assert raised[0] is not raised[1]
+    assert str(raised[0]) == str(raised[1])
