@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cope_sweep.store.artifacts import RunFolder
+    from cope_sweep.store.artifacts import Attempt, RunFolder
     from cope_sweep.store.budget import Budget
     from cope_sweep.store.errors import StoreError
     from cope_sweep.store.event import Event, Status
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "ACTIVE": "records",
+    "Attempt": "artifacts",
     "RunFolder": "artifacts",
     "StoreError": "errors",
     "Event": "event",
@@ -52,9 +53,9 @@ _MODULES = {
 }
 
 __all__ = [
-    "ACTIVE", "Budget", "Event", "Filter", "Lease", "QueryError", "Refusal", "Renewal", "RunFolder", "RunPage",
-    "RunQuery", "RunRecord", "Status", "Store", "StoreError", "Submission", "SweepProgress", "SweepRecord", "SweepRun",
-    "SweepSummary", "read_submission", "write_submission",
+    "ACTIVE", "Attempt", "Budget", "Event", "Filter", "Lease", "QueryError", "Refusal", "Renewal", "RunFolder",
+    "RunPage", "RunQuery", "RunRecord", "Status", "Store", "StoreError", "Submission", "SweepProgress", "SweepRecord",
+    "SweepRun", "SweepSummary", "read_submission", "write_submission",
 ]  # fmt: skip
 
 

@@ -7,31 +7,54 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from cope_sweep.store.errors import DamagedError
 
 
-@contextlib.contextmanager
-def replacing(path: Path, tag: str = "") -> Iterator[Path]:
-    """A temporary path in the same folder, which replaces `path` when the block ends. `tag` begins its last part.
+def _allow() -> None:
+    """Raise no error."""
 
-    If the block raises, the temporary file is deleted and `path` is unchanged.
+
+@contextlib.contextmanager
+def replacing(path: Path, check: Callable[[], None] = _allow) -> Iterator[Path]:
+    """A temporary path in the same folder, which replaces `path` when the block ends.
+
+    `check` is called immediately before that. If it or the block raises, the temporary file is deleted and `path` is
+    unchanged.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{tag}")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)
     temporary = Path(name)
     try:
         yield temporary
         to_disk(temporary)
         temporary.chmod(0o644)
+        check()
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path, check: Callable[[], None] = _allow) -> Iterator[Path]:
+    """A temporary folder beside `path`, which must not exist, and which it becomes when the block ends.
+
+    `check` is called immediately before that. If it or the block raises, the temporary folder is deleted.
+    """
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        check()
+        temporary.replace(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

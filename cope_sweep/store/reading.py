@@ -19,8 +19,8 @@ from cope_sweep.store.artifacts import (
     SPEC_FILE,
     STATE_FILE,
     RunFolder,
-    is_unicode,
 )
+from cope_sweep.store.curve import is_unicode
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRecord

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 
 from cope_sweep.config import RunSpec
-from cope_sweep.store import Store
+from cope_sweep.store import Attempt, Store
 from cope_sweep.store.errors import DamagedError
 
 MAX_MESSAGE_CHARACTERS = 500
@@ -31,9 +30,9 @@ def record_failure(run: RunSpec, store: Store, message: str, details: str, *, ke
     except DamagedError:
         state = {}
     if not state:
-        folder = folder.begin(run, "")  # puts damaged files aside
+        attempt = folder.begin(run, "")  # puts damaged files aside
     elif keep_recorded and state.get("status") == "failed":
         return
     else:
-        folder = replace(folder, attempt=int(state.get("attempt", 0)))
-    folder.fail(message[:MAX_MESSAGE_CHARACTERS], details)
+        attempt = Attempt(folder, folder.last_attempt)
+    attempt.fail(message[:MAX_MESSAGE_CHARACTERS], details)

@@ -39,7 +39,7 @@ from ray.util.queue import Queue
 
 from cope_sweep.config import Resources, RunSpec
 from cope_sweep.registry import PluginError, load_plugins
-from cope_sweep.store import Event, Store, StoreError
+from cope_sweep.store import Attempt, Event, Store, StoreError
 from cope_sweep.sweep.executor import worker_id
 from cope_sweep.sweep.stop_requests import StopLine, StopOrder
 
@@ -242,8 +242,8 @@ def train_loop(config: dict[str, Any]) -> Event:
             attempt=config["attempt"], on_event=on_event, should_stop=should_stop,
         )  # fmt: skip
         if outcome == "stopped" and rank == 0 and line.order is not None:
-            folder = replace(process.store.run(run.run_id), attempt=config["attempt"])
-            folder.set_state("stopped", message=f"{line.order.reason} at step {last.step}")
+            attempt = Attempt(process.store.run(run.run_id), config["attempt"])
+            attempt.set_state("stopped", message=f"{line.order.reason} at step {last.step}")
         return last
     finally:
         watchdog.close()

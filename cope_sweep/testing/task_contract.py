@@ -179,8 +179,9 @@ class TaskContract:
     def test_a_model_trains_and_is_measured(self, task: Task) -> None:
         task.prepare()
         trainer = Trainer(_run(task), Runtime(threads=1))
-        trainer.train_step()
-        measured = trainer.evaluate(4)
+        with trainer.runtime.applied():
+            trainer.train_step()
+            measured = trainer.evaluate(4)
         assert set(measured) >= {f"{split}/{metric}" for split in task.TESTS for metric in task.METRICS}
         assert all(np.isfinite(value) for value in measured.values()), measured
 

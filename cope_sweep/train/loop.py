@@ -1,4 +1,8 @@
-"""Trains one run: its attempt, agreement between ranks, and failures; resume, train, evaluate, save; its reports."""
+"""Trains one run: begins an attempt, restores its state, trains, evaluates, saves, and reports how it goes.
+
+Read from top to bottom: `train_run` deals with attempts and errors, `_train` with the parts of a training, and
+`TrainingLoop` with its steps and its end.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,22 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from cope_sweep.config import RunSpec
 from cope_sweep.errors import CheckpointError
 from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import save_model
-from cope_sweep.store import Event, RunFolder, Status
+from cope_sweep.store import Attempt, Event, RunFolder, Status
+from cope_sweep.store.artifacts import RESUME_FILE
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.text import TOKENIZER_FILE
 from cope_sweep.train.facts import Clock, machine_facts, reset_peak, speed_facts
-from cope_sweep.train.resume import ResumeWriter, load_resume
+from cope_sweep.train.resume import ResumeWriter, load_state
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.trainer import Diverged, Trainer, check_finite
-from cope_sweep.train.workers import DataError, broadcast_flag, broadcast_number, prepare_data
+from cope_sweep.train.workers import DataError, broadcast_choice, broadcast_flag, prepare_data
 
 LOG_EVERY = 10
 """Steps between two points of the training loss's curve."""
@@ -34,7 +40,7 @@ MAX_MESSAGE_CHARACTERS = 500
 
 StopRequest = Literal["interrupted", "stopped"]
 """Why a run ends before its last step: `interrupted` continues later, `stopped` was ended by a scheduler."""
-_REQUESTS: tuple[StopRequest | None, ...] = (None, "interrupted", "stopped")
+STOP_REQUESTS: tuple[StopRequest, ...] = ("interrupted", "stopped")
 
 Outcome = Literal["finished", "failed", "interrupted", "stopped", "fenced"]
 
@@ -51,7 +57,8 @@ def train_run(
     """Train `run` from its last resume file to the end, and write everything to its folder.
 
     With several ranks, all call this with the same arguments. Only rank 0 writes, and its `should_stop` decides. The
-    caller holds the run's lease, or ensures otherwise that nothing else trains the run.
+    caller holds the run's lease, or ensures otherwise that nothing else trains the run. Settings of the process, as
+    torch's number of threads, are those of `runtime` until the run ends, and then as before.
 
     Args:
         run: The run.
@@ -71,62 +78,143 @@ def train_run(
     Raises, with several ranks, an error that may have occurred on one rank only, after it is recorded: the ranks are
     no longer in step and have to be restarted.
     """
-    if runtime.rank > 0:
-        # Rank 0 writes. It broadcasts what it finds in the same order as below.
-        if not broadcast_flag(runtime, False):
-            return "finished"
-        if not broadcast_flag(runtime, False):
-            return "fenced"
-        try:
-            reporter = RunReporter(run, runtime.worker_id, None, on_event)
-            return TrainingLoop(run, folder, runtime, reporter).run(should_stop)
-        except Diverged:
-            return "failed"
-    if not broadcast_flag(runtime, folder.status != "finished"):
-        folder.repair(run)
-        return "finished"
+    files, refusal = _begin(run, folder, runtime, attempt) if runtime.rank == 0 else (None, None)
+    refusal = broadcast_choice(runtime, ("finished", "fenced"), refusal)
+    if refusal is not None:
+        return refusal
+    reporter = RunReporter(run, runtime.worker_id, files, on_event)
     try:
-        folder = folder.begin(run, runtime.worker_id, attempt)
-    except FencedError:
-        broadcast_flag(runtime, False)
-        return "fenced"
-    broadcast_flag(runtime, True)
-    reporter = RunReporter(run, runtime.worker_id, folder, on_event)
-    try:
-        return TrainingLoop(run, folder, runtime, reporter).run(should_stop)
+        with runtime.applied():
+            return _train(run, folder, files, runtime, reporter, should_stop)
     except FencedError:
         if runtime.world_size > 1:
             raise
         return "fenced"
     except Exception as error:
-        message = f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_MESSAGE_CHARACTERS]
-        _record_failure(folder, message)
-        reporter.report("failed", message)
+        if files is not None:
+            message = f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_MESSAGE_CHARACTERS]
+            try:
+                files.fail(message, traceback.format_exc())
+            except FencedError:
+                return "fenced"
+            except OSError as reason:  # a full disk, most often. The event still has the reason of the failure.
+                sys.stderr.write(f"{files.path}: the failure cannot be recorded ({reason}): {message}\n")
+            reporter.report("failed", message)
         if runtime.world_size > 1 and not isinstance(error, Diverged):
             raise
         return "failed"
 
 
-def _record_failure(folder: RunFolder, message: str) -> None:
-    """Write the error that is being handled to the run's folder, if it can be written."""
+def _begin(
+    run: RunSpec, folder: RunFolder, runtime: Runtime, attempt: int | None
+) -> tuple[Attempt | None, Literal["finished", "fenced"] | None]:
+    """The attempt, to write to, or why there is none."""
+    if folder.status == "finished":
+        folder.repair(run)
+        return None, "finished"
     try:
-        folder.fail(message, traceback.format_exc())
-    except (OSError, FencedError) as error:
-        # A full disk, most often. The event still has the reason of the failure.
-        sys.stderr.write(f"{folder.path}: the failure cannot be recorded ({error}): {message}\n")
+        return folder.begin(run, runtime.worker_id, attempt), None
+    except FencedError:
+        return None, "fenced"
+
+
+def _train(
+    run: RunSpec,
+    folder: RunFolder,
+    files: Attempt | None,
+    runtime: Runtime,
+    reporter: RunReporter,
+    should_stop: Callable[[], StopRequest | None],
+) -> Literal["finished"] | StopRequest:
+    """Train a run that was begun. `files` is None in workers that write nothing: those of rank 1 and above.
+
+    Raises DataError where the data have changed since the run's first attempt.
+    """
+    clock = Clock()
+    reset_peak(runtime.device)
+    data = prepare_data(run, runtime)
+    start = _restore(run, folder, files, runtime, data)
+    trainer = start.trainer
+    if files:
+        files.note(
+            f"attempt {files.number} on {runtime.worker_id} ({runtime.device}, {runtime.precision}, "
+            f"{runtime.world_size} workers, {runtime.threads} threads) {start}"
+        )
+    reporter.start(trainer.step)
+    clock.start(trainer, start.spent)
+    writer = ResumeWriter(files) if files else None
+    loop = TrainingLoop(run, files, runtime, reporter, start, data, clock, writer)
+    try:
+        request = loop.train(should_stop)
+        if request is not None:
+            return request
+        loop.finish()
+        return "finished"
+    finally:
+        trainer.close()
+        if writer:
+            writer.close()
+
+
+@dataclass(frozen=True)
+class Start:
+    """The state in which an attempt starts to train."""
+
+    trainer: Trainer
+    step: int
+    """Number of steps that earlier attempts have trained."""
+    spent: Mapping[str, float]
+    """What `Clock.durations` was then."""
+    restarted: str | None = None
+    """Why the run starts again at the first step although it was begun before."""
+
+    def __str__(self) -> str:
+        if self.restarted:
+            return f"starts again at the first step ({self.restarted})"
+        return f"continues after step {self.step}" if self.step else "starts"
+
+
+def _restore(run: RunSpec, folder: RunFolder, files: Attempt | None, runtime: Runtime, data: str | None) -> Start:
+    """Create the trainer, and bring model and curve to the state of the resume file.
+
+    Where that file or the curve up to it is damaged, the run starts again at the first step.
+    """
+    trainer = Trainer(run, runtime)
+    notes: dict[str, Any] = {}
+    restarted = None
+    try:
+        if folder.resume.exists():
+            notes = load_state(folder.resume, trainer)
+            if "curve" in notes:
+                folder.check_curve(notes["curve"])
+            _check_data(folder, notes, data)
+    except (CheckpointError, DamagedError) as error:
+        trainer, notes, restarted = Trainer(run, runtime), {}, str(error)
+        if files:
+            files.quarantine_file(RESUME_FILE)
+    if files:
+        files.rewind(trainer.step, notes.get("curve"))
+    return Start(trainer, trainer.step, notes.get("spent", {}), restarted)
+
+
+def _check_data(folder: RunFolder, notes: Mapping[str, Any], data: str | None) -> None:
+    """Raise DataError if the resume file with these notes was trained on other data."""
+    if notes.get("data") != data:
+        raise DataError(
+            f"this run was started on data {notes.get('data')}, but its task now reads {data}; "
+            f"bring the files back to continue, or delete {folder.path} to start again"
+        )
 
 
 class RunReporter:
     """Writes a run's metrics to its folder and sends progress events to a listener."""
 
-    def __init__(
-        self, spec: RunSpec, worker_id: str, folder: RunFolder | None, on_event: Callable[[Event], None]
-    ) -> None:
-        """`folder` is None in workers that write nothing: those of rank 1 and above."""
+    def __init__(self, run: RunSpec, worker_id: str, files: Attempt | None, on_event: Callable[[Event], None]) -> None:
+        """`files` is None in workers that write nothing: those of rank 1 and above."""
         self.step = 0
         self.metrics: dict[str, float] = {}
         """The latest value of each metric."""
-        self._spec, self._worker_id, self._folder, self._on_event = spec, worker_id, folder, on_event
+        self._run, self._worker_id, self._files, self._on_event = run, worker_id, files, on_event
         self._first_step = 0
         self._started_s = self._reported_s = time.monotonic()
 
@@ -141,8 +229,8 @@ class RunReporter:
         for name, value in metrics.items():
             check_finite(name, value, self.step)
         self.metrics |= metrics
-        if self._folder:
-            self._folder.log({"step": self.step, **metrics})
+        if self._files:
+            self._files.log({"step": self.step, **metrics})
 
     def report_throttled(self) -> None:
         """Send a `running` event, unless the last event was sent less than REPORT_EVERY_S ago."""
@@ -155,10 +243,10 @@ class RunReporter:
         steps, elapsed_s = self.step - self._first_step, self._reported_s - self._started_s
         self._on_event(
             Event(
-                run_id=self._spec.run_id,
+                run_id=self._run.run_id,
                 status=status,
                 step=self.step,
-                steps=self._spec.train.steps,
+                steps=self._run.train.steps,
                 metrics=dict(self.metrics),
                 steps_per_s=steps / elapsed_s if steps and elapsed_s > 0 else None,
                 worker_id=self._worker_id,
@@ -168,112 +256,59 @@ class RunReporter:
         )
 
 
+@dataclass(frozen=True)
 class TrainingLoop:
-    """Trains a run from its last resume file to the end. Rank 0 writes to the run's folder, other ranks do not."""
+    """The steps of a run, and its end. Rank 0 has `files` and `writer`, and writes; for other ranks both are None."""
 
-    def __init__(self, spec: RunSpec, folder: RunFolder, runtime: Runtime, reporter: RunReporter) -> None:
-        """Prepare the data and restore the training. Raises DataError where the data have changed."""
-        self.clock = Clock()
-        reset_peak(runtime.device)
-        self.spec, self.folder, self.runtime, self.reporter = spec, folder, runtime, reporter
-        self.writes = runtime.rank == 0
-        self.data = prepare_data(spec, runtime)
-        self.restarted: str | None = None
-        """Why the run starts again at the first step although it was begun before."""
-        notes = self._restore()
-        self.first_step = self.trainer.step
-        if self.writes:
-            folder.note(self._beginning())
-        reporter.start(self.first_step)
-        self.clock.start(self.trainer, notes.get("spent", {}))
-        self.writer = ResumeWriter(folder)
+    run: RunSpec
+    files: Attempt | None
+    runtime: Runtime
+    reporter: RunReporter
+    start: Start
+    data: str | None
+    """The fingerprint of the task's data."""
+    clock: Clock
+    writer: ResumeWriter | None
 
-    def run(self, should_stop: Callable[[], StopRequest | None]) -> Literal["finished", "interrupted", "stopped"]:
-        """Train until the last step or a request of rank 0's `should_stop`, then write result or resume file."""
-        try:
-            return self._run(should_stop)
-        finally:
-            self.trainer.close()
-            self.writer.close()
+    @property
+    def trainer(self) -> Trainer:
+        return self.start.trainer
 
-    def _run(self, should_stop: Callable[[], StopRequest | None]) -> Literal["finished", "interrupted", "stopped"]:
+    def train(self, should_stop: Callable[[], StopRequest | None]) -> StopRequest | None:
+        """Train until the last step, or until rank 0's `should_stop` asks for an end, which is returned."""
         trainer = self.trainer
         while not trainer.done:
             trainer.train_step()
-            if trainer.step == self.first_step + 1:
+            if trainer.step == self.start.step + 1:
                 self.clock.end_warm_up()
             self._log_step()
             # A decision of all ranks takes a message, and only a logged step has its loss summed over the ranks. So
             # several ranks neither stop nor save after every step.
             may_end = self.runtime.world_size == 1 or trainer.step % LOG_EVERY == 0
-            if may_end and not trainer.done and (request := self._stop_request(should_stop)):
-                self._save()
-                if self.writes:
-                    self.writer.wait()
-                    self.folder.note(f"{request} after step {trainer.step}")
-                    self.folder.set_state(request)
-                self.reporter.report(request)
+            if trainer.done or not may_end:
+                continue
+            request = broadcast_choice(self.runtime, STOP_REQUESTS, should_stop() if self.files else None)
+            if request is not None:
+                self._end(request)
                 return request
-            if may_end and not trainer.done and self._save_is_due():
+            if self._save_is_due():
                 self._save()
-                if not self.runtime.checkpoint_every_s:
+                if self.writer and not self.runtime.checkpoint_every_s:
                     self.writer.wait()
-        self._finish()
-        return "finished"
+        return None
 
-    def _beginning(self) -> str:
-        """First lines of the run's log in an attempt."""
-        runtime, step = self.runtime, self.first_step
-        start = f"continues after step {step}" if step else "starts"
-        if self.restarted:
-            start = f"starts again at the first step ({self.restarted})"
-        return (
-            f"attempt {self.folder.attempt} on {runtime.worker_id} ({runtime.device}, {runtime.precision}, "
-            f"{runtime.world_size} workers, {runtime.threads} threads) {start}"
-        )
-
-    def _stop_request(self, should_stop: Callable[[], StopRequest | None]) -> StopRequest | None:
-        """The request of rank 0, on every rank."""
-        return _REQUESTS[broadcast_number(self.runtime, _REQUESTS.index(should_stop() if self.writes else None))]
-
-    def _restore(self) -> dict[str, Any]:
-        """Create the trainer, and bring model and curve to the state of the resume file; returns the file's notes.
-
-        Where that file or the curve up to it is damaged, the run starts again at the first step.
-        """
-        self.trainer = Trainer(self.spec, self.runtime)
-        notes: dict[str, Any] = {}
-        try:
-            notes = self._load_resume()
-        except (CheckpointError, DamagedError) as error:
-            self.trainer, self.restarted = Trainer(self.spec, self.runtime), str(error)
-            if self.writes:
-                self.folder.put_aside(self.folder.resume.name)
-        if self.writes:
-            self.folder.rewind(self.trainer.step, notes.get("curve"))
-        return notes
-
-    def _load_resume(self) -> dict[str, Any]:
-        """Load the resume file, if there is one; returns its notes. Raises CheckpointError, DamagedError, DataError."""
-        path = self.folder.resume
-        if not path.exists():
-            return {}
-        notes = load_resume(path, self.trainer)
-        if "curve" in notes:
-            self.folder.check_curve(notes["curve"])
-        self._check_data(notes)
-        return notes
-
-    def _check_data(self, notes: dict[str, Any]) -> None:
-        if notes.get("data") != self.data:
-            raise DataError(
-                f"this run was started on data {notes.get('data')}, but its task now reads {self.data}; "
-                f"bring the files back to continue, or delete {self.folder.path} to start again"
-            )
+    def _end(self, request: StopRequest) -> None:
+        """Write the resume file and the status."""
+        self._save()
+        if self.files and self.writer:
+            self.writer.wait()
+            self.files.note(f"{request} after step {self.trainer.step}")
+            self.files.set_state(request)
+        self.reporter.report(request)
 
     def _log_step(self) -> None:
         """Log the training loss and evaluate, where the step is due for it."""
-        trainer, train, evaluate = self.trainer, self.spec.train, self.spec.evaluate
+        trainer, train, evaluate = self.trainer, self.run.train, self.run.evaluate
         step = self.reporter.step = trainer.step
         if step == 1 or step % LOG_EVERY == 0 or trainer.done:
             rates = train.optimizer.rates(train.lr)
@@ -287,64 +322,68 @@ class TrainingLoop:
 
     def _log_evaluation(self, metrics: dict[str, float]) -> None:
         self.reporter.log(metrics)
-        if self.writes:
+        if self.files:
             values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-            self.folder.note(f"step {self.trainer.step}: {values}")
+            self.files.note(f"step {self.trainer.step}: {values}")
 
     def _save_is_due(self) -> bool:
         """Whether a resume file is due, by rank 0's clock, on every rank."""
         every_s, writer = self.runtime.checkpoint_every_s, self.writer
         if not every_s:
             return True
-        shortest_s = max(every_s, SAVE_TIME_RATIO * writer.duration_s)
-        due = self.writes and not writer.busy and time.monotonic() - writer.saved_s >= shortest_s
+        due = False
+        if writer and not writer.busy:
+            due = time.monotonic() - writer.saved_s >= max(every_s, SAVE_TIME_RATIO * writer.duration_s)
         return broadcast_flag(self.runtime, due)
 
     def _save(self) -> None:
         """Begin to write the resume file; it is complete at the next `wait` of the writer. Every rank calls this."""
         with self.clock.paused():
             self.trainer.collect_state()
-            if not self.writes:
-                return
-            notes = {"data": self.data, "spent": self.clock.durations(), "curve": self.folder.curve_mark()}
-            self.writer.write(self.trainer, notes)
+            if self.files and self.writer:
+                notes = {"data": self.data, "spent": self.clock.durations(), "curve": self.files.mark_curve()}
+                self.writer.write(self.trainer, notes)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Evaluate, and write checkpoint and result."""
         speed = self.clock.tokens_per_s()
         with self.clock.paused():
             left_out = self._evaluate_finally()
-        if self.writes:
-            with self.folder.writing_checkpoint() as path:
-                save_model(path, self.trainer.model, self.spec)
-                if tokenizer := self.spec.task.tokenizer_json:
+        if self.files and self.writer:
+            with self.files.save_checkpoint() as path:
+                save_model(path, self.trainer.model, self.run)
+                if tokenizer := self.run.task.tokenizer_json:
                     shutil.copyfile(tokenizer, path / TOKENIZER_FILE)
-            optional = {
-                "data": self.data,
-                "tokenizer": self.spec.task.tokenizer_name(),
-                "contexts_left_out": left_out,
-                "restarted": self.restarted,
-            }
-            facts = {
-                "steps": self.trainer.step,
-                "resumed_from_step": self.first_step,
-                **self.clock.durations(),
-                **{name: text for name, text in optional.items() if text},
-                **speed_facts(self.trainer, speed),
-                **machine_facts(self.trainer),
-            }
+            facts = self._facts(speed, left_out)
             self.writer.wait()  # `finish` deletes the file
-            self.folder.note(f"finished after step {self.trainer.step}, {facts['wall_s']} s in all attempts")
-            self.folder.finish(self.reporter.metrics, facts)
+            self.files.note(f"finished after step {self.trainer.step}, {facts['wall_s']} s in all attempts")
+            self.files.finish(self.reporter.metrics, facts)
         self.reporter.report("finished", evaluated=True)
+
+    def _facts(self, tokens_per_s: float, left_out: str) -> dict[str, Any]:
+        """Facts of the result. `left_out`: contexts that were not measured, and why."""
+        optional = {
+            "data": self.data,
+            "tokenizer": self.run.task.tokenizer_name(),
+            "contexts_left_out": left_out,
+            "restarted": self.start.restarted,
+        }
+        return {
+            "steps": self.trainer.step,
+            "resumed_from_step": self.start.step,
+            **self.clock.durations(),
+            **{name: text for name, text in optional.items() if text},
+            **speed_facts(self.trainer, tokens_per_s),
+            **machine_facts(self.trainer),
+        }
 
     def _evaluate_finally(self) -> str:
         """Log the metrics after the last step, with each variant; returns what was not measured, and why."""
-        sequences = self.spec.evaluate.final_sequences
+        sequences = self.run.evaluate.final_sequences
         self._log_evaluation(self.trainer.evaluate(sequences))
         left_out = [self._evaluate_other_lengths()]
-        for variant in self.spec.evaluate.variants:
-            with self.trainer.model.encodings(self.spec.variant(variant)):
+        for variant in self.run.evaluate.variants:
+            with self.trainer.model.encodings(self.run.variant(variant)):
                 self._log_evaluation(_prefixed(f"{variant}/", self.trainer.evaluate(sequences)))
                 left_out.append(self._evaluate_other_lengths(f"{variant}/"))
         return "; ".join(dict.fromkeys(reason for reason in left_out if reason))
@@ -354,7 +393,7 @@ class TrainingLoop:
 
         `prefix` begins the names of the metrics.
         """
-        evaluate, task = self.spec.evaluate, self.spec.task
+        evaluate, task = self.run.evaluate, self.run.task
         lengths: list[tuple[str, int, int, Callable[[int, int], dict[str, float]]]] = [
             (str(context), context, context, self.trainer.evaluator.evaluate_windows) for context in evaluate.contexts
         ]
@@ -365,7 +404,7 @@ class TrainingLoop:
         not_finite = []
         for name, tokens, length, evaluate_at in lengths:
             try:
-                check_reach(self.spec, tokens)
+                check_reach(self.run, tokens)
             except ValueError as error:
                 out_of_reach[name] = str(error)
                 continue

@@ -64,7 +64,8 @@ def measure_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: in
     _free_memory()
     reset_peak(runtime.device)
     try:
-        step_s = _median_step_s(Trainer(short, runtime))
+        with runtime.applied():
+            step_s = _median_step_s(Trainer(short, runtime))
     except (torch.OutOfMemoryError, MemoryError):
         step_s = math.inf
     except RuntimeError as error:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from cope_sweep.errors import CheckpointError
 from cope_sweep.model.checkpoint import distinct, read_tensors
-from cope_sweep.store import RunFolder
+from cope_sweep.store import Attempt
 from cope_sweep.train.trainer import Trainer
 
 OptimizerState = dict[int, dict[str, Any]]
@@ -64,7 +64,7 @@ def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str
     return f"{crc:08x}"
 
 
-def take_state(trainer: Trainer, notes: Mapping[str, Any], *, copy: bool = False) -> ResumeState:
+def snapshot_state(trainer: Trainer, notes: Mapping[str, Any], *, copy: bool = False) -> ResumeState:
     """The trainer's whole state and `notes`, which have to be JSON values.
 
     With `copy`, training may go on before it is written. A copy from a GPU goes to pinned memory of the host and does
@@ -97,7 +97,7 @@ def take_state(trainer: Trainer, notes: Mapping[str, Any], *, copy: bool = False
     return ResumeState(pinned, metadata, copied)
 
 
-def load_resume(path: Path, trainer: Trainer) -> dict[str, Any]:
+def load_state(path: Path, trainer: Trainer) -> dict[str, Any]:
     """Restore the state that `write_state` wrote; training continues to the bit. Returns the notes.
 
     Raises CheckpointError where the file is damaged or belongs to another run.
@@ -152,8 +152,8 @@ class ResumeWriter:
     killed leaves the one before. An error of the thread is raised by the next call.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    def __init__(self, files: Attempt) -> None:
+        self._files = files
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="resume")
         self._pending: Future[None] | None = None
         self.saved_s = time.monotonic()
@@ -175,9 +175,9 @@ class ResumeWriter:
         on_cpu = trainer.device.type == "cpu"
         size_bytes = sum(3 * parameter.nbytes for parameter in trainer.model.parameters())
         if on_cpu and size_bytes > COPIED_BYTES:
-            self._write(take_state(trainer, notes), started_s)
+            self._write(snapshot_state(trainer, notes), started_s)
         else:
-            self._pending = self._executor.submit(self._write, take_state(trainer, notes, copy=True), started_s)
+            self._pending = self._executor.submit(self._write, snapshot_state(trainer, notes, copy=True), started_s)
 
     def wait(self) -> None:
         """Wait for the pending file. Raises OSError and FencedError."""
@@ -192,7 +192,7 @@ class ResumeWriter:
         self._executor.shutdown()
 
     def _write(self, state: ResumeState, started_s: float) -> None:
-        with self._folder.writing_resume() as path:
+        with self._files.save_resume() as path:
             write_state(path, state)
         self.saved_s = time.monotonic()
         self.duration_s = self.saved_s - started_s

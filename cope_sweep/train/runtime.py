@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from cope_sweep.config import Resources
-from cope_sweep.kernels import Implementation
+from cope_sweep.kernels import Implementation, using
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,20 @@ class Runtime:
     def autocast(self) -> torch.autocast:
         """The context in which the model computes: bfloat16 where `precision` says so."""
         return torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "bf16")
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within the block, torch has these threads, and attention this implementation; after it, those of before.
+
+        Both are settings of the whole process: a notebook that trains a run goes on with its own.
+        """
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            with using(self.attention):
+                yield
+        finally:
+            torch.set_num_threads(threads)
 
     @staticmethod
     def of(resources: Resources, *, worker_id: str, rank: int = 0, world_size: int = 1) -> Runtime:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cope_sweep.config import RunSpec
-from cope_sweep.kernels import set_implementation
 from cope_sweep.model import Transformer
 from cope_sweep.model.transformer import Hidden
 from cope_sweep.train.batches import Batches, Part, to_device
@@ -43,6 +42,8 @@ class Trainer:
     With `runtime.world_size` > 1, every rank of the torch.distributed group has a trainer and takes its share of each
     batch. With `runtime.micro_batch`, the share goes through the model in parts. In either case, the gradient is
     that of the whole batch, to rounding. Dropout masks are a function of the run's seed and a sequence's number.
+
+    Threads and implementation of attention are settings of the process: use a trainer within `runtime.applied()`.
     """
 
     def __init__(self, spec: RunSpec, runtime: Runtime) -> None:
@@ -55,8 +56,6 @@ class Trainer:
         """This worker's parts of the losses of the steps since the last `sum_losses`."""
         self.tokens = 0
         """Tokens that this trainer's own steps have processed, over all workers."""
-        torch.set_num_threads(runtime.threads)
-        set_implementation(runtime.attention)
         self.device = torch.device(runtime.device)
         self.model = Transformer(spec).to(self.device)
         self.model.checkpoint_activations = runtime.checkpoint_activations

@@ -8,8 +8,8 @@ them to the others. Weights and gradients are whole on every worker. The updates
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed
@@ -19,6 +19,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from cope_sweep.config import RunSpec
 from cope_sweep.errors import UserError
 from cope_sweep.train.runtime import Runtime
+
+T = TypeVar("T")
 
 
 def broadcast_flag(runtime: Runtime, flag: bool) -> bool:
@@ -33,6 +35,12 @@ def broadcast_number(runtime: Runtime, number: int) -> int:
     value = torch.tensor(number, device=runtime.device)
     torch.distributed.broadcast(value, src=0)
     return int(value.item())
+
+
+def broadcast_choice(runtime: Runtime, choices: Sequence[T], choice: T | None) -> T | None:
+    """Rank 0's choice, or None, on every rank. Every rank has to call this with the same choices."""
+    number = broadcast_number(runtime, -1 if choice is None else choices.index(choice))
+    return None if number < 0 else choices[number]
 
 
 def sum_over_workers(runtime: Runtime, value: Tensor) -> Tensor:

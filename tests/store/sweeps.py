@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cope_sweep.config import Plan, RunSpec
-from cope_sweep.store import Lease, RunFolder, Store, SweepRecord, SweepRun
+from cope_sweep.store import Attempt, Lease, RunFolder, Store, SweepRecord, SweepRun
 from cope_sweep.store.event import Status
 from cope_sweep.store.index import RunRecord
 from cope_sweep.store.reading import read_run
@@ -64,7 +64,7 @@ def end_sweep(store: Store, record: SweepRecord, status: Status = "finished") ->
     return ended
 
 
-def begin(store: Store, run: RunSpec, *rows: Mapping[str, float], lease_s: float = LEASE_S) -> RunFolder:
+def begin(store: Store, run: RunSpec, *rows: Mapping[str, float], lease_s: float = LEASE_S) -> Attempt:
     """Lease a run to the sweep `tests`, begin an attempt, and log some rows. Returns its folder, to write to."""
     row = RunRecord.of(run.run_id, "running", run.model_dump(mode="json"), created_ms=int(time.time() * 1000))
     lease = store.index.acquire(row, "tests", lease_s)

@@ -66,7 +66,7 @@ def test_what_another_machine_logs_is_sent_while_it_trains(on_machine, uri_of):
     folder = begin(second, RUN)
     send(first, uri, RUN)
     folder.log({"step": 2, "train/loss": 2.0})
-    folder._publish("curve.jsonl")
+    folder._upload("curve.jsonl")
     send(first, uri, RUN)
     assert [p.step for p in history(uri, run_of(uri, RUN), "train/loss")] == [1, 2]
 

@@ -279,7 +279,7 @@ def test_the_model_of_a_run_that_was_sent_while_it_trained_has_the_final_metrics
     folder = begin(store, plan.runs[0], {"step": 1, "train/loss": 2.5, "dense/loss": 0.75})
     send(store, uri, plan.runs[0])
     folder.log({"step": 6, "train/loss": 1.25})
-    with folder.writing_checkpoint() as path:
+    with folder.save_checkpoint() as path:
         (path / "model.safetensors").write_bytes(b"weights")
     folder.finish({"train/loss": 1.25, "dense/loss": 0.75}, {"steps": 6, "parameters": 1234})
     end(store, folder)

@@ -34,7 +34,7 @@ def test_a_step_reads_no_tensor(optimizer, position, monkeypatch):
     """The losses are read when they are logged. With the reference attention, whose operators are visible here."""
     run = tiny_run(**{"train.optimizer": optimizer, "model.position": position, "train.schedule": "cosine"})
     trainer = Trainer(run, Runtime(attention="reference", micro_batch=3))
-    with CountReads() as count:
+    with trainer.runtime.applied(), CountReads() as count:
         with monkeypatch.context() as patch:
             for name in ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"):
                 patch.setattr(torch.Tensor, name, lambda *_, **__: pytest.fail("a step reads a tensor"))
@@ -51,7 +51,7 @@ def test_an_evaluation_reads_its_sums_once_a_test_set(monkeypatch):
     trainer = Trainer(tiny_run(**{"model.position": ["cope"]}), Runtime(attention="reference", micro_batch=3))
     lists = []
     monkeypatch.setattr(torch.Tensor, "tolist", lambda vector: lists.append(vector) or vector.numpy().tolist())
-    with CountReads() as count:
+    with trainer.runtime.applied(), CountReads() as count:
         trainer.evaluate(8)
     assert count.reads == []
     assert len(lists) == len(trainer.spec.task.TESTS)

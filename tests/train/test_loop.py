@@ -7,7 +7,7 @@ import torch
 from cope_sweep.store import Store
 from cope_sweep.store.indexing import refresh_index
 from cope_sweep.train import Runtime, Trainer, train_run
-from cope_sweep.train.resume import load_resume
+from cope_sweep.train.resume import load_state
 from tests.damages import DAMAGES, garble, missing
 from tests.tiny import tiny_run
 from tests.train.stores import stop_after, text_run, weights
@@ -87,7 +87,7 @@ def test_facts_have_the_time_of_all_attempts(store):
     run = tiny_run(**{"train.steps": 30})
     assert train_run(run, store.run(run.run_id), Runtime(), should_stop=stop_after(14)) == "interrupted"
     folder = store.run(run.run_id)
-    before = load_resume(folder.resume, Trainer(run, Runtime()))["spent"]
+    before = load_state(folder.resume, Trainer(run, Runtime()))["spent"]
     assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
     facts = folder.result["facts"]
     assert facts["resumed_from_step"] == 15

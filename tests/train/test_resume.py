@@ -17,10 +17,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from cope_sweep.model import CheckpointError
-from cope_sweep.store import RunFolder, Store
+from cope_sweep.store import Attempt, RunFolder, Store
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train import resume as module
-from cope_sweep.train.resume import ResumeWriter, load_resume, take_state, write_state
+from cope_sweep.train.resume import ResumeWriter, load_state, snapshot_state, write_state
 from tests.store.waiting import until
 from tests.tiny import tiny_run
 from tests.train.stores import stop_after, text_run, weights
@@ -30,7 +30,7 @@ OFTEN = Runtime(checkpoint_every_s=1e-6)
 
 
 def save_resume(path, trainer, notes):
-    write_state(path, take_state(trainer, notes))
+    write_state(path, snapshot_state(trainer, notes))
 
 
 @given(
@@ -93,7 +93,7 @@ def test_a_run_on_a_text_continues_to_the_bit(tmp_path, text):
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
-@pytest.mark.parametrize("dies_in", ["writing_checkpoint", "finish"])
+@pytest.mark.parametrize("dies_in", ["save_checkpoint", "finish"])
 def test_a_run_that_is_killed_after_its_last_step_loses_nothing(store, tmp_path, monkeypatch, schedule, dies_in):
     run = tiny_run(**{"train.steps": 12, "train.schedule": schedule})
 
@@ -101,7 +101,7 @@ def test_a_run_that_is_killed_after_its_last_step_loses_nothing(store, tmp_path,
         raise SystemExit  # as a signal does: nothing is recorded
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, dies_in, die)
+        patch.setattr(Attempt, dies_in, die)
         with pytest.raises(SystemExit):
             train_run(run, store.run(run.run_id), Runtime(checkpoint_every_s=0))
     assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
@@ -133,7 +133,7 @@ def test_files_of_the_first_format_can_be_loaded(tmp_path):
     assert any(name.startswith("adam/") for name in tensors)
     save_file(tensors, tmp_path / "old", metadata=metadata)
     restored = Trainer(trained.spec, Runtime())
-    load_resume(tmp_path / "old", restored)
+    load_state(tmp_path / "old", restored)
     for trainer in (trained, restored):
         trainer.train_step()
     for (name, value), other in zip(trained.model.named_parameters(), restored.model.parameters(), strict=True):
@@ -146,7 +146,7 @@ def test_optimiser_state_that_is_no_tensor_is_restored(trained, tmp_path):
     trained.optimizers[0].state[parameter]["updates"] = 7
     save_resume(tmp_path / "resume", trained, {})
     restored = Trainer(trained.spec, Runtime())
-    load_resume(tmp_path / "resume", restored)
+    load_state(tmp_path / "resume", restored)
     parameter = restored.optimizers[0].param_groups[0]["params"][0]
     assert restored.optimizers[0].state[parameter]["updates"] == 7
 
@@ -156,18 +156,18 @@ def test_files_of_other_runs_and_damaged_files_are_refused(trained, tmp_path):
     save_resume(path, trained, {})
     other = Trainer(tiny_run(seed=1), Runtime())
     with pytest.raises(CheckpointError, match=f"is of run {trained.spec.run_id}, not of run {other.spec.run_id}"):
-        load_resume(path, other)
+        load_state(path, other)
     tensors = load_file(path)
     del tensors["model/embedding.weight"]
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     save_file(tensors, path, metadata=metadata)
     with pytest.raises(CheckpointError, match="is damaged: its content does not have its checksum"):
-        load_resume(path, Trainer(trained.spec, Runtime()))
+        load_state(path, Trainer(trained.spec, Runtime()))
     del metadata["crc32"]  # as in older files
     save_file(tensors, path, metadata=metadata)
     with pytest.raises(CheckpointError, match="does not fit run"):
-        load_resume(path, Trainer(trained.spec, Runtime()))
+        load_state(path, Trainer(trained.spec, Runtime()))
 
 
 def test_one_flipped_bit_is_found_wherever_it_is(trained, tmp_path):
@@ -183,9 +183,9 @@ def test_one_flipped_bit_is_found_wherever_it_is(trained, tmp_path):
     ):
         path.write_bytes(content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :])
         with pytest.raises(CheckpointError):
-            load_resume(path, Trainer(trained.spec, Runtime()))
+            load_state(path, Trainer(trained.spec, Runtime()))
     path.write_bytes(content)
-    assert load_resume(path, Trainer(trained.spec, Runtime())) == {"note": 1}
+    assert load_state(path, Trainer(trained.spec, Runtime())) == {"note": 1}
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_the_file_has_the_state_at_the_call(trainer, folder, gate):
     gate.set()
     writer.wait()
     restored = Trainer(trainer.spec, Runtime())
-    assert load_resume(folder.resume, restored) == {"note": 1}
+    assert load_state(folder.resume, restored) == {"note": 1}
     assert restored.step == 1
     for name, value in restored.model.named_parameters():
         assert torch.equal(value, before[name]), name
@@ -293,5 +293,5 @@ def test_a_kill_while_a_file_is_written_leaves_the_one_before(tmp_path):
     assert child.wait() == -signal.SIGKILL
     assert load_file(folder.resume)
     restored = Trainer(run, Runtime())
-    load_resume(folder.resume, restored)
+    load_state(folder.resume, restored)
     assert restored.step > 0

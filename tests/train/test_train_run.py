@@ -4,8 +4,11 @@ import re
 from unittest import mock
 
 import pytest
+import torch
 
-from cope_sweep.store import RunFolder
+from cope_sweep.kernels import using
+from cope_sweep.kernels.dispatch import chosen_implementation
+from cope_sweep.store import Attempt
 from cope_sweep.train import Runtime, train_run
 from tests.tiny import tiny_run
 
@@ -105,8 +108,8 @@ def test_a_full_disk_fails_the_run_with_the_reason(store, monkeypatch, capsys):
 
     run, events = tiny_run(), []
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "log", full)
-        patch.setattr(RunFolder, "set_state", full)
+        patch.setattr(Attempt, "log", full)
+        patch.setattr(Attempt, "set_state", full)
         assert train_run(run, store.run(run.run_id), Runtime(), on_event=events.append) == "failed"
     assert events[-1].message == "OSError: [Errno 28] No space left on device"
     assert "the failure cannot be recorded" in capsys.readouterr().err
@@ -122,3 +125,25 @@ def test_divergence_with_cope_names_the_step_in_every_implementation(store, atte
     assert train_run(run, store.run(run.run_id), Runtime(attention=attention)) == "failed"
     message = store.run(run.run_id).state["message"]
     assert re.fullmatch(r"Diverged: train/loss is nan at step [2-9]; lower train.lr, or set train.clip", message)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "outcome"), [({}, "finished"), ({"train.lr": 1e30, "train.clip": None}, "failed")]
+)
+def test_settings_of_the_process_are_those_of_before_when_a_run_has_ended(store, overrides, outcome):
+    """A notebook that trains a run goes on with its own number of threads and implementation of attention."""
+    run, during = tiny_run(**{"model.position": ["cope"], "train.steps": 40} | overrides), []
+
+    def on_event(event):
+        during.append((torch.get_num_threads(), chosen_implementation()))
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with using("blocked"):
+            runtime = Runtime(threads=2, attention="reference")
+            assert train_run(run, store.run(run.run_id), runtime, on_event=on_event) == outcome
+            assert (torch.get_num_threads(), chosen_implementation()) == (3, "blocked")
+    finally:
+        torch.set_num_threads(before)
+    assert during[0] == (2, "reference")

@@ -19,7 +19,7 @@ from cope_sweep.config.explain import suggest
 from cope_sweep.read.queries.runs import readable
 from cope_sweep.read.tables.stats import finite
 from cope_sweep.store import QueryError, RunFolder, RunRecord, Store
-from cope_sweep.store.artifacts import TIME_KEY
+from cope_sweep.store.curve import TIME_KEY
 
 MAX_POINTS = 200
 """Points of one learning curve of an ablation."""

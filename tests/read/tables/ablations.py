@@ -9,7 +9,7 @@ from cope_sweep.config import Plan, RunSpec, expand
 from cope_sweep.config.loading import validate
 from cope_sweep.config.source import Source
 from cope_sweep.read.tables.export import run_batches
-from cope_sweep.store import RunFolder, RunQuery, Store
+from cope_sweep.store import Attempt, RunQuery, Store
 from tests.store.sweeps import end
 from tests.tiny import TINY
 
@@ -46,7 +46,7 @@ def finish(store: Store, run: RunSpec, metrics: Mapping[str, float], facts: Mapp
     folder.log({"step": 1, "train/loss": 2.5})
     folder.log({"step": 6, "train/loss": 1.25})
     folder.log({"step": 6, **metrics})
-    with folder.writing_checkpoint() as path:
+    with folder.save_checkpoint() as path:
         (path / "model.safetensors").write_bytes(b"weights")
         (path / "config.json").write_text("{}")
     folder.finish({"train/loss": 1.25, **metrics}, facts or {"steps": 6, "parameters": 1234, "device": "cpu"})
@@ -69,7 +69,7 @@ def stop(store: Store, run: RunSpec, message: str = "stopped at step 3 by asha")
     end(store, folder)
 
 
-def begin(store: Store, run: RunSpec, worker_id: str = "here") -> RunFolder:
+def begin(store: Store, run: RunSpec, worker_id: str = "here") -> Attempt:
     """Begin `run`, as a worker does: only its files say so. A result that it has is lost, else nobody trains it again."""
     folder = store.run(run.run_id)
     (folder.path / "result.json").unlink(missing_ok=True)

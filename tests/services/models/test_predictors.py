@@ -42,7 +42,7 @@ def test_a_changed_checkpoint_is_loaded_again(own_sample: SampleStore) -> None:
         model, spec = load_model(folder.checkpoint)
         model.norm.weight.mul_(2)
         shutil.rmtree(folder.checkpoint)
-        with folder.writing_checkpoint() as temporary:
+        with folder.save_checkpoint() as temporary:
             save_model(temporary, model, spec)
         assert ask(client, own_sample.ids[0])["total"] != before
 
