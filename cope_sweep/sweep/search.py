@@ -83,8 +83,11 @@ class Search:
         """The metric that is optimised."""
         self.goal: Goal = plan.search.goal or "min"
         self._plan, self._store, self._left = plan, store, max_rows
-        self._ended: set[Status] = {"finished"} | ({"stopped"} if stopped_counts else set())
-        self._ended |= set() if retry_failed else {"failed"}
+        self._ended: set[Status] = {"finished"}
+        if stopped_counts:
+            self._ended.add("stopped")
+        if not retry_failed:
+            self._ended.add("failed")
         self._distributions = {each.name: _distribution(each) for each in dimensions_of(plan.ablation)}
         self._rows = {row.runs[0].run_id: row for row in plan.rows}
         """Run id → row, of the rows that sweeps have recorded and those that this search has returned."""

@@ -169,7 +169,7 @@ def test_what_is_recorded_of_another_ablation_is_left_out():
         ("none: []", "none: [rope]", ["CoPE · 0.001 · 0"]),
         ("none: []", "rope: [rope]", ["CoPE · 0.001 · 0"]),
         ("[1e-4, 1e-2]", "[5e-4, 1e-2]", ["CoPE · 0.001 · 0"]),
-        ("train.warmup: {int", "train.batch: {int", []),
+        ("train.warmup: {int_uniform: [0, 6]}", "train.batch: {int_uniform: [1, 6]}", []),
     ]:
         assert before in OPTUNA
         assert [row.name for row in plan_of_recorded(load(OPTUNA.replace(before, after, 1)), known).rows] == rows

@@ -14,9 +14,11 @@ from optuna.trial import FrozenTrial
 from cope_sweep.config import Plan, Row, RunSpec, plan_of_recorded, row_of
 from cope_sweep.config.points import dimensions_of, parameters_of
 from cope_sweep.store import Status, Store
+from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep.search import RUN_ID, Search, study_name, study_url
 from tests.config.ablations import load
 from tests.read.tables.ablations import fail, finish, stop
+from tests.store.databases import Postgres
 
 TEXT = """\
 title: A test
@@ -385,6 +387,25 @@ def test_processes_that_start_at_once_share_one_study(tmp_path: Path) -> None:
     sweep = Sweep(store, short(8))
     told = [trial for trial in sweep.trials if trial.state.name == "COMPLETE"]
     assert len({trial.user_attrs[RUN_ID] for trial in told}) == 8
+
+
+def test_a_study_in_postgresql_outlives_its_server(tmp_path: Path, postgres: Postgres) -> None:
+    sweep = Sweep(Store(tmp_path / "store", index=postgres.new_database(), create=True), short(3))
+    search = sweep.search()
+    run = sweep.next_run(search)
+    finish(sweep.store, run, {METRIC: 0.5})
+    postgres.stop()
+    try:
+        search.report(run.run_id, 10, 0.5)
+        search.end(run.run_id, "finished", 0.5)
+        with pytest.raises(IndexUnavailable):
+            search.next_row()
+    finally:
+        postgres.start()
+    sweep.next_run(search)
+    assert sweep.states == ["COMPLETE", "RUNNING"]
+    search.close()
+    assert sweep.search().remaining == 2
 
 
 # -- labels and parameters --
