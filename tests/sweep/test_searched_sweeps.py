@@ -21,8 +21,9 @@ def search_of(**changes: Any) -> Plan:
 
 def start(plan: Plan, store: Store, **options: Any) -> SweepOutcome:
     return sweep(
-        plan, store, run_local, resources=Resources(device="cpu"), executor_name="local", tracking_uri=None, **options
-    )
+        recorded_plan(plan, store), store, run_local,
+        resources=Resources(device="cpu"), executor_name="local", tracking_uri=None, **options,
+    )  # fmt: skip
 
 
 def ids(rows: list[Row]) -> list[str]:
@@ -47,8 +48,8 @@ def test_a_sweep_trains_what_is_suggested_and_the_next_one_continues(store: Stor
     record = store.sweep(outcome.sweep_id)
     assert [run.run_id for run in record.runs] == ids(rows)
     assert record.reused == ids(rows)[:1]
-    assert all(row.labels["train.lr"] in record.table["markdown"] for row in rows)
-    assert table(recorded_plan(plan, store), store).to_csv() == record.table["csv"]
+    text = table(recorded_plan(plan, store), store).to_markdown()
+    assert all(row.labels["train.lr"] in text for row in rows)
     assert start(plan, store).sweep_id is None
 
 
@@ -63,7 +64,7 @@ def test_an_interrupted_run_is_suggested_again_first(store: Store) -> None:
     for _ in range(2):
         outcome = start(plan, store, on_event=on_event, on_row=rows.append)
         assert (outcome.interrupted, outcome.not_started, outcome.exit_code) == (1, 3, 130)
-    (run_id,) = ids(rows)
+    (run_id,) = set(ids(rows))
     assert store.index.records([run_id])[run_id].attempt == 2
 
 
