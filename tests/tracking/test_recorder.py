@@ -48,6 +48,7 @@ def test_a_sweep_is_sent_while_it_runs_and_at_its_end(store, plan, sqlite_uri, r
     folder = begin(store, plan.runs[1], {"step": 1, "train/loss": 2.0})
     note(recorder, plan.runs[1], "running", loss=2.0)
     until(lambda: run_of(sqlite_uri, plan.runs[1]))
+    until(lambda: run_of(sqlite_uri, plan.runs[0]))
     until(lambda: run_of(sqlite_uri, plan.runs[0]).tags.get(f"{TAG}status") == "finished")
     assert (run_of(sqlite_uri, plan.runs[1]).status, sweep_of(sqlite_uri, record).status) == ("running", "running")
     folder.log({"step": 2, "train/loss": 1.0})
