@@ -147,7 +147,7 @@ def test_groups_follow_the_cluster(store: Store, events: EventLog, cluster_nodes
         elif "removed" not in done and trains(runs[2]) and store.run(runs[2].run_id).resume.exists():
             done["removed"] = pid_of(events.of(runs[2])[-1])
             cluster_nodes.remove_node(done["added"], allow_graceful=False)
-        elif "killed" not in done and "removed" in done and store.status(runs[2].run_id) == "interrupted":
+        elif "killed" not in done and "removed" in done and sum(node["Alive"] for node in ray.nodes()) == 2:
             done["killed"] = pid_of(events.of(runs[0])[-1])
             os.kill(done["killed"], signal.SIGKILL)
         elif "killed" in done and event.run_id == runs[2].run_id and event.step and pid_of(event) != done["removed"]:
