@@ -372,7 +372,7 @@ class Index:
             ]
             training = [each or "" for each in connection.execute(workers.join(sweep_runs, own)).scalars()]
             newest = connection.execute(failed.join(sweep_runs, own)).all()
-        counts: Counter[Status] = Counter({status: number for status, number, *_ in totals})
+        counts: Counter[Status] = Counter({each[0]: each[1] for each in totals})
         begun = sum(counts.values())
         counts["pending"] += sweep.runs - begun
         left = sum(steps - done for status, _, done, steps in totals if status not in ENDED)
@@ -438,7 +438,7 @@ class Index:
         totals = select(of_runs, func.count(), func.sum(runs.c.step), left_s).group_by(of_runs)
         with self.database.reading() as connection:
             found = connection.execute(totals).all()
-            counts = connection.execute(select(of_sweeps, func.count()).group_by(of_sweeps)).all()
+            counts: Sequence[Row[Any]] = connection.execute(select(of_sweeps, func.count()).group_by(of_sweeps)).all()
             running = connection.execute(
                 select(sweeps.c.sweep_id, sweeps.c.left_out).where(of_sweeps == "running")
             ).all()
@@ -516,7 +516,7 @@ class Index:
             active: Whether a sweep loses its key when it ends.
         """
         with self.database.writing() as connection:
-            known = connection.execute(self._sweep_of_request(key, since_ms, active=active)).scalar()
+            known: str | None = connection.execute(self._sweep_of_request(key, since_ms, active=active)).scalar()
             if known is not None:
                 return known
             connection.execute(update(sweeps).where(sweeps.c.request_key == key).values(request_key=None))
@@ -526,7 +526,8 @@ class Index:
     def sweep_of_request(self, key: str, *, since_ms: int = 0, active: bool = False) -> str | None:
         """The sweep that has a request's key, as for `claim_request`; None: nobody has it."""
         with self.database.reading() as connection:
-            return connection.execute(self._sweep_of_request(key, since_ms, active=active)).scalar()
+            found: str | None = connection.execute(self._sweep_of_request(key, since_ms, active=active)).scalar()
+            return found
 
     def forget_request(self, sweep_id: str) -> None:
         """Take a sweep's key away, so that the same request starts another sweep."""
@@ -570,7 +571,7 @@ class Index:
     def _sweep_columns(self) -> list[ColumnElement[Any]]:
         return [self._status(sweeps), *(sweeps.c[name] for name in SWEEP_COLUMNS)]
 
-    def _sweep_of_request(self, key: str, since_ms: int, *, active: bool) -> Select[tuple[str]]:
+    def _sweep_of_request(self, key: str, since_ms: int, *, active: bool) -> Select[Any]:
         query = select(sweeps.c.sweep_id).where(sweeps.c.request_key == key, sweeps.c.started_ms >= since_ms)
         return query.where(self._status(sweeps).in_(ACTIVE)) if active else query
 
