@@ -326,12 +326,16 @@ class _Work:
         members = [_member(row, run) for run in row.runs if run.run_id not in known]
         if row.resources is not None:
             self.own_resources |= {run.run_id: row.resources for run in row.runs}
-        if members:
-            self.plan = replace(self.plan, rows=(*self.plan.rows, row))
-            self.record = self.record.model_copy(update={"runs": [*self.record.runs, *members]})
-            store.index.append_members(
-                self.record.sweep_id, [{**each.model_dump(), "reused": False} for each in members]
-            )
+        if not members:
+            return
+        statuses = store.index.statuses(each.run_id for each in members)
+        reused = [run_id for run_id, status in statuses.items() if status == "finished"]
+        self.plan = replace(self.plan, rows=(*self.plan.rows, row))
+        self.record = self.record.model_copy(
+            update={"runs": [*self.record.runs, *members], "reused": [*self.record.reused, *reused]}
+        )
+        entries = [{**each.model_dump(), "reused": each.run_id in reused} for each in members]
+        store.index.append_members(self.record.sweep_id, entries)
 
     def outcome(self, store: Store, seconds: float, notes: list[str], budget: Budget) -> SweepOutcome:
         """The end of the sweep."""
@@ -371,7 +375,8 @@ class _Work:
             return f"the budget of {budget.max_failures} failed run{'s' * (budget.max_failures != 1)} is used up"
         if budget.max_runs is None:
             return None
-        if (len(self.todo) > budget.max_runs) if self.search is None else self.search.remaining > 0:
+        search = self.search
+        if (len(self.todo) > budget.max_runs) if search is None else (search.is_exhausted and search.remaining > 0):
             return f"the budget of {budget.max_runs} run{'s' * (budget.max_runs != 1)} is used up"
         return None
 
