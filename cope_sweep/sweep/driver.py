@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cope_sweep.config import Resources, RunSpec
+from cope_sweep.config import Resources, Row, RunSpec
 from cope_sweep.store import Event, Refusal, RunRecord, Store, StoreError
 from cope_sweep.store.index import IndexUnavailable, IndexUnusable
 from cope_sweep.store.reading import read_run
@@ -72,6 +72,8 @@ class Driver:
         """Kind → its runs that wait, in order."""
         self.failed: set[str] = set()
         """Ids of the failed runs, also before their end is recorded: no other is started meanwhile."""
+        self._suggested: Row | None = None
+        """A row of the search that is not recorded yet, because the index did not answer."""
         self.any_ended = False
         self._ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
         """Ends that were noticed outside of the caller's thread."""
@@ -135,17 +137,18 @@ class Driver:
         with self.lock:
             while self.search is not None and not self.is_draining and not any(self.waiting.values()):
                 try:
-                    row = self.search.next_row()
+                    row = self._suggested = self._suggested or self.search.next_row()
                     if row is None:
                         return None
                     (spec,) = row.runs
                     has_ended = self.search.has_ended(spec.run_id)
+                    self.work.on_row(row)
                 except IndexUnusable:
                     raise
                 except IndexUnavailable:
                     self._index_is_away = True
                     return None
-                self.work.on_row(row)
+                self._suggested = None
                 if not has_ended:
                     return self.add(spec)
                 self._end(self._new(spec), end_record(self.store, spec.run_id))
@@ -160,7 +163,7 @@ class Driver:
     @property
     def may_suggest(self) -> bool:
         """Whether the search may still suggest a row, now or after a run has ended."""
-        return self.search is not None and not self.search.is_exhausted
+        return self.search is not None and (self._suggested is not None or not self.search.is_exhausted)
 
     @property
     def is_over(self) -> bool:

@@ -56,7 +56,9 @@ class Workload:
     search: Search | None = None
     """Suggests further rows, one after another, and learns their results."""
     on_row: Callable[[Row], None] = lambda row: None
-    """Called, from any thread, with each row that the search suggests, before its run is leased."""
+    """Called, from any thread, with each row that the search suggests, before its run is leased.
+
+    It may raise IndexUnavailable; then it is called again."""
     own_resources: Mapping[str, Resources] = field(default_factory=dict)
     """Run id → resources, of the runs that do not use `resources`."""
 

@@ -330,12 +330,12 @@ class _Work:
             return
         statuses = store.index.statuses(each.run_id for each in members)
         reused = [run_id for run_id, status in statuses.items() if status == "finished"]
+        entries = [{**each.model_dump(), "reused": each.run_id in reused} for each in members]
+        store.index.append_members(self.record.sweep_id, entries)
         self.plan = replace(self.plan, rows=(*self.plan.rows, row))
         self.record = self.record.model_copy(
             update={"runs": [*self.record.runs, *members], "reused": [*self.record.reused, *reused]}
         )
-        entries = [{**each.model_dump(), "reused": each.run_id in reused} for each in members]
-        store.index.append_members(self.record.sweep_id, entries)
 
     def outcome(self, store: Store, seconds: float, notes: list[str], budget: Budget) -> SweepOutcome:
         """The end of the sweep."""
