@@ -16,6 +16,7 @@ from cope_sweep.config.expand import Plan
 from cope_sweep.config.resources import Resources
 from cope_sweep.config.run import RunSpec
 from cope_sweep.optim.base import FLOAT32_BYTES
+from cope_sweep.sizes import CHUNK_LOGITS, MIN_BLOCKED_KEYS, RECOMPUTED_ELEMENTS
 
 DEFAULT_FLOPS_PER_S = 2e10
 """Floating-point operations per second and core without measurements: a slow CPU core on small transformers."""
@@ -32,17 +33,11 @@ SAVED_PER_TOKEN_AND_UNIT = 17
 """Numbers that a block saves for the backward pass, for each token and unit of the model's width."""
 RECOMPUTED_PER_TOKEN_AND_UNIT = 4
 """The part of these that a block of the family `gpt2` computes again if they are large (`families.base.recomputed`)."""
-RECOMPUTED_ELEMENTS = 2**20
-"""They are large from this number on; the same as in `cope_sweep.families.base`."""
-BLOCKED_KEYS = 256
-"""From this length on, attention without a fused kernel is computed in blocks of queries, on a CPU."""
 LOGITS_ARRAYS = 3
 """Arrays of the logits' size: their softmax, and the gradients of both."""
 OUTPUT_ARRAYS = 3
 """Arrays of the output layer's size while a loss in chunks is computed: its gradient, which exists before the backward
 pass, and copies that matrix products make of the weight."""
-CHUNK_LOGITS = 10 * 2**20
-"""More logits than these are computed in chunks of that size; the same number as in `cope_sweep.model.loss`."""
 
 
 Shape = tuple[str, str, int, str]
@@ -160,7 +155,7 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     scored = any(encoding.scores or encoding.weighs for encoding in model.position)
     whole = resources.attention == "reference"
     unfused = any((each.scores or each.weighs) and not each.has_term for each in model.position)
-    short = task.length("train") < BLOCKED_KEYS
+    short = task.length("train") < MIN_BLOCKED_KEYS
     if whole or ((model.hard_attention or unfused) and short):
         block += (14 if scored else 3) * model.heads * tokens * task.length("train")
     activations = model.layers * block
@@ -168,8 +163,9 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
         activations = model.layers * model.dim * tokens + block
     longest = (task.longer(times).length(task.TESTS[0]) for times in run.evaluate.lengths)
     evaluated = [*(sequences * task.length(split) for split in run.test_sets), *run.evaluate.contexts, *longest]
-    logits = LOGITS_ARRAYS * min(max(tokens, *evaluated) * task.vocabulary_size, CHUNK_LOGITS)
-    if tokens * task.vocabulary_size > CHUNK_LOGITS:
+    chunk = CHUNK_LOGITS["cuda" if _on_cuda(resources) else "cpu"]
+    logits = LOGITS_ARRAYS * min(max(tokens, *evaluated) * task.vocabulary_size, chunk)
+    if tokens * task.vocabulary_size > chunk:
         logits += OUTPUT_ARRAYS * model.dim * task.vocabulary_size
     owners = resources.workers if resources.shard == "optimizer" else 1
     state = sum(
@@ -177,6 +173,11 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
         for name, shape, count in _declared_parameters(run)
     )
     return PROCESS_BYTES + int(state) + FLOAT32_BYTES * (activations + logits)
+
+
+def _on_cuda(resources: Resources) -> bool:
+    """Whether runs with these resources train on a GPU. `auto` leaves that to the machine, and counts as a CPU."""
+    return resources.device == "cuda" or (resources.device == "auto" and resources.gpus not in ("auto", 0))
 
 
 def estimates(

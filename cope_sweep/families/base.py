@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from cope_sweep.registry import Kind
+from cope_sweep.sizes import RECOMPUTED_ELEMENTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -165,10 +166,6 @@ def linear(parameters: Parameters, name: str, x: Tensor) -> Tensor:
     import torch.nn.functional as F
 
     return F.linear(x, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
-
-
-RECOMPUTED_ELEMENTS = 2**20
-"""Smaller activations are stored: computing them again would take a larger part of the time than of the memory."""
 
 
 def recomputed(function: TensorFunction, x: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from torch import Tensor
 from cope_sweep.config import RunSpec
 from cope_sweep.errors import NotFiniteError, TokensError
 from cope_sweep.model import Cache, Packing, Transformer
+from cope_sweep.sizes import MIN_BLOCKED_KEYS
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,6 @@ FREE_PADDING = 256
 """Padding of a batch, in tokens, that costs less than another batch."""
 SCRATCH_BYTES = 256 << 20
 """Approximate memory for logits, and for attention."""
-BLOCKED_KEYS = 256
-"""From this number of keys on, attention has no arrays of all pairs of tokens, where it can be computed in blocks."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +242,9 @@ def _window(run: RunSpec, batch: int, length: int) -> int:
     spec = run.model
     if not spec.hard_attention and not any(encoding.scores or encoding.weighs for encoding in spec.position):
         return length
-    row_bytes = 40 * spec.heads * min(length, BLOCKED_KEYS)  # about ten float32 copies of a row of the attention matrix
+    row_bytes = (
+        40 * spec.heads * min(length, MIN_BLOCKED_KEYS)
+    )  # about ten float32 copies of a row of the attention matrix
     return length if batch * length * row_bytes <= SCRATCH_BYTES else max(1, SCRATCH_BYTES // (batch * row_bytes))
 
 

@@ -17,13 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cope_sweep.sizes import CHUNK_LOGITS
+
 IGNORED = -100
 """The target of a token without a target: torch's default, which tasks use."""
-
-CHUNK_LOGITS = {"cpu": 10 * 2**20, "cuda": 2**27}
-"""Number of logits in a chunk, by device: 40 MB in float32 on a CPU, 512 MB on a GPU, which needs larger products.
-
-On a CPU more than 32 MB: glibc returns such blocks to the system at once, and keeps smaller ones among others."""
 
 
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:

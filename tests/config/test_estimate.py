@@ -5,7 +5,6 @@ import pytest
 
 from cope_sweep.config import (
     Resources,
-    estimate,
     estimates,
     expand,
     parameter_count,
@@ -15,8 +14,6 @@ from cope_sweep.config import (
     total_seconds,
 )
 from cope_sweep.config.estimate import Estimate, StepCost, memory_bytes, run_flops, shape_of, step_flops
-from cope_sweep.families import base
-from cope_sweep.model import loss
 from tests.config.ablations import load
 from tests.config.test_expand import BASE
 from tests.tiny import tiny_run
@@ -90,9 +87,13 @@ def test_memory_is_within_a_fifth_of_what_was_measured(resources, measured):
     assert memory_bytes(run, resources) == pytest.approx(measured, rel=0.2)
 
 
-def test_the_sizes_from_which_steps_save_memory_are_those_of_the_steps():
-    assert loss.CHUNK_LOGITS["cpu"] == estimate.CHUNK_LOGITS
-    assert estimate.RECOMPUTED_ELEMENTS == base.RECOMPUTED_ELEMENTS
+def test_on_a_gpu_the_logits_of_a_chunk_take_more_memory():
+    """A GPU computes 2**27 logits at a time, a CPU 10 * 2**20: three float32 arrays of each."""
+    run = tiny_run(**{"task": {"kind": "wikitext", "tokens": 1024}, "train.batch": 4} | GPT2)
+    on_cpu, on_gpu = (memory_bytes(run, Resources(device=device)) for device in ("cpu", "cuda"))
+    assert on_gpu - on_cpu == 4 * 3 * (2**27 - 10 * 2**20)
+    assert memory_bytes(run, Resources(gpus=1)) == on_gpu
+    assert memory_bytes(run, Resources()) == on_cpu
 
 
 def test_a_divided_optimiser_state_takes_less_memory():
