@@ -23,10 +23,11 @@ from cope_sweep.cli.options import (
 )
 from cope_sweep.cli.output import escaped, make_console, print_json
 from cope_sweep.errors import UserError
-from cope_sweep.read.queries import Queries
-from cope_sweep.read.queries.progress import ACTIVE
-from cope_sweep.store import Status, Store
-from cope_sweep.store.sweeps import SWEEP_ID
+
+if TYPE_CHECKING:
+    from cope_sweep.api.answers import SweepState
+    from cope_sweep.client import Client
+    from cope_sweep.store import Status, SweepProgress
 
 POLL_INTERVAL_S = 0.5
 MAX_COUNT = 1 << 31
