@@ -18,7 +18,8 @@ from cope_sweep.api.answers import Counts
 from cope_sweep.errors import UserError
 from cope_sweep.store.files import replacing
 
-F = TypeVar("F", bound=str)
+if TYPE_CHECKING:
+    from cope_sweep.store.records import Counts
 
 BINARY = ("parquet", "png", "pdf")
 """Formats of files that are not text."""

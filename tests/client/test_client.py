@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from cope_sweep.api.answers import SweepProgress
 from cope_sweep.api.questions import GetRun
 from cope_sweep.client import (
     RECONNECT_S,
@@ -29,6 +28,7 @@ from cope_sweep.client import (
 )
 from cope_sweep.errors import UserError
 from cope_sweep.read.queries import Queries
+from cope_sweep.store import SweepProgress
 from tests.services.sample_store import SampleStore, build, serving
 from tests.test_docs import code_blocks, read
 

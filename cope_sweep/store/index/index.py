@@ -438,7 +438,7 @@ class Index:
         totals = select(of_runs, func.count(), func.sum(runs.c.step), left_s).group_by(of_runs)
         with self.database.reading() as connection:
             found = connection.execute(totals).all()
-            counts: Sequence[Row[Any]] = connection.execute(select(of_sweeps, func.count()).group_by(of_sweeps)).all()
+            counts = connection.execute(select(of_sweeps, func.count()).group_by(of_sweeps)).all()
             running = connection.execute(
                 select(sweeps.c.sweep_id, sweeps.c.left_out).where(of_sweeps == "running")
             ).all()
@@ -536,7 +536,7 @@ class Index:
 
     # -- internals -----------------------------------------------------------------------------------------------
 
-    def _status(self, table: Table) -> ColumnElement[str]:
+    def _status(self, table: Table) -> ColumnElement[Any]:
         """The status of runs or sweeps: of a running one whose lease has ended, `interrupted`."""
         return case((self._is_over(table), literal("interrupted")), else_=table.c.status).label("status")
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cope_sweep.api.answers import SweepProgress
 from cope_sweep.client import Client
-from cope_sweep.store import Store
+from cope_sweep.store import Store, SweepProgress
 from tests.services.sample_store import TINY, ServedFolders, server_process
 from tests.store.waiting import until
 from tests.sweep.conftest import ray_environment  # noqa: F401 - a fixture
