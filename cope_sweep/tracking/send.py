@@ -207,12 +207,12 @@ class Sender:
         return {key: value for key, value in tags.items() if value or key == f"{TAG}message"}
 
     def _place(self, record: RunRecord) -> tuple[_Sweep | None, Place | None]:
-        """The sweep that trained a run last, and the run's place in it; where it is not known, the newest with the run.
+        """The sweep that trained a run last, and the run's place in it; where it is not known, the oldest with the run.
 
         A damaged record of a sweep keeps no run from being sent: it is None.
         """
         places = self._store.index.places([record.run_id]).get(record.run_id, [])
-        place = next((each for each in places if each.sweep_id == record.sweep_id), places[-1] if places else None)
+        place = next((each for each in places if each.sweep_id == record.sweep_id), places[0] if places else None)
         return self._sweep(place.sweep_id) if place else None, place
 
     def _finish(
@@ -265,7 +265,8 @@ class Sender:
             self._log(run, tags={"mlflow.note.content": sweep_note(record, statuses, self._best(record), {})})
             return
         records = self._store.index.records(each.run_id for each in record.runs)
-        own = [each for each in records.values() if each.sweep_id == sweep_id]
+        known_before = set(record.reused)
+        own = [each for run_id, each in records.items() if run_id not in known_before]
         reused = self._links(record)
         note = sweep_note(record, {key: each.status for key, each in records.items()}, self._best(record), reused)
         known = {each.key: each.step for each in run.data.to_proto().metrics}

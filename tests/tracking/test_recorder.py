@@ -19,7 +19,7 @@ from tests.store.sweeps import begin, end, end_sweep, write_sweep
 from tests.store.waiting import TIMEOUT_S, until
 from tests.sweep.ports import free_port
 from tests.tracking.stub_server import Stub
-from tests.tracking.trackers import TAG, client_of, history, run_of, runs_of, sweep_of, synced
+from tests.tracking.trackers import TAG, client_of, history, lease, run_of, runs_of, sweep_of, synced
 
 pytestmark = pytest.mark.slow
 
@@ -74,13 +74,15 @@ def test_the_next_sweep_sends_what_earlier_ones_have_left_unless_it_was_not_to_b
     store, plan, sqlite_uri, record_sweep
 ):
     """The first sweep's process was killed; the second one ran with --no-mlflow."""
-    begin(store, plan.runs[0], {"step": 1, "train/loss": 2.0}, lease_s=0.0)
     first = write_sweep(store, plan, ttl_s=0.0)
+    lease(store, first, plan.runs[0], 0.0)
+    store.run(plan.runs[0].run_id).begin(plan.runs[0], "here", 1).log({"step": 1, "train/loss": 2.0})
     synced(store, sqlite_uri)
     client_of(sqlite_uri).update_run(run_of(sqlite_uri, plan.runs[0]).id, "RUNNING")
     client_of(sqlite_uri).update_run(sweep_of(sqlite_uri, first).id, "RUNNING")
     other = plan_of(plan.name, seeds=[2**30 + 1])
     private = write_sweep(store, other, mlflow=False)
+    lease(store, private, other.runs[0])
     finish(store, other.runs[0], {"dense/loss": 0.5})
     end_sweep(store, private)
     third = write_sweep(store, plan)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
+from cope_sweep.store import Lease, RunRecord
 from cope_sweep.tracking.sync import sync
 
 TAG = "cope_sweep."
@@ -115,3 +116,9 @@ def send(store, uri, *runs):
     sender = Sender(store, uri)
     for run in runs:
         sender.send_run(run.run_id)
+
+
+def lease(store, record, run, ttl_s=600.0):
+    """Lease a run to a sweep, which thereby trains it."""
+    row = RunRecord.of(run.run_id, "running", run.model_dump(mode="json"))
+    assert isinstance(store.index.acquire(row, record.sweep_id, ttl_s), Lease)
