@@ -5,8 +5,8 @@ stores their absolute paths, so that `mlflow ui` finds them from any directory. 
 
 On a local disk, the SQLite file has a write-ahead log: its readers and its writer do not wait for each other.
 
-Several processes may send the same run at once. There is no lock: who has created a run looks it up again, and of
-several that have the same tags everybody keeps the same one, the oldest, and puts the others into MLflow's trash.
+Several processes may send the same run at once. There is no lock: who has created a run looks it up again, and where it
+sees another one with the same tags, gives up its own.
 
 Beside the files of a checkpoint is `MLmodel`, its description, with two flavours. With `python_function`,
 `mlflow.pyfunc.load_model("models:/<model id>")` loads it on any machine where cope_sweep is installed: it scores token
@@ -21,9 +21,11 @@ import functools
 import importlib.metadata
 import os
 import platform
+import random
 import shutil
 import sqlite3
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -51,6 +53,10 @@ EXPERIMENTS_S = 10.0
 """The time for which a list of the experiments is used before it is read again."""
 PAGE = 1000
 """Runs that are read at once."""
+CREATE_PAUSE_S = 0.05, 0.5
+"""Between two tries to create a run, where another process does the same: a random time between these."""
+SETTLE_PAUSES_S = (0.5, 1.0, 2.0)
+"""Between looks at several runs with the same tags, until all but one of their senders have given way."""
 MAX_EXPERIMENTS = 50_000
 """The longest list that MLflow gives at once."""
 ACCESS_REFUSED = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED")
@@ -118,20 +124,38 @@ class Tracker:
             token = page.token or ""
 
     def find(self, tags: Mapping[str, str]) -> Run | None:
-        """The run that has all these tags, in any experiment: the oldest one, and others are deleted.
+        """The run that has all these tags, in any experiment; one in MLflow's trash where no other has them.
 
-        One in MLflow's trash is found where no other has the tags.
+        Of several, all but one give way soon, see `keeps`. If several remain, a sender was killed: the oldest is kept.
         """
-        runs = [*self.search(" AND ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items()))]
-        kept = min(runs, key=age, default=None)
-        for run in runs:
-            if run is not kept and run.info.lifecycle_stage != "deleted":
-                self._discard(run)
-        return kept
+        for pause_s in (*SETTLE_PAUSES_S, None):
+            runs = sorted(self._with(tags), key=age)
+            active = [run for run in runs if run.info.lifecycle_stage != "deleted"]
+            if len(active) < 2:
+                break
+            if pause_s is not None:
+                time.sleep(pause_s)
+        for run in active[1:]:
+            self._discard(run, tags)
+        return next(iter(runs), None)
 
     def create(self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, note: str = "") -> Run:
         """Create a run with the status running. The experiment is created, with `note`, if it does not exist."""
         return self.client.create_run(self._experiment(experiment, note), started_ms, cut(tags, "tag"), run_name=name)
+
+    def keeps(self, run: Run, tags: Mapping[str, str]) -> bool:
+        """Whether a run that was created just now is the only one with these tags; if not, it is given up.
+
+        So of several processes that create it at once, none deletes a run that another one has begun to fill. If all of
+        them give up, they find none, and create it again after a random time.
+        """
+        if all(
+            each.info.run_id == run.info.run_id or each.info.lifecycle_stage == "deleted" for each in self._with(tags)
+        ):
+            return True
+        self._discard(run, tags)
+        time.sleep(random.uniform(*CREATE_PAUSE_S))
+        return False
 
     def close(self) -> None:
         """Write a SQLite file's log into it: the file is whole then, and can be copied."""
@@ -140,10 +164,15 @@ class Tracker:
             with contextlib.suppress(sqlite3.Error), _connected(database) as connection:
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def _discard(self, run: Run) -> None:
-        """Put a second run of the same tags into the trash, with its models."""
+    def _with(self, tags: Mapping[str, str]) -> Iterator[Run]:
+        return self.search(" AND ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items()))
+
+    def _discard(self, run: Run, tags: Mapping[str, str]) -> None:
+        """Put a second run of the same tags into the trash, without the tags, and delete its models."""
         for model in self._models(run):
             self.client.delete_logged_model(model.model_id)
+        for key in tags:
+            self.client.delete_tag(run.info.run_id, key)
         self.client.delete_run(run.info.run_id)
 
     def _models(self, run: Run) -> Sequence[LoggedModel]:
@@ -165,7 +194,7 @@ class Tracker:
             new: Whether the run cannot have one of a process that was killed before it had linked it.
         """
         models: Sequence[LoggedModel] = [] if new else self._models(run)
-        if not models:
+        while not models:
             made = self.client.create_logged_model(
                 run.info.experiment_id,
                 name=name.translate(NOT_IN_MODEL_NAMES),
@@ -174,10 +203,12 @@ class Tracker:
                 tags=cut(tags, "tag"),
                 model_type="cope_sweep",
             )
-            models = self._models(run) or [made]
-        model, *others = models
-        for other in others:  # of another process that sends the run
-            self.client.delete_logged_model(other.model_id)
+            models = self._models(run)
+            if [each.model_id for each in models] != [made.model_id]:  # another process sends the run, too
+                self.client.delete_logged_model(made.model_id)
+                time.sleep(random.uniform(*CREATE_PAUSE_S))
+                models = self._models(run)
+        model = models[0]
         with errors(self.uri, f"could not take {checkpoint}"):
             description = describe(model, checkpoint)
             if folder := _local(model.artifact_location):
@@ -242,7 +273,7 @@ def errors(uri: str, problem: str) -> Iterator[None]:
 
 
 def age(run: Run) -> tuple[bool, int, str]:
-    """A key that sorts runs with the same tags: everybody keeps the oldest one that is not in MLflow's trash."""
+    """A key that sorts runs with the same tags: those first that are not in MLflow's trash, the oldest first."""
     return run.info.lifecycle_stage == "deleted", run.info.start_time, run.info.run_id
 
 

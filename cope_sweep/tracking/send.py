@@ -181,18 +181,21 @@ class Sender:
         return record
 
     def _create_run(self, record: RunRecord, folder: RunFolder) -> Run:
-        """Create a run in the experiment of its sweep, and see whether somebody else has done so, too."""
+        """Create a run in the experiment of its sweep, unless another process does so."""
         begun: dict[str, Any] = _readable(lambda: folder.spec, record.status, {})
         sweep, place = self._place(record)
         tags = self._run_tags(record) | {f"{TAG}kind": "run", RUN_ID_TAG: record.run_id}
-        run = self.tracker.create(
-            sweep.record.ablation if sweep else NO_SWEEP,
-            f"{place.row} · seed {place.seed}" if place else record.run_id,
-            tags={key: value for key, value in tags.items() if value},
-            started_ms=_created_ms(record, begun),
-            note=experiment_note(sweep.record) if sweep else "",
-        )
-        return self._find(record.run_id, {RUN_ID_TAG: record.run_id}) or run
+
+        def create() -> Run:
+            return self.tracker.create(
+                sweep.record.ablation if sweep else NO_SWEEP,
+                f"{place.row} · seed {place.seed}" if place else record.run_id,
+                tags={key: value for key, value in tags.items() if value},
+                started_ms=_created_ms(record, begun),
+                note=experiment_note(sweep.record) if sweep else "",
+            )
+
+        return self._create(record.run_id, {RUN_ID_TAG: record.run_id}, create)
 
     def _run_tags(self, record: RunRecord) -> dict[str, str]:
         """The tags of a run that may change while it is trained, and by the sweep that trains it again."""
@@ -292,18 +295,18 @@ class Sender:
     def _sweep_run(self, record: SweepRecord) -> tuple[Run, Status]:
         """MLflow's run of a sweep, created if it is not there, with the present status of the sweep, and this."""
         tags = {f"{TAG}kind": "sweep", f"{TAG}sweep_id": record.sweep_id}
-        run = self._find(record.sweep_id, tags)
-        if run is None:
-            name = f"{record.ablation} · {time.strftime('%Y-%m-%d %H:%M', time.gmtime(record.started_ms / 1000))}"
-            origin = flat({"versions": record.versions, "machine": record.machine})
-            made = self.tracker.create(
+        origin = flat({"versions": record.versions, "machine": record.machine})
+
+        def create() -> Run:
+            return self.tracker.create(
                 record.ablation,
-                name,
+                f"{record.ablation} · {time.strftime('%Y-%m-%d %H:%M', time.gmtime(record.started_ms / 1000))}",
                 tags=tags | source_tags(record) | {f"{TAG}{key}": value for key, value in origin.items()},
                 started_ms=record.started_ms,
                 note=experiment_note(record),
             )
-            run = self._find(record.sweep_id, tags) or made
+
+        run = self._find(record.sweep_id, tags) or self._create(record.sweep_id, tags, create)
         summary = self._store.index.sweep(record.sweep_id)
         status: Status = summary.status if summary else record.status
         ended_ms = record.ended_ms
@@ -344,6 +347,15 @@ class Sender:
         found = self.tracker.find(tags)
         if found is not None:
             self._ids[item] = found.info.run_id
+        return found
+
+    def _create(self, item: str, tags: Mapping[str, str], create: Callable[[], Run]) -> Run:
+        """Create MLflow's run of a run or sweep that it does not have, or take that of another process."""
+        found = None
+        while found is None:
+            made = create()
+            found = made if self.tracker.keeps(made, tags) else self._find(item, tags)
+        self._ids[item] = found.info.run_id
         return found
 
     def _log(
