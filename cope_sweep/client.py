@@ -37,11 +37,33 @@ import httpx
 import pandas as pd
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from cope_sweep.api import questions
-from cope_sweep.api.answers import Checkpoint, PlanCost, RunSummary, SweepState
-from cope_sweep.api.questions import API, ListRuns, Question
-from cope_sweep.api.requests import PerplexityComparison, PerplexityRequest, ProbeRequest, ProbeResponse, SweepRequest
+from cope_sweep.api.answers import (
+    AblationDetail,
+    AblationSummary,
+    Checkpoint,
+    Curves,
+    FigureInfo,
+    PlanCost,
+    RunDetail,
+    RunLog,
+    RunsDiff,
+    SweepDetail,
+    SweepPage,
+    SweepState,
+)
+from cope_sweep.api.questions import API, MAX_CURVE_ROWS, Band, FigureFormat, RunsFormat
+from cope_sweep.api.requests import (
+    BestOfRow,
+    MatrixName,
+    PerplexityComparison,
+    PerplexityRequest,
+    ProbeRequest,
+    ProbeResponse,
+    SweepRequest,
+    Trainable,
+)
 from cope_sweep.errors import UserError
+from cope_sweep.store import Status
 from cope_sweep.store.records import SweepProgress, SweepSummary
 
 __all__ = ["Client", "ConnectionFailed", "DownloadError", "Page", "Picture", "RetryPolicy", "ServiceError"]
@@ -176,12 +198,138 @@ class Client:
         """One ablation: its rows, runs and file."""
         return self._get(AblationDetail, f"/ablations/{_quoted(name)}", scale=scale)
 
-    def sweeps(self, ablation: str | None = None) -> Iterator[SweepSummary]:
-        """All sweeps, newest first."""
-        count = 0
-        while (page := self.sweep_page(ablation, PAGE, count)).sweeps:
-            yield from page.sweeps
-            count += len(page.sweeps)
+    def plan(self, name: str, scale: str | None = None) -> PlanCost:
+        """Each run of an ablation in plan order, with its status, and the time and memory that it takes there."""
+        return self._get(PlanCost, f"/ablations/{_quoted(name)}/plan", scale=scale)
+
+    @overload
+    def table(
+        self,
+        name: str,
+        *,
+        scale: str | None = None,
+        compare: str | None = None,
+        runs: bool = False,
+        committed: bool = False,
+        format: None = None,
+    ) -> pd.DataFrame: ...
+    @overload
+    def table(
+        self,
+        name: str,
+        *,
+        scale: str | None = None,
+        compare: str | None = None,
+        runs: bool = False,
+        committed: bool = False,
+        format: str,
+    ) -> bytes: ...
+    def table(
+        self,
+        name: str,
+        *,
+        scale: str | None = None,
+        compare: str | None = None,
+        runs: bool = False,
+        committed: bool = False,
+        format: str | None = None,
+    ) -> pd.DataFrame | bytes:
+        """The table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
+
+        Args:
+            name: The ablation.
+            scale: One of its scales.
+            compare: Compare the rows with one of them by its name, or with the published numbers: `paper`; or, as in
+                `model.position=CoPE`, each row with the one that has this label and the same other labels.
+            runs: One line for each run instead, with its numbers.
+            committed: The results that are kept with the ablation files, not those of the store.
+            format: The file in this format: json, csv, markdown, latex, html, parquet, terminal, … It has intervals,
+                medians and p, too. None: a DataFrame that prints as the table, and with `compare` as the comparisons
+                below it; its cells are texts.
+        """
+        path = f"/ablations/{_quoted(name)}/table"
+        chosen = format or ("parquet" if runs else "markdown")
+        content = self._file(path, format=chosen, scale=scale, compare=compare, runs=runs, committed=committed)
+        if format is not None:
+            return content
+        return pd.read_parquet(io.BytesIO(content)) if runs else _table_frame(content.decode())
+
+    def report(self, name: str, *, scale: str | None = None, format: Literal["html", "markdown"] = "html") -> bytes:
+        """The report on an ablation's finished runs: table with comparisons, figures, and what made the runs.
+
+        Notebooks show HTML.
+        """
+        content = self._file(f"/ablations/{_quoted(name)}/report", scale=scale, format=format)
+        return Page(content) if format == "html" else content
+
+    def figures(self, name: str, scale: str | None = None) -> list[FigureInfo]:
+        """The figures of an ablation: those that its file declares, and those that any ablation has."""
+        return self._get(list[FigureInfo], f"/ablations/{_quoted(name)}/figures", scale=scale)
+
+    def figure(
+        self,
+        name: str,
+        figure: str,
+        *,
+        metric: Sequence[str] = (),
+        x: str | None = None,
+        panels: str | None = None,
+        row: Sequence[str] = (),
+        band: Band = "auto",
+        log: bool | None = None,
+        log_x: bool | None = None,
+        title: str = "",
+        scale: str | None = None,
+        committed: bool = False,
+        format: FigureFormat = "svg",
+    ) -> bytes:
+        """A figure of the finished runs of an ablation, or its data. Notebooks show SVG.
+
+        Args:
+            name: The ablation.
+            figure: A figure that the file declares, as `curves` or `maps-2`, or a kind: `figures` lists both.
+            metric: Metrics; empty: those of the table.
+            x: Of curves and convergence `step` or `time`; of values an axis, another key of a run, or a fact.
+            panels: An axis, with a panel for each of its values (values, contexts, budget, heatmap).
+            row: Rows; empty: all.
+            band: `interval` (95 %, of the mean), `range`, or what suits the number of seeds.
+            log: Whether the metrics' axis is logarithmic; None: as the data ask for.
+            log_x: The same of the other axis.
+            title: Above the figure; empty: the ablation's title.
+            scale: One of the ablation's scales.
+            committed: The results that are kept with the ablation files, not those of the store.
+            format: csv: the data that is drawn.
+        """
+        content = self._file(
+            f"/ablations/{_quoted(name)}/figures/{_quoted(figure)}",
+            metric=metric,
+            x=x,
+            panels=panels,
+            row=row,
+            band=band,
+            log=log,
+            log_x=log_x,
+            title=title,
+            scale=scale,
+            committed=committed,
+            format=format,
+        )
+        return Picture(content) if format == "svg" else content
+
+    def curves(self, name: str, metric: str | None = None, *, scale: str | None = None) -> pd.DataFrame:
+        """The learning curves of a metric: the columns row, run_id, seed, step and value, about 200 points a run.
+
+        The metric is the primary one of the ablation unless it is given.
+        """
+        path, lines, offset = f"/ablations/{_quoted(name)}/curves", [], 0
+        while True:
+            page = self._get(Curves, path, metric=metric, scale=scale, offset=offset, limit=MAX_CURVE_ROWS)
+            for each in page.rows:
+                for run in each.series:
+                    lines += [(each.row, run.run_id, run.seed, step, value) for step, value in run.points]
+            if page.next is None:
+                return pd.DataFrame(lines, columns=["row", "run_id", "seed", "step", "value"])
+            offset = page.next
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -415,9 +563,9 @@ class Client:
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 
-    def sweeps(self, ablation: str | None = None) -> list[SweepEntry]:
+    def sweeps(self, ablation: str | None = None) -> list[SweepSummary]:
         """All sweeps, or those of an ablation, newest first."""
-        found: list[SweepEntry] = []
+        found: list[SweepSummary] = []
         while page := self._get(SweepPage, "/sweeps", ablation=ablation, limit=PAGE, offset=len(found)).sweeps:
             found += page
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from cope_sweep.cli.progress import indexing_bar
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
 from cope_sweep.config.loading import find_ablation
 from cope_sweep.errors import UserError
@@ -12,7 +13,7 @@ from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.queries.ablations import Place
 from cope_sweep.store import Store
 from cope_sweep.store.artifacts import RUN_ID
-from cope_sweep.store.reading import find_lost
+from cope_sweep.store.damage import find_lost
 
 
 class NamedFiles(AblationFiles):
@@ -38,6 +39,11 @@ class NamedFiles(AblationFiles):
         return {}
 
 
+def open_store(store: str, index: str | None, *, create: bool = False) -> Store:
+    """The store that `--store` and `--index` name. A bar shows how far its index is made. Raises StoreError."""
+    return Store(store, index=index, create=create, on_indexing=indexing_bar())
+
+
 def open_queries(
     store: str, index: str | None, ablations: Path, sets: Sequence[str] = (), *, reports: Path | None = None
 ) -> Queries:
@@ -46,7 +52,7 @@ def open_queries(
     The arguments are the values of `--store`, `--index`, `--ablations` and `--set`; `reports` is a folder of reports,
     whose runs are shown instead of the store's. Raises StoreError.
     """
-    return Queries(Store(store, index=index), NamedFiles(ablations, sets), reports=reports)
+    return Queries(open_store(store, index), NamedFiles(ablations, sets), reports=reports)
 
 
 def find_run_id(queries: Queries, text: str) -> str:

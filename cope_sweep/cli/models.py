@@ -10,12 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from cope_sweep.cli.files import find_checkpoint
+from cope_sweep.cli.files import find_checkpoint, open_store
 from cope_sweep.cli.options import STORE, CheckpointArg, FileOpt, IndexOpt, Json, StoreOpt, read_text, token_ids
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table
 from cope_sweep.errors import UserError
 from cope_sweep.read.queries import Queries
-from cope_sweep.store import Store
 
 MAX_WINDOW = 1 << 31
 
@@ -99,7 +98,7 @@ def perplexity(
 
 def _checkpoint(run_or_folder: str, store: str, index: str | None) -> Path:
     """The checkpoint of a run, by its id or the first digits of it, or the folder that was named. Raises UserError."""
-    opened = Store(store, index=index)
+    opened = open_store(store, index)
     named = run_or_folder if Path(run_or_folder).exists() else Queries(opened).run_id(run_or_folder)
     return find_checkpoint(opened, named)
 

@@ -14,12 +14,11 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Column, Table
 
-from cope_sweep.api.answers import Counts
 from cope_sweep.errors import UserError
 from cope_sweep.store.files import replacing
+from cope_sweep.store.records import Counts
 
-if TYPE_CHECKING:
-    from cope_sweep.store.records import Counts
+F = TypeVar("F", bound=str)
 
 BINARY = ("parquet", "png", "pdf")
 """Formats of files that are not text."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
 import typer
-from rich.console import Console
 
 from cope_sweep.api.answers import PlanCost, RunCost, RunSummary, SweepMember
 from cope_sweep.api.questions import (
@@ -29,7 +28,7 @@ from cope_sweep.api.questions import (
     ListSweeps,
     RunsFormat,
 )
-from cope_sweep.cli.files import NamedFiles, find_run_id, open_queries
+from cope_sweep.cli.files import NamedFiles, find_run_id, open_queries, open_store
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -58,11 +57,13 @@ from cope_sweep.cli.output import (
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import ablation_schema
 from cope_sweep.errors import UserError
-
-if TYPE_CHECKING:
-    from cope_sweep.api.answers import PlanCost, RunCost, RunSummary, SweepMember
-    from cope_sweep.config import Plan
-    from cope_sweep.read.tables.best import Tuned
+from cope_sweep.read.queries import Queries, plan_cost, recorded_plan
+from cope_sweep.read.tables import read_results
+from cope_sweep.read.tables.best import Tuned, conditions, tuning
+from cope_sweep.store import Store
+from cope_sweep.store.artifacts import RUN_ID
+from cope_sweep.store.index import IndexUnavailable
+from cope_sweep.store.sweeps import SWEEP_ID
 
 MAX_SWEEPS = 100
 """Sweeps that `status` lists."""
@@ -152,7 +153,7 @@ def plan(
     if attention:
         _show_attention(planned, as_json=as_json)
         return
-    opened = Store(store, index=index)
+    opened = open_store(store, index)
     costs = _measured(planned, opened) if measure else plan_cost(planned, opened)
     if as_json:
         print_json(costs)
@@ -356,7 +357,7 @@ def diff(left: SideArg, right: SideArg, store: StoreOpt = STORE, index: IndexOpt
 
     Example: `cope-sweep diff 20260730-120000-abcd 20260731-090000-1234 --json`
     """
-    found = Queries(Store(store, index=index)).ask(GetDiff(left=left, right=right))
+    found = Queries(open_store(store, index)).ask(GetDiff(left=left, right=right))
     if as_json:
         print_json(found)
         return
@@ -576,7 +577,7 @@ def best(
     if as_yaml and as_json:
         raise UserError("--yaml and --json are two forms of the answer; leave one out")
     planned = NamedFiles(ablations, sets).load(ablation, scale)
-    found = tuning(read_results(planned, Store(store, index=index)), metric)
+    found = tuning(read_results(planned, open_store(store, index)), metric)
     if as_yaml:
         sys.stdout.write(conditions(found.rows))
         return
@@ -638,7 +639,7 @@ def logs(
     """
     if as_json and follow:
         raise UserError("--json is one document; leave out --follow")
-    queries = Queries(Store(store, index=index))
+    queries = Queries(open_store(store, index))
     run_id = queries.run_id(run)
     if as_json:
         print_json(queries.ask(GetLog(run_id=run_id, tail=LOG_LINES if tail is None else tail)))

@@ -10,11 +10,12 @@ from typing import Any, NoReturn
 
 import typer
 
-from cope_sweep.api.answers import SweepProgress, SweepState
+from cope_sweep.api.answers import SweepState
 from cope_sweep.cli.output import counts_text, duration, escaped, make_console, print_json
 from cope_sweep.client import Client
 from cope_sweep.config.loading import names_a_file
 from cope_sweep.errors import UserError
+from cope_sweep.store import SweepProgress
 
 PROGRESS_INTERVAL_S = 10.0
 """Between two lines about a sweep in which no run has begun or ended."""
@@ -59,15 +60,12 @@ def _named(ablation: str) -> dict[str, Any]:
 
 
 def _show_progress(client: Client, state: SweepState, *, as_json: bool) -> NoReturn:
-    """Show the progress of a sweep of a service and its table, and exit with the code of the sweep."""
+    """Show the progress of a sweep of a service, and exit with the code of the sweep."""
     end = _followed(client, state.sweep_id)
-    table = client.sweep(state.sweep_id).table
     if as_json:
-        print_json({"sweep": end, "table": (table or {}).get("json")})
+        print_json({"sweep": end})
     else:
         console = make_console()
-        if table is not None:
-            console.print(table["markdown"], markup=False, highlight=False, soft_wrap=True)
         console.print(escaped(f"sweep {end.sweep_id}: {end.status}"))
         for each in end.failures:
             console.print(escaped(f"{each.run_id} {each.row}: {each.message or 'failed'}"), style="red", soft_wrap=True)

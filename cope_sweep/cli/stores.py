@@ -8,16 +8,19 @@ from typing import Annotated
 
 import typer
 
+from cope_sweep.cli.files import open_store
 from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, Json, StoreOpt
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, size
-from cope_sweep.cli.progress import SENDING, progress_bar
+from cope_sweep.cli.progress import INDEXING, SENDING, progress_bar
 from cope_sweep.cli.sweeps import MlflowOpt
 from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.errors import UserError
-
-if TYPE_CHECKING:
-    from cope_sweep.store import Store
-    from cope_sweep.tracking.sync import Synced
+from cope_sweep.store import Store, damage
+from cope_sweep.store.index.database import redacted
+from cope_sweep.store.prune import delete, waste
+from cope_sweep.tracking import sync as sending
+from cope_sweep.tracking.check import check as check_mlflow
+from cope_sweep.tracking.uri import TrackingError, resolve_uri
 
 DIFFERENT = 1
 """The exit code of `store check` where something differs or is damaged."""
@@ -32,7 +35,6 @@ app = typer.Typer(
 
 
 @app.command()
-@asks(None, remote=False)
 def check(
     checksums: Annotated[
         bool, typer.Option("--checksums", help="Read curves and checkpoints, too, and compare their SHA-256.")
@@ -59,18 +61,17 @@ def check(
 
     Example: `cope-sweep store check --repair`
     """
-    from cope_sweep.cli.progress import INDEXING, progress_bar
-    from cope_sweep.store import damage
-
-    store = _existing_store(source)
+    opened = _open_existing(store, index)
     display = make_console(stderr=True)
-    found = damage.mend_index(store) if repair else []
+    found = damage.mend_index(opened) if repair else []
     with progress_bar(display, "checking runs") as on_progress:
-        found += damage.check(store, checksums=checksums, on_progress=on_progress)
+        found += damage.check(opened, checksums=checksums, on_progress=on_progress)
     if repair and found:
         with progress_bar(display, INDEXING) as on_progress:
-            damage.repair(store, found, on_progress)
-    if not source.printed([each.__dict__ for each in found]):
+            damage.repair(opened, found, on_progress)
+    if as_json:
+        print_json([each.__dict__ for each in found])
+    else:
         console = make_console()
         for each in found:  # one line each, whatever the width of the terminal
             console.print(escaped(f"{each.item}: {each.problem}"), style="red", soft_wrap=True, highlight=False)
@@ -84,7 +85,7 @@ def check(
 
 
 def _open_existing(store: str, index: str | None) -> Store:
-    opened = Store(store, index=index)
+    opened = open_store(store, index)
     if opened.objects is None and not (opened.root / "runs").is_dir():
         raise UserError(f"{opened.root} is no store: it has no folder `runs`; choose another with --store")
     return opened
@@ -120,7 +121,7 @@ def prune(
     """
     if unknown := [status for status in ended if status not in RESUMED_STATUSES]:
         raise UserError(f"--states {unknown[0]}: choose from {', '.join(RESUMED_STATUSES)}")
-    opened = Store(store, index=index)
+    opened = open_store(store, index)
     if not opened.root.is_dir():
         raise UserError(f"no store at {opened.root}")
     opened.end_expired()
@@ -178,35 +179,34 @@ def sync(
     Example: `cope-sweep sync --mlflow http://mlflow.example:5000`
     """
     from cope_sweep.sweep.sweep import stopping_on_signals
-    from cope_sweep.tracking import sync as sending
-    from cope_sweep.tracking.check import check
-    from cope_sweep.tracking.uri import TrackingError, resolve_uri
 
-    store = source.store
-    if not store.root.is_dir():
-        raise UserError(f"no store in {store.location}; choose the folder with --store")
-    uri = resolve_uri(store, mlflow)
-    store.end_expired()
+    opened = open_store(store, index)
+    if not opened.root.is_dir():
+        raise UserError(f"no store in {opened.location}; choose the folder with --store")
+    uri = resolve_uri(opened, mlflow)
+    opened.end_expired()
     display = make_console(stderr=True)
-    display.quiet = source.as_json
+    display.quiet = as_json
     stop = threading.Event()
     with stopping_on_signals(stop):
         try:
-            check(uri)
+            check_mlflow(uri)
             with progress_bar(display, *SENDING) as bar:
-                done = sending.sync(store, uri, bar, timeout_s=timeout_s, interrupted=stop.is_set, dry_run=dry_run)
+                done = sending.sync(opened, uri, bar, timeout_s=timeout_s, interrupted=stop.is_set, dry_run=dry_run)
         except TrackingError as error:
             if not uri.startswith("http"):
                 raise
             done = sending.Synced(0, None, [str(error)])
-    document = {"uri": redacted(uri), "sent": done.sent, "left": done.left, "errors": done.reasons}
-    if not source.printed(document):
+    if as_json:
+        print_json({"uri": redacted(uri), "sent": done.sent, "left": done.left, "errors": done.reasons})
+    else:
         _print_synced(done, escaped(redacted(uri)), "; the same command sends the rest" if stop.is_set() else "")
-    is_complete = dry_run or not done.reasons
-    raise typer.Exit(0 if is_complete else 130 if stop.is_set() else 1)
+    if dry_run or not done.reasons:
+        raise typer.Exit(0)
+    raise typer.Exit(130 if stop.is_set() else 1)
 
 
-def _print_synced(done: Synced, uri: str, hint: str) -> None:
+def _print_synced(done: sending.Synced, uri: str, hint: str) -> None:
     console = make_console()
     if done.sent or done.reasons:
         total = "" if done.left is None else f" of {done.sent + done.left}"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cope_sweep.cli.files import NamedFiles
+from cope_sweep.cli.files import NamedFiles, open_store
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -23,11 +23,9 @@ from cope_sweep.cli.options import (
 )
 from cope_sweep.cli.output import escaped, make_console, print_json
 from cope_sweep.errors import UserError
-
-if TYPE_CHECKING:
-    from cope_sweep.api.answers import SweepState
-    from cope_sweep.client import Client
-    from cope_sweep.store import Status, SweepProgress
+from cope_sweep.read.queries import Queries
+from cope_sweep.store import ACTIVE, Status, Store
+from cope_sweep.store.sweeps import SWEEP_ID
 
 POLL_INTERVAL_S = 0.5
 MAX_COUNT = 1 << 31
@@ -269,60 +267,9 @@ def submit(
     )  # fmt: skip
 
 
-def _submit_to(
-    client: Client, question: GetPlan, sets: list[str], source: Source, *, follow: bool = True, **options: Any
-) -> None:
-    """Submit a sweep to a service, and show it. `options` are fields of a `SweepRequest`; None: not given."""
-    options |= {"scale": question.scale, "set": sets, **ablation_fields(question.name)}
-    with client:
-        state = client.submit(**{name: value for name, value in options.items() if value is not None})
-        if follow:
-            _show_submitted(client, state, source)
-        elif not source.printed(state):
-            make_console().print(escaped(f"sweep {state.sweep_id}: {state.runs} runs, {state.status}"))
-
-
-def _show_submitted(client: Client, state: SweepState, source: Source) -> NoReturn:
-    """Show the progress of a sweep of a service, and exit with the code of the sweep."""
-    end = _followed(client, state.sweep_id)
-    if not source.printed({"sweep": end}):
-        console = make_console()
-        console.print(escaped(f"sweep {end.sweep_id}: {end.status}"))
-        for each in end.failures:
-            console.print(escaped(f"{each.run_id} {each.row}: {each.message or 'failed'}"), style="red", soft_wrap=True)
-    raise typer.Exit(EXIT_CODES.get(end.status, 1))
-
-
-def _followed(client: Client, sweep_id: str) -> SweepProgress:
-    """The progress of a sweep at its end. Lines on standard error show it. Ctrl-C stops the sweep."""
-    console = make_console(stderr=True)
-    console.print(escaped(f"sweep {sweep_id}; Ctrl-C stops it"), style="dim")
-    shown: object = None
-    shown_s = -math.inf
-    while True:
-        try:
-            for progress in client.events(sweep_id):
-                key = (progress.status, progress.counts)
-                if key != shown or time.monotonic() - shown_s > PROGRESS_INTERVAL_S:
-                    console.print(escaped(_line(progress)), highlight=False, soft_wrap=True)
-                    shown, shown_s = key, time.monotonic()
-            return progress
-        except KeyboardInterrupt:
-            console.print("stopping the sweep: its runs write checkpoints first")
-            client.stop(sweep_id)
-
-
-def _line(progress: SweepProgress) -> str:
-    """`3 finished, 1 running; 2 worker groups on 1 machine; 120 steps/s; about 3 min 20 s left`."""
-    parts = [counts_text(progress.counts) or progress.status]
-    if progress.groups:
-        machines = f" on {progress.nodes} machine{'s' * (progress.nodes != 1)}" if progress.nodes else ""
-        parts.append(f"{progress.groups} worker group{'s' * (progress.groups != 1)}{machines}")
-    if progress.steps_per_s:
-        parts.append(f"{progress.steps_per_s:.3g} steps/s")
-    if progress.eta_s is not None:
-        parts.append(f"about {duration(progress.eta_s)} left")
-    return "; ".join(parts)
+def _is_on_command_line(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 # -- stop --------------------------------------------------------------------------------------------------------------
@@ -344,7 +291,7 @@ def stop(
 
     Example: `cope-sweep stop 20261121-101500-3f2a`
     """
-    opened = Store(store, index=index)
+    opened = open_store(store, index)
     active = _active_sweeps(opened)
     if sweep != "all" and sweep not in active:
         Queries(opened).sweep_summary(sweep)  # raises UserError for an unknown sweep
@@ -367,9 +314,6 @@ def stop(
     raise typer.Exit(1 if left else 0)
 
 
-def _active(source: Source) -> set[str]:
-    """The sweeps that were submitted or are executed; of a service, those of its 1,000 newest ones."""
-    from cope_sweep.store import ACTIVE
-
-    sweeps = source.client.sweep_page(limit=1000).sweeps if source.client else source.store.index.sweeps()
-    return {each.sweep_id for each in sweeps if each.status in ACTIVE}
+def _active_sweeps(store: Store) -> set[str]:
+    """The sweeps that were submitted or are executed."""
+    return {each.sweep_id for each in store.index.sweeps() if each.status in ACTIVE}

@@ -18,14 +18,14 @@ import typer
 from rich.console import Console
 
 from cope_sweep.api.questions import GetSweep
-from cope_sweep.cli.files import NamedFiles
+from cope_sweep.cli.files import NamedFiles, open_store
 from cope_sweep.cli.options import STORE, TO_THE_END
 from cope_sweep.cli.output import escaped, estimated_time, make_console, print_json
 from cope_sweep.cli.progress import SENDING, progress_bar, progress_display
 from cope_sweep.config import Plan, RunSpec, load_ablation
 from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import NotFoundError, UserError
-from cope_sweep.read.queries import plan_cost, recorded_plan
+from cope_sweep.read.queries import Queries, plan_cost, recorded_plan
 from cope_sweep.read.tables import table
 from cope_sweep.store import ACTIVE, Budget, Status, Store, Submission, read_submission
 from cope_sweep.store.store import INDEX_VARIABLE
@@ -68,7 +68,7 @@ class Training:
 
     def open_store(self, *, create: bool = False) -> Store:
         """The store, with its index; with `create`, it is made. Raises StoreError."""
-        return Store(self.store, index=self.index, create=create)
+        return open_store(self.store, self.index, create=create)
 
     def like(self, submitted: Submission) -> Training:
         """The same with the MLflow of a submission, where none is given here."""
@@ -261,7 +261,7 @@ def submit_job(
             )
         store = str(Path(STORE).absolute())
     console = make_console(stderr=True)
-    _print_cost(console, plan, Store(store, index=index), max_runs=limits["max_runs"])
+    _print_cost(console, plan, open_store(store, index), max_runs=limits["max_runs"])
 
     def on_line(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -275,7 +275,7 @@ def submit_job(
             **limits,
         )  # fmt: skip
         jobs.check_cluster(cluster)  # before anything is written
-        opened = shared.open_store(create=True)
+        opened = open_store(store, index, create=True)
         jobs.record_submission(submission, recorded_plan(plan, opened), opened)
         outcome = jobs.start_submission(submission, opened, cluster, follow=follow, on_line=on_line)
     else:

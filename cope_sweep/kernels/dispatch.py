@@ -38,6 +38,7 @@ from cope_sweep.kernels.arguments import (
 from cope_sweep.kernels.dropout import draw_seeds
 from cope_sweep.kernels.query_blocks import attend_in_blocks
 from cope_sweep.kernels.reference import reference
+from cope_sweep.sizes import MIN_BLOCKED_KEYS
 
 if TYPE_CHECKING:
     from cope_sweep.positions import Dims, Encoding
@@ -88,8 +89,6 @@ MIN_NATIVE_KEYS = 128
 """Number of keys from which the native kernels are faster than scaled_dot_product_attention, even without scores."""
 MIN_FUSED_QUERIES = 17
 """With fewer queries, the reference is faster than the fused kernels."""
-MIN_BLOCKED_KEYS = 256
-"""With fewer keys, the reference is faster than the blocked path, and its T × T arrays are small."""
 
 
 @dataclass(frozen=True)

@@ -219,14 +219,13 @@ def sweep(
                     note("the search ended early: every row that it can suggest was trained")
                 ended_by = Budget() if stop.is_set() else budget
     finally:
-        seconds, record = time.monotonic() - started_s, work.record
+        seconds = time.monotonic() - started_s
         with _masking_nothing():
             outcome = _wait(lambda: work.outcome(store, seconds, notes, ended_by))
-            record = final_record(work.record, outcome)
-            _wait(lambda: store.write_sweep(record))
+            _wait(lambda: store.write_sweep(final_record(work.record, outcome)))
             if search is not None:
                 search.close()
-        errors = tuple(recorder.finish(record, on_sending)) if recorder else ()
+        errors = tuple(recorder.finish(on_sending)) if recorder else ()
     return replace(outcome, tracking_errors=errors)
 
 

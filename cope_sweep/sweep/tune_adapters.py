@@ -6,10 +6,11 @@ Importing this module imports Tune, which takes seconds.
 from __future__ import annotations
 
 import contextlib
-import math
+import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from ray import tune
@@ -117,11 +118,11 @@ class TrialEvents(NotPickled, tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
         # A run's own errors are in its results. This is Ray's, of a process that has ended.
-        error: Exception | None = None
-        with contextlib.suppress(Exception):  # an error need not be unpickled here; its text is there
-            error = trial.get_pickled_error()
-        reason = error or RuntimeError(str(trial.get_error() or "its process ended"))
-        self.trials.note_end(trial.trial_id, trial.last_result, reason)
+        error: Exception = RuntimeError("its process ended")
+        if trial.pickled_error_file:
+            with contextlib.suppress(Exception):  # an error need not be unpickled here
+                error = pickle.loads(Path(trial.pickled_error_file).read_bytes())  # noqa: S301 - Tune's own file
+        self.trials.note_end(trial.trial_id, trial.last_result, error)
 
 
 class StopWithSweep(NotPickled, tune.Stopper):
@@ -191,7 +192,7 @@ def scheduler_of(schedule: EarlyStopping, trials: Trials) -> TrialScheduler:
         scheduler = AskingASHA(max_t=MAX_STEPS, reduction_factor=schedule.reduction, stop_last_trials=False, **options)
     elif isinstance(schedule, Median):
         # A trial is never paused for others to catch up.
-        scheduler = AskingMedianRule(min_time_slice=math.inf, **options)
+        scheduler = AskingMedianRule(min_time_slice=MAX_STEPS, **options)
     else:
         raise ValueError(f"schedule {schedule.kind!r}: there is no such scheduler; accepted: asha, median, none")
     scheduler.connect(trials, metric_name)

@@ -2,10 +2,7 @@
 
 import threading
 
-import pytest
-
 from cope_sweep.store import Store
-from tests.cli.test_server_option import service
 from tests.store.sweeps import sweep_record
 from tests.store.waiting import until
 

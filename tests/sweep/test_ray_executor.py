@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 
 from cope_sweep.config import Resources, Row, RunSpec
 from cope_sweep.errors import ClusterError

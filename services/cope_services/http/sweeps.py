@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from inspect import getdoc
 from typing import Annotated
 
 from cachetools import TTLCache
@@ -27,8 +28,8 @@ from cope_services.http.errors import BusyError, ConflictError, InvalidError, No
 from cope_services.http.middleware import ASKED
 from cope_services.http.reading import answer
 from cope_services.http.settings import Settings
-from cope_sweep.api.answers import PlanCost, SweepState
-from cope_sweep.api.questions import GetSweep, ListSweeps
+from cope_sweep.api.answers import PlanCost, SweepDetail, SweepPage, SweepState
+from cope_sweep.api.questions import GetSweep, ListSweeps, SweepId
 from cope_sweep.api.requests import SweepRequest
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
 from cope_sweep.config.source import TOO_LARGE
@@ -237,25 +238,23 @@ class SweepJobs:
 
         With `while_active`, a key means a sweep only until that has ended.
         """
-        store = Store(self.settings.store, index=self.settings.index or None, create=True)
+        Store(self.settings.store, index=self.settings.index or None, create=True)  # makes the folder
+        store = self.queries.store
+        with self._lock:
+            self._admit(store)
+            record_submission(submission, recorded_plan(plan, store), store)
+            if key is not None:
+                meant = store.index.claim_request(
+                    submission.sweep_id, key, since_ms=_remembered_since_ms(), active=while_active
+                )
+                if meant != submission.sweep_id:  # another service was faster: nothing of this one has begun
+                    store.delete_sweep(submission.sweep_id)
+                    return self._known(meant, submission.request)
         try:
-            with self._lock:
-                self._admit(store)
-                record_submission(submission, recorded_plan(plan, store), store)
-                if key is not None:
-                    meant = store.index.claim_request(
-                        submission.sweep_id, key, since_ms=_remembered_since_ms(), active=while_active
-                    )
-                    if meant != submission.sweep_id:  # another service was faster: nothing of this one has begun
-                        store.delete_sweep(submission.sweep_id)
-                        return self._known(meant, submission.request)
-            try:
-                start_submission(submission, store, cluster)
-            except BaseException:
-                store.index.forget_request(submission.sweep_id)
-                raise
-        finally:
-            store.index.close()
+            start_submission(submission, store, cluster)
+        except BaseException:
+            store.index.forget_request(submission.sweep_id)
+            raise
         return self._state(submission.sweep_id)
 
     def _admit(self, store: Store) -> None:
