@@ -239,9 +239,10 @@ class RaySweep:
         # On this node, so that it ends with this process.
         name = f"cope-sweep-{self.work.sweep_id}-{secrets.token_hex(4)}"
         strategy = NodeAffinitySchedulingStrategy(self.this_node, soft=False)
-        self.stop_requests = (
-            ray.remote(StopRequests).options(name=name, num_cpus=0, scheduling_strategy=strategy).remote()
-        )
+        # Ray starts it again if it dies, and repeats the calls to it meanwhile.
+        lasting = {"max_restarts": -1, "max_task_retries": -1}
+        options = {"name": name, "num_cpus": 0, "scheduling_strategy": strategy, **lasting}
+        self.stop_requests = ray.remote(StopRequests).options(**options).remote()
         context = SweepContext(self.work.sweep_id, self.store.location, token, name, tuple(self.work.plugins))
         groups, search = self.work.resources.groups, self.driver.search
         tuner = tuner_of(
@@ -296,6 +297,8 @@ class RaySweep:
                 looked_s = now_s
                 self._look_at_cluster()
                 self._look_elsewhere()
+                if deadline_s is not None:
+                    self._stop_runs()  # again: the actor may have been started anew meanwhile
 
     def _look_elsewhere(self) -> None:
         """Notice what became of the runs of other sweeps, and tell for what the sweep waits."""

@@ -242,6 +242,25 @@ def test_a_run_that_hangs_ends_its_process_and_goes_on(store: Store, events: Eve
     assert "hangs_once.py" in log.read_text()
 
 
+def test_the_death_of_the_actor_of_stop_requests_is_survived(store: Store, events: EventLog) -> None:
+    """Ray starts it again; no run is begun again, and a stop still reaches the next run."""
+    runs = [tiny_run(seed=0, **{"train.steps": 2000}), tiny_run(seed=1, **LONG)]
+    killed: list[str] = []
+
+    def act(event: Event) -> None:
+        if event.run_id == runs[0].run_id and event.step and not killed:
+            (name,) = (each for each in ray.util.list_named_actors() if each.startswith("cope-sweep-this-sweep"))
+            killed.append(name)
+            ray.kill(ray.get_actor(name), no_restart=False)
+        if event.run_id == runs[1].run_id and event.step:
+            events.stop.set()
+
+    run_on_ray(runs, store, ONE_GROUP, on_event=Listener(events, act), stop=events.stop)
+    assert len(killed) == 1
+    assert events.ends() == [(runs[0].run_id, "finished"), (runs[1].run_id, "interrupted")]
+    assert [store.run(run.run_id).state["attempt"] for run in runs] == [1, 1]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_that_cannot_be_unpickled_is_the_reason_of_the_failure(
     store: Store, events: EventLog, workers: int
