@@ -432,6 +432,7 @@ def initial_record(
         versions=versions(),
         machine={"host": platform.node(), "system": platform.platform(), "cpu": processor(), "cpus": os.cpu_count()},
         metrics=[metric.model_dump(mode="json") for metric in content.metrics],
+        primary=content.primary_metric.name,
         runs=[_member(row, run) for row in plan.rows for run in row.runs],
         reused=list(reused),
     )
