@@ -178,13 +178,6 @@ DISTRIBUTIONS = [
 ]
 
 
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda d: d.kind)
-@given(share=SHARES)
-def test_a_value_is_found_again_by_its_label(distribution, share):
-    value = distribution.value_at(share)
-    assert distribution.value_of(default_label(value)) == value
-
-
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS[:5], ids=lambda d: d.kind)
 @given(share=SHARES)
 def test_numbers_are_within_the_bounds_and_short(distribution, share):
@@ -228,19 +221,3 @@ def test_each_decade_of_a_logarithm_is_equally_likely():
 def test_impossible_distributions_are_refused(data, message):
     with pytest.raises(ValidationError, match=message):
         Distribution.model_validate(data)
-
-
-@pytest.mark.parametrize(
-    ("distribution", "label"),
-    [
-        (DISTRIBUTIONS[0], "0.6"),
-        (DISTRIBUTIONS[0], "much"),
-        (DISTRIBUTIONS[0], "true"),
-        (DISTRIBUTIONS[3], "5"),
-        (DISTRIBUTIONS[3], "1.5"),
-        (DISTRIBUTIONS[5], "gpt3"),
-    ],
-)
-def test_labels_of_other_values_are_refused(distribution, label):
-    with pytest.raises(ValueError, match="no number|is none of|no whole number|Expecting value"):
-        distribution.value_of(label)
