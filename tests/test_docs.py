@@ -131,11 +131,6 @@ def test_every_stored_measurement(path):
     assert f"results/{path.name})" in tables
 
 
-def test_the_slowest_tests_are_those_that_exist():
-    for path, name in re.findall(r"(tests/\S+\.py)::(\w+)", read("tests/slowest.txt")):
-        assert f"def {name}(" in read(path), f"{path}::{name}"
-
-
 def test_every_make_target():
     makefile = read("Makefile")
     targets = set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE))

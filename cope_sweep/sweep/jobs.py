@@ -438,11 +438,14 @@ def settle_submission(store: Store, sweep_id: str, message: str | None) -> None:
 
 
 def end_submission(store: Store, sweep_id: str, note: str, statuses: Sequence[Status]) -> None:
-    """Record that a sweep with one of these statuses is over: failed if it had not begun, else interrupted."""
-    known, record = store.index.sweep(sweep_id), store.sweep(sweep_id)
-    if known is None or record is None or known.status not in statuses:
+    """Record the end of a sweep whose record has one of these statuses: failed if it had not begun, else interrupted.
+
+    The index knows less: a running sweep whose lease has expired reads as interrupted there.
+    """
+    record = store.sweep(sweep_id)
+    if record is None or record.status not in statuses:
         return
-    status: Status = "failed" if known.status == "pending" else "interrupted"
+    status: Status = "failed" if record.status == "pending" else "interrupted"
     store.write_sweep(ended_record(record, status, [*record.notes, note]))
 
 

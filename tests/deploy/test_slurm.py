@@ -88,7 +88,7 @@ def test_the_commands_that_are_executed(execute):
     run = get_command(app).commands["run"]
     values = run.make_context("run", sweep[2:]).params
     given = {parameter.opts[0]: values[parameter.name] for parameter in run.params if parameter.name in values}
-    assert given["name"] == "quickstart"
+    assert given["ablation"] == "quickstart"
     assert (given["--address"], given["--store"], given["--set"]) == ("node1:6379", "/shared/store", ["seeds=[0, 1]"])
     minutes = int(re.fullmatch(r"(\d+)m", sweep[sweep.index("--time-budget") + 1])[1])
     assert 8 * 60 - 10 - 5 <= minutes <= 8 * 60 - 10

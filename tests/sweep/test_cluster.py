@@ -148,8 +148,14 @@ def test_what_ray_logs_and_prints_goes_to_a_file(
     before = logger.handlers[:], logger.propagate
     with connected(None, tmp_path / "logs" / "ray.log"):
         logging.getLogger("ray.tune.tune").warning("a trial")
-        # Ray's own function, which prints the messages of a cluster.
-        worker.print_to_stdstream({"lines": ["a node died"], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+        # As Ray prints the messages of a cluster: its own function, in its own thread.
+        message = {"lines": ["a node died"], "pid": "raylet", "is_err": False}
+        printing = threading.Thread(
+            target=worker.print_to_stdstream, args=(message,), kwargs={"ignore_prefix": False},
+            name="ray_listen_error_messages",
+        )  # fmt: skip
+        printing.start()
+        printing.join()
         sys.stdout.write("a table\n")
     assert (logger.handlers, logger.propagate) == before
     text = (tmp_path / "logs" / "ray.log").read_text()

@@ -81,7 +81,7 @@ def test_a_job_executes_it_under_its_id(child: Path, store: Store) -> None:
     # The sweep that had nothing to train is recorded as finished, too.
     for sweep_id in (submission.sweep_id, again.sweep_id):
         record = store.sweep(sweep_id)
-        assert (record.status, record.table is None) == ("finished", False)
+        assert record.status == "finished"
         assert store.index.sweep(sweep_id).status == "finished"
 
 
@@ -122,7 +122,7 @@ def test_the_end_of_a_job_ends_its_sweep(child: Path, store: Store, before: str,
     ended = store.sweep(submission.sweep_id)
     assert ended.status == store.index.sweep(submission.sweep_id).status == after
     assert [note.endswith("it was killed") for note in ended.notes] == [True] * (before != after)
-    assert store.index.stop_requested(submission.sweep_id) == (before == after)
+    assert not store.index.stop_requested(submission.sweep_id)
     end_submission(store, "20260101-000000-00", "unknown", ("pending",))
 
 

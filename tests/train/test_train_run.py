@@ -6,8 +6,7 @@ from unittest import mock
 import pytest
 import torch
 
-from cope_sweep.kernels import using
-from cope_sweep.kernels.dispatch import chosen_implementation
+from cope_sweep.kernels import dispatch, using
 from cope_sweep.store import Attempt
 from cope_sweep.train import Runtime, train_run
 from tests.tiny import tiny_run
@@ -135,7 +134,7 @@ def test_settings_of_the_process_are_those_of_before_when_a_run_has_ended(store,
     run, during = tiny_run(**{"model.position": ["cope"], "train.steps": 40} | overrides), []
 
     def on_event(event):
-        during.append((torch.get_num_threads(), chosen_implementation()))
+        during.append((torch.get_num_threads(), dispatch._chosen.get()))
 
     before = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -143,7 +142,7 @@ def test_settings_of_the_process_are_those_of_before_when_a_run_has_ended(store,
         with using("blocked"):
             runtime = Runtime(threads=2, attention="reference")
             assert train_run(run, store.run(run.run_id), runtime, on_event=on_event) == outcome
-            assert (torch.get_num_threads(), chosen_implementation()) == (3, "blocked")
+            assert (torch.get_num_threads(), dispatch._chosen.get()) == (3, "blocked")
     finally:
         torch.set_num_threads(before)
     assert during[0] == (2, "reference")
