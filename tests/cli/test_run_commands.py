@@ -145,7 +145,7 @@ def test_ctrl_c_checkpoints_and_the_same_command_continues(shell):
     run = next(run for run in shell.json("status", "tiny", "--set", "seeds=[0]")["runs"] if run["steps"] == 100000)
     assert run["status"] == "interrupted"
     process = shell.start(*words)
-    (first,) = [next(line for line in process.stderr if line.startswith("running"))]
+    first = next(line for line in process.stderr if line.startswith("running") and "/100000" in line)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert " step 0/" not in first, "it shows where the run continues"
