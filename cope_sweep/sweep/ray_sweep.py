@@ -280,6 +280,8 @@ class RaySweep:
         while not self.driver.is_over:
             with contextlib.suppress(queue.Empty):
                 news = self.news.get(timeout=NEWS_WAIT_S)
+                if isinstance(news, StoreError):  # the index cannot be used: a full disk
+                    raise news
                 if isinstance(news, Exception):
                     raise ClusterError(f"Ray Tune gave up: {news}; its log: {logs / 'ray.log'}") from news
                 if isinstance(news, Event):
