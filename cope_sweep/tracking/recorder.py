@@ -60,6 +60,8 @@ class Recorder:
         self._sender: Sender | None = None
         self._older: list[str] | None = None
         """Sweeps of the same ablation that MLflow lacks a part of; None: not known yet."""
+        self._looked_again = False
+        """Whether it was looked for such sweeps at the end, too."""
         self._older_runs: set[str] = set()
         """Their runs, which are in `_changed`, too."""
         self._shown: set[str] = set()
@@ -185,7 +187,9 @@ class Recorder:
         if not is_ending and time.monotonic() - self._noted_s > PROGRESS_INTERVAL_S:
             sender.send_sweep(self._record.sweep_id)
             self._noted_s = time.monotonic()
-        if self._older is None:
+        if self._older is None or (is_ending and not self._looked_again):
+            # Again at the end: a sweep whose process died just before this one began was still leased then.
+            self._looked_again = is_ending
             self._find_older(sender)
         if is_ending:
             self._find_rest()
