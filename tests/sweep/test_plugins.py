@@ -37,7 +37,7 @@ plugins = ["renamed_position.encoding", "renamed_single_file"]
 load_plugins(plugins)
 runs = [tiny_run(**{"model.position": [{"kind": kind}]}) for kind in ("renamed", "single_file")]
 executor = partial(run_on_ray, address=sys.argv[2])
-train_by(executor, runs, Store(sys.argv[1]), Resources(groups=1, device="cpu"), plugins=plugins)
+train_by(executor, runs, Store(sys.argv[1], create=True), Resources(groups=1, device="cpu"), plugins=plugins)
 """
 
 
