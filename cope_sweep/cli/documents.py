@@ -360,7 +360,6 @@ def figure(
     - `heatmap`: many rows and columns as numbers and colours, sorted by mean rank
     - `budget`: the best value of the first n draws of each row of a random search
     - `importance`: the share of a metric's variance that each parameter explains (η²)
-    - `parallel`: parallel coordinates
     - `maps`: gates, positions or attention of a model's heads over the tokens
 
     Without `--kind`, the figures are drawn that the ablation's file declares under `figures`.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cope_sweep.read.figures.figure import Figure
 
 COMMON = ("summary", "curves", "convergence")
-VARYING = ("values", "heatmap", "importance", "parallel")
+VARYING = ("values", "heatmap", "importance")
 """Kinds for an ablation with an axis of several values."""
 
 

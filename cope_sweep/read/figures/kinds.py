@@ -57,7 +57,6 @@ FIGURES = {
         FigureKind("heatmap", "final metrics of many rows, sorted by mean rank", "ablation", "heatmap"),
         FigureKind("budget", "the best value of the first n draws of a random search", "ablation", "values"),
         FigureKind("importance", "how much of a metric's variance each parameter explains", "ablation", "importance"),
-        FigureKind("parallel", "parallel coordinates: parameters and metric of each row", "ablation", "importance"),
         FigureKind("maps", "gates, positions or attention of heads over the tokens (--show)", "checkpoint", "heads"),
     )
 }

@@ -61,7 +61,6 @@ def test_declared_figures_come_first(plan):
         "convergence",
         "heatmap",
         "importance",
-        "parallel",
     ]
 
 

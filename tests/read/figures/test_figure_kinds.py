@@ -54,7 +54,6 @@ def test_the_kinds_have_what_the_command_line_and_the_service_ask_for():
         "heatmap",
         "budget",
         "importance",
-        "parallel",
         "maps",
     ]
     assert list(FIGURES) == kinds

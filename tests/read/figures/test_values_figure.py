@@ -6,7 +6,7 @@ import pytest
 
 from cope_sweep.read.figures import FigureError
 from cope_sweep.read.figures.canvas import number, series_style
-from cope_sweep.read.figures.importance import coordinate, importance_frame
+from cope_sweep.read.figures.importance import importance_frame
 from tests.read.figures.files import made, svg_texts
 from tests.read.figures.test_figure_kinds import context_plan
 from tests.read.tables.ablations import fail, finish, plan_of
@@ -144,7 +144,6 @@ def test_an_ablation_without_axes_says_so(store):
     plan = plan_of(grid={})
     for kind, message in (
         ("values", "name what to draw against with --x KEY"),
-        ("parallel", "no axis"),
         ("importance", "no axis"),
     ):
         with pytest.raises(FigureError, match=message):
@@ -217,7 +216,6 @@ def test_shares_of_variance_by_hand():
     )
     assert found["share"].sum() == pytest.approx(1.0)
     assert found.loc["A", "chance"] == pytest.approx(1 / 7)
-    assert found["levels"].tolist()[:2] == [2, 2]
 
 
 def test_an_interaction_by_hand():
@@ -234,12 +232,13 @@ def test_importance_of_an_unbalanced_design_has_no_interactions():
     assert importance_frame(runs, levels, "y")["factor"].tolist() == ["A", "B"]
 
 
-def test_axes_that_change_together_are_one_factor_and_constants_are_none():
+def test_constants_are_no_factor_and_unknown_values_are_left_out():
     runs = pd.DataFrame({"row": list("aabb"), "y": [0.0, 1.0, 2.0, np.nan]})
-    levels = pd.DataFrame({"A": list("0011"), "B": list("xxyy"), "C": list("cccc")})
+    levels = pd.DataFrame({"A": list("0011"), "C": list("cccc")})
     found = importance_frame(runs, levels, "y")
-    assert found["factor"].tolist() == ["A+B", "seeds"]
+    assert found["factor"].tolist() == ["A", "seeds"]
     assert found["runs"].tolist() == [3, 3]
+    assert found["share"].tolist() == pytest.approx([(2 * 0.5**2 + 1) / 2, 0.5 / 2])  # level means 0.5 and 2 around 1
 
 
 def test_a_metric_that_does_not_vary_has_no_shares(grid_plan, grid_store):
@@ -260,27 +259,8 @@ def test_many_numbers_are_cut_into_quantiles(store):
         finish(store, row.runs[0], {"in_dist/token_error": 0.0 if row.runs[0].train.lr < 0.0061 else 10.0})
     found = made("importance", plan, store, metric=("in_dist/token_error",)).frame
     assert found["factor"].tolist() == ["lr"]
-    assert found["levels"].tolist()[0] == 4
+    assert found["chance"].tolist() == [3 / 11], "four levels"
     assert found["share"].tolist()[0] == pytest.approx(1.0)
-
-
-def test_parallel_coordinates_by_hand(grid_plan, grid_store):
-    figure = made("parallel", grid_plan, grid_store)
-    assert figure.frame.drop(columns="row").values.tolist() == [
-        [2, "CoPE", 0.0, "8", 0.0, 10.0],
-        [2, "CoPE", 0.0, "16", 1.0, 14.0],
-        [2, "none", 1.0, "8", 0.0, 50.0],
-        [2, "none", 1.0, "16", 1.0, 54.0],
-    ]
-    with pytest.raises(FigureError, match="one metric"):
-        made("parallel", grid_plan, grid_store, metric=("in_dist/token_error", "dense/token_error"))
-
-
-def test_coordinates_are_logarithmic_from_a_factor_of_eight():
-    plan = plan_of(grid={"train.lr": [1e-4, 1e-3, 1e-2], "train.steps": [6, 12, 18]})
-    rates, steps = coordinate(plan.rows, "train.lr"), coordinate(plan.rows, "train.steps")
-    assert [rates[row.name] for row in plan.rows][::3] == pytest.approx([0.0, 0.5, 1.0])
-    assert [steps[row.name] for row in plan.rows][:3] == pytest.approx([0.0, 0.5, 1.0])
 
 
 @pytest.mark.parametrize(
