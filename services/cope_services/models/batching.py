@@ -204,7 +204,9 @@ class Batcher:
 def _compute(compute: Callable[[], T], shared_by: int) -> T:
     import torch
 
-    # This is a setting of the calling thread.
+    # This is a setting of the calling thread. But torch replaces it by the latest setting of any thread when the calling
+    # thread first needs it, so it is asked for before.
+    torch.get_num_threads()
     torch.set_num_threads(max(1, _cores() // shared_by))
     return compute()
 

@@ -73,5 +73,5 @@ def test_submitted_followed_stopped_and_retried(service: tuple[str, Path]) -> No
         assert (end.status, end.counts, end.failures) == ("finished", {"finished": 2}, [])
         result = Store(folder).run(long.run_id).result
         assert 0 < result["facts"]["resumed_from_step"] < LONG_STEPS
-        table = client.sweep(again.sweep_id).table
-        assert [row["counts"]["finished"] for row in table["json"]["rows"]] == [1, 1]
+        members = {each.row: each.status for each in client.sweep(again.sweep_id).members}
+        assert members == {"Short": "finished", "Long": "finished"}
