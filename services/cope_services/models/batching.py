@@ -204,8 +204,8 @@ class Batcher:
 def _compute(compute: Callable[[], T], shared_by: int) -> T:
     import torch
 
-    # This is a setting of the calling thread. But torch replaces it by the latest setting of any thread when the calling
-    # thread first needs it, so it is asked for before.
+    # This is a setting of the calling thread. When a thread first asks for it, torch replaces it by the one that any
+    # thread has made last, so a new thread asks before it sets its own.
     torch.get_num_threads()
     torch.set_num_threads(max(1, _cores() // shared_by))
     return compute()
