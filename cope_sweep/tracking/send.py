@@ -148,66 +148,55 @@ class Sender:
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def send_run(self, run_id: str) -> RunRecord | None:
-        """Bring MLflow up to date with a run, which is trained or has ended.
+    def send_run(self, run_id: str, *, is_new: bool = False) -> RunRecord | None:
+        """Bring MLflow up to date with a run, which is trained or has ended; `is_new`: MLflow did not have it just now.
 
         Returns the record that was sent; None if there is none, or if the run was not begun.
         """
         record, folder = self._store.index.records([run_id]).get(run_id), self._store.run(run_id)
         if record is None or record.status == "pending":
             return None
-        found, (sweep, _) = self._find(run_id, {RUN_ID_TAG: run_id}), self._place(record)
+        found = None if is_new else self._find(run_id, {RUN_ID_TAG: run_id})
+        sweep, place = self._place(record)
         if found and record.status != "running" and Seen.of(found).has_run(record, sweep.tracked_id if sweep else None):
             return record
-        run = found or self._create_run(record, folder)
+        begun: dict[str, Any] = _readable(lambda: folder.spec, record.status, {})
+        created_ms, tags = _created_ms(record, begun), run_tags(record, sweep, place)
+        run = found or self._create_run(record, sweep, place, tags, created_ms)
         if run.info.lifecycle_stage == "deleted":
             return record
         ended_ms = None if record.status == "running" else record.ended_ms or record.updated_ms or record.created_ms
         self._set_status(run, MLFLOW_STATUS[record.status], ended_ms)
-        begun: dict[str, Any] = _readable(lambda: folder.spec, record.status, {})
         curve: list[dict[str, float]] = _readable(lambda: folder.curve(times=True), record.status, [])
-        spec, tags = begun.get("spec", {}), self._run_tags(record)
         latest = {
             each.key: Metric(each.key, each.value, each.timestamp, each.step) for each in run.data.to_proto().metrics
         }
-        points = curve_points(latest, curve, _created_ms(record, begun))
+        points, spec = curve_points(latest, curve, created_ms), begun.get("spec", {})
         if record.status == "finished":
-            self._finish(run, record, folder, spec, points, latest, tags)
-        else:
-            self._log(run, points, flat(spec), tags)
+            points = self._finish(run, record, folder, spec, points, latest, tags)
         if record.status in ("failed", "damaged"):
             self._client.log_text(run.info.run_id, _reason(record, folder), "error.txt")
-        self._log(run, tags={f"{TAG}status": record.status, f"{TAG}attempt": str(record.attempt)})
+        # MLflow writes the tags of a batch last: what has these two is complete.
+        complete = {f"{TAG}status": record.status, f"{TAG}attempt": str(record.attempt)}
+        self._log(run, points, flat(spec), tags | complete)
         return record
 
-    def _create_run(self, record: RunRecord, folder: RunFolder) -> Run:
+    def _create_run(
+        self, record: RunRecord, sweep: _Sweep | None, place: Place | None, run_tags: Mapping[str, str], started_ms: int
+    ) -> Run:
         """Create a run in the experiment of its sweep, unless another process does so."""
-        begun: dict[str, Any] = _readable(lambda: folder.spec, record.status, {})
-        sweep, place = self._place(record)
-        tags = self._run_tags(record) | {f"{TAG}kind": "run", RUN_ID_TAG: record.run_id}
+        tags = {**run_tags, f"{TAG}kind": "run", RUN_ID_TAG: record.run_id}
 
         def create() -> Run:
             return self.tracker.create(
                 sweep.record.ablation if sweep else NO_SWEEP,
                 f"{place.row} · seed {place.seed}" if place else record.run_id,
                 tags={key: value for key, value in tags.items() if value},
-                started_ms=_created_ms(record, begun),
+                started_ms=started_ms,
                 note=experiment_note(sweep.record) if sweep else "",
             )
 
         return self._create(record.run_id, {RUN_ID_TAG: record.run_id}, create)
-
-    def _run_tags(self, record: RunRecord) -> dict[str, str]:
-        """The tags of a run that may change while it is trained, and by the sweep that trains it again."""
-        tags = {f"{TAG}message": record.message or "", f"{TAG}worker_id": record.worker_id or ""}
-        tags |= {f"{TAG}{key}": _text(value) for key, value in record.facts.items() if key not in OMITTED_FACTS}
-        sweep, place = self._place(record)
-        if sweep is not None:
-            tags |= source_tags(sweep.record) | {"mlflow.parentRunId": sweep.tracked_id}
-        if place is not None:
-            tags[f"{TAG}row"] = place.row
-            tags |= {f"{TAG}axis.{key}": label for key, label in place.labels.items()}
-        return {key: value for key, value in tags.items() if value or key == f"{TAG}message"}
 
     def _place(self, record: RunRecord) -> tuple[_Sweep | None, Place | None]:
         """The sweep that trained a run last, and the run's place in it; where it is not known, the oldest with the run.
@@ -227,30 +216,31 @@ class Sender:
         points: Sequence[Metric],
         latest: Mapping[str, Metric],
         tags: Mapping[str, str],
-    ) -> None:
-        """Log what only a finished run has: final metrics, data and model, to which the metrics belong."""
+    ) -> list[Metric]:
+        """Log the data and the model of a finished run. The points that are left, with the final ones of the model."""
         final = {point.key: point for point in final_points(record, {**latest, **{each.key: each for each in points}})}
         data = datasets(record, spec)
         # The data is logged before a model is made: a run without data cannot have one.
         new = not (run.inputs and run.inputs.dataset_inputs)
         self._client.log_inputs(run.info.run_id, data)
-        model, checkpoint = None, folder.fetch_checkpoint()
-        if checkpoint.is_dir() and not (run.outputs and run.outputs.model_outputs):
+        linked = [each.model_id for each in run.outputs.model_outputs] if run.outputs else []
+        model_id, checkpoint = next(iter(linked), None), folder.fetch_checkpoint()
+        if model_id is None and checkpoint.is_dir():
             axes = {key: value for key, value in tags.items() if key.startswith(f"{TAG}axis.")}
-            model = self.tracker.put_model(
+            model_id = self.tracker.put_model(
                 run,
                 checkpoint,
                 f"{tags.get(f'{TAG}row', 'run')} seed {record.seed}",
                 flat({"model": spec.get("model", {})}),
                 axes | {RUN_ID_TAG: record.run_id},
                 new=new,
-            )
+            ).model_id
+            self.tracker.link_model(run.info.run_id, model_id, record.step)
+        if model_id is not None:
             by_split = {each.tags[0].value: each.dataset for each in data}
-            final = {key: _of_model(point, model.model_id, by_split) for key, point in final.items()}
+            final = {key: _of_model(point, model_id, by_split) for key, point in final.items()}
         rest = [point for point in points if (last := final.get(point.key)) is None or last.step != point.step]
-        self._log(run, [*rest, *final.values()], flat(spec), tags)
-        if model is not None:
-            self.tracker.link_model(run.info.run_id, model.model_id, record.step)
+        return [*rest, *final.values()]
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 
@@ -490,6 +480,18 @@ def _created_ms(record: RunRecord, begun: Mapping[str, Any]) -> int:
 def flat(value: Mapping[str, Any]) -> dict[str, str]:
     """A spec under dotted names, see `leaves`; what is no text is JSON."""
     return {name: _text(leaf) for name, leaf in leaves(value)}
+
+
+def run_tags(record: RunRecord, sweep: _Sweep | None, place: Place | None) -> dict[str, str]:
+    """The tags of a run that may change while it is trained, and by the sweep that trains it again."""
+    tags = {f"{TAG}message": record.message or "", f"{TAG}worker_id": record.worker_id or ""}
+    tags |= {f"{TAG}{key}": _text(value) for key, value in record.facts.items() if key not in OMITTED_FACTS}
+    if sweep is not None:
+        tags |= source_tags(sweep.record) | {"mlflow.parentRunId": sweep.tracked_id}
+    if place is not None:
+        tags[f"{TAG}row"] = place.row
+        tags |= {f"{TAG}axis.{key}": label for key, label in place.labels.items()}
+    return {key: value for key, value in tags.items() if value or key == f"{TAG}message"}
 
 
 def source_tags(record: SweepRecord) -> dict[str, str]:

@@ -145,7 +145,10 @@ def _sending(
         if item in incomplete:  # a sweep whose runs are not all there
             continue
         try:
-            sender.send_run(item) if item in missing.runs else sender.send_sweep(item)
+            if item in missing.runs:
+                sender.send_run(item, is_new=item not in seen_runs)
+            else:
+                sender.send_sweep(item)
         except IndexUnavailable:
             raise
         except (TrackingError, StoreError, OSError) as error:
