@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 UV := $(BIN)/uv
 # Three processes, because many tests wait; the tests of a file stay in one, which shares its servers and clusters.
-SIDE_BY_SIDE := -n 3 --dist loadfile
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 # Tables 2, 3 and 9, 4 and 7.
 TABLES := flip_flop selective_copy counting counting_ood flip_flop_architectures
 STORE ?= store

@@ -1,5 +1,6 @@
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import hypothesis
@@ -11,6 +12,9 @@ THOROUGH = (
     "kernels/test_triton.py",  # Triton's interpreter and compiler
 )
 """Files, by the begin of their paths, whose tests only `make test-all` runs. Single tests have the mark `thorough`."""
+
+SLOW_S, FAST_S = 10.0, 0.1
+"""About what a test takes that has the mark `slow`, and one without."""
 
 # The same examples on every run, so that a failure is one of the change and not of chance; new ones by hand:
 # HYPOTHESIS_PROFILE=random python -m pytest …
@@ -25,12 +29,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items):
-    """Mark every test that is neither `slow` nor `thorough` as `fast`: `make test-fast` runs those."""
+    """Mark every test that is neither `slow` nor `thorough` as `fast`, and put the files that take longest first.
+
+    Of files that are tested side by side, a long one that began last would keep all others waiting.
+    """
+    seconds = Counter()
     for item in items:
         if item.path.relative_to(Path(__file__).parent).as_posix().startswith(THOROUGH):
             item.add_marker(pytest.mark.thorough)
         if not (item.get_closest_marker("slow") or item.get_closest_marker("thorough")):
             item.add_marker(pytest.mark.fast)
+        seconds[item.path] += SLOW_S if item.get_closest_marker("slow") else FAST_S
+    items.sort(key=lambda item: -seconds[item.path])  # the tests of a file stay together, and in their order
 
 
 @pytest.fixture(scope="module", autouse=True)
