@@ -51,7 +51,7 @@ from cope_sweep.api.answers import (
     SweepPage,
     SweepState,
 )
-from cope_sweep.api.questions import API, MAX_CURVE_ROWS, Band, FigureFormat, RunsFormat
+from cope_sweep.api.questions import API, MAX_CURVE_ROWS, Band, FigureFormat, RunsFormat, TableFormat
 from cope_sweep.api.requests import (
     BestOfRow,
     MatrixName,
@@ -209,8 +209,14 @@ class Client:
         *,
         scale: str | None = None,
         compare: str | None = None,
+        sort: str | None = None,
         runs: bool = False,
         committed: bool = False,
+        stars: bool = False,
+        group: str | None = None,
+        caption: str | None = None,
+        label: str | None = None,
+        notes: bool = True,
         format: None = None,
     ) -> pd.DataFrame: ...
     @overload
@@ -220,9 +226,15 @@ class Client:
         *,
         scale: str | None = None,
         compare: str | None = None,
+        sort: str | None = None,
         runs: bool = False,
         committed: bool = False,
-        format: str,
+        stars: bool = False,
+        group: str | None = None,
+        caption: str | None = None,
+        label: str | None = None,
+        notes: bool = True,
+        format: TableFormat,
     ) -> bytes: ...
     def table(
         self,
@@ -230,26 +242,41 @@ class Client:
         *,
         scale: str | None = None,
         compare: str | None = None,
+        sort: str | None = None,
         runs: bool = False,
         committed: bool = False,
-        format: str | None = None,
+        stars: bool = False,
+        group: str | None = None,
+        caption: str | None = None,
+        label: str | None = None,
+        notes: bool = True,
+        format: TableFormat | None = None,
     ) -> pd.DataFrame | bytes:
         """The table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
 
         Args:
             name: The ablation.
             scale: One of its scales.
-            compare: Compare the rows with one of them by its name, or with the published numbers: `paper`; or, as in
-                `model.position=CoPE`, each row with the one that has this label and the same other labels.
+            compare: Compare the rows with one of them, named by its labels as in `RoPE, layers 2`; or with the
+                published numbers: `paper`; or, as in `model.position=CoPE`, each row with the one that has this label
+                and the same other labels.
+            sort: Order the rows by a metric, best first, by an axis, or by `parameters`.
             runs: One line for each run instead, with its numbers.
             committed: The results that are kept with the ablation files, not those of the store.
-            format: The file in this format: json, csv, markdown, latex, html, parquet, terminal, … It has intervals,
-                medians and p, too. None: a DataFrame that prints as the table, and with `compare` as the comparisons
-                below it; its cells are texts.
+            stars: Of latex: mark significant differences by stars instead of a table of comparisons.
+            group: Of latex: an axis whose labels group the rows; None: the first.
+            caption: Of latex: the caption, as LaTeX code; None: the title.
+            label: Of latex: the label; None: `tab:` and the name.
+            notes: Of latex: whether the notes are below the table.
+            format: The file in this format. It has intervals, medians and p, too. None: a DataFrame that prints as the
+                table, and with `compare` as the comparisons below it; its cells are texts.
         """
         path = f"/ablations/{_quoted(name)}/table"
         chosen = format or ("parquet" if runs else "markdown")
-        content = self._file(path, format=chosen, scale=scale, compare=compare, runs=runs, committed=committed)
+        content = self._file(
+            path, format=chosen, scale=scale, compare=compare, sort=sort, runs=runs, committed=committed, stars=stars,
+            group=group, caption=caption, label=label, notes=notes,
+        )  # fmt: skip
         if format is not None:
             return content
         return pd.read_parquet(io.BytesIO(content)) if runs else _table_frame(content.decode())

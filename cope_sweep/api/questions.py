@@ -23,6 +23,7 @@ MAX_CURVE_ROWS = 1_000
 API = "/api/v1"
 """The path below which a service has its routes."""
 FigureFormat = Literal["png", "svg", "pdf", "csv"]
+TableFormat = Literal["json", "csv", "markdown", "latex", "html", "parquet", "terminal"]
 RunsFormat = Literal["parquet", "csv", "json"]
 Band = Literal["auto", "interval", "range"]
 
@@ -125,26 +126,39 @@ class GetCurves(CurvesOptions, Question[answers.Curves]):
 
 
 class TableOptions(Options):
-    format: Annotated[
-        str | None,
-        Field(
-            max_length=100,
-            description="json, csv, markdown, latex, latex_stars, html, parquet, terminal, or one of an installed "
-            "package. Default: json.",
-        ),
-    ] = None
+    format: Annotated[TableFormat | None, Field(description="Default: json.")] = None
     scale: Scale = None
     compare: Annotated[
         str | None,
         Field(
             max_length=500,
-            description="Compare the rows with one of them by its name, or with the published numbers: `paper`; or, as "
-            "in `model.position=CoPE`, each row with the one that has this label and the same other labels. The rule "
-            "is below the table.",
+            description="Compare the rows with one of them, named by its labels as in `RoPE, layers 2`; or with the "
+            "published numbers: `paper`; or, as in `model.position=CoPE`, each row with the one that has this label "
+            "and the same other labels. The rule is below the table.",
         ),
+    ] = None
+    sort: Annotated[
+        str | None,
+        Field(max_length=200, description="Order the rows by a metric, best first, by an axis, or by `parameters`."),
     ] = None
     runs: Annotated[bool, Field(description="One line for each run instead of each row (csv, parquet).")] = False
     committed: Committed = False
+    stars: Annotated[
+        bool, Field(description="latex: mark significant differences by stars instead of a table of comparisons.")
+    ] = False
+    group: Annotated[
+        str | None,
+        Field(
+            max_length=200,
+            description="latex: an axis; rows with the same label are together, and the best of each group is bold. "
+            "Default: the first axis.",
+        ),
+    ] = None
+    caption: Annotated[
+        str | None, Field(max_length=2000, description="latex: the caption, as LaTeX code. Default: the title.")
+    ] = None
+    label: Annotated[str | None, Field(max_length=200, description="latex: the label. Default: tab:NAME.")] = None
+    notes: Annotated[bool, Field(description="latex: whether the notes are below the table.")] = True
 
 
 class GetTable(TableOptions, Question[bytes]):

@@ -13,7 +13,7 @@ from typing import IO, Annotated, Any, Literal
 
 import typer
 
-from cope_sweep.api.questions import FigureFormat, GetFigure, GetReport, GetTable
+from cope_sweep.api.questions import FigureFormat, GetFigure, GetReport, GetTable, TableFormat
 from cope_sweep.cli.files import find_checkpoint, find_run_id, open_queries
 from cope_sweep.cli.options import (
     ABLATIONS,
@@ -31,9 +31,10 @@ from cope_sweep.cli.output import escaped, format_of, make_console, print_json, 
 from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures.available import available_figures
-from cope_sweep.read.figures.kinds import FIGURES, FORMATS, Show
+from cope_sweep.read.figures.kinds import FIGURES, Show
+from cope_sweep.read.figures.kinds import FORMATS as FIGURE_FORMATS
 from cope_sweep.read.queries import Queries, finished_run
-from cope_sweep.read.tables import find_format, formats
+from cope_sweep.read.tables import FORMATS
 from cope_sweep.store.artifacts import RUN_ID
 from cope_sweep.store.files import write_bytes
 
@@ -41,8 +42,11 @@ DOCUMENT = "report.html"
 MAPS_PANEL = "Options of maps"
 ReportFormat = Literal["html", "markdown"]
 REPORT_SUFFIXES: dict[str, ReportFormat] = {".html": "html"}
-SUFFIXES: dict[str, FigureFormat] = {f".{each}": each for each in FORMATS}
+SUFFIXES: dict[str, FigureFormat] = {f".{each}": each for each in FIGURE_FORMATS}
+TABLE_SUFFIXES: dict[str, TableFormat] = {each.suffix: name for name, each in FORMATS.items()}
 COMPARE = "paper|ROW|AXIS=LABEL"
+LATEX_PANEL = "Options of the format latex"
+of_latex = partial(typer.Option, rich_help_panel=LATEX_PANEL)
 FromOpt = Annotated[
     Path | None,
     typer.Option(
@@ -57,23 +61,25 @@ OutputOpt = Annotated[Path | None, typer.Option("--output", "-o", help="Write to
 def table(
     ablation: AblationArg,
     file_format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="json, csv, markdown, latex, latex_stars (at the numbers, in place of the comparisons), html, "
-            "parquet, terminal, or one of an installed package. Default: by the suffix of --output, or else terminal.",
-            show_default=False,
-        ),
+        TableFormat | None,
+        typer.Option("--format", help="Default: by the suffix of --output, or else terminal.", show_default=False),
     ] = None,
     scale: ScaleOpt = None,
     compare: Annotated[
         str | None,
         typer.Option(
             metavar=COMPARE,
-            help="Compare the rows with one of them by its name, or with the published numbers: `paper`; or, as in "
-            "`model.position=CoPE`, each row with the one that has this label and the same other labels. The rule is "
-            "below the table.",
+            help="Compare the rows with one of them, named by its labels as in `RoPE, layers 2`; or with the published "
+            "numbers: `paper`; or, as in `model.position=CoPE`, each row with the one that has this label and the same "
+            "other labels. The rule is below the table.",
+            show_default=False,
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Order the rows by a metric, best first, by an axis, or by `parameters`.",
             show_default=False,
         ),
     ] = None,
@@ -89,6 +95,20 @@ def table(
         ),
     ] = False,
     output: OutputOpt = None,
+    stars: Annotated[
+        bool, of_latex("--stars", help="Mark significant differences by stars instead of a table of comparisons.")
+    ] = False,
+    group: Annotated[
+        str | None,
+        of_latex(
+            metavar="AXIS",
+            help="Rows with the same label of this axis are together, and the best of each group is bold. Default: the "
+            "first axis.",
+        ),
+    ] = None,
+    caption: Annotated[str | None, of_latex(help="The caption, as LaTeX code. Default: the title.")] = None,
+    label: Annotated[str | None, of_latex(help="The label. Default: tab:NAME.")] = None,
+    notes: Annotated[bool, of_latex("--notes/--no-notes", help="Whether the notes are below the table.")] = True,
     folder: FromOpt = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
@@ -100,7 +120,7 @@ def table(
 
     Intervals, medians, stuck seeds and the runs behind every number are in `--format json`, csv and html.
 
-    Example: `cope-sweep table quickstart --format latex -o table.tex`
+    Example: `cope-sweep table quickstart --sort in_dist/token_error -o table.tex`
 
     Example: `cope-sweep table flip_flop --compare paper`
 
@@ -114,21 +134,16 @@ def table(
         shown = "--committed" if committed else "--from"
         raise UserError(f"{shown} shows the runs of a report as they are; leave out --set")
     queries = open_queries(store, index, ablations, sets, reports=folder)
-    chosen = "json" if as_json else file_format
-    question = GetTable.model_construct(name=ablation, scale=scale, compare=compare, committed=committed)
-    if output is None and chosen in (None, "terminal") and not runs:
+    default: TableFormat = "terminal" if output is None else "markdown"
+    chosen = "json" if as_json else file_format or format_of(output, TABLE_SUFFIXES, default)
+    question = GetTable.model_construct(
+        name=ablation, format=chosen, scale=scale, compare=compare, sort=sort, runs=runs, committed=committed,
+        stars=stars, group=group, caption=caption, label=label, notes=notes,
+    )  # fmt: skip
+    if output is None and chosen == "terminal" and not runs:
         make_console().print(queries.table(question).to_rich())
         return
-    if chosen is None:
-        suffixes = {each.suffix: each.name for each in formats().values()}
-        chosen = format_of(output, suffixes, default="terminal" if output is None else "markdown")
-    rendered = find_format(chosen)
-    save(
-        output,
-        chosen,
-        lambda file: file.write(rendered.file(queries.table(question), runs=runs)),
-        is_binary=rendered.binary,
-    )
+    save(output, chosen, lambda file: file.write(queries.ask(question)), is_binary=FORMATS[chosen].binary)
 
 
 def report(

@@ -50,7 +50,7 @@ def test_maps_of_a_run_and_of_an_ablation(trained):
             ["--kind", "curve"],
             "tiny has no figure 'curve'; did you mean 'curves'? accepted: curves, convergence",
         ),
-        (["--row", "CoPe"], "tiny has no row 'CoPe'; did you mean 'CoPE'? accepted: CoPE, none"),
+        (["--row", "CoPA"], "tiny has no row 'CoPA'; did you mean 'CoPE'? accepted: CoPE, none"),
         (["--metric", "train/los"], "no run of tiny has logged 'train/los'; did you mean 'train/loss'?"),
         (["-k", "values", "--x", "model.dmi"], "--x model.dmi: no run of tiny has this key"),
         (["-k", "values", "--panels", "dim"], "--panels dim: tiny has no such axis"),

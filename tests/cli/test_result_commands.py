@@ -324,8 +324,9 @@ def test_report_writes_a_file(stored):
             ["table", "tiny", "--runs", "--format", "latex"],
             "latex has no lines for single runs: choose the format csv or parquet",
         ),
-        (["table", "tiny", "--format", "exe"], "no format 'exe'; the formats are: json, csv, markdown"),
-        (["table", "tiny", "--compare", "CoPe"], "no row 'CoPe'; did you mean 'CoPE'?"),
+        (["table", "tiny", "--stars"], "stars: only the format latex has this; add --format latex"),
+        (["table", "tiny", "--sort", "size"], "tiny has no column 'size'"),
+        (["table", "tiny", "--compare", "CoPA"], "no row 'CoPA'; did you mean 'CoPE'?"),
         (["table", "tiny", "--compare", "paper"], "tiny has no published numbers"),
         (["table", "tiny", "--runs"], "terminal has no lines for single runs"),
         (

@@ -68,7 +68,7 @@ OTHER_DEFAULTS = {
     ("table", "format"), ("report", "format"), ("figure", "format"), ("export", "format"),  # what suits a terminal
     ("logs", "tail"),  # the command prints the whole log
 }  # fmt: skip
-OPEN_FORMATS = {("table", "format"), ("runs", "format")}
+OPEN_FORMATS = {("runs", "format")}
 """Commands that say themselves which formats there are."""
 
 

@@ -14,6 +14,7 @@ from cope_sweep.config.explain import suggest
 from cope_sweep.read.figures.kinds import FigureError
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of
+from cope_sweep.read.tables.row_names import find_rows
 
 
 def metric_title(plan: Plan, name: str) -> Column:
@@ -29,12 +30,17 @@ def metric_title(plan: Plan, name: str) -> Column:
 
 
 def selected_rows(plan: Plan, names: Sequence[str]) -> tuple[Row, ...]:
-    """The rows with these names, in the plan's order; all for none. Raises FigureError for a name that no row has."""
-    known = [row.name for row in plan.rows]
+    """The rows with these names (`tables.row_names`), in the plan's order; all for none.
+
+    Raises FigureError for a name that no row has.
+    """
+    found: set[str] = set()
     for name in names:
-        if name not in known:
-            raise FigureError(f"{plan.name} has no row {name!r}{suggest(name, known)}")
-    return tuple(row for row in plan.rows if not names or row.name in names)
+        rows = find_rows(plan, name)
+        if not rows:
+            raise FigureError(f"{plan.name} has no row {name!r}{suggest(name, [row.name for row in plan.rows])}")
+        found |= {row.name for row in rows}
+    return tuple(row for row in plan.rows if not names or row.name in found)
 
 
 def chosen_metrics(plan: Plan, runs: pd.DataFrame, names: Sequence[str], default: Iterable[str]) -> list[Column]:
@@ -86,11 +92,6 @@ def chosen_band(band: Band, runs: pd.DataFrame) -> Band:
 def band_text(band: Band) -> str:
     """The band in words, for a legend."""
     return "min–max over seeds" if band == "range" else "95 % interval of the mean"
-
-
-def axis_key(plan: Plan, name: str) -> str | None:
-    """The key of an axis, given the key or its short name."""
-    return next((key for key, short in plan.axes.items() if name in (key, short)), None)
 
 
 def is_number(value: Any) -> bool:

@@ -24,7 +24,6 @@ from cope_sweep.read.figures import canvas
 from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.figures.kinds import FigureError
 from cope_sweep.read.figures.metrics import (
-    axis_key,
     band_text,
     chosen_band,
     chosen_metrics,
@@ -37,6 +36,7 @@ from cope_sweep.read.figures.metrics import (
 )
 from cope_sweep.read.tables.best import tuning
 from cope_sweep.read.tables.model import Column, row_label, short_labels, varying_axes
+from cope_sweep.read.tables.row_names import find_axis
 from cope_sweep.read.tables.runs import FACT, Results, setting
 
 COLUMNS = {
@@ -200,7 +200,7 @@ def _x_key(plan: Plan, name: str | None) -> str:
         if not several:
             raise FigureError(f"{plan.name} has no axis with several values; name what to draw against with --x KEY")
         return (numeric or several)[0]
-    key = axis_key(plan, name) or name
+    key = find_axis(plan.axes, name) or name
     if key in plan.axes or key.startswith("facts.") or any(setting(row, key) is not None for row in plan.rows):
         return key
     raise FigureError(
@@ -210,7 +210,7 @@ def _x_key(plan: Plan, name: str | None) -> str:
 
 
 def _panel_key(plan: Plan, name: str | None) -> str | None:
-    key = None if name is None else axis_key(plan, name)
+    key = None if name is None else find_axis(plan.axes, name)
     if key or name is None:
         return key
     raise FigureError(f"--panels {name}: {plan.name} has no such axis{suggest(name, list(plan.axes))}")

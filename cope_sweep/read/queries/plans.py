@@ -17,6 +17,7 @@ from cope_sweep.config import Plan, Resources, RunSpec, estimates, plan_of_recor
 from cope_sweep.config.estimate import Shape, StepCost, run_flops, shape_of
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import UserError
+from cope_sweep.read.tables.row_names import find_rows
 from cope_sweep.store import RunRecord, Status, Store
 
 WALL_S, RECOMPUTES = "wall_s", "checkpoint_activations"
@@ -36,9 +37,10 @@ def recorded_plan(plan: Plan, store: Store) -> Plan:
 def finished_run(plan: Plan, store: Store, rows: Collection[str] = (), seed: int | None = None) -> RunSpec:
     """The first finished run of these rows, or of all, and of a seed, or of any. Raises UserError where none is."""
     known = [row.name for row in plan.rows]
-    if unknown := [name for name in rows if name not in known]:
+    named = {name: find_rows(plan, name) for name in rows}
+    if unknown := [name for name, found in named.items() if not found]:
         raise UserError(f"{plan.name} has no row {unknown[0]!r}{suggest(unknown[0], known)}")
-    chosen = [row for row in plan.rows if not rows or row.name in rows]
+    chosen = [row for found in named.values() for row in found] or plan.rows
     runs = [run for row in chosen for run in row.runs if seed in (None, run.seed)]
     statuses = store.index.statuses(run.run_id for run in runs)
     for run in runs:

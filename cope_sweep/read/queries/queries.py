@@ -23,8 +23,9 @@ from cope_sweep.read.queries.curves import KnownCurves, curves_of_runs, plan_cur
 from cope_sweep.read.queries.difference import store_difference
 from cope_sweep.read.queries.plans import plan_cost, recorded_plan
 from cope_sweep.read.queries.unknown import no_sweep
-from cope_sweep.read.tables import Results, Table, find_format, read_results
+from cope_sweep.read.tables import Results, Table, read_results, table_file
 from cope_sweep.read.tables.model import reference
+from cope_sweep.read.tables.table import check_options
 from cope_sweep.store import QueryError, RunFolder, RunQuery, RunRecord, Store, SweepSummary
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.store import MEMORY
@@ -258,13 +259,15 @@ class Queries:
 
     def table(self, question: questions.GetTable) -> Table:
         """The table of an ablation. That of a report is compared as the report is, unless the question says how."""
+        check_options(question)
         results = self.results(question.name, question.scale, committed=question.committed)
-        return Table(results, question.compare or (reference(results.plan) if results.store is None else None))
+        default = reference(results.plan) if results.store is None else None
+        return Table(results, question.compare or default, question.sort)
 
     def _table(self, question: questions.GetTable) -> bytes:
         linked = self._links and not question.committed  # whose runs are not in the store
         runs_url = "../../runs" if linked else None  # relative to the table: a proxy may add a prefix
-        return find_format(question.format or "json").file(self.table(question), runs=question.runs, runs_url=runs_url)
+        return table_file(self.table(question), question, runs_url)
 
     def _figure(self, question: questions.GetFigure) -> bytes:
         results = self.results(question.name, question.scale, committed=question.committed)

@@ -2,6 +2,6 @@
 
 from cope_sweep.read.tables.runs import Results, read_results
 from cope_sweep.read.tables.stats import Summary, summarise
-from cope_sweep.read.tables.table import Format, Table, find_format, formats, table
+from cope_sweep.read.tables.table import FORMATS, Table, table, table_file
 
-__all__ = ["Format", "Results", "Summary", "Table", "find_format", "formats", "read_results", "summarise", "table"]
+__all__ = ["FORMATS", "Results", "Summary", "Table", "read_results", "summarise", "table", "table_file"]

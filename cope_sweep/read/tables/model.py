@@ -39,6 +39,7 @@ from typing import Any, Literal
 from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.config.ablation import Metric
 from cope_sweep.config.explain import suggest
+from cope_sweep.read.tables.row_names import find_axis, named_rows
 from cope_sweep.read.tables.stats import (
     POWER,
     TELLS,
@@ -285,6 +286,8 @@ class TableModel:
     """Rules of the comparisons."""
     answer: str = ""
     """Their result in a sentence."""
+    group: str | None = None
+    """The axis, the first one, by which rows are together; None: they are not."""
 
     @property
     def primary(self) -> Column:
@@ -395,6 +398,55 @@ def _mark_best(rows: list[TableRow], columns: Iterable[Column]) -> list[TableRow
     return rows
 
 
+def sorted_by(model: TableModel, name: str) -> TableModel:
+    """The table with its rows in another order: by a metric (name or heading), by `parameters`, or by an axis.
+
+    The best value comes first; of parameters and labels the least. Rows without a value come last. Raises QueryError.
+    """
+    key = find_axis(model.axes, name)
+    column = next((each for each in model.columns if name in (each.name, each.label, each.title)), None)
+    if column is None and key is None and name != "parameters":
+        known = [each.name for each in model.columns]
+        raise QueryError(
+            f"{model.ablation} has no column {name!r}{suggest(name, [*known, *model.axes])}; its columns are: "
+            f"{', '.join([*model.axes.values(), 'parameters', *known])}"
+        )
+
+    def place(row: TableRow) -> tuple[bool, float, str]:
+        if column is not None:
+            mean = row.metrics[column.name].summary.mean
+            return math.isnan(mean), mean if column.goal == "min" else -mean, ""
+        if key is None:
+            return row.parameters is None, row.parameters or 0, ""
+        label = row.labels.get(key, "")
+        try:
+            return not label, float(label), ""
+        except ValueError:
+            return not label, math.inf, label.casefold()
+
+    return replace(model, rows=tuple(sorted(model.rows, key=place)))
+
+
+def grouped(model: TableModel, name: str | None = None) -> TableModel:
+    """The table with its rows together by their label of an axis, which comes first; each group has its best means.
+
+    Without a name the axis is the first in which rows differ. Where they differ in one axis only, the table stays as it
+    is. Raises QueryError for a name that is no axis.
+    """
+    varying = [key for key in model.axes if len({row.labels.get(key) for row in model.rows}) > 1]
+    key = find_axis(model.axes, name) if name else next(iter(varying), None)
+    if name and key is None:
+        raise QueryError(f"{model.ablation} has no axis {name!r}{suggest(name, list(model.axes.values()))}")
+    if key is None or len(varying) < 2:
+        return model
+    groups: dict[str, list[TableRow]] = {}
+    for row in model.rows:
+        plain = {metric: replace(cell, best=False) for metric, cell in row.metrics.items()}
+        groups.setdefault(row.labels.get(key, ""), []).append(replace(row, metrics=plain))
+    rows = [row for members in groups.values() for row in _mark_best(members, model.columns)]
+    return replace(model, rows=tuple(rows), axes={key: model.axes[key], **model.axes}, group=key)
+
+
 def differences(runs: Iterable[tuple[str, RunSpec, RunRecord]]) -> tuple[str, ...]:
     """One sentence for each fact in which finished runs of a table differ; `runs` has their rows' names.
 
@@ -425,21 +477,39 @@ def first_rows(names: Sequence[str]) -> str:
 
 
 def compared(model: TableModel, against: str) -> TableModel:
-    """The table with the comparisons of its cells: with a row, by its name; with the paper; or, for `AXIS=LABEL`, each
-    row with the one that has this label of the axis and the same labels of the other axes that both rows have.
+    """The table with the comparisons of its cells: with a row, by its name (`row_names`); with the paper; or, for
+    `AXIS=LABEL`, each row with the one that has this label of the axis and the same labels of the other axes that both
+    rows have.
 
     Raises QueryError where there is no such row, or nothing published.
     """
-    if against != PAPER and any(row.row == against for row in model.rows):
-        other = _row(model, against)
-        return _with_rows(model, {row.row: other for row in model.rows if row.row != other.row}, other.row)
-    if "=" in against:
-        return _with_label(model, against)
-    if against != PAPER:
-        _row(model, against)
-    if not any(cell.published for row in model.rows for cell in row.metrics.values()):
-        raise QueryError(f"{model.ablation} has no published numbers; compare with one of its rows: --compare ROW")
-    return _order(model) if model.replaced else _with_paper(model)
+    rows = {row.row: row for row in model.rows}
+    if against in rows:
+        return _with_row(model, rows[against])
+    if against == PAPER:
+        if not any(cell.published for row in model.rows for cell in row.metrics.values()):
+            raise QueryError(f"{model.ablation} has no published numbers; compare with one of its rows: --compare ROW")
+        return _order(model) if model.replaced else _with_paper(model)
+    axis, sign, label = (part.strip() for part in against.partition("="))
+    key = find_axis(model.axes, axis) if sign else None
+    labels = list(dict.fromkeys(row.labels[key] for row in model.rows if key in row.labels)) if key else []
+    if key and label in labels:
+        return _with_label(model, key, label)
+    named = named_rows(against, {name: row.labels for name, row in rows.items()}, model.axes)
+    if len(named) == 1:
+        return _with_row(model, rows[named[0]])
+    if named:
+        raise QueryError(f"{against!r} names several rows of {model.ablation}: {', '.join(named)}; write one in full")
+    if key:
+        raise QueryError(f"the axis {key} of {model.ablation} has no label {label!r}{suggest(label, labels)}")
+    if sign:
+        raise QueryError(f"{model.ablation} has no axis {axis!r}{suggest(axis, list(model.axes))}")
+    names = list(rows)
+    hint = suggest(against, names) or f"; its rows are: {', '.join(names)}"
+    raise QueryError(
+        f"{model.ablation} has no row {against!r}{hint}; AXIS=LABEL compares with a label of one of its axes "
+        f"({', '.join(model.axes.values()) or 'none'}), `{PAPER}` with the published numbers"
+    )
 
 
 def reference(plan: Plan) -> str | None:
@@ -465,24 +535,13 @@ def _uses_cope(encodings: object) -> bool:
     return isinstance(encodings, (list, tuple)) and any(each.kind == METHOD for each in encodings)
 
 
-def _row(model: TableModel, name: str) -> TableRow:
-    found = next((row for row in model.rows if row.row == name), None)
-    if found is None:
-        names = [row.row for row in model.rows]
-        hint = suggest(name, names) or f"; its rows are: {', '.join(names)}"
-        raise QueryError(f"{model.ablation} has no row {name!r}{hint}; `{PAPER}` compares with the published numbers")
-    return found
+def _with_row(model: TableModel, other: TableRow) -> TableModel:
+    """Each row with one of them."""
+    return _with_rows(model, {row.row: other for row in model.rows if row is not other}, other.row)
 
 
-def _with_label(model: TableModel, against: str) -> TableModel:
+def _with_label(model: TableModel, key: str, label: str) -> TableModel:
     """Each row with the row that has another label of one axis."""
-    name, _, label = against.partition("=")
-    key = next((key for key, short in model.axes.items() if name in (key, short)), None)
-    if key is None:
-        raise QueryError(f"{model.ablation} has no axis {name!r}" + suggest(name, list(model.axes)))
-    known = list(dict.fromkeys(row.labels[key] for row in model.rows if key in row.labels))
-    if label not in known:
-        raise QueryError(f"the axis {key} of {model.ablation} has no label {label!r}" + suggest(label, known))
     references = [row for row in model.rows if row.labels.get(key) == label]
     pairs = {}
     for row in model.rows:

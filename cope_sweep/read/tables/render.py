@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -243,19 +244,24 @@ def _published_cell(published: PublishedValue | None, column: Column) -> TextCel
 
 
 def _note(model: TableModel) -> str:
-    seeds = sorted({row.seeds for row in model.rows})
-    counts = " or ".join(map(str, seeds))
-    parts = ["One seed" if seeds == [1] else f"Mean ± standard deviation over {counts} seeds"]
+    cells = [(row, column, row.metrics[column.name]) for row in model.rows for column in model.columns]
+    numbers = {cell.summary.n for _, column, cell in cells if not column.exact} - {0}
+    planned = sorted({row.seeds for row in model.rows})
+    if numbers == {1} or planned == [1]:
+        parts = ["One seed"]
+    else:
+        counts = " or ".join(str(seeds) for seeds in planned if seeds > 1)
+        parts = [f"Mean ± standard deviation over {counts} seeds"]
+        parts += ["without ±: one seed"] if planned[0] == 1 else []
     quantities = {column.quantity for column in model.columns if column.compared and column.unit == "%"}
     if len(quantities) == 1:
         parts += [f"(%): {quantity.removesuffix(' (%)')}" for quantity in quantities]
-    cells = [(row, column, row.metrics[column.name]) for row in model.rows for column in model.columns]
     if any(0 < cell.summary.n < row.seeds for row, _, cell in cells):
         parts.append("(n=…): only n seeds are finished")
     if model.stopped:
         parts.append(f"{model.stopped} run{'s were' if model.stopped > 1 else ' was'} stopped early and not averaged")
     if any(cell.best for _, _, cell in cells):
-        parts.append("bold: best")
+        parts.append("bold: best of its group" if model.group else "bold: best")
     far: dict[str, list[str]] = {}
     for row, column, cell in cells:
         if cell.stuck:
@@ -317,37 +323,73 @@ def markdown_text(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.split()))
 
 
-def latex(model: TableModel, *, stars: bool = False) -> str:
-    """A LaTeX `table` environment with the rules of booktabs; with `stars` in place of the comparisons."""
-    drawn = _layouts(model)
-    notes = " ".join(text for each in drawn for text in each.notes)
+LATEX_PACKAGES = "booktabs, multirow, threeparttable"
+
+
+def latex(
+    model: TableModel, *, stars: bool = False, caption: str | None = None, label: str | None = None, notes: bool = True
+) -> str:
+    r"""A LaTeX `table` environment, and one of the comparisons, with the rules of booktabs.
+
+    Args:
+        model: The table. Rows that are grouped have one cell for the label of their group.
+        stars: Mark tested differences by stars instead of a table of comparisons.
+        caption: LaTeX code; None: the title.
+        label: For `\ref`; None: `tab:` and the ablation's name. That of the comparisons ends with `-comparisons`.
+        notes: Whether the notes are below the table (`tablenotes`).
+    """
+    title = _latex_text(model.title) if caption is None else caption
+    name = label or "tab:" + re.sub(r"[^A-Za-z0-9:-]+", "-", model.ablation)
+    drawn, *comparisons = _layouts(model)
+    texts = list(drawn.notes)
     if stars:
-        drawn = drawn[:1]
-        bounds = ", ".join(f"{'*' * (index + 1)} p ≤ {bound:g}" for index, bound in enumerate(STARS))
-        notes += f" {bounds}." if any(cell.stars for row in drawn[0].rows for cell in row) else ""
+        texts += [text for each in comparisons for text in each.notes]
+        if any(cell.stars for row in drawn.rows for cell in row):
+            texts.append(", ".join(f"{'*' * (index + 1)} p ≤ {bound:g}" for index, bound in enumerate(STARS)) + ".")
+    grouped = model.group is not None
+    tables = [_latex_table(drawn, title, name, texts if notes else [], stars=stars, grouped=grouped)]
+    for each in () if stars else comparisons:
+        texts = list(each.notes) if notes else []
+        tables.append(_latex_table(each, f"{title}: comparisons", f"{name}-comparisons", texts, grouped=grouped))
+    return f"% \\usepackage{{{LATEX_PACKAGES}}}\n" + "\n".join(tables)
+
+
+def _latex_table(
+    drawn: Layout, caption: str, label: str, notes: Sequence[str], *, stars: bool = False, grouped: bool = False
+) -> str:
     lines = [
         r"\begin{table}",
         r"  \centering",
-        rf"  \caption{{{_latex_text(model.title)}. {_latex_text(notes)}}}",
-        rf"  \label{{tab:{re.sub(r'[^A-Za-z0-9:-]+', '-', model.ablation)}}}",
+        r"  \begin{threeparttable}",
+        rf"    \caption{{{caption}}}",
+        rf"    \label{{{label}}}",
+        rf"    \begin{{tabular}}{{{''.join('r' if header.numeric else 'l' for header in drawn.headers)}}}",
+        r"      \toprule",
+        f"      {' & '.join(_latex_text(header.text) for header in drawn.headers)} \\\\",
+        r"      \midrule",
     ]
-    for index, each in enumerate(drawn):
-        lines += [r"", r"  \medskip"] * (index > 0) + _latex_tabular(each, stars=stars)
-    return "\n".join([*lines, r"\end{table}"]) + "\n"
-
-
-def _latex_tabular(drawn: Layout, *, stars: bool) -> list[str]:
-    lines = [
-        rf"  \begin{{tabular}}{{{''.join('r' if header.numeric else 'l' for header in drawn.headers)}}}",
-        r"    \toprule",
-        f"    {' & '.join(_latex_text(header.text) for header in drawn.headers)} \\\\",
-        r"    \midrule",
-    ]
+    sizes = Counter(row[0].text for row in drawn.rows)
+    group = None
     for row in drawn.rows:
-        texts = [rf"\textbf{{{_latex_text(cell.text)}}}" if cell.best else _latex_text(cell.text) for cell in row]
-        marks = [f"$^{{{'*' * cell.stars}}}$" if stars and cell.stars else "" for cell in row]
-        lines.append(f"    {' & '.join(map(''.join, zip(texts, marks, strict=True)))} \\\\")
-    return [*lines, r"    \bottomrule", r"  \end{tabular}"]
+        cells = [_latex_cell(cell, stars=stars) for cell in row]
+        if grouped and row[0].text == group:
+            cells[0] = ""
+        elif grouped:
+            lines += [rf"      \cmidrule{{1-{len(drawn.headers)}}}"] * (group is not None)
+            group = row[0].text
+            cells[0] = rf"\multirow[t]{{{sizes[group]}}}{{*}}{{{cells[0]}}}" if sizes[group] > 1 else cells[0]
+        lines.append(f"      {' & '.join(cells)} \\\\")
+    lines += [r"      \bottomrule", r"    \end{tabular}"]
+    if notes:
+        items = [rf"      \item {_latex_text(text)}" for text in notes]
+        lines += [r"    \begin{tablenotes}\footnotesize", *items, r"    \end{tablenotes}"]
+    return "\n".join([*lines, r"  \end{threeparttable}", r"\end{table}"]) + "\n"
+
+
+def _latex_cell(cell: TextCell, *, stars: bool) -> str:
+    text = _latex_text(cell.text)
+    mark = f"$^{{{'*' * cell.stars}}}$" if stars and cell.stars else ""
+    return (rf"\textbf{{{text}}}" if cell.best else text) + mark
 
 
 _LATEX_ESCAPES = {

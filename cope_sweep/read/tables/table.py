@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 from rich.console import Console, Group
 
+from cope_sweep.api.questions import GetTable, TableFormat
 from cope_sweep.config import Plan
 from cope_sweep.read.tables import render
 from cope_sweep.read.tables.best import tuning
-from cope_sweep.read.tables.model import Comparison, MetricCell, TableModel, TableRow, compared, table_model
+from cope_sweep.read.tables.model import (
+    Comparison,
+    MetricCell,
+    TableModel,
+    TableRow,
+    compared,
+    grouped,
+    sorted_by,
+    table_model,
+)
 from cope_sweep.read.tables.runs import Results, read_results
 from cope_sweep.read.tables.stats import finite
 from cope_sweep.store import QueryError, Store
@@ -32,16 +41,18 @@ class Table:
     results: Results
     compare: str | None = None
     """Reference of the comparison: the name of a row, or `paper`."""
+    sort: str | None = None
+    """A column: the order of the rows; None: that of the plan. See `model.sorted_by`."""
 
     @cached_property
     def model(self) -> TableModel:
-        """The content of the table. Raises UserError if it cannot be compared with `compare`."""
+        """The content of the table. Raises UserError if it cannot be compared or sorted so."""
         model = table_model(self.results.plan, self.results.records)
         if self.compare is not None:
-            return compared(model, self.compare)
-        if self.results.plan.is_drawn:
-            return replace(model, answer=tuning(self.results).answer)
-        return model
+            model = compared(model, self.compare)
+        elif self.results.plan.is_drawn:
+            model = replace(model, answer=tuning(self.results).answer)
+        return model if self.sort is None else sorted_by(model, self.sort)
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -90,9 +101,22 @@ class Table:
         """GitHub-flavoured Markdown tables and their notes."""
         return render.markdown(self.model)
 
-    def to_latex(self, *, stars: bool = False) -> str:
-        """A LaTeX `table` environment; it needs the package booktabs. With `stars` in place of the comparisons."""
-        return render.latex(self.model, stars=stars)
+    def to_latex(
+        self,
+        *,
+        stars: bool = False,
+        caption: str | None = None,
+        label: str | None = None,
+        notes: bool = True,
+        group: str | None = None,
+    ) -> str:
+        """LaTeX `table` environments of the rows and of the comparisons, for booktabs, multirow and threeparttable.
+
+        Rows are together by their label of the axis `group`, by default the first in which they differ, and the best
+        values are those of each group. The other arguments: see `render.latex`.
+        """
+        drawn = grouped(self.model, group)
+        return render.latex(drawn, stars=stars, caption=caption, label=label, notes=notes)
 
     def to_html(self, *, runs_url: str | None = None, anchors: str = "") -> str:
         """HTML `<table>` elements: rows, comparisons, runs; all text is escaped. Arguments: see `render.html`."""
@@ -176,96 +200,84 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-ENTRY_POINTS = "cope_sweep.formats"
 TERMINAL_WIDTH = 160
 """Columns of a terminal's table where there is no terminal."""
+LATEX_OPTIONS = ("stars", "caption", "label", "notes", "group")
+"""Fields of a question that only the format latex has."""
 
 
 @dataclass(frozen=True)
 class Format:
     """A format of tables."""
 
-    name: str
     media_type: str
     suffix: str
     """Ending of files: `.csv`."""
-    render: Callable[[Table, str | None], bytes]
-    """The table in this format. The second argument is the URL of a list of runs, or None: see `render.html`."""
+    render: Callable[[Table, GetTable, str | None], bytes]
+    """The table in this format. The last argument is the URL of a list of runs, or None: see `render.html`."""
     render_runs: Callable[[Table], bytes] | None = None
     """One line for each run; None: this format cannot show single runs."""
     binary: bool = False
     """Whether it is not text."""
 
-    def file(self, table: Table, *, runs: bool = False, runs_url: str | None = None) -> bytes:
-        """The table; with `runs`, one line for each run. Raises QueryError where this format has no such lines."""
-        if not runs or self.name == "json":  # which always holds every run
-            return self.render(table, runs_url)
-        if self.render_runs is None:
-            able = " or ".join(each.name for each in formats().values() if each.render_runs)
+
+def check_options(question: GetTable) -> None:
+    """Raises QueryError for options that the question's format does not have."""
+    given = [name for name in LATEX_OPTIONS if getattr(question, name) != GetTable.model_fields[name].default]
+    if given and question.format != "latex":
+        raise QueryError(f"{', '.join(given)}: only the format latex has this; add --format latex or leave it out")
+    if question.runs and question.format not in (None, "json"):  # json always holds every run
+        if FORMATS[question.format].render_runs is None:
+            able = " or ".join(name for name, each in FORMATS.items() if each.render_runs)
             raise QueryError(
-                f"{self.name} has no lines for single runs: choose the format {able}; json holds every run"
+                f"{question.format} has no lines for single runs: choose the format {able}; json holds every run"
             )
-        return self.render_runs(table)
+        if question.sort is not None:
+            raise QueryError("sort orders rows, and a line for each run is in the plan's order; leave out one of them")
 
 
-@cache
-def formats() -> Mapping[str, Format]:
-    """Name → format: JSON first, then the others of this package, then those of installed packages.
-
-    Raises QueryError where an installed one cannot be used.
-    """
-    found = {each.name: each for each in BUILT_IN}
-    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        try:
-            loaded = entry_point.load()
-        except Exception as error:
-            raise QueryError(
-                f"the entry point {entry_point.name!r} ({entry_point.value}) of the group {ENTRY_POINTS} cannot be "
-                f"loaded: {type(error).__name__}: {error}; correct or uninstall its package"
-            ) from error
-        if not isinstance(loaded, Format) or loaded.name in found:
-            raise QueryError(
-                f"the entry point {entry_point.name!r} ({entry_point.value}) of the group {ENTRY_POINTS} is no Format "
-                "with a name of its own; correct or uninstall its package"
-            )
-        found[loaded.name] = loaded
-    return found
+def table_file(table: Table, question: GetTable, runs_url: str | None = None) -> bytes:
+    """The table, or a line for each run, in the format of the question (default: json). Raises QueryError."""
+    check_options(question)
+    chosen = FORMATS[question.format or "json"]
+    if question.runs and chosen.render_runs is not None:
+        return chosen.render_runs(table)
+    return chosen.render(table, question, runs_url)
 
 
-def find_format(name: str) -> Format:
-    """The format with a name. Raises QueryError with the names of all."""
-    if name not in formats():
-        raise QueryError(f"no format {name!r}; the formats are: {', '.join(formats())}")
-    return formats()[name]
-
-
-def _json(table: Table, runs_url: str | None) -> bytes:
+def _json(table: Table, question: GetTable, runs_url: str | None) -> bytes:
     # The json module encodes indented documents in Python: 4 s for 100,000 runs.
     return to_json(table.to_json(), indent=2, inf_nan_mode="null") + b"\n"
 
 
-def _terminal(table: Table, runs_url: str | None) -> bytes:
+def _latex(table: Table, question: GetTable, runs_url: str | None) -> bytes:
+    return table.to_latex(
+        stars=question.stars,
+        caption=question.caption,
+        label=question.label,
+        notes=question.notes,
+        group=question.group,
+    ).encode()
+
+
+def _terminal(table: Table, question: GetTable, runs_url: str | None) -> bytes:
     console = Console(file=io.StringIO(), width=TERMINAL_WIDTH, record=True)
     console.print(table.to_rich())
     return console.export_text().encode()
 
 
-BUILT_IN = (
-    Format("json", "application/json", ".json", _json),
-    Format(
-        "csv", "text/csv", ".csv", lambda table, _: table.to_csv().encode(),
-        lambda table: table.to_csv(runs=True).encode(),
+FORMATS: Mapping[TableFormat, Format] = {
+    "json": Format("application/json", ".json", _json),
+    "csv": Format(
+        "text/csv", ".csv", lambda table, *_: table.to_csv().encode(), lambda table: table.to_csv(runs=True).encode()
     ),
-    Format("markdown", "text/markdown", ".md", lambda table, _: table.to_markdown().encode()),
-    Format("latex", "application/x-tex", ".tex", lambda table, _: table.to_latex().encode()),
-    Format(
-        "latex_stars", "application/x-tex; stars=1", ".stars.tex",
-        lambda table, _: table.to_latex(stars=True).encode(),
-    ),
-    Format("html", "text/html", ".html", lambda table, runs_url: table.to_html(runs_url=runs_url).encode()),
-    Format(
-        "parquet", "application/vnd.apache.parquet", ".parquet", lambda table, _: table.to_parquet(),
+    "markdown": Format("text/markdown", ".md", lambda table, *_: table.to_markdown().encode()),
+    "latex": Format("application/x-tex", ".tex", _latex),
+    "html": Format("text/html", ".html", lambda table, _, runs_url: table.to_html(runs_url=runs_url).encode()),
+    "parquet": Format(
+        "application/vnd.apache.parquet", ".parquet", lambda table, *_: table.to_parquet(),
         lambda table: table.to_parquet(runs=True), binary=True,
     ),
-    Format("terminal", "text/plain", ".txt", _terminal),
-)  # fmt: skip
+    "terminal": Format("text/plain", ".txt", _terminal),
+}  # fmt: skip
+"""Name → format; the first is what REST answers with by default."""

@@ -79,11 +79,12 @@ from cope_sweep.api.questions import (
     RunOptions,
     RunsFormat,
     ScaleOptions,
+    TableFormat,
     TableOptions,
 )
 from cope_sweep.config import SpecError
 from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
-from cope_sweep.read.tables.table import find_format, formats
+from cope_sweep.read.tables import FORMATS
 from cope_sweep.store import QueryError, StoreError
 
 # -- responses ---------------------------------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ async def list_planned_runs(ablation: Name, query: Annotated[ListRuns, Query()],
     return await answer(components, query.model_copy(update={"ablation": ablation}))
 
 
-TABLE_TYPES = {name: each.media_type for name, each in formats().items()}
+TABLE_TYPES: dict[TableFormat, str] = {name: each.media_type for name, each in FORMATS.items()}
 FIGURE_TYPES: dict[FigureFormat, str] = {
     "svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf", "csv": "text/csv",
 }  # fmt: skip
@@ -239,8 +240,6 @@ async def get_table(
     name: Name, query: Annotated[TableOptions, Query()], components: ComponentsDep, accept: Accept = None
 ) -> Response:
     await components.prepare(name, query.scale)
-    if query.format:
-        find_format(query.format)  # raises QueryError for a name that is none
     chosen = query.format or accepted(accept, TABLE_TYPES, "a table")
     question = GetTable(name=name, **{**dict(query), "format": chosen})
     content = await run_in_threadpool(components.queries.ask, question)

@@ -23,6 +23,7 @@ from cope_sweep.api.requests import (
 )
 from cope_sweep.errors import NotFinishedError, NotFoundError
 from cope_sweep.read.queries import Queries
+from cope_sweep.read.tables.row_names import find_rows
 from cope_sweep.read.tables.stats import finite
 
 if TYPE_CHECKING:
@@ -70,12 +71,12 @@ async def compare(components: Components, request: PerplexityRequest) -> bytes:
 def best_of_row(queries: Queries, wanted: BestOfRow) -> str:
     """The id of the row's finished run with the best value of the ablation's primary metric."""
     plan = queries.load(wanted.ablation, wanted.scale)
-    row = next((row for row in plan.rows if row.name == wanted.row), None)
-    if row is None:
+    rows = find_rows(plan, wanted.row)
+    if not rows:
         known = ", ".join(repr(row.name) for row in plan.rows[:20])
         raise NotFoundError(f"{wanted.ablation} has no row {wanted.row[:80]!r}; its rows are {known}")
     metric = plan.ablation.content.primary_metric
-    records = queries.store.index.records([run.run_id for run in row.runs])
+    records = queries.store.index.records([run.run_id for row in rows for run in row.runs])
     values = {
         run_id: value
         for run_id, record in records.items()

@@ -126,8 +126,8 @@ def test_no_run(kind, store):
 def test_unknown_names_are_errors_that_say_what_exists(kind, store):
     plan = plan_for(kind)
     fill(plan, store)
-    with pytest.raises(FigureError, match=r"has no row 'CoPe'; did you mean 'CoPE'\?"):
-        made(kind, plan, store, row=("CoPe",))
+    with pytest.raises(FigureError, match=r"has no row 'CoPA'; did you mean 'CoPE'\?"):
+        made(kind, plan, store, row=("CoPA",))
     name = plan.ablation.content.metrics[0].name
     with pytest.raises(FigureError, match=f"{name[:-1]}.*accepted: .*{name.partition('@')[0]}"):
         made(kind, plan, store, metric=("x" + name,))

@@ -1,15 +1,17 @@
-import importlib.metadata
 import io
 import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from typing import get_args
 
 import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from cope_sweep.read.tables import Format, find_format, formats, table
+from cope_sweep.api.questions import GetTable, TableFormat
+from cope_sweep.read.tables import FORMATS, Table, read_results, table, table_file
+from cope_sweep.read.tables.row_names import find_rows
 from cope_sweep.store import QueryError
 from tests.read.tables.ablations import finish, plan_of
 
@@ -155,7 +157,7 @@ def test_braces_and_other_special_characters_are_escaped_in_latex(hostile):
         r'a "b" \textless{}script\textgreater{}\&\{\}\textbackslash{}\_\%\$\#\textasciitilde{}'
         r"\textasciicircum{}|*`[x](y)"
     )
-    # Title and source in the caption, the row's label, and two column headings.
+    # Title, source, the row's label, and two column headings.
     assert text.count(escaped) == 5
     assert r"\label{tab:a-b-c-d}" in text
     unescaped = re.sub(r"\\[\\{}&%$#_~^]", "", text)
@@ -177,68 +179,124 @@ def test_special_characters_are_shown_in_a_terminal(hostile):
     assert console.export_text().count(HOSTILE) == 5
 
 
-TITLES = Format("titles", "text/x-title", ".title", lambda table, _: table.model.title.encode())
-NO_FORMAT = "text"
+def test_formats_and_media_types_are_unique():
+    assert list(FORMATS) == list(get_args(TableFormat))
+    assert len({each.media_type for each in FORMATS.values()}) == len(FORMATS)
+    assert len({each.suffix for each in FORMATS.values()}) == len(FORMATS)
+    assert [name for name, each in FORMATS.items() if each.render_runs] == ["csv", "parquet"]
+
+
+def test_an_option_that_the_format_lacks_is_an_error(partial):
+    for options in (
+        {"stars": True},
+        {"notes": False},
+        {"caption": "", "format": "csv"},
+        {"runs": True, "format": "html"},
+    ):
+        with pytest.raises(QueryError):
+            table_file(partial, GetTable(name="", **options))
+    with pytest.raises(QueryError):
+        table_file(partial, GetTable(name="", format="csv", runs=True, sort="parameters"))
+    assert rb"\caption{\emph{Mine}}" in table_file(partial, GetTable(name="", format="latex", caption=r"\emph{Mine}"))
+
+
+GRID = {"model.position": {"CoPE": ["cope"], "RoPE": ["rope"]}, "model.layers": [1, 2]}
 
 
 @pytest.fixture
-def installed(monkeypatch):
-    """Makes entry points of a group visible, as those of an installed package."""
-    original = importlib.metadata.entry_points
-
-    def declare(*names):
-        points = [
-            importlib.metadata.EntryPoint(name, f"tests.read.tables.test_render:{name}", "cope_sweep.formats")
-            for name in names
-        ]
-        monkeypatch.setattr(
-            importlib.metadata, "entry_points",
-            lambda **wanted: points if wanted == {"group": "cope_sweep.formats"} else original(**wanted),
-        )  # fmt: skip
-        formats.cache_clear()
-
-    yield declare
-    formats.cache_clear()
+def two_axes(store):
+    """Errors: CoPE 3 and 1 with one layer and two, RoPE 5 and 4."""
+    plan = plan_of(grid=GRID, seeds=[0])
+    for run, error in zip(plan.runs, (3.0, 1.0, 5.0, 4.0), strict=True):
+        finish(store, run, {"in_dist/token_error": error, "dense/loss": error})
+    return plan, store
 
 
-def test_formats_and_media_types_are_unique():
-    assert (
-        len({each.media_type for each in formats().values()})
-        == len({each.suffix for each in formats().values()})
-        == len(formats())
-    )
-    assert next(iter(formats())) == "json", "what REST answers with by default"
-    assert [name for name, each in formats().items() if each.render_runs] == ["csv", "parquet"]
+def latex_rows(text):
+    """The lines between the rules of the first tabular."""
+    return [line.strip() for line in text.partition(r"\midrule")[2].partition(r"\bottomrule")[0].strip().splitlines()]
 
 
-def test_an_installed_package_adds_a_format(installed, partial):
-    installed("TITLES")
-    assert find_format("titles").render(partial, None) == b"Does it copy? 100 % & more"
+def test_latex_groups_rows_and_marks_the_best_of_each_group(two_axes):
+    text = table(*two_axes).to_latex()
+    assert latex_rows(text) == [
+        r"\multirow[t]{2}{*}{CoPE} & 1 & 1,234 & 3.00 & \textbf{3.000} \\",
+        r"& 2 & 1,234 & \textbf{1.00} & 1.000 \\",
+        r"\cmidrule{1-5}",
+        r"\multirow[t]{2}{*}{RoPE} & 1 & 1,234 & 5.00 & \textbf{5.000} \\",
+        r"& 2 & 1,234 & \textbf{4.00} & 4.000 \\",
+    ]
+    assert r"\caption{Does it copy? 100 \% \& more}" in text
+    assert r"\begin{tablenotes}" in text
+    assert r"\item One seed; (\%): token error; bold: best of its group." in text
+    by_layers = table(*two_axes).to_latex(group="layers", caption=r"Ours \cite{cope}", label="tab:mine", notes=False)
+    assert latex_rows(by_layers)[0] == r"\multirow[t]{2}{*}{1} & CoPE & 1,234 & \textbf{3.00} & 3.000 \\"
+    assert r"\caption{Ours \cite{cope}}" in by_layers
+    assert r"\label{tab:mine}" in by_layers
+    assert "tablenotes" not in by_layers
+    with pytest.raises(QueryError, match="no axis 'width'"):
+        table(*two_axes).to_latex(group="width")
 
 
-@pytest.mark.parametrize("name", ["NO_FORMAT", "missing"])
-def test_an_installed_format_that_cannot_be_used_is_named(installed, name):
-    installed(name)
-    with pytest.raises(QueryError, match=f"the entry point '{name}' .* uninstall its package"):
-        formats()
+def test_rows_in_another_order(two_axes):
+    def order(column):
+        return [row.row for row in Table(read_results(*two_axes), sort=column).model.rows]
+
+    assert order("in_dist/token_error") == order("In-dist.") == ["CoPE · 2", "CoPE · 1", "RoPE · 2", "RoPE · 1"]
+    assert order("dense/loss") == ["RoPE · 1", "RoPE · 2", "CoPE · 1", "CoPE · 2"], "its goal is the greatest value"
+    assert order("layers") == ["CoPE · 1", "RoPE · 1", "CoPE · 2", "RoPE · 2"]
+    with pytest.raises(QueryError, match="no column 'in_dist/token_eror'; did you mean 'in_dist/token_error'"):
+        order("in_dist/token_eror")
+
+
+def test_rows_without_a_value_come_last(partial):
+    sorted_rows = Table(partial.results, sort="in_dist/token_error").model.rows
+    assert [row.row for row in sorted_rows] == ["a_b <c>", "CoPE", "None"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["RoPE · 2", "RoPE · layers 2", "rope 2", "RoPE, layers=2", "position=RoPE layers=2", "model.position RoPE/2"],
+)
+def test_a_row_is_compared_with_by_any_of_its_names(two_axes, name):
+    plan, store = two_axes
+    compared = table(plan, store, compare=name).model
+    assert compared.rows[0].metrics["in_dist/token_error"].comparison.against == "RoPE · 2"
+    assert compared.rows[3].metrics["in_dist/token_error"].comparison is None
+    assert [row.name for row in find_rows(plan, name)] == ["RoPE · 2"]
+
+
+def test_a_label_names_all_its_rows(two_axes):
+    assert [row.name for row in find_rows(two_axes[0], "layers=2")] == ["CoPE · 2", "RoPE · 2"]
+    assert [row.name for row in find_rows(two_axes[0], "RoPE")] == []
+    with pytest.raises(QueryError, match="no row 'RoPE'"):
+        _ = table(*two_axes, compare="RoPE").model
+
+
+def test_a_name_of_several_rows_is_refused(store):
+    plan = plan_of(grid={"model.position": {"CoPE +": ["cope"], "CoPE −": []}})
+    with pytest.raises(QueryError, match=r"'cope' names several rows of copying: CoPE \+, CoPE −"):
+        _ = table(plan, store, compare="cope").model
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
-@pytest.mark.parametrize("against", [None, "CoPE", "paper"])
+@pytest.mark.parametrize("against", [None, "position=CoPE", "paper"])
 def test_latex_compiles(store, tmp_path, against):
     """With every character that means something to TeX, warnings, and the rule of a comparison."""
     hostile = 'a "b" <script>&{}\\_%$#~^|*`[x](y) ± × · – … − ≥ ≤ √'
     plan = plan_of(
-        title=hostile, seeds=[0, 1, 2], grid={"model.position": {"CoPE": ["cope"], hostile: []}},
+        title=hostile, seeds=[0, 1, 2],
+        grid={"model.position": {"CoPE": ["cope"], hostile: []}, "model.layers": [1, 2]},
         published=[{"match": {"model.position": "CoPE"}, "values": {"in_dist/token_error": 0.004}, "source": hostile}],
     )  # fmt: skip
     for index, row in enumerate(plan.rows):
         for run in row.runs:
             values = {"in_dist/token_error": 10.0 * index + run.seed, "dense/loss": -1.0 * run.seed}
             finish(store, run, values, {"precision": f"fp{index}_x"})
-    text = table(plan, store, compare=against).to_latex()
-    document = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{text}\end{{document}}"
+    text = table(plan, store, compare=against).to_latex(stars=against is None)
+    packages = r"\usepackage{booktabs,multirow,threeparttable}"
+    document = rf"\documentclass{{article}}{packages}\begin{{document}}{{}}{text}\end{{document}}"
     (tmp_path / "table.tex").write_text(document)
     done = subprocess.run(
         ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"],

@@ -265,8 +265,8 @@ def test_a_column_that_is_not_compared_has_no_best_stuck_or_tested_value():
 
 
 def test_an_unknown_row_names_the_rows():
-    with pytest.raises(QueryError, match="no row 'CoPe'; did you mean 'CoPE'.*`paper` compares"):
-        compared(model_of(plan_of()), "CoPe")
+    with pytest.raises(QueryError, match="no row 'CoPA'; did you mean 'CoPE'.*`paper` with"):
+        compared(model_of(plan_of()), "CoPA")
     with pytest.raises(QueryError, match="has no published numbers"):
         compared(model_of(plan_of()), "paper")
 

@@ -1,0 +1,61 @@
+"""Rows by the names that people type: as tables print them, or without their punctuation, or by `AXIS=LABEL`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from cope_sweep.config import Plan, Row
+
+Labels = Mapping[str, str]
+"""Axis key → label of a row."""
+
+
+def find_rows(plan: Plan, text: str) -> list[Row]:
+    """The rows of a plan that a text names, in the plan's order; empty where it names none. See `named_rows`."""
+    names = named_rows(text, {row.name: row.labels for row in plan.rows}, plan.axes)
+    return [row for row in plan.rows if row.name in names]
+
+
+def named_rows(text: str, rows: Mapping[str, Labels], axes: Mapping[str, str]) -> list[str]:
+    """The names of the rows that a text names; empty where it names none.
+
+    `RoPE · layers 2`, `rope 2` and `position=RoPE, layers=2` name the row with these labels: all labels of the axes
+    in which rows differ, in the table's order. `layers=2` names every row with this label. Only letters and digits
+    count, so a text can name several rows whose labels differ in nothing else.
+
+    Args:
+        text: What a user typed.
+        rows: Name → labels, of all rows.
+        axes: Axis key → short name.
+    """
+    if text in rows:
+        return [text]
+    words = _words(text)
+    varying = [key for key in axes if len({labels.get(key) for labels in rows.values()}) > 1]
+    found = [name for name, labels in rows.items() if words and re.fullmatch(_pattern(labels, axes, varying), words)]
+    if found:
+        return found
+    axis, _, label = text.partition("=")
+    key = find_axis(axes, axis.strip())
+    return [name for name, labels in rows.items() if key is not None and labels.get(key) == label.strip()]
+
+
+def find_axis(axes: Mapping[str, str], name: str) -> str | None:
+    """The key of an axis, given the key or its short name."""
+    return next((key for key, short in axes.items() if name in (key, short)), None)
+
+
+def _pattern(labels: Labels, axes: Mapping[str, str], varying: Sequence[str]) -> str:
+    """The regular expression of a row: its labels, each perhaps after the name of its axis."""
+    parts = []
+    for key, label in labels.items():
+        names = "|".join(map(re.escape, (_words(axes[key]), _words(key))))
+        part = f"(?:{names})?{re.escape(_words(label))}"
+        parts.append(part if key in varying else f"(?:{part})?")
+    return "".join(parts)
+
+
+def _words(text: str) -> str:
+    """Runs of letters or digits in lower case, each followed by a blank."""
+    return "".join(f"{word} " for word in re.findall(r"[^\W_]+", text.casefold()))
