@@ -134,6 +134,10 @@ class Task(Kind):
             name: 100 * float((each != batch.targets_NT)[batch.answers_NT].mean()) for name, each in answers.items()
         }
 
+    def structure(self, split: str, count: int) -> dict[str, float]:
+        """What makes the first `count` sequences of a test set hard, by name, for reports. Raises as `sequences`."""
+        return {}
+
     def token_label(self, token: int) -> str:
         """A short name of a token id, for tables and figures."""
         return str(token)

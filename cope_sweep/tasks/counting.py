@@ -15,6 +15,14 @@ included, only the tail is kept; the operation that set the variable may then be
 As in the paper, the training set is finite: the first `train_sequences` of an endless stream, so that a smaller
 training set is a subset of a larger one. Each epoch visits it in a different order.
 
+Two options that the release does not have ask for the same counting with less to learn beside it. With
+`operation_tokens: one`, an operation is one token, so that no name has to be bound to the `++;` that follows it. With
+`prints`, a sequence has several queries, at random places after the first set; the inputs hold `_` in the place of an
+answer, so that none can be read off. With both, `variables: 2, operations: 5, prints: 2, max_tokens: 11`:
+
+    inputs    a=0 a++ print_a _ pass; b=0 b++ print_a _ _
+    targets   .   .   1       . .     .   .   1       . .
+
 A run's seed changes the training set, its order, the initial weights and the dropout masks. With `data_seed` the
 training set is the same for all seeds, as in the release, whose generator is run once for all of them.
 
@@ -24,7 +32,7 @@ Shapes: N sequences, S operations, V variables, L tokens of a sequence with its 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -33,10 +41,10 @@ from pydantic import Field, model_validator
 
 from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, Task
 
-NONE, PASS, SET, INCREMENT = range(4)
+NONE, PASS, SET, INCREMENT, PRINT = range(5)
 """Types of operation; NONE fills the steps after the last operation of a sequence."""
-TOKENS_OF = np.array([0, 1, 4, 2])
-"""Type of operation → number of its tokens."""
+TOKENS_OF = {"parts": np.array([0, 1, 4, 2, 3]), "one": np.array([0, 1, 1, 1, 2])}
+"""`operation_tokens` → type of operation → number of its tokens, with the answer of a print."""
 
 CHUNK = 1024
 """Sequences that are drawn together: one step of numpy costs little more for a thousand sequences than for one."""
@@ -46,15 +54,14 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class _Rows:
-    """Sequences in compact form: small integer types, each with its answer as its last token."""
+    """Sequences in compact form: small integer types, with their answers, of which one is the last token."""
 
     tokens_NL: np.ndarray
     """Padded on the right; the smallest unsigned type that holds the vocabulary."""
-    lengths_N: np.ndarray
     cut_N: np.ndarray
 
     def take(self, rows: np.ndarray | slice) -> _Rows:
-        return _Rows(self.tokens_NL[rows], self.lengths_N[rows], self.cut_N[rows])
+        return _Rows(self.tokens_NL[rows], self.cut_N[rows])
 
     @staticmethod
     def concatenate(parts: list[_Rows]) -> _Rows:
@@ -62,7 +69,6 @@ class _Rows:
             return parts[0]
         return _Rows(
             np.concatenate([part.tokens_NL for part in parts]),
-            np.concatenate([part.lengths_N for part in parts]),
             np.concatenate([part.cut_N for part in parts]),
         )
 
@@ -96,6 +102,13 @@ class Counting(GeneratedTask):
         default=512,
         description="Largest number of tokens in a sequence, its answer included; longer ones keep their tail.",
     )
+    operation_tokens: Literal["parts", "one"] = Field(
+        default="parts", description="Tokens of an operation. parts: as released, `a ++;` are two; one: each is one."
+    )
+    prints: Annotated[int, Field(ge=1, le=10**9)] = Field(
+        default=1,
+        description="Number of queries in a sequence. The last one ends it; the others are among the operations.",
+    )
     train_sequences: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
         default=10_000, description="Sequences in the training set, visited in epochs; null: no sequence is repeated."
     )
@@ -113,52 +126,91 @@ class Counting(GeneratedTask):
     def labels(self) -> tuple[str, ...]:
         """The text of each token id. Variables come last: a, b, … z, then v26, v27, …"""
         names = [chr(ord("a") + v) if v < 26 else f"v{v}" for v in range(self.variables)]
+        if self.operation_tokens == "one":
+            forms = ("{}=0", "{}++", "print_{}")
+            return (
+                *map(str, range(self.maximum + 1)),
+                "pass;",
+                "_",
+                *(form.format(v) for form in forms for v in names),
+            )
         return (*map(str, range(self.maximum + 1)), "pass;", "=", ";", "++;", "print", "_", *names)
 
     @property
     def vocabulary_size(self) -> int:
+        if self.operation_tokens == "one":
+            return self.maximum + 3 + 3 * self.variables
         return self.maximum + 7 + self.variables
 
     def length(self, split: str) -> int:
-        return min(self.max_tokens, 4 * self.operations + 3) - 1
+        tokens_of = TOKENS_OF[self.operation_tokens]
+        return min(self.max_tokens, int(tokens_of.max()) * self.operations + int(tokens_of[PRINT]) * self.prints) - 1
 
     def with_targets(self, tokens_NL: np.ndarray) -> Batch:
-        inputs, following = tokens_NL[:, :-1], tokens_NL[:, 1:]
-        answers = following <= self.maximum
-        answers[:, :1] = False
-        answers[:, 1:] &= inputs[:, :-1] == self.labels.index("print")
-        return Batch(inputs, np.where(answers, following, IGNORED), answers)
+        kinds_NT, _ = self._parse(tokens_NL[:, :-1])
+        targets_NT = np.where((kinds_NT == PRINT) & (tokens_NL[:, 1:] <= self.maximum), tokens_NL[:, 1:], IGNORED)
+        answers_NT = targets_NT != IGNORED
+        inputs_NT = tokens_NL[:, :-1].copy()
+        inputs_NT[:, 1:][answers_NT[:, :-1]] = self.labels.index("_")
+        return Batch(inputs_NT, targets_NT, answers_NT)
 
     def marks(self, tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
-        token = self.labels.index
-        return {
-            "set": tokens_NT == token("="),
-            "increment": tokens_NT == token("++;"),
-            "pass": tokens_NT == token("pass;"),
-        }
+        kinds_NT, _ = self._parse(tokens_NT)
+        return {"set": kinds_NT == SET, "increment": kinds_NT == INCREMENT, "pass": kinds_NT == PASS}
 
     def shortcuts(self, inputs_NT: np.ndarray) -> dict[str, np.ndarray]:
-        token = self.labels.index
-        last_N1 = (inputs_NT != token("_")).sum(1, keepdims=True) - 1
-        asked_N1 = np.take_along_axis(inputs_NT, last_N1, axis=1)
-        named_NT = np.roll(inputs_NT, 1, axis=1) == asked_N1  # the variable precedes `=` and `++;`
-        increments_NT, sets_NT = inputs_NT == token("++;"), inputs_NT == token("=")
-        place_T = np.arange(inputs_NT.shape[1])
-
-        def counted(what_NT: np.ndarray, since_NT: np.ndarray) -> np.ndarray:
-            start_N1 = np.where(since_NT, place_T, -1).max(1, keepdims=True)
-            counts_N: np.ndarray = np.minimum((what_NT & (place_T > start_N1)).sum(1), self.maximum)
-            return counts_N
-
-        never_NT = np.zeros_like(sets_NT)
-        rules = {"all increments": counted(increments_NT, never_NT)}
+        kinds_NT, variables_NT = self._parse(inputs_NT)
+        increments_NT, sets_NT = kinds_NT == INCREMENT, kinds_NT == SET
+        counts_NT = increments_NT.cumsum(1)
+        own_NT, since_own_NT, since_any_NT = (np.zeros_like(counts_NT) for _ in range(3))
+        since_any_NT[:] = counts_NT - np.maximum.accumulate(np.where(sets_NT, counts_NT, 0), axis=1)
+        for variable in np.unique(variables_NT[kinds_NT == PRINT]):
+            named_NT = variables_NT == variable
+            asked_NT = named_NT & (kinds_NT == PRINT)
+            own_NT[asked_NT] = (increments_NT & named_NT).cumsum(1)[asked_NT]
+            before_NT = np.maximum.accumulate(np.where(sets_NT & named_NT, counts_NT, 0), axis=1)
+            since_own_NT[asked_NT] = (counts_NT - before_NT)[asked_NT]
+        rules = {"all increments": counts_NT}
         if self.variables > 1:
             rules |= {
-                "its increments, without resets": counted(increments_NT & named_NT, never_NT),
-                "all increments since its reset": counted(increments_NT, sets_NT & named_NT),
-                "all increments since the last reset of any": counted(increments_NT, sets_NT),
+                "its increments, without resets": own_NT,
+                "all increments since its reset": since_own_NT,
+                "all increments since the last reset of any": since_any_NT,
             }
-        return rules
+        return {name: np.minimum(answers_NT, self.maximum) for name, answers_NT in rules.items()}
+
+    def structure(self, split: str, count: int) -> dict[str, float]:
+        batch = self.sequences(split, 0, 0, count)
+        kinds_NT, variables_NT = self._parse(batch.inputs_NT)
+        rows_A, places_A = batch.answers_NT.nonzero()
+        sets_AT = (kinds_NT[rows_A] == SET) & (variables_NT[rows_A] == variables_NT[rows_A, places_A][:, None])
+        sets_AT &= np.arange(sets_AT.shape[1]) < places_A[:, None]
+        last_A = np.where(sets_AT, np.arange(sets_AT.shape[1]), -1).max(1)
+        answers_A = batch.targets_NT[batch.answers_NT]
+        return {
+            "sets of a variable in a sequence": float((kinds_NT == SET).sum(1).mean()),
+            "answers whose variable was set only once (%)": 100 * float((sets_AT.sum(1) == 1).mean()),
+            "tokens since the asked variable was set (median)": float(np.median(places_A - last_A)),
+            "answer (mean)": float(answers_A.mean()),
+            "error of the most frequent answer (%)": 100 * (1 - float(np.bincount(answers_A).max() / len(answers_A))),
+        }
+
+    def _parse(self, tokens_NT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Type of the operation that a token names, NONE for the others, and its variable. The shape of `tokens_NT`."""
+        if self.operation_tokens == "one":
+            index_NT = tokens_NT - (self.maximum + 3)
+            kinds_NT = np.where(index_NT >= 0, SET + index_NT // self.variables, NONE)
+            kinds_NT = np.where(tokens_NT == self.maximum + 1, PASS, kinds_NT)
+            return kinds_NT, np.where(index_NT >= 0, index_NT % self.variables, -1)
+        passes, equals, _, increments, prints, pad = range(self.maximum + 1, self.maximum + 7)
+        before_NT = np.concatenate((np.full_like(tokens_NT[..., :1], pad), tokens_NT[..., :-1]), axis=-1)
+        kinds_NT = np.select(
+            [tokens_NT == passes, tokens_NT == equals, tokens_NT == increments, before_NT == prints],
+            [PASS, SET, INCREMENT, PRINT],
+            NONE,
+        )
+        named_NT = np.where(kinds_NT == PRINT, tokens_NT, before_NT)  # the variable precedes `=` and `++;`
+        return kinds_NT, np.where(kinds_NT > PASS, named_NT - (pad + 1), -1)
 
     def token_label(self, token: int) -> str:
         return self.labels[token]
@@ -181,7 +233,53 @@ class Counting(GeneratedTask):
         weight = {"longer": self.longer_pass_weight, "shorter": self.shorter_pass_weight}.get(split, self.pass_weight)
         kinds_SN, variables_SN, values_VN = self._run(weight, rng, count)
         queried_N = _pick(values_VN >= 0, rng.random(count))
-        return self._tokens(kinds_SN, variables_SN, queried_N, values_VN[queried_N, np.arange(count)])
+        values_SN = np.zeros(kinds_SN.shape, dtype=np.int64)
+        if self.prints > 1:
+            kinds_SN, variables_SN, values_SN = self._with_prints(kinds_SN, variables_SN, rng)
+        query = (
+            np.full((1, count), PRINT, kinds_SN.dtype),
+            queried_N[None],
+            values_VN[queried_N, np.arange(count)][None],
+        )
+        return self._tokens(
+            *(np.concatenate(pair) for pair in zip((kinds_SN, variables_SN, values_SN), query, strict=True))
+        )
+
+    def _with_prints(
+        self, kinds_SN: np.ndarray, variables_SN: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The operations with all queries among them but the last, (S', N), and the value that each query prints.
+
+        A query follows any operation from the first set on, and asks one of the variables that are set by then, with
+        equal probability.
+        """
+        count = kinds_SN.shape[1]
+        first_N, steps_N = (kinds_SN == SET).argmax(0), (kinds_SN != NONE).sum(0)
+        place_PN = first_N + (rng.random((self.prints - 1, count)) * (steps_N - first_N)).astype(np.int64)
+        which_PN = rng.random(place_PN.shape)
+        printed_PN, value_PN = np.zeros((2, *place_PN.shape), dtype=np.int64)
+        values_VN, every_N = np.full((self.variables, count), -1), np.arange(count)
+        for step in range(len(kinds_SN)):
+            kind_N, variable_N = kinds_SN[step], variables_SN[step].astype(np.int64)
+            for kind, before_N in ((SET, 0), (INCREMENT, values_VN[variable_N, every_N] + 1)):
+                values_VN[variable_N, every_N] = np.where(kind_N == kind, before_N, values_VN[variable_N, every_N])
+            for query in np.flatnonzero((place_PN == step).any(1)):
+                here_N = place_PN[query] == step
+                asked_N = _pick(values_VN >= 0, which_PN[query])
+                printed_PN[query, here_N] = asked_N[here_N]
+                value_PN[query, here_N] = values_VN[asked_N, every_N][here_N]
+        # An operation comes before the queries that follow it; what does not exist comes last.
+        order_SN = np.broadcast_to(np.arange(len(kinds_SN))[:, None], kinds_SN.shape)
+        order_SN = np.concatenate((order_SN, place_PN)).argsort(axis=0, kind="stable")
+        parts = (
+            (kinds_SN, np.full_like(place_PN, PRINT)),
+            (variables_SN, printed_PN),
+            (np.zeros(kinds_SN.shape, dtype=np.int64), value_PN),
+        )
+        kinds_SN, variables_SN, values_SN = (
+            np.take_along_axis(np.concatenate(pair), order_SN, axis=0) for pair in parts
+        )
+        return kinds_SN, variables_SN, values_SN
 
     def _run(
         self, pass_weight: float, rng: np.random.Generator, count: int
@@ -232,17 +330,15 @@ class Counting(GeneratedTask):
         first_N = np.searchsorted(p_any_S, which_N * p_any_S[steps_N - 1], side="right")
         return steps_N, np.minimum(first_N, steps_N - 1)
 
-    def _tokens(
-        self, kinds_SN: np.ndarray, variables_SN: np.ndarray, queried_N: np.ndarray, answers_N: np.ndarray
-    ) -> _Rows:
-        """The tokens of operations, query and answer, with only the tail of long sequences."""
-        passes, equals, ends, increments, prints, pad = range(self.maximum + 1, self.maximum + 7)
-        names = pad + 1
-        ends_SN = TOKENS_OF[kinds_SN].cumsum(0)
-        full_N = ends_SN[-1] + 3
+    def _tokens(self, kinds_SN: np.ndarray, variables_SN: np.ndarray, values_SN: np.ndarray) -> _Rows:
+        """The tokens of operations and queries with their answers, with only the tail of long sequences."""
+        tokens_of = TOKENS_OF[self.operation_tokens]
+        ends_SN = tokens_of[kinds_SN].cumsum(0)
+        full_N = ends_SN[-1]
         lengths_N = np.minimum(full_N, self.max_tokens)
-        starts_SN = ends_SN - TOKENS_OF[kinds_SN] - (full_N - lengths_N)
-        tokens_NL = np.full((len(queried_N), self.length("train") + 1), pad, np.min_scalar_type(self.vocabulary_size))
+        starts_SN = ends_SN - tokens_of[kinds_SN] - (full_N - lengths_N)
+        shape = len(full_N), self.length("train") + 1
+        tokens_NL = np.full(shape, self.labels.index("_"), np.min_scalar_type(self.vocabulary_size))
 
         def write(kind: int, *tokens: int | np.ndarray) -> None:
             steps, rows = np.nonzero(kinds_SN == kind)
@@ -252,22 +348,23 @@ class Counting(GeneratedTask):
                 values = token[steps, rows][kept] if isinstance(token, np.ndarray) else token
                 tokens_NL[rows[kept], columns[kept]] = values
 
-        names_SN = variables_SN.astype(np.int64) + names
-        write(PASS, passes)
-        write(SET, names_SN, equals, 0, ends)
-        write(INCREMENT, names_SN, increments)
-        for place, token in enumerate((answers_N, names + queried_N, prints), start=1):
-            tokens_NL[np.arange(len(queried_N)), lengths_N - place] = token
-        return _Rows(tokens_NL, lengths_N.astype(np.int32), full_N > self.max_tokens)
+        variables_SN = variables_SN.astype(np.int64)
+        write(PASS, self.maximum + 1)
+        if self.operation_tokens == "one":
+            sets, increments, prints = (self.maximum + 3 + form * self.variables for form in range(3))
+            write(SET, variables_SN + sets)
+            write(INCREMENT, variables_SN + increments)
+            write(PRINT, variables_SN + prints, values_SN)
+        else:
+            equals, ends, increments, prints, _, names = range(self.maximum + 2, self.maximum + 8)
+            write(SET, variables_SN + names, equals, 0, ends)
+            write(INCREMENT, variables_SN + names, increments)
+            write(PRINT, prints, variables_SN + names, values_SN)
+        return _Rows(tokens_NL, full_N > self.max_tokens)
 
     def _batch(self, rows: _Rows) -> Batch:
-        every_N = np.arange(len(rows.lengths_N))
-        inputs_NT = rows.tokens_NL.astype(np.int64)
-        targets_NT = np.full_like(inputs_NT, IGNORED)
-        targets_NT[every_N, rows.lengths_N - 2] = inputs_NT[every_N, rows.lengths_N - 1]
-        inputs_NT[every_N, rows.lengths_N - 1] = self.labels.index("_")
-        targets_NT = targets_NT[:, :-1]
-        return Batch(inputs_NT[:, :-1], targets_NT, targets_NT != IGNORED, {"cut": rows.cut_N.astype(np.int64)})
+        batch = self.with_targets(rows.tokens_NL.astype(np.int64))
+        return replace(batch, units_N={"cut": rows.cut_N.astype(np.int64)})
 
 
 def _pick(candidates_VN: np.ndarray, chance_N: np.ndarray) -> np.ndarray:
