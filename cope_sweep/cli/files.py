@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from cope_sweep.cli.progress import indexing_bar
@@ -34,9 +34,9 @@ class NamedFiles(AblationFiles):
             return super().load(name, scale)
         return expand(with_overrides(load_ablation(self.file(name)), scale=scale, assignments=list(self._sets)))
 
-    def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:
+    def places(self, run_id: str) -> list[Place]:
         """None."""
-        return {}
+        return []
 
 
 def open_store(store: str, index: str | None, *, create: bool = False) -> Store:

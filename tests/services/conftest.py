@@ -5,7 +5,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cope_services.http import caching
 from cope_services.models import predictors
 
 from tests.services import prose_store
@@ -15,11 +14,8 @@ from tests.services.sample_store import SampleStore, build, serving
 
 @pytest.fixture(scope="session", autouse=True)
 def always_fresh() -> Iterator[None]:
-    """Answers are as new as the store: a test sees at once what it has written."""
+    """A model is looked up for each request: a test sees at once what it has written."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(caching, "CHECK_EVERY_S", 0.0)
-        patch.setattr(caching, "PACE", 0.0)
-        patch.setattr(caching.RunFilesRoute, "max_age_s", 0.0)
         patch.setattr(predictors, "FRESH_S", 0.0)
         yield
 

@@ -9,6 +9,7 @@ from cope_sweep.config import expand, load_ablation
 from cope_sweep.inference import Predictor
 from cope_sweep.store import Store
 from tests.services.sample_store import ServedFolders, train
+from tests.store.sweeps import end_sweep, write_sweep
 from tests.texts import write_corpus
 
 PROSE = """\
@@ -58,9 +59,11 @@ def build(root: Path) -> ProseStore:
     store = Store(root / "store", create=True)
     ids: dict[str, list[str]] = {}
     for name in ("prose", "flip_flop"):
-        for row in expand(load_ablation(ablations / f"{name}.yaml")).rows:
+        plan = expand(load_ablation(ablations / f"{name}.yaml"))
+        for row in plan.rows:
             for run in row.runs:
                 train(store, run)
                 ids.setdefault(f"{name} {row.name}", []).append(run.run_id)
+        end_sweep(store, write_sweep(store, plan))
     cope, absolute, [flip_flop] = ids.values()
     return ProseStore(root, cope, absolute, flip_flop)

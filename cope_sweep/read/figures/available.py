@@ -38,16 +38,16 @@ def available_figures(plan: Plan) -> list[FigureInfo]:
     return [
         FigureInfo(
             name=name, title=title or FIGURES[kind].shows, kind=kind, declared=name in declared,
-            formats=list(FORMATS), url=figure_url(plan, name),
+            formats=list(FORMATS), url=f"{API}/ablations/{quote(plan.name, safe='')}/{figure_path(plan, name)}",
         )
         for name, kind, title in found
     ]  # fmt: skip
 
 
-def figure_url(plan: Plan, name: str, **parameters: str) -> str:
-    """The path of a plan's figure on a service."""
+def figure_path(plan: Plan, name: str, **parameters: str) -> str:
+    """The path of a plan's figure on a service, relative to those of its table and report."""
     query = urlencode(parameters | ({"scale": plan.ablation.scale} if plan.ablation.scale else {}))
-    return f"{API}/ablations/{quote(plan.name, safe='')}/figures/{quote(name)}" + (f"?{query}" if query else "")
+    return f"figures/{quote(name)}" + (f"?{query}" if query else "")
 
 
 def draw_figure(results: Results, question: GetFigure) -> Figure:

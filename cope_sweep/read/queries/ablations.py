@@ -61,8 +61,6 @@ class AblationFiles:
         self.folder = folder
         self._error_text = error_text
         self._max_runs = max_runs
-        self.made = 0
-        """Plans that were made."""
         self._plans: dict[tuple[str, str | None], Known] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._listed: tuple[int, dict[str, Path]] | None = None
@@ -112,7 +110,6 @@ class AblationFiles:
 
     def _make(self, name: str, scale: str | None, path: Path) -> Known:
         """Parse a file, unless its own size is known, and make its plan. Raises QueryError for an unknown scale."""
-        self.made += 1
         # What a faulty file depends on is not known: any file of the folder.
         everything = _stamps([path, *(other for other in self.files().values() if other != path)])
         stamp, own_size = everything[:1], None  # taken before the file is read, so that a later change is noticed
@@ -137,16 +134,10 @@ class AblationFiles:
         self._plans[name, scale] = stamp, found
         return stamp, found
 
-    def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:
-        """Run id → where it is in the plans of all valid ablations at all scales."""
-        wanted = list(run_ids)
-        found: dict[str, list[Place]] = {}
-        for plan in self.all():
-            for run_id in wanted:
-                if (row := plan.row_of(run_id)) is not None:
-                    spec = next(run for run in row.runs if run.run_id == run_id)
-                    found.setdefault(run_id, []).append(Place(plan.name, row.name, spec))
-        return found
+    def places(self, run_id: str) -> list[Place]:
+        """The places of a run in the plans of all valid ablations at all scales: these plans are made, if need be."""
+        found = (place_in(plan, run_id) for plan in self.all())
+        return [place for place in found if place is not None]
 
     def state(self) -> tuple[object, ...]:
         """A value that changes when a file changes."""
@@ -165,6 +156,14 @@ class AblationFiles:
                 for scale in own_size.ablation.content.scales:
                     found.append(self.load(name, scale))  # noqa: PERF401 - a faulty scale leaves those before it
         return found
+
+
+def place_in(plan: Plan, run_id: str) -> Place | None:
+    """The place of a run in a plan, if it is in there."""
+    row = plan.row_of(run_id)
+    if row is None:
+        return None
+    return Place(plan.name, row.name, next(run for run in row.runs if run.run_id == run_id))
 
 
 def _is_inside(path: Path, folder: Path) -> bool:

@@ -16,7 +16,7 @@ from cope_sweep.config import Plan, SpecError
 from cope_sweep.config.ablation import RandomSearch
 from cope_sweep.errors import NotFinishedError, NotFoundError
 from cope_sweep.read.figures import FigureError
-from cope_sweep.read.figures.available import available_figures, draw_figure, figure_url, is_plain
+from cope_sweep.read.figures.available import available_figures, draw_figure, figure_path, is_plain
 from cope_sweep.read.queries import runs
 from cope_sweep.read.queries.ablations import RESULTS, AblationFiles
 from cope_sweep.read.queries.curves import KnownCurves, curves_of_runs, plan_curves, run_rows
@@ -179,7 +179,8 @@ class Queries:
 
     def _runs(self, question: questions.ListRuns) -> answers.RunPage:
         query = replace(self._run_query(question), limit=question.limit, offset=question.offset)
-        return runs.page(self.store, self._files, question, query)
+        plan = None if question.ablation is None else self.load(question.ablation, question.scale)
+        return runs.page(self.store, plan, question, query)
 
     def _run_query(self, question: questions.RunFilter) -> RunQuery:
         query = RunQuery(
@@ -297,7 +298,7 @@ class Queries:
         from cope_sweep.read.reports.document import report_file
 
         results = self.results(question.name, question.scale)
-        url = partial(figure_url, results.plan, format="svg") if self._links else None
+        url = partial(figure_path, results.plan, format="svg") if self._links else None
         return report_file(results, question, url)
 
     def export(self, question: questions.ExportRuns, file: IO[bytes]) -> None:

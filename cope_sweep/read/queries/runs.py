@@ -13,9 +13,9 @@ from typing import Any, TypeVar, get_args
 
 from cope_sweep.api.answers import Attempt, Failure, RunDetail, RunLog, RunPage, RunSummary
 from cope_sweep.api.questions import RUN_PREFIX, ListRuns
-from cope_sweep.config import RunSpec
+from cope_sweep.config import Plan, RunSpec
 from cope_sweep.errors import NotFoundError, UserError
-from cope_sweep.read.queries.ablations import AblationFiles, Place
+from cope_sweep.read.queries.ablations import AblationFiles, Place, place_in
 from cope_sweep.read.queries.unknown import no_run
 from cope_sweep.store import Filter, QueryError, RunFolder, RunQuery, RunRecord, Store
 from cope_sweep.store.artifacts import LOG_FILE, RUN_ID
@@ -48,8 +48,11 @@ ATTEMPT = re.compile(
 """Line that training writes at the start of an attempt."""
 
 
-def page(store: Store, files: AblationFiles | None, question: ListRuns, query: RunQuery) -> RunPage:
-    """A page of runs. Those of a query with only `run_ids` are in their order, with pending ones. Raises QueryError."""
+def page(store: Store, plan: Plan | None, question: ListRuns, query: RunQuery) -> RunPage:
+    """A page of runs; `plan` is that of the question's ablation.
+
+    Those of a query with only `run_ids` are in their order, with pending ones. Raises QueryError.
+    """
     own_keys = {each.key for each in query.filters if not each.key.startswith(TAGS)} | {query.sort} - {"run_id"}
     chosen = {name for field in question.fields for name in map(str.strip, field.split(",")) if name}
     fields = {*SUMMARY_FIELDS} & chosen | {*ALWAYS} if chosen else {*SUMMARY_FIELDS}
@@ -64,8 +67,7 @@ def page(store: Store, files: AblationFiles | None, question: ListRuns, query: R
     total, records, position = _records(store, query, values=needs_values)
     following = None if position is None else encode_cursor(position, query, place)
     ids = [record.run_id for record in records]
-    # Seed and steps of a pending run are in the plans.
-    found = places(store, files, ids) if fields & {"ablations", "row", "seed", "steps"} else {}
+    found = places(store, ids, plan) if fields & {"ablations", "row", "seed", "steps"} else {}
     specs = store.index.specs(ids) if keys else {}
     answers = []
     for record in records:
@@ -103,11 +105,14 @@ def _index_after(every: Sequence[str], matching: Sequence[str], position: Positi
     return next((i for i, run_id in enumerate(matching) if places[run_id] > last), len(matching))
 
 
-def places(store: Store, files: AblationFiles | None, run_ids: Sequence[str]) -> dict[str, list[Place]]:
-    """Run id → where it is: in the ablation files first, then in sweeps."""
-    found = files.places(run_ids) if files else {}
+def places(store: Store, run_ids: Sequence[str], plan: Plan | None = None) -> dict[str, list[Place]]:
+    """Run id → where it is: in the plan first, then in sweeps, the newest first."""
+    found: dict[str, list[Place]] = {}
+    if plan is not None:
+        planned = {run_id: place_in(plan, run_id) for run_id in run_ids}
+        found = {run_id: [place] for run_id, place in planned.items() if place is not None}
     for run_id, in_sweeps in store.index.places(run_ids).items():
-        found.setdefault(run_id, []).extend(Place(each.ablation, each.row) for each in in_sweeps)
+        found.setdefault(run_id, []).extend(Place(each.ablation, each.row) for each in reversed(in_sweeps))
     return found
 
 
@@ -122,11 +127,16 @@ def full_id(store: Store, text: str) -> str:
 
 
 def find(store: Store, files: AblationFiles | None, run_id: str) -> tuple[RunRecord, list[Place]]:
-    """The record of a run and its places. Raises NotFoundError."""
+    """The record of a run and its places. A run that the index does not know is looked for in all ablation files.
+
+    Raises NotFoundError.
+    """
     if not RUN_ID.fullmatch(run_id):
         raise NotFoundError(f"{run_id[:40]!r} is no run id: a run id has 16 hexadecimal digits")
-    found = places(store, files, [run_id]).get(run_id, [])
+    found = places(store, [run_id]).get(run_id, [])
     record = store.index.records([run_id]).get(run_id)
+    if record is None and files is not None:
+        found = [*files.places(run_id), *found]
     if record is None and not found:
         raise NotFoundError(f"{no_run(store, run_id)}; `cope-sweep plan ABLATION` lists those of an ablation")
     return record or RunRecord(run_id), found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import platform
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,7 +21,7 @@ from starlette.types import ASGIApp
 
 from cope_services.http import reading, sweeps
 from cope_services.http.access import READ, AllowedHosts, ApiKey, Authentication, KeysFile, is_loopback
-from cope_services.http.caching import Answers, Shared
+from cope_services.http.caching import Answers
 from cope_services.http.components import Components, ComponentsDep
 from cope_services.http.errors import NotReadyError, complete, error_responses, install_error_handlers
 from cope_services.http.metrics import Measurement, Metrics
@@ -86,7 +85,6 @@ def _components(settings: Settings) -> Components:
     return Components(
         queries=queries,
         answers=Answers(queries),
-        plans=Shared(),
         pictures=reading.Pictures(),
         predictors=Predictors(settings),
         sweeps=sweeps.SweepJobs(queries, settings),
@@ -202,23 +200,12 @@ def create_model_app(settings: Settings) -> Service:
     return app
 
 
-COLLECT_S = 60.0
-"""Between two full garbage collections."""
-
-
 @asynccontextmanager
 async def _in_background(app: Service) -> AsyncIterator[None]:
-    """While the application runs, record the ends of sweeps whose jobs have died, and collect garbage."""
-    tasks = [asyncio.create_task(app.components.sweeps.keep_reconciled()), asyncio.create_task(_collect_garbage())]
+    """While the application runs, record the ends of sweeps whose jobs have died."""
+    task = asyncio.create_task(app.components.sweeps.keep_reconciled())
     yield
-    for task in tasks:
-        task.cancel()
-
-
-async def _collect_garbage() -> None:
-    while True:
-        await asyncio.sleep(COLLECT_S)
-        gc.collect()
+    task.cancel()
 
 
 def create_app(settings: Settings) -> Service:
@@ -226,7 +213,7 @@ def create_app(settings: Settings) -> Service:
     app = Service(settings, always_asks_keys=not is_loopback(settings.host), lifespan=_in_background)
     app.include_router(health)
     _include_models(app)  # first: routers are asked in this order, and these requests take part of the models' cores
-    _include_api(app, *reading.ROUTERS, *sweeps.ROUTERS, reading.comparisons)
+    _include_api(app, *reading.ROUTERS, *sweeps.ROUTERS, reading.differences, reading.curves)
     app.include_router(pages)
     app.mount("/static", StaticFiles(directory=PAGE))
     return app

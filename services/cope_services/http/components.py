@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 from fastapi import Depends, Header, Request
-from fastapi.concurrency import run_in_threadpool
 
 from cope_services.http.errors import MediaTypeError, ServiceError, TimeLimitError
-from cope_sweep.errors import UserError
 from cope_sweep.read.queries import Queries
 from cope_sweep.store import RunFolder
 
 if TYPE_CHECKING:
-    from cope_services.http.caching import Answers, Shared
+    from cope_services.http.caching import Answers
     from cope_services.http.reading import Pictures
     from cope_services.http.sweeps import SweepJobs, Watchers
     from cope_services.models.predictors import Predictors
@@ -33,31 +29,10 @@ class Components:
 
     queries: Queries
     answers: Answers
-    plans: Shared[tuple[str | None, str | None], None]
-    """Plans that are being made."""
     pictures: Pictures
     predictors: Predictors
     sweeps: SweepJobs
     watchers: Watchers
-
-    async def prepare(self, name: str | None = None, scale: str | None = None) -> None:
-        """Return when the plan of an ablation, or all of all ablations, are made or known to be faulty.
-
-        Who waits occupies no thread: a plan of 100,000 runs takes 4 s.
-        """
-
-        def load() -> None:
-            files = self.queries.files
-            made = files.made
-            with suppress(UserError, OSError):  # the request raises it
-                if name is None:
-                    files.all()
-                else:
-                    files.load(name, scale)
-            if files.made != made:
-                gc.freeze()  # plans have no cycles, and a collection over 100,000 runs takes half a second
-
-        await self.plans.get((name, scale), lambda: run_in_threadpool(load))
 
     async def infer(self, request: Request, work: Callable[[], Awaitable[T]]) -> T:
         """Result of `work`, unless there are too many requests, the client leaves, or the time limit is over."""
@@ -131,16 +106,11 @@ def _finished_run(run_id: str, components: ComponentsDep) -> RunFolder:
     return components.queries.finished(run_id)
 
 
-async def _prepare_plans(components: ComponentsDep) -> None:
-    await components.prepare()
-
-
 async def _document_etag(if_none_match: IfNoneMatch = None) -> None:
     """`CachedRoute` reads the header."""
 
 
 RequireJson = Depends(_require_json)
 WithETag = Depends(_document_etag)
-PreparePlans = Depends(_prepare_plans)
 FinishedRun = Annotated[RunFolder, Depends(_finished_run)]
 Accept = Annotated[str | None, Header(description="Media type of the file; the parameter `format` has priority.")]

@@ -19,20 +19,18 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, TypeAdapter
 from starlette.background import BackgroundTask
-from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
 from cope_services.http.access import READ
-from cope_services.http.caching import CachedRoute, RunFilesRoute, matches_etag
+from cope_services.http.caching import CachedRoute, matches_etag
 from cope_services.http.components import (
     Accept,
     Components,
     ComponentsDep,
     FinishedRun,
     IfNoneMatch,
-    PreparePlans,
     WithETag,
 )
 from cope_services.http.errors import BusyError, InvalidError, NotAcceptableError, Responses, error_responses
@@ -175,47 +173,38 @@ ablations = APIRouter(
 )
 
 
-async def answer(components: Components, question: Question[Any]) -> Response:
+def answer(components: Components, question: Question[Any]) -> Response:
     """The answer to a question as JSON."""
-
-    def ask() -> Response:
-        chosen = isinstance(question, ListRuns) and bool(question.fields)
-        return json_response(components.queries.ask(question), exclude_unset=chosen)
-
-    return await run_in_threadpool(ask)
+    chosen = isinstance(question, ListRuns) and bool(question.fields)
+    return json_response(components.queries.ask(question), exclude_unset=chosen)
 
 
 @ablations.get("", response_model=list[AblationSummary], description=getdoc(ListAblations))
-async def list_ablations(components: ComponentsDep) -> Response:
-    await components.prepare()
-    return await answer(components, ListAblations())
+def list_ablations(components: ComponentsDep) -> Response:
+    return answer(components, ListAblations())
 
 
 @ablations.get("/{name}", response_model=AblationDetail, description=getdoc(GetAblation))
-async def get_ablation(name: Name, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
-    await components.prepare(name, query.scale)
-    return await answer(components, GetAblation(name=name, **dict(query)))
+def get_ablation(name: Name, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
+    return answer(components, GetAblation(name=name, **dict(query)))
 
 
 @ablations.get("/{name}/plan", response_model=PlanCost, description=getdoc(GetPlan))
-async def get_plan(name: Name, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
-    await components.prepare(name, query.scale)
-    return await answer(components, GetPlan(name=name, **dict(query)))
+def get_plan(name: Name, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
+    return answer(components, GetPlan(name=name, **dict(query)))
 
 
 @ablations.get("/{name}/curves", response_model=Curves, description=getdoc(GetCurves))
-async def get_curves(name: Name, query: Annotated[CurvesOptions, Query()], components: ComponentsDep) -> Response:
-    await components.prepare(name, query.scale)
-    return await answer(components, GetCurves(name=name, **dict(query)))
+def get_curves(name: Name, query: Annotated[CurvesOptions, Query()], components: ComponentsDep) -> Response:
+    return answer(components, GetCurves(name=name, **dict(query)))
 
 
 @ablations.get("/{ablation}/runs", response_model=RunPage)
-async def list_planned_runs(ablation: Name, query: Annotated[ListRuns, Query()], components: ComponentsDep) -> Response:
+def list_planned_runs(ablation: Name, query: Annotated[ListRuns, Query()], components: ComponentsDep) -> Response:
     """The runs of an ablation in plan order, including pending ones; with a filter or order, those that were begun."""
     if query.ablation not in (None, ablation):
         raise InvalidError(f"the path is of the ablation {ablation[:80]!r}; leave out `ablation`")
-    await components.prepare()
-    return await answer(components, query.model_copy(update={"ablation": ablation}))
+    return answer(components, query.model_copy(update={"ablation": ablation}))
 
 
 TABLE_TYPES: dict[TableFormat, str] = {name: each.media_type for name, each in FORMATS.items()}
@@ -236,20 +225,17 @@ def _file(types: Mapping[Any, str], *errors: int) -> dict[str, Any]:
 
 
 @ablations.get("/{name}/table", description=getdoc(GetTable), **_file(TABLE_TYPES))
-async def get_table(
+def get_table(
     name: Name, query: Annotated[TableOptions, Query()], components: ComponentsDep, accept: Accept = None
 ) -> Response:
-    await components.prepare(name, query.scale)
     chosen = query.format or accepted(accept, TABLE_TYPES, "a table")
     question = GetTable(name=name, **{**dict(query), "format": chosen})
-    content = await run_in_threadpool(components.queries.ask, question)
-    return Response(content, media_type=TABLE_TYPES[chosen])
+    return Response(components.queries.ask(question), media_type=TABLE_TYPES[chosen])
 
 
 @ablations.get("/{name}/figures", response_model=list[FigureInfo], description=getdoc(ListFigures))
-async def list_figures(name: Name, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
-    await components.prepare(name, query.scale)
-    return await answer(components, ListFigures(name=name, **dict(query)))
+def list_figures(name: Name, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
+    return answer(components, ListFigures(name=name, **dict(query)))
 
 
 @ablations.get("/{name}/figures/{figure}", description=getdoc(GetFigure), **_file(FIGURE_TYPES, 429))
@@ -260,7 +246,6 @@ async def get_figure(
     components: ComponentsDep,
     accept: Accept = None,
 ) -> Response:
-    await components.prepare(name, query.scale)
     chosen = query.format or accepted(accept, FIGURE_TYPES, "a figure")
     question = GetFigure(name=name, figure=figure, **{**dict(query), "format": chosen})
     return Response(await _drawn(components, question), media_type=FIGURE_TYPES[chosen])
@@ -270,7 +255,6 @@ async def get_figure(
 async def get_report(
     name: Name, query: Annotated[ReportOptions, Query()], components: ComponentsDep, accept: Accept = None
 ) -> Response:
-    await components.prepare(name, query.scale)
     chosen = query.format or accepted(accept, REPORT_TYPES, "a report")
     question = GetReport(name=name, **{**dict(query), "format": chosen})
     return Response(await _drawn(components, question), media_type=REPORT_TYPES[chosen])
@@ -291,57 +275,52 @@ async def _drawn(components: Components, question: GetFigure | GetReport) -> byt
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 READING: dict[str, Any] = {"tags": ["runs"], "dependencies": [READ]}
-CACHED: dict[str, Any] = {"tags": ["runs"], "dependencies": [READ, WithETag], "responses": {304: {}}}
-pages = APIRouter(prefix="/runs", **CACHED, route_class=CachedRoute)
-exports = APIRouter(prefix="/runs", **READING)
-files = APIRouter(prefix="/runs", **CACHED, route_class=RunFilesRoute)
-checkpoints = APIRouter(prefix="/runs", **READING)
-comparisons = APIRouter(**CACHED, route_class=RunFilesRoute)
+CACHED: dict[str, Any] = {
+    "tags": ["runs"], "dependencies": [READ, WithETag], "responses": {304: {}}, "route_class": CachedRoute,
+}  # fmt: skip
+pages = APIRouter(prefix="/runs", **CACHED)
+files = APIRouter(prefix="/runs", **READING)
+"""Answers from the files of runs, which change without the index."""
+differences = APIRouter(**CACHED)
+curves = APIRouter(**READING)
 
 FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 304: {}, **error_responses(409)}
 
 
 @pages.get("", response_model=RunPage, description=getdoc(ListRuns))
-async def list_runs(query: Annotated[ListRuns, Query()], components: ComponentsDep) -> Response:
-    await components.prepare()
-    return await answer(components, query)
+def list_runs(query: Annotated[ListRuns, Query()], components: ComponentsDep) -> Response:
+    return answer(components, query)
 
 
-@exports.get("/export", description=getdoc(ExportRuns), **_file(EXPORT_TYPES))
-async def export_runs(
-    query: Annotated[ExportRuns, Query()], components: ComponentsDep, accept: Accept = None
-) -> Response:
-    await components.prepare(query.ablation, query.scale)
+@files.get("/export", description=getdoc(ExportRuns), **_file(EXPORT_TYPES))
+def export_runs(query: Annotated[ExportRuns, Query()], components: ComponentsDep, accept: Accept = None) -> Response:
     chosen = query.format or accepted(accept, EXPORT_TYPES, "an export")
     question = query.model_copy(update={"format": chosen})
     file = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115 - it is deleted when it was sent
-    remove = BackgroundTask(Path(file.name).unlink, missing_ok=True)
     try:
         with file:
-            await run_in_threadpool(components.queries.export, question, file)
+            components.queries.export(question, file)
     except BaseException:
-        await remove()
+        Path(file.name).unlink()
         raise
+    remove = BackgroundTask(Path(file.name).unlink, missing_ok=True)
     return FileResponse(file.name, media_type=EXPORT_TYPES[chosen], filename=f"runs.{chosen}", background=remove)
 
 
 @files.get("/{run_id}", response_model=RunDetail, description=getdoc(GetRun))
-async def get_run(run_id: RunId, query: Annotated[RunOptions, Query()], components: ComponentsDep) -> Response:
-    await components.prepare()
-    return await answer(components, GetRun(run_id=run_id, **dict(query)))
+def get_run(run_id: RunId, query: Annotated[RunOptions, Query()], components: ComponentsDep) -> Response:
+    return answer(components, GetRun(run_id=run_id, **dict(query)))
 
 
 @files.get("/{run_id}/logs", response_model=RunLog, description=getdoc(GetLog))
-async def get_log(run_id: RunId, query: Annotated[LogOptions, Query()], components: ComponentsDep) -> Response:
-    await components.prepare()
-    return await answer(components, GetLog(run_id=run_id, **dict(query)))
+def get_log(run_id: RunId, query: Annotated[LogOptions, Query()], components: ComponentsDep) -> Response:
+    return answer(components, GetLog(run_id=run_id, **dict(query)))
 
 
 @files.get(
     "/{run_id}/curve",
     response_class=Response,
     responses={200: {"content": {"application/json": {}, "text/csv": {}}}},
-    dependencies=[PreparePlans],
 )
 def get_curve(
     run_id: str,
@@ -354,26 +333,26 @@ def get_curve(
     return rows_response(components.queries.curve(run_id, metric, points), format)
 
 
-@checkpoints.get("/{run_id}/checkpoint", responses=error_responses(409))
+@files.get("/{run_id}/checkpoint", responses=error_responses(409))
 def list_checkpoint(run: FinishedRun) -> Checkpoint:
     """The checkpoint files of a finished run."""
     return checkpoint_listing(run)
 
 
-@checkpoints.get("/{run_id}/checkpoint/{file}", response_class=Response, responses=FILE)
+@files.get("/{run_id}/checkpoint/{file}", response_class=Response, responses=FILE)
 def get_checkpoint_file(run: FinishedRun, file: str, if_none_match: IfNoneMatch = None) -> Response:
     """Download a checkpoint file. Range requests resume an interrupted download (`curl -C - -O URL`)."""
     return download(checkpoint_file(run, file), if_none_match)
 
 
-@comparisons.get("/diff", response_model=RunsDiff, description=getdoc(GetDiff))
-async def get_diff(query: Annotated[GetDiff, Query()], components: ComponentsDep) -> Response:
-    return await answer(components, query)
+@differences.get("/diff", response_model=RunsDiff, description=getdoc(GetDiff))
+def get_diff(query: Annotated[GetDiff, Query()], components: ComponentsDep) -> Response:
+    return answer(components, query)
 
 
-@comparisons.get("/curves", response_model=CurvesOfRuns, description=getdoc(CompareCurves))
-async def compare_curves(query: Annotated[CompareCurves, Query()], components: ComponentsDep) -> Response:
-    return await answer(components, query)
+@curves.get("/curves", response_model=CurvesOfRuns, description=getdoc(CompareCurves))
+def compare_curves(query: Annotated[CompareCurves, Query()], components: ComponentsDep) -> Response:
+    return answer(components, query)
 
 
-ROUTERS = (ablations, pages, exports, files, checkpoints)
+ROUTERS = (ablations, pages, files)

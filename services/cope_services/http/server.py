@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import logging
 import os
 import socket
@@ -55,21 +54,9 @@ def serve(settings: Settings) -> int:
             _log_requests()
         sys.setswitchinterval(SWITCH_S)
         server = uvicorn.Server(configuration(settings))
-        leave_out_of_collections()
         with suppress(KeyboardInterrupt):  # uvicorn stops gracefully, and then raises the signal again
             server.run(sockets=[listener])
     return 0
-
-
-def leave_out_of_collections() -> None:
-    """Exclude existing objects from garbage collections, and disable Python's automatic full collections.
-
-    While a collection runs, no request is answered. A full one takes 60 ms for the modules, and a second while a table
-    of 100,000 runs is made. The application begins one a minute.
-    """
-    gc.freeze()
-    young, old, _ = gc.get_threshold()
-    gc.set_threshold(young, old, 1 << 30)
 
 
 def configuration(settings: Settings) -> uvicorn.Config:

@@ -444,13 +444,13 @@ LastEventId = Annotated[str | None, Header(max_length=100, description="The id o
 
 
 @listed.get("", response_model=SweepPage, description=getdoc(ListSweeps))
-async def list_sweeps(query: Annotated[ListSweeps, Query()], components: ComponentsDep) -> Response:
-    return await answer(components, query)
+def list_sweeps(query: Annotated[ListSweeps, Query()], components: ComponentsDep) -> Response:
+    return answer(components, query)
 
 
 @listed.get("/{sweep_id}", response_model=SweepDetail, description=getdoc(GetSweep))
-async def get_sweep(sweep_id: SweepId, components: ComponentsDep) -> Response:
-    return await answer(components, GetSweep(sweep_id=sweep_id))
+def get_sweep(sweep_id: SweepId, components: ComponentsDep) -> Response:
+    return answer(components, GetSweep(sweep_id=sweep_id))
 
 
 @router.post("", status_code=202, dependencies=[RequireJson], responses={202: LOCATION, **ACTION_ERRORS})
@@ -465,7 +465,9 @@ def submit_sweep(
     key: ApiKey | None = request.scope.get("cope_key")
     # Clients choose their keys independently of each other.
     once = None if idempotency_key is None else f"{key.name if key else ''}/{idempotency_key}"
-    return _located(components.sweeps.submit(body, once), response)
+    state = components.sweeps.submit(body, once)
+    response.headers["location"] = f"sweeps/{state.sweep_id}"  # relative: a proxy may add a prefix
+    return state
 
 
 @router.post("/preview", dependencies=[RequireJson], responses=error_responses(409, 413, 415))
@@ -490,7 +492,9 @@ def stop_sweep(sweep_id: str, components: ComponentsDep) -> SweepState:
 )
 def retry_sweep(sweep_id: str, response: Response, components: ComponentsDep) -> SweepState:
     """Train again what a submitted sweep has not finished, failed runs included: another sweep with the same runs."""
-    return _located(components.sweeps.retry(sweep_id), response)
+    state = components.sweeps.retry(sweep_id)
+    response.headers["location"] = f"../{state.sweep_id}"
+    return state
 
 
 @followed.get("/{sweep_id}/events", response_class=EventStream, responses=EVENTS)
@@ -501,11 +505,6 @@ def follow_sweep(sweep_id: str, components: ComponentsDep, last_event_id: LastEv
         return Response(status_code=204)
     components.watchers.require_place()
     return EventStream(components.watchers.events(sweep_id, last_event_id), ping=HEARTBEAT_S, send_timeout=SEND_S)
-
-
-def _located(state: SweepState, response: Response) -> SweepState:
-    response.headers["location"] = state.url
-    return state
 
 
 ROUTERS = (listed, router, followed)

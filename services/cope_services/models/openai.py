@@ -18,7 +18,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from cope_services.http.access import INFER, READ
-from cope_services.http.components import Components, ComponentsDep, PreparePlans, RequireJson
+from cope_services.http.components import Components, ComponentsDep, RequireJson
 from cope_services.http.errors import InvalidError, Responses, TooLargeError
 from cope_services.http.settings import Settings
 from cope_services.models.perplexity import best_of_row
@@ -367,7 +367,7 @@ PathRun = Annotated[str | None, Depends(_path_run)]
 ModelParameter = Annotated[str | None, Query(max_length=701, description="A run id, or `ablation/row`.")]
 
 
-@models.get("/v1/models", dependencies=[READ, PreparePlans], response_model_exclude_none=True, responses=OPENAI_ERRORS)
+@models.get("/v1/models", dependencies=[READ], response_model_exclude_none=True, responses=OPENAI_ERRORS)
 def list_models(
     components: ComponentsDep,
     limit: Annotated[int, Query(ge=1, le=MAX_MODELS)] = MAX_MODELS,
@@ -380,9 +380,7 @@ def list_models(
     return ModelList(data=[_model(run) for run in page.runs])
 
 
-@models.get(
-    "/v1/models/{model}", dependencies=[READ, PreparePlans], response_model_exclude_none=True, responses=OPENAI_ERRORS
-)
+@models.get("/v1/models/{model}", dependencies=[READ], response_model_exclude_none=True, responses=OPENAI_ERRORS)
 def get_model(model: str, components: ComponentsDep) -> Model:
     """One finished run."""
     components.queries.finished(model)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import os
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -162,7 +160,6 @@ class Predictors:
             return await self.batcher.prepare(lambda: probe_picture(probed, request, output_format))
 
     def _find(self, find: Callable[[], RunFolder]) -> Predictor:
-        _import_models()
         try:
             return self._predictor(find())
         except DamagedError as error:  # links, pipes: the store refuses to open them
@@ -187,15 +184,3 @@ class Predictors:
         with suppress(CheckpointError):  # a request that needs the vocabulary says so
             predictor.vocabulary  # noqa: B018 - read here, so that no request reads a file in the event loop
         return predictor
-
-
-@cache
-def _import_models() -> None:
-    """Import what models need, and leave it out of collections, which take 150 ms with it and hold every request up."""
-    gc.disable()
-    try:
-        import cope_services.models.probing  # noqa: F401 - imports torch
-
-        gc.freeze()
-    finally:
-        gc.enable()

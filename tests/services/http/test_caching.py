@@ -1,8 +1,7 @@
-"""Answers that are kept: made once for each version, revalidated by ETag, and never shown to a key without the scope."""
+"""Answers are made once for each version of the store, revalidated by ETag, and never shown to a key without the scope."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -11,23 +10,20 @@ from typing import Any
 
 import httpx
 import pytest
-from cope_services.http import caching
 from cope_services.http.access import KeysFile
-from cope_services.http.caching import Answers
 
 from cope_sweep.read.queries import Queries, ablations
 from cope_sweep.store.index import IndexUnavailable
 from tests.read.tables.ablations import begin
 from tests.services.sample_store import API, TINY, SampleStore, serving
 from tests.store.sweeps import end
-from tests.store.waiting import until
 
 POLLED = [
     "/ablations", "/ablations/tiny", "/ablations/tiny/table", "/ablations/tiny/curves", "/ablations/tiny/runs",
     "/ablations/tiny/figures", "/ablations/tiny/figures/summary?format=csv", "/ablations/tiny/report?format=markdown",
-    "/runs", "/runs?filter=seed=0&sort=dense/loss", "/runs/{run}", "/runs/{run}/curve", "/runs/{run}/logs", "/sweeps",
-    "/curves?run={run}&metric=train/loss", "/diff?left={run}&right={run}",
+    "/runs", "/runs?filter=seed=0&sort=dense/loss", "/sweeps", "/diff?left={run}&right={run}",
 ]  # fmt: skip
+FROM_FILES = ["/runs/{run}", "/runs/{run}/curve", "/runs/{run}/logs", "/curves?run={run}&metric=train/loss"]
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/health/live", "/health/ready", "/metrics", f"{API}/version"])
@@ -53,74 +49,41 @@ def test_what_is_polled_has_an_etag_and_answers_head(client: httpx.Client, sampl
     assert client.head(f"{API}/ablations/none").status_code == 404
 
 
+@pytest.mark.parametrize("path", FROM_FILES)
+def test_an_answer_from_files_of_runs_has_no_etag(client: httpx.Client, sample: SampleStore, path: str) -> None:
+    """They change without the index."""
+    url = API + path.format(run=sample.ids[0])
+    whole = client.get(url)
+    assert (whole.status_code, whole.headers["cache-control"], "etag" in whole.headers) == (200, "no-cache", False)
+    assert client.get(url, headers={"if-none-match": "*"}).content == whole.content
+    assert (client.head(url).status_code, client.head(url).content) == (200, b"")
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The queries that reached the store, in order."""
+    """The questions that reached the store, in order."""
     names: list[str] = []
-    ask, state = Queries.ask, Queries.state
+    ask = Queries.ask
 
-    def counted_ask(queries: Queries, question: Any) -> Any:
+    def noting_ask(queries: Queries, question: Any) -> Any:
         names.append(type(question).__name__)
+        time.sleep(0.2)
         return ask(queries, question)
 
-    def counted_state(queries: Queries) -> Any:
-        names.append("state")
-        return state(queries)
-
-    monkeypatch.setattr(Queries, "ask", counted_ask)
-    monkeypatch.setattr(Queries, "state", counted_state)
+    monkeypatch.setattr(Queries, "ask", noting_ask)
     return names
 
 
-def test_an_unchanged_store_is_not_asked_again(
-    own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch, asked: list[str]
-) -> None:
-    monkeypatch.setattr(caching, "CHECK_EVERY_S", 3600.0)
-    with serving(own_sample.settings()) as client:
-        bodies = {client.get(f"{API}/runs").text for _ in range(20)}
-        other = client.get(f"{API}/runs?status=failed").json()
-    assert len(bodies) == 1
-    assert other["total"] == 1
-    assert (asked.count("ListRuns"), asked.count("state")) == (2, 1)
-
-
-def test_a_change_is_shown_after_the_time_of_the_check(
-    own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(caching, "CHECK_EVERY_S", 0.2)
-    with serving(own_sample.settings()) as client:
-        assert client.get(f"{API}/runs").json()["total"] == 3
-        end(own_sample.store, begin(own_sample.store, own_sample.plan.runs[3]))
-        until(lambda: client.get(f"{API}/runs").json()["total"] == 4)
-
-
-def test_answers_of_a_store_that_changes_all_the_time_are_paced(
-    own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch, asked: list[str]
-) -> None:
-    monkeypatch.setattr(caching, "PACE", 1e9)
-    with serving(own_sample.settings()) as client:
-        for _ in range(5):
-            assert client.get(f"{API}/runs").json()["total"] == 3
-            end(own_sample.store, begin(own_sample.store, own_sample.plan.runs[3]))
-    assert asked.count("ListRuns") == 1
-
-
-def test_requests_for_the_same_share_one_making(
-    own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch, asked: list[str]
-) -> None:
-    ask = Queries.ask
-
-    def slow(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(0.5)
-        return ask(*args, **kwargs)
-
-    monkeypatch.setattr(caching, "CHECK_EVERY_S", 3600.0)
-    monkeypatch.setattr(Queries, "ask", slow)
+def test_an_answer_is_made_once_until_the_store_changes(own_sample: SampleStore, asked: list[str]) -> None:
     with serving(own_sample.settings()) as client, ThreadPoolExecutor(8) as threads:
-        client.get(f"{API}/sweeps")  # plans and version are known
         bodies = set(threads.map(lambda _: client.get(f"{API}/runs").text, range(8)))
-    assert len(bodies) == 1
-    assert asked.count("ListRuns") == 1
+        bodies |= {client.get(f"{API}/runs").text for _ in range(8)}
+        assert len(bodies) == 1
+        assert asked == ["ListRuns"]
+        assert client.get(f"{API}/runs?status=failed").json()["total"] == 1
+        end(own_sample.store, begin(own_sample.store, own_sample.plan.runs[3]))
+        assert client.get(f"{API}/runs").json()["total"] == 4
+    assert asked == ["ListRuns"] * 3
 
 
 def test_an_error_is_not_kept(own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,26 +111,6 @@ def test_a_kept_answer_needs_the_scope_of_its_route(own_sample: SampleStore) -> 
             for secret, status in ((readers, 200), (others, 403), ("wrong", 401)):
                 answer = client.get(f"{API}/runs", headers={"authorization": f"Bearer {secret}"})
                 assert answer.status_code == status
-
-
-def test_an_answer_that_is_known_does_not_wait_for_a_store_that_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caching, "PATIENCE_S", 0.01)
-    released = threading.Event()
-    states = iter([lambda: 1, released.wait])
-
-    class Stalling:
-        def state(self) -> object:
-            return next(states)()
-
-    async def ask() -> tuple[str, str]:
-        watched = Answers(Stalling())
-        first = await watched.version()
-        second = await watched.version()
-        released.set()
-        return first, second
-
-    first, second = asyncio.run(ask())
-    assert first == second != ""
 
 
 # -- plans are made once for all requests ------------------------------------------------------------------------------
@@ -207,13 +150,12 @@ def gate(own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[G
 
 def test_other_routes_answer_while_a_plan_is_made(own_sample: SampleStore, gate: Gate) -> None:
     # More waiting requests than the server has threads for requests.
-    urls = [f"{API}/ablations/{BIG}/table"] * 30
-    urls += [f"{API}/runs?offset={number}" for number in range(30)]
     with serving(own_sample.settings()) as client, ThreadPoolExecutor(60) as threads:
+        url = f"{client.base_url}{API}/ablations/{BIG}/table"
         try:
-            waiting = [threads.submit(httpx.get, f"{client.base_url}{url}", timeout=120) for url in urls]
+            waiting = [threads.submit(httpx.get, url, timeout=120) for _ in range(60)]
             assert gate.reached.wait(60)
-            for path in ("/ablations/tiny", "/ablations/tiny/table", "/sweeps"):
+            for path in ("/ablations/tiny", "/ablations/tiny/table", "/runs", "/sweeps"):
                 assert client.get(API + path).status_code == 200
             assert client.get(f"{API}/ablations/none").status_code == 404
             assert client.get("/health/ready").status_code == 200

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import signal
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from cope_services.http.server import BindError, listen, main, serve
 
 from tests.services.sample_store import SampleStore, server_process
@@ -41,21 +39,6 @@ def test_sigterm_stops_the_server(sample: SampleStore) -> None:
         server.send_signal(signal.SIGTERM)
         _, err = server.communicate(timeout=120)
         assert (server.returncode, err) == (-signal.SIGTERM, "")
-
-
-def test_collections_leave_out_what_was_made_before_the_first_request(
-    sample: SampleStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usual = gc.get_threshold()
-    gc.unfreeze()
-    frozen: list[int] = []
-    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: frozen.append(gc.get_freeze_count()))
-    try:
-        assert serve(sample.settings(port=0)) == 0
-        assert frozen[0] > 50_000
-        assert gc.get_threshold() > usual
-    finally:
-        gc.set_threshold(*usual)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 from zipfile import ZipFile
 
 import httpx
@@ -100,7 +101,8 @@ def test_a_submitted_sweep_is_a_job_that_finds_all_it_needs_in_the_store(
     answer = submit(client, ablation="tiny", scale="longer", set=["seeds=[0]"], max_runs=1)
     assert answer.status_code == 202
     state = answer.json()
-    assert answer.headers["location"] == state["url"] == f"{API}/sweeps/{state['sweep_id']}"
+    assert state["url"] == f"{API}/sweeps/{state['sweep_id']}"
+    assert urljoin(f"{API}/sweeps", answer.headers["location"]) == state["url"]
     assert (state["status"], state["runs"], state["ablation"]) == ("pending", 2, "tiny")
     shown = client.get(state["url"]).json()
     assert shown["counts"] == {"pending": 2}
