@@ -1,39 +1,78 @@
 """Errors that a user can correct. Those of modules that take long to import are here, so that all can name them."""
 
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+JsonValue: TypeAlias = "str | int | float | bool | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+"""A value that JSON can express."""
+
 
 class UserError(Exception):
     """An error in the user's input, files or environment.
 
-    The message says what is wrong, where it is, and how to correct it. A command prints it as one line and exits with
-    `exit_code`; the REST service maps it to a status and a JSON body.
+    The message is for people: what is wrong, where it is, and how to correct it. `code` and `data` are for programs,
+    and stay the same when a message is written anew: `code` is the kind of error in snake_case, and `data` has the
+    values that the message names. A command prints the message as one line and exits with `exit_code`, and the REST
+    service maps the error to a status; with `--json` and over REST, programs get all three.
+
+    A subclass has a code for its errors. An error has another one where a program has to tell it from the others.
     """
 
+    default_code = "user_error"
     exit_code = 2
+
+    def __init__(self, message: str, /, *, code: str | None = None, **data: JsonValue) -> None:
+        super().__init__(message)
+        self.code = code or self.default_code
+        self.data = data
 
 
 class NotFoundError(UserError):
     """There is no such ablation, run or sweep."""
 
+    default_code = "not_found"
+
 
 class NotFinishedError(UserError):
     """The run exists and is not finished, or the kept results are not those of the ablation file of today."""
+
+    default_code = "not_finished"
+
+
+class InvalidValue(UserError, ValueError):
+    """A value that a model, a task or an encoding cannot have; in pydantic's validators, an error like any ValueError.
+
+    `data["key"]` is the key, as in `t5.max_distance`.
+    """
+
+    default_code = "invalid_value"
 
 
 class CheckpointError(UserError):
     """A checkpoint cannot be used; the message names the file and the reason."""
 
+    default_code = "damaged_checkpoint"
+
 
 class NotFiniteError(CheckpointError):
     """The model's outputs are NaN or infinite: its training diverged, or the weights are damaged."""
+
+    default_code = "not_finite"
 
 
 class TokensError(UserError, ValueError):
     """Token ids that a model cannot score. The message names them and the ids that the model accepts."""
 
+    default_code = "invalid_tokens"
+
 
 class ProbeError(TokensError):
     """A probe request that cannot be answered. The message has the reason and the possible values."""
 
+    default_code = "invalid_request"
+
 
 class ClusterError(UserError):
     """The cluster cannot be used. The message names the address or the node, the reason, and what to do."""
+
+    default_code = "no_cluster"

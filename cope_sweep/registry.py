@@ -39,6 +39,8 @@ BUILT_IN = "cope_sweep."
 class PluginError(UserError):
     """A plugin cannot be used. The message names the module and the cause, and says what to do."""
 
+    default_code = "invalid_plugin"
+
 
 class Kind(Frozen):
     """A spec that is selected by its `kind`: the base class of encodings, tasks, families, optimisers and schedules."""
@@ -124,19 +126,34 @@ class Registry(Mapping[str, type[K]]):
         name = f"{cls.__module__}.{cls.__qualname__}"
         if not (isinstance(cls, type) and issubclass(cls, self.base)):
             raise PluginError(
-                f"{name} is not a subclass of {self.base.__module__}.{self.base.__name__}; derive it from it"
+                f"{name} is not a subclass of {self.base.__module__}.{self.base.__name__}; derive it from it",
+                code="plugin_base",
+                plugin=name,
+                base=f"{self.base.__module__}.{self.base.__name__}",
             )
         field = cls.model_fields.get("kind")
         kind = field.default if field else None
         if field is None or not isinstance(kind, str) or get_args(field.annotation) != (kind,):
-            raise PluginError(f"{name} has no kind; give it one: `kind: Literal['name'] = 'name'`")
+            raise PluginError(
+                f"{name} has no kind; give it one: `kind: Literal['name'] = 'name'`", code="plugin_kind", plugin=name
+            )
         if inspect.isabstract(cls):
-            missing = ", ".join(sorted(cls.__abstractmethods__))
-            raise PluginError(f"{name}: the {self.noun} {kind!r} is abstract; define {missing}")
+            missing = sorted(cls.__abstractmethods__)
+            raise PluginError(
+                f"{name}: the {self.noun} {kind!r} is abstract; define {', '.join(missing)}",
+                code="plugin_abstract",
+                plugin=name,
+                kind=kind,
+                missing=missing,
+            )
         known = self._classes.get(kind)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise PluginError(
-                f"{name}: the {self.noun} {kind!r} already exists in {known.__module__}; choose another kind"
+                f"{name}: the {self.noun} {kind!r} already exists in {known.__module__}; choose another kind",
+                code="plugin_kind_taken",
+                plugin=name,
+                kind=kind,
+                owner=known.__module__,
             )
         self._classes[kind] = cls
         self._validator = None
@@ -170,7 +187,10 @@ class Registry(Mapping[str, type[K]]):
                 cls = type(value)
                 raise PluginError(
                     f"{cls.__module__}.{cls.__qualname__} is not registered as the {self.noun} {value.kind!r}, so its "
-                    "runs could not be read again; register the class with the decorator `register`"
+                    "runs could not be read again; register the class with the decorator `register`",
+                    code="plugin_not_registered",
+                    plugin=f"{cls.__module__}.{cls.__qualname__}",
+                    kind=value.kind,
                 )
             return value
         if isinstance(value, str):
@@ -210,7 +230,11 @@ class Registry(Mapping[str, type[K]]):
             distribution = entry_point.dist.name if entry_point.dist else "the distribution that declares it"
             raise PluginError(
                 f"the entry point {entry_point.name!r} ({entry_point.value}) of the group {self.group} cannot be "
-                f"loaded: {type(error).__name__}: {error}; correct or uninstall {distribution}"
+                f"loaded: {type(error).__name__}: {error}; correct or uninstall {distribution}",
+                code="plugin_not_loaded",
+                plugin=entry_point.value,
+                distribution=distribution,
+                reason=f"{type(error).__name__}: {error}",
             ) from error
         # A module registers its classes itself when it is imported.
         if isinstance(loaded, type):
@@ -241,7 +265,9 @@ def load_plugins(modules: Iterable[str]) -> None:
         if not all(part.isidentifier() for part in name.split(".")):
             raise PluginError(
                 f"the plugin {name!r} is not the name of a module; write it as in `import my_package.my_encoding`, "
-                "without a path or a suffix"
+                "without a path or a suffix",
+                code="plugin_name",
+                plugin=name,
             )
         if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds strings
             sys.path.append(os.getcwd())  # noqa: PTH109
@@ -257,5 +283,8 @@ def load_plugins(modules: Iterable[str]) -> None:
                 else f"correct the module until `import {name}` succeeds"
             )
             raise PluginError(
-                f"the plugin {name} cannot be imported: {type(error).__name__}: {error}; {remedy}"
+                f"the plugin {name} cannot be imported: {type(error).__name__}: {error}; {remedy}",
+                code="plugin_not_loaded",
+                plugin=name,
+                reason=f"{type(error).__name__}: {error}",
             ) from error

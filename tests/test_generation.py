@@ -15,13 +15,13 @@ from cope_sweep.inference import (
     NotFiniteError,
     Predictor,
     Sampling,
-    TokensError,
     decode,
     generate,
     scoring,
 )
 from cope_sweep.inference.generation import sample
 from cope_sweep.positions import ENCODINGS
+from tests.errors import raises
 from tests.inference.tiny_models import random_predictor
 from tests.tiny import tiny_run
 
@@ -102,7 +102,7 @@ def test_generation_ends_at_the_context(position: str, longest: int) -> None:
     expected, _ = greedy_loop(model, prompt(CONTEXT + 1)[-longest:].tolist(), 1)
     assert [token.id for token in whole_window.tokens] == expected
     for length in (0, CONTEXT + 2):
-        with pytest.raises(TokensError, match=f"the prompt has {length} tokens; for generation give 1 … {CONTEXT + 1}"):
+        with raises("prompt_length", tokens=length, largest=CONTEXT + 1):
             Generation(model, prompt(length), Sampling())
 
 
@@ -154,7 +154,7 @@ def test_labels_are_read_and_written() -> None:
     assert labels.encode(" w 0 i 1 r").tolist() == [2, 0, 3, 1, 4]
     assert decode(labels, [2, 0, 3, 1, 4]) == " w 0 i 1 r"
     assert [labels.label(token) for token in (2, 0)] == [" w", " 0"]
-    with pytest.raises(TokensError, match="flip_flop has no text tokenizer, and 'hello' is no label .* 0 1 w i r"):
+    with raises("unknown_label", label="hello", task="flip_flop", allowed=["0", "1", "w", "i", "r"]):
         labels.encode("w hello")
 
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from cope_sweep.config import RunSpec
-from cope_sweep.inference import Perplexity, Predictor, TokensError, scoring
-from cope_sweep.model import CheckpointError, Transformer
+from cope_sweep.errors import JsonValue
+from cope_sweep.inference import Perplexity, Predictor, scoring
+from cope_sweep.model import Transformer
+from tests.errors import raises
 from tests.inference.tiny_models import random_predictor, set_logits
 
 RNG = np.random.default_rng(0)
@@ -111,32 +113,32 @@ def test_encodings_that_extrapolate_accept_more_than_the_context(position: tuple
 def test_absolute_positions_refuse_more_than_the_context() -> None:
     model = predictor("absolute")  # context 12: the model reads all but the last token, so it scores 13
     assert len(model.log_probabilities(sequences(13))[0]) == 13
-    with pytest.raises(TokensError, match=r"sequence 1 of 14 tokens is too long.*12 embeddings"):
+    with raises("too_long", sequence="sequence 1 of 14 tokens"):
         model.log_probabilities(sequences(3, 14))
 
 
 @pytest.mark.parametrize(
-    ("ids", "message"),
+    ("ids", "code", "data"),
     [
-        ([], "there is no sequence"),
-        ([[1, 2], []], "sequence 1 has 0 tokens"),
-        ([[1]], "sequence 0 has 1 tokens"),
-        ([[1, 2, 14]], r"sequence 0, position 2: token id 14 is out of range; .* 0 … 13 \(14 ids\)"),
-        ([[1, -1]], "position 1: token id -1 is out of range"),
-        ([[1, 10**400]], "of more than 60 digits is out of range"),
-        ([[1, 2.0]], "position 1: 2.0 is not a token id"),
-        ([[1, math.nan]], "nan is not a token id"),
-        ([[1, True]], "True is not a token id"),
-        ([[1, "2"]], "'2' is not a token id"),
-        (["12"], "'1' is not a token id"),
-        ([[1, [2]]], r"\[2\] is not a token id"),
-        ([3], "3 is not a list of token ids"),
-        ([np.array([[1, 2], [3, 4]])], "is not a token id"),
-        (np.array([[1.0, 2.0]]), "1.0 is not a token id"),
+        ([], "no_sequence", {}),
+        ([[1, 2], []], "too_short", {"sequence": "sequence 1", "tokens": 0}),
+        ([[1]], "too_short", {"sequence": "sequence 0", "tokens": 1}),
+        ([[1, 2, 14]], "token_out_of_range", {"sequence": "sequence 0", "position": 2, "value": "14", "largest": 13}),
+        ([[1, -1]], "token_out_of_range", {"position": 1, "value": "-1"}),
+        ([[1, 10**400]], "token_out_of_range", {"position": 1}),
+        ([[1, 2.0]], "invalid_tokens", {"position": 1, "value": "2.0"}),
+        ([[1, math.nan]], "invalid_tokens", {"value": "nan"}),
+        ([[1, True]], "invalid_tokens", {"value": "True"}),
+        ([[1, "2"]], "invalid_tokens", {"value": "'2'"}),
+        (["12"], "invalid_tokens", {"value": "'1'"}),
+        ([[1, [2]]], "invalid_tokens", {"value": "[2]"}),
+        ([3], "invalid_tokens", {"sequence": "sequence 0"}),
+        ([np.array([[1, 2], [3, 4]])], "invalid_tokens", {"position": 0}),
+        (np.array([[1.0, 2.0]]), "invalid_tokens", {"value": "1.0"}),
     ],
 )
-def test_invalid_tokens_are_named(ids: list[list[int]], message: str) -> None:
-    with pytest.raises(TokensError, match=message):
+def test_invalid_tokens_are_named(ids: list[list[int]], code: str, data: dict[str, JsonValue]) -> None:
+    with raises(code, **data):
         predictor("cope").log_probabilities(ids)
 
 
@@ -144,7 +146,7 @@ def test_damaged_weights_are_reported() -> None:
     model = predictor()
     with torch.no_grad():
         model.model.embedding.weight[3] = math.nan
-    with pytest.raises(CheckpointError, match="not numbers"):
+    with raises("not_finite", run_id=model.run.run_id):
         model.log_probabilities([[3, 3]])
 
 

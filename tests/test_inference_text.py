@@ -5,10 +5,11 @@ import shutil
 
 import pytest
 
-from cope_sweep.inference import Predictor, TokensError
-from cope_sweep.model import CheckpointError, save_model
+from cope_sweep.inference import Predictor
+from cope_sweep.model import save_model
 from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.evaluate import Evaluator
+from tests.errors import raises
 from tests.texts import prose, write_corpus
 from tests.tiny import tiny_run
 
@@ -60,9 +61,9 @@ def test_a_text_of_one_character(trained):
 
 def test_invalid_requests(trained):
     predictor = Predictor.load(trained[2])
-    with pytest.raises(TokensError, match="the text is empty"):
+    with raises("empty_text"):
         predictor.text_perplexity("")
-    with pytest.raises(TokensError, match="the stride is 17, but windows have 16 tokens; choose a stride of 1 … 16"):
+    with raises("invalid_stride", stride=17, largest=16):
         predictor.text_perplexity("a", stride=17)
 
 
@@ -71,14 +72,13 @@ def test_a_tokenizer_that_does_not_fit_is_reported(trained, tmp_path):
 
     copy = shutil.copytree(trained[2], tmp_path / "copy")
     TextTokenizer.train([prose(400)], 310).save(copy / "tokenizer.json")
-    with pytest.raises(
-        CheckpointError, match=r"tokenizer\.json: the tokenizer has 310 ids, but the vocabulary of run .* has 300"
-    ):
+    file = str(copy / "tokenizer.json")
+    with raises("vocabulary_too_small", file=file, ids=310, vocabulary=300):
         Predictor.load(copy).text_perplexity("a")
     (copy / "tokenizer.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a tokenizer"):
+    with raises("not_a_tokenizer", file=file):
         Predictor.load(copy).text_perplexity("a")
     (copy / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json beside its model"):
+    with raises("no_tokenizer", run_id=Predictor.load(copy).run.run_id):
         Predictor.load(copy).text_perplexity("a")
     assert len(Predictor.load(copy).log_probabilities([[1, 2]])[0]) == 2  # token ids need no tokenizer

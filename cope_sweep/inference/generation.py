@@ -85,7 +85,10 @@ class Generation:
         if self.sampling.max_tokens and not 1 <= len(self.prompt_T) <= longest_prompt:
             raise TokensError(
                 f"the prompt has {len(self.prompt_T)} tokens; for generation give 1 … {longest_prompt}: the context of "
-                f"the training is {self.predictor.context} tokens"
+                f"the training is {self.predictor.context} tokens",
+                code="prompt_length",
+                tokens=len(self.prompt_T),
+                largest=longest_prompt,
             )
         self.ids: list[int] = self.prompt_T[-longest_read:].tolist()
         self.limit = min(len(self.ids) + self.sampling.max_tokens, longest_read + 1)

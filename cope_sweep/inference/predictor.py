@@ -60,7 +60,9 @@ class Predictor:
             if not parameter.isfinite().all():
                 raise NotFiniteError(
                     f"run {run.run_id}: the weights {name} contain NaN or infinite values; the training diverged, or "
-                    "the file is damaged"
+                    "the file is damaged",
+                    run_id=run.run_id,
+                    weights=name,
                 )
         return cls(model, run, tokenizer_json=Path(folder) / TOKENIZER_FILE)
 
@@ -103,16 +105,24 @@ class Predictor:
         if path is None or not self.reads_text:
             raise CheckpointError(
                 f"run {self.run.run_id} has no {TOKENIZER_FILE} beside its model: the task {self.run.task.kind} "
-                "does not use text; give token ids instead"
+                "does not use text; give token ids instead",
+                code="no_tokenizer",
+                run_id=self.run.run_id,
+                task=self.run.task.kind,
             )
         try:
             tokenizer = TextTokenizer.load(path)
         except TextError as error:
-            raise CheckpointError(str(error)) from error
+            raise CheckpointError(str(error), code=error.code, **error.data) from error
         if tokenizer.ids > self.vocabulary_size:
             raise CheckpointError(
                 f"{path}: the tokenizer has {tokenizer.ids:,} ids, but the vocabulary of run {self.run.run_id} has "
-                f"{self.vocabulary_size:,}; it is the tokenizer of another model"
+                f"{self.vocabulary_size:,}; it is the tokenizer of another model",
+                code="vocabulary_too_small",
+                file=str(path),
+                ids=tokenizer.ids,
+                vocabulary=self.vocabulary_size,
+                run_id=self.run.run_id,
             )
         return tokenizer
 
@@ -134,7 +144,7 @@ class Predictor:
         Raises TokensError for an empty text; CheckpointError as `tokenizer`.
         """
         if not text:
-            raise TokensError("the text is empty; give at least one character")
+            raise TokensError("the text is empty; give at least one character", code="empty_text")
         return np.concatenate(([self.tokenizer.end_of_text], TextVocabulary(self.tokenizer).encode(text)))
 
     def text_units(self, tokens_T: np.ndarray) -> tuple[int, int]:
@@ -199,7 +209,10 @@ class Predictor:
             task = self.run.task
             raise TokensError(
                 f"{name} has no token that is scored: the task {task.kind} trains only {task.TRAINED}; add the answer "
-                "that the model should give"
+                "that the model should give",
+                code="nothing_scored",
+                sequence=name,
+                task=task.kind,
             )
 
     def log_probabilities(self, token_ids: Sequence[TokenIds]) -> list[np.ndarray]:
@@ -216,7 +229,7 @@ class Predictor:
             validate_sequence(ids, self.vocabulary_size, f"sequence {index}") for index, ids in enumerate(token_ids)
         ]
         if not sequences:
-            raise TokensError("there is no sequence; give at least one")
+            raise TokensError("there is no sequence; give at least one", code="no_sequence")
         longest = max(range(len(sequences)), key=lambda index: len(sequences[index]))
         self.check_reach(len(sequences[longest]) - 1, f"sequence {longest} of {len(sequences[longest])} tokens")
         scored = score(self.model, self.run, [Window(each) for each in sequences])
@@ -238,5 +251,7 @@ class Predictor:
         try:
             check_reach(self.run, reads)
         except ValueError as error:
-            raise TokensError(f"{name} is too long (the model reads all but the last): {error}") from error
+            raise TokensError(
+                f"{name} is too long (the model reads all but the last): {error}", code="too_long", sequence=name
+            ) from error
         self._reach = max(reads, self._reach)

@@ -194,18 +194,25 @@ def _selected(numbers: Sequence[int] | None, count: int, what: str) -> tuple[int
         return tuple(range(count))
     for number in numbers:
         if not 0 <= number < count:
-            raise ProbeError(f"there is no {what} {number}: this model has {what}s 0 … {count - 1}")
+            raise ProbeError(
+                f"there is no {what} {number}: this model has {what}s 0 … {count - 1}",
+                code=f"no_such_{what}",
+                value=number,
+                largest=count - 1,
+            )
     return tuple(sorted(set(numbers)))
 
 
 def _validated_tokens(predictor: Predictor, token_ids: TokenIds) -> np.ndarray:
     tokens_T = validate_token_ids(token_ids, predictor.vocabulary_size)
     if not len(tokens_T):
-        raise TokensError("the sequence has no tokens; give at least one")
+        raise TokensError("the sequence has no tokens; give at least one", code="too_short", tokens=0)
     try:
         check_reach(predictor.run, len(tokens_T))
     except ValueError as error:
-        raise TokensError(f"the sequence of {len(tokens_T)} tokens is too long: {error}") from error
+        raise TokensError(
+            f"the sequence of {len(tokens_T)} tokens is too long: {error}", code="too_long", tokens=len(tokens_T)
+        ) from error
     return tokens_T
 
 
@@ -215,7 +222,11 @@ def _check_memory(run: RunSpec, tokens: int, layers: tuple[int, ...], heads: tup
         raise ProbeError(
             f"the matrices of {tokens} tokens, {len(layers)} layers and {len(heads)} heads would take "
             f"{size_bytes / 2**30:.1f} GiB; the limit is {MAX_BYTES / 2**30:.1f} GiB; "
-            "choose fewer layers or heads, or a shorter sequence"
+            "choose fewer layers or heads, or a shorter sequence",
+            code="matrices_too_large",
+            tokens=tokens,
+            layers=len(layers),
+            heads=len(heads),
         )
 
 
@@ -242,7 +253,10 @@ def _observe_layers(
             except FloatingPointError as error:
                 raise CheckpointError(
                     f"run {predictor.run.run_id}: layer {layer} computes values that are not finite; "
-                    "the weights are damaged"
+                    "the weights are damaged",
+                    code="not_finite",
+                    run_id=predictor.run.run_id,
+                    layer=layer,
                 ) from error
             on_layer(found)
         if layer == max(layers, default=0):
@@ -323,9 +337,11 @@ def split_sequences(task: Task, split: str | None, index: int, count: int = 1) -
     try:
         batch = task.sequences(split or task.TESTS[0], 0, index, count)  # 0: the seed of every run's test sets
     except ValueError as error:
-        raise ProbeError(f"the split: {error}") from error
+        raise ProbeError(f"the split: {error}", code="unknown_split", split=split) from error
     if not len(batch):
-        raise ProbeError(f"the split has no sequence {index}; choose a smaller index")
+        raise ProbeError(
+            f"the split has no sequence {index}; choose a smaller index", code="no_such_sequence", value=index
+        )
     ends_N = [(row_T != IGNORED).nonzero()[0][-1] + 1 for row_T in batch.targets_NT]
     return [row_T[:end].tolist() for row_T, end in zip(batch.inputs_NT, ends_N, strict=True)]
 
@@ -439,7 +455,14 @@ def head_statistics(
         marked = {name: marks[index].get(name, np.zeros(T, dtype=bool)) for name in names}
         for name, marked_T in {**marked, "seen_by": queries_T}.items():
             if marked_T.shape != (T,):
-                raise ProbeError(f"{name} has {marked_T.size} entries, but sequence {index} has {T} tokens")
+                raise ProbeError(
+                    f"{name} has {marked_T.size} entries, but sequence {index} has {T} tokens",
+                    code="marks_length",
+                    marks=name,
+                    entries=marked_T.size,
+                    sequence=index,
+                    tokens=T,
+                )
         if seen_by is not None and not queries_T.any():
             continue
 
@@ -450,7 +473,7 @@ def head_statistics(
 
         probe_layers(predictor, token_ids, add_layer, layers, heads)
     if seen_by is not None and not any(queries_T.any() for queries_T in seen_by):
-        raise ProbeError("seen_by selects no query in any sequence; select at least one")
+        raise ProbeError("seen_by selects no query in any sequence; select at least one", code="no_queries")
     return [each.statistics(*key) for key, each in sorted(totals.items())]
 
 

@@ -64,7 +64,10 @@ def window_begins(length: int, context: int, stride: int) -> range:
     """The first token of each window. Raises TokensError for a stride that would leave out tokens."""
     if not 1 <= stride <= context:
         raise TokensError(
-            f"the stride is {stride}, but windows have {context} tokens; choose a stride of 1 … {context}"
+            f"the stride is {stride}, but windows have {context} tokens; choose a stride of 1 … {context}",
+            code="invalid_stride",
+            stride=stride,
+            largest=context,
         )
     return range(0, max(1, length - 1 - context + stride), stride)
 
@@ -113,7 +116,8 @@ def not_finite(run: RunSpec) -> NotFiniteError:
     """The error of a model whose outputs are not numbers."""
     return NotFiniteError(
         f"run {run.run_id}: the model's outputs are not numbers (NaN or infinite); its training diverged, or the "
-        "weights are damaged"
+        "weights are damaged",
+        run_id=run.run_id,
     )
 
 

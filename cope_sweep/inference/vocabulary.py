@@ -24,7 +24,12 @@ def validate_sequence(ids: TokenIds, vocabulary_size: int, name: str) -> np.ndar
     """One sequence of at least two tokens as int64, shape (T,). Raises TokensError."""
     tokens_T = validate_token_ids(ids, vocabulary_size, name)
     if len(tokens_T) < 2:
-        raise TokensError(f"{name} has {len(tokens_T)} tokens; give at least two, because the first is not scored")
+        raise TokensError(
+            f"{name} has {len(tokens_T)} tokens; give at least two, because the first is not scored",
+            code="too_short",
+            sequence=name,
+            tokens=len(tokens_T),
+        )
     return tokens_T
 
 
@@ -33,7 +38,7 @@ def validate_token_ids(ids: TokenIds, vocabulary_size: int, name: str = "the seq
     try:
         items: list[Any] = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
     except TypeError:
-        raise TokensError(f"{name}: {_short(ids)} is not a list of token ids") from None
+        raise TokensError(f"{name}: {_short(ids)} is not a list of token ids", sequence=name) from None
     if set(map(type, items)) <= {int}:
         with suppress(OverflowError):
             tokens_T = np.array(items, dtype=np.int64)
@@ -41,11 +46,21 @@ def validate_token_ids(ids: TokenIds, vocabulary_size: int, name: str = "the seq
                 return tokens_T
     for position, item in enumerate(items):  # for the message, and for numpy's integers
         if isinstance(item, bool) or not isinstance(item, int | np.integer):
-            raise TokensError(f"{name}, position {position}: {_short(item)} is not a token id")
+            raise TokensError(
+                f"{name}, position {position}: {_short(item)} is not a token id",
+                sequence=name,
+                position=position,
+                value=_short(item),
+            )
         if not 0 <= item < vocabulary_size:
             raise TokensError(
                 f"{name}, position {position}: token id {_short(item)} is out of range; "
-                f"this model's vocabulary is 0 … {vocabulary_size - 1} ({vocabulary_size} ids)"
+                f"this model's vocabulary is 0 … {vocabulary_size - 1} ({vocabulary_size} ids)",
+                code="token_out_of_range",
+                sequence=name,
+                position=position,
+                value=_short(item),
+                largest=vocabulary_size - 1,
             )
     return np.array(items, dtype=np.int64)
 
@@ -121,7 +136,11 @@ class LabelVocabulary:
             known = " ".join(self._labels[:12]) + (" …" if len(self._labels) > 12 else "")
             raise TokensError(
                 f"the task {self._kind} has no text tokenizer, and {unknown[:40]!r} is no label of its vocabulary; "
-                f"give token ids, or labels with blanks between them: {known}"
+                f"give token ids, or labels with blanks between them: {known}",
+                code="unknown_label",
+                label=unknown[:40],
+                task=self._kind,
+                allowed=self._labels[:12],
             )
         return np.array([self._ids[label] for label in labels], dtype=np.int64)
 

@@ -60,7 +60,13 @@ def load_model(folder: Path, device: str = "cpu") -> tuple[Transformer, RunSpec]
     path = folder / MODEL_FILE
     shapes, run_id = _header(path)
     if run_id is not None and run_id != spec.run_id:
-        raise CheckpointError(f"{path}: is of run {run_id}, but its {CONFIG_FILE} is of run {spec.run_id}")
+        raise CheckpointError(
+            f"{path}: is of run {run_id}, but its {CONFIG_FILE} is of run {spec.run_id}",
+            code="another_run",
+            file=str(path),
+            run_id=run_id,
+            expected=spec.run_id,
+        )
     model = _meta_model(spec, path, shapes)
     tensors = read_tensors(path, device)
     for name, parameter in model.named_parameters():
@@ -85,12 +91,21 @@ def load_run(folder: Path) -> RunSpec:
         if trained != here:
             raise CheckpointError(
                 f"{path}: trained with version {trained} of {kind!r}, but this code has version {here}, "
-                "which computes something else; train the run again, or use the code that trained it"
+                "which computes something else; train the run again, or use the code that trained it",
+                code="another_version",
+                file=str(path),
+                kind=kind,
+                trained=trained,
+                here=here,
             )
     if config.versions != current or config.run_id != spec.run_id:
         raise CheckpointError(
             f"{path}: names run {config.run_id}, but its content is run {spec.run_id}; "
-            "the file was edited, or a default has changed since it was written"
+            "the file was edited, or a default has changed since it was written",
+            code="another_run",
+            file=str(path),
+            run_id=config.run_id,
+            expected=spec.run_id,
         )
     return spec
 
@@ -101,7 +116,7 @@ def read_tensors(path: Path, device: str) -> dict[str, Tensor]:
         # Not mmap: truncating a mapped file kills the process.
         return load_file(path, device=device, backend="pread")
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file") from error
+        raise _missing(path) from error
     except (SafetensorError, OSError) as error:
         raise _damaged(path, error) from error
 
@@ -115,7 +130,7 @@ def distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def _check_regular(path: Path) -> None:
     """Raise CheckpointError for a pipe or a device: to open one may take for ever."""
     if path.exists() and not path.is_file():
-        raise CheckpointError(f"{path}: not a regular file")
+        raise CheckpointError(f"{path}: not a regular file", code="not_a_file", file=str(path))
 
 
 def _read_config(path: Path) -> _Config:
@@ -124,18 +139,33 @@ def _read_config(path: Path) -> _Config:
         with path.open("rb") as file:
             data: Any = json.loads(file.read(MAX_CONFIG_BYTES))
     except OSError as error:
-        raise CheckpointError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+        code = "no_such_file" if isinstance(error, FileNotFoundError) else "unreadable_file"
+        message = f"{path}: {(error.strerror or str(error)).lower()}"
+        raise CheckpointError(message, code=code, file=str(path)) from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not valid JSON ({error})") from error
+        raise CheckpointError(f"{path}: not valid JSON ({error})", code="invalid_json", file=str(path)) from error
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: not the config of a checkpoint: expected a mapping")
+        raise CheckpointError(
+            f"{path}: not the config of a checkpoint: expected a mapping", code="invalid_json", file=str(path)
+        )
     if data.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: format {data.get('format')!r}; this version reads format {FORMAT}")
+        raise CheckpointError(
+            f"{path}: format {data.get('format')!r}; this version reads format {FORMAT}",
+            code="another_format",
+            file=str(path),
+            format=data.get("format"),
+            expected=FORMAT,
+        )
     try:
         return _Config.model_validate_json(json.dumps(data))
     except ValidationError as error:
         problems = [explain(item, _Config) for item in error.errors(include_url=False)]
-        raise CheckpointError("; ".join(f"{path}: {dotted(at)}: {text}" for at, text in problems)) from error
+        raise CheckpointError(
+            "; ".join(f"{path}: {dotted(at)}: {text}" for at, text in problems),
+            code="invalid_config",
+            file=str(path),
+            keys=[dotted(at) for at, _ in problems],
+        ) from error
 
 
 def _header(path: Path) -> tuple[dict[str, Shape], str | None]:
@@ -146,7 +176,7 @@ def _header(path: Path) -> tuple[dict[str, Shape], str | None]:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             return shapes, (file.metadata() or {}).get("run_id")
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file") from error
+        raise _missing(path) from error
     except (SafetensorError, OSError) as error:
         raise _damaged(path, error) from error
 
@@ -175,8 +205,14 @@ def _meta_model(spec: RunSpec, path: Path, shapes: dict[str, Shape]) -> Transfor
 
 def _does_not_fit(path: Path, problems: list[str]) -> CheckpointError:
     shown = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
-    return CheckpointError(f"{path}: does not fit its {CONFIG_FILE}: {shown}")
+    return CheckpointError(
+        f"{path}: does not fit its {CONFIG_FILE}: {shown}", code="does_not_fit", file=str(path), problems=problems
+    )
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{path}: not a complete safetensors file ({error}); was it cut short?")
+    return CheckpointError(f"{path}: not a complete safetensors file ({error}); was it cut short?", file=str(path))
+
+
+def _missing(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path}: no such file", code="no_such_file", file=str(path))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.base import Dims, Encoding, Parameter, Tensors
 
 if TYPE_CHECKING:
@@ -32,8 +33,11 @@ class Absolute(Encoding):
         e_PD = parameters["e"]
         stop = start + x_BTD.shape[1]
         if stop > len(e_PD):
-            raise ValueError(
+            raise InvalidValue(
                 f"absolute position encoding has {len(e_PD)} embeddings, and the input has {stop} tokens; "
-                f"set model.context to {stop} or more before training, or use an encoding that extrapolates"
+                f"set model.context to {stop} or more before training, or use an encoding that extrapolates",
+                key="model.context",
+                embeddings=len(e_PD),
+                tokens=stop,
             )
         return x_BTD + e_PD[start:stop]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, Strict
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Tensors
 from cope_sweep.positions.relative import distances
 from cope_sweep.positions.terms import DistanceSlope
@@ -35,8 +36,11 @@ def standard_slopes(heads: int) -> list[float]:
 def check_slopes(slopes: tuple[float, ...], dims: Dims, kind: str) -> None:
     """Raise ValueError if the number of slopes is not the number of heads."""
     if len(slopes) != dims.heads:
-        raise ValueError(
-            f"{kind}.slopes has {len(slopes)} slopes, and model.heads = {dims.heads}; give one slope for each head"
+        raise InvalidValue(
+            f"{kind}.slopes has {len(slopes)} slopes, and model.heads = {dims.heads}; give one slope for each head",
+            key=f"{kind}.slopes",
+            slopes=len(slopes),
+            heads=dims.heads,
         )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, Strict
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.registry import Kind
 
 if TYPE_CHECKING:
@@ -201,9 +202,12 @@ class AttentionEncoding(Encoding):
     def check(self, dims: Dims) -> None:
         beyond = [layer for layer in self.layers or () if layer >= dims.layers]
         if beyond:
-            raise ValueError(
+            raise InvalidValue(
                 f"{self.kind}.layers names layer {beyond[0]}, and model.layers = {dims.layers}; "
-                f"the layers are 0 to {dims.layers - 1}"
+                f"the layers are 0 to {dims.layers - 1}",
+                key=f"{self.kind}.layers",
+                layer=beyond[0],
+                layers=dims.layers,
             )
 
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.base import (
     Attention,
     AttentionEncoding,
@@ -69,14 +70,23 @@ class ContextualEncoding(AttentionEncoding):
     def check(self, dims: Dims) -> None:
         super().check(dims)
         if self.rotated_query and self.gate_after_rotation:
-            raise ValueError(f"{self.kind}.rotated_query includes gate_after_rotation; remove gate_after_rotation")
+            raise InvalidValue(
+                f"{self.kind}.rotated_query includes gate_after_rotation; remove gate_after_rotation",
+                key=f"{self.kind}.rotated_query",
+                other="gate_after_rotation",
+            )
         if self.rotated_query and self.gate != "keys":
-            raise ValueError(
-                f"{self.kind}.rotated_query needs gate: keys, and gate is {self.gate}, which RoPE does not rotate"
+            raise InvalidValue(
+                f"{self.kind}.rotated_query needs gate: keys, and gate is {self.gate}, which RoPE does not rotate",
+                key=f"{self.kind}.rotated_query",
+                gate=self.gate,
             )
         if self.gate_after_rotation and self.gate != "keys":
-            raise ValueError(
-                f"{self.kind}.gate_after_rotation needs gate: keys, and gate is {self.gate}, which RoPE does not rotate"
+            raise InvalidValue(
+                f"{self.kind}.gate_after_rotation needs gate: keys, and gate is {self.gate}, which RoPE does not "
+                "rotate",
+                key=f"{self.kind}.gate_after_rotation",
+                gate=self.gate,
             )
 
     def gate_parameters(self, dims: Dims) -> dict[str, Parameter]:

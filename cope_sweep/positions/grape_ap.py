@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.alibi import standard_slopes
 from cope_sweep.positions.base import (
     Attention,
@@ -43,9 +44,11 @@ class GrapeAP(AttentionEncoding):
     def check(self, dims: Dims) -> None:
         super().check(dims)
         if self.size == "head" and dims.head_dim % 2:
-            raise ValueError(
+            raise InvalidValue(
                 f"grape_ap rotates pairs of components, and the head dimension {dims.head_dim} is odd; give an even "
-                "grape_ap.size"
+                "grape_ap.size",
+                key="grape_ap.size",
+                head_dim=dims.head_dim,
             )
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.absolute import Absolute
 from cope_sweep.positions.alibi import ALiBi
 from cope_sweep.positions.base import Attention, Dims, Encoding, Parameter  # noqa: F401 - names of the package
@@ -45,30 +46,43 @@ def check_together(encodings: Sequence[Encoding], dims: Dims) -> None:
     kinds = [encoding.kind for encoding in encodings]
     for kind in dict.fromkeys(kind for kind in kinds if kinds.count(kind) > 1):
         if kind in ("absolute", "sinusoidal", "rope"):
-            raise ValueError(f"model.position has {kind} twice, and one {kind} can represent both; remove one")
+            raise InvalidValue(
+                f"model.position has {kind} twice, and one {kind} can represent both; remove one",
+                key="model.position",
+                kinds=[kind, kind],
+            )
         shared = _common_layers([encoding for encoding in encodings if encoding.kind == kind], dims)
         if shared:
-            raise ValueError(
+            raise InvalidValue(
                 f"model.position has {kind} twice in layer {shared[0]}, and one {kind} with summed parameters can "
-                "represent both; remove one, or give them different `layers`"
+                "represent both; remove one, or give them different `layers`",
+                key="model.position",
+                kinds=[kind, kind],
+                layer=shared[0],
             )
     if {"absolute", "sinusoidal"} <= set(kinds):
-        raise ValueError(
-            "model.position has absolute and sinusoidal, and a learned table can represent the sinusoids; remove one"
+        raise InvalidValue(
+            "model.position has absolute and sinusoidal, and a learned table can represent the sinusoids; remove one",
+            key="model.position",
+            kinds=["absolute", "sinusoidal"],
         )
     for encoding in encodings:
         encoding.check(dims)
         contextual = isinstance(encoding, ContextualEncoding) and encoding.uses_rotated_query
         if contextual and not any(other.rotates for other in encodings):
-            raise ValueError(
+            raise InvalidValue(
                 f"{encoding.kind}.rotated_query has no effect, because no encoding of model.position rotates queries; "
-                "remove it, or add rope"
+                "remove it, or add rope",
+                key=f"{encoding.kind}.rotated_query",
             )
     replacing = [encoding for encoding in encodings if encoding.weighs]
     if shared := _common_layers(replacing, dims):
         kinds_there = " and ".join(encoding.kind for encoding in replacing)
-        raise ValueError(
-            f"model.position has {kinds_there} in layer {shared[0]}, and each replaces the softmax; keep one"
+        raise InvalidValue(
+            f"model.position has {kinds_there} in layer {shared[0]}, and each replaces the softmax; keep one",
+            key="model.position",
+            kinds=[encoding.kind for encoding in replacing],
+            layer=shared[0],
         )
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.base import AttentionEncoding, Dims, Tensors
 
 if TYPE_CHECKING:
@@ -40,9 +41,12 @@ class RotaryEncoding(AttentionEncoding):
     def check(self, dims: Dims) -> None:
         super().check(dims)
         if dims.head_dim % 2:
-            raise ValueError(
+            raise InvalidValue(
                 f"{self.kind} rotates pairs of components, and the head dimension {dims.dim}/{dims.heads} = "
-                f"{dims.head_dim} is odd; choose model.dim and model.heads with an even quotient"
+                f"{dims.head_dim} is odd; choose model.dim and model.heads with an even quotient",
+                key="model.dim",
+                kind=self.kind,
+                head_dim=dims.head_dim,
             )
 
 
@@ -67,11 +71,24 @@ class RoPE(RotaryEncoding):
     def check(self, dims: Dims) -> None:
         super().check(dims)
         if self.scaling == "yarn" and self.trained is None:
-            raise ValueError("rope.scaling: yarn needs rope.trained, the length of the training sequences")
+            raise InvalidValue(
+                "rope.scaling: yarn needs rope.trained, the length of the training sequences",
+                key="rope.trained",
+                scaling="yarn",
+            )
         if self.scaling == "none" and self.factor != 1:
-            raise ValueError("rope.factor has no effect with scaling: none; choose pi, ntk or yarn")
+            raise InvalidValue(
+                "rope.factor has no effect with scaling: none; choose pi, ntk or yarn",
+                key="rope.factor",
+                scaling="none",
+            )
         if self.scaling == "ntk" and dims.head_dim == 2:
-            raise ValueError("rope.scaling: ntk needs a head dimension above 2: with one pair there is no slowest one")
+            raise InvalidValue(
+                "rope.scaling: ntk needs a head dimension above 2: with one pair there is no slowest one",
+                key="rope.scaling",
+                scaling="ntk",
+                head_dim=2,
+            )
 
     def rotate(
         self,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.base import Dims, Encoding, Tensors
 
 if TYPE_CHECKING:
@@ -28,8 +29,11 @@ class Sinusoidal(Encoding):
 
     def check(self, dims: Dims) -> None:
         if dims.dim % 2:
-            raise ValueError(
-                f"sinusoidal needs pairs of components, and model.dim = {dims.dim} is odd; choose an even one"
+            raise InvalidValue(
+                f"sinusoidal needs pairs of components, and model.dim = {dims.dim} is odd; choose an even one",
+                key="model.dim",
+                kind=self.kind,
+                dim=dims.dim,
             )
 
     def embed(self, parameters: Tensors, x_BTD: Tensor, start: int) -> Tensor:

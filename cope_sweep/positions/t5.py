@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors
 from cope_sweep.positions.relative import distances
 from cope_sweep.positions.terms import DistanceBias
@@ -35,9 +36,12 @@ class T5(AttentionEncoding):
     def check(self, dims: Dims) -> None:
         super().check(dims)
         if self.max_distance <= self.buckets // 2:
-            raise ValueError(
+            raise InvalidValue(
                 f"t5.max_distance = {self.max_distance} must be more than half of t5.buckets = {self.buckets}: "
-                "each of the smaller distances has its own bucket"
+                "each of the smaller distances has its own bucket",
+                key="t5.max_distance",
+                value=self.max_distance,
+                buckets=self.buckets,
             )
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:

@@ -79,7 +79,11 @@ class RunFolder:
         if document is not None and not (
             isinstance(document.get("spec"), dict) and document.get("run_id", self.run_id) == self.run_id
         ):
-            raise DamagedError(f"{self.path / SPEC_FILE}: not the spec of run {self.run_id}")
+            raise DamagedError(
+                f"{self.path / SPEC_FILE}: not the spec of run {self.run_id}",
+                file=str(self.path / SPEC_FILE),
+                run_id=self.run_id,
+            )
         return document
 
     @property
@@ -89,7 +93,7 @@ class RunFolder:
         if "where" in state:  # the former name of the key
             state.setdefault("worker_id", state.pop("where"))
         if state and (state.get("status") not in get_args(Status) or not isinstance(state.get("attempt", 0), int)):
-            raise DamagedError(f"{self.path / STATE_FILE}: not the state of a run")
+            raise DamagedError(f"{self.path / STATE_FILE}: not the state of a run", file=str(self.path / STATE_FILE))
         return state
 
     @property
@@ -108,10 +112,10 @@ class RunFolder:
         if result is None:
             return None
         metrics, facts, files = result.get("metrics"), result.get("facts"), result.get("files", {})
-        if not isinstance(facts, dict) or not isinstance(metrics, dict) or not all(map(is_number, metrics.values())):
-            raise DamagedError(f"{self.path / RESULT_FILE}: not the result of a run")
-        if not isinstance(files, dict) or {name.partition("/")[0] for name in files} - CHECKED:
-            raise DamagedError(f"{self.path / RESULT_FILE}: not the result of a run")
+        has_numbers = isinstance(metrics, dict) and all(map(is_number, metrics.values()))
+        has_files = isinstance(files, dict) and not {name.partition("/")[0] for name in files} - CHECKED
+        if not (isinstance(facts, dict) and has_numbers and has_files):
+            raise DamagedError(f"{self.path / RESULT_FILE}: not the result of a run", file=str(self.path / RESULT_FILE))
         return result | {"metrics": current_names(metrics)}
 
     @property
@@ -153,7 +157,7 @@ class RunFolder:
         path = self.path / CURVE_FILE
         content = read_bytes(path, mark["bytes"]) or b""
         if hashlib.sha256(content).hexdigest() != mark["sha256"]:
-            raise DamagedError(f"{path}: not the curve that belongs to {RESUME_FILE}")
+            raise DamagedError(f"{path}: not the curve that belongs to {RESUME_FILE}", file=str(path))
 
     def log_text(self) -> str:
         """The run's log; empty for runs of versions that wrote none. Raises DamagedError."""
@@ -216,14 +220,21 @@ class RunFolder:
         last = self.last_attempt
         if attempt is not None and attempt <= last:
             # Also the same number: the index forgets a lease without a folder when it is made again.
-            raise FencedError(f"run {self.run_id}: attempt {last} has begun; attempt {attempt} ends")
+            raise FencedError(
+                f"run {self.run_id}: attempt {last} has begun; attempt {attempt} ends",
+                run_id=self.run_id,
+                newest=last,
+                attempt=attempt,
+            )
         own = Attempt(self, last + 1 if attempt is None else attempt)
         # First the number: from here on, older attempts replace nothing. Their message and traceback are dropped.
         own.write_document(STATE_FILE, {
             "status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": own.number,
         })  # fmt: skip
         if own.result is not None:
-            raise FencedError(f"run {self.run_id}: an earlier attempt has finished it")
+            raise FencedError(
+                f"run {self.run_id}: an earlier attempt has finished it", code="already_finished", run_id=self.run_id
+            )
         own.clean_up()
         return own
 
@@ -316,7 +327,12 @@ class Attempt(RunFolder):
         with contextlib.suppress(DamagedError):
             last = self.last_attempt
             if last > self.number:
-                raise FencedError(f"run {self.run_id}: attempt {last} has begun; attempt {self.number} ends")
+                raise FencedError(
+                    f"run {self.run_id}: attempt {last} has begun; attempt {self.number} ends",
+                    run_id=self.run_id,
+                    newest=last,
+                    attempt=self.number,
+                )
 
     def set_state(self, status: Status, **facts: Any) -> None:
         """Set the status, and any other keys of the state."""

@@ -67,7 +67,9 @@ def check_no_link(*folders: Path) -> None:
     """Raise DamagedError if one of the folders is a link, which may lead out of the store."""
     for folder in folders:
         if folder.is_symlink():
-            raise DamagedError(f"{folder}: a link; move the folder itself into the store")
+            raise DamagedError(
+                f"{folder}: a link; move the folder itself into the store", code="link", file=str(folder)
+            )
 
 
 def check_checkpoint(folder: Path) -> None:
@@ -79,7 +81,7 @@ def check_checkpoint(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name in ("config.json", "model.safetensors") and not entry.is_file(follow_symlinks=False):
-                raise DamagedError(f"{folder / entry.name}: not a regular file; replace it by a file")
+                raise _not_regular(folder / entry.name)
 
 
 def open_regular(path: Path) -> IO[bytes]:
@@ -96,14 +98,18 @@ def open_regular(path: Path) -> IO[bytes]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket
-            raise DamagedError(f"{path}: not a regular file; replace it by a file") from error
+            raise _not_regular(path) from error
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         if path.is_dir():
-            raise DamagedError(f"{path}: {os.strerror(errno.EISDIR)}")
-        raise DamagedError(f"{path}: not a regular file; replace it by a file")
+            raise DamagedError(f"{path}: {os.strerror(errno.EISDIR)}", code="not_a_file", file=str(path))
+        raise _not_regular(path)
     return os.fdopen(descriptor, "rb", 0)  # a buffer would cost four more system calls
+
+
+def _not_regular(path: Path) -> DamagedError:
+    return DamagedError(f"{path}: not a regular file; replace it by a file", code="not_a_file", file=str(path))
 
 
 def to_disk(path: Path) -> None:
@@ -153,11 +159,11 @@ def parse_json(content: bytes, name: Path | str) -> dict[str, Any]:
     try:
         value = json.loads(content)
     except ValueError as error:
-        raise DamagedError(f"{name}: not valid JSON ({error})") from error
+        raise DamagedError(f"{name}: not valid JSON ({error})", code="invalid_json", file=str(name)) from error
     except RecursionError as error:
-        raise DamagedError(f"{name}: nested too deeply") from error
+        raise DamagedError(f"{name}: nested too deeply", code="invalid_json", file=str(name)) from error
     if not isinstance(value, dict):
-        raise DamagedError(f"{name}: not a JSON object")
+        raise DamagedError(f"{name}: not a JSON object", code="invalid_json", file=str(name))
     return value
 
 

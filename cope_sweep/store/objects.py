@@ -25,7 +25,11 @@ def is_object_url(root: str) -> bool:
     if not separator:
         return False
     if scheme not in SCHEMES:
-        raise StoreError(f"{root!r}: a store is a folder, or the URL of an object store: s3://… or gs://…")
+        raise StoreError(
+            f"{root!r}: a store is a folder, or the URL of an object store: s3://… or gs://…",
+            code="unsupported_store",
+            store=str(root),
+        )
     return True
 
 
@@ -40,7 +44,7 @@ class ObjectFolder:
         try:
             self._files, self._prefix = FileSystem.from_uri(_with_endpoint(url))
         except (OSError, ValueError) as error:
-            raise StoreError(f"{url}: {error}") from error
+            raise StoreError(f"{url}: {error}", code="unsupported_store", store=url) from error
         self._prefix = self._prefix.rstrip("/")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -97,7 +101,9 @@ class ObjectFolder:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise StoreError(f"the store {self.url}: {' '.join(str(error).split())}") from error
+            raise StoreError(
+                f"the store {self.url}: {' '.join(str(error).split())}", code="unreachable_store", store=self.url
+            ) from error
 
 
 def _with_endpoint(url: str) -> str:

@@ -61,7 +61,7 @@ def _read_row(folder: RunFolder, sweep_id: str | None) -> RunRecord | None:
     result, document = folder.result, folder.spec
     if document is None:
         if result is not None:
-            raise DamagedError(f"{folder.path / SPEC_FILE}: missing")
+            raise DamagedError(f"{folder.path / SPEC_FILE}: missing", file=str(folder.path / SPEC_FILE))
         return None
     spec: Mapping[str, Any] = document["spec"]
     check_sections(spec, folder.path)
@@ -108,7 +108,11 @@ def _last_step(folder: RunFolder, curve: Sequence[Mapping[str, float]]) -> int:
     try:
         return int(curve[-1]["step"]) if curve else 0
     except (ValueError, OverflowError) as error:
-        raise DamagedError(f"{folder.path / CURVE_FILE}: step: {curve[-1]['step']} is no number of steps") from error
+        raise DamagedError(
+            f"{folder.path / CURVE_FILE}: step: {curve[-1]['step']} is no number of steps",
+            file=str(folder.path / CURVE_FILE),
+            key="step",
+        ) from error
 
 
 def _ended_ms(folder: RunFolder, state: Mapping[str, Any]) -> int | None:
@@ -130,7 +134,11 @@ def check_sections(spec: Mapping[str, Any], folder: Path) -> None:
     """Raise DamagedError unless the sections of a spec are objects."""
     for section in SECTIONS:
         if not isinstance(spec.get(section), Mapping):
-            raise DamagedError(f"{folder / SPEC_FILE}: spec.{section}: missing, or no object")
+            raise DamagedError(
+                f"{folder / SPEC_FILE}: spec.{section}: missing, or no object",
+                file=str(folder / SPEC_FILE),
+                key=f"spec.{section}",
+            )
 
 
 def checked_row(row: RunRecord, folder: Path) -> RunRecord:
@@ -191,4 +199,5 @@ def _is_finite(value: float) -> bool:
 
 
 def _error(folder: Path, file: str, key: str, problem: str) -> DamagedError:
-    return DamagedError(printable(f"{folder / file}: {key}: {problem}; train the run again"))
+    message = printable(f"{folder / file}: {key}: {problem}; train the run again")
+    return DamagedError(message, file=str(folder / file), key=printable(key))

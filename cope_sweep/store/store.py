@@ -85,7 +85,9 @@ class Store:
             raise StoreError(
                 f"the store {self.location} needs a database for its index, which no object store can hold: name it "
                 "with --index or COPE_SWEEP_INDEX, as postgresql://USER:PASSWORD@HOST/NAME, or, for one machine, "
-                "sqlite:////PATH"
+                "sqlite:////PATH",
+                code="index_not_named",
+                store=str(self.location),
             )
         return self._index_url or f"sqlite:///{self.root / 'index.db'}"
 
@@ -132,7 +134,9 @@ class Store:
         if replaces and not self.objects and not (self.root / "runs").is_dir():
             raise StoreError(
                 f"the index is of an older version, and can only be made again from its store; {self.root} is none: "
-                "name it with --store"
+                "name it with --store",
+                code="no_store",
+                store=str(self.root),
             )
         files = self.files()
         if files.folders:
@@ -153,7 +157,9 @@ class Store:
         except OSError as error:
             raise StoreError(
                 f"the store {self.root} cannot be written ({error.strerror}); "
-                "choose another with --store, or set COPE_SWEEP_STORE"
+                "choose another with --store, or set COPE_SWEEP_STORE",
+                code="not_writable",
+                store=str(self.root),
             ) from error
         if self.objects:
             self.objects.write("store.txt", b"A store of cope-sweep.\n")
@@ -163,7 +169,11 @@ class Store:
     def run(self, run_id: str) -> RunFolder:
         """The folder of a run; it need not exist. Raises StoreError for what is not a run id."""
         if not RUN_ID.fullmatch(run_id):
-            raise StoreError(f"{run_id!r} is not a run id: 16 hexadecimal digits, as `cope-sweep status` lists them")
+            raise StoreError(
+                f"{run_id!r} is not a run id: 16 hexadecimal digits, as `cope-sweep status` lists them",
+                code="invalid_run_id",
+                run_id=run_id,
+            )
         return RunFolder(self.root / "runs" / run_id, objects=self.objects)
 
     def run_folders(self) -> list[RunFolder]:
@@ -206,7 +216,11 @@ class Store:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(self.root / name, content)
         except OSError as error:
-            raise StoreError(f"{self.root / name}: cannot be written ({error.strerror})") from error
+            raise StoreError(
+                f"{self.root / name}: cannot be written ({error.strerror})",
+                code="not_writable",
+                file=str(self.root / name),
+            ) from error
 
     def delete(self, name: str) -> None:
         """Delete another file, if there is one. Raises StoreError."""

@@ -68,13 +68,15 @@ def read_submission(store: Store, sweep_id: str) -> Submission:
     if content is None:
         raise NotFoundError(
             f"no submission of a sweep {sweep_id[:40]!r} in the store {store.location}; a job needs the very store "
-            "that the sweep was submitted with"
+            "that the sweep was submitted with",
+            sweep_id=sweep_id[:40],
+            store=str(store.location),
         )
     name = f"{store.location}/{_name(sweep_id)}"
     try:
         return Submission.model_validate(parse_json(content, name))
     except ValidationError as error:
-        raise DamagedError(f"{name}: not a submission ({error.errors()[0]['msg']})") from error
+        raise DamagedError(f"{name}: not a submission ({error.errors()[0]['msg']})", file=name) from error
 
 
 def _name(sweep_id: str) -> str:

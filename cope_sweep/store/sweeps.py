@@ -71,7 +71,8 @@ def parse_sweep(content: bytes, name: str) -> SweepRecord:
         return SweepRecord.model_validate(document)
     except ValidationError as error:
         reason = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3])
-        raise DamagedError(f"{name}: not the record of a sweep ({reason})") from error
+        keys = [".".join(map(str, each["loc"])) for each in error.errors()]
+        raise DamagedError(f"{name}: not the record of a sweep ({reason})", file=str(name), keys=keys) from error
 
 
 def sweep_members(record: SweepRecord) -> list[dict[str, Any]]:

@@ -209,13 +209,15 @@ def check_cluster(this_node: str) -> dict[str, Node]:
         if time.monotonic() > until:
             raise ClusterLost(
                 f"the head of the Ray cluster ({address}) does not answer any more ({error}); finished runs are kept; "
-                "run the same command again on a new cluster"
+                "run the same command again on a new cluster",
+                address=address,
             )
         time.sleep(0.5)
     found = nodes()
     if this_node not in found:
         raise ClusterLost(
-            "Ray's process on this machine, the raylet, has died; finished runs are kept; run the same command again"
+            "Ray's process on this machine, the raylet, has died; finished runs are kept; run the same command again",
+            code="raylet_died",
         )
     return found
 
@@ -318,7 +320,11 @@ def _start(runtime_env: dict[str, Any]) -> None:
             runtime_env=runtime_env or None,
         )
     except Exception as error:
-        raise ClusterError(f"Ray cannot start here: {first_line(error)}; --local works without Ray") from error
+        raise ClusterError(
+            f"Ray cannot start here: {first_line(error)}; --local works without Ray",
+            code="ray_not_started",
+            reason=first_line(error),
+        ) from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # `ray.init` replaces it
@@ -328,7 +334,9 @@ def _connect(address: str, runtime_env: dict[str, Any]) -> None:
     if "://" in address:
         raise ClusterError(
             f"{address} is not the address of a Ray cluster, as `auto` or HOST:6379 is; to run on a cluster from "
-            "outside of it, `cope-sweep submit --address http://HOST:8265`"
+            "outside of it, `cope-sweep submit --address http://HOST:8265`",
+            code="invalid_address",
+            address=address,
         )
     if address != "auto":
         _check_port(address)
@@ -342,7 +350,9 @@ def _connect(address: str, runtime_env: dict[str, Any]) -> None:
     except TimeoutError:
         raise ClusterError(
             f"the Ray cluster at {address} did not accept the connection within {CONNECT_TIMEOUT_S:.0f} s: this "
-            "machine has to be one of its nodes (`ray start --address=…`); from outside, use `cope-sweep submit`"
+            "machine has to be one of its nodes (`ray start --address=…`); from outside, use `cope-sweep submit`",
+            code="not_connected",
+            address=address,
         ) from None
     except Exception as error:
         if isinstance(error, ray.exceptions.AuthenticationError):
@@ -354,18 +364,28 @@ def _connect(address: str, runtime_env: dict[str, Any]) -> None:
                 "see `ray status` on its head node; if it uses token authentication, export RAY_AUTH_MODE=token and "
                 "RAY_AUTH_TOKEN; from outside of the cluster, use `cope-sweep submit`"
             )
-        raise ClusterError(f"cannot connect to the Ray cluster at {address}: {first_line(error)}; {hint}") from error
+        raise ClusterError(
+            f"cannot connect to the Ray cluster at {address}: {first_line(error)}; {hint}",
+            code="not_connected",
+            address=address,
+            reason=first_line(error),
+        ) from error
 
 
 def _check_port(address: str) -> None:
     """Raise ClusterError if nothing listens at `address`. Ray would retry for long and then end the process."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise ClusterError(f"{address!r} is not the address of a Ray cluster: `auto`, or HOST:PORT as in 10.0.0.1:6379")
+        raise ClusterError(
+            f"{address!r} is not the address of a Ray cluster: `auto`, or HOST:PORT as in 10.0.0.1:6379",
+            code="invalid_address",
+            address=address,
+        )
     if (error := connection_error(host.strip("[]"), int(port))) is not None:
         raise ClusterError(
             f"no Ray cluster answers at {address} ({error}): start one (`ray start --head`), or omit --address "
-            "to have one started for the sweep"
+            "to have one started for the sweep",
+            address=address,
         )
 
 

@@ -223,7 +223,9 @@ class Driver:
             record_failure(run.spec, self.store, message, details, keep_recorded=keep_recorded)
         except OSError as error:
             folder = self.store.run(run.run_id).path
-            raise StoreError(f"{folder}: cannot be written ({error.strerror or error})") from error
+            raise StoreError(
+                f"{folder}: cannot be written ({error.strerror or error})", code="not_writable", file=str(folder)
+            ) from error
 
     def give_up(self, run: DrivenRun) -> None:
         """End the lease of a run that no process has begun, or whose process did not answer in time."""

@@ -27,6 +27,7 @@ ENDED: tuple[Status, ...] = ("finished", "failed", "stopped")
 class ClusterLost(ClusterError):
     """The cluster is gone in the middle of a sweep. Nothing has failed: the same command continues on another one."""
 
+    default_code = "cluster_lost"
     exit_code = 130
 
 

@@ -125,7 +125,11 @@ def check_cluster(cluster: Cluster) -> JobSubmissionClient:
     """A client of the cluster, to which the working tree can be sent. Raises ClusterError."""
     if not (cluster.working_dir / "cope_sweep").is_dir():
         folder = cluster.working_dir.absolute()
-        raise ClusterError(f"{folder} is not a checkout of this project: there is no cope_sweep/ in it")
+        raise ClusterError(
+            f"{folder} is not a checkout of this project: there is no cope_sweep/ in it",
+            code="no_checkout",
+            file=str(folder),
+        )
     return _client(cluster.address)
 
 
@@ -134,12 +138,17 @@ def _client(address: str) -> JobSubmissionClient:
     url = address if "://" in address else f"http://{address}"
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ClusterError(f"{address} is not the address of a Ray dashboard, as http://HOST:8265 is")
+        raise ClusterError(
+            f"{address} is not the address of a Ray dashboard, as http://HOST:8265 is",
+            code="invalid_address",
+            address=address,
+        )
     port = parts.port or (443 if parts.scheme == "https" else 80)
     if (error := connection_error(parts.hostname, port)) is not None:
         raise ClusterError(
             f"no Ray dashboard answers at {address} ({error}): start a cluster with `ray start --head`, "
-            "and use the port that it prints (8265, if it is free)"
+            "and use the port that it prints (8265, if it is free)",
+            address=address,
         )
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
@@ -153,15 +162,21 @@ def _client(address: str) -> JobSubmissionClient:
         problem = "does not accept the token" if token else "asks for a token"
         raise ClusterError(
             f"the cluster at {address} {problem}: put its own (`ray get-auth-token`, on its head node) into "
-            "RAY_AUTH_TOKEN or ~/.ray/auth_token"
+            "RAY_AUTH_TOKEN or ~/.ray/auth_token",
+            code="wrong_token" if token else "no_token",
+            address=address,
         ) from error
     except (ConnectionError, TimeoutError) as error:
-        raise ClusterError(f"the Ray dashboard at {address} does not answer: {first_line(error)}") from error
+        raise ClusterError(
+            f"the Ray dashboard at {address} does not answer: {first_line(error)}", address=address
+        ) from error
     except Exception as error:
         # The client asks for Ray's version. Any other answer, or none in JSON, is that of another service.
         raise ClusterError(
             f"what answers at {address} is no Ray dashboard ({first_line(error)}); `ray start --head` prints the "
-            "right port"
+            "right port",
+            code="not_a_dashboard",
+            address=address,
         ) from error
 
 
@@ -209,7 +224,10 @@ def _submit(client: JobSubmissionClient, arguments: Sequence[str], cluster: Clus
             return str(job)
         except ValueError as error:
             raise ClusterError(
-                f"{working_dir} cannot be sent: {first_line(error)}; list files to leave out in .rayignore"
+                f"{working_dir} cannot be sent: {first_line(error)}; list files to leave out in .rayignore",
+                code="not_sent",
+                file=str(working_dir),
+                reason=first_line(error),
             ) from error
         except RuntimeError as error:
             if job_id is not None:
@@ -219,7 +237,9 @@ def _submit(client: JobSubmissionClient, arguments: Sequence[str], cluster: Clus
             # Where the cluster's job agent is still starting, try again. Ray 2.60 raises a plain RuntimeError for every
             # refusal, without the HTTP status; its text is all there is.
             if "No available agent" not in str(error) or time.monotonic() > until:
-                raise ClusterError(f"the cluster refused the job: {first_line(error)}") from error
+                raise ClusterError(
+                    f"the cluster refused the job: {first_line(error)}", code="job_refused", reason=first_line(error)
+                ) from error
         time.sleep(POLL_INTERVAL_S)
 
 
@@ -279,7 +299,10 @@ def _details(client: JobSubmissionClient, job_id: str) -> JobDetails:
             if time.monotonic() > until:
                 raise ClusterError(
                     f"the dashboard has not answered for {ANSWER_TIMEOUT_S:.0f} s ({first_line(error)}); job {job_id} "
-                    "may still be running: `ray job status`, on a node of the cluster, tells"
+                    "may still be running: `ray job status`, on a node of the cluster, tells",
+                    code="dashboard_lost",
+                    job=job_id,
+                    reason=first_line(error),
                 ) from error
         time.sleep(POLL_INTERVAL_S)
 
@@ -336,7 +359,11 @@ def check_paths(plan: Plan, allowed: Plan | None = None) -> None:
         if (key, value) not in known:
             raise SpecError(
                 f"{plan.name}: {key}: {value!r} names a place on the machines that train; name a corpus that the "
-                "operator has put into $COPE_SWEEP_DATA, and remove the key"
+                "operator has put into $COPE_SWEEP_DATA, and remove the key",
+                code="path_of_another_machine",
+                ablation=plan.name,
+                key=key,
+                value=value,
             )
 
 

@@ -283,7 +283,11 @@ class RaySweep:
                 if isinstance(news, StoreError):  # the index cannot be used: a full disk
                     raise news
                 if isinstance(news, Exception):
-                    raise ClusterError(f"Ray Tune gave up: {news}; its log: {logs / 'ray.log'}") from news
+                    raise ClusterError(
+                        f"Ray Tune gave up: {news}; its log: {logs / 'ray.log'}",
+                        code="tune_failed",
+                        log=str(logs / "ray.log"),
+                    ) from news
                 if isinstance(news, Event):
                     self.work.on_event(news)
                 else:
@@ -429,7 +433,8 @@ class RaySweep:
             misfits = [kind for kind in wanted if kind in self.refused]
             none_trains = len(misfits) == len(wanted) and not any(trial.begun for trial in self.trials.values())
         if misfits and none_trains and (self.excluded or not self.driver.any_ended):
-            raise ClusterError(self.refused[misfits[0]])
+            code = "no_node_left" if self.excluded else "no_room"
+            raise ClusterError(self.refused[misfits[0]], code=code, cpus=misfits[0].cpus, gpus=misfits[0].gpus)
         for kind in misfits:
             self.work.on_note(f"runs that take {kind.shape} fail: {self.refused[kind]}")
             while (run := self.driver.take(kind)) is not None:

@@ -401,7 +401,7 @@ def _storage(url: str) -> RDBStorage:
     try:
         return RDBStorage(url, options)
     except RuntimeError as error:  # it has the command that mends this
-        raise StoreError(f"the study cannot be opened: {error}") from error
+        raise StoreError(f"the study cannot be opened: {error}", code="unusable_study") from error
 
 
 def _connection(path: Path) -> sqlite3.Connection:

@@ -390,7 +390,12 @@ def _check_plugins(plan: Plan, store: Store, finished: Collection[str]) -> None:
                 raise SpecError(
                     f"run {run_id} of {plan.name} was trained with another source of {kind} ({known[kind]}; it is "
                     f"{cls.source()} today). If the new one computes something else, increase VERSION of "
-                    f"{cls.__name__}: its runs get new ids. If not, add {known[kind]!r} to its SAME_SOURCES"
+                    f"{cls.__name__}: its runs get new ids. If not, add {known[kind]!r} to its SAME_SOURCES",
+                    code="changed_plugin",
+                    run_id=run_id,
+                    plugin=kind,
+                    trained=known[kind],
+                    here=cls.source(),
                 )
 
 

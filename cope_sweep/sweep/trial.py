@@ -126,7 +126,9 @@ def _visible_store(sweep: SweepContext) -> Store:
         if time.monotonic() > until:
             raise StoreError(
                 f"cannot see the store {sweep.location}{reason}: use a folder that all nodes share or an object "
-                "store, with --store or COPE_SWEEP_STORE"
+                "store, with --store or COPE_SWEEP_STORE",
+                code="no_store",
+                store=str(sweep.location),
             )
         time.sleep(0.2)
 

@@ -18,6 +18,7 @@ from typing import Annotated, ClassVar, Protocol, Self
 import numpy as np
 from pydantic import Field
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.registry import Kind
 
 IGNORED = -100
@@ -170,13 +171,20 @@ class Task(Kind):
     def longer(self, times: int) -> Self:
         """The task with sequences that are so many times as long, with the same tokens. Raises ValueError."""
         if not self.LENGTHS:
-            raise ValueError(f"the task {self.kind} has no longer sequences (`LENGTHS`)")
+            raise InvalidValue(
+                f"the task {self.kind} has no longer sequences (`LENGTHS`)", code="no_lengths", task=self.kind
+            )
         return self.model_copy(update={name: times * getattr(self, name) for name in self.LENGTHS})
 
     def check_split(self, split: str) -> None:
         """Raise ValueError for a split that the task does not have."""
         if split not in self.splits:
-            raise ValueError(f"unknown split {split!r}; this task has {', '.join(self.splits)}")
+            raise InvalidValue(
+                f"unknown split {split!r}; this task has {', '.join(self.splits)}",
+                code="unknown_split",
+                split=split,
+                allowed=list(self.splits),
+            )
 
     # -- tasks that read a text
 
@@ -218,7 +226,7 @@ class Task(Kind):
             ValueError: The split is unknown, the stride is not in 1 … `context`, or the task reads no text.
             UserError: The text is shorter than one window.
         """
-        raise ValueError(f"the task {self.kind} reads no text, so it has no windows")
+        raise InvalidValue(f"the task {self.kind} reads no text, so it has no windows", code="no_text", task=self.kind)
 
 
 class GeneratedTask(Task):

@@ -20,6 +20,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, Strict, model_validator
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.tasks.language import LanguageModelling
 from cope_sweep.text import CorpusName, TextError
 from cope_sweep.text.reading import Files, file_digest
@@ -54,9 +55,11 @@ class Code(LanguageModelling):
     @model_validator(mode="after")
     def _check_folder(self) -> Self:
         if self.folder is not None and self.corpus == STDLIB:
-            raise ValueError(
+            raise InvalidValue(
                 f"task.folder is set, and task.corpus is {STDLIB}; give your corpus a name, for example "
-                "task.corpus=my-code"
+                "task.corpus=my-code",
+                key="task.corpus",
+                value=STDLIB,
             )
         return self
 
@@ -65,10 +68,17 @@ class Code(LanguageModelling):
         if folder is None:
             raise TextError(
                 f"the corpus {self.corpus!r} has no folder; set task.folder, or put its files in "
-                f"$COPE_SWEEP_DATA/{self.corpus}"
+                f"$COPE_SWEEP_DATA/{self.corpus}",
+                code="no_corpus",
+                corpus=self.corpus,
             )
         if not folder.is_dir():
-            raise TextError(f"{folder}: no such folder; set task.folder to the folder of {self.corpus}")
+            raise TextError(
+                f"{folder}: no such folder; set task.folder to the folder of {self.corpus}",
+                code="no_such_file",
+                file=str(folder),
+                corpus=self.corpus,
+            )
         splits: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
         for path in self._sources(folder):
             splits[self._split(path)].append(path)
@@ -76,7 +86,11 @@ class Code(LanguageModelling):
             if not paths:
                 raise TextError(
                     f"{folder}: the hash assigns none of its files with the suffixes {', '.join(self.suffixes)} to the "
-                    f"split {split!r}; add files, or increase task.validation_share and task.test_share"
+                    f"split {split!r}; add files, or increase task.validation_share and task.test_share",
+                    code="empty_split",
+                    file=str(folder),
+                    split=split,
+                    suffixes=list(self.suffixes),
                 )
         return {split: Files(tuple(paths), one_document=False) for split, paths in splits.items()}
 

@@ -39,6 +39,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, Task
 
 NONE, PASS, SET, INCREMENT, PRINT = range(5)
@@ -116,9 +117,12 @@ class Counting(GeneratedTask):
     @model_validator(mode="after")
     def _check_operations(self) -> Self:
         if self.fewest_operations > self.operations:
-            raise ValueError(
+            raise InvalidValue(
                 f"fewest_operations = {self.fewest_operations} is more than operations = {self.operations}; "
-                f"lower it to {self.operations} or less"
+                f"lower it to {self.operations} or less",
+                key="fewest_operations",
+                value=self.fewest_operations,
+                largest=self.operations,
             )
         return self
 

@@ -26,6 +26,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.tasks.base import IGNORED, Batch, Task
 from cope_sweep.text import (
     Corpus,
@@ -70,12 +71,18 @@ class LanguageModelling(Task):
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
         if self.stride is not None and self.stride > self.tokens:
-            raise ValueError(
-                f"task.stride = {self.stride} leaves out tokens; set it to at most task.tokens = {self.tokens}"
+            raise InvalidValue(
+                f"task.stride = {self.stride} leaves out tokens; set it to at most task.tokens = {self.tokens}",
+                key="task.stride",
+                value=self.stride,
+                largest=self.tokens,
             )
         if self.tokenizer == "gpt2" and self.vocabulary < GPT2_IDS:
-            raise ValueError(
-                f"task.vocabulary = {self.vocabulary} is too small for GPT-2's tokenizer, which has {GPT2_IDS} ids"
+            raise InvalidValue(
+                f"task.vocabulary = {self.vocabulary} is too small for GPT-2's tokenizer, which has {GPT2_IDS} ids",
+                key="task.vocabulary",
+                value=self.vocabulary,
+                smallest=GPT2_IDS,
             )
         return self
 
@@ -103,7 +110,12 @@ class LanguageModelling(Task):
     def windows(self, split: str, context: int, stride: int) -> TextWindows:
         self.check_split(split)
         if not 1 <= stride <= context:
-            raise ValueError(f"a stride of {stride} does not fit windows of {context} tokens; use 1 … {context}")
+            raise InvalidValue(
+                f"a stride of {stride} does not fit windows of {context} tokens; use 1 … {context}",
+                key="stride",
+                value=stride,
+                largest=context,
+            )
         corpus = self.open_corpus()
         tokens_L = corpus.splits[split].tokens_L
         if len(tokens_L) - 1 < context:
@@ -158,14 +170,22 @@ class LanguageModelling(Task):
             raise TextError(
                 f"GPT-2's tokenizer (tokenizer.json, or vocab.json and merges.txt) is neither in "
                 f"{', '.join(map(str, folders))} nor in the Hugging Face cache; put it there, "
-                "or train a tokenizer: task.tokenizer=bpe"
+                "or train a tokenizer: task.tokenizer=bpe",
+                code="no_tokenizer",
+                folders=[str(folder) for folder in folders],
             )
         return found
 
     def _too_short(self, split: str, corpus: Corpus, context: int) -> TextError:
+        tokens = len(corpus.splits[split].tokens_L) - 1
         return TextError(
-            f"the corpus {self.corpus!r}: its split {split!r} has {len(corpus.splits[split].tokens_L) - 1:,} tokens, "
-            f"fewer than one context of {context:,}; use a longer text or a shorter context"
+            f"the corpus {self.corpus!r}: its split {split!r} has {tokens:,} tokens, fewer than one context of "
+            f"{context:,}; use a longer text or a shorter context",
+            code="text_too_short",
+            corpus=self.corpus,
+            split=split,
+            tokens=tokens,
+            context=context,
         )
 
 

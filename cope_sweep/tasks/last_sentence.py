@@ -39,6 +39,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, Task
 from cope_sweep.text import CorpusName, TextError, data_dir
 from cope_sweep.text.reading import Files, read_document
@@ -89,18 +90,27 @@ class LastSentence(GeneratedTask):
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
         if self.corpus == COMPOSED and self.folder is not None:
-            raise ValueError(
+            raise InvalidValue(
                 f"task.folder is set, and the corpus {COMPOSED} reads no text; give your corpus a name, for example "
-                "task.corpus=alice"
+                "task.corpus=alice",
+                key="task.corpus",
+                value=COMPOSED,
             )
         if not self.maximum <= self.fewest_words <= self.most_words:
-            raise ValueError(
+            raise InvalidValue(
                 f"maximum = {self.maximum}, fewest_words = {self.fewest_words} and most_words = {self.most_words} "
-                "must not decrease: a sentence must have room for `maximum` occurrences of the word"
+                "must not decrease: a sentence must have room for `maximum` occurrences of the word",
+                key="maximum",
+                value=self.maximum,
+                fewest_words=self.fewest_words,
+                most_words=self.most_words,
             )
         if self.vocabulary < self._words + 2:
-            raise ValueError(
-                f"vocabulary = {self.vocabulary} has no room for two words; increase it to {self._words + 2} or more"
+            raise InvalidValue(
+                f"vocabulary = {self.vocabulary} has no room for two words; increase it to {self._words + 2} or more",
+                key="vocabulary",
+                value=self.vocabulary,
+                smallest=self._words + 2,
             )
         return self
 
@@ -275,7 +285,10 @@ def _read_questions(task: LastSentence, data: Path) -> _Questions:
         raise TextError(
             f"the corpus {task.corpus!r} has {len(usable):,} sentences, and no word occurs 0, 1, … and {task.maximum} "
             f"times in sentences that can be the last of {task.sentences} and of {task.longer_sentences}, in training "
-            "and in test; use a longer text, decrease task.maximum, or increase task.most_words"
+            "and in test; use a longer text, decrease task.maximum, or increase task.most_words",
+            code="text_too_short",
+            corpus=task.corpus,
+            sentences=len(usable),
         )
     return _Questions(task, tokens_A.astype(np.min_scalar_type(task.vocabulary)), first_A, tables, queried)
 
@@ -316,16 +329,23 @@ def _files(task: LastSentence) -> tuple[Path, ...]:
     if task.folder is None and not path.is_dir():
         raise TextError(
             f"the corpus {task.corpus!r} has no file or folder; set task.folder, or put its files in "
-            f"$COPE_SWEEP_DATA/{task.corpus}"
+            f"$COPE_SWEEP_DATA/{task.corpus}",
+            code="no_corpus",
+            corpus=task.corpus,
         )
     found = tuple(sorted(path.rglob("*.txt"))) if path.is_dir() else (path,)
     if not found:
         raise TextError(
-            f"{path}: no `*.txt` file in this folder; set task.folder to a text file, or to a folder with `*.txt` files"
+            f"{path}: no `*.txt` file in this folder; set task.folder to a text file, or to a folder with "
+            "`*.txt` files",
+            code="no_such_file",
+            file=str(path),
         )
     for file in found:
         if file.is_file() and not file.stat().st_size:
-            raise TextError(f"{file}: empty; add text to it, or remove it from task.folder")
+            raise TextError(
+                f"{file}: empty; add text to it, or remove it from task.folder", code="empty_text", file=str(file)
+            )
     return found
 
 

@@ -34,6 +34,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask
 
 FILLER = 0
@@ -79,7 +80,12 @@ class AssociativeRecall(GeneratedTask):
     def _check_keys(self, field: str, number: int) -> None:
         keys = self._first_value - 1
         if number > keys:
-            raise ValueError(f"{field} = {number} is more than the {keys} keys of vocabulary = {self.vocabulary}")
+            raise InvalidValue(
+                f"{field} = {number} is more than the {keys} keys of vocabulary = {self.vocabulary}",
+                key=field,
+                value=number,
+                largest=keys,
+            )
 
     def _keys(self, rng: np.random.Generator, count: int, size: int) -> np.ndarray:
         """Different keys for each sequence, (N, size)."""
@@ -144,9 +150,12 @@ class MQAR(AssociativeRecall):
         for field, number in (("pairs", self.pairs), ("more_pairs", self.more_pairs)):
             self._check_keys(field, number)
             if 4 * number > self.tokens:
-                raise ValueError(
+                raise InvalidValue(
                     f"{field} = {number} needs at least {4 * number} tokens, two for each key and two for its query; "
-                    f"tokens = {self.tokens}"
+                    f"tokens = {self.tokens}",
+                    key=field,
+                    value=number,
+                    tokens=self.tokens,
                 )
         return self
 
@@ -188,14 +197,21 @@ class MQRAR(AssociativeRecall):
         for field, number in (("variables", self.variables), ("more_variables", self.more_variables)):
             self._check_keys(field, number)
             if slots <= number * self.n_back:  # a sequence might have no query
-                raise ValueError(
+                raise InvalidValue(
                     f"{field} = {number} with n_back = {self.n_back} needs at least {2 * number * self.n_back + 2} "
-                    f"tokens; tokens = {self.tokens}"
+                    f"tokens; tokens = {self.tokens}",
+                    key=field,
+                    value=number,
+                    n_back=self.n_back,
+                    tokens=self.tokens,
                 )
         if slots > values:
-            raise ValueError(
+            raise InvalidValue(
                 f"sequences of {self.tokens} tokens may assign {slots} different values, but vocabulary = "
-                f"{self.vocabulary} has {values}; raise it to {self.tokens} or more"
+                f"{self.vocabulary} has {values}; raise it to {self.tokens} or more",
+                key="vocabulary",
+                value=self.vocabulary,
+                smallest=self.tokens,
             )
         return self
 

@@ -63,7 +63,12 @@ class WikiText(LanguageModelling):
         try:
             found = [path for path in folder.iterdir() if path.suffix in SUFFIXES]
         except OSError as error:
-            raise TextError(f"{folder}: {error.strerror}; set task.folder to the folder of {self.corpus}") from error
+            raise TextError(
+                f"{folder}: {error.strerror}; set task.folder to the folder of {self.corpus}",
+                code="no_such_file",
+                file=str(folder),
+                corpus=self.corpus,
+            ) from error
         by_split: dict[str, list[Path]] = {}
         for path in sorted(found):
             words = re.split(r"[^a-z]+", path.name.lower())
@@ -74,11 +79,21 @@ class WikiText(LanguageModelling):
             if not paths:
                 raise TextError(
                     f"{folder}: no file of the split {split!r}; name it so that it contains the word, for example "
-                    f"wiki.{split}.tokens, with one of the suffixes {', '.join(SUFFIXES)}"
+                    f"wiki.{split}.tokens, with one of the suffixes {', '.join(SUFFIXES)}",
+                    code="empty_split",
+                    file=str(folder),
+                    split=split,
+                    suffixes=list(SUFFIXES),
                 )
             if len(paths) > 1 and any(path.suffix != ".parquet" for path in paths):
-                listed = ", ".join(path.name for path in paths)
-                raise TextError(f"{folder}: several files of the split {split!r} ({listed}); remove all but one")
+                names = [path.name for path in paths]
+                raise TextError(
+                    f"{folder}: several files of the split {split!r} ({', '.join(names)}); remove all but one",
+                    code="ambiguous_split",
+                    file=str(folder),
+                    split=split,
+                    files=names,
+                )
         return {split: Files(tuple(by_split[split])) for split in ("train", *self.TESTS)}
 
     def check_corpus(self, corpus: Corpus) -> None:
@@ -90,7 +105,12 @@ class WikiText(LanguageModelling):
             if abs(words - expected[split]) > TOLERANCE * expected[split]:
                 raise TextError(
                     f"this is not {self.corpus}: its split {split!r} has {expected[split]:,} words, and the files have "
-                    f"{words:,}; give your own text another name, for example task.corpus=my-text"
+                    f"{words:,}; give your own text another name, for example task.corpus=my-text",
+                    code="another_text",
+                    corpus=self.corpus,
+                    split=split,
+                    expected=expected[split],
+                    words=words,
                 )
 
     def _from_hub(self) -> Path:
@@ -98,7 +118,9 @@ class WikiText(LanguageModelling):
         if self.corpus not in CONFIGS:
             raise TextError(
                 f"the corpus {self.corpus!r} is none of {', '.join(CONFIGS)}, and it has no folder; "
-                f"set task.folder, or put its files in $COPE_SWEEP_DATA/{self.corpus}"
+                f"set task.folder, or put its files in $COPE_SWEEP_DATA/{self.corpus}",
+                code="no_corpus",
+                corpus=self.corpus,
             )
         from huggingface_hub import snapshot_download
 
@@ -114,5 +136,8 @@ class WikiText(LanguageModelling):
             reason = f"the repository has no folder {config}"
         raise TextError(
             f"{self.corpus} is not on this machine and cannot be downloaded from the Hugging Face hub ({reason}); "
-            f"set task.folder to a folder with its files, or put them in $COPE_SWEEP_DATA/{self.corpus}"
+            f"set task.folder to a folder with its files, or put them in $COPE_SWEEP_DATA/{self.corpus}",
+            code="no_download",
+            corpus=self.corpus,
+            reason=reason,
         )

@@ -19,6 +19,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.text.reading import TextError
 
 CORPUS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -34,8 +35,10 @@ def cache_dir() -> Path:
 def _check_corpus_name(corpus: str) -> str:
     """Return the name. Raises ValueError for a path."""
     if not CORPUS_NAME.fullmatch(corpus):
-        raise ValueError(
-            f"{corpus!r} is not a corpus name: use letters, digits, `.`, `_` and `-`; a path belongs in `folder`"
+        raise InvalidValue(
+            f"{corpus!r} is not a corpus name: use letters, digits, `.`, `_` and `-`; a path belongs in `folder`",
+            code="invalid_corpus_name",
+            value=corpus,
         )
     return corpus
 
@@ -69,7 +72,9 @@ def create_once(folder: Path, create: Callable[[Path], None]) -> Path:
     except OSError as error:
         raise TextError(
             f"{error.filename or folder}: {error.strerror or error}; tokenised text is stored in {folder.parent}; "
-            "set COPE_SWEEP_CACHE to another folder"
+            "set COPE_SWEEP_CACHE to another folder",
+            code="unusable_cache",
+            file=str(error.filename or folder),
         ) from error
     return folder
 

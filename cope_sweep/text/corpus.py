@@ -81,7 +81,9 @@ def open_corpus(splits: Mapping[str, Files], tokenizer: Sequence[Path] | None, v
     for split, files in splits.items():
         for path in files.paths:
             if not path.stat().st_size:
-                raise TextError(f"{path}: empty; the split {split!r} needs text")
+                raise TextError(
+                    f"{path}: empty; the split {split!r} needs text", code="empty_text", file=str(path), split=split
+                )
     key = _digest(
         [
             VERSION,
@@ -94,7 +96,11 @@ def open_corpus(splits: Mapping[str, Files], tokenizer: Sequence[Path] | None, v
     if corpus.tokenizer.ids > vocabulary:
         raise TextError(
             f"{corpus.tokenizer.name}: has {corpus.tokenizer.ids:,} ids, and task.vocabulary is {vocabulary:,}; "
-            "increase task.vocabulary, or train a tokenizer: task.tokenizer=bpe"
+            "increase task.vocabulary, or train a tokenizer: task.tokenizer=bpe",
+            code="vocabulary_too_small",
+            file=corpus.tokenizer.name,
+            ids=corpus.tokenizer.ids,
+            vocabulary=vocabulary,
         )
     return corpus
 
@@ -163,7 +169,12 @@ def _open(folder: Path) -> Corpus:
         tokenizer = TextTokenizer.load(folder / TOKENIZER_FILE)
         return Corpus(folder, tokenizer, splits, document["fingerprint"])
     except (OSError, ValueError, KeyError, TextError) as error:
-        raise TextError(f"{folder}: damaged ({error}); delete this folder, and it will be created again") from error
+        raise TextError(
+            f"{folder}: damaged ({error}); delete this folder, and it will be created again",
+            code="damaged_cache",
+            file=str(folder),
+            reason=str(error),
+        ) from error
 
 
 def _digest(value: Any) -> str:

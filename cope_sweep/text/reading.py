@@ -18,6 +18,8 @@ from cope_sweep.errors import UserError
 class TextError(UserError):
     """A text or its tokenizer cannot be used. The message names the file and the cause, and says what to do."""
 
+    default_code = "invalid_text"
+
 
 READ_BYTES = 1 << 20
 """Bytes that are read at a time."""
@@ -62,7 +64,7 @@ def file_digest(path: Path) -> bytes:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").digest()
     except OSError as error:
-        raise TextError(f"{path}: {error.strerror}") from error
+        raise _unreadable(path, error) from error
 
 
 def chunks(pieces: Iterable[str]) -> Iterator[str]:
@@ -109,7 +111,10 @@ def _utf8(path: Path) -> Iterator[str]:
                     position = offset - pending + error.start
                     raise TextError(
                         f"{path}: not UTF-8 text ({error.reason} at byte {position}); convert it, "
-                        "for example with `iconv -f LATIN1 -t UTF-8`, or remove it"
+                        "for example with `iconv -f LATIN1 -t UTF-8`, or remove it",
+                        code="not_utf8",
+                        file=str(path),
+                        byte=position,
                     ) from error
                 if text:
                     yield text
@@ -117,7 +122,12 @@ def _utf8(path: Path) -> Iterator[str]:
                     return
                 offset += len(data)
     except OSError as error:
-        raise TextError(f"{path}: {error.strerror}") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> TextError:
+    code = "no_such_file" if isinstance(error, FileNotFoundError) else "unreadable_file"
+    return TextError(f"{path}: {error.strerror}", code=code, file=str(path))
 
 
 def _parquet(path: Path) -> Iterator[str]:
@@ -128,10 +138,15 @@ def _parquet(path: Path) -> Iterator[str]:
     try:
         with pq.ParquetFile(path) as file:
             if "text" not in file.schema_arrow.names:
-                names = ", ".join(file.schema_arrow.names)
-                raise TextError(f"{path}: no column `text` in this Parquet file; its columns are {names}")
+                names = file.schema_arrow.names
+                raise TextError(
+                    f"{path}: no column `text` in this Parquet file; its columns are {', '.join(names)}",
+                    code="no_text_column",
+                    file=str(path),
+                    columns=names,
+                )
             for batch in file.iter_batches(batch_size=4096, columns=["text"]):
                 lines = (line or " " for line in batch.column(0).to_pylist())
                 yield "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
     except (OSError, pa.ArrowException) as error:
-        raise TextError(f"{path}: not a valid Parquet file ({error})") from error
+        raise TextError(f"{path}: not a valid Parquet file ({error})", code="not_parquet", file=str(path)) from error

@@ -53,14 +53,23 @@ class TextTokenizer:
         """`name` is used in error messages. Raises TextError unless this is a byte-level BPE with an end of text."""
         if tokenizer.normalizer is not None:
             raise TextError(
-                f"{name}: it has a normalizer, which changes the text before tokenising it; use a tokenizer without one"
+                f"{name}: it has a normalizer, which changes the text before tokenising it; use a tokenizer without "
+                "one",
+                code="unusable_tokenizer",
+                file=name,
+                reason="normalizer",
             )
         tokenizer.encode_special_tokens = True  # the characters of a special token in a text are ordinary text
         self._tokenizer = tokenizer
         self.name = name
         vocabulary = tokenizer.get_vocab()
         if END_OF_TEXT not in vocabulary:
-            raise TextError(f"{name}: has no token {END_OF_TEXT}, with which every document must start")
+            raise TextError(
+                f"{name}: has no token {END_OF_TEXT}, with which every document must start",
+                code="unusable_tokenizer",
+                file=name,
+                reason=f"no token {END_OF_TEXT}",
+            )
         self.end_of_text: int = vocabulary[END_OF_TEXT]
         self.ids: int = max(vocabulary.values()) + 1
         """Number of token ids; ids are 0 … ids − 1."""
@@ -74,11 +83,11 @@ class TextTokenizer:
         from tokenizers import Tokenizer
 
         if not path.is_file():
-            raise TextError(f"{path}: no such file")
+            raise TextError(f"{path}: no such file", code="no_such_file", file=str(path))
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises no narrower class
-            raise TextError(f"{path}: not a tokenizer ({error})") from error
+            raise TextError(f"{path}: not a tokenizer ({error})", code="not_a_tokenizer", file=str(path)) from error
         return cls(tokenizer, str(path))
 
     @classmethod
@@ -92,10 +101,19 @@ class TextTokenizer:
             try:
                 model = models.BPE.from_file(*map(str, paths))
             except Exception as error:
-                raise TextError(f"{paths[0].parent}: vocab.json and merges.txt are not a BPE ({error})") from error
+                raise TextError(
+                    f"{paths[0].parent}: vocab.json and merges.txt are not a BPE ({error})",
+                    code="not_a_tokenizer",
+                    file=str(paths[0].parent),
+                ) from error
             loaded = cls(_byte_level(model, special=True), str(paths[0].parent))
         if loaded.ids != GPT2_IDS:
-            raise TextError(f"{loaded.name}: has {loaded.ids:,} ids, and GPT-2's tokenizer has {GPT2_IDS:,}")
+            raise TextError(
+                f"{loaded.name}: has {loaded.ids:,} ids, and GPT-2's tokenizer has {GPT2_IDS:,}",
+                code="not_gpt2",
+                file=loaded.name,
+                ids=loaded.ids,
+            )
         return loaded
 
     @classmethod
@@ -137,7 +155,10 @@ class TextTokenizer:
             if int(bytes_V[each].sum()) != len(text.encode()):
                 raise TextError(
                     f"{self.name}: its ids do not represent every byte of a text (it may add blanks); "
-                    "use GPT-2's tokenizer, or train one: task.tokenizer=bpe"
+                    "use GPT-2's tokenizer, or train one: task.tokenizer=bpe",
+                    code="unusable_tokenizer",
+                    file=self.name,
+                    reason="loses bytes",
                 )
         return ids
 
@@ -211,5 +232,11 @@ def _token_bytes(tokenizer: Tokenizer, name: str) -> dict[int, bytes]:
         try:
             result[index] = b"" if index in special else bytes(letters[letter] for letter in token)
         except KeyError:
-            raise TextError(f"{name}: not a byte-level BPE, because its token {token!r} is not made of bytes") from None
+            raise TextError(
+                f"{name}: not a byte-level BPE, because its token {token!r} is not made of bytes",
+                code="unusable_tokenizer",
+                file=name,
+                reason="not bytes",
+                token=token,
+            ) from None
     return result

@@ -34,12 +34,16 @@ def check(uri: str) -> None:
     elif "://" not in uri or uri.startswith("file:"):
         raise TrackingError(
             f"{uri!r} is a folder, and MLflow 3.17 no longer keeps runs in folders; "
-            f"accepted: {ACCEPTED}, as in sqlite:///store/mlflow.db"
+            f"accepted: {ACCEPTED}, as in sqlite:///store/mlflow.db",
+            code="unsupported_tracking",
+            uri=uri,
         )
     else:
         raise TrackingError(
             f"{redacted(uri)!r}: tracking stores of this kind are not supported; accepted: {ACCEPTED}. "
-            "For another database, start a server for it: mlflow server --backend-store-uri …"
+            "For another database, start a server for it: mlflow server --backend-store-uri …",
+            code="unsupported_tracking",
+            uri=redacted(uri),
         )
 
 

@@ -251,7 +251,11 @@ class Tracker:
                 if found.lifecycle_stage == "deleted":
                     raise TrackingError(
                         f"{redacted(self.uri)}: the experiment {name!r} is in MLflow's trash; restore it with "
-                        f"`mlflow experiments restore -x {found.experiment_id}`, or empty the trash with `mlflow gc`"
+                        f"`mlflow experiments restore -x {found.experiment_id}`, or empty the trash with `mlflow gc`",
+                        code="deleted_experiment",
+                        uri=redacted(self.uri),
+                        experiment=name,
+                        experiment_id=found.experiment_id,
                     ) from None
                 experiments[name] = found.experiment_id
         return experiments[name]
@@ -269,7 +273,11 @@ def errors(uri: str, problem: str) -> Iterator[None]:
         if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
             # One error for each file of a folder.
             error = OSError("; ".join(str(reason) for _, _, reason in error.args[0]))
-        raise TrackingError(f"MLflow at {redacted(uri)} {problem}: {_one_line(error, uri)}") from error
+        raise TrackingError(
+            f"MLflow at {redacted(uri)} {problem}: {_one_line(error, uri)}",
+            uri=redacted(uri),
+            reason=_one_line(error, uri),
+        ) from error
 
 
 def age(run: Run) -> tuple[bool, int, str]:
@@ -399,13 +407,19 @@ def check_server(uri: str) -> None:
         if isinstance(error, MlflowException) and error.error_code in ACCESS_REFUSED:
             raise TrackingError(
                 f"the MLflow server at {url} refuses access ({reason}); "
-                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+                code="access_refused",
+                uri=url,
+                reason=reason,
             ) from error
         # The client turns errors of the connection into MlflowException.
         if isinstance(error, MlflowException) and isinstance(error.__cause__ or error.__context__, OSError):
             raise no_server(uri, reason) from error
         raise TrackingError(
-            f"{url} answers, but not as an MLflow server does ({reason}); check the URL's port and path"
+            f"{url} answers, but not as an MLflow server does ({reason}); check the URL's port and path",
+            code="not_an_mlflow_server",
+            uri=url,
+            reason=reason,
         ) from error
 
 

@@ -18,6 +18,8 @@ ACCEPTED = "sqlite:///PATH, or http://HOST:PORT or https://HOST of an MLflow ser
 class TrackingError(UserError):
     """The tracker did not answer or refused a request. The message says which tracker, why, and what to do."""
 
+    default_code = "tracking_failed"
+
 
 def resolve_uri(store: Store, explicit: str | None = None) -> str:
     """The tracking URI: `explicit`, else $MLFLOW_TRACKING_URI, else SQLite in the store. SQLite paths are absolute."""
@@ -36,26 +38,36 @@ def check_sqlite(path: Path) -> None:
     """Return if MLflow can use a SQLite file, or create it. Raises TrackingError."""
     hint = "choose another with --mlflow sqlite:///PATH"
     if path.is_dir():
-        raise TrackingError(f"{path} is a folder, not a SQLite file; {hint}")
+        raise TrackingError(f"{path} is a folder, not a SQLite file; {hint}", code="not_sqlite", file=str(path))
     if not path.parent.is_dir():
-        raise TrackingError(f"{path.parent}: no such folder for MLflow's SQLite file; create it, or {hint}")
+        raise TrackingError(
+            f"{path.parent}: no such folder for MLflow's SQLite file; create it, or {hint}",
+            code="no_such_file",
+            file=str(path.parent),
+        )
     try:
         if path.exists():
             with path.open("r+b") as file:
                 head = file.read(16)
             if head and head != b"SQLite format 3\0":
-                raise TrackingError(f"{path} is not a SQLite file; {hint}")
+                raise TrackingError(f"{path} is not a SQLite file; {hint}", code="not_sqlite", file=str(path))
         elif not os.access(path.parent, os.W_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
-        raise TrackingError(f"{path}: MLflow's SQLite file cannot be written ({error.strerror}); {hint}") from error
+        raise TrackingError(
+            f"{path}: MLflow's SQLite file cannot be written ({error.strerror}); {hint}",
+            code="not_writable",
+            file=str(path),
+        ) from error
 
 
 def no_server(uri: str, reason: object) -> TrackingError:
     """The error where no MLflow server can be reached."""
     return TrackingError(
         f"no MLflow server answers at {redacted(uri)} ({reason}); start it (`mlflow server --port …`), correct "
-        "--mlflow or MLFLOW_TRACKING_URI, or leave both out to keep runs in the store"
+        "--mlflow or MLFLOW_TRACKING_URI, or leave both out to keep runs in the store",
+        code="no_server",
+        uri=redacted(uri),
     )
 
 

@@ -202,7 +202,9 @@ def _check_data(folder: RunFolder, notes: Mapping[str, Any], data: str | None) -
     if notes.get("data") != data:
         raise DataError(
             f"this run was started on data {notes.get('data')}, but its task now reads {data}; "
-            f"bring the files back to continue, or delete {folder.path} to start again"
+            f"bring the files back to continue, or delete {folder.path} to start again",
+            started=notes.get("data"),
+            reads=data,
         )
 
 

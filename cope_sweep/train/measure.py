@@ -165,7 +165,10 @@ class _Measurer:
         if process.exitcode != -9:  # neither this process nor Linux has ended it for its memory
             raise UserError(
                 f"the process that measured {run.run_id} ended with exit code {process.exitcode}; "
-                "`cope-sweep run … --local` shows what it prints, and `plan` without --measure estimates without it"
+                "`cope-sweep run … --local` shows what it prints, and `plan` without --measure estimates without it",
+                code="measurement_crashed",
+                run_id=run.run_id,
+                exit_code=process.exitcode,
             )
         return StepCost(math.inf, peak_bytes)
 

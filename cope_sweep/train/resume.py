@@ -108,9 +108,19 @@ def load_state(path: Path, trainer: Trainer) -> dict[str, Any]:
             metadata = file.metadata() or {}
         checksum = metadata.pop("crc32", None)
         if checksum not in (None, _checksum(tensors, metadata)):
-            raise CheckpointError(f"{path}: is damaged: its content does not have its checksum {checksum}")
+            raise CheckpointError(
+                f"{path}: is damaged: its content does not have its checksum {checksum}",
+                code="wrong_checksum",
+                file=str(path),
+            )
         if metadata.get("run_id") != trainer.spec.run_id:
-            raise CheckpointError(f"{path}: is of run {metadata.get('run_id')}, not of run {trainer.spec.run_id}")
+            raise CheckpointError(
+                f"{path}: is of run {metadata.get('run_id')}, not of run {trainer.spec.run_id}",
+                code="another_run",
+                file=str(path),
+                run_id=metadata.get("run_id"),
+                expected=trainer.spec.run_id,
+            )
         model = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
         if trainer.spec.model.tied:
             model["head.weight"] = model["embedding.weight"]
@@ -124,7 +134,12 @@ def load_state(path: Path, trainer: Trainer) -> dict[str, Any]:
         trainer.step = int(metadata["step"])
         notes: dict[str, Any] = json.loads(metadata.get("notes", "{}"))
     except (RuntimeError, KeyError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: does not fit run {trainer.spec.run_id} ({error})") from error
+        raise CheckpointError(
+            f"{path}: does not fit run {trainer.spec.run_id} ({error})",
+            code="does_not_fit",
+            file=str(path),
+            run_id=trainer.spec.run_id,
+        ) from error
     return notes
 
 

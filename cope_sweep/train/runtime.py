@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from cope_sweep.config import Resources
+from cope_sweep.errors import InvalidValue
 from cope_sweep.kernels import Implementation, using
 
 log = logging.getLogger(__name__)
@@ -59,11 +60,16 @@ class Runtime:
     def of(resources: Resources, *, worker_id: str, rank: int = 0, world_size: int = 1) -> Runtime:
         """The settings that `resources` mean on this machine.
 
-        Raises ValueError where `resources.device` is `cuda` and torch sees no CUDA device.
+        Raises InvalidValue where `resources.device` is `cuda` and torch sees no CUDA device.
         """
         cuda = torch.cuda.is_available()
         if resources.device == "cuda" and not cuda:
-            raise ValueError("resources.device = cuda, but torch sees no CUDA device here; use auto or cpu")
+            raise InvalidValue(
+                "resources.device = cuda, but torch sees no CUDA device here; use auto or cpu",
+                code="no_device",
+                key="resources.device",
+                value="cuda",
+            )
         device = "cuda" if cuda and resources.device != "cpu" else "cpu"
         precision = resources.precision
         if precision == "auto":

@@ -61,6 +61,8 @@ def gather(runtime: Runtime, value: Any) -> list[Any]:
 class DataError(UserError):
     """The data differ from those that the run was started on, or from those of other workers."""
 
+    default_code = "changed_data"
+
 
 def prepare_data(spec: RunSpec, runtime: Runtime) -> str | None:
     """Prepare the task's data and return their fingerprint; None where the task generates its data.
@@ -75,7 +77,9 @@ def prepare_data(spec: RunSpec, runtime: Runtime) -> str | None:
     fingerprints = gather(runtime, task.fingerprint())
     if len(set(fingerprints)) > 1:
         listed = ", ".join(f"rank {rank}: {data}" for rank, data in enumerate(fingerprints))
-        raise DataError(f"the workers read different data ({listed}); give every node the same files")
+        raise DataError(
+            f"the workers read different data ({listed}); give every node the same files", fingerprints=fingerprints
+        )
     return fingerprints[0]
 
 

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cope_sweep.errors import ProbeError
-from cope_sweep.inference import TokensError
 from cope_sweep.inference.probe import (
     head_statistics,
     mark_statistics,
     mean_gates,
     probe,
 )
+from tests.errors import raises
 from tests.inference.tiny_models import V, tiny_predictor
 
 CoPE = {"kind": "cope", "p_max": 3}
@@ -131,9 +130,9 @@ def test_a_model_without_gates_has_no_statistics():
 
 
 def test_invalid_marks_are_reported():
-    with pytest.raises(ProbeError, match="low has 2 entries, but sequence 0 has 3 tokens"):
+    with raises("marks_length", marks="low", entries=2, sequence=0, tokens=3):
         head_statistics(tiny_predictor([CoPE]), [[0, 1, 2]], [{"low": np.ones(2, dtype=bool)}])
-    with pytest.raises(ProbeError, match="seen_by selects no query in any sequence"):
+    with raises("no_queries"):
         head_statistics(tiny_predictor([CoPE]), [[0, 1]], [{}], seen_by=[np.zeros(2, dtype=bool)])
-    with pytest.raises(TokensError, match="no tokens"):
+    with raises("too_short", tokens=0):
         head_statistics(tiny_predictor([CoPE]), [[0, 1], []], [{}, {}])

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from cope_sweep.errors import ProbeError
-from cope_sweep.inference import TokensError
 from cope_sweep.inference import probe as module
 from cope_sweep.inference.probe import matrix_count, probe, probe_layers
 from cope_sweep.kernels import attention_weights, observing, using, visible
-from cope_sweep.model import CheckpointError, transformer
+from cope_sweep.model import transformer
 from cope_sweep.model.attention import self_attention
+from tests.errors import raises
 from tests.inference.numpy_reference import layer_of
 from tests.inference.tiny_models import V, tiny_predictor
 
@@ -134,23 +133,23 @@ def test_names_of_arrays():
 
 
 @pytest.mark.parametrize(
-    ("ids", "chosen", "error", "message"),
+    ("ids", "chosen", "code", "data"),
     [
-        ([], {}, TokensError, "no tokens"),
-        ([0, 6], {}, TokensError, r"the sequence, position 1: token id 6 is out of range; .* 0 … 5"),
-        ([0, 1.5], {}, TokensError, "1.5 is not a token id"),
-        ([0], {"layers": [2]}, ProbeError, "there is no layer 2: this model has layers 0 … 1"),
-        ([0], {"heads": [-1]}, ProbeError, "there is no head -1: this model has heads 0 … 1"),
+        ([], {}, "too_short", {"tokens": 0}),
+        ([0, 6], {}, "token_out_of_range", {"position": 1, "value": "6", "largest": 5}),
+        ([0, 1.5], {}, "invalid_tokens", {"position": 1, "value": "1.5"}),
+        ([0], {"layers": [2]}, "no_such_layer", {"value": 2, "largest": 1}),
+        ([0], {"heads": [-1]}, "no_such_head", {"value": -1, "largest": 1}),
     ],
 )
-def test_invalid_requests(ids, chosen, error, message):
-    with pytest.raises(error, match=message):
+def test_invalid_requests(ids, chosen, code, data):
+    with raises(code, **data):
         probe(tiny_predictor(POSITIONS["keys"]), ids, **chosen)
 
 
 def test_a_sequence_beyond_absolute_positions_is_refused():
     predictor = tiny_predictor(["absolute"])
-    with pytest.raises(TokensError, match="the sequence of 40 tokens is too long: absolute .* 24 embeddings"):
+    with raises("too_long", tokens=40):
         probe(predictor, [0] * 40)
 
 
@@ -158,7 +157,7 @@ def test_too_large_probes_are_refused_before_the_model_runs(monkeypatch):
     predictor = tiny_predictor(POSITIONS["keys"])
     monkeypatch.setattr(module, "MAX_BYTES", 4 * 14**2 * 2 * 5)  # one layer's: 2 heads, 5 matrices
     monkeypatch.setattr(predictor.model, "forward", None)
-    with pytest.raises(ProbeError, match="14 tokens, 2 layers and 2 heads would take .* choose fewer layers or heads"):
+    with raises("matrices_too_large", tokens=14, layers=2, heads=2):
         probe(predictor, TOKENS)
     monkeypatch.undo()
     monkeypatch.setattr(module, "MAX_BYTES", 4 * 14**2 * 2 * 5)
@@ -177,7 +176,7 @@ def test_damaged_weights_are_reported(name):
         for each in damaged:
             each.fill_(torch.nan)
         if damaged:
-            with pytest.raises(CheckpointError, match="layer . computes values that are not finite"):
+            with raises("not_finite", run_id=predictor.run.run_id):
                 probe(predictor, [5, 5, 5])
 
 

@@ -2,11 +2,11 @@ import math
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from cope_sweep.positions.alibi import standard_slopes
 from cope_sweep.positions.grape_ap import GrapeAP
 from cope_sweep.testing import EncodingContract
+from tests.errors import raises
 from tests.positions import naive
 from tests.tiny import tiny_run
 
@@ -40,7 +40,7 @@ def test_the_bias_sums_the_gates_of_the_keys_after_the_key(reading, queries):
 
 def test_an_odd_head_dimension_needs_a_size():
     odd = {"model.dim": 6, "model.heads": 2}
-    with pytest.raises(ValidationError, match=r"head dimension 3 is odd; give an even grape_ap\.size"):
+    with raises("invalid_value", key="grape_ap.size", head_dim=3):
         tiny_run(**odd, **{"model.position": ["grape_ap"]})
     tiny_run(**odd, **{"model.position": [{"kind": "grape_ap", "size": 4}]})
 

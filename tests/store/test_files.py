@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.files import check_checkpoint, read_bytes, read_tail
+from tests.errors import raises
 
 
 def test_a_regular_file_is_read_whole_in_part_and_from_its_end(tmp_path):
@@ -48,7 +48,7 @@ OTHERS = {
 @pytest.mark.parametrize("read", [read_bytes, lambda path: read_tail(path, 10)], ids=["whole", "tail"])
 def test_anything_else_is_refused_at_once(tmp_path, make, read):
     make(tmp_path / "f")
-    with pytest.raises(DamagedError, match="not a regular file|Is a directory"):
+    with raises("not_a_file", file=str(tmp_path / "f")):
         read(tmp_path / "f")
 
 
@@ -59,5 +59,5 @@ def test_a_checkpoint_of_other_files_is_refused(tmp_path, name, kind):
     folder.mkdir(parents=True)
     check_checkpoint(folder)
     OTHERS[kind](folder / name)
-    with pytest.raises(DamagedError, match="not a regular file"):
+    with raises("not_a_file", file=str(folder / name)):
         check_checkpoint(folder)

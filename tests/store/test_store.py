@@ -8,13 +8,14 @@ import shutil
 import pytest
 
 import cope_sweep
-from cope_sweep.store import Store, StoreError, SweepRun, files
+from cope_sweep.store import Store, SweepRun, files
 from cope_sweep.store.damage import check, mark_lost, mend_index, repair
 from cope_sweep.store.index.rows import write_counters
 from cope_sweep.store.index.tables import metadata
 from cope_sweep.store.indexing import refresh_index
 from cope_sweep.store.provenance import versions
 from cope_sweep.store.reading import read_run
+from tests.errors import raises
 from tests.store.index.rows import row
 from tests.store.sweeps import sweep_record
 from tests.tiny import tiny_run
@@ -40,7 +41,7 @@ def test_a_store_that_does_not_exist_is_empty_and_is_not_made(tmp_path):
 
 
 def test_nothing_is_written_to_the_index_of_a_store_that_does_not_exist(tmp_path):
-    with pytest.raises(StoreError, match="does not exist, or cannot be written"):
+    with raises("not_writable"):
         Store(tmp_path / "none").index.write([row()])
 
 
@@ -54,7 +55,7 @@ def test_a_store_that_cannot_be_written_is_read_and_says_so(store, monkeypatch, 
     assert [record.message.partition(":")[0] for record in caplog.records if record.levelname == "WARNING"] == [
         f"the store {store.root} cannot be written"
     ] * 2
-    with pytest.raises(StoreError, match="cannot be written"):
+    with raises("not_writable"):
         Store(store.root).index.delete([RUN.run_id])
 
 
@@ -117,7 +118,7 @@ def test_an_index_is_not_emptied_where_its_store_is_missing(store, index_url, tm
     with indexed.index.database.writing() as connection:
         write_counters(connection, format=1)
     indexed.index.close()
-    with pytest.raises(StoreError, match="can only be made again from its store"):
+    with raises("no_store", store=str(tmp_path / "typo")):
         Store(tmp_path / "typo", index=index_url).status(RUN.run_id)
     assert Store(store.root, index=index_url).status(RUN.run_id) == "finished"
 
@@ -187,8 +188,10 @@ def test_a_damaged_record_names_its_file(store):
     store.write_sweep(sweep_record())
     path = store.root / "sweeps" / "20260101-000000-aa.json"
     path.write_text('{"sweep_id": 3}')
-    with pytest.raises(StoreError, match=r"20260101-000000-aa\.json: not the record of a sweep \(sweep_id"):
+    with raises("damaged_file") as error:
         store.sweep("20260101-000000-aa")
+    assert error.value.data["file"].endswith("20260101-000000-aa.json")
+    assert error.value.data["keys"][0] == "sweep_id"
 
 
 @pytest.mark.parametrize("lost", [False, True])

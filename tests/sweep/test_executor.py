@@ -12,6 +12,7 @@ from cope_sweep.store import Event, Lease, RunRecord, Store
 from cope_sweep.sweep import leases
 from cope_sweep.sweep.failures import record_failure
 from cope_sweep.sweep.local_executor import run_local
+from tests.errors import raises
 from tests.sweep.runs import LONG, ONE_GROUP, EventLog, Listener, Recorded, other_sweep, seeds, train_by
 from tests.tiny import tiny_run
 
@@ -161,7 +162,7 @@ def test_a_missing_device_is_an_error(store: Store, events: EventLog) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
-    with pytest.raises(ValueError, match=r"(?i)cuda"):
+    with raises("no_device", key="resources.device", value="cuda"):
         train_locally(seeds(1), store, Resources(device="cuda"), on_event=events, stop=events.stop)
     assert store.index.statuses() == {}
 

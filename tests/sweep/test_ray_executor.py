@@ -15,12 +15,12 @@ import pytest
 import ray
 
 from cope_sweep.config import Resources, Row, RunSpec
-from cope_sweep.errors import ClusterError
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Budget, Event, Store
 from cope_sweep.sweep import local_executor, ray_executor, ray_sweep
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
+from tests.errors import raises
 from tests.read.tables.ablations import plan_of
 from tests.store.waiting import TIMEOUT_S, until
 from tests.sweep.ports import free_port
@@ -276,7 +276,7 @@ def test_an_error_that_cannot_be_unpickled_is_the_reason_of_the_failure(
 
 def test_no_room_for_a_run(store: Store, events: EventLog) -> None:
     resources = ONE_GROUP.model_copy(update={"groups": "auto", "cpus": 64})
-    with pytest.raises(ClusterError, match=r"a run needs 64 CPUs, the largest node has \d+: lower resources.cpus"):
+    with raises("no_room", cpus=64):
         run_on_ray(seeds(1), store, resources, on_event=events, stop=events.stop)
     assert not (store.root / "ray").exists()
 

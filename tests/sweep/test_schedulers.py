@@ -49,7 +49,7 @@ def test_an_unknown_kind_is_an_error() -> None:
     class Hyperband(EarlyStopping):
         kind: str = "hyperband"
 
-    with pytest.raises(ValueError, match="'hyperband': there is no such scheduler; accepted: asha, median, none"):
+    with pytest.raises(ValueError, match="hyperband"):
         scheduler_of(Hyperband(), Asked())
 
 

@@ -18,6 +18,7 @@ from cope_sweep.sweep import sweep as sweep_module
 from cope_sweep.sweep.executor import Workload
 from cope_sweep.sweep.leases import Leases
 from cope_sweep.sweep.sweep import SweepOutcome, stopping_on_signals, sweep
+from tests.errors import raises
 from tests.read.tables.ablations import plan_of
 from tests.store.waiting import TIMEOUT_S, until
 from tests.sweep.runs import Recorded, other_sweep
@@ -171,7 +172,7 @@ def test_a_run_whose_sweep_was_killed_after_its_worker_finished_is_not_trained_a
 def test_an_error_of_the_executor_is_raised_after_the_sweep_was_recorded(store: Store) -> None:
     plan = plan_of()
     executor = Scripted(store, ["finished"] * 5 + ["pending"], ClusterError("the cluster broke"))
-    with pytest.raises(ClusterError, match="the cluster broke"):
+    with raises("no_cluster"):
         start(plan, store, executor)
     (summary,) = store.index.sweeps()
     record = store.sweep(summary.sweep_id)
@@ -191,7 +192,7 @@ def test_an_index_that_is_away_at_the_end_does_not_hide_why_the_sweep_ended(
             monkeypatch.setattr(type(store.index), "records", fail)
             raise ClusterError("the cluster broke")
 
-    with pytest.raises(ClusterError, match="the cluster broke"):
+    with raises("no_cluster"):
         start(plan_of(), store, Away(store, []))
 
 

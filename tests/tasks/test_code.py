@@ -1,10 +1,9 @@
 """Code: which files are read, into which split, and the default corpus."""
 
 import pytest
-from pydantic import ValidationError
 
 from cope_sweep.tasks import Code
-from cope_sweep.text import TextError
+from tests.errors import raises
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -89,28 +88,24 @@ def test_the_standard_library_is_the_default_corpus():
 
 
 @pytest.mark.parametrize(
-    ("fields", "error", "message"),
+    ("fields", "code", "data"),
     [
-        ({"corpus": "../elsewhere"}, ValidationError, "is not a corpus name"),
-        ({"corpus": "python-stdlib"}, ValidationError, "give your corpus a name, for example task.corpus=my-code"),
-        (
-            {"suffixes": (".rs",)},
-            TextError,
-            r"none of its files with the suffixes \.rs to the split 'train'; add files",
-        ),
-        ({"validation_share": 0.5}, ValidationError, "less than 0.5"),
-        ({"folder": None}, TextError, r"set task.folder, or put its files in \$COPE_SWEEP_DATA/mine"),
-        ({"folder": "/nowhere"}, TextError, "/nowhere: no such folder; set task.folder to the folder of mine"),
+        ({"corpus": "../elsewhere"}, "invalid_corpus_name", {"value": "../elsewhere"}),
+        ({"corpus": "python-stdlib"}, "invalid_value", {"key": "task.corpus", "value": "python-stdlib"}),
+        ({"suffixes": (".rs",)}, "empty_split", {"suffixes": [".rs"], "split": "train"}),
+        ({"validation_share": 0.5}, "less_than", {"key": "validation_share"}),
+        ({"folder": None}, "no_corpus", {"corpus": "mine"}),
+        ({"folder": "/nowhere"}, "no_such_file", {"file": "/nowhere", "corpus": "mine"}),
     ],
 )
-def test_unusable_corpora_are_errors(fields, error, message, folder):
-    with pytest.raises(error, match=message):
+def test_unusable_corpora_are_errors(fields, code, data, folder):
+    with raises(code, **data):
         own(folder, **fields).prepare()
 
 
 def test_an_error_names_a_file_that_is_not_utf8(folder):
     (folder / "latin.py").write_bytes("# café".encode("latin-1"))
-    with pytest.raises(TextError, match=r"latin\.py: not UTF-8 text .* or remove it"):
+    with raises("not_utf8", file=str(folder / "latin.py")):
         own(folder).prepare()
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from cope_sweep.config import RunSpec
 from cope_sweep.tasks import WikiText
-from cope_sweep.text import END_OF_TEXT, TextError
+from cope_sweep.text import END_OF_TEXT
 from cope_sweep.text.tokenizer import byte_letters
+from tests.errors import raises
 from tests.texts import write_corpus
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -72,46 +73,46 @@ def test_the_cache_of_the_hub_is_read(tmp_path, folder, monkeypatch):
         "validation": 1,
         "test": 1,
     }
-    with pytest.raises(TextError, match="this is not wikitext-2: its split 'train' has 2,051,910 words"):
+    with raises("another_text", corpus="wikitext-2", split="train", expected=2_051_910):
         task.prepare()
-    with pytest.raises(
-        TextError, match="wikitext-103 is not on this machine and cannot be downloaded from the Hugging Face hub"
-    ):
+    with raises("no_download", corpus="wikitext-103"):
         WikiText(tokens=16).prepare()
 
 
 def test_a_corpus_with_the_wrong_name_is_an_error(folder):
-    with pytest.raises(
-        TextError, match=r"not wikitext-103-raw: .* 101,425,671 words, and the files have [\d,]+; give your own"
-    ):
+    with raises("another_text", corpus="wikitext-103-raw", expected=101_425_671):
         small(folder, corpus="wikitext-103-raw").prepare()
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "code", "name", "data"),
     [
-        (lambda folder: (folder / "wiki.valid.tokens").unlink(), "no file of the split 'validation'"),
+        (lambda folder: (folder / "wiki.valid.tokens").unlink(), "empty_split", "", {"split": "validation"}),
         (
             lambda folder: (folder / "test.txt").write_text("more"),
-            r"several files of the split 'test' \(test.txt, wiki",
+            "ambiguous_split",
+            "",
+            {"split": "test", "files": ["test.txt", "wiki.test.tokens"]},
         ),
         (
             lambda folder: (folder / "wiki.train.tokens").write_text(""),
-            r"wiki\.train\.tokens: empty; the split 'train' needs text",
+            "empty_text",
+            "wiki.train.tokens",
+            {"split": "train"},
         ),
-        (lambda folder: (folder / "wiki.test.tokens").write_bytes(b"\xe9"), r"wiki\.test\.tokens: not UTF-8 text"),
-        (shutil.rmtree, "No such file or directory; set task.folder to the folder of small"),
+        (lambda folder: (folder / "wiki.test.tokens").write_bytes(b"\xe9"), "not_utf8", "wiki.test.tokens", {}),
+        (shutil.rmtree, "no_such_file", "", {"corpus": "small"}),
     ],
 )
-def test_unusable_folders_are_errors(damage, message, folder, tmp_path):
+def test_unusable_folders_are_errors(damage, code, name, data, folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     damage(copy)
-    with pytest.raises(TextError, match=message):
+    with raises(code, file=str(copy / name), **data):
         small(copy).prepare()
 
 
 def test_an_own_corpus_needs_a_folder():
-    with pytest.raises(TextError, match=r"set task.folder, or put its files in \$COPE_SWEEP_DATA/mine"):
+    with raises("no_corpus", corpus="mine"):
         WikiText(corpus="mine").prepare()
 
 
@@ -120,7 +121,7 @@ def test_the_files_of_gpt2_s_tokenizer_are_used_if_they_are_beside_the_text(fold
     """Without the files, no other tokenizer is trained instead: that run would have the id of this one."""
     copy = shutil.copytree(folder, tmp_path / "copy")
     for fields in ({"tokenizer": "gpt2"}, {}):
-        with pytest.raises(TextError, match="GPT-2's tokenizer .* neither in .*train a tokenizer: task.tokenizer=bpe"):
+        with raises("no_tokenizer"):
             small(copy, vocabulary=50257, **fields).prepare()
     vocabulary = {letter: index for index, letter in enumerate(byte_letters())}
     vocabulary |= {f"filler{index}": index for index in range(256, 50256)} | {END_OF_TEXT: 50256}

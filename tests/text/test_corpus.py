@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cope_sweep.text import TextError, open_corpus
+from cope_sweep.text import open_corpus
 from cope_sweep.text.reading import Files
+from tests.errors import raises
 from tests.texts import prose, write_corpus
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -155,7 +156,7 @@ def test_an_error_leaves_no_entry(tmp_path, own_cache):
     folder = write_corpus(tmp_path)
     with (folder / "wiki.test.tokens").open("ab") as file:
         file.write(b"\xff")
-    with pytest.raises(TextError, match=r"wiki\.test\.tokens: not UTF-8 text"):
+    with raises("not_utf8", file=str(folder / "wiki.test.tokens")):
         open_corpus(files(folder), None, 300)
     assert [path for path in own_cache.glob("text/*") if path.is_dir()] == []
 
@@ -176,12 +177,12 @@ def test_a_damaged_entry_is_an_error(tmp_path, own_cache):
     corpus = open_corpus(files(folder), None, 300)
     with (corpus.folder / "test.bin").open("r+b") as file:
         file.truncate(10)
-    with pytest.raises(TextError, match=r"damaged \(test.bin has 10 bytes\); delete this folder"):
+    with raises("damaged_cache", file=str(corpus.folder), reason="test.bin has 10 bytes"):
         open_corpus(files(folder), None, 300)
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(TextError, match="set COPE_SWEEP_CACHE to another folder"):
+    with raises("unusable_cache"):
         open_corpus(files(write_corpus(tmp_path)), None, 300)

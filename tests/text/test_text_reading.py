@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cope_sweep.text import TextError, TextTokenizer, reading
+from cope_sweep.text import TextTokenizer, reading
 from cope_sweep.text.reading import chunks, read_document
+from tests.errors import raises
 from tests.texts import prose
 
 TOKENIZER = TextTokenizer.train([prose(200)], 400)
@@ -62,7 +63,7 @@ def test_characters_across_two_reads_stay_whole(text, size, tmp_path_factory):
 def test_errors_name_the_byte_that_is_not_utf8(data, at, size, tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "READ_BYTES", size)
     (tmp_path / "a.txt").write_bytes(data)
-    with pytest.raises(TextError, match=rf"a\.txt: not UTF-8 text \(.* at byte {at}\)"):
+    with raises("not_utf8", file=str(tmp_path / "a.txt"), byte=at):
         list(read_document([tmp_path / "a.txt"]))
 
 
@@ -76,13 +77,13 @@ def test_parquet_files_of_the_hub_give_the_original_text(tmp_path):
 
 def test_invalid_parquet_files_are_errors(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(TextError, match="not a valid Parquet file"):
+    with raises("not_parquet", file=str(tmp_path / "a.parquet")):
         list(read_document([tmp_path / "a.parquet"]))
     pq.write_table(pa.table({"words": ["a"]}), tmp_path / "b.parquet")
-    with pytest.raises(TextError, match="no column `text` in this Parquet file; its columns are words"):
+    with raises("no_text_column", file=str(tmp_path / "b.parquet"), columns=["words"]):
         list(read_document([tmp_path / "b.parquet"]))
 
 
 def test_missing_files_are_errors(tmp_path):
-    with pytest.raises(TextError, match=r"none\.txt: No such file"):
+    with raises("no_such_file", file=str(tmp_path / "none.txt")):
         list(read_document([tmp_path / "none.txt"]))

@@ -16,8 +16,8 @@ import pytest
 from cope_sweep.inference import Predictor
 from cope_sweep.store import Store
 from cope_sweep.tracking.sync import sync
-from cope_sweep.tracking.uri import TrackingError
 from cope_sweep.train import Runtime, train_run
+from tests.errors import raises
 from tests.read.tables.ablations import fail, finish, plan_of
 from tests.store.sweeps import begin, end, end_sweep, write_sweep
 from tests.tracking.trackers import TAG, client_of, history, run_of, sweep_of, synced
@@ -185,7 +185,7 @@ def test_a_database_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
 def test_an_experiment_in_the_trash_is_an_error_with_a_command(sqlite_uri):
     experiment = tracker(sqlite_uri).create("copying", "x", tags={}, started_ms=1).info.experiment_id
     client_of(sqlite_uri).delete_experiment(experiment)
-    with pytest.raises(TrackingError, match=f"mlflow experiments restore -x {experiment}"):
+    with raises("deleted_experiment", experiment="copying", experiment_id=experiment):
         tracker(sqlite_uri).create("copying", "x", tags={}, started_ms=1)
 
 

@@ -18,6 +18,7 @@ from cope_sweep.train.measure import measure_plan, measure_step
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.trainer import Trainer
 from tests.config.ablations import TEXT, load
+from tests.errors import raises
 from tests.read.tables.ablations import plan_of
 from tests.tiny import tiny_run
 
@@ -82,7 +83,7 @@ def test_a_tensor_that_no_memory_of_this_machine_holds_does_not_fit():
 
 def test_data_that_cannot_be_read_are_an_error(tmp_path):
     text = {"kind": "code", "tokens": 8, "corpus": "mine", "folder": str(tmp_path / "nowhere")}
-    with pytest.raises(UserError, match="nowhere"):
+    with raises("no_such_file", file=str(tmp_path / "nowhere")):
         measure_step(tiny_run(task=text), RUNTIME)
 
 
@@ -113,9 +114,9 @@ def test_a_shape_that_needs_more_memory_than_there_is_does_not_fit_and_the_other
     assert [found[run.run_id].fits for run in (large, huge, small)] == [False, False, True]
 
 
-def raises(connection, *settings):
+def cannot_read_its_data(connection, *settings):
     connection.recv()
-    connection.send(UserError("no such text"))
+    connection.send(UserError("no such text", code="no_corpus", corpus="mine"))
 
 
 def dies_of_memory(connection, *settings):
@@ -134,11 +135,15 @@ def test_a_process_that_linux_ends_for_its_memory_is_no_error(monkeypatch):
     assert [cost.step_s for cost in measure_plan(plan).values()] == [float("inf")] * 3
 
 
-@pytest.mark.parametrize(("serve", "message"), [(crashes, "ended with exit code -11"), (raises, "no such text")])
-def test_a_process_that_crashes_or_cannot_read_its_data_is_an_error(monkeypatch, serve, message):
+@pytest.mark.parametrize(
+    ("serve", "code", "data"),
+    [(crashes, "measurement_crashed", {"exit_code": -11}), (cannot_read_its_data, "no_corpus", {"corpus": "mine"})],
+)
+def test_a_process_that_crashes_or_cannot_read_its_data_is_an_error(monkeypatch, serve, code, data):
     monkeypatch.setattr(measure_module, "_serve", serve)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError) as error:
         measure_plan(plan_of())
+    assert (error.value.code, error.value.data | data) == (code, error.value.data)
 
 
 def test_the_memory_that_is_left_in_a_container(monkeypatch, tmp_path):

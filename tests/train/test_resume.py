@@ -21,6 +21,7 @@ from cope_sweep.store import Attempt, RunFolder, Store
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train import resume as module
 from cope_sweep.train.resume import ResumeWriter, load_state, snapshot_state, write_state
+from tests.errors import raises
 from tests.store.waiting import until
 from tests.tiny import tiny_run
 from tests.train.stores import stop_after, text_run, weights
@@ -155,18 +156,18 @@ def test_files_of_other_runs_and_damaged_files_are_refused(trained, tmp_path):
     path = tmp_path / "resume"
     save_resume(path, trained, {})
     other = Trainer(tiny_run(seed=1), Runtime())
-    with pytest.raises(CheckpointError, match=f"is of run {trained.spec.run_id}, not of run {other.spec.run_id}"):
+    with raises("another_run", file=str(path), run_id=trained.spec.run_id, expected=other.spec.run_id):
         load_state(path, other)
     tensors = load_file(path)
     del tensors["model/embedding.weight"]
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     save_file(tensors, path, metadata=metadata)
-    with pytest.raises(CheckpointError, match="is damaged: its content does not have its checksum"):
+    with raises("wrong_checksum", file=str(path)):
         load_state(path, Trainer(trained.spec, Runtime()))
     del metadata["crc32"]  # as in older files
     save_file(tensors, path, metadata=metadata)
-    with pytest.raises(CheckpointError, match="does not fit run"):
+    with raises("does_not_fit", file=str(path), run_id=trained.spec.run_id):
         load_state(path, Trainer(trained.spec, Runtime()))
 
 

@@ -49,13 +49,19 @@ T = TypeVar("T")
 class IndexUnavailable(StoreError):
     """The database does not answer now; the same request may succeed later."""
 
+    default_code = "not_ready"
+
 
 class IndexUnusable(IndexUnavailable):
     """The database's file cannot be used: the disk is full, the file is read-only or damaged."""
 
+    default_code = "unusable_index"
+
 
 class IndexDamagedError(IndexUnusable):
     """The database's file is damaged. The index can be made again."""
+
+    default_code = "damaged_index"
 
 
 def waiting(call: Callable[[], T], gives_up: Callable[[float], bool]) -> T:
@@ -117,7 +123,7 @@ class Database:
     def writing(self) -> Iterator[Connection]:
         """A transaction that writes; it is rolled back where the block raises. Raises StoreError, IndexUnavailable."""
         if self.refusal is not None:
-            raise StoreError(self.refusal)
+            raise StoreError(self.refusal, code="not_writable")
         with self.errors(), self.engine.connect().execution_options(writes=True) as connection, connection.begin():
             if not self.is_sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": WRITE_LOCK})
@@ -144,16 +150,22 @@ class Database:
             if code in DAMAGE_ERRORS:
                 raise IndexDamagedError(
                     f"the index {redacted(self.url)} cannot be used: {reason}; `cope-sweep store check --repair` "
-                    "makes it again from the run folders"
+                    "makes it again from the run folders",
+                    index=redacted(self.url),
+                    reason=reason,
                 ) from error
             if code in LASTING_ERRORS:
                 raise IndexUnusable(
                     f"the index {redacted(self.url)} cannot be used: {reason}; mend that, or name another folder "
-                    "with --store or another database with --index, and run the same command again"
+                    "with --store or another database with --index, and run the same command again",
+                    index=redacted(self.url),
+                    reason=reason,
                 ) from error
-            raise IndexUnavailable(f"the index {redacted(self.url)} does not answer: {reason}") from error
+            raise IndexUnavailable(
+                f"the index {redacted(self.url)} does not answer: {reason}", index=redacted(self.url), reason=reason
+            ) from error
         except SQLAlchemyError as error:
-            raise StoreError(f"the index {redacted(self.url)}: {error}") from error
+            raise StoreError(f"the index {redacted(self.url)}: {error}", index=redacted(self.url)) from error
 
 
 def _engine(url: str) -> Engine:
@@ -163,14 +175,18 @@ def _engine(url: str) -> Engine:
         parsed = None
     if parsed is None or parsed.get_backend_name() not in ("sqlite", "postgresql"):
         raise StoreError(
-            f"{redacted(url)!r} is no index; accepted: sqlite:///PATH and postgresql://USER:PASSWORD@HOST:PORT/NAME"
+            f"{redacted(url)!r} is no index; accepted: sqlite:///PATH and postgresql://USER:PASSWORD@HOST:PORT/NAME",
+            code="unsupported_index",
+            index=redacted(url),
         )
     if parsed.get_backend_name() == "postgresql":
         try:
             return create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
         except (ImportError, NoSuchModuleError) as error:
             raise StoreError(
-                "an index in PostgreSQL needs the package psycopg: pip install 'cope-sweep[postgresql]'"
+                "an index in PostgreSQL needs the package psycopg: pip install 'cope-sweep[postgresql]'",
+                code="missing_package",
+                package="psycopg",
             ) from error
     # A table of 100,000 runs decodes 200,000 short texts; this decoder takes a third of the time of the json module's.
     arguments: dict[str, Any] = {"connect_args": {"timeout": BUSY_TIMEOUT_S}, "json_deserializer": from_json}
@@ -212,6 +228,8 @@ def on_network(path: Path) -> bool:
 class OtherFormatError(StoreError):
     """The tables are of another version of cope_sweep, which may use them at the moment."""
 
+    default_code = "other_format"
+
 
 def is_current(connection: Connection) -> bool:
     """Whether the database has the tables of this version, with what was in the store when they were made."""
@@ -230,12 +248,18 @@ def replace_tables(connection: Connection, url: str) -> bool:
     if found is not None and found > FORMAT:
         raise OtherFormatError(
             f"the index {redacted(url)} has format {found}, of a newer cope_sweep; this one knows {FORMAT}. Install "
-            "the newer version, or name another database with --index: it is filled from the run folders"
+            "the newer version, or name another database with --index: it is filled from the run folders",
+            code="newer_format",
+            index=redacted(url),
+            format=found,
+            known=FORMAT,
         )
     if found is not None and _is_leased(connection, found):
         raise OtherFormatError(
             f"the index {redacted(url)} is of an older cope_sweep, and a sweep of that version is running with it; "
-            "stop it, or wait for its end, and run the same command again"
+            "stop it, or wait for its end, and run the same command again",
+            code="older_format_in_use",
+            index=redacted(url),
         )
     former = MetaData()
     former.reflect(connection, only=lambda name, _: name in FORMER_TABLES or name in metadata.tables)

@@ -57,13 +57,23 @@ def _contains(word: str) -> ColumnElement[bool]:
 
 def _condition(connection: Connection, each: Filter, status: ColumnElement[str]) -> ColumnElement[bool]:
     if each.operator not in OPERATORS:
-        raise QueryError(f"{each.operator!r} is no operator; use one of {' '.join(OPERATORS)}")
+        raise QueryError(
+            f"{each.operator!r} is no operator; use one of {' '.join(OPERATORS)}",
+            code="unknown_operator",
+            operator=each.operator,
+            allowed=list(OPERATORS),
+        )
     compare = OPERATORS[each.operator]
     if each.key == "status" or each.key in COLUMNS:
         column = status if each.key == "status" else runs.c[each.key]
         if (each.key in TEXT_COLUMNS) != isinstance(each.value, str) or isinstance(each.value, bool):
             kind = "a text" if each.key in TEXT_COLUMNS else "a number"
-            raise QueryError(f"{each.key} is {kind}; it cannot be compared with {each.value!r}")
+            raise QueryError(
+                f"{each.key} is {kind}; it cannot be compared with {each.value!r}",
+                code="not_comparable",
+                key=each.key,
+                value=each.value,
+            )
         condition: ColumnElement[bool] = compare(column, each.value)
         return condition
     if each.key.startswith(TAGS):
@@ -134,7 +144,7 @@ def check_keys(connection: Connection, names: Iterable[str]) -> None:
             if near
             else "; keys are as `model.layers`, `test/perplexity`, `facts.device`"
         )
-        raise QueryError(f"no run of this store has {name!r}{hint}")
+        raise QueryError(f"no run of this store has {name!r}{hint}", code="unknown_key", key=name, near=near)
 
 
 @dataclass(frozen=True)
@@ -161,7 +171,7 @@ class Order:
     def after(self, position: Position) -> ColumnElement[bool]:
         """The condition that a run comes after a position. Raises QueryError for one of another order."""
         if len(position) != len(self.columns):
-            raise QueryError("the cursor belongs to another query; begin with the first page")
+            raise QueryError("the cursor belongs to another query; begin with the first page", code="another_cursor")
         found: list[ColumnElement[bool]] = []
         equal: list[ColumnElement[bool]] = []
         for column, down, value in zip(self.columns, self.descending, position, strict=True):
@@ -200,7 +210,11 @@ def order_of(connection: Connection, query: RunQuery, status: ColumnElement[str]
         column = status if query.sort == "status" else runs.c[query.sort]
         return Order((column, runs.c.run_id), (down, False))
     if query.sort.startswith(TAGS):
-        raise QueryError(f"{query.sort}: runs cannot be sorted by tags; sort by a value of the run, or run_id, step, …")
+        raise QueryError(
+            f"{query.sort}: runs cannot be sorted by tags; sort by a value of the run, or run_id, step, …",
+            code="not_sortable",
+            key=query.sort,
+        )
     check_keys(connection, [query.sort])
     section = _section(query.sort)
     number, text = values_of(connection, query.sort)

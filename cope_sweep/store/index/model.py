@@ -16,6 +16,8 @@ Operator = Literal["=", "!=", "<", "<=", ">", ">="]
 class QueryError(UserError):
     """A query names something that the index does not have, or compares what cannot be compared."""
 
+    default_code = "invalid_request"
+
 
 @dataclass(frozen=True)
 class RunRecord:
