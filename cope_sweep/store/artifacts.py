@@ -112,10 +112,11 @@ class RunFolder:
         if result is None:
             return None
         metrics, facts, files = result.get("metrics"), result.get("facts"), result.get("files", {})
-        has_numbers = isinstance(metrics, dict) and all(map(is_number, metrics.values()))
-        has_files = isinstance(files, dict) and not {name.partition("/")[0] for name in files} - CHECKED
-        if not (isinstance(facts, dict) and has_numbers and has_files):
-            raise DamagedError(f"{self.path / RESULT_FILE}: not the result of a run", file=str(self.path / RESULT_FILE))
+        damaged = DamagedError(f"{self.path / RESULT_FILE}: not the result of a run", file=str(self.path / RESULT_FILE))
+        if not isinstance(facts, dict) or not isinstance(metrics, dict) or not all(map(is_number, metrics.values())):
+            raise damaged
+        if not isinstance(files, dict) or {name.partition("/")[0] for name in files} - CHECKED:
+            raise damaged
         return result | {"metrics": current_names(metrics)}
 
     @property
