@@ -183,6 +183,14 @@ def report(
             "the figures (SVG). With --all: one HTML document.",
         ),
     ] = None,
+    add: Annotated[
+        bool,
+        typer.Option(
+            "--add",
+            help="With --out: add the runs of the store to the report that the folder has, which keeps its finished "
+            "runs.",
+        ),
+    ] = False,
     all_ablations: Annotated[
         bool, typer.Option("--all", help="All ablations, at all scales or at that of --scale; needs --out.")
     ] = False,
@@ -199,6 +207,8 @@ def report(
 
     Example: `cope-sweep report flip_flop --scale small --out ablations/results`
 
+    Example: `cope-sweep report flip_flop --store other/store --add --out ablations/results`
+
     Example: `cope-sweep report --all --from ablations/results --out results`
     """
     if sets and folder is not None:
@@ -209,8 +219,8 @@ def report(
     if all_ablations != (ablation is None):
         raise UserError("name one ablation, or write --all --out DIR for all of them")
     if out is None:
-        if compare is not None or as_json:
-            raise UserError("--compare and --json are of the files of --out DIR")
+        if compare is not None or as_json or add:
+            raise UserError("--compare, --json and --add are of the files of --out DIR")
         chosen = file_format or format_of(output, REPORT_SUFFIXES, default="markdown")
         question = GetReport.model_construct(name=str(ablation), scale=scale, format=chosen)
         save(output, chosen, lambda file: file.write(queries.ask(question)))
@@ -220,11 +230,13 @@ def report(
             "--out writes files of fixed formats; leave out --format and --output, and with --all also --compare and "
             "--set"
         )
+    if add and (all_ablations or folder is not None):
+        raise UserError("--add takes the runs of one ablation in a store; leave out --all and --from")
     try:
         if ablation is None:
             paths = _write_document(out, queries, folder, scale)
         else:
-            paths = _write_evidence(out, queries, ablation, scale, compare)
+            paths = _write_evidence(out, queries, ablation, scale, compare, add=add)
     except OSError as error:
         place = error.filename or out
         raise UserError(f"{place}: {error.strerror or error}; name another folder with --out") from error
@@ -234,10 +246,17 @@ def report(
         sys.stdout.writelines(f"{path}\n" for path in paths)
 
 
-def _write_evidence(out: Path, queries: Queries, ablation: str, scale: str | None, compare: str | None) -> list[Path]:
+def _write_evidence(
+    out: Path, queries: Queries, ablation: str, scale: str | None, compare: str | None, *, add: bool
+) -> list[Path]:
     from cope_sweep.read.reports import evidence, write_evidence  # pandas, matplotlib
+    from cope_sweep.read.reports.runs import extend_report, read_report, runs_file
 
-    return list(write_evidence(evidence(queries.results(ablation, scale), compare), out))
+    results = queries.results(ablation, scale)
+    path = runs_file(out, results.plan)
+    if add and path.exists():
+        results = extend_report(results, read_report(results.plan, path))
+    return list(write_evidence(evidence(results, compare), out))
 
 
 def _write_document(out: Path, queries: Queries, reports: Path | None, scale: str | None) -> list[Path]:

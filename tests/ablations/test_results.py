@@ -11,7 +11,6 @@ import pytest
 
 from cope_sweep.errors import UserError
 from cope_sweep.read.reports.runs import run_files
-from cope_sweep.store import Store
 from tests.ablations.update_readme import (
     ABLATIONS,
     RESULTS,
@@ -23,7 +22,6 @@ from tests.ablations.update_readme import (
     with_results,
 )
 
-PAPER_SIZE = RESULTS / "paper_size"
 STEMS = [path.stem for path in run_files(RESULTS)]
 
 
@@ -100,27 +98,13 @@ def test_the_numbers_of_a_report_are_those_of_its_runs(stem, reports):
 
 def test_every_file_belongs_to_a_report():
     for path in RESULTS.iterdir():
-        known = path.name in ("README.md", "quickstart.svg", PAPER_SIZE.name) or path.name.startswith(
+        known = path.name in ("README.md", "quickstart.svg") or path.name.startswith(
             tuple(f"{stem}." for stem in STEMS)
         )
         assert known, f"{path.name} belongs to no report; delete it"
         if path.suffix == ".svg" and path.name != "quickstart.svg":
             stem = next(stem for stem in STEMS if path.name.startswith(f"{stem}."))
             assert f"({path.name})" in (RESULTS / f"{stem}.md").read_text(encoding="utf-8"), f"delete {path.name}"
-
-
-def test_the_report_of_the_paper_s_size_is_that_of_its_store(tmp_path, reports):
-    """The runs whose folders are kept are the finished ones of the report, with the same numbers."""
-    folder = tmp_path / "store"
-    shutil.copytree(PAPER_SIZE, folder)
-    store = Store(folder)  # without an index, which is made of the folders
-    report = reports["flip_flop_architectures.two_cores"]
-    finished = {run_id: each for run_id, each in report.records.items() if each.status == "finished"}
-    kept = store.index.records(finished)
-    assert finished
-    assert finished.keys() == {path.name for path in (PAPER_SIZE / "runs").iterdir()}
-    for run_id, each in finished.items():
-        assert kept[run_id].metrics == pytest.approx(each.metrics)
 
 
 def test_the_readmes_have_these_results():

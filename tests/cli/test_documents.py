@@ -159,7 +159,7 @@ def test_declared_figures_are_drawn_without_a_kind(declaring):
         (["report", "tiny", "--all", "--out", "out"], "name one ablation, or write --all"),
         (["report", "--out", "out"], "name one ablation, or write --all"),
         (["report", "tiny", "--out", "out", "--format", "html"], "--out writes files of fixed formats"),
-        (["report", "tiny", "--compare", "CoPE"], "--compare and --json are of the files of --out DIR"),
+        (["report", "tiny", "--compare", "CoPE"], "--compare, --json and --add are of the files of --out DIR"),
         (["report", "other", "--out", "out"], "train them with: cope-sweep run other"),
         (["report", "--all", "--scale", "small", "--out", "out"], "at the scale small is finished in the store"),
         (["report", "tiny", "--out", "ablations/tiny.yaml/out"], "name another folder with --out"),

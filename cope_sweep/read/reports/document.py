@@ -26,7 +26,7 @@ from cope_sweep.read.reports.evidence import (
     evidence,
     provenance,
 )
-from cope_sweep.read.reports.runs import read_report
+from cope_sweep.read.reports.runs import read_report, runs_file
 from cope_sweep.read.tables import Results, read_results
 from cope_sweep.read.tables.render import Layout, html_table
 from cope_sweep.store import Store
@@ -169,7 +169,7 @@ def _source_size(plan: Plan, source: Store | Path) -> Size:
     if isinstance(source, Store):
         return _size(read_results(recorded_plan(plan, source), source))
     scale = plan.ablation.scale
-    path = source / f"{plan.name}.{scale}.parquet" if scale else source / f"{plan.name}.parquet"
+    path = runs_file(source, plan)
     results = read_report(plan, path) if path.exists() else None
     if results is None or results.stale:
         return Size(scale, len(plan.runs), 0, None, results.stale if results else "no report")

@@ -239,13 +239,15 @@ def write_evidence(found: Evidence, folder: Path) -> tuple[Path, ...]:
 def _drawn(results: Results, declared: Declared) -> Drawn:
     title = declared.figure.title or results.plan.ablation.content.title
     source, is_map = declared.figure.source, isinstance(declared.figure, Maps)
+    kept = results.picture(declared.name) if is_map else None
     if is_map and results.store is None:
-        kept = results.picture(declared.name)
         problem = "" if kept else "no picture is in the report, and no checkpoint"
         return Drawn(declared.name, title, source, (lambda: kept) if kept else None, problem)
     try:
         made = draw_declared(results, declared)
     except UserError as error:  # no checkpoint, or no such mark in the tokens
+        if kept:
+            return Drawn(declared.name, title, source, lambda: kept)
         return Drawn(declared.name, title, source, None, str(error).replace(f" in {results.place}", ""))
     if made.empty and not is_map:
         return Drawn(declared.name, title, source, None, "too few finished runs")

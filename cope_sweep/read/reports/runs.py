@@ -8,14 +8,15 @@ One line per run of the plan, finished or not, in the plan's order:
                                                      the processor, its cores, the system, and the command
 
 Names of hosts and processes are left out, and so are the messages of failed runs and the options of commands that may
-name folders. Reports of older versions lack the last columns.
+name folders. Reports of older versions lack the last columns. Runs of other machines are added to a report by
+`extend_report`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ from cope_sweep.store import RunRecord, Store, SweepRecord
 from cope_sweep.store.errors import DamagedError
 
 CURVES = ".curves.parquet"
-"""Suffix of a second file, with the learning curves: run_id, row, seed, step, metric and value of each logged value."""
-CURVE_COLUMNS = ["run_id", "row", "seed", "step", "metric", "value"]
+"""Suffix of a second file, with the learning curves: a line for each logged value, and where it is known its time."""
+CURVE_COLUMNS = ["run_id", "row", "seed", "step", "metric", "value", "time_s"]
 LEFT_OUT = ("message", "facts.host", "facts.worker_id")
 LABEL, FACT = "label.", "facts."
 FIGURE_NAME = re.compile(r"[a-z]+(-[0-9]+)?")
@@ -62,7 +63,11 @@ def run_frame(results: Results) -> pd.DataFrame:
         "command": pd.Series([each and public_command(each.command) for each in trained], dtype="str"),
     }
     frame = frame.drop(columns=[name for name in LEFT_OUT if name in frame])
-    return pd.concat([frame, pd.DataFrame(places)], axis=1)
+    frame = pd.concat([frame, pd.DataFrame(places)], axis=1)
+    if isinstance(results, Extended):
+        frame = pd.concat([frame[~results.is_kept(frame)], results.report.file[results.is_kept(results.report.file)]])
+        frame = frame.set_index("run_id").loc[[run.run_id for row in plan.rows for run in row.runs]].reset_index()
+    return frame
 
 
 def _sweep(store: Store | None, sweep_id: str) -> SweepRecord | None:
@@ -94,6 +99,12 @@ def to_parquet(frame: pd.DataFrame) -> bytes:
     return content
 
 
+def runs_file(folder: Path, plan: Plan) -> Path:
+    """The file of the runs of a plan in a folder of reports: `<ablation>.<scale>.parquet`."""
+    scale = plan.ablation.scale
+    return folder / (f"{plan.name}.{scale}.parquet" if scale else f"{plan.name}.parquet")
+
+
 def run_files(folder: Path, pattern: str = "*") -> list[Path]:
     """The files of runs in a folder of reports, by name."""
     return [path for path in sorted(folder.glob(f"{pattern}.parquet")) if not path.name.endswith(CURVES)]
@@ -118,11 +129,12 @@ class Committed(Results):
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """The learning curves, without times; empty in a report of an older version."""
+        """The learning curves; empty in a report without them."""
         path = self.path.with_suffix(CURVES)
-        found = pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=CURVE_COLUMNS)
+        found = pd.read_parquet(path) if path.exists() else pd.DataFrame()
+        found = found.reindex(columns=CURVE_COLUMNS)  # files of older versions have no times
         statuses = {run_id: record.status for run_id, record in self.records.items()}
-        return found.assign(status=found["run_id"].map(statuses), time_s=None).astype(CURVE_TYPES)
+        return found.assign(status=found["run_id"].map(statuses)).astype(CURVE_TYPES)
 
     def picture(self, name: str) -> bytes | None:
         """The SVG of a figure in the report, whatever the name is; None without it."""
@@ -149,6 +161,47 @@ class Committed(Results):
         """Raises NotFinishedError where the results are stale."""
         if self.stale:
             raise NotFinishedError(self.stale)
+
+
+@dataclass(frozen=True)
+class Extended(Results):
+    """The runs of a store, and of a report those that the store has not finished."""
+
+    report: Committed = field(kw_only=True)
+    kept: frozenset[str] = field(kw_only=True)
+    """Ids of the runs that are the report's."""
+
+    def is_kept(self, frame: pd.DataFrame) -> pd.Series[bool]:
+        """Whether the run of each line is the report's."""
+        return frame["run_id"].isin(self.kept)
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """The learning curves of both, in the plan's order."""
+        own, theirs = super().curves, self.report.curves
+        found = pd.concat([own[~self.is_kept(own)], theirs[self.is_kept(theirs)]])
+        order = {run.run_id: index for index, run in enumerate(run for row in self.plan.rows for run in row.runs)}
+        return found.sort_values("run_id", key=lambda ids: ids.map(order), kind="stable", ignore_index=True)
+
+    def picture(self, name: str) -> bytes | None:
+        """The SVG of a figure in the report; None without it."""
+        return self.report.picture(name)
+
+
+def extend_report(results: Results, report: Committed) -> Extended:
+    """The results of a store with the finished runs of a report that the store has not finished.
+
+    Raises NotFinishedError where a finished run of the report is not in the plan: it would be lost.
+    """
+    finished = {run_id for run_id, each in report.records.items() if each.status == "finished"}
+    if lost := finished - results.records.keys():
+        raise NotFinishedError(
+            f"{report.path.name} has {len(lost)} finished runs that are not in the plan of "
+            f"{results.plan.ablation.words} today; leave out --add to replace the report"
+        )
+    kept = frozenset(run_id for run_id in finished if results.records[run_id].status != "finished")
+    records = {run_id: report.records[run_id] if run_id in kept else each for run_id, each in results.records.items()}
+    return Extended(results.plan, records, results.store, report=report, kept=kept)
 
 
 def _record(line: Mapping[Any, Any]) -> RunRecord:

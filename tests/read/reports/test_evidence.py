@@ -8,9 +8,10 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from cope_sweep.errors import NotFinishedError
 from cope_sweep.read.reports import evidence, write_evidence
 from cope_sweep.read.reports.evidence import SEQUENCES, bootstrap_median, duration, provenance
-from cope_sweep.read.reports.runs import read_report, run_frame
+from cope_sweep.read.reports.runs import extend_report, read_report, run_frame
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.model import reference
 from cope_sweep.store import Store
@@ -36,6 +37,31 @@ def finished_runs(plan, store, facts=FACTS):
     for index, row in enumerate(plan.rows):
         for run in row.runs:
             finish(store, run, {"in_dist/token_error": 10.0 * index + run.seed, "dense/loss": 0.1 + index}, facts)
+
+
+def test_runs_of_another_store_are_added_to_a_report(tmp_path):
+    """Two stores with other runs, one after the other, make the report of one store with all."""
+    plan = plan_of(figures=FIGURES[:1])
+    stores = {name: Store(tmp_path / name, create=True) for name in ("all", "first", "second")}
+    for index, run in enumerate(plan.runs):
+        for name in ("all", "first" if index in (1, 3) else "second"):
+            finish(stores[name], run, {"in_dist/token_error": 1.0 + index, "dense/loss": 0.1}, FACTS)
+    expected = evidence(read_results(plan, stores["all"]))
+    write_evidence(evidence(read_results(plan, stores["first"])), tmp_path / "out")
+    kept = read_report(plan, tmp_path / "out" / "copying.parquet")
+    write_evidence(evidence(extend_report(read_results(plan, stores["second"]), kept)), tmp_path / "out")
+    added = read_report(plan, tmp_path / "out" / "copying.parquet")
+    times = ["created_ms", "ended_ms"]
+    pd.testing.assert_frame_equal(added.file.drop(columns=times), expected.runs.drop(columns=times))
+    pd.testing.assert_frame_equal(
+        added.curves.drop(columns="time_s"), expected.results.curves.drop(columns="time_s"), check_dtype=False
+    )
+    assert added.curves["time_s"].notna().all()
+    assert evidence(added).table.to_markdown() == expected.table.to_markdown()
+
+    other = plan_of(seeds=[0], figures=FIGURES[:1])
+    with pytest.raises(NotFinishedError):
+        extend_report(read_results(other, stores["all"]), added)
 
 
 def test_files(store, tmp_path):
