@@ -7,7 +7,7 @@ The fields of a question that are no part of its path are the parameters of its 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -60,12 +60,7 @@ class Options(BaseModel):
 
 
 class Question(Options, Generic[A_co]):
-    """A question to a store or a service, whose answer is of type `A_co`: a model of `answers`, or a file."""
-
-    path: ClassVar[str]
-    """The route below `API`, with fields in braces."""
-    answer: ClassVar[Any]
-    """The type of the answer, for programs."""
+    """A question to a store, whose answer is of type `A_co`: a model of `answers`, or a file."""
 
 
 # -- ablations ---------------------------------------------------------------------------------------------------------
@@ -73,9 +68,6 @@ class Question(Options, Generic[A_co]):
 
 class ListAblations(Question[list[answers.AblationSummary]]):
     """All ablations, with the number of runs by status."""
-
-    path = "/ablations"
-    answer = list[answers.AblationSummary]
 
 
 class ScaleOptions(Options):
@@ -85,9 +77,6 @@ class ScaleOptions(Options):
 class GetAblation(ScaleOptions, Question[answers.AblationDetail]):
     """One ablation: its rows, runs and file."""
 
-    path = "/ablations/{name}"
-    answer = answers.AblationDetail
-
     name: Name
 
 
@@ -96,9 +85,6 @@ class GetPlan(ScaleOptions, Question[answers.PlanCost]):
 
     Estimates are for the machine that answers.
     """
-
-    path = "/ablations/{name}/plan"
-    answer = answers.PlanCost
 
     name: Name
 
@@ -118,9 +104,6 @@ class GetCurves(CurvesOptions, Question[answers.Curves]):
     A page also ends where it has 5,000 runs that were begun. Curves are as new as the index, which running runs update
     every few seconds.
     """
-
-    path = "/ablations/{name}/curves"
-    answer = answers.Curves
 
     name: Name
 
@@ -164,9 +147,6 @@ class TableOptions(Options):
 class GetTable(TableOptions, Question[bytes]):
     """The result table: mean ± standard deviation over seeds, and the published numbers."""
 
-    path = "/ablations/{name}/table"
-    answer = bytes
-
     name: Name
 
 
@@ -178,17 +158,11 @@ class ReportOptions(Options):
 class GetReport(ReportOptions, Question[bytes]):
     """The report on the finished runs: table with comparisons, figures, what is missing, and what made the runs."""
 
-    path = "/ablations/{name}/report"
-    answer = bytes
-
     name: Name
 
 
 class ListFigures(ScaleOptions, Question[list[answers.FigureInfo]]):
     """The figures of an ablation: those that its file declares, and those that any ablation has."""
-
-    path = "/ablations/{name}/figures"
-    answer = list[answers.FigureInfo]
 
     name: Name
 
@@ -235,9 +209,6 @@ class GetFigure(FigureOptions, Question[bytes]):
 
     An ablation has the figures that its file declares, and each kind with the options that are given here.
     """
-
-    path = "/ablations/{name}/figures/{figure}"
-    answer = bytes
 
     name: Name
     figure: FigureName
@@ -294,9 +265,6 @@ class ListRuns(RunFilter, Question[answers.RunPage]):
     pending runs, which have no values.
     """
 
-    path = "/runs"
-    answer = answers.RunPage
-
     limit: Annotated[int, Field(ge=1, le=1000, description="Maximum number of runs.")] = 100
     offset: Annotated[int, Field(ge=0, le=2**31, description="Number of runs to skip.")] = 0
     cursor: Annotated[
@@ -319,9 +287,6 @@ class ExportRuns(RunFilter, Question[bytes]):
     A line has the configuration by dotted keys, seed, sweeps, metrics, and facts such as versions and durations.
     """
 
-    path = "/runs/export"
-    answer = bytes
-
     format: Annotated[RunsFormat | None, Field(description="The format of the file. Default: csv.")] = None
     curves: Annotated[
         bool, Field(description="The learning curves instead: one line for each logged value of a run.")
@@ -335,9 +300,6 @@ class RunOptions(Options):
 class GetRun(RunOptions, Question[answers.RunDetail]):
     """One run: configuration, state, attempts, metrics, facts and logged rows; why it failed."""
 
-    path = "/runs/{run_id}"
-    answer = answers.RunDetail
-
     run_id: RunId
 
 
@@ -348,17 +310,11 @@ class LogOptions(Options):
 class GetLog(LogOptions, Question[answers.RunLog]):
     """The end of a run's log, of its last MiB: its attempts, evaluations, and errors with their tracebacks."""
 
-    path = "/runs/{run_id}/logs"
-    answer = answers.RunLog
-
     run_id: RunId
 
 
 class GetDiff(Question[answers.RunsDiff]):
     """Differences between two runs or two sweeps: spec, facts, and metrics (right minus left) with a test."""
-
-    path = "/diff"
-    answer = answers.RunsDiff
 
     left: Side
     right: Side
@@ -369,9 +325,6 @@ class CompareCurves(Question[answers.CurvesOfRuns]):
 
     A run whose curve cannot be read has no points.
     """
-
-    path = "/curves"
-    answer = answers.CurvesOfRuns
 
     run: Annotated[
         tuple[str, ...], Field(min_length=1, max_length=100, description="The id of a run. May be repeated.")
@@ -386,9 +339,6 @@ class CompareCurves(Question[answers.CurvesOfRuns]):
 class ListSweeps(Question[answers.SweepPage]):
     """The sweeps of the store, newest first, with the present number of their runs by status."""
 
-    path = "/sweeps"
-    answer = answers.SweepPage
-
     ablation: Annotated[str | None, Field(max_length=200, description="Only the sweeps of this ablation.")] = None
     limit: Annotated[int, Field(ge=1, le=1000, description="Maximum number of sweeps.")] = 100
     offset: Annotated[int, Field(ge=0, le=2**31, description="Number of sweeps to skip.")] = 0
@@ -396,8 +346,5 @@ class ListSweeps(Question[answers.SweepPage]):
 
 class GetSweep(Question[answers.SweepDetail]):
     """One sweep: its runs and their status, its ablation file, command, code and machine, and its table."""
-
-    path = "/sweeps/{sweep_id}"
-    answer = answers.SweepDetail
 
     sweep_id: SweepId
