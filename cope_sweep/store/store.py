@@ -30,6 +30,7 @@ from cope_sweep.store.errors import DamagedError, StoreError
 from cope_sweep.store.event import Status
 from cope_sweep.store.files import read_bytes, write_bytes
 from cope_sweep.store.index import Index, IndexUnusable
+from cope_sweep.store.index.database import sqlite_url
 from cope_sweep.store.indexing import OnProgress, StoredFiles, fill_index
 from cope_sweep.store.objects import ObjectFolder, is_object_url
 from cope_sweep.store.reading import read_run
@@ -89,7 +90,7 @@ class Store:
                 code="index_not_named",
                 store=str(self.location),
             )
-        return self._index_url or f"sqlite:///{self.root / 'index.db'}"
+        return self._index_url or sqlite_url(self.root / "index.db")
 
     @cached_property
     def index(self) -> Index:

@@ -35,7 +35,7 @@ from cope_sweep.config.points import Dimension, dimensions_of, parameters_of
 from cope_sweep.store import Status, Store, StoreError
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import IndexUnavailable
-from cope_sweep.store.index.database import on_network
+from cope_sweep.store.index.database import on_network, sqlite_file, sqlite_url
 
 STUDY_FILE = "optuna.db"
 RUN_ID = "run_id"
@@ -374,7 +374,7 @@ def study_url(store: Store) -> str:
     """The URL of a store's Optuna database, as Optuna's own tools take it. It has the password of the index."""
     url = store.index.database.engine.url
     if url.get_backend_name() == "sqlite":
-        return f"sqlite:///{store.root / STUDY_FILE}"
+        return sqlite_url(store.root / STUDY_FILE)
     return url.update_query_dict({"options": "-csearch_path=optuna"}).render_as_string(hide_password=False)
 
 
@@ -390,8 +390,8 @@ def _opened_storage(store: Store) -> RDBStorage:
 
 def _storage(url: str) -> RDBStorage:
     """Raises DBAPIError, StorageInternalError, and StoreError where another version of Optuna has made the tables."""
-    if url.startswith("sqlite:"):
-        options: dict[str, Any] = {"creator": partial(_connection, Path(url.removeprefix("sqlite:///")))}
+    if path := sqlite_file(url):
+        options: dict[str, Any] = {"creator": partial(_connection, path)}
     else:
         options = {"pool_pre_ping": True}
         engine = create_engine(url)

@@ -6,8 +6,8 @@ import socket
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from cope_sweep.store.index.database import redacted
-from cope_sweep.tracking.uri import ACCEPTED, TrackingError, check_sqlite, import_mlflow, no_server, sqlite_path
+from cope_sweep.store.index.database import redacted, sqlite_file
+from cope_sweep.tracking.uri import ACCEPTED, TrackingError, check_sqlite, import_mlflow, no_server
 
 CHECK_CONNECTION_S = 2
 """The time that a server may take to accept a connection."""
@@ -22,7 +22,7 @@ def check(uri: str) -> None:
         TrackingError: The scheme is not supported, the path cannot be written, or the server does not answer, refuses
             access, or is no MLflow server.
     """
-    path = sqlite_path(uri)
+    path = sqlite_file(uri)
     if path is not None:
         check_sqlite(path)
     elif uri.startswith(("http://", "https://")):

@@ -1,7 +1,8 @@
 """The client of MLflow. Importing this module takes seconds; see `uri.import_mlflow`.
 
 A SQLite store is the file `<store>/mlflow.db`; its artifacts are beside it in `mlartifacts/<experiment>/`. MLflow
-stores their absolute paths, so that `mlflow ui` finds them from any directory. A server keeps its own artifacts.
+stores their absolute paths, so that `mlflow ui` finds them from any directory; they are corrected where the store was
+moved or copied. A server keeps its own artifacts.
 
 On a local disk, the SQLite file has a write-ahead log: its readers and its writer do not wait for each other.
 
@@ -42,8 +43,8 @@ from mlflow.models import Model, ModelSignature
 from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
 
-from cope_sweep.store.index.database import on_network, redacted
-from cope_sweep.tracking.uri import TrackingError, check_sqlite, no_server, sqlite_path
+from cope_sweep.store.index.database import on_network, redacted, sqlite_file, sqlite_url
+from cope_sweep.tracking.uri import TrackingError, artifact_folder, check_sqlite, follow_artifacts, no_server
 
 MAX_CHARACTERS = {"tag": 8000, "param": 6000, "note": 20000}
 """The lengths that MLflow accepts."""
@@ -100,12 +101,13 @@ class Tracker:
         limit_requests()
         self.uri = uri
         self._listed: TTLCache[Any, dict[str, str]] = TTLCache(1, EXPERIMENTS_S)
-        database = sqlite_path(uri)
-        self._artifact_root = database.parent / "mlartifacts" if database else None
+        database = sqlite_file(uri)
+        self._artifact_root = artifact_folder(database) if database else None
         with errors(uri, "could not be opened"):
             if database is not None:
                 check_sqlite(database)
                 _prepare(database)
+                follow_artifacts(database)
             client = MlflowClient(tracking_uri=uri)
             client.search_experiments(max_results=1)  # the client connects on first use
         self.client = cast(MlflowClient, _CheckedClient(client, uri))
@@ -159,7 +161,7 @@ class Tracker:
 
     def close(self) -> None:
         """Write a SQLite file's log into it: the file is whole then, and can be copied."""
-        database = sqlite_path(self.uri)
+        database = sqlite_file(self.uri)
         if database is not None:
             with contextlib.suppress(sqlite3.Error), _connected(database) as connection:
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -302,7 +304,7 @@ def _prepare(database: Path) -> None:
         if not database.exists() or not database.stat().st_size:
             new = database.with_name(database.name + ".new")
             new.unlink(missing_ok=True)
-            upgrade.main([f"sqlite:///{new}"], standalone_mode=False)  # the command `mlflow db upgrade`
+            upgrade.main([sqlite_url(new)], standalone_mode=False)  # the command `mlflow db upgrade`
             new.replace(database)
         if not on_network(database):
             with contextlib.suppress(sqlite3.OperationalError), _connected(database) as connection:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cope_sweep.store import RunRecord, Store, StoreError, SweepSummary
 from cope_sweep.store.index import IndexUnavailable
+from cope_sweep.store.index.database import sqlite_file
 from cope_sweep.tracking.recorder import MAX_FAILURES, RETRY_INTERVAL_S, OnSending
-from cope_sweep.tracking.uri import TrackingError, import_mlflow, sqlite_path
+from cope_sweep.tracking.uri import TrackingError, check_sqlite, follow_artifacts, import_mlflow
 
 if TYPE_CHECKING:
     from cope_sweep.tracking.send import Seen, Sender
@@ -64,9 +65,12 @@ def sync(
         interrupted: Asked before each run whether to end. What has ended in the store is shown as ended by then.
         dry_run: Only count.
     """
-    path = sqlite_path(uri)
+    path = sqlite_file(uri)
     is_empty = path is not None and not path.exists()
     missing = _missing(store, {}, {})
+    if path is not None and not is_empty and not dry_run:
+        check_sqlite(path)
+        follow_artifacts(path)
     if not missing or (dry_run and is_empty):
         return Synced(0, len(missing), [])
     import_mlflow()

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import sqlite3
 from pathlib import Path
 
 from cope_sweep.errors import UserError
-from cope_sweep.store.index.database import redacted
+from cope_sweep.store.index.database import redacted, sqlite_file, sqlite_url
 from cope_sweep.store.store import Store
 
+ARTIFACTS = "mlartifacts"
+MOVE = "SET {0} = :new || substr({0}, length(:old) + 1) WHERE substr({0}, 1, length(:old)) = :old"
+MOVES = (
+    f"UPDATE experiments {MOVE.format('artifact_location')}",
+    f"UPDATE runs {MOVE.format('artifact_uri')}",
+    f"UPDATE logged_models {MOVE.format('artifact_location')}",
+)
+"""Replace the begin of the places of artifacts in MLflow's tables."""
+BUSY_TIMEOUT_S = 60
 RUN_ID_TAG = "cope_sweep.run_id"
 """The tag of MLflow's run that names the run of the store. A run is looked up by it."""
 ACCEPTED = "sqlite:///PATH, or http://HOST:PORT or https://HOST of an MLflow server"
@@ -23,15 +34,9 @@ class TrackingError(UserError):
 
 def resolve_uri(store: Store, explicit: str | None = None) -> str:
     """The tracking URI: `explicit`, else $MLFLOW_TRACKING_URI, else SQLite in the store. SQLite paths are absolute."""
-    uri = explicit or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{store.root / 'mlflow.db'}"
-    path = sqlite_path(uri)
-    return uri.rstrip("/") if path is None else f"sqlite:///{path}"
-
-
-def sqlite_path(uri: str) -> Path | None:
-    """The absolute path in `sqlite:///PATH`; None for other schemes."""
-    prefix = "sqlite:///"
-    return Path(uri.removeprefix(prefix)).absolute() if uri.startswith(prefix) else None
+    uri = explicit or os.environ.get("MLFLOW_TRACKING_URI") or sqlite_url(store.root / "mlflow.db")
+    path = sqlite_file(uri)
+    return uri.rstrip("/") if path is None else sqlite_url(path)
 
 
 def check_sqlite(path: Path) -> None:
@@ -59,6 +64,34 @@ def check_sqlite(path: Path) -> None:
             code="not_writable",
             file=str(path),
         ) from error
+
+
+def artifact_folder(path: Path) -> Path:
+    """The folder of the artifacts of MLflow's SQLite file: beside it."""
+    return path.parent / ARTIFACTS
+
+
+def follow_artifacts(path: Path) -> None:
+    """Correct the places of artifacts in MLflow's SQLite file after its store was moved or copied.
+
+    MLflow keeps them as absolute URLs, and has no request that changes them. Without this, it would not find the models
+    that it has, and would make new ones in the folder that the store was moved or copied from.
+
+    Raises:
+        TrackingError: The file cannot be read or written.
+    """
+    new = artifact_folder(path).as_uri()
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)) as database:
+            places = database.execute("SELECT artifact_location FROM experiments").fetchall()
+            folders = {place.rpartition("/")[0] for (place,) in places if place}
+            moved = {old for old in folders if old.startswith("file:///") and old.endswith(f"/{ARTIFACTS}")} - {new}
+            with database:
+                for old in moved:
+                    for statement in MOVES:
+                        database.execute(statement, {"old": f"{old}/", "new": f"{new}/"})
+    except sqlite3.Error as error:
+        raise TrackingError(f"{path}: the places of MLflow's artifacts cannot be corrected ({error})") from error
 
 
 def no_server(uri: str, reason: object) -> TrackingError:

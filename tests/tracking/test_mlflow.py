@@ -16,6 +16,7 @@ import pytest
 from cope_sweep.inference import Predictor
 from cope_sweep.store import Store
 from cope_sweep.tracking.sync import sync
+from cope_sweep.tracking.uri import resolve_uri
 from cope_sweep.train import Runtime, train_run
 from tests.errors import raises
 from tests.read.tables.ablations import fail, finish, plan_of
@@ -23,6 +24,7 @@ from tests.store.sweeps import begin, end, end_sweep, write_sweep
 from tests.tracking.trackers import TAG, client_of, history, run_of, sweep_of, synced
 
 pytestmark = pytest.mark.slow
+METRICS = {"in_dist/token_error": 25.0}
 TOKENS = np.array([[3, 1, 2, 2], [0, 1, 1, 3]])
 
 
@@ -286,3 +288,41 @@ def test_a_model_of_which_a_mirror_sent_a_part_becomes_whole(store, uri, trained
     assert (model.model_id, str(model.status)) == (half.model_id, "READY")
     assert files_of(model) == before
     assert len(client_of(uri).search_logged_models([run.experiment], f"source_run_id = '{run.id}'")) == 1
+
+
+def models(uri):
+    """Place → files, of the models of all runs."""
+    from mlflow.artifacts import list_artifacts
+
+    client = client_of(uri)
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    found = client.search_logged_models(experiments)
+    return {
+        each.artifact_location: {file.path for file in list_artifacts(artifact_uri=each.artifact_location)}
+        for each in found
+    }
+
+
+@pytest.mark.parametrize("moves", [True, False], ids=["moved", "copied"])
+def test_models_of_a_store_in_another_place_are_found_there(tmp_path, moves):
+    """Its name has characters that mean something in a URL."""
+    plan, old, new = plan_of(), tmp_path / "o%20ld ?#store", tmp_path / "new" / "st%C3%BCre"
+    store = Store(old, create=True)
+    record = write_sweep(store, plan)
+    finish(store, plan.runs[0], METRICS)
+    end_sweep(store, record)
+    synced(store, resolve_uri(store))
+    before = models(resolve_uri(store))
+    assert [place.startswith((old / "mlartifacts").as_uri()) for place in before] == [True]
+    new.parent.mkdir()
+    (shutil.move if moves else shutil.copytree)(old, new)
+
+    store = Store(new)
+    finish(store, plan.runs[1], METRICS)
+    synced(store, resolve_uri(store))
+    after = models(resolve_uri(store))
+    assert [place.startswith((new / "mlartifacts").as_uri()) for place in after] == [True] * 2
+    assert {frozenset(files) for files in after.values()} == {frozenset(*before.values())} != {frozenset()}
+    assert old.exists() != moves
+    if not moves:
+        assert models(resolve_uri(Store(old))) == before

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
+import psutil
 from pydantic_core import from_json
 from sqlalchemy import Connection, Engine, Float, MetaData, create_engine, event, func, inspect, literal, text
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql import ColumnElement
@@ -85,6 +86,19 @@ def waiting(call: Callable[[], T], gives_up: Callable[[float], bool]) -> T:
             if gives_up(time.monotonic() - began_s):
                 raise
         time.sleep(RETRY_INTERVAL_S)
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a SQLite file: characters such as `%` and `?`, which mean something in a URL, are escaped."""
+    return URL.create("sqlite", database=str(path)).render_as_string()
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The absolute path in `sqlite:///PATH`; None for other URLs, and for a database in memory."""
+    if not url.startswith("sqlite:///"):
+        return None
+    database = make_url(url).database
+    return Path(database).absolute() if database not in (None, "", ":memory:") else None
 
 
 def redacted(url: str) -> str:
@@ -213,15 +227,13 @@ def _engine(url: str) -> Engine:
 
 
 def on_network(path: Path) -> bool:
-    """Whether a path is on a network file system, by Linux's table of mounts."""
-    folder = os.path.realpath(path.parent)
-    best, kind = "", ""
+    """Whether a path is on a network file system, by the machine's table of mounts."""
+    folder, best, kind = Path(os.path.realpath(path.parent)), Path("/"), ""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mounts").read_text().splitlines():
-            _, mount, file_system, *_ = line.split(" ")
-            inside = folder == mount or folder.startswith(mount.rstrip("/") + "/")
-            if inside and len(mount) >= len(best):
-                best, kind = mount, file_system
+        for mounted in psutil.disk_partitions(all=True):
+            mount = Path(mounted.mountpoint)
+            if folder.is_relative_to(mount) and mount.is_relative_to(best):
+                best, kind = mount, mounted.fstype
     return kind.startswith(NETWORK_FILE_SYSTEMS)
 
 

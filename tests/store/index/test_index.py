@@ -2,11 +2,13 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
-from cope_sweep.store import Filter, RunQuery, StoreError
+from cope_sweep.store import Filter, RunQuery, Store, StoreError
 from cope_sweep.store.event import Event
 from cope_sweep.store.index import Index
+from cope_sweep.store.index.database import on_network, sqlite_file
 from cope_sweep.store.index.rows import write_counters, write_runs
 from cope_sweep.store.index.tables import FORMAT
 from tests.errors import raises
@@ -239,3 +241,24 @@ def test_of_processes_that_open_an_index_at_once_one_fills_it(index_url):
     assert [len(each.statuses()) for each in opened] == [len(RUNS)] * 4
     for each in opened:
         each.close()
+
+
+@pytest.mark.parametrize("name", ["sp%20ace", "a?b=c", "a#b", "a;b&c", "ü %C3%BC", "a+b"])
+def test_a_path_is_the_path_of_its_url(tmp_path, name):
+    store = Store(tmp_path / name, create=True)
+    assert store.index.statuses() == {}
+    assert sqlite_file(store.index_url) == tmp_path / name / "index.db"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / "index.db").exists()
+
+
+def test_a_mount_point_with_a_blank_is_recognised_as_a_network_s(monkeypatch, tmp_path):
+    partition = psutil.disk_partitions(all=True)[0]
+    mounts = [
+        partition._replace(mountpoint="/", fstype="ext4"),
+        partition._replace(mountpoint=str(tmp_path / "a b"), fstype="nfs4"),
+    ]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: mounts)
+    assert on_network(tmp_path / "a b" / "store" / "index.db")
+    assert not on_network(tmp_path / "a" / "index.db")
+    assert not on_network(tmp_path / "a bc" / "index.db")
