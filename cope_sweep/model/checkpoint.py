@@ -9,6 +9,7 @@ and run id are compared before any tensor is read, and shapes before any tensor 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,9 @@ class _Config(Frozen):
 def save_model(folder: Path, model: Transformer, spec: RunSpec) -> None:
     """Write `model.safetensors` and `config.json` into `folder`."""
     save_file(distinct(model.state_dict()), folder / MODEL_FILE, metadata={"run_id": spec.run_id})
-    (folder / MODEL_FILE).chmod(0o644)  # safetensors lets only the owner read it; services may run as another user
     config = _Config(format=FORMAT, run_id=spec.run_id, versions=spec.versions, run=spec)
     (folder / CONFIG_FILE).write_text(config.model_dump_json(indent=1) + "\n")
+    shutil.copymode(folder / CONFIG_FILE, folder / MODEL_FILE)  # safetensors lets only the owner read it
 
 
 def load_model(folder: Path, device: str = "cpu") -> tuple[Transformer, RunSpec]:

@@ -7,9 +7,9 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -26,15 +26,15 @@ def replacing(path: Path, check: Callable[[], None] = _allow) -> Iterator[Path]:
     """A temporary path in the same folder, which replaces `path` when the block ends.
 
     `check` is called immediately before that. If it or the block raises, the temporary file is deleted and `path` is
-    unchanged.
+    unchanged. The umask decides who may read and write the file, whatever the block has written it with.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(descriptor)
-    temporary = Path(name)
+    temporary = _beside(path)
+    temporary.touch(exist_ok=False)
+    mode = stat.S_IMODE(temporary.stat().st_mode)
     try:
         yield temporary
         to_disk(temporary)
-        temporary.chmod(0o644)
+        temporary.chmod(mode)
         check()
         temporary.replace(path)
     finally:
@@ -45,16 +45,28 @@ def replacing(path: Path, check: Callable[[], None] = _allow) -> Iterator[Path]:
 def replacing_folder(path: Path, check: Callable[[], None] = _allow) -> Iterator[Path]:
     """A temporary folder beside `path`, which must not exist, and which it becomes when the block ends.
 
-    `check` is called immediately before that. If it or the block raises, the temporary folder is deleted.
+    `check` is called immediately before that. If it or the block raises, the temporary folder is deleted. Umask and the
+    folder around it decide who may read and write it.
     """
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    temporary = _beside(path)
+    temporary.mkdir()
     try:
         yield temporary
-        temporary.chmod(0o755)
         check()
         temporary.replace(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _beside(path: Path) -> Path:
+    """A new name in the same folder. Unlike a name of `tempfile`, it is created for all whom the umask allows."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+
+
+def create_database_file(path: Path) -> None:
+    """Create an empty SQLite file for all whom the umask allows, if there is none; SQLite lets only its owner write."""
+    with contextlib.suppress(OSError):
+        path.touch(exist_ok=False)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -34,6 +34,7 @@ from cope_sweep.config.ablation import Goal
 from cope_sweep.config.points import Dimension, dimensions_of, parameters_of
 from cope_sweep.store import Status, Store, StoreError
 from cope_sweep.store.errors import DamagedError
+from cope_sweep.store.files import create_database_file
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.database import on_network, sqlite_file, sqlite_url
 
@@ -406,6 +407,7 @@ def _storage(url: str) -> RDBStorage:
 
 def _connection(path: Path) -> sqlite3.Connection:
     """A connection to the study's file that does not wait for the disk at each of Optuna's many small writes."""
+    create_database_file(path)
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
     connection.execute(f"PRAGMA journal_mode = {'DELETE' if on_network(path) else 'WAL'}")
     connection.execute("PRAGMA synchronous = NORMAL")

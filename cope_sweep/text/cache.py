@@ -11,8 +11,8 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -84,13 +84,13 @@ def _create(folder: Path, create: Callable[[Path], None]) -> None:
     # Folders that killed processes left: none is in use, because this process holds the lock.
     for leftover in folder.parent.glob(f"{prefix}*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=prefix))
+    temporary = folder.with_name(f"{prefix}{secrets.token_hex(8)}")
+    temporary.mkdir()  # unlike mkdtemp, for all whom the umask allows
     try:
         create(temporary)
         for path in temporary.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        temporary.chmod(0o755)
         temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -43,6 +43,7 @@ from mlflow.models import Model, ModelSignature
 from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
 
+from cope_sweep.store.files import create_database_file
 from cope_sweep.store.index.database import on_network, redacted, sqlite_file, sqlite_url
 from cope_sweep.tracking.uri import TrackingError, artifact_folder, check_sqlite, follow_artifacts, no_server
 
@@ -304,6 +305,7 @@ def _prepare(database: Path) -> None:
         if not database.exists() or not database.stat().st_size:
             new = database.with_name(database.name + ".new")
             new.unlink(missing_ok=True)
+            create_database_file(new)
             upgrade.main([sqlite_url(new)], standalone_mode=False)  # the command `mlflow db upgrade`
             new.replace(database)
         if not on_network(database):

@@ -47,8 +47,8 @@ def config_of(**model: Any) -> dict[str, Any]:
     return {"run_id": spec.run_id, "run": spec.model_dump(mode="json")}
 
 
-def test_all_users_can_read_the_files(folder: Path):
-    assert {path.stat().st_mode & 0o444 for path in folder.iterdir()} == {0o444}
+def test_the_files_can_be_used_by_the_same_users(folder: Path):
+    assert {path.stat().st_mode for path in folder.iterdir()} == {(folder / "config.json").stat().st_mode}
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -14,7 +14,8 @@ from cope_sweep.store.damage import find_damage
 from cope_sweep.store.errors import FencedError
 from cope_sweep.store.files import parse_json, write_bytes
 from tests.errors import raises
-from tests.tiny import tiny_run
+from tests.processes import output_of
+from tests.tiny import TINY, tiny_run
 
 RUN = tiny_run()
 
@@ -243,9 +244,9 @@ def test_a_full_disk_while_a_file_is_written_keeps_the_old_file(tmp_path):
     assert os.listdir(tmp_path) == ["file.json"]
 
 
-def test_files_can_be_read_by_other_users(folder):
-    """Temporary files are private (0600, 0700); what they replace is not. The umask has no influence."""
-    before = os.umask(0o077)
+@pytest.mark.parametrize(("umask", "mode"), [(0o002, 0o664), (0o022, 0o644), (0o077, 0o600)])
+def test_the_umask_decides_who_may_use_the_files(folder, umask, mode):
+    before = os.umask(umask)
     try:
         own = folder.begin(RUN, "here")
         own.log({"step": 1})
@@ -255,8 +256,38 @@ def test_files_can_be_read_by_other_users(folder):
     finally:
         os.umask(before)
     modes = {name: stat.S_IMODE((folder.path / name).stat().st_mode) for name in os.listdir(folder.path)}
-    assert modes.pop("checkpoint") == 0o755
-    assert modes == dict.fromkeys(["spec.json", "state.json", "curve.jsonl", "result.json"], 0o644)
+    assert modes.pop("checkpoint") == 0o777 & ~umask
+    assert modes == dict.fromkeys(["spec.json", "state.json", "curve.jsonl", "result.json"], mode)
+
+
+GROUP_ABLATION = f"""
+title: Group
+base: {TINY}
+metrics: [{{name: in_dist/token_error}}]
+seeds: [0]
+search: {{kind: optuna, samples: 2, space: {{train.lr: {{uniform: [0.001, 0.01]}}}}}}
+"""
+
+
+@pytest.mark.slow
+def test_a_store_of_a_group_is_the_group_s_throughout(tmp_path):
+    """A folder with the setgid bit, as a team's: its second member can write everything that the first has created."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o2775)
+    (tmp_path / "group.yaml").write_text(GROUP_ABLATION)
+    command = ("-m", "cope_sweep.cli", "run", "group.yaml", "--local", "--store", str(shared / "store"))
+    before = os.umask(0o002)
+    try:
+        output_of(*command, cwd=tmp_path)
+    finally:
+        os.umask(before)
+    paths = list((shared / "store").rglob("*"))
+    assert {path.name for path in paths} >= {"index.db", "optuna.db", "mlflow.db", "model.safetensors", "checkpoint"}
+    for path in paths:
+        mode = path.stat().st_mode
+        assert mode & 0o060 == 0o060, path
+        assert not path.is_dir() or mode & stat.S_ISGID, path
 
 
 @pytest.mark.parametrize("name", ["..", "../../etc", "ABCDEF0123456789", "0123", "0123456789abcdef/", ""])

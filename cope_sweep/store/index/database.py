@@ -27,6 +27,7 @@ from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.errors import StoreError
+from cope_sweep.store.files import create_database_file
 from cope_sweep.store.index.tables import FORMAT, metadata
 
 BUSY_TIMEOUT_S = 60
@@ -210,6 +211,11 @@ def _engine(url: str) -> Engine:
         arguments["poolclass"] = QueuePool
     engine = create_engine(parsed, **arguments)
     journal = "DELETE" if parsed.database and on_network(Path(parsed.database)) else "WAL"
+
+    @event.listens_for(engine, "do_connect")
+    def create(*_: object) -> None:
+        if parsed.database not in (None, "", ":memory:"):
+            create_database_file(Path(parsed.database))
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _: object) -> None:
