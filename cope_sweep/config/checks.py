@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cope_sweep.config.ablation import (
     Contexts,
@@ -18,10 +18,12 @@ from cope_sweep.config.ablation import (
     Values,
 )
 from cope_sweep.config.explain import suggest
+from cope_sweep.config.keys import ENCODINGS_KEY, is_field
 from cope_sweep.config.loading import LoadedAblation
-from cope_sweep.config.points import Assignments, dimensions_of, matches
+from cope_sweep.config.points import Assignments, dimensions_of, matches, value_of
 from cope_sweep.config.run import NUMERIC_FACTS, RunSpec
 from cope_sweep.config.source import KeyPath, SpecError
+from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
 
 
@@ -45,7 +47,8 @@ def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
     conditions += [(("figures", i, "rows"), f.rows) for i, f in enumerate(content.figures)]
     for path, condition in conditions:
         for key in condition:
-            if keys and key not in keys:
+            known = key in keys or (is_field(key) and any(value_of(loaded, point, key) for point in points))
+            if keys and not known:
                 raise _no_axis(loaded, (*path, key), key, keys)
     seeds: list[KeyPath] = [("base", "seed")] if "seed" in content.base else []
     seeds += [point["seed"].origin for point in points if "seed" in point]
@@ -53,6 +56,35 @@ def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
         raise loaded.source.error(
             seeds[0], "seeds are not part of a row; write `seeds: [0, 1, …]` at the top level, beside `base`"
         )
+
+
+def check_fields(
+    loaded: LoadedAblation, points: Sequence[Assignments], encodings: Mapping[str, type[Encoding]]
+) -> None:
+    """Raises SpecError for a key of a field, as `model.position.cope.p_max`, that has a place in none of the points.
+
+    `encodings`: kind → class, of the encodings that any of the points has.
+    """
+    content = loaded.content
+    places: list[KeyPath] = [("grid", key) for key in content.grid]
+    places += [("zip", index, key) for index, group in enumerate(content.zip) for key in group]
+    places += [("search", "space", key) for key in getattr(content.search, "space", {})]
+    for index, condition in enumerate(content.when):
+        places += [("when", index, "grid", key) for key in condition.grid]
+        places += [("when", index, "set", key) for key in condition.set]
+    places += [("include", index, key) for index, row in enumerate(content.include) for key in row]
+    assigned = {key for point in points for key in point}
+    for path in places:
+        key = str(path[-1])
+        if is_field(key) and key not in assigned:
+            fields = [
+                f"{ENCODINGS_KEY}.{kind}.{name}"
+                for kind, cls in encodings.items()
+                for name in cls.model_fields
+                if name != "kind"
+            ]
+            hint = suggest(key, fields) or f"; {ENCODINGS_KEY} is empty in all rows"
+            raise loaded.source.error(path, f"no row has {key!r}, so it would have no effect{hint}")
 
 
 def check_resources(loaded: LoadedAblation) -> None:
@@ -172,7 +204,7 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
             fact = name == "x" and key in facts
             if key is not None and key not in axes and not fact:
                 raise _no_axis(loaded, (*path, name), key, axes)
-        drawn = sum(matches(point, figure.rows) for point in points)
+        drawn = sum(matches(loaded, point, figure.rows) for point in points)
         if not drawn or (isinstance(figure, Maps) and drawn > 1):
             wanted = "one row" if isinstance(figure, Maps) else "at least one row"
             raise loaded.source.error((*path, "rows"), f"{drawn} rows match, and this figure needs {wanted}")

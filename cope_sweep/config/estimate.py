@@ -195,11 +195,10 @@ def estimates(
     result = {}
     for row in (*plan.rows, *plan.examples):
         run = row.runs[0]
-        # The seed and the learning rate do not change the cost. Rows share the parts of their runs.
-        train = run.train
-        optimizer = train.optimizer.model_dump_json()
-        resources = plan.resources_of(row)
-        key = id(run.task), id(run.model), id(run.evaluate), train.steps, train.batch, optimizer, id(resources)
+        # The seed and the learning rate do not change the cost.
+        train, resources = run.train, plan.resources_of(row)
+        parts = (run.task, run.model, run.evaluate, train.optimizer, resources)
+        key = train.steps, train.batch, *(part.model_dump_json() for part in parts)
         estimate = known.get(key)
         if estimate is None:
             estimate = known[key] = _estimate(run, resources, measured, timed, median_rate)

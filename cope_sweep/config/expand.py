@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from cope_sweep.config.ablation import EarlyStopping, Optuna, Published, RandomSearch
 from cope_sweep.config.checks import (
+    check_fields,
     check_figures,
     check_metrics,
     check_points,
@@ -23,19 +23,22 @@ from cope_sweep.config.checks import (
     resolved_search,
 )
 from cope_sweep.config.explain import explain_all
+from cope_sweep.config.keys import depth, is_below, is_field, key_path, set_key, short_names
 from cope_sweep.config.loading import LoadedAblation
 from cope_sweep.config.points import (
     Assignments,
-    dimensions_of,
+    Value,
     example_points,
     matches,
     parameters_of,
     point_of,
     points_of,
+    size_of_space,
 )
 from cope_sweep.config.resources import SWEEP_KEYS, Resources
-from cope_sweep.config.run import PartTexts, RunSpec
-from cope_sweep.config.source import KeyPath, SpecError, dotted, set_key
+from cope_sweep.config.run import RunSpec, part_text
+from cope_sweep.config.source import Json, KeyPath, SpecError, default_label, dotted
+from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
 
 POINTS_PER_RUN = 4
@@ -97,8 +100,7 @@ class Plan:
     @cached_property
     def samples(self) -> int:
         """The number of rows that the search suggests in all: its `samples`, or what its space has if that is less."""
-        sizes = [dimension.size for dimension in dimensions_of(self.ablation)]
-        return int(min(self.search.samples, math.prod(sizes))) if self.search else 0
+        return int(min(self.search.samples, size_of_space(self.ablation))) if self.search else 0
 
     @property
     def open_samples(self) -> int:
@@ -113,9 +115,9 @@ class Plan:
     @cached_property
     def axes(self) -> dict[str, str]:
         """Axis key → its short name in tables: the last part of the key, if no other axis ends with the same part."""
-        keys = list(dict.fromkeys(key for row in self.rows or self.examples for key in row.labels))
-        last_parts = [key.split(".")[-1] for key in keys]
-        return {key: part if last_parts.count(part) == 1 else key for key, part in zip(keys, last_parts, strict=True)}
+        keys = dict.fromkeys(key for row in self.rows or self.examples for key in row.labels)
+        # An axis of fields is not in every row, so the order in the file counts.
+        return short_names(dict.fromkeys([*(key for key in self.ablation.content.grid if key in keys), *keys]))
 
     @cached_property
     def runs(self) -> tuple[RunSpec, ...]:
@@ -159,12 +161,13 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
         return plan_of_recorded(loaded, [])
     points = points_of(loaded, None if max_runs is None else POINTS_PER_RUN * max_runs)
     check_points(loaded, points)
-    points = [p for p in points if not any(matches(p, condition) for condition in loaded.content.exclude)]
+    points = [p for p in points if not any(matches(loaded, p, condition) for condition in loaded.content.exclude)]
     if not points:
         raise loaded.source.error(("exclude",), "the ablation has no row left; remove an exclusion")
     _check_size(loaded, len(points) * len(loaded.content.seeds), max_runs)
     rows = _rows(loaded, points)
     kinds = _kinds_of_runs(rows)
+    check_fields(loaded, points, _encodings(rows))
     check_metrics(loaded, kinds)
     check_figures(loaded, points, kinds)
     return Plan(loaded, rows, resolved_schedule(loaded, kinds))
@@ -192,6 +195,7 @@ def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mappi
     check_points(loaded, points)
     examples = _rows(loaded, points)
     kinds = _kinds_of_runs(examples)
+    check_fields(loaded, points, _encodings(examples))
     check_metrics(loaded, kinds)
     rows: dict[str, Row] = {}
     for run_id, labels in recorded:
@@ -222,19 +226,21 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
     for point in points:
         try:
             of_runs, resources = builder.split(point)
-            separated.append((of_runs, resources, _labels(of_runs, varied)))
+            separated.append((of_runs, resources, _labelled(of_runs, varied)))
         except SpecError as error:
             add(error)
-    ambiguous = _ambiguous_labels(labels for _, _, labels in separated)
-    for point, resources, labels in separated:
+    short = short_names(dict.fromkeys(key for _, _, values in separated for key in values))
+    named = [_names(values, short) for _, _, values in separated]
+    ambiguous = _ambiguous_names(named)
+    for (point, resources, values), names in zip(separated, named, strict=True):
         try:
             runs = builder.runs(point)
         except SpecError as error:
             add(error)
             continue
-        name = _row_name(labels, ambiguous)
-        published = next((entry for entry in content.published if matches(point, entry.match)), None)
-        figures = frozenset(index for index, each in enumerate(content.figures) if matches(point, each.rows))
+        name, labels = _row_name(names, ambiguous), {key: value.label for key, value in values.items()}
+        published = next((entry for entry in content.published if matches(loaded, point, entry.match)), None)
+        figures = frozenset(index for index, each in enumerate(content.figures) if matches(loaded, point, each.rows))
         known = rows.setdefault(runs[0].run_id, Row(name, labels, runs, published, resources, figures))
         if known.name != name:
             problem = f"the rows {known.name!r} and {name!r} are the same configuration; remove one of them"
@@ -255,35 +261,48 @@ def _said_once(message: str, rows: list[str]) -> str:
 
 def _kinds_of_runs(rows: Iterable[Row]) -> list[RunSpec]:
     """One run for each task, each number of steps and each way of evaluation among `rows`."""
-    kinds: dict[tuple[int, int, int], RunSpec] = {}
+    kinds: dict[tuple[str, int, str], RunSpec] = {}
     for row in rows:
         run = row.runs[0]
-        kinds.setdefault((id(run.task), run.train.steps, id(run.evaluate)), run)
+        kinds.setdefault((run.task.model_dump_json(), run.train.steps, run.evaluate.model_dump_json()), run)
     return list(kinds.values())
 
 
-def _labels(point: Assignments, varied: Collection[str]) -> dict[str, str]:
-    """Axis key → label. What a condition sets follows from these, so it is none, unless it replaces an axis's value."""
+def _encodings(rows: Iterable[Row]) -> dict[str, type[Encoding]]:
+    """Kind → class, of the encodings that any of the rows has."""
+    return {encoding.kind: type(encoding) for row in rows for encoding in row.runs[0].model.position}
+
+
+def _labelled(point: Assignments, varied: Collection[str]) -> Assignments:
+    """The values that tables show. What a condition sets follows from these, unless it replaces an axis's value."""
     return {
-        key: value.label
+        key: value
         for key, value in point.items()
         if key in varied or value.origin[0] != "when" or value.origin[2] != "set"
     }
 
 
-def _ambiguous_labels(rows: Iterable[Mapping[str, str]]) -> set[tuple[str, ...]]:
-    """The combinations of labels that occur with different keys."""
+def _names(values: Assignments, short: Mapping[str, str]) -> dict[str, str]:
+    """Axis key → what the name of the row says: the label; of a field, `p_max 8`, as not every row has it."""
+    return {
+        key: f"{short[key]} {each.label}" if is_field(key) and each.label == default_label(each.value) else each.label
+        for key, each in values.items()
+    }
+
+
+def _ambiguous_names(rows: Iterable[Mapping[str, str]]) -> set[tuple[str, ...]]:
+    """The combinations of names that occur with different keys."""
     keys: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
-    for labels in rows:
-        keys.setdefault(tuple(labels.values()), set()).add(tuple(labels))
-    return {labels for labels, known in keys.items() if len(known) > 1}
+    for names in rows:
+        keys.setdefault(tuple(names.values()), set()).add(tuple(names))
+    return {names for names, known in keys.items() if len(known) > 1}
 
 
-def _row_name(labels: dict[str, str], ambiguous: set[tuple[str, ...]]) -> str:
-    """The labels of a row, with their keys if another row has the same labels for other keys."""
-    if tuple(labels.values()) in ambiguous:
-        return " · ".join(f"{key.split('.')[-1]}={label}" for key, label in labels.items())
-    return " · ".join(labels.values()) or "base"
+def _row_name(names: dict[str, str], ambiguous: set[tuple[str, ...]]) -> str:
+    """The names of a row's values, with their keys if another row has the same ones for other keys."""
+    if tuple(names.values()) in ambiguous:
+        return " · ".join(name if is_field(key) else f"{key.split('.')[-1]}={name}" for key, name in names.items())
+    return " · ".join(names.values()) or "base"
 
 
 # -- the runs of points, and their resources ---------------------------------------------------------------------------
@@ -297,52 +316,42 @@ class RunBuilder:
 
     def __init__(self, loaded: LoadedAblation) -> None:
         self.loaded = loaded
-        self._parts: dict[tuple[str, tuple[int, ...]], Any] = {}
-        self._texts: PartTexts = {}
+        self._parts: dict[tuple[str, tuple[Value, ...]], tuple[Any, str]] = {}
+        """Name of a part, and the values that it was made of → the part, and its text in the run's identity."""
 
     def runs(self, point: Assignments) -> tuple[RunSpec, ...]:
         """The runs of a point, one per seed, with their ids. Raises SpecError."""
-        run = self._assembled(point)
-        if run is None:
-            raise self._error(point)
-        return run.with_seeds(self.loaded.content.seeds, self._texts)
-
-    def _assembled(self, point: Assignments) -> RunSpec | None:
-        """The run of a point with the first seed; None if it is not valid."""
-        base = self.loaded.content.base
-        assigned: dict[str, list[str]] = {name: [] for name in base}
+        assigned: dict[str, list[str]] = {name: [] for name in self.loaded.content.base}
         for key in point:
             assigned.setdefault(key.partition(".")[0], []).append(key)
-        if not assigned.keys() <= PARTS.keys():
-            return None
+        seeds = self.loaded.content.seeds
         try:
-            parts = {name: self._part(name, keys, point) for name, keys in assigned.items()}
-            return RunSpec.model_validate(parts | {"seed": self.loaded.content.seeds[0]})
+            known = {name: self._part(name, keys, point) for name, keys in assigned.items()}
+            run = RunSpec.model_validate({name: part for name, (part, _) in known.items()} | {"seed": seeds[0]})
         except ValueError:  # of pydantic or of `set_key`
-            return None
+            raise self._error(point) from None
+        return run.with_seeds(seeds, {name: text for name, (_, text) in known.items()})
 
-    def _part(self, name: str, keys: list[str], point: Assignments) -> Any:
-        """A part of a run, or `resources`, with the values that `point` assigns to its keys."""
-        cache_key = name, tuple(id(point[key]) for key in keys)
-        if cache_key not in self._parts:
-            part = self._resources(keys, point) if name == RESOURCES else self._validated(name, keys, point)
-            # The values are kept as well, because their addresses identify them.
-            self._parts[cache_key] = part, [point[key] for key in keys]
-        return self._parts[cache_key][0]
-
-    def _validated(self, name: str, keys: list[str], point: Assignments) -> Any:
-        base = self.loaded.content.base
-        data = {name: base[name]} if name in base else {}
-        for key in keys:
-            set_key(data, key, point[key].value)
-        return PARTS[name].validate_python(data[name])
+    def _part(self, name: str, keys: list[str], point: Assignments) -> tuple[Any, str]:
+        """A part of a run with the values that `point` assigns to its keys, and its text in the run's identity."""
+        made_of = name, tuple(point[key] for key in keys)
+        if made_of not in self._parts:
+            if name not in PARTS:
+                raise ValueError(f"a run has no {name!r}")
+            base = self.loaded.content.base
+            data = {name: base[name]} if name in base else {}
+            for key in sorted(keys, key=depth):
+                set_key(data, key, point[key].value)
+            part = PARTS[name].validate_python(data[name])
+            self._parts[made_of] = part, part_text(name, part)
+        return self._parts[made_of]
 
     def split(self, point: Assignments) -> tuple[Assignments, Resources | None]:
         """The values of the point's runs, and their resources; None: those of the ablation. Raises SpecError."""
         keys = [key for key in point if key.startswith(f"{RESOURCES}.")]
         if not keys:
             return point, None
-        return {key: value for key, value in point.items() if key not in keys}, self._part(RESOURCES, keys, point)
+        return {key: value for key, value in point.items() if key not in keys}, self._resources(keys, point)
 
     def _resources(self, keys: list[str], point: Assignments) -> Resources | None:
         source, common = self.loaded.source, self.loaded.content.resources
@@ -363,7 +372,7 @@ class RunBuilder:
         """Errors of the run of a point. The whole run is validated, so that paths start at its top."""
         data = self.loaded.content.base | {"seed": self.loaded.content.seeds[0]}
         lost: list[str] = []
-        for key, value in point.items():
+        for key, value in sorted(point.items(), key=lambda item: depth(item[0])):
             try:
                 set_key(data, key, value.value)
             except ValueError as error:
@@ -371,20 +380,22 @@ class RunBuilder:
         try:
             RunSpec.model_validate(data)
         except ValidationError as error:
-            problems = (_located(self.loaded, point, *problem) for problem in explain_all(error, RunSpec))
+            problems = (_located(self.loaded, point, data, *problem) for problem in explain_all(error, RunSpec))
             return SpecError("\n".join(problems))
         if not lost:
             raise AssertionError("a run is valid exactly if its parts and their combination are")
         return SpecError("\n".join(lost))
 
 
-def _located(loaded: LoadedAblation, point: Assignments, path: KeyPath, message: str) -> str:
-    """The message about a run, with the line of the axis value or base key that caused it."""
-    text = dotted(path)
-    for key, value in sorted(point.items(), key=lambda item: -len(item[0])):
-        if text == key or text.startswith((f"{key}.", f"{key}[")):
-            rest = path[len(key.split(".")) :]
-            return f"{loaded.source.location((*value.origin, *rest))}: {text}: {message}"
+def _located(loaded: LoadedAblation, point: Assignments, data: Json, path: KeyPath, message: str) -> str:
+    """The message about the run in `data`, with the line of the axis value or base key that caused it."""
+    parts = key_path(data, path)
+    name = ".".join(parts)
+    for key, value in sorted(point.items(), key=lambda item: -depth(item[0])):
+        length = depth(key) + 1
+        if ".".join(parts[:length]) == key or (is_field(name) and is_below(key, name)):
+            text = name if is_field(key) else dotted(path)
+            return f"{loaded.source.location((*value.origin, *path[length:]))}: {text}: {message}"
     error = loaded.source.error(("base", *path), message)
     row = ", ".join(f"{key} = {value.label}" for key, value in point.items())
     return f"{error}" + (f"{IN_ROW}{row})" if row and not path else "")

@@ -120,6 +120,15 @@ def suggest(name: str, accepted: Iterable[str]) -> str:
     return f"{hint} accepted: {', '.join(accepted)}"
 
 
+def near_names(name: str, accepted: Iterable[str], most: int = 3) -> list[str]:
+    """The accepted dotted names that `name` may mean: those whose last part is its synonym first, then similar ones."""
+    accepted = list(accepted)
+    start, dot, last = name.rpartition(".")
+    meant = [f"{start}{dot}{own}" for own, others in SYNONYMS.items() if last.casefold() in others]
+    near = [*(each for each in meant if each in accepted), *difflib.get_close_matches(name, accepted, n=most)]
+    return list(dict.fromkeys(near))[:most]
+
+
 def _shown(value: Any) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 3] + "…"

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from cope_sweep.config.ablation import SCHEDULERS, SEARCHES, Ablation, Axis, GridSearch, RandomSearch, Scale
 from cope_sweep.config.explain import explain_all, suggest
+from cope_sweep.config.keys import ENCODINGS_KEY, field_place, is_below, is_field, leaves, set_key, set_path
 from cope_sweep.config.run import RunSpec
 from cope_sweep.config.source import (
     OPTION,
@@ -26,8 +27,6 @@ from cope_sweep.config.source import (
     parse_value,
     places_of,
     read_source,
-    set_key,
-    set_path,
 )
 from cope_sweep.errors import UserError
 from cope_sweep.registry import PluginError, Registry, load_plugins
@@ -78,8 +77,15 @@ def validate(source: Source, name: str, *, folder: Path | None = None, allow_plu
 
     Raises SpecError with one line per problem.
     """
+    own = source
     if source.data.get("inherit") is not None and not source.parents:
         source = with_inherited(source, folder)
+    loaded = _validated(source, name, allow_plugins=allow_plugins)
+    _check_base(own, loaded)
+    return loaded
+
+
+def _validated(source: Source, name: str, *, allow_plugins: bool = True) -> LoadedAblation:
     try:
         content = Ablation.model_validate(source.data)
     except ValidationError as error:
@@ -97,6 +103,28 @@ def validate(source: Source, name: str, *, folder: Path | None = None, allow_plu
         except PluginError as error:
             raise source.error(("plugins", index), str(error)) from error
     return LoadedAblation(name, content, source)
+
+
+def _check_base(own: Source, loaded: LoadedAblation) -> None:
+    """Raises SpecError for base values of a file below an axis, as `task.tokens` below `task`: each row replaces them.
+
+    Inherited ones may be replaced. `own` is the file without what it inherits.
+    """
+    content = loaded.content
+    if not isinstance(base := own.data.get("base"), dict):
+        return
+    axes: list[KeyPath] = [("grid", key) for key in content.grid]
+    axes += [("zip", index, key) for index, group in enumerate(content.zip) for key in group]
+    axes += [("search", "space", key) for key in getattr(content.search, "space", {})]
+    for path in axes:
+        key = str(path[-1])
+        in_each_row = all(key == other or is_below(key, other) for row in content.include for other in row)
+        if in_each_row and (lost := [each for each, _ in leaves(base) if is_below(each, key) and not is_field(each)]):
+            raise own.error(
+                ("base", *lost[0].split(".")),
+                f"it has no effect, because each row has a value of the axis {key} ({loaded.source.location(path)}), "
+                "which replaces it as a whole; remove it, or give the axis a deeper key",
+            )
 
 
 def load_ablation(path: Path) -> LoadedAblation:
@@ -200,9 +228,11 @@ def with_overrides(
 ) -> LoadedAblation:
     """The ablation at a named scale, with `key=value` assignments applied after it.
 
-    A key of a run replaces the value in the base, and removes the axis of that key. `seeds`, `metrics`, `primary`,
-    `search.<key>`, `schedule.<key>` and `resources.<key>` replace the ablation's own; the last also those of single
-    rows. Raises SpecError.
+    A key of a run has this value in every row then, and is no axis. A field of an encoding, as
+    `model.position.cope.p_max`, has it in the rows with this encoding. `seeds`, `metrics`, `primary`, `search.<key>`,
+    `schedule.<key>` and `resources.<key>` replace the ablation's own; the last also those of single rows.
+
+    Raises SpecError.
     """
     if scale is None and not assignments:
         return loaded
@@ -217,7 +247,7 @@ def with_overrides(
     for assignment in assignments:
         _apply_assignment(data, assignment)
     trained = tuple(key for key in dict.fromkeys(replaced) if key.partition(".")[0] in TRAINED_KEYS)
-    changed = validate(replace(loaded.source, data=data), loaded.name)
+    changed = _validated(replace(loaded.source, data=data), loaded.name)
     return replace(changed, replaced=trained, scale=scale or loaded.scale)
 
 
@@ -248,6 +278,8 @@ def _apply_scale(source: Source, data: FileMapping, scale: str) -> None:
                 raise source.error(("scales", scale, "set", key), str(error)) from error
     for key, axis in grid.items():
         data.setdefault("grid", FileMapping()).put(key, axis, places_of(grid).get(key))
+        if key == ENCODINGS_KEY:
+            _remove_lost_fields(data, _values(axis))
     for key in SCALED_KEYS:
         if chosen.get(key) is not None:
             data.put(key, chosen[key], places_of(chosen).get(key))
@@ -271,7 +303,7 @@ def _apply_assignment(data: FileMapping, assignment: str) -> None:
             if path[:2] == ["search", "space"] and len(path) > 2:
                 path = ["search", "space", ".".join(path[2:])]
             if head == "resources":
-                _remove_own_resource(data, key)
+                _remove_own_values(data, key)
             set_path(data, path, value, option)
     except ValueError as error:
         raise SpecError(f"{option}: {error}") from error
@@ -287,33 +319,77 @@ def _replace_kind(data: FileMapping, head: str, kind: Json, option: str) -> None
 
 
 def _fix(data: FileMapping, key: str, value: Json, place: str | None) -> None:
-    """Set a run's key in the base, remove its axis or distribution, and resolve the conditions on it.
+    """Let a run's key have one value in every row, and resolve the conditions on it.
 
     An entry of `published`, `when` or `exclude` that asks for another value of the key is dropped, and a figure whose
     axis it is. Raises ValueError as `set_path` does.
     """
-    axis = data.get("grid", {}).pop(key, None)
+    axis = data.get("grid", {}).get(key)
     labels = [default_label(value)]
     if isinstance(axis, dict):
         labels = [label for label, item in axis.items() if item == value]
 
-    def agrees(condition: dict[str, Json]) -> bool:
-        wanted = condition.pop(key, value)
+    def accepts(wanted: Json) -> bool:
         alternatives = [wanted, *(wanted if isinstance(wanted, list) else [])]
         return any(item in (value, *labels) for item in alternatives)
+
+    _remove_key(data, key, accepts)
+    _remove_own_values(data, key)
+    if key == ENCODINGS_KEY:
+        _remove_lost_fields(data, [value])
+    if is_field(key) or any(is_below(key, other) for mapping in _assigning(data) for other in mapping):
+        # After all axes, which would replace a value in the base.
+        condition = FileMapping({"if": {}, "set": FileMapping({key: value}, {key: place} if place else {})})
+        data.put("when", FileList([*data.get("when", []), condition], places_of(data.get("when"))), None)
+    else:
+        set_key(data["base"], key, value, place)
+
+
+def _remove_key(data: FileMapping, key: str, accepts: Callable[[Json], bool]) -> None:
+    """Remove a key from the axes and the search space, and from conditions.
+
+    Conditions on a value that `accepts` refuses are dropped with their entry, and figures over the axis.
+    """
+
+    def agrees(condition: dict[str, Json]) -> bool:
+        return key not in condition or accepts(condition.pop(key))
 
     def draws(figure: dict[str, Json]) -> bool:
         """Whether the key is no axis of the figure. It is removed from the rows that the figure draws."""
         figure.get("rows", {}).pop(key, None)
         return key not in (figure.get("x"), figure.get("panels"))
 
+    data.get("grid", {}).pop(key, None)
+    for condition in data.get("when", []):
+        condition.get("grid", {}).pop(key, None)
     _filter(data, "published", lambda entry: agrees(entry["match"]))
     _filter(data, "when", lambda entry: agrees(entry["if"]))
     _filter(data, "exclude", agrees)
     _filter(data, "zip", lambda group: group.pop(key, None) is None or bool(group))
     _filter(data, "figures", draws)
     _remove_distribution(data, key)
-    set_key(data["base"], key, value, place)
+
+
+def _remove_lost_fields(data: FileMapping, values: Sequence[Json]) -> None:
+    """Remove the axes of fields of encodings that no row has any more, where `values` are all of `model.position`."""
+    deciding = [mapping for mapping in _assigning(data) if mapping is not data.get("grid")]
+    if any(ENCODINGS_KEY in mapping or "model" in mapping for mapping in deciding):
+        return
+    lists = [value for value in values if isinstance(value, list)]
+    fields = dict.fromkeys(key for mapping in _assigning(data) for key in mapping if is_field(key))
+    for key in fields:
+        if all(field_place(encodings, key) is None for encodings in lists):
+            _remove_key(data, key, lambda _: False)
+            _remove_own_values(data, key)
+
+
+def _assigning(data: FileMapping) -> list[dict[str, Json]]:
+    """The mappings of a file that assign keys to rows: axes, the search space, what conditions set, single rows."""
+    search = data.get("search")
+    space = search.get("space") if isinstance(search, dict) else None
+    conditions = [condition.get(name) for condition in data.get("when", []) for name in ("grid", "set")]
+    found = [data.get("grid"), *data.get("zip", []), space, *conditions, *data.get("include", [])]
+    return [mapping for mapping in found if isinstance(mapping, dict)]
 
 
 def _filter(data: FileMapping, name: str, keeps: Callable[[Json], bool]) -> None:
@@ -325,8 +401,8 @@ def _filter(data: FileMapping, name: str, keeps: Callable[[Json], bool]) -> None
         data[name] = FileList((entries[index] for index in kept), written)
 
 
-def _remove_own_resource(data: dict[str, Json], key: str) -> None:
-    """Remove a key of `resources` that some rows have for their own: the assignment is for all rows."""
+def _remove_own_values(data: dict[str, Json], key: str) -> None:
+    """Remove a key that some rows have for their own: an assignment is for all rows."""
     for condition in data.get("when", []):
         condition.get("set", {}).pop(key, None)
     for row in data.get("include", []):

@@ -1,16 +1,22 @@
-"""The points of an ablation: what each row assigns to the keys of a run."""
+"""The points of an ablation: what each row assigns to the keys of a run.
+
+A key of a field, as `model.position.cope.p_max`, is assigned in the points whose model has the encoding, and in no
+other: CoPE with two values of `p_max`, and RoPE, are three points.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cope_sweep.config.ablation import Axis, Distribution, Optuna, Point, RandomSearch
+from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, field_place, is_field
 from cope_sweep.config.loading import LoadedAblation
 from cope_sweep.config.source import Json, KeyPath, default_label
+from cope_sweep.positions import ENCODINGS
 
 SEPARATOR = " · "
 """Between the labels of zipped axes."""
@@ -50,6 +56,11 @@ class Dimension:
     def name(self) -> str:
         """The keys, joined: `model.dim+model.heads`."""
         return "+".join(self.keys)
+
+    @property
+    def is_of_fields(self) -> bool:
+        """Whether it only varies fields of encodings, so that rows without these do not have it."""
+        return all(map(is_field, self.keys))
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -97,22 +108,26 @@ def _joined(option: Assignments) -> str:
 
 
 def points_of(loaded: LoadedAblation, limit: int | None = None) -> list[Assignments]:
-    """All points, in order, before exclusion. Raises SpecError where they are more than `limit`, else MAX_POINTS."""
+    """All points, in order, each once, before exclusion.
+
+    Raises SpecError where they are more than `limit`, else MAX_POINTS.
+    """
     limit = MAX_POINTS if limit is None else min(limit, MAX_POINTS)
     groups = _axis_groups(loaded)
     if isinstance(loaded.content.search, RandomSearch):
         groups.append(_draws(loaded.content.search))
-    of_grid = _with_conditions(loaded, map(_merged, itertools.product(*groups)))
+    included = (
+        {key: Value.of(value, "include", index, key) for key, value in row.items()}
+        for index, row in enumerate(loaded.content.include)
+    )
+    expansion = _Expansion(loaded)
+    of_grid = expansion.settled(expansion.combinations(groups))
     points = list(itertools.islice(of_grid, limit + 1))
     if len(points) > limit:
         raise loaded.source.error(
             ("grid",), f"the combinations of the values are more than {limit:,} points; leave out axes or values"
         )
-    included = enumerate(loaded.content.include)
-    return [
-        *points,
-        *({key: Value.of(value, "include", index, key) for key, value in row.items()} for index, row in included),
-    ]
+    return [*points, *expansion.settled(((point, ()) for point in included), of_include=True)]
 
 
 def dimensions_of(loaded: LoadedAblation) -> tuple[Dimension, ...]:
@@ -128,49 +143,221 @@ def dimensions_of(loaded: LoadedAblation) -> tuple[Dimension, ...]:
     return tuple(dimensions)
 
 
+def chosen_parameters(
+    loaded: LoadedAblation, choose: Callable[[Dimension], str | float]
+) -> tuple[dict[str, str | float], Assignments]:
+    """The parameters of one row of a search by suggestions, and its point.
+
+    `choose` is called for each dimension: for those of fields last, and only where the row's model has the encoding.
+    """
+    expansion = _Expansion(loaded)
+    dimensions = sorted(dimensions_of(loaded), key=lambda dimension: dimension.is_of_fields)
+    parameters: dict[str, str | float] = {}
+    point: Assignments = {}
+    for dimension in dimensions:
+        if not dimension.is_of_fields or expansion.has_any(expansion.conditioned(point), dimension.keys):
+            parameters[dimension.name] = choose(dimension)
+            point |= dimension.assignments(parameters[dimension.name])
+    ordered = {key: point[key] for each in dimensions_of(loaded) for key in each.keys if key in point}
+    return parameters, expansion.conditioned(ordered)
+
+
 def point_of(loaded: LoadedAblation, parameters: Mapping[str, str | float]) -> Assignments:
     """The point that a search by suggestions means with one of each dimension's choices, or a number, by its name.
 
-    Raises SpecError where a dimension does not have its parameter.
+    Raises SpecError where a dimension does not have its parameter, or KeyError where it has none.
     """
     try:
-        parts = [dimension.assignments(parameters[dimension.name]) for dimension in dimensions_of(loaded)]
+        return chosen_parameters(loaded, lambda dimension: parameters[dimension.name])[1]
     except ValueError as error:
         raise loaded.source.error(("search",), f"a suggestion does not fit the search: {error}") from error
-    (point,) = _with_conditions(loaded, iter([_merged(parts)]))
-    return point
 
 
 def parameters_of(loaded: LoadedAblation, labels: Mapping[str, str]) -> dict[str, str | float]:
     """The parameters of the row with these labels: the inverse of `point_of`. Raises SpecError."""
     try:
-        return {dimension.name: dimension.parameter(labels) for dimension in dimensions_of(loaded)}
+        return chosen_parameters(loaded, lambda dimension: dimension.parameter(labels))[0]
     except ValueError as error:
         raise loaded.source.error(("search",), f"a row does not fit the search: {error}") from error
 
 
 def example_points(loaded: LoadedAblation) -> list[Assignments]:
     """Points in which each option, and each bound of numbers, of a search by suggestions occurs at least once."""
-    columns = [dimension.examples for dimension in dimensions_of(loaded)]
-    longest = max(map(len, columns), default=0)
-    points = [_merged(column[min(index, len(column) - 1)] for column in columns) for index in range(longest)]
-    return list(_with_conditions(loaded, iter(points)))
+    expansion = _Expansion(loaded)
+    plain = [dimension for dimension in dimensions_of(loaded) if not dimension.is_of_fields]
+    of_fields = [dimension for dimension in dimensions_of(loaded) if dimension.is_of_fields]
+    points = []
+    for start in _side_by_side(plain):
+        point = expansion.conditioned(start)
+        own = [dimension for dimension in of_fields if expansion.has_any(point, dimension.keys)]
+        points += [expansion.conditioned(start | fields) for fields in _side_by_side(own)]
+    return points
 
 
-def matches(point: Assignments, condition: Point) -> bool:
-    """Whether each key of the condition has the label or value that it asks for; of a list, any."""
+def _side_by_side(dimensions: Sequence[Dimension]) -> Iterator[Assignments]:
+    """The first examples of all dimensions, the second, …, as many as the longest has. No dimensions: one point."""
+    columns = [dimension.examples for dimension in dimensions]
+    for index in range(max(map(len, columns), default=1)):
+        yield _merged(column[min(index, len(column) - 1)] for column in columns)
+
+
+def size_of_space(loaded: LoadedAblation) -> float:
+    """The number of the rows that a search by suggestions can suggest; infinite where a number is not whole."""
+    expansion, dimensions = _Expansion(loaded), dimensions_of(loaded)
+    deciding = [each for each in dimensions if any(key in DECIDING_KEYS for key in each.keys)]
+    of_fields = [each for each in dimensions if each.is_of_fields]
+    others = [each.size for each in dimensions if each not in deciding and each not in of_fields]
+    models = map(_merged, itertools.product(*(each.options for each in deciding)))
+    sizes = (
+        math.prod(each.size for each in of_fields if expansion.has_any(expansion.conditioned(model), each.keys))
+        for model in models
+    )
+    return math.prod(others) * sum(sizes)
+
+
+def matches(loaded: LoadedAblation, point: Assignments, condition: Point) -> bool:
+    """Whether each key of the condition has the label or value that it asks for; of a list, any.
+
+    A key of a field may also be one of the encodings that the point's `model.position` holds.
+    """
     for key, wanted in condition.items():
-        if key not in point:
+        actual = value_of(loaded, point, key)
+        if actual is None:
             return False
-        actual = point[key]
         accepted = wanted if isinstance(wanted, list) else [wanted]
         if actual.label not in accepted and actual.value not in accepted and actual.value != wanted:
             return False
     return True
 
 
+def value_of(loaded: LoadedAblation, point: Assignments, key: str) -> Value | None:
+    """What a point assigns to a key; of a field that it does not assign, what its encoding has; None: neither."""
+    if not is_field(key):
+        return point.get(key)
+    encodings = _encodings(loaded, point)
+    found = field_place(encodings, key)
+    if found is None or key in point:
+        return None if found is None else point[key]
+    index, rest = found
+    if ENCODINGS_KEY not in point or len(rest) != 1:
+        return None
+    encoding = encodings[index] if isinstance(encodings[index], dict) else {"kind": encodings[index]}
+    cls = ENCODINGS.get(encoding["kind"])
+    if rest[0] not in encoding and (cls is None or rest[0] not in cls.model_fields):
+        return None
+    value = encoding[rest[0]] if rest[0] in encoding else cls.model_fields[rest[0]].default if cls else None
+    return Value.of(value, *point[ENCODINGS_KEY].origin)
+
+
+def has_encoding(loaded: LoadedAblation, point: Assignments, key: str) -> bool:
+    """Whether a key has a place in a point's model. That of a field of an encoding that the model lacks has none."""
+    return not is_field(key) or field_place(_encodings(loaded, point), key) is not None
+
+
+def _encodings(loaded: LoadedAblation, point: Assignments) -> Sequence[Json]:
+    """The list of encodings of a point, as it was written; empty where it is no list."""
+    part, _, name = ENCODINGS_KEY.partition(".")
+    if ENCODINGS_KEY in point:
+        found = point[ENCODINGS_KEY].value
+    else:
+        model = point[part].value if part in point else loaded.content.base.get(part)
+        found = model.get(name) if isinstance(model, dict) else None
+    return found if isinstance(found, list) else ()
+
+
 def _merged(parts: Iterable[Assignments]) -> Assignments:
     return {key: value for part in parts for key, value in part.items()}
+
+
+_Group = list[Assignments]
+"""The alternatives of an axis, or of a group of zipped axes. All have the same keys."""
+
+_Open = tuple[Assignments, tuple[_Group, ...]]
+"""A point, and the axes of fields that it has no encoding for. A condition may still give it one."""
+
+
+class _Expansion:
+    """Makes points of axes and conditions.
+
+    Until a point is settled it may hold values of fields that it has no encoding for. They match no condition.
+    """
+
+    def __init__(self, loaded: LoadedAblation) -> None:
+        self.loaded = loaded
+
+    def has_any(self, point: Assignments, keys: Collection[str]) -> bool:
+        """Whether any of these keys has a place in the point's model."""
+        return any(has_encoding(self.loaded, point, key) for key in keys)
+
+    def combinations(self, groups: Sequence[_Group]) -> Iterator[_Open]:
+        """The product of groups. Those of fields come after those that decide which encodings a model has."""
+        points: Iterator[_Open] = iter([({}, ())])
+        for group in _encodings_first(groups):
+            points = self._with_group(points, group)
+        return points
+
+    def _with_group(self, points: Iterator[_Open], group: _Group) -> Iterator[_Open]:
+        keys = group[0].keys()
+        conditional = all(map(is_field, keys))
+        for point, waiting in points:
+            if conditional and not self.has_any(point, keys):
+                yield point, (*waiting, group)
+            else:
+                for alternative in group:
+                    yield point | alternative, waiting
+
+    def settled(self, points: Iterator[_Open], *, of_include: bool = False) -> Iterator[Assignments]:
+        """Points with all conditions, without the fields that they have no encoding for, each once.
+
+        Args:
+            points: The points.
+            of_include: Whether they are single rows (`include`), for which only conditions without an `if` hold.
+        """
+        for index, condition in enumerate(self.loaded.content.when):
+            if not (of_include and condition.match):
+                points = self._with_condition(points, index)
+        seen = set()
+        for point, _ in points:
+            if not any(map(is_field, point)):
+                yield point
+                continue
+            own = {key: value for key, value in point.items() if has_encoding(self.loaded, point, key)}
+            content = tuple(own.items())
+            if content not in seen:
+                seen.add(content)
+                yield own
+
+    def conditioned(self, point: Assignments) -> Assignments:
+        """One point with all conditions, none of which has axes."""
+        (found,) = self.settled(iter([(point, ())]))
+        return found
+
+    def _with_condition(self, points: Iterator[_Open], index: int) -> Iterator[_Open]:
+        condition = self.loaded.content.when[index]
+        fixed = {key: Value.of(value, "when", index, "set", key) for key, value in condition.set.items()}
+        axes = [
+            [{key: value} for value in _axis_values(axis, ("when", index, "grid", key))]
+            for key, axis in condition.grid.items()
+        ]
+        for point, waiting in points:
+            if not matches(self.loaded, point, condition.match):
+                yield point, waiting
+                continue
+            changed: Iterator[_Open] = iter([(point | fixed, ())])
+            for group in (*_encodings_first(axes), *waiting):
+                changed = self._with_group(changed, group)
+            yield from changed
+
+
+def _encodings_first(groups: Sequence[_Group]) -> list[_Group]:
+    """Groups in their order, but those of fields alone not before those that assign the list of encodings."""
+    last = max((index for index, group in enumerate(groups) if group[0].keys() & {*DECIDING_KEYS}), default=-1)
+
+    def place(index: int) -> tuple[int, bool]:
+        of_fields = all(map(is_field, groups[index][0]))
+        return (max(index, last) if of_fields else index), of_fields
+
+    return [groups[index] for index in sorted(range(len(groups)), key=place)]
 
 
 def _axis_groups(loaded: LoadedAblation) -> list[list[Assignments]]:
@@ -193,29 +380,6 @@ def _draws(search: RandomSearch) -> list[Assignments]:
         values = [distribution.value_at(generator.random()) for _ in range(search.samples)]
         columns.append([Value.of(value, "search", "space", key) for value in values])
     return [dict(zip(search.space, values, strict=True)) for values in zip(*columns, strict=True)]
-
-
-def _with_conditions(loaded: LoadedAblation, points: Iterator[Assignments]) -> Iterator[Assignments]:
-    """The points with the fixed values and further axes that each entry of `when` adds to them, one after another."""
-    for index, condition in enumerate(loaded.content.when):
-        fixed = {key: Value.of(value, "when", index, "set", key) for key, value in condition.set.items()}
-        axes = [
-            [(key, value) for value in _axis_values(axis, ("when", index, "grid", key))]
-            for key, axis in condition.grid.items()
-        ]
-        points = _with_condition(points, condition.match, fixed, axes)
-    return points
-
-
-def _with_condition(
-    points: Iterator[Assignments], match: Point, fixed: Assignments, axes: list[list[tuple[str, Value]]]
-) -> Iterator[Assignments]:
-    for point in points:
-        if matches(point, match):
-            for combination in itertools.product(*axes):
-                yield point | fixed | dict(combination)
-        else:
-            yield point
 
 
 def _axis_values(axis: Axis, origin: KeyPath) -> list[Value]:

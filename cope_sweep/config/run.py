@@ -187,9 +187,6 @@ class EvaluateSpec(Frozen):
 DROPOUT_VERSION = 2
 """Version of the masks. 2: they are a function of a sequence's number, not of how a batch is divided."""
 
-PartTexts = dict[int, tuple[Any, str]]
-"""Address of a part of a run → the part, which keeps the address in use, and its text in the run's identity."""
-
 
 class RunSpec(Frozen):
     """One training: task, model, optimiser, evaluation and seed. Its content decides its run id."""
@@ -319,11 +316,10 @@ class RunSpec(Frozen):
         identity: dict[str, Any] = json.loads(_with_seed(self._identity_text({}), self.seed))
         return identity
 
-    def with_seeds(self, seeds: Sequence[int], texts: PartTexts) -> tuple[RunSpec, ...]:
+    def with_seeds(self, seeds: Sequence[int], texts: Mapping[str, str]) -> tuple[RunSpec, ...]:
         """Copies of this run with each of `seeds`, which were validated already.
 
-        The parts are shared, and what the copies have in common is hashed once. `texts` remembers the parts that were
-        seen; pass the same dictionary for runs that share parts.
+        The parts are shared. `texts`: name of a part → its `part_text`, of those that are known.
         """
         text = self._identity_text(texts)
         parts, given = {name: getattr(self, name) for name in RunSpec.model_fields}, self.model_fields_set | {"seed"}
@@ -334,19 +330,14 @@ class RunSpec(Frozen):
             copies.append(copy)
         return tuple(copies)
 
-    def _identity_text(self, texts: PartTexts) -> tuple[str, str]:
-        """`identity` as canonical JSON, before and after the seed."""
+    def _identity_text(self, texts: Mapping[str, str]) -> tuple[str, str]:
+        """`identity` as canonical JSON, before and after the seed. `texts`: see `with_seeds`."""
         before, after = "", ""
         for name in _SORTED_FIELDS:
             if name == "seed":
                 before, after = after, ""
                 continue
-            value = getattr(self, name)
-            if id(value) not in texts:
-                field = RunSpec.model_fields[name]
-                at_default = not field.is_required() and value == field.default
-                texts[id(value)] = value, "" if at_default else f'"{name}":{_canonical(_non_defaults(value))},'
-            after += texts[id(value)][1]
+            after += texts[name] if name in texts else part_text(name, getattr(self, name))
         return '{"spec":{' + before, f'{after[:-1]}}},"versions":{_canonical(self.versions)}}}'
 
     @property
@@ -379,6 +370,13 @@ class RunSpec(Frozen):
 
 _SORTED_FIELDS = sorted(RunSpec.model_fields)
 """`task` is among them, is required, and follows `seed`."""
+
+
+def part_text(name: str, part: Any) -> str:
+    """What a part of a run adds to the canonical JSON of its identity; empty where it is at its default."""
+    field = RunSpec.model_fields[name]
+    at_default = not field.is_required() and part == field.default
+    return "" if at_default else f'"{name}":{_canonical(_non_defaults(part))},'
 
 
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode

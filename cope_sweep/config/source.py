@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -150,31 +150,6 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
-def set_key(data: dict[str, Json], key: str, value: Json, place: str | None = None) -> None:
-    """Set the dotted `key` of a nested mapping in place: `data["model"]["dim"]` for `model.dim`. See `set_path`."""
-    set_path(data, key.split("."), value, place)
-
-
-def set_path(data: dict[str, Json], path: Sequence[str], value: Json, place: str | None = None) -> None:
-    """Set the value at a key path of a nested mapping in place, and where it was written.
-
-    The inner mappings on the way are copied first, because other data may share them. Text on the way is a `kind`, as
-    in `task: flip_flop`, and becomes `{kind: flip_flop}`. Raises ValueError where any other value is on the way.
-    """
-    *parents, last = path
-    for index, parent in enumerate(parents):
-        inner = data.get(parent, {})
-        if isinstance(inner, str):
-            inner = {"kind": inner}
-        if not isinstance(inner, dict):
-            raise ValueError(f"{'.'.join(parents[: index + 1])} is {json.dumps(inner)}, which has no keys")
-        data[parent] = inner = FileMapping(inner, places_of(inner))
-        data = inner
-    data[last] = value
-    if place is not None and isinstance(data, FileMapping):
-        data.places[last] = place
-
-
 def read_source(path: Path) -> Source:
     """Parse a YAML file. Raises SpecError if it cannot be read, is not YAML, or does not hold a mapping."""
     try:
@@ -259,6 +234,8 @@ def source_of(data: Json, name: str) -> Source:
 
 def parse_value(text: str, name: str) -> Json:
     """One YAML value, as it follows the equals sign of `--set key=value`. Raises SpecError."""
+    if len(text.splitlines()) > 1:
+        raise SpecError(f"{name}: the value has a line break; write it in one line")
     return copied(parse_source(f"value: {text}", name).data.get("value"), lambda _: name)
 
 

@@ -31,7 +31,7 @@ from sqlalchemy.exc import DBAPIError
 
 from cope_sweep.config import Plan, Row, SpecError, row_of
 from cope_sweep.config.ablation import Goal
-from cope_sweep.config.points import Dimension, dimensions_of, parameters_of
+from cope_sweep.config.points import Dimension, chosen_parameters, dimensions_of, parameters_of
 from cope_sweep.store import Status, Store, StoreError
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.files import create_database_file
@@ -206,7 +206,8 @@ class Search:
         for _ in range(MAX_ASKS):
             if not self._open_samples:
                 return None
-            trial = self._study.ask(self._distributions)
+            trial = self._study.ask()
+            chosen_parameters(self._plan.ablation, partial(_parameter, trial))
             self._look()
             try:
                 row = row_of(self._plan.ablation, trial.params)
@@ -308,12 +309,13 @@ class Search:
         """Add a trial of a run that has ended, with what it has reported."""
         values = self._reported(run_id)
         last = values[max(values)] if values else None
+        parameters = parameters_of(self._plan.ablation, self._rows[run_id].labels)
         self._study.add_trial(
             create_trial(
                 state=state,
                 value=value if state == TrialState.COMPLETE else last,
-                params=parameters_of(self._plan.ablation, self._rows[run_id].labels),
-                distributions=self._distributions,
+                params=parameters,
+                distributions={name: self._distributions[name] for name in parameters},
                 user_attrs={RUN_ID: run_id},
                 intermediate_values=values,
             )
@@ -419,6 +421,17 @@ def _state(status: Status, value: float | None) -> TrialState:
     if status == "finished" and value is not None and math.isfinite(value):
         return TrialState.COMPLETE
     return TrialState.PRUNED if status == "stopped" else TrialState.FAIL
+
+
+def _parameter(trial: Trial, dimension: Dimension) -> str | float:
+    """What a trial suggests for a dimension."""
+    numbers = dimension.numbers
+    if numbers is None:
+        return trial.suggest_categorical(dimension.name, dimension.choices)
+    low, high = numbers.bounds
+    if numbers.is_int:
+        return trial.suggest_int(dimension.name, int(low), int(high), log=numbers.is_log)
+    return trial.suggest_float(dimension.name, low, high, log=numbers.is_log)
 
 
 def _distribution(dimension: Dimension) -> BaseDistribution:

@@ -23,10 +23,11 @@ from typing import Any, NamedTuple, Self, TypeVar
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
 from cope_sweep.config import NUMERIC_FACTS
+from cope_sweep.config.keys import leaves
 from cope_sweep.store import RunFolder, RunQuery, RunRecord, Status, Store, SweepRecord
 from cope_sweep.store.curve import TIME_KEY
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.index.model import Place, QueryError, leaves
+from cope_sweep.store.index.model import Place, QueryError
 from cope_sweep.tracking.mlflow import Tracker, age, cut
 from cope_sweep.tracking.uri import RUN_ID_TAG
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cope_sweep.config.source import SpecError, parse_source, read_source, set_key
+from cope_sweep.config.keys import set_key
+from cope_sweep.config.source import SpecError, parse_source, read_source
 
 
 @pytest.mark.parametrize(

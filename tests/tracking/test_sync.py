@@ -416,7 +416,7 @@ def test_specs_are_flattened_to_dotted_names():
     params = flat(run.model_dump(mode="json"))
     assert params["task.kind"] == "selective_copy"
     assert params["model.position"] == "cope+absolute"
-    assert params["model.position.0.p_max"] == "64"
+    assert params["model.position.cope.p_max"] == "64"
     assert params["train.betas"] == "[0.9, 0.99]"
     assert params["model.ffn_dim"] == "null"
     assert flat(tiny_run().model_dump(mode="json"))["model.position"] == "none"

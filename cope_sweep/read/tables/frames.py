@@ -19,16 +19,18 @@ The metrics of the ablation always have a column, so that the frame of an untrai
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
 from cope_sweep.config import Plan, Row, RunSpec
+from cope_sweep.config.keys import flatten
 from cope_sweep.read.tables.model import STATUSES, MetricCell, TableModel
 from cope_sweep.store import RunRecord, Status, Store
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.index.model import Value, flatten
+from cope_sweep.store.index.model import Value
 from cope_sweep.store.index.tables import SECTIONS
 
 CURVE_TYPES = {
@@ -74,15 +76,15 @@ def plan_frame(plan: Plan, records: Mapping[str, RunRecord], label: str = "") ->
 
 def _configurations(runs: Iterable[RunSpec]) -> list[dict[str, Value]]:
     """The values of each run's spec by dotted key, without the seed. Runs share parts, so each is converted once."""
-    known: dict[int, dict[str, Value]] = {}
+    known: dict[tuple[str, str], dict[str, Value]] = {}
     found = []
     for run in runs:
         values: dict[str, Value] = {}
         for section in SECTIONS:
-            part = getattr(run, section)
-            if id(part) not in known:
-                known[id(part)] = dict(flatten(part.model_dump(mode="json"), section))
-            values |= known[id(part)]
+            text = getattr(run, section).model_dump_json()
+            if (section, text) not in known:
+                known[section, text] = dict(flatten(json.loads(text), section))
+            values |= known[section, text]
         found.append(values)
     return found
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from sqlalchemy import CTE, ColumnElement, Connection, Select, Text, and_, case, cast, func, or_, select
 
+from cope_sweep.config.explain import near_names, suggest
+from cope_sweep.config.keys import is_field
+from cope_sweep.store.event import Status
 from cope_sweep.store.index.model import RECORD_COLUMNS, Filter, Position, QueryError, RunQuery, Value
 from cope_sweep.store.index.rows import among
 from cope_sweep.store.index.tables import SECTIONS, keys, parts, runs, sweep_runs, sweeps
@@ -24,6 +26,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 COLUMNS = tuple(name for name in RECORD_COLUMNS if name not in ("status", "metrics", "facts"))
 """Columns of `runs` that can be named as they are. `status` can be named, too."""
+STATUSES: tuple[str, ...] = get_args(Status)
 TAGS = "tags."
 """Prefix of keys that name the place of a run in sweeps: `tags.row`, `tags.model.position` (a label)."""
 TEXT_COLUMNS = ("run_id", "worker_id", "message", "sweep_id", "status")
@@ -64,6 +67,9 @@ def _condition(connection: Connection, each: Filter, status: ColumnElement[str])
             allowed=list(OPERATORS),
         )
     compare = OPERATORS[each.operator]
+    if each.key == "status" and each.value not in STATUSES:
+        hint = suggest(str(each.value), STATUSES)
+        raise QueryError(f"{each.value!r} is no status{hint}", code="unknown_status", status=each.value)
     if each.key == "status" or each.key in COLUMNS:
         column = status if each.key == "status" else runs.c[each.key]
         if (each.key in TEXT_COLUMNS) != isinstance(each.value, str) or isinstance(each.value, bool):
@@ -81,11 +87,36 @@ def _condition(connection: Connection, each: Filter, status: ColumnElement[str])
     check_keys(connection, [each.key])
     number, text = values_of(connection, each.key)
     content = _text(each.value)
+    _check_type(connection, each)
     matches: ColumnElement[bool] = compare(number, each.value) if content is None else compare(text, content)
     section = _section(each.key)
     if section is None:
         return matches
     return runs.c[f"{section}_part"].in_(select(parts.c.id).where(parts.c.section == section, matches))
+
+
+def _check_type(connection: Connection, each: Filter) -> None:
+    """Raise QueryError for a text where all values of a key are numbers, and the reverse: no run could match."""
+    number, text = values_of(connection, each.key)
+    section, is_text = _section(each.key), _text(each.value) is not None
+    if section is None and not each.key.startswith("facts.") and not is_text:
+        return  # metrics are numbers
+    table = runs if section is None else parts
+    own = table.c.id.is_not(None) if section is None else parts.c.section == section
+
+    def example(value: ColumnElement[Any]) -> Value | None:
+        found: Value | None = connection.execute(select(value).where(own, value.is_not(None)).limit(1)).scalar()
+        return found
+
+    wanted, other = (text, number) if is_text else (number, text)
+    if example(wanted) is None and (known := example(other)) is not None:
+        kind = "number" if is_text else "text"
+        raise QueryError(
+            f"{each.key} is a {kind} in all runs, as {known!r}, so it cannot be compared with {each.value!r}",
+            code="not_comparable",
+            key=each.key,
+            value=each.value,
+        )
 
 
 def _tag_condition(each: Filter, compare: Callable[[Any, Any], Any]) -> ColumnElement[bool]:
@@ -137,14 +168,19 @@ def check_keys(connection: Connection, names: Iterable[str]) -> None:
             continue
         if connection.execute(select(keys.c.id).where(keys.c.name == name)).scalar() is not None:
             continue
-        known = [*COLUMNS, "status", *connection.execute(select(keys.c.name)).scalars()]
-        near = difflib.get_close_matches(name, known, n=3)
+        known = [*COLUMNS, "status", *filter(_is_shown, connection.execute(select(keys.c.name)).scalars())]
+        near = near_names(name, known)
         hint = (
             f"; near ones: {', '.join(near)}"
             if near
             else "; keys are as `model.layers`, `test/perplexity`, `facts.device`"
         )
         raise QueryError(f"no run of this store has {name!r}{hint}", code="unknown_key", key=name, near=near)
+
+
+def _is_shown(name: str) -> bool:
+    """Whether a hint names a key: not the place of an encoding, which its kind names as well."""
+    return not (is_field(name) and name.split(".")[2].isdigit())
 
 
 @dataclass(frozen=True)

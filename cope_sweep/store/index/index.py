@@ -29,6 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import ColumnElement
 
+from cope_sweep.config.keys import named_by_kind
 from cope_sweep.store.event import Event, Status
 from cope_sweep.store.index.database import Database, is_current, replace_tables, waiting
 from cope_sweep.store.index.filters import COLUMNS, check_keys, conditions, counted, order_of
@@ -145,7 +146,7 @@ class Index:
             rows = list(self._selected(connection, select(runs.c.run_id, runs.c.seed, *part_columns), run_ids))
             known = among(connection, parts.c.id, {part for row in rows for part in row[2:] if part is not None})
             found = connection.execute(select(parts.c.id, parts.c.content).where(known))
-            values: dict[int, dict[str, Value]] = {row.id: row.content for row in found}
+            values: dict[int, dict[str, Value]] = {row.id: named_by_kind(row.content) for row in found}
         return {
             row[0]: {key: value for part in row[2:] for key, value in values.get(part, {}).items()} | {"seed": row[1]}
             for row in rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -173,29 +173,3 @@ class Activity:
     """Runs of the running sweeps that were not begun yet."""
     left_out: int
     """Nodes that the running sweeps have left out because they cannot train."""
-
-
-def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of a JSON document under dotted names.
-
-    A list of objects gives their kinds, joined, and their own values: `model.position` is `cope+relative`, and
-    `model.position.0.p_max` is 64. Other lists, and null, are values.
-    """
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from leaves(item, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, (list, tuple)) and all(isinstance(item, Mapping) for item in value):
-        yield prefix, "+".join(str(item.get("kind", "")) for item in value) or "none"
-        for index, item in enumerate(value):
-            yield from leaves(item, f"{prefix}.{index}")
-    else:
-        yield prefix, value
-
-
-def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Value]]:
-    """`leaves` as the index has them: lists are joined by commas, and null is left out."""
-    for name, leaf in leaves(value, prefix):
-        if isinstance(leaf, (list, tuple)):
-            yield name, ",".join(map(str, leaf))
-        elif leaf is not None:
-            yield name, leaf

@@ -12,7 +12,8 @@ from sqlalchemy import ARRAY, Connection, Table, any_, case, delete, func, inser
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ColumnElement
 
-from cope_sweep.store.index.model import RECORD_COLUMNS, RunRecord, Value, flatten
+from cope_sweep.config.keys import flatten
+from cope_sweep.store.index.model import RECORD_COLUMNS, RunRecord, Value
 from cope_sweep.store.index.tables import SECTIONS, counters, keys, parts, runs, sweep_runs, sweeps
 from cope_sweep.store.records import SweepSummary
 
@@ -134,10 +135,14 @@ def _write_run(dialect: str, names: tuple[str, ...]) -> Any:
 
 
 def part_values(section: str, content: Any) -> dict[str, Value]:
-    """The values of a section of a spec by dotted key; whole numbers are integers."""
+    """The values of a section of a spec by dotted key; whole numbers are integers.
+
+    Fields of encodings are named by their kinds, and by their places too, for filters: `model.position.0.p_max`.
+    """
     return {
         key: int(value) if isinstance(value, float) and value.is_integer() else value
-        for key, value in flatten({section: content})
+        for by_place in (False, True)
+        for key, value in flatten({section: content}, by_place=by_place)
     }
 
 

@@ -2,7 +2,7 @@
 
     runs          one row per run that was begun: status, lease, times, final metrics and facts
     parts         the sections of specs (task, model, train, evaluate), each distinct one once, as values by dotted key
-                  (`model.layers`); a run names its four
+                  (`model.layers`); a run names its four. Fields of encodings are there by kind, and by place
     keys          the keys of all parts, final metrics and facts
     sweeps        one row per sweep; the whole record is in `<store>/sweeps/<sweep_id>.json`
     sweep_runs    the runs of a sweep, in order, with row and labels
@@ -30,7 +30,7 @@ from sqlalchemy import (
     false,
 )
 
-FORMAT = 4
+FORMAT = 5
 """The number of these tables, kept in `counters`. Increase it with each change: an older index is then made again."""
 
 metadata = MetaData()

@@ -21,7 +21,7 @@ def test_two_runs(store):
     found = store_difference(store, cope.run_id, other.run_id)
     spec = changes(found.spec)
     assert (spec["model.position"], spec["seed"]) == (("cope", "none"), ("0", "1"))
-    assert spec["model.position.0.p_max"][1] is None
+    assert spec["model.position.cope.p_max"][1] is None
     assert "train.steps" not in spec
     assert changes(found.facts) == {"parameters": ("10", "12")}
     error = {each.metric: each for each in found.metrics}["in_dist/token_error"]

@@ -41,7 +41,7 @@ def test_the_configuration_of_every_run_is_in_its_line(plan, store):
     }
     assert line["model.position"] == "CoPE", "an axis has its label"
     assert got["train.steps"].tolist() == [6] * 6
-    assert got["model.position.0.p_max"].notna().sum() == 2
+    assert got["model.position.cope.p_max"].notna().sum() == 2
     assert got.columns.is_unique
 
 
@@ -124,7 +124,7 @@ def test_every_run_has_its_configuration_results_and_sweeps(plan, store):
         "CoPE",
         [SWEEP],
     )
-    assert (first["model.position"], first["model.position.0.p_max"], second["model.position"]) == (
+    assert (first["model.position"], first["model.position.cope.p_max"], second["model.position"]) == (
         "cope", cope.model.position[0].p_max, "absolute",
     )  # fmt: skip
     assert (first["train.lr"], first["task.kind"]) == (cope.train.lr, "selective_copy")

@@ -66,7 +66,8 @@ def test_specs_are_flat(filled):
     spec = filled.specs([RUNS[2].run_id])[RUNS[2].run_id]
     assert (spec["model.layers"], spec["model.position"], spec["seed"]) == (3, "cope+relative", 0)
     assert spec["model.tied"] is True
-    assert spec["model.position.0.kind"] == "cope"
+    assert spec["model.position.cope.p_max"] == 64
+    assert not [key for key in spec if key.startswith("model.position.0")]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,10 @@ def test_specs_are_flat(filled):
         (("model.layers", "!=", 2), [0, 2, 3, 5]),
         (("model.position", "=", "cope+relative"), [2, 5]),
         (("model.position", "=", "none"), [0, 3]),
+        (("model.position.cope.p_max", "=", 64), [1, 2, 4, 5]),
+        (("model.position.0.p_max", "=", 64), [1, 2, 4, 5]),
+        (("model.position.1.kind", "=", "relative"), [2, 5]),
+        (("model.position.relative.std", ">=", 0), [2, 5]),
         (("model.tied", "=", True), [0, 1, 2, 3, 4, 5]),
         (("train.lr", "=", RUNS[0].train.lr), [0, 1, 2, 3, 4, 5]),
         (("test/loss", "<", 1.0), [0, 1]),
@@ -100,9 +105,12 @@ def test_a_value_of_another_kind_and_the_progress_of_a_run_do_not_match(index):
         ("facts.text", "<", 4),
         ("facts.flag", "<", 1),
         ("m", "=", "1"),
-        ("m", "<", 1),
+        ("train.lr", ">", "abc"),
+        ("train.lr", "<", "inf"),
     ]:
-        assert matching(index, condition) == [], condition
+        with raises("not_comparable", key=condition[0], value=condition[2]):
+            matching(index, condition)
+    assert matching(index, ("m", "<", 1)) == []
     assert matching(index, ("facts.flag", "=", False)) == matching(index, ("facts.n", "=", 2.0)) == [0]
     assert matching(index, sort="m")[0] == 0
     for unknown in ("facts.list", 'facts.a"b'):
@@ -122,8 +130,11 @@ def test_filters_are_combined(filled):
     [
         (("model.layer", "=", 2), "unknown_key", {"key": "model.layer"}),
         (("test/los", "=", 2), "unknown_key", {"key": "test/los"}),
+        (("train.learning_rate", ">", 0), "unknown_key", {"near": ["train.lr"]}),
+        (("model.position.0.pmax", "=", 8), "unknown_key", {"key": "model.position.0.pmax"}),
         (("seed", "=", "x"), "not_comparable", {"key": "seed", "value": "x"}),
-        (("status", "=", 3), "not_comparable", {"key": "status", "value": 3}),
+        (("status", "=", 3), "unknown_status", {"status": 3}),
+        (("status", "=", "Finished"), "unknown_status", {"status": "Finished"}),
         (("seed", "~", 3), "unknown_operator", {"operator": "~"}),
     ],
 )

@@ -1,0 +1,158 @@
+"""Dotted keys of a run: `train.lr`, and `model.position.cope.p_max` for a field of one encoding of the list.
+
+Ablation files, `--set`, filters, tables, MLflow and the index name values so. An item of a list of specs is named by
+its kind; where several are of one kind, each is named by its place, counted from 0: `model.position.1.p_max`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from cope_sweep.config.source import FileList, FileMapping, Json, KeyPath, places_of
+
+ENCODINGS_KEY = "model.position"
+"""The key of the list of encodings. Keys below it name the fields of one encoding."""
+DECIDING_KEYS = ("model", ENCODINGS_KEY)
+"""The keys whose values decide which encodings a model has."""
+
+
+def is_field(key: str) -> bool:
+    """Whether this is the key of a field of an encoding: `model.position.cope.p_max`."""
+    return key.startswith(f"{ENCODINGS_KEY}.")
+
+
+def is_below(key: str, other: str) -> bool:
+    """Whether a key names a part of what another one names: `model.position` is below `model`."""
+    return key.startswith(f"{other}.")
+
+
+def depth(key: str) -> int:
+    """The number of dots. A deeper key refines a higher one, so it is set later, whatever their order in a file."""
+    return key.count(".")
+
+
+def names_of(items: Sequence[Json]) -> list[str]:
+    """What keys call the items of a list of specs, which are kinds or mappings with a `kind`.
+
+    An empty name means that an item is no spec.
+    """
+    kinds = [item.get("kind") if isinstance(item, Mapping) else item for item in items]
+    names = [kind if isinstance(kind, str) else "" for kind in kinds]
+    return [name if names.count(name) == 1 or not name else str(index) for index, name in enumerate(names)]
+
+
+def field_place(items: Sequence[Json], key: str) -> tuple[int, list[str]] | None:
+    """The index of the encoding that a key of a field is about, and the rest of the key; None: it is not listed."""
+    name, *rest = key.removeprefix(f"{ENCODINGS_KEY}.").split(".")
+    names = names_of(items)
+    return (names.index(name), rest) if name in names else None
+
+
+def named_by_kind(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a spec by dotted key, without those that are named by the place of an encoding, not by its kind."""
+    names = names_of(str(values.get(ENCODINGS_KEY, "")).split("+"))
+    return {key: value for key, value in values.items() if not is_field(key) or key.split(".")[2] in names}
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """Key → its last part, with as many parts before it as tell the keys apart: `cope.p_max`, `relative.p_max`."""
+    parts = {key: key.split(".") for key in keys}
+
+    def name(key: str, length: int) -> str:
+        return ".".join(parts[key][-length:])
+
+    found = {}
+    for key, own in parts.items():
+        lengths = range(1, len(own) + 1)
+        unique = (n for n in lengths if sum(name(other, n) == name(key, n) for other in parts) == 1)
+        found[key] = name(key, next(unique, len(own)))
+    return found
+
+
+def key_path(data: Json, path: KeyPath) -> tuple[str, ...]:
+    """A path through lists by index as the parts of a key: `("model", "position", "cope", "p_max")`."""
+    found = []
+    for part in path:
+        name = str(part)
+        if isinstance(part, int) and isinstance(data, list) and part < len(data):
+            name = names_of(data)[part] or name
+        found.append(name)
+        try:
+            data = data[part]
+        except (LookupError, TypeError):
+            data = None
+    return tuple(found)
+
+
+def set_key(data: dict[str, Json], key: str, value: Json, place: str | None = None) -> None:
+    """Set the dotted `key` of a nested mapping in place: `data["model"]["dim"]` for `model.dim`. See `set_path`."""
+    set_path(data, key.split("."), value, place)
+
+
+def set_path(data: dict[str, Json], path: Sequence[str], value: Json, place: str | None = None) -> None:
+    """Set the value at a key path of a nested mapping in place, and where it was written.
+
+    The inner mappings and lists on the way are copied first, because other data may share them. Text on the way is a
+    `kind`, as in `task: flip_flop`, and becomes `{kind: flip_flop}`. Raises ValueError where any other value is on the
+    way, or a list without the named item.
+    """
+    *parents, last = path
+    inner: Any = data
+    for index, part in enumerate(parents):
+        slot = _slot(inner, part, path[:index])
+        below = inner[slot] if isinstance(inner, list) else inner.get(slot, {})
+        if isinstance(below, str):
+            below = {"kind": below}
+        if isinstance(below, dict):
+            below = FileMapping(below, places_of(below))
+        elif isinstance(below, list) and all(names_of(below)):
+            below = FileList(below, places_of(below))
+        else:
+            raise ValueError(f"{'.'.join(path[: index + 1])} is {json.dumps(below)}, which has no keys")
+        inner[slot] = below
+        inner = below
+    if isinstance(inner, list):
+        raise ValueError(f"name a field, as in {ENCODINGS_KEY}.cope.p_max")
+    inner[last] = value
+    if place is not None and isinstance(inner, FileMapping):
+        inner.places[last] = place
+
+
+def _slot(container: Json, part: str, before: Sequence[str]) -> str | int:
+    """The key of a mapping, or the index of a list's item, that a part of a key names. Raises ValueError."""
+    if not isinstance(container, list):
+        return part
+    names = names_of(container)
+    if part not in names:
+        raise ValueError(f"{'.'.join(before)} has {', '.join(names) or 'no encoding'}, and no {part!r}")
+    return names.index(part)
+
+
+def leaves(value: Any, prefix: str = "", *, by_place: bool = False) -> Iterator[tuple[str, Any]]:
+    """The values of a JSON document under dotted keys.
+
+    A list of objects gives their kinds, joined, and their own values: `model.position` is `cope+relative`, and
+    `model.position.cope.p_max` is 64; `by_place`: `model.position.0.p_max`. Other lists, and null, are values.
+    """
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, f"{prefix}.{key}" if prefix else str(key), by_place=by_place)
+    elif isinstance(value, (list, tuple)) and all(isinstance(item, Mapping) for item in value):
+        yield prefix, "+".join(str(item.get("kind", "")) for item in value) or "none"
+        for index, (item, name) in enumerate(zip(value, names_of(value), strict=True)):
+            named = str(index) if by_place or not name else name
+            fields = {key: inner for key, inner in item.items() if by_place or key != "kind"}
+            yield from leaves(fields, f"{prefix}.{named}", by_place=by_place)
+    else:
+        yield prefix, value
+
+
+def flatten(value: Any, prefix: str = "", *, by_place: bool = False) -> Iterator[tuple[str, bool | int | float | str]]:
+    """`leaves` as the index has them: lists are joined by commas, and null is left out."""
+    for name, leaf in leaves(value, prefix, by_place=by_place):
+        if isinstance(leaf, (list, tuple)):
+            yield name, ",".join(map(str, leaf))
+        elif leaf is not None:
+            yield name, leaf
