@@ -74,15 +74,14 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
 def key_path(data: Json, path: KeyPath) -> tuple[str, ...]:
     """A path through lists by index as the parts of a key: `("model", "position", "cope", "p_max")`."""
     found = []
+    inner: Any = data
     for part in path:
-        name = str(part)
-        if isinstance(part, int) and isinstance(data, list) and part < len(data):
-            name = names_of(data)[part] or name
-        found.append(name)
-        try:
-            data = data[part]
-        except (LookupError, TypeError):
-            data = None
+        if isinstance(part, int) and isinstance(inner, list) and part < len(inner):
+            found.append(names_of(inner)[part] or str(part))
+            inner = inner[part]
+        else:
+            found.append(str(part))
+            inner = inner.get(part) if isinstance(inner, dict) else None
     return tuple(found)
 
 
@@ -120,7 +119,7 @@ def set_path(data: dict[str, Json], path: Sequence[str], value: Json, place: str
         inner.places[last] = place
 
 
-def _slot(container: Json, part: str, before: Sequence[str]) -> str | int:
+def _slot(container: Json, part: str, before: Sequence[str]) -> Any:
     """The key of a mapping, or the index of a list's item, that a part of a key names. Raises ValueError."""
     if not isinstance(container, list):
         return part

@@ -439,3 +439,14 @@ def test_labels_and_parameters_mean_the_same_row(data: st.DataObject, space: str
     assert plan_of_recorded(plan.ablation, [(row.runs[0].run_id, row.labels)]).rows == (row,)
     exact = {name: value for name, value in parameters.items() if name != "train.lr"}
     assert {name: again[name] for name in exact} == exact
+
+
+def test_a_field_is_suggested_only_where_the_row_has_its_encoding(store: Store) -> None:
+    space = "samples: 30, space: {model.position.cope.p_max: {int_uniform: [2, 5]}}"
+    sweep = Sweep(store, SMALL.replace("samples: 10", space))
+    sweep.run()
+    names = [row.name for row in sweep.rows]
+    assert sorted(names) == sorted([*(f"CoPE · p_max {n}" for n in range(2, 6)), "RoPE", "none"])
+    params = [trial.params for trial in sweep.trials if RUN_ID in trial.user_attrs]
+    assert all(("model.position.cope.p_max" in each) == (each["model.position"] == "CoPE") for each in params)
+    assert sweep.search().remaining == 0
