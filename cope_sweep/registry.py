@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -255,11 +256,16 @@ class Registry(Mapping[str, type[K]]):
         return {"anyOf": [kinds, *(handler(cls.__pydantic_core_schema__) for cls in self.values())]}
 
 
-def load_plugins(modules: Iterable[str]) -> None:
+def load_plugins(modules: Iterable[str], folder: Path | None = None) -> None:
     """Import modules by name; they register their classes. The current directory is searched last.
 
+    Args:
+        modules: Their names.
+        folder: The folder of the ablation file that names them; None, as on a worker, which has copies: not checked.
+
     Raises:
-        PluginError: A module is missing, or raises while it is imported.
+        PluginError: A module is missing, raises or exits while it is imported, or hides a file of the same name in
+            `folder` or in the current directory.
     """
     for name in modules:
         if not all(part.isidentifier() for part in name.split(".")):
@@ -275,7 +281,7 @@ def load_plugins(modules: Iterable[str]) -> None:
             importlib.import_module(name)
         except PluginError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
             remedy = (
                 "install it, or start the command in the folder that contains it"
@@ -288,3 +294,24 @@ def load_plugins(modules: Iterable[str]) -> None:
                 plugin=name,
                 reason=f"{type(error).__name__}: {error}",
             ) from error
+        if folder is not None:
+            _check_not_hidden(name, [folder, Path.cwd()])
+
+
+def _check_not_hidden(plugin: str, folders: Iterable[Path]) -> None:
+    """Raise PluginError if another module than the one in these folders was imported for a plugin."""
+    name = plugin.partition(".")[0]
+    module = sys.modules.get(name)  # a package without a file of its own has the paths that it is searched in
+    places = [module.__file__] if getattr(module, "__file__", None) else getattr(module, "__path__", [])
+    imported = {Path(place).resolve() for place in places}
+    for folder in folders:
+        meant = next((each for each in (folder / f"{name}.py", folder / name / "__init__.py") if each.is_file()), None)
+        if meant is not None and meant.resolve() not in imported:
+            found = next(iter(map(str, imported)), "a part of Python")
+            raise PluginError(
+                f"the plugin {plugin} is {found}, which hides {meant}; give the file a name that no other module has",
+                code="plugin_hidden",
+                plugin=plugin,
+                imported=found,
+                hidden=str(meant),
+            )

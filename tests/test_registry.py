@@ -246,6 +246,7 @@ def test_plugins_can_be_in_the_current_directory(tmp_path, monkeypatch):
             {"reason": "ModuleNotFoundError: No module named 'not_there_either'"},
         ),
         ("fails", "1 / 0", "plugin_not_loaded", {"reason": "ZeroDivisionError: division by zero"}),
+        ("leaves", "import sys\nsys.exit(0)", "plugin_not_loaded", {"reason": "SystemExit: 0"}),
         ("my/plugin.py", None, "plugin_name", {}),
         ("", None, "plugin_name", {}),
         (
@@ -261,6 +262,26 @@ def test_errors_of_plugins_name_the_module(name, text, code, data, modules):
         modules(name, text)
     with raises(code, **{"plugin": name} | data):
         load_plugins([name])
+
+
+@pytest.mark.parametrize("name", ["code", "sys", "email.mime"])
+@pytest.mark.parametrize("place", ["code.py", "code/__init__.py"])
+def test_a_file_beside_the_ablation_that_another_module_hides_is_an_error(tmp_path, name, place):
+    top = name.partition(".")[0]
+    meant = tmp_path / place.replace("code", top)
+    meant.parent.mkdir(exist_ok=True)
+    meant.write_text("")
+    with raises("plugin_hidden", plugin=name, hidden=str(meant)):
+        load_plugins([name], tmp_path)
+    load_plugins([name])  # a worker has its own folders
+
+
+def test_a_plugin_beside_the_ablation_is_used(tmp_path, monkeypatch):
+    (tmp_path / "plugin_beside.py").write_text("")
+    (tmp_path / "package_beside").mkdir()
+    (tmp_path / "package_beside" / "part.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    load_plugins(["plugin_beside", "package_beside.part"], tmp_path)
 
 
 def test_modules_of_the_environment_variable_are_imported_when_an_unknown_kind_is_asked_for(modules, monkeypatch):

@@ -99,7 +99,7 @@ def _validated(source: Source, name: str, *, allow_plugins: bool = True) -> Load
         )
     for index, module in enumerate(content.plugins):
         try:
-            load_plugins([module])
+            load_plugins([module], folder)
         except PluginError as error:
             raise source.error(("plugins", index), str(error)) from error
     return LoadedAblation(name, content, source)
