@@ -80,12 +80,12 @@ def validate(source: Source, name: str, *, folder: Path | None = None, allow_plu
     own = source
     if source.data.get("inherit") is not None and not source.parents:
         source = with_inherited(source, folder)
-    loaded = _validated(source, name, allow_plugins=allow_plugins)
+    loaded = _validated(source, name, folder, allow_plugins=allow_plugins)
     _check_base(own, loaded)
     return loaded
 
 
-def _validated(source: Source, name: str, *, allow_plugins: bool = True) -> LoadedAblation:
+def _validated(source: Source, name: str, folder: Path | None, *, allow_plugins: bool = True) -> LoadedAblation:
     try:
         content = Ablation.model_validate(source.data)
     except ValidationError as error:
@@ -247,7 +247,7 @@ def with_overrides(
     for assignment in assignments:
         _apply_assignment(data, assignment)
     trained = tuple(key for key in dict.fromkeys(replaced) if key.partition(".")[0] in TRAINED_KEYS)
-    changed = _validated(replace(loaded.source, data=data), loaded.name)
+    changed = _validated(replace(loaded.source, data=data), loaded.name, None)
     return replace(changed, replaced=trained, scale=scale or loaded.scale)
 
 

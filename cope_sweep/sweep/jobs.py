@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -237,8 +238,12 @@ def _submit(client: JobSubmissionClient, arguments: Sequence[str], cluster: Clus
             # Where the cluster's job agent is still starting, try again. Ray 2.60 raises a plain RuntimeError for every
             # refusal, without the HTTP status; its text is all there is.
             if "No available agent" not in str(error) or time.monotonic() > until:
+                too_large = "413" in str(error) or "body size" in str(error)
+                remedy = f"; list large files of {working_dir} in .rayignore" if too_large else ""
                 raise ClusterError(
-                    f"the cluster refused the job: {first_line(error)}", code="job_refused", reason=first_line(error)
+                    f"the cluster refused the job: {first_line(error)}{remedy}",
+                    code="job_too_large" if too_large else "job_refused",
+                    reason=first_line(error),
                 ) from error
         time.sleep(POLL_INTERVAL_S)
 
@@ -262,10 +267,15 @@ def stop_job(address: str, job_id: str) -> None:
         _client(address).stop_job(job_id)
 
 
+def escaped_pattern(path: str) -> str:
+    """The pattern of .gitignore that matches this path alone."""
+    return re.sub(r"([\\*?\[\]!#\s])", r"\\\1", path)
+
+
 def entrypoint(arguments: Sequence[str]) -> str:
     """The job's shell command. It uses the interpreter of this process if the node has it, else the node's `python`."""
     interpreter = shlex.quote(sys.executable)
-    return f"P={interpreter}; [ -x $P ] || P=python; exec $P -m cope_sweep.cli {shlex.join(arguments)}"
+    return f'P={interpreter}; [ -x "$P" ] || P=python; exec "$P" -m cope_sweep.cli {shlex.join(arguments)}'
 
 
 def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], None]) -> JobDetails:
@@ -437,6 +447,10 @@ def start_submission(
     Raises ClusterError, after the sweep was recorded as failed.
     """
     arguments = ["run", "--submission", submission.sweep_id, "--store", store.location]
+    folder = cluster.working_dir.absolute()
+    if store.root.is_relative_to(folder):  # the nodes share the store: it does not travel with the job
+        excludes = [f"/{escaped_pattern(store.root.relative_to(folder).as_posix())}/", *cluster.excludes]
+        cluster = replace(cluster, excludes=excludes)
     with failing(store, submission.sweep_id):
         outcome = submit_job(arguments, cluster, follow=follow, on_line=on_line, job_id=submission.sweep_id)
     if follow:

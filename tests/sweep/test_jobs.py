@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cope_sweep.store import Store
+from cope_sweep.store import Store, Submission
 from cope_sweep.sweep import jobs
 from cope_sweep.sweep.jobs import Cluster, JobOutcome, entrypoint, submit_job
 from tests.errors import raises
@@ -294,10 +294,39 @@ def test_not_a_checkout(tmp_path: Path) -> None:
         submit_job(["list"], Cluster(f"127.0.0.1:{free_port()}", tmp_path))
 
 
-def test_the_entrypoint_falls_back_to_the_nodes_python() -> None:
-    command = entrypoint(["run", "a b.yaml", "--set", "x=[1, 2]"])
-    assert command.startswith(f"P={sys.executable}; [ -x $P ] || P=python; ")
-    assert command.endswith("run 'a b.yaml' --set 'x=[1, 2]'")
+@pytest.mark.parametrize("is_there", [True, False], ids=["own", "the node's"])
+def test_the_interpreter_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool) -> None:
+    """That of the submitting process, also in a folder with blanks; where the node does not have it, its `python`."""
+    words = ["run", "a b.yaml", "--set", "x=[1, 2]"]
+    own, other = tmp_path / "my env" / "python", tmp_path / "bin" / "python"
+    for path in [own, other] if is_there else [other]:
+        path.parent.mkdir()
+        path.write_text('#!/bin/sh\nprintf "%s|" "$0" "$@"')
+        path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(own))
+    monkeypatch.setenv("PATH", str(other.parent), prepend=os.pathsep)
+    done = subprocess.run(["sh", "-c", entrypoint(words)], capture_output=True, text=True, check=True)
+    assert done.stdout.split("|") == [str(own if is_there else other), "-m", "cope_sweep.cli", *words, ""]
+
+
+@pytest.mark.parametrize("name", ["results/store", "my store", "a[b]*?!#"])
+def test_a_store_inside_the_checkout_does_not_travel_with_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    sent = []
+    monkeypatch.setattr(jobs, "submit_job", lambda arguments, cluster, **_: sent.append(cluster))
+    store = Store(tmp_path / name, create=True)
+    submission = Submission.model_validate(
+        {"sweep_id": "s", "submitted_ms": 0, "ablation": "a", "data": {}, "file_text": ""}
+    )
+    jobs.start_submission(submission, store, Cluster("127.0.0.1:8265", tmp_path))
+    (tmp_path / ".gitignore").write_text("\n".join(sent[0].excludes))
+    (tmp_path / "kept.py").write_text("")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    files = subprocess.run(
+        ["git", "ls-files", "-o", "--exclude-standard"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert files.stdout.split() == [".gitignore", "kept.py"]
 
 
 def test_threads_hide_the_address_variables_from_one_another_s_clients(monkeypatch: pytest.MonkeyPatch) -> None:
