@@ -275,7 +275,10 @@ class AllowedHosts:
         origin = headers.get("origin")
         is_change = scope["method"] not in ("GET", "HEAD")
         if is_change and origin is not None and not _is_same_origin(origin, hosts[0], scope.get("scheme", "http")):
-            raise CrossOriginError(f"a page of {origin[:200]} must not ask this service for changes")
+            raise CrossOriginError(
+                f"a page of {origin[:200]} must not ask {hosts[0][:200]} for changes; if it is this service's page, "
+                "the reverse proxy has to pass on the Host of its requests (nginx: `proxy_set_header Host $http_host`)"
+            )
         # Browsers send no origin with a picture of another page, but this. An address that is opened is a navigation.
         site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
         is_embedded = site in ("cross-site", "same-site") and mode != "navigate"
