@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LITTLE_TOKENS = 64
-"""Tokens of a batch that one core computes as fast as several."""
 MAX_CANDIDATES = 512
 """Windows, from the oldest on, of which a batch is chosen: choosing takes a bounded time however many wait."""
 PREPARATIONS = 4  # threads that read texts and make answers
@@ -87,7 +84,7 @@ class Batcher:
         self.max_inferences, self.max_queue_tokens = max_inferences, max_queue_tokens
         self.counts = BatchCounts()
         self.requests = self.queued_tokens = self.running = 0
-        self._queue: deque[_Waiting] = deque()
+        self._queue: list[_Waiting] = []
         self._workers: set[asyncio.Task[None]] = set()
         self._free = asyncio.Semaphore(max_inferences)
         self._threads = ThreadPoolExecutor(max_inferences, thread_name_prefix="inference")
@@ -133,12 +130,9 @@ class Batcher:
         """Result of `compute`: reading texts and making answers, in threads of their own."""
         return await to_thread.run_sync(compute, limiter=self._preparations)
 
-    async def infer(self, compute: Callable[[], T], *, little: bool = False) -> T:
-        """Result of `compute`, which asks a model, in a thread; `little`: it takes a few milliseconds.
-
-        It is not started if the caller is cancelled before.
-        """
-        shared_by = self.max_inferences if little or self._queue or self.running else 1
+    async def infer(self, compute: Callable[[], T]) -> T:
+        """Result of `compute`, which asks a model, in a thread. It is not started if the caller is cancelled before."""
+        shared_by = self.max_inferences if self._queue or self.running else 1
         self.running += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, _compute, compute, shared_by)
@@ -171,7 +165,7 @@ class Batcher:
                 self.counts.add_batch(reads)
                 compute = partial(score, predictor.model, predictor.run, windows, top=top)
                 try:
-                    scored = await self.infer(compute, little=sum(reads) <= LITTLE_TOKENS)
+                    scored = await self.infer(compute)
                 except Exception as error:  # whatever a model raises belongs to those who asked for it
                     for each in batch:
                         if not each.scores.done():
@@ -185,19 +179,15 @@ class Batcher:
         """The oldest window, and those of its model that `fitting` allows, taken out of the queue."""
         from cope_sweep.inference import fitting
 
-        candidates: list[_Waiting] = []
-        while self._queue and len(candidates) < MAX_CANDIDATES:
-            each = self._queue.popleft()
-            if not each.scores.done():  # a cancelled one leaves the queue
-                candidates.append(each)
-        if not candidates:
+        self._queue = [each for each in self._queue if not each.scores.done()]  # without cancelled ones
+        if not self._queue:
             return []
-        oldest, *others = candidates
+        oldest, *others = self._queue[:MAX_CANDIDATES]
         mates = [each for each in others if each.predictor is oldest.predictor]
         fits = fitting(oldest.window.reads, [each.window.reads for each in mates], oldest.predictor.model)
         batch = [oldest, *(mates[index] for index in fits)]
         taken = {*batch}
-        self._queue.extendleft(each for each in reversed(candidates) if each not in taken)
+        self._queue = [each for each in self._queue if each not in taken]
         return batch
 
 
