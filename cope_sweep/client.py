@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import IO, Any, Literal, Self, TypeVar, overload
+from typing import IO, Any, Self, TypeVar, overload
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -48,10 +48,10 @@ from cope_sweep.api.answers import (
     RunLog,
     RunsDiff,
     SweepDetail,
-    SweepPage,
     SweepState,
 )
-from cope_sweep.api.questions import API, MAX_CURVE_ROWS, Band, FigureFormat, RunsFormat, TableFormat
+from cope_sweep.api.formats import Band, FigureFormat, ReportFormat, TableFormat, Trainable
+from cope_sweep.api.questions import API, MAX_CURVE_ROWS
 from cope_sweep.api.requests import (
     BestOfRow,
     MatrixName,
@@ -60,11 +60,10 @@ from cope_sweep.api.requests import (
     ProbeRequest,
     ProbeResponse,
     SweepRequest,
-    Trainable,
 )
 from cope_sweep.errors import UserError
 from cope_sweep.store import Status
-from cope_sweep.store.records import SweepProgress, SweepSummary
+from cope_sweep.store.records import SweepPage, SweepProgress, SweepSummary
 
 __all__ = ["Client", "ConnectionFailed", "DownloadError", "Page", "Picture", "RetryPolicy", "ServiceError"]
 
@@ -204,54 +203,21 @@ class Client:
 
     @overload
     def table(
-        self,
-        name: str,
-        *,
-        scale: str | None = None,
-        compare: str | None = None,
-        sort: str | None = None,
-        runs: bool = False,
-        committed: bool = False,
-        stars: bool = False,
-        group: str | None = None,
-        caption: str | None = None,
-        label: str | None = None,
-        notes: bool = True,
-        format: None = None,
-    ) -> pd.DataFrame: ...
+        self, name: str, *, scale: str | None = None, compare: str | None = None, sort: str | None = None,
+        runs: bool = False, committed: bool = False, stars: bool = False, group: str | None = None,
+        caption: str | None = None, label: str | None = None, notes: bool = True, format: None = None,
+    ) -> pd.DataFrame: ...  # fmt: skip
     @overload
     def table(
-        self,
-        name: str,
-        *,
-        scale: str | None = None,
-        compare: str | None = None,
-        sort: str | None = None,
-        runs: bool = False,
-        committed: bool = False,
-        stars: bool = False,
-        group: str | None = None,
-        caption: str | None = None,
-        label: str | None = None,
-        notes: bool = True,
-        format: TableFormat,
-    ) -> bytes: ...
+        self, name: str, *, scale: str | None = None, compare: str | None = None, sort: str | None = None,
+        runs: bool = False, committed: bool = False, stars: bool = False, group: str | None = None,
+        caption: str | None = None, label: str | None = None, notes: bool = True, format: TableFormat,
+    ) -> bytes: ...  # fmt: skip
     def table(
-        self,
-        name: str,
-        *,
-        scale: str | None = None,
-        compare: str | None = None,
-        sort: str | None = None,
-        runs: bool = False,
-        committed: bool = False,
-        stars: bool = False,
-        group: str | None = None,
-        caption: str | None = None,
-        label: str | None = None,
-        notes: bool = True,
-        format: TableFormat | None = None,
-    ) -> pd.DataFrame | bytes:
+        self, name: str, *, scale: str | None = None, compare: str | None = None, sort: str | None = None,
+        runs: bool = False, committed: bool = False, stars: bool = False, group: str | None = None,
+        caption: str | None = None, label: str | None = None, notes: bool = True, format: TableFormat | None = None,
+    ) -> pd.DataFrame | bytes:  # fmt: skip
         """The table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
 
         Args:
@@ -281,7 +247,7 @@ class Client:
             return content
         return pd.read_parquet(io.BytesIO(content)) if runs else _table_frame(content.decode())
 
-    def report(self, name: str, *, scale: str | None = None, format: Literal["html", "markdown"] = "html") -> bytes:
+    def report(self, name: str, *, scale: str | None = None, format: ReportFormat = "html") -> bytes:
         """The report on an ablation's finished runs: table with comparisons, figures, and what made the runs.
 
         Notebooks show HTML.
@@ -328,19 +294,9 @@ class Client:
             format: csv: the data that is drawn.
         """
         content = self._file(
-            f"/ablations/{_quoted(name)}/figures/{_quoted(figure)}",
-            metric=metric,
-            x=x,
-            panels=panels,
-            row=row,
-            band=band,
-            log=log,
-            log_x=log_x,
-            title=title,
-            scale=scale,
-            committed=committed,
-            format=format,
-        )
+            f"/ablations/{_quoted(name)}/figures/{_quoted(figure)}", metric=metric, x=x, panels=panels, row=row,
+            band=band, log=log, log_x=log_x, title=title, scale=scale, committed=committed, format=format,
+        )  # fmt: skip
         return Picture(content) if format == "svg" else content
 
     def curves(self, name: str, metric: str | None = None, *, scale: str | None = None) -> pd.DataFrame:
@@ -391,51 +347,11 @@ class Client:
             descending: The greatest first.
             curves: The learning curves instead: one line for each logged value of a run.
         """
-        content = self.export(
-            filter,
-            search=search,
-            status=status,
-            run=run,
-            sweep=sweep,
-            ablation=ablation,
-            scale=scale,
-            sort=sort,
-            descending=descending,
-            curves=curves,
-            format="parquet",
-        )
+        content = self._file(
+            "/runs/export", filter=filter, search=search, status=status, run=run, sweep=sweep, ablation=ablation,
+            scale=scale, sort=sort, descending=descending, curves=curves, format="parquet",
+        )  # fmt: skip
         return pd.read_parquet(io.BytesIO(content))
-
-    def export(
-        self,
-        filter: Sequence[str] = (),
-        *,
-        search: str = "",
-        status: Sequence[Status] = (),
-        run: Sequence[str] = (),
-        sweep: str | None = None,
-        ablation: str | None = None,
-        scale: str | None = None,
-        sort: str = "run_id",
-        descending: bool = False,
-        curves: bool = False,
-        format: RunsFormat = "csv",
-    ) -> bytes:
-        """The same as `runs`, as a file."""
-        return self._file(
-            "/runs/export",
-            filter=filter,
-            search=search,
-            status=status,
-            run=run,
-            sweep=sweep,
-            ablation=ablation,
-            scale=scale,
-            sort=sort,
-            descending=descending,
-            curves=curves,
-            format=format,
-        )
 
     def run(self, run_id: str, *, curve: bool = True) -> RunDetail:
         """One run: configuration, state, attempts, metrics and facts; why it failed; with `curve` its logged rows."""
@@ -481,17 +397,10 @@ class Client:
             token_labels: Whether it has the ids and labels of the tokens.
             top: Number of most probable tokens to report for each place, at most 20.
         """
-        given = {
-            "models": models,
-            "tokens": tokens,
-            "text": text,
-            "context": context,
-            "stride": stride,
-            "log_probabilities": log_probabilities,
-            "token_labels": token_labels,
-            "top": top,
-        }
-        body = _body(PerplexityRequest, given)
+        body = _body(
+            PerplexityRequest, models=models, tokens=tokens, text=text, context=context, stride=stride,
+            log_probabilities=log_probabilities, token_labels=token_labels, top=top,
+        )  # fmt: skip
         return self._answer(PerplexityComparison, "POST", "/perplexity", json=body, repeats=False)
 
     def probe(
@@ -516,8 +425,7 @@ class Client:
             matrices: The matrices to send; None: all; an empty list: statistics only.
             marks: Name → indices of marked tokens; None: the marks of the task or the text.
         """
-        given = {"tokens": tokens, "text": text, "layers": layers, "heads": heads, "matrices": matrices, "marks": marks}
-        body = _body(ProbeRequest, given)
+        body = _body(ProbeRequest, tokens=tokens, text=text, layers=layers, heads=heads, matrices=matrices, marks=marks)
         return self._answer(ProbeResponse, "POST", f"/runs/{_quoted(run_id)}/probe", json=body, repeats=False)
 
     def checkpoint(self, run_id: str) -> Checkpoint:
@@ -632,19 +540,9 @@ class Client:
             idempotency_key: None: a new key.
         """
         body = _body(
-            SweepRequest,
-            {
-                "ablation": ablation,
-                "name": name,
-                "spec": spec,
-                "scale": scale,
-                "set": list(set),
-                "only": only,
-                "time_budget_s": time_budget_s,
-                "max_runs": max_runs,
-                "max_failures": max_failures,
-            },
-        )
+            SweepRequest, ablation=ablation, name=name, spec=spec, scale=scale, set=list(set), only=only,
+            time_budget_s=time_budget_s, max_runs=max_runs, max_failures=max_failures,
+        )  # fmt: skip
         headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
         return self._answer(SweepState, "POST", "/sweeps", json=body, headers=headers)
 
@@ -661,17 +559,9 @@ class Client:
     ) -> PlanCost:
         """The runs that `submit` with the same values would train, and their estimated cost. Nothing is started."""
         body = _body(
-            SweepRequest,
-            {
-                "ablation": ablation,
-                "name": name,
-                "spec": spec,
-                "scale": scale,
-                "set": list(set),
-                "only": only,
-                "max_runs": max_runs,
-            },
-        )
+            SweepRequest, ablation=ablation, name=name, spec=spec, scale=scale, set=list(set), only=only,
+            max_runs=max_runs,
+        )  # fmt: skip
         return self._answer(PlanCost, "POST", "/sweeps/preview", json=body)
 
     def stop(self, sweep_id: str) -> SweepState:
@@ -761,7 +651,7 @@ class Client:
         self._sleep(wait_s)
 
 
-def _body(kind: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+def _body(kind: type[BaseModel], **values: Any) -> dict[str, Any]:
     """The body of a request, without the values that are None. Raises UserError for values that it cannot have."""
     given = {name: value for name, value in values.items() if value is not None}
     try:

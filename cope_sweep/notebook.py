@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import LoadedAblation, Plan, expand, with_overrides
 from cope_sweep.config import load_ablation as _load_file
@@ -34,8 +36,6 @@ from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from cope_sweep.inference import Predictor, TokenIds
     from cope_sweep.inference.probe import Probe
     from cope_sweep.read.figures.figure import Figure

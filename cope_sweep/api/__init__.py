@@ -1,4 +1,4 @@
 """Questions about ablations, runs and sweeps, and their answers: pydantic models.
 
-A question is answered by `Queries.ask` from a store and by `Client.ask` from a service.
+`Queries.ask` answers a question from a store. A service has a route for each, and `cope_sweep.client` a method.
 """

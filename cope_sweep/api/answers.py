@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cope_sweep.store import Status
-from cope_sweep.store.records import Counts, SweepSummary
+from cope_sweep.store.event import Status
+from cope_sweep.store.records import Counts, RunRecord, SweepSummary
 
 
 class Answer(BaseModel):
@@ -99,38 +99,6 @@ class FigureInfo(Answer):
     url: str = Field(description="URL of the figure; add `format`.")
 
 
-class RunSummary(Answer):
-    """The main facts of a run."""
-
-    run_id: str
-    status: Status
-    ablations: list[str] = Field(default=[], description="The ablations that contain the run, by file or by sweep.")
-    row: str | None = Field(default=None, description="Its row in the first of these ablations.")
-    seed: int | None = None
-    step: int = Field(default=0, description="The last step that is known; of a finished run, the last step.")
-    steps: int | None = Field(default=None, description="Number of training steps.")
-    attempt: int = Field(default=0, description="Number of times that the run was begun.")
-    created_ms: int | None = Field(default=None, description="Time of its first start, in ms since 1970.")
-    updated_ms: int | None = Field(default=None, description="Time of the last known change, in ms since 1970.")
-    worker_id: str | None = Field(default=None, description="The last worker that trained the run.")
-    sweep_id: str | None = Field(default=None, description="The sweep that trained the run last.")
-    message: str | None = Field(default=None, description="The reason why the run failed, was stopped or is damaged.")
-    metrics: dict[str, float] = Field(default={}, description="Final values of a finished run.")
-    values: dict[str, bool | int | float | str] = Field(
-        default={}, description="The values of the keys by which the runs were filtered and sorted."
-    )
-
-
-class RunPage(Answer):
-    """A page of runs. Of chosen fields, each run has these, `run_id` and `status`, and the values of chosen keys."""
-
-    total: int = Field(description="Runs that match, on all pages.")
-    limit: int
-    offset: int
-    next: str | None = Field(default=None, description="The `cursor` of the next page; null on the last one.")
-    runs: list[RunSummary]
-
-
 class Failure(Answer):
     """The error of a run's last attempt."""
 
@@ -147,7 +115,7 @@ class Attempt(Answer):
     text: str = Field(description="The line of the log: device, precision, workers, and where it started.")
 
 
-class RunDetail(RunSummary):
+class RunDetail(RunRecord):
     """All information about a run."""
 
     spec: dict[str, Any] | None = Field(default=None, description="The resolved configuration.")
@@ -258,15 +226,6 @@ class RunsDiff(Answer):
     metrics: list[MetricChange]
     only_left: list[str] = Field(default=[], description="Rows that only the left sweep has.")
     only_right: list[str] = []
-
-
-class SweepPage(Answer):
-    """Sweeps, newest first."""
-
-    total: int
-    limit: int
-    offset: int
-    sweeps: list[SweepSummary]
 
 
 class SweepState(Answer):

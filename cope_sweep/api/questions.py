@@ -7,12 +7,14 @@ The fields of a question that are no part of its path are the parameters of its 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from cope_sweep.api import answers
-from cope_sweep.store import Status
+from cope_sweep.api.formats import Band, FigureFormat, ReportFormat, RunsFormat, TableFormat
+from cope_sweep.store.event import Status
+from cope_sweep.store.records import RunPage, SweepPage
 
 A_co = TypeVar("A_co", covariant=True)
 
@@ -22,10 +24,6 @@ MAX_CURVE_ROWS = 1_000
 """Rows of an ablation whose curves are on one page."""
 API = "/api/v1"
 """The path below which a service has its routes."""
-FigureFormat = Literal["png", "svg", "pdf", "csv"]
-TableFormat = Literal["json", "csv", "markdown", "latex", "html", "parquet", "terminal"]
-RunsFormat = Literal["parquet", "csv", "json"]
-Band = Literal["auto", "interval", "range"]
 
 Name = Annotated[str, Field(max_length=200, description="The name of an ablation.")]
 Scale = Annotated[str | None, Field(max_length=100, description="A named size of the ablation: one of its scales.")]
@@ -151,7 +149,7 @@ class GetTable(TableOptions, Question[bytes]):
 
 
 class ReportOptions(Options):
-    format: Annotated[Literal["html", "markdown"] | None, Field(description="Default: html.")] = None
+    format: Annotated[ReportFormat | None, Field(description="Default: html.")] = None
     scale: Scale = None
 
 
@@ -258,7 +256,7 @@ class RunFilter(Options):
     descending: Annotated[bool, Field(description="The greatest first.")] = False
 
 
-class ListRuns(RunFilter, Question[answers.RunPage]):
+class ListRuns(RunFilter, Question[RunPage]):
     """All runs that have been started, filtered and sorted; or the runs of an ablation.
 
     Those of an ablation are in the order of its plan, with pending ones. A filter, a sweep or an order leaves out
@@ -336,7 +334,7 @@ class CompareCurves(Question[answers.CurvesOfRuns]):
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
-class ListSweeps(Question[answers.SweepPage]):
+class ListSweeps(Question[SweepPage]):
     """The sweeps of the store, newest first, with the present number of their runs by status."""
 
     ablation: Annotated[str | None, Field(max_length=200, description="Only the sweeps of this ablation.")] = None

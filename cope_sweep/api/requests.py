@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from cope_sweep.api.formats import Trainable
 from cope_sweep.store import Budget, Status
 
 
@@ -46,8 +47,6 @@ class Body(BaseModel):
 
 # -- sweeps ---------------------------------------------------------------------------------------------------------
 
-Trainable = Literal["pending", "interrupted", "failed", "stopped", "damaged"]
-"""Statuses of runs that a sweep may train."""
 _Name = Annotated[UnicodeText, Field(min_length=1, max_length=200)]
 
 

@@ -1,4 +1,4 @@
-"""The commands of `cope-sweep` and its exit codes. Commands import torch, ray, mlflow and pandas on use."""
+"""The commands of `cope-sweep` and its exit codes. Their modules import little: each command imports what it needs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from cope_sweep import __version__
 from cope_sweep.cli import documents, models, results, stores, sweeps
+from cope_sweep.cli.options import PlainGroup
 from cope_sweep.cli.output import escaped, make_console, print_json
 from cope_sweep.errors import UserError
 
@@ -23,7 +24,7 @@ BROKEN_PIPE = 141
 """The exit code where a reader of standard output closed the pipe: 128 + SIGPIPE."""
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(PlainGroup):
     """The top-level command. It turns the errors of all commands into exit codes."""
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
@@ -90,6 +91,23 @@ seed is one *run*. A finished run is never trained again.
 Exit codes: 0 success, 1 some runs failed, 2 bad input, 130 interrupted, 141 standard output was closed.
 """,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"cope-sweep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """The options of the command without a subcommand."""
+
+
 app.command("list")(results.list_ablations)
 app.command("plan")(results.plan)
 app.command("run")(sweeps.run)

@@ -1,4 +1,4 @@
-"""The commands that write files: `table`, `report` and `figure`. They import pandas, torch and matplotlib on use.
+"""The commands that write files: `table`, `report` and `figure`.
 
 Questions are made by `model_construct`: a path may be longer than the name of an ablation in a request.
 """
@@ -9,12 +9,11 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cope_sweep.api.questions import FigureFormat, GetFigure, GetReport, GetTable, TableFormat
-from cope_sweep.cli.files import find_checkpoint, find_run_id, open_queries
+from cope_sweep.api.formats import Band, FigureFormat, ReportFormat, TableFormat
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -22,31 +21,47 @@ from cope_sweep.cli.options import (
     AblationsDir,
     IndexOpt,
     Json,
+    OptionalAblationArg,
+    OutputOpt,
     ScaleOpt,
     Sets,
     StoreOpt,
     read_text,
 )
 from cope_sweep.cli.output import escaped, format_of, make_console, print_json, save, size
-from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
-from cope_sweep.read.figures.available import available_figures
-from cope_sweep.read.figures.kinds import FIGURES, Show
-from cope_sweep.read.figures.kinds import FORMATS as FIGURE_FORMATS
-from cope_sweep.read.queries import Queries, finished_run
-from cope_sweep.read.tables import FORMATS
-from cope_sweep.store.artifacts import RUN_ID
-from cope_sweep.store.files import write_bytes
+from cope_sweep.read.figures.kinds import FIGURES, FORMATS, Show
+
+if TYPE_CHECKING:
+    from cope_sweep.config.ablation import Maps
+    from cope_sweep.read.queries import Queries
 
 DOCUMENT = "report.html"
-MAPS_PANEL = "Options of maps"
-ReportFormat = Literal["html", "markdown"]
 REPORT_SUFFIXES: dict[str, ReportFormat] = {".html": "html"}
-SUFFIXES: dict[str, FigureFormat] = {f".{each}": each for each in FIGURE_FORMATS}
-TABLE_SUFFIXES: dict[str, TableFormat] = {each.suffix: name for name, each in FORMATS.items()}
-COMPARE = "paper|ROW|AXIS=LABEL"
-LATEX_PANEL = "Options of the format latex"
-of_latex = partial(typer.Option, rich_help_panel=LATEX_PANEL)
+SUFFIXES: dict[str, FigureFormat] = {f".{each}": each for each in FORMATS}
+of_maps = partial(typer.Option, rich_help_panel="Options of maps")
+"""An option of the figures that need a checkpoint."""
+
+of_latex = partial(typer.Option, rich_help_panel="Options of the format latex")
+
+CompareOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--compare",
+        metavar="paper|ROW|AXIS=LABEL",
+        help="Compare the rows with one of them, named by its labels as in `RoPE, layers 2`; or with the published "
+        "numbers: `paper`; or, as in `model.position=CoPE`, each row with the one that has this label and the same "
+        "other labels. The rule is below the table.",
+        show_default=False,
+    ),
+]
+CommittedOpt = Annotated[
+    bool,
+    typer.Option(
+        "--committed",
+        help="The results that are kept with the ablation files, in their folder `results`, not those of the store.",
+    ),
+]
 FromOpt = Annotated[
     Path | None,
     typer.Option(
@@ -55,57 +70,42 @@ FromOpt = Annotated[
         help="The runs of a report in this folder, as `report --out` writes it, instead of those of a store.",
     ),
 ]
-OutputOpt = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")]
+TableFormatOpt = Annotated[
+    TableFormat | None,
+    typer.Option("--format", help="Default: by the suffix of --output, or else terminal.", show_default=False),
+]
+TableSortOpt = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Order the rows by a metric, best first, by an axis, or by `parameters`.",
+        show_default=False,
+    ),
+]
+GroupOpt = Annotated[
+    str | None,
+    of_latex(
+        metavar="AXIS",
+        help="Rows with the same label of this axis are together, and the best of each group is bold. Default: the "
+        "first axis.",
+    ),
+]
+TableRunsOpt = Annotated[bool, typer.Option("--runs", help="One line for each run instead of each row (csv, parquet).")]
 
 
 def table(
     ablation: AblationArg,
-    file_format: Annotated[
-        TableFormat | None,
-        typer.Option("--format", help="Default: by the suffix of --output, or else terminal.", show_default=False),
-    ] = None,
+    file_format: TableFormatOpt = None,
     scale: ScaleOpt = None,
-    compare: Annotated[
-        str | None,
-        typer.Option(
-            metavar=COMPARE,
-            help="Compare the rows with one of them, named by its labels as in `RoPE, layers 2`; or with the published "
-            "numbers: `paper`; or, as in `model.position=CoPE`, each row with the one that has this label and the same "
-            "other labels. The rule is below the table.",
-            show_default=False,
-        ),
-    ] = None,
-    sort: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Order the rows by a metric, best first, by an axis, or by `parameters`.",
-            show_default=False,
-        ),
-    ] = None,
-    runs: Annotated[
-        bool, typer.Option("--runs", help="One line for each run instead of each row (csv, parquet).")
-    ] = False,
-    committed: Annotated[
-        bool,
-        typer.Option(
-            "--committed",
-            help="The results that are kept with the ablation files, in their folder `results`, not those of the "
-            "store.",
-        ),
-    ] = False,
+    compare: CompareOpt = None,
+    sort: TableSortOpt = None,
+    runs: TableRunsOpt = False,
+    committed: CommittedOpt = False,
     output: OutputOpt = None,
     stars: Annotated[
         bool, of_latex("--stars", help="Mark significant differences by stars instead of a table of comparisons.")
     ] = False,
-    group: Annotated[
-        str | None,
-        of_latex(
-            metavar="AXIS",
-            help="Rows with the same label of this axis are together, and the best of each group is bold. Default: the "
-            "first axis.",
-        ),
-    ] = None,
+    group: GroupOpt = None,
     caption: Annotated[str | None, of_latex(help="The caption, as LaTeX code. Default: the title.")] = None,
     label: Annotated[str | None, of_latex(help="The label. Default: tab:NAME.")] = None,
     notes: Annotated[bool, of_latex("--notes/--no-notes", help="Whether the notes are below the table.")] = True,
@@ -133,9 +133,14 @@ def table(
     if sets and (committed or folder is not None):
         shown = "--committed" if committed else "--from"
         raise UserError(f"{shown} shows the runs of a report as they are; leave out --set")
+    from cope_sweep.api.questions import GetTable
+    from cope_sweep.cli.files import open_queries
+    from cope_sweep.read.tables import FORMATS as TABLES
+
     queries = open_queries(store, index, ablations, sets, reports=folder)
+    suffixes = {each.suffix: name for name, each in TABLES.items()}
     default: TableFormat = "terminal" if output is None else "markdown"
-    chosen = "json" if as_json else file_format or format_of(output, TABLE_SUFFIXES, default)
+    chosen = "json" if as_json else file_format or format_of(output, suffixes, default)
     question = GetTable.model_construct(
         name=ablation, format=chosen, scale=scale, compare=compare, sort=sort, runs=runs, committed=committed,
         stars=stars, group=group, caption=caption, label=label, notes=notes,
@@ -143,57 +148,47 @@ def table(
     if output is None and chosen == "terminal" and not runs:
         make_console().print(queries.table(question).to_rich())
         return
-    save(output, chosen, lambda file: file.write(queries.ask(question)), is_binary=FORMATS[chosen].binary)
+    save(output, chosen, lambda file: file.write(queries.ask(question)), is_binary=TABLES[chosen].binary)
+
+
+ReportFormatOpt = Annotated[
+    ReportFormat | None,
+    typer.Option("--format", help="Default: by the suffix of --output, or else markdown.", show_default=False),
+]
+OutOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        help="Write the evidence to this folder: the runs and their curves (Parquet), the report (Markdown), and the "
+        "figures (SVG). With --all: one HTML document.",
+    ),
+]
+AddOpt = Annotated[
+    bool,
+    typer.Option(
+        "--add",
+        help="With --out: add the runs of the store to the report that the folder has, which keeps its finished runs.",
+    ),
+]
+AllOpt = Annotated[bool, typer.Option("--all", help="All ablations, at all scales or at that of --scale; needs --out.")]
 
 
 def report(
-    ablation: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[ABLATION]",
-            help="Name of an ablation (see `cope-sweep list`) or path of its file. None with --all.",
-            show_default=False,
-        ),
-    ] = None,
-    file_format: Annotated[
-        ReportFormat | None,
-        typer.Option(
-            "--format",
-            help="markdown or html. Default: by the suffix of --output, or else markdown.",
-            show_default=False,
-        ),
-    ] = None,
+    ablation: OptionalAblationArg = None,
+    file_format: ReportFormatOpt = None,
     scale: ScaleOpt = None,
     compare: Annotated[
         str | None,
         typer.Option(
-            "--compare",
-            metavar=COMPARE,
-            help="With --out: compare the rows as `cope-sweep table --compare` does. Default: with the published "
-            "numbers, or else with CoPE.",
+            metavar="paper|ROW|AXIS=LABEL",
+            help="With --out: as of `cope-sweep table`. Default: the published numbers, or else CoPE.",
         ),
     ] = None,
     output: OutputOpt = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="Write the evidence to this folder: the runs and their curves (Parquet), the report (Markdown), and "
-            "the figures (SVG). With --all: one HTML document.",
-        ),
-    ] = None,
-    add: Annotated[
-        bool,
-        typer.Option(
-            "--add",
-            help="With --out: add the runs of the store to the report that the folder has, which keeps its finished "
-            "runs.",
-        ),
-    ] = False,
-    all_ablations: Annotated[
-        bool, typer.Option("--all", help="All ablations, at all scales or at that of --scale; needs --out.")
-    ] = False,
+    out: OutOpt = None,
+    add: AddOpt = False,
+    all_ablations: AllOpt = False,
     folder: FromOpt = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
@@ -211,6 +206,9 @@ def report(
 
     Example: `cope-sweep report --all --from ablations/results --out results`
     """
+    from cope_sweep.api.questions import GetReport
+    from cope_sweep.cli.files import open_queries
+
     if sets and folder is not None:
         raise UserError("--from shows the runs of a report as they are; leave out --set")
     queries = open_queries(store, index, ablations, sets, reports=folder)
@@ -261,6 +259,7 @@ def _write_evidence(
 
 def _write_document(out: Path, queries: Queries, reports: Path | None, scale: str | None) -> list[Path]:
     from cope_sweep.read.reports.document import document  # pandas, matplotlib
+    from cope_sweep.store.files import write_bytes
 
     content = document(queries.files, reports or queries.store, scale).to_html().encode()
     out.mkdir(parents=True, exist_ok=True)
@@ -270,110 +269,115 @@ def _write_document(out: Path, queries: Queries, reports: Path | None, scale: st
 
 # -- figures ----------------------------------------------------------------------------------------------------------
 
-
-of_maps = partial(typer.Option, rich_help_panel=MAPS_PANEL)
-"""An option of the figures that need a checkpoint: they are drawn on this machine."""
+FigureArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="ABLATION|RUN",
+        help="Name of an ablation, or path of its file. For `maps` also the id of a finished run, or a checkpoint "
+        "folder; of an ablation, the first finished run.",
+        show_default=False,
+    ),
+]
+KindOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--kind",
+        "-k",
+        "--declared",
+        metavar="KIND",
+        help=f"{', '.join(FIGURES)}; or one of the figures that the ablation declares, as `maps-2`. Default: all that "
+        "it declares; where it declares none, or options select what is drawn, curves.",
+    ),
+]
+MetricsOpt = Annotated[
+    list[str],
+    typer.Option("--metric", "-m", help="A metric. May be repeated. Default: those of the table.", show_default=False),
+]
+XOpt = Annotated[
+    str | None,
+    typer.Option(
+        help="curves, convergence: `step` or `time`. values: an axis, another key of a run, or a fact "
+        "(`facts.parameters`). Default: the first axis with numbers.",
+        show_default=False,
+    ),
+]
+PanelsOpt = Annotated[
+    str | None,
+    typer.Option(help="values, contexts, budget, heatmap: an axis; a panel for each value.", show_default=False),
+]
+RowsOpt = Annotated[list[str], typer.Option(help="A row. May be repeated. Default: all.", show_default=False)]
+BandOpt = Annotated[
+    Band,
+    typer.Option(
+        help="interval: 95 % interval of the mean. range: least and greatest value. auto: the range if a row has two "
+        "seeds, else the interval."
+    ),
+]
+LogOpt = Annotated[
+    bool | None,
+    typer.Option(
+        "--log/--linear",
+        help="Whether the metrics' axis is logarithmic. Default: as the data ask for.",
+        show_default=False,
+    ),
+]
+LogXOpt = Annotated[
+    bool | None,
+    typer.Option(
+        "--log-x/--linear-x",
+        help="Whether the other axis is logarithmic. Default: as the data ask for.",
+        show_default=False,
+    ),
+]
+TitleOpt = Annotated[str, typer.Option(help="Above the figure. Default: the ablation's title.", show_default=False)]
+FigureFormatOpt = Annotated[
+    FigureFormat | None,
+    typer.Option(
+        "--format",
+        help="csv: the data that is drawn. Default: by the suffix of --output, or else png.",
+        show_default=False,
+    ),
+]
+FigureOutputOpt = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Default: NAME-KIND.FORMAT, and for one figure as csv, standard output."),
+]
+HeadsOpt = Annotated[
+    list[str],
+    of_maps(
+        "--head",
+        metavar="LAYER.HEAD",
+        help="A head, counted from 0; repeatable. Default: the four whose gates separate the marked tokens best.",
+    ),
+]
+MarkOpt = Annotated[
+    str | None, of_maps(help="Marked tokens, drawn as plus signs: a name from the task or the text (`newline`, …).")
+]
+SequenceOpt = Annotated[
+    int | None,
+    of_maps("--sequence", min=0, help="Index of the sequence in its split. Default: the first with a marked token."),
+]
 
 
 def figure(
-    ablation: Annotated[
-        str,
-        typer.Argument(
-            metavar="ABLATION|RUN",
-            help="Name of an ablation, or path of its file. For `maps` also the id of a finished run, or a checkpoint "
-            "folder; of an ablation, the first finished run.",
-            show_default=False,
-        ),
-    ],
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            "--kind",
-            "-k",
-            "--declared",
-            metavar="KIND",
-            help=f"{', '.join(FIGURES)}; or one of the figures that the ablation declares, as `maps-2`. Default: all "
-            "that it declares; where it declares none, or options select what is drawn, curves.",
-        ),
-    ] = None,
-    metric: Annotated[
-        list[str],
-        typer.Option(
-            "--metric", "-m", help="A metric. May be repeated. Default: those of the table.", show_default=False
-        ),
-    ] = [],
-    x: Annotated[
-        str | None,
-        typer.Option(
-            help="curves, convergence: `step` or `time`. values: an axis, another key of a run, or a fact "
-            "(`facts.parameters`). Default: the first axis with numbers.",
-            show_default=False,
-        ),
-    ] = None,
-    panels: Annotated[
-        str | None,
-        typer.Option(help="values, contexts, budget, heatmap: an axis; a panel for each value.", show_default=False),
-    ] = None,
-    row: Annotated[list[str], typer.Option(help="A row. May be repeated. Default: all.", show_default=False)] = [],
-    band: Annotated[
-        Literal["auto", "interval", "range"],
-        typer.Option(
-            help="interval: 95 % interval of the mean. range: least and greatest value. auto: the range if a row has "
-            "two seeds, else the interval."
-        ),
-    ] = "auto",
-    log: Annotated[
-        bool | None,
-        typer.Option(
-            "--log/--linear",
-            help="Whether the metrics' axis is logarithmic. Default: as the data ask for.",
-            show_default=False,
-        ),
-    ] = None,
-    log_x: Annotated[
-        bool | None,
-        typer.Option(
-            "--log-x/--linear-x",
-            help="Whether the other axis is logarithmic. Default: as the data ask for.",
-            show_default=False,
-        ),
-    ] = None,
-    title: Annotated[
-        str, typer.Option(help="Above the figure. Default: the ablation's title.", show_default=False)
-    ] = "",
+    ablation: FigureArg,
+    kind: KindOpt = None,
+    metric: MetricsOpt = [],
+    x: XOpt = None,
+    panels: PanelsOpt = None,
+    row: RowsOpt = [],
+    band: BandOpt = "auto",
+    log: LogOpt = None,
+    log_x: LogXOpt = None,
+    title: TitleOpt = "",
     scale: ScaleOpt = None,
-    file_format: Annotated[
-        FigureFormat | None,
-        typer.Option(
-            "--format",
-            help="csv: the data that is drawn. Default: by the suffix of --output, or else png.",
-            show_default=False,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Default: NAME-KIND.FORMAT, and for one figure as csv, standard output."),
-    ] = None,
+    file_format: FigureFormatOpt = None,
+    output: FigureOutputOpt = None,
     show: Annotated[Show | None, of_maps(help="Quantity of the maps. Default: position_attention.")] = None,
-    heads: Annotated[
-        list[str],
-        of_maps(
-            "--head",
-            metavar="LAYER.HEAD",
-            help="A head, counted from 0; repeatable. Default: the four whose gates separate the marked tokens best.",
-        ),
-    ] = [],
-    mark: Annotated[
-        str | None,
-        of_maps(help="Marked tokens, drawn as plus signs: a name from the task or the text (`newline`, …)."),
-    ] = None,
+    heads: HeadsOpt = [],
+    mark: MarkOpt = None,
     split: Annotated[str | None, of_maps(help="A split of the run's task. Default: the first test set.")] = None,
-    position: Annotated[
-        int | None,
-        of_maps(
-            "--sequence", min=0, help="Index of the sequence in its split. Default: the first with a marked token."
-        ),
-    ] = None,
+    position: SequenceOpt = None,
     text: Annotated[str | None, of_maps(help="A text, or `-` for standard input.")] = None,
     file: Annotated[Path | None, of_maps(help="A text file.")] = None,
     first: Annotated[int | None, of_maps(min=1, help="Use only the first tokens of the sequence.")] = None,
@@ -410,56 +414,55 @@ def figure(
 
     Example: `cope-sweep figure quickstart --kind maps --row CoPE --show gates --mark data -o gates.png`
     """
+    from cope_sweep.api.questions import GetFigure
+    from cope_sweep.cli.files import find_run_id, open_queries
+    from cope_sweep.read.figures.available import available_figures
+
     queries = open_queries(store, index, ablations, sets)
     name = find_run_id(queries, ablation)
     selected: dict[str, Any] = {
         "metric": tuple(metric), "x": x, "panels": panels, "row": tuple(row), "band": band, "log": log, "log_x": log_x,
         "title": title,
     }  # fmt: skip
-    of_maps_only = (show, *heads, mark, split, position, text, file, first, seed)
-    selects = any(value != GetFigure.model_fields[option].default for option, value in selected.items())
-    selects = selects or any(each is not None for each in of_maps_only)
+    selects = any(value not in (None, (), "auto", "") for value in selected.values())
+    selects |= any(each is not None for each in (show, *heads, mark, split, position, text, file, first, seed))
     is_checkpoint = _is_checkpoint(name)
     declared: list[str] = []
-    maps = None
     if not (is_checkpoint or selects) and kind in (None, "maps"):
         declared = [each.name for each in available_figures(queries.load(name, scale)) if each.declared]
-    if is_checkpoint or (kind == "maps" and "maps" not in declared):
-        if (text, file, split).count(None) < 2:
-            raise UserError("more than one source of tokens; give one of --text, --file and --split")
-        try:
-            drawn = Maps(
-                show=show or "position_attention", heads=_pairs(heads) or 4, mark=mark, title=title, split=split,
-                index=position, first=first,
-            )  # fmt: skip
-        except ValueError as error:
-            raise UserError("--head, --sequence and --first take numbers up to 1,000,000,000") from error
-        typed = None if text is None and file is None else read_text(text, file)
-        maps = FIGURES["maps"].make(_checkpoint(queries, name, scale, row, seed), drawn, typed)
+    wanted = [kind] if kind else declared or ["curves"]
+    of_heads = is_checkpoint or (kind == "maps" and "maps" not in declared)
+    if of_heads:
         wanted = ["maps"]
-    else:
-        wanted = [kind] if kind else declared or ["curves"]
     if output is not None and len(wanted) > 1:
         raise UserError(f"--output is one file; {name} declares {', '.join(declared)}; choose one with --kind")
     if output is not None and file_format is None and output.suffix.lower() not in SUFFIXES:
         raise UserError(f"{output}: its suffix names no format; end it with {', '.join(SUFFIXES)}, or give --format")
     chosen = file_format or format_of(output, SUFFIXES, default="png")
 
-    def write(file: IO[bytes], each: str) -> None:
-        if maps is not None:
+    def write(file: IO[bytes], figure: str) -> None:
+        if of_heads:
             file.write(maps.render(chosen))
-        else:
-            file.write(
-                queries.ask(GetFigure.model_construct(name=name, figure=each, scale=scale, format=chosen, **selected))
-            )
+            return
+        question = GetFigure.model_construct(name=name, figure=figure, scale=scale, format=chosen, **selected)
+        file.write(queries.ask(question))
 
+    if of_heads:
+        drawn = _maps(
+            show=show or "position_attention", heads=_pairs(heads) or 4, mark=mark, title=title, split=split,
+            index=position, first=first,
+        )  # fmt: skip
+        if (text, file, split).count(None) < 2:
+            raise UserError("more than one source of tokens; give one of --text, --file and --split")
+        typed = None if text is None and file is None else read_text(text, file)
+        maps = FIGURES["maps"].make(_checkpoint(queries, name, scale, row, seed), drawn, typed)
     if output is None and chosen == "csv" and len(wanted) == 1:
-        save(None, chosen, partial(write, each=wanted[0]))
+        save(None, chosen, partial(write, figure=wanted[0]))
         return
     written: list[dict[str, Any]] = []
     for each in wanted:
         path = output or Path(f"{Path(name).stem}-{each}.{chosen}")
-        save(path, chosen, partial(write, each=each))
+        save(path, chosen, partial(write, figure=each))
         written.append({"file": str(path), "kind": each, "format": chosen, "bytes": path.stat().st_size})
     if as_json:
         print_json(written if kind is None and declared else written[0])
@@ -470,7 +473,19 @@ def figure(
 
 
 def _is_checkpoint(name: str) -> bool:
+    from cope_sweep.store.artifacts import RUN_ID
+
     return bool(RUN_ID.fullmatch(name) or Path(name).is_dir())
+
+
+def _maps(**options: Any) -> Maps:
+    """What `maps` draws. Raises UserError."""
+    from cope_sweep.config.ablation import Maps
+
+    try:
+        return Maps(**options)
+    except ValueError as error:
+        raise UserError("--head, --sequence and --first take numbers up to 1,000,000,000") from error
 
 
 def _pairs(heads: list[str]) -> list[tuple[int, int]]:
@@ -486,6 +501,9 @@ def _pairs(heads: list[str]) -> list[tuple[int, int]]:
 
 def _checkpoint(queries: Queries, name: str, scale: str | None, rows: Sequence[str], seed: int | None) -> Path:
     """The checkpoint of a run, of a folder, or of the first finished run of an ablation. Raises UserError."""
+    from cope_sweep.cli.files import find_checkpoint
+    from cope_sweep.read.queries import finished_run
+
     if _is_checkpoint(name):
         return find_checkpoint(queries.store, name)
     run = finished_run(queries.load(name, scale), queries.store, rows, seed)

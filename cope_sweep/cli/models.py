@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cope_sweep.cli.files import find_checkpoint, open_store
 from cope_sweep.cli.options import STORE, CheckpointArg, FileOpt, IndexOpt, Json, StoreOpt, read_text, token_ids
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table
 from cope_sweep.errors import UserError
-from cope_sweep.read.queries import Queries
 
-MAX_WINDOW = 1 << 31
+of_windows = partial(typer.Option, min=1, max=1 << 31, show_default=False)
+"""An option for the windows in which a text is scored."""
 
 # -- perplexity --------------------------------------------------------------------------------------------------------
 
@@ -39,21 +39,11 @@ def perplexity(
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=MAX_WINDOW,
-            help="Tokens of a window. Default: as many as in training.",
-            show_default=False,
-        ),
+        of_windows(help="Tokens of a window. Default: as many as in training."),
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=MAX_WINDOW,
-            help="Tokens from the start of a window to the next, 1 … context. Default: disjoint windows.",
-            show_default=False,
-        ),
+        of_windows(help="Tokens from the start of a window to the next, 1 … context. Default: disjoint windows."),
     ] = None,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
@@ -98,6 +88,9 @@ def perplexity(
 
 def _checkpoint(run_or_folder: str, store: str, index: str | None) -> Path:
     """The checkpoint of a run, by its id or the first digits of it, or the folder that was named. Raises UserError."""
+    from cope_sweep.cli.files import find_checkpoint, open_store
+    from cope_sweep.read.queries import Queries
+
     opened = open_store(store, index)
     named = run_or_folder if Path(run_or_folder).exists() else Queries(opened).run_id(run_or_folder)
     return find_checkpoint(opened, named)

@@ -5,46 +5,59 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup, TyperOption
 
-from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import UserError
-from cope_sweep.text.reading import read_document
 
 ABLATIONS, STORE = Path("ablations"), "store"
 TO_THE_END = "schedule.kind=none"
 """The `--set` with which no schedule stops a run."""
 
 
-class RunStatus(StrEnum):
-    """The statuses of runs, as options name them."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-    INTERRUPTED = "interrupted"
-    STOPPED = "stopped"
-    DAMAGED = "damaged"
+RunStatus = StrEnum("RunStatus", ["pending", "running", "finished", "failed", "interrupted", "stopped", "damaged"])
 
 
-AblationArg = Annotated[
-    str,
-    typer.Argument(
-        metavar="ABLATION",
-        help="Name of an ablation (see `cope-sweep list`) or path of its file.",
-        show_default=False,
-    ),
+class PlainGroup(TyperGroup):
+    """Commands whose help names no type beside flags: `--local`, not `--local <bool>`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _without_types(command.get_params(ctx))
+        return command
+
+
+def _without_types(parameters: list[Any]) -> list[Any]:
+    for each in parameters:
+        if isinstance(each, TyperOption) and each.is_flag:
+            each.metavar = ""
+    return parameters
+
+
+def _existing_folder(folder: Path) -> Path:
+    """The folder of ablation files, or, where it is the default and does not exist, that of this installation."""
+    from cope_sweep.config.source import ablations_folder
+
+    return ablations_folder(folder)
+
+
+# -- what a command is about -------------------------------------------------------------------------------------------
+
+ABLATION_HELP = "Name of an ablation (see `cope-sweep list`) or path of its file."
+AblationArg = Annotated[str, typer.Argument(metavar="ABLATION", help=ABLATION_HELP, show_default=False)]
+OptionalAblationArg = Annotated[
+    str | None, typer.Argument(metavar="[ABLATION]", help=ABLATION_HELP, show_default=False)
 ]
 ScaleOpt = Annotated[
     str | None,
     typer.Option(
-        "--scale",
-        metavar="NAME",
-        help="A named size of the ablation: one of its scales.",
-        show_default=False,
+        "--scale", metavar="NAME", help="A named size of the ablation: one of its scales.", show_default=False
     ),
 ]
 AblationsDir = Annotated[
@@ -53,7 +66,7 @@ AblationsDir = Annotated[
         "--ablations",
         envvar="COPE_SWEEP_ABLATIONS",
         help="Folder of the ablation files. Where there is no folder `ablations`: those that are installed.",
-        callback=ablations_folder,
+        callback=_existing_folder,
     ),
 ]
 StoreOpt = Annotated[
@@ -82,8 +95,54 @@ Sets = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output.")]
+OutputOpt = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")]
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+MAX_COUNT = 1 << 31
+LocalOpt = Annotated[bool, typer.Option("--local", help="Train in this process, without Ray.")]
+RayAddressOpt = Annotated[
+    str | None,
+    typer.Option(
+        envvar="RAY_ADDRESS", help="A running Ray cluster: `auto` or `HOST:6379`. Default: start Ray on this machine."
+    ),
+]
+GroupsOpt = Annotated[
+    int | None, typer.Option(min=1, help="Worker groups that train side by side. Default: as many as fit.")
+]
+TimeBudgetOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--time-budget",
+        metavar="TIME",
+        help="Stop after this time (`90m`, `2h`, `1d`): runs in training write checkpoints.",
+        show_default=False,
+    ),
+]
+MaxRunsOpt = Annotated[
+    int | None, typer.Option(min=1, max=MAX_COUNT, help="Number of runs to train.", show_default=False)
+]
+MaxFailuresOpt = Annotated[
+    int | None,
+    typer.Option(min=1, max=MAX_COUNT, help="After so many failed runs, no more are started.", show_default=False),
+]
+MlflowOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--mlflow",
+        metavar="URI",
+        envvar="MLFLOW_TRACKING_URI",
+        help="MLflow's tracking server or database. Default: `sqlite:///STORE/mlflow.db`.",
+    ),
+]
+NoMlflowOpt = Annotated[bool, typer.Option("--no-mlflow", help="Record in the store only.")]
+
+# -- trained models ----------------------------------------------------------------------------------------------------
+
 CheckpointArg = Annotated[str, typer.Argument(metavar="RUN", help="Id of a finished run, or a checkpoint folder.")]
 FileOpt = Annotated[Path | None, typer.Option("--file", help="A text file.")]
+
+# -- texts of options --------------------------------------------------------------------------------------------------
 
 
 def seconds_in(text: str, option: str) -> float:
@@ -109,6 +168,8 @@ def token_ids(text: str) -> list[int]:
 
 def read_text(text: str | None, file: Path | None) -> str:
     """The text of `--text` (`-`: standard input) or `--file`. Raises UserError where it is not readable UTF-8."""
+    from cope_sweep.text.reading import read_document
+
     if file is not None:
         return "".join(read_document([file]))
     text = str(text)

@@ -15,8 +15,6 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 
 from cope_sweep.errors import UserError
-from cope_sweep.store.files import replacing
-from cope_sweep.store.records import Counts
 
 F = TypeVar("F", bound=str)
 
@@ -47,7 +45,7 @@ def make_console(*, stderr: bool = False) -> Console:
     return console
 
 
-def counts_text(counts: Counts) -> str:
+def counts_text(counts: Mapping[Any, int]) -> str:
     """`3 finished, 1 failed`."""
     return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda each: -each[1]))
 
@@ -110,6 +108,14 @@ def escaped(text: object) -> str:
     return escape(str(text))
 
 
+def print_steps(console: Console, steps: Sequence[tuple[str, str]]) -> None:
+    """Print commands that are useful now, with what they do: a line each, so that they can be copied."""
+    console.print("Next:", style="bold")
+    for command, description in steps:
+        line = f"  [bold cyan]{escaped(command)}[/bold cyan]   [dim]{description}[/dim]"
+        console.print(line, soft_wrap=True, highlight=False)
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document to standard output: plain data, which may hold models of pydantic."""
 
@@ -138,6 +144,8 @@ def save(
         sys.stdout.flush()
         write(sys.stdout.buffer)
         return
+    from cope_sweep.store.files import replacing
+
     try:
         if output.exists() and not output.is_file():  # such as /dev/stdout
             with output.open("wb") as file:

@@ -10,25 +10,14 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from cope_sweep.api.answers import PlanCost, RunCost, RunSummary, SweepMember
-from cope_sweep.api.questions import (
-    ExportRuns,
-    GetDiff,
-    GetLog,
-    GetRun,
-    GetSweep,
-    ListAblations,
-    ListRuns,
-    ListSweeps,
-    RunsFormat,
-)
-from cope_sweep.cli.files import NamedFiles, find_run_id, open_queries, open_store
+from cope_sweep.api.formats import RunsFormat
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -54,16 +43,14 @@ from cope_sweep.cli.output import (
     size,
     with_columns,
 )
-from cope_sweep.config import Plan
-from cope_sweep.config.ablation import ablation_schema
 from cope_sweep.errors import UserError
-from cope_sweep.read.queries import Queries, plan_cost, recorded_plan
-from cope_sweep.read.tables import read_results
-from cope_sweep.read.tables.best import Tuned, conditions, tuning
-from cope_sweep.store import Store
-from cope_sweep.store.artifacts import RUN_ID
-from cope_sweep.store.index import IndexUnavailable
-from cope_sweep.store.sweeps import SWEEP_ID
+
+if TYPE_CHECKING:
+    from cope_sweep.api.answers import PlanCost, RunCost, RunDetail, SweepMember
+    from cope_sweep.config import Plan
+    from cope_sweep.read.queries import Queries
+    from cope_sweep.read.tables.best import Tuned
+    from cope_sweep.store import RunRecord, Store
 
 MAX_SWEEPS = 100
 """Sweeps that `status` lists."""
@@ -71,6 +58,8 @@ BROKEN = ("failed", "damaged")
 SPEC = ("task.", "model.", "train.", "evaluate.")
 """Prefixes of the keys of a spec."""
 POLL_INTERVAL_S = 0.5
+MAX_SHOWN_ATTEMPTS = 5
+"""The last attempts that `status RUN` shows."""
 LOG_LINES = 200
 """Lines of a log in `--json`, unless `--tail` says how many."""
 
@@ -87,6 +76,9 @@ def list_ablations(
 
     Example: `cope-sweep list`
     """
+    from cope_sweep.api.questions import ListAblations
+    from cope_sweep.cli.files import open_queries
+
     try:
         entries = open_queries(store, index, ablations).ask(ListAblations())
     except OSError:
@@ -149,6 +141,9 @@ def plan(
 
     Example: `cope-sweep plan quickstart --set train.steps=1000 --measure`
     """
+    from cope_sweep.cli.files import NamedFiles, open_store
+    from cope_sweep.read.queries import plan_cost
+
     planned = NamedFiles(ablations, sets).load(ablation, scale)
     if attention:
         _show_attention(planned, as_json=as_json)
@@ -186,7 +181,8 @@ def plan(
 
 def _measured(plan: Plan, store: Store) -> PlanCost:
     """The plan with the cost of each of its shapes, which are measured here and named on standard error."""
-    from cope_sweep.train.measure import measure_plan  # torch
+    from cope_sweep.read.queries import plan_cost, recorded_plan
+    from cope_sweep.train.measure import measure_plan
 
     console = make_console(stderr=True)
     planned = recorded_plan(plan, store)
@@ -198,7 +194,7 @@ def _measured(plan: Plan, store: Store) -> PlanCost:
 
 def _show_attention(plan: Plan, *, as_json: bool) -> None:
     """Print the path of each layer's attention, for the devices on which the rows may train."""
-    from cope_sweep.model.paths import attention_paths  # torch
+    from cope_sweep.model.paths import attention_paths
 
     found = [
         (row.name, device, path)
@@ -226,6 +222,8 @@ def schema() -> None:
 
     Example: `cope-sweep schema > ablations/schema.json`
     """
+    from cope_sweep.config.ablation import ablation_schema
+
     print_json(ablation_schema())
 
 
@@ -254,6 +252,12 @@ def status(
 
     Example: `cope-sweep status 95199d1142de555d`
     """
+    from cope_sweep.cli.files import find_run_id, open_queries
+    from cope_sweep.read.queries import plan_cost
+    from cope_sweep.store.artifacts import RUN_ID
+    from cope_sweep.store.index import IndexUnavailable
+    from cope_sweep.store.sweeps import SWEEP_ID
+
     queries = open_queries(store, index, ablations, sets)
     with contextlib.suppress(IndexUnavailable):  # then they read as interrupted
         queries.store.end_expired()
@@ -271,6 +275,8 @@ def status(
 
 
 def _show_sweeps(queries: Queries, *, as_json: bool) -> None:
+    from cope_sweep.api.questions import ListSweeps
+
     page = queries.ask(ListSweeps(limit=MAX_SWEEPS))
     oldest_first = page.sweeps[::-1]
     if as_json:
@@ -290,6 +296,8 @@ def _show_sweeps(queries: Queries, *, as_json: bool) -> None:
 
 
 def _show_sweep(queries: Queries, sweep_id: str, *, as_json: bool) -> None:
+    from cope_sweep.api.questions import GetSweep
+
     sweep = queries.ask(GetSweep(sweep_id=sweep_id))
     if as_json:
         print_json(sweep)
@@ -304,22 +312,61 @@ def _show_sweep(queries: Queries, sweep_id: str, *, as_json: bool) -> None:
 
 
 def _show_run(queries: Queries, run_id: str, *, as_json: bool) -> None:
+    from cope_sweep.api.questions import GetRun
+
     run = queries.ask(GetRun(run_id=run_id, curve=False))
-    if run.state.get("status") is None and run.status == "pending":
+    if run.status == "pending":
         raise UserError(
             f"no run {run_id} in the store {queries.store.location}; `cope-sweep plan ABLATION` lists the ids"
         )
-    document = run.model_dump(exclude={"curve", "values"})
     if as_json:
-        print_json(document)
+        print_json(run.model_dump(exclude={"curve", "values"}))
         return
-    document["state"].pop("traceback", None)
-    document.pop("result")  # its metrics and facts are there already
-    traceback = (document["failure"] or {}).pop("traceback", None)
     console = make_console()
-    console.print_json(json.dumps(document))
-    if traceback:
-        console.print(traceback, style="red", markup=False, highlight=False)
+    style = "red" if run.status in BROKEN else ""
+    console.print(escaped(f"{run.run_id}: {run.status}, step {run.step} of {run.steps}"), style=style)
+    if run.message:
+        console.print(escaped(run.message), style=style)
+    for title, text in _paragraphs(run):
+        console.print(f"[bold]{title}[/bold]  {escaped(text)}", highlight=False)
+    if run.metrics:
+        table = grid("metric", "value")
+        for name, value in run.metrics.items():
+            table.add_row(escaped(name), _text(value))
+        print_table(table)
+    if run.failure is not None and run.failure.traceback:
+        console.print(run.failure.traceback, style="red", markup=False, highlight=False)
+    console.print(f"Its log: cope-sweep logs {run.run_id}; everything: cope-sweep status {run.run_id} --json")
+
+
+def _paragraphs(run: RunDetail) -> list[tuple[str, str]]:
+    """What is known of a run, as titles and texts."""
+    from cope_sweep.config.keys import flatten
+
+    seed = "" if run.seed is None else f", seed {run.seed}"
+    found = {
+        "row": f"{run.row}{seed}, in {', '.join(run.ablations)}" if run.row else "",
+        "sweeps": ", ".join(run.sweeps),
+        "worker": run.worker_id or "",
+        "begun": _time(run.created_ms),
+        "last change": _time(run.updated_ms),
+        "attempts": "; ".join(f"{each.began} {each.text}" for each in run.attempts[-MAX_SHOWN_ATTEMPTS:]),
+        "MLflow": run.mlflow_url or "",
+    }
+    for section, content in (run.spec or {}).items():
+        found[section] = _listed(dict(flatten(content)) if isinstance(content, Mapping) else {})
+    found["facts"] = _listed(run.facts)
+    return [(title, text) for title, text in found.items() if text]
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    """`layers 2, dim 64`: numbers and texts by their names."""
+    shown = {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
+    return ", ".join(f"{name} {_text(value)}" for name, value in shown.items())
+
+
+def _time(time_ms: int | None) -> str:
+    return "" if time_ms is None else f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _print_runs(runs: Iterable[RunCost | SweepMember]) -> None:
@@ -357,6 +404,10 @@ def diff(left: SideArg, right: SideArg, store: StoreOpt = STORE, index: IndexOpt
 
     Example: `cope-sweep diff 20260730-120000-abcd 20260731-090000-1234 --json`
     """
+    from cope_sweep.api.questions import GetDiff
+    from cope_sweep.cli.files import open_store
+    from cope_sweep.read.queries import Queries
+
     found = Queries(open_store(store, index)).ask(GetDiff(left=left, right=right))
     if as_json:
         print_json(found)
@@ -395,59 +446,69 @@ def diff(left: SideArg, right: SideArg, store: StoreOpt = STORE, index: IndexOpt
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
+FilterOpt = Annotated[
+    list[str],
+    typer.Option(
+        "--filter",
+        metavar="KEY>=VALUE",
+        help="A condition that has to hold: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`, "
+        "`facts.device=cuda`, `tags.row=CoPE` (also `tags.sweep`, `tags.ablation`, and the label of an axis). A run "
+        "that lacks the key does not match. May be repeated.",
+        show_default=False,
+    ),
+]
+SearchOpt = Annotated[
+    str,
+    typer.Option(
+        help="Words that have to be found, each at the start of the run's id, or in its message, or in the row, the "
+        "ablation or its title, in a sweep of the run. Small and capital letters are alike.",
+        show_default=False,
+    ),
+]
+StatusOpt = Annotated[
+    list[RunStatus], typer.Option(help="Only runs with this status. May be repeated.", show_default=False)
+]
+OfSweepOpt = Annotated[
+    str | None, typer.Option(metavar="SWEEP", help="Only the runs of this sweep.", show_default=False)
+]
+OfAblationOpt = Annotated[
+    str | None, typer.Option(help="Only the runs of this ablation, in plan order.", show_default=False)
+]
+SortOpt = Annotated[
+    str,
+    typer.Option(
+        metavar="KEY",
+        help="A key as in `filter`, or run_id, status, seed, step, created_ms. Runs without it come last.",
+    ),
+]
+ExportOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="Export all matching runs with all their values: parquet, csv or json. Default: by the suffix of "
+        "--output.",
+    ),
+]
+CurvesOpt = Annotated[
+    bool, typer.Option("--curves", help="Export the learning curves: one line for each logged value of a run.")
+]
+
+
 def runs(
-    conditions: Annotated[
-        list[str],
-        typer.Option(
-            "--filter",
-            metavar="KEY>=VALUE",
-            help="A condition that has to hold: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`, "
-            "`facts.device=cuda`, `tags.row=CoPE` (also `tags.sweep`, `tags.ablation`, and the label of an axis). A "
-            "run that lacks the key does not match. May be repeated.",
-            show_default=False,
-        ),
-    ] = [],
-    search: Annotated[
-        str,
-        typer.Option(
-            help="Words that have to be found, each at the start of the run's id, or in its message, or in the row, "
-            "the ablation or its title, in a sweep of the run. Small and capital letters are alike.",
-            show_default=False,
-        ),
-    ] = "",
-    status: Annotated[
-        list[RunStatus], typer.Option(help="Only runs with this status. May be repeated.", show_default=False)
-    ] = [],
-    sweep: Annotated[
-        str | None, typer.Option(metavar="SWEEP", help="Only the runs of this sweep.", show_default=False)
-    ] = None,
-    ablation: Annotated[
-        str | None, typer.Option(help="Only the runs of this ablation, in plan order.", show_default=False)
-    ] = None,
+    conditions: FilterOpt = [],
+    search: SearchOpt = "",
+    status: StatusOpt = [],
+    sweep: OfSweepOpt = None,
+    ablation: OfAblationOpt = None,
     scale: ScaleOpt = None,
-    sort: Annotated[
-        str,
-        typer.Option(
-            metavar="KEY",
-            help="A key as in `filter`, or run_id, status, seed, step, created_ms. Runs without it come last.",
-        ),
-    ] = "run_id",
+    sort: SortOpt = "run_id",
     descending: Annotated[bool, typer.Option("--descending", help="The greatest first.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of runs.")] = 100,
     offset: Annotated[int, typer.Option(min=0, max=2**31, help="Number of runs to skip.")] = 0,
-    export: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="Export all matching runs with all their values: parquet, csv or json. Default: by the suffix of "
-            "--output.",
-        ),
-    ] = None,
+    export: ExportOpt = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file of an export.")] = None,
-    curves: Annotated[
-        bool, typer.Option("--curves", help="Export the learning curves: one line for each logged value of a run.")
-    ] = False,
+    curves: CurvesOpt = False,
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
@@ -466,6 +527,9 @@ def runs(
 
     Example: `cope-sweep runs --sweep 20260730-120000-abcd --curves --format csv -o curves.csv`
     """
+    from cope_sweep.api.questions import ListRuns
+    from cope_sweep.cli.files import open_queries
+
     queries = open_queries(store, index, ablations)
     selected: dict[str, Any] = {
         "filter": tuple(conditions), "search": search, "status": tuple(map(str, status)), "sweep": sweep,
@@ -480,28 +544,33 @@ def runs(
     if as_json:
         print_json(page)
         return
-    differing = _distinguishing(queries, page.runs)
-    values_of = {run.run_id: differing.get(run.run_id, {}) | run.values for run in page.runs}
-    keys = list(dict.fromkeys(key for values in values_of.values() for key in values))
-    shown = [key for key in keys if key not in ("status", "seed", "step")]
-    table = grid("run", "ablation", "row", "seed", "status", "step", *shown, "message")
-    for run in page.runs:
-        start = (run.run_id, ", ".join(run.ablations), run.row or "", run.seed, run.status, f"{run.step}/{run.steps}")
-        values = (_text(values_of[run.run_id].get(key)) for key in shown)
-        table.add_row(
-            *map(escaped, (*start, *values, run.message or "")),
-            style="red" if run.status in BROKEN else "",
-        )
-    left_out = print_table(table, ["step", "message", "ablation"])
-    if "message" in left_out and any(run.message for run in page.runs):
-        make_console().print("cope-sweep status RUN shows why a run failed")
+    _print_page(queries, page.runs)
     if page.total > len(page.runs):
         first, last = min(offset + 1, page.total), offset + len(page.runs)
         make_console().print(f"runs {first} to {last} of {page.total}; --limit and --offset show others")
 
 
-def _distinguishing(queries: Queries, shown: Sequence[RunSummary]) -> dict[str, dict[str, Any]]:
+def _print_page(queries: Queries, shown: Sequence[RunRecord]) -> None:
+    """Print runs with the values by which they were filtered and sorted, and those in which they differ."""
+    differing = _distinguishing(queries, shown)
+    values_of = {run.run_id: differing.get(run.run_id, {}) | run.values for run in shown}
+    keys = dict.fromkeys(key for values in values_of.values() for key in values)
+    columns = [key for key in keys if key not in ("status", "seed", "step")]
+    table = grid("run", "ablation", "row", "seed", "status", "step", *columns, "message")
+    for run in shown:
+        start = (run.run_id, ", ".join(run.ablations), run.row or "", run.seed, run.status, f"{run.step}/{run.steps}")
+        values = (_text(values_of[run.run_id].get(key)) for key in columns)
+        style = "red" if run.status in BROKEN else ""
+        table.add_row(*map(escaped, (*start, *values, run.message or "")), style=style)
+    left_out = print_table(table, ["step", "message", "ablation"])
+    if "message" in left_out and any(run.message for run in shown):
+        make_console().print("cope-sweep status RUN shows why a run failed")
+
+
+def _distinguishing(queries: Queries, shown: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:
     """Run id → the values of its spec in which it differs from other runs of the same row and seed."""
+    from cope_sweep.api.questions import ExportRuns
+
     groups: dict[Any, list[str]] = {}
     for run in shown:
         groups.setdefault((*run.ablations, run.row, run.seed), []).append(run.run_id)
@@ -526,6 +595,8 @@ def _distinguishing(queries: Queries, shown: Sequence[RunSummary]) -> dict[str, 
 
 def _export(queries: Queries, selected: dict[str, Any], name: str | None, output: Path | None, *, curves: bool) -> None:
     """Write all matching runs, or their curves, to a file or standard output, a few at a time."""
+    from cope_sweep.api.questions import ExportRuns
+
     chosen = name or (output.suffix.removeprefix(".") if output else "")
     if chosen not in get_args(RunsFormat):
         given = f"--format {name}" if name else f"--output {output}: its suffix"
@@ -576,6 +647,10 @@ def best(
     """
     if as_yaml and as_json:
         raise UserError("--yaml and --json are two forms of the answer; leave one out")
+    from cope_sweep.cli.files import NamedFiles, open_store
+    from cope_sweep.read.tables import read_results
+    from cope_sweep.read.tables.best import conditions, tuning
+
     planned = NamedFiles(ablations, sets).load(ablation, scale)
     found = tuning(read_results(planned, open_store(store, index)), metric)
     if as_yaml:
@@ -639,6 +714,10 @@ def logs(
     """
     if as_json and follow:
         raise UserError("--json is one document; leave out --follow")
+    from cope_sweep.api.questions import GetLog
+    from cope_sweep.cli.files import open_store
+    from cope_sweep.read.queries import Queries
+
     queries = Queries(open_store(store, index))
     run_id = queries.run_id(run)
     if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any, NoReturn
 import typer
 
 from cope_sweep.api.answers import SweepState
-from cope_sweep.cli.output import counts_text, duration, escaped, make_console, print_json
-from cope_sweep.client import Client
+from cope_sweep.api.questions import API
+from cope_sweep.cli.output import counts_text, duration, escaped, make_console, print_json, print_steps
+from cope_sweep.client import KEY_VARIABLE, Client
 from cope_sweep.config.loading import names_a_file
 from cope_sweep.errors import UserError
 from cope_sweep.store import SweepProgress
@@ -45,7 +47,13 @@ def submit_to_service(
         elif as_json:
             print_json(state)
         else:
-            make_console().print(escaped(f"sweep {state.sweep_id}: {state.runs} runs, {state.status}"))
+            console = make_console()
+            console.print(escaped(f"sweep {state.sweep_id}: {state.runs} runs, {state.status}"))
+            curl = 'curl -H "Authorization: Bearer $COPE_SWEEP_KEY"' if os.environ.get(KEY_VARIABLE) else "curl"
+            url = f"{server.rstrip('/')}{API}/sweeps/{state.sweep_id}"
+            steps = [(f"{curl} {url}", "how far it is"), (f"{curl} -N {url}/events", "follows its progress")]
+            stop = (f"{curl} -X POST {url}/stop", "stops it; its runs write checkpoints first")
+            print_steps(console, [*steps, stop])
 
 
 def _named(ablation: str) -> dict[str, Any]:

@@ -8,19 +8,9 @@ from typing import Annotated
 
 import typer
 
-from cope_sweep.cli.files import open_store
-from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, Json, StoreOpt
+from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, Json, MlflowOpt, PlainGroup, StoreOpt
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, size
-from cope_sweep.cli.progress import INDEXING, SENDING, progress_bar
-from cope_sweep.cli.sweeps import MlflowOpt
-from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.errors import UserError
-from cope_sweep.store import Store, damage
-from cope_sweep.store.index.database import redacted
-from cope_sweep.store.prune import delete, waste
-from cope_sweep.tracking import sync as sending
-from cope_sweep.tracking.check import check as check_mlflow
-from cope_sweep.tracking.uri import TrackingError, resolve_uri
 
 DIFFERENT = 1
 """The exit code of `store check` where something differs or is damaged."""
@@ -28,6 +18,7 @@ DAY_S = 86400.0
 RESUMED_STATUSES = ("stopped", "failed", "interrupted")
 
 app = typer.Typer(
+    cls=PlainGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Check that a store is in order, and repair it.",
@@ -61,7 +52,13 @@ def check(
 
     Example: `cope-sweep store check --repair`
     """
-    opened = _open_existing(store, index)
+    from cope_sweep.cli.files import open_store
+    from cope_sweep.cli.progress import INDEXING, progress_bar
+    from cope_sweep.store import damage
+
+    opened = open_store(store, index)
+    if opened.objects is None and not (opened.root / "runs").is_dir():
+        raise UserError(f"{opened.root} is no store: it has no folder `runs`; choose another with --store")
     display = make_console(stderr=True)
     found = damage.mend_index(opened) if repair else []
     with progress_bar(display, "checking runs") as on_progress:
@@ -82,13 +79,6 @@ def check(
         if not found:
             console.print("nothing differs, nothing is damaged")
     raise typer.Exit(DIFFERENT if found else 0)
-
-
-def _open_existing(store: str, index: str | None) -> Store:
-    opened = open_store(store, index)
-    if opened.objects is None and not (opened.root / "runs").is_dir():
-        raise UserError(f"{opened.root} is no store: it has no folder `runs`; choose another with --store")
-    return opened
 
 
 def prune(
@@ -119,6 +109,9 @@ def prune(
 
     Example: `cope-sweep prune --states stopped --older-than 7 --yes`
     """
+    from cope_sweep.cli.files import open_store
+    from cope_sweep.store.prune import delete, waste
+
     if unknown := [status for status in ended if status not in RESUMED_STATUSES]:
         raise UserError(f"--states {unknown[0]}: choose from {', '.join(RESUMED_STATUSES)}")
     opened = open_store(store, index)
@@ -146,6 +139,8 @@ def prune(
 
 def _planned_runs(folder: Path) -> set[str]:
     """The ids of the runs of all ablations of a folder, at all scales. Raises UserError for a faulty file."""
+    from cope_sweep.config import expand, load_ablation, with_overrides
+
     found: set[str] = set()
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
@@ -178,7 +173,13 @@ def sync(
 
     Example: `cope-sweep sync --mlflow http://mlflow.example:5000`
     """
+    from cope_sweep.cli.files import open_store
+    from cope_sweep.cli.progress import SENDING, progress_bar
+    from cope_sweep.store.index.database import redacted
     from cope_sweep.sweep.sweep import stopping_on_signals
+    from cope_sweep.tracking import sync as sending
+    from cope_sweep.tracking.check import check as check_mlflow
+    from cope_sweep.tracking.uri import TrackingError, resolve_uri
 
     opened = open_store(store, index)
     if not opened.root.is_dir():
@@ -197,23 +198,21 @@ def sync(
             if not uri.startswith("http"):
                 raise
             done = sending.Synced(0, None, [str(error)])
+    shown_uri = redacted(uri)
     if as_json:
-        print_json({"uri": redacted(uri), "sent": done.sent, "left": done.left, "errors": done.reasons})
+        print_json({"uri": shown_uri, "sent": done.sent, "left": done.left, "errors": done.reasons})
     else:
-        _print_synced(done, escaped(redacted(uri)), "; the same command sends the rest" if stop.is_set() else "")
+        console, warnings = make_console(), make_console(stderr=True)
+        if done.sent or done.reasons:
+            total = "" if done.left is None else f" of {done.sent + done.left}"
+            console.print(escaped(f"Sent {done.sent}{total} runs and sweeps to {shown_uri}."))
+        elif done.left:
+            console.print(escaped(f"{done.left} runs and sweeps are not in MLflow at {shown_uri} yet."))
+        else:
+            console.print(escaped(f"MLflow at {shown_uri} has everything."))
+        hint = "; the same command sends the rest" if stop.is_set() else ""
+        for reason in done.reasons:
+            warnings.print(f"[yellow]not sent:[/yellow] {escaped(reason + hint)}", soft_wrap=True)
     if dry_run or not done.reasons:
         raise typer.Exit(0)
     raise typer.Exit(130 if stop.is_set() else 1)
-
-
-def _print_synced(done: sending.Synced, uri: str, hint: str) -> None:
-    console = make_console()
-    if done.sent or done.reasons:
-        total = "" if done.left is None else f" of {done.sent + done.left}"
-        console.print(f"Sent {done.sent}{total} runs and sweeps to {uri}.")
-    elif done.left:
-        console.print(f"{done.left} runs and sweeps are not in MLflow at {uri} yet.")
-    else:
-        console.print(f"MLflow at {uri} has everything.")
-    for reason in done.reasons:
-        make_console(stderr=True).print(f"[yellow]not sent:[/yellow] {escaped(reason + hint)}", soft_wrap=True)

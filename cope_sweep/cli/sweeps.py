@@ -8,78 +8,38 @@ from typing import Annotated, Any
 
 import typer
 
-from cope_sweep.cli.files import NamedFiles, open_store
 from cope_sweep.cli.options import (
+    ABLATION_HELP,
     ABLATIONS,
     STORE,
     AblationArg,
     AblationsDir,
+    GroupsOpt,
     IndexOpt,
     Json,
+    LocalOpt,
+    MaxFailuresOpt,
+    MaxRunsOpt,
+    MlflowOpt,
+    NoMlflowOpt,
+    OptionalAblationArg,
+    RayAddressOpt,
     ScaleOpt,
     Sets,
     StoreOpt,
+    TimeBudgetOpt,
     seconds_in,
 )
 from cope_sweep.cli.output import escaped, make_console, print_json
 from cope_sweep.errors import UserError
-from cope_sweep.read.queries import Queries
-from cope_sweep.store import ACTIVE, Status, Store
-from cope_sweep.store.sweeps import SWEEP_ID
 
 POLL_INTERVAL_S = 0.5
-MAX_COUNT = 1 << 31
-
-LocalOpt = Annotated[bool, typer.Option("--local", help="Train in this process, without Ray.")]
-RayAddressOpt = Annotated[
-    str | None,
-    typer.Option(
-        envvar="RAY_ADDRESS", help="A running Ray cluster: `auto` or `HOST:6379`. Default: start Ray on this machine."
-    ),
-]
-GroupsOpt = Annotated[
-    int | None, typer.Option(min=1, help="Worker groups that train side by side. Default: as many as fit.")
-]
-TimeBudgetOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--time-budget",
-        metavar="TIME",
-        help="Stop after this time (`90m`, `2h`, `1d`): runs in training write checkpoints.",
-        show_default=False,
-    ),
-]
-MaxRunsOpt = Annotated[
-    int | None, typer.Option(min=1, max=MAX_COUNT, help="Number of runs to train.", show_default=False)
-]
-MaxFailuresOpt = Annotated[
-    int | None,
-    typer.Option(min=1, max=MAX_COUNT, help="After so many failed runs, no more are started.", show_default=False),
-]
-MlflowOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--mlflow",
-        metavar="URI",
-        envvar="MLFLOW_TRACKING_URI",
-        help="MLflow's tracking server or database. Default: `sqlite:///STORE/mlflow.db`.",
-    ),
-]
-NoMlflowOpt = Annotated[bool, typer.Option("--no-mlflow", help="Record in the store only.")]
-
 
 # -- run and retry -----------------------------------------------------------------------------------------------------
 
 
 def run(
-    ablation: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="ABLATION",
-            help="Name of an ablation (see `cope-sweep list`) or path of its file.",
-            show_default=False,
-        ),
-    ] = None,
+    ablation: OptionalAblationArg = None,
     scale: ScaleOpt = None,
     sets: Sets = [],
     local: LocalOpt = False,
@@ -123,9 +83,8 @@ def run(
         train_submission(submission, options)
     if ablation is None:
         raise UserError("name an ablation; `cope-sweep list` shows them")
-    leave_out: set[Status] = {"failed"} if keep_failed else set()
     limits = _limits(time_budget, max_runs, max_failures)
-    train_ablation(ablation, scale, sets, options, limits=limits, leave_out=leave_out)
+    train_ablation(ablation, scale, sets, options, limits=limits, leave_out={"failed"} if keep_failed else set())
 
 
 def _limits(time_budget: str | None, max_runs: int | None, max_failures: int | None) -> dict[str, Any]:
@@ -138,9 +97,7 @@ def retry(
     ablation: Annotated[
         str,
         typer.Argument(
-            metavar="ABLATION|SWEEP",
-            help="Name of an ablation (see `cope-sweep list`) or path of its file. Or the id of a submitted sweep.",
-            show_default=False,
+            metavar="ABLATION|SWEEP", help=f"{ABLATION_HELP} Or the id of a submitted sweep.", show_default=False
         ),
     ],
     scale: ScaleOpt = None,
@@ -169,6 +126,8 @@ def retry(
     Example: `cope-sweep retry 20261124-101500-3f`
     """
     from cope_sweep.cli.training import Training, train_ablation, train_rest
+    from cope_sweep.store import Status
+    from cope_sweep.store.sweeps import SWEEP_ID
 
     is_sweep = SWEEP_ID.fullmatch(ablation) is not None
     if is_sweep and (failed or stopped or sets or scale):
@@ -259,6 +218,7 @@ def submit(
 
         submit_to_service(server, ablation, scale, sets, limits, follow=follow, as_json=as_json)
         return
+    from cope_sweep.cli.files import NamedFiles
     from cope_sweep.cli.training import submit_job
 
     submit_job(
@@ -291,17 +251,25 @@ def stop(
 
     Example: `cope-sweep stop 20261121-101500-3f2a`
     """
+    from cope_sweep.cli.files import open_store
+    from cope_sweep.read.queries import Queries
+    from cope_sweep.store import ACTIVE
+
     opened = open_store(store, index)
-    active = _active_sweeps(opened)
+
+    def active_sweeps() -> set[str]:
+        return {each.sweep_id for each in opened.index.sweeps(ACTIVE)}
+
+    active = active_sweeps()
     if sweep != "all" and sweep not in active:
         Queries(opened).sweep_summary(sweep)  # raises UserError for an unknown sweep
     wanted = active if sweep == "all" else active & {sweep}
     for each in wanted:
         opened.index.request_stop(each)
     until = time.monotonic() + timeout_s
-    while wait and _active_sweeps(opened) & wanted and time.monotonic() < until:
+    while wait and active_sweeps() & wanted and time.monotonic() < until:
         time.sleep(POLL_INTERVAL_S)
-    left = _active_sweeps(opened) & wanted if wait else set()
+    left = active_sweeps() & wanted if wait else set()
     if as_json:
         print_json({"stopped": sorted(wanted - left), "running": sorted(left)})
     else:
@@ -309,11 +277,7 @@ def stop(
         if not wanted:
             console.print("nothing to stop: the sweep has ended" if sweep != "all" else "no sweep is running")
         for each in sorted(wanted):
-            state = f"still running after {timeout_s:g} s" if each in left else "stopped" if wait else "asked to stop"
+            ended = "stopped" if wait else "asked to stop"
+            state = f"still running after {timeout_s:g} s" if each in left else ended
             console.print(escaped(f"{each}: {state}"))
     raise typer.Exit(1 if left else 0)
-
-
-def _active_sweeps(store: Store) -> set[str]:
-    """The sweeps that were submitted or are executed."""
-    return {each.sweep_id for each in store.index.sweeps() if each.status in ACTIVE}

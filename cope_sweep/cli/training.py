@@ -20,7 +20,7 @@ from rich.console import Console
 from cope_sweep.api.questions import GetSweep
 from cope_sweep.cli.files import NamedFiles, open_store
 from cope_sweep.cli.options import STORE, TO_THE_END
-from cope_sweep.cli.output import escaped, estimated_time, make_console, print_json
+from cope_sweep.cli.output import escaped, estimated_time, make_console, print_json, print_steps
 from cope_sweep.cli.progress import SENDING, progress_bar, progress_display
 from cope_sweep.config import Plan, RunSpec, load_ablation
 from cope_sweep.config.source import ablations_folder
@@ -268,7 +268,8 @@ def submit_job(
 
     environment = {INDEX_VARIABLE: index} if index else {}  # may hold a password
     cluster = jobs.Cluster(address, working_dir, environment=environment)
-    if is_here or "://" in store or Path(store).is_dir():
+    is_reachable = is_here or "://" in store or Path(store).is_dir()
+    if is_reachable:
         path = files.file(ablation)
         submission = jobs.new_submission(
             load_ablation(path), file_text=path.read_text(encoding="utf-8"), scale=scale, sets=sets, mlflow=mlflow,
@@ -289,8 +290,24 @@ def submit_job(
         print_json(outcome.__dict__)
     else:
         message = f" ({outcome.message})" if outcome.message else ""
-        make_console().print(escaped(f"job {outcome.job_id}: {outcome.status}{message}"), soft_wrap=True)
+        console = make_console()
+        console.print(escaped(f"job {outcome.job_id}: {outcome.status}{message}"), soft_wrap=True)
+        if not follow:
+            print_steps(console, _steps_of_job(outcome.job_id, address, store if is_reachable else None))
     raise typer.Exit(outcome.exit_code)
+
+
+def _steps_of_job(job_id: str, address: str, store: str | None) -> list[tuple[str, str]]:
+    """Commands that are useful while a job runs; `store` is where it is recorded as the sweep of its id, if it is."""
+    steps = [(f"ray job logs {job_id} --address {address} --follow", "its log")]
+    if store is None:
+        return [*steps, (f"ray job stop {job_id} --address {address}", "stops it; its runs write checkpoints first")]
+    own, at_store = _command("cope-sweep"), [] if Path(store) == Path(STORE).absolute() else ["--store", store]
+    return [
+        (f"{own} {shlex.join(['status', job_id, *at_store])}", "how far it is, and why runs failed"),
+        (f"{own} {shlex.join(['stop', job_id, *at_store])}", "stops it; its runs write checkpoints first"),
+        *steps,
+    ]
 
 
 def _other_folder(ablations: Path) -> list[str]:
@@ -372,11 +389,7 @@ def _print_next_steps(
     if finished and (example := _example_input(finished, store)):
         words = shlex.join(["perplexity", finished.run_id, *example, *at_store])
         steps.append((f"{own} {words}", "the perplexity of token ids or a text under a checkpoint"))
-    console.print("Next:", style="bold")
-    for command, description in steps:
-        # One line each, whatever the width of the terminal, so that it can be copied.
-        line = f"  [bold cyan]{escaped(command)}[/bold cyan]   [dim]{description}[/dim]"
-        console.print(line, soft_wrap=True, highlight=False)
+    print_steps(console, steps)
 
 
 def _example_input(run: RunSpec, store: Store) -> list[str]:

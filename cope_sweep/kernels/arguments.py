@@ -4,7 +4,7 @@ The problem of the fused kernels is a flat list of tensors and numbers:
 
     a_ij = softmax_j(s_ij + Σ terms),  s_ij = scale·q_i·k_j,  o_i = Σ_j dropout(a_ij)·v_j,  j ≤ i
 
-with the terms of `cope_sweep.positions.terms`, and gates σ(s_ij) or σ(scale·base_q_i·gate_k_j).
+with the terms of `cope_sweep.terms`, and gates σ(s_ij) or σ(scale·base_q_i·gate_k_j).
 
 `Arguments` is the only list of them: the schema of the operator `cope_sweep::attention` and the structure of the C++
 kernels are made from it. A new kind of term adds its fields there and in `_fields_of`. Tables stay factored,
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, get_type_
 import torch
 from torch import Tensor
 
-from cope_sweep.positions.terms import (
+from cope_sweep.terms import (
     ContextualTerm,
     DistanceBias,
     KeyBias,

@@ -12,7 +12,7 @@ from pydantic import Field, Strict
 from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Tensors
 from cope_sweep.positions.relative import distances
-from cope_sweep.positions.terms import DistanceSlope
+from cope_sweep.terms import DistanceSlope
 
 if TYPE_CHECKING:
     from torch import Tensor

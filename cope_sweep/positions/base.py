@@ -22,7 +22,7 @@ from cope_sweep.registry import Kind
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cope_sweep.positions.terms import Term
+    from cope_sweep.terms import Term
 
 FLOAT32_BYTES = 4
 

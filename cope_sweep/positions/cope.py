@@ -40,7 +40,7 @@ from cope_sweep.positions.base import (
     project,
     projection,
 )
-from cope_sweep.positions.terms import GateSource, LookUp
+from cope_sweep.terms import GateSource, LookUp
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ from pydantic import Field
 from cope_sweep.positions.alibi import Slopes, check_slopes, standard_slopes
 from cope_sweep.positions.base import Attention, Dims, Parameter, Tensors
 from cope_sweep.positions.cope import ContextualEncoding
-from cope_sweep.positions.terms import Slope
+from cope_sweep.terms import Slope
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from cope_sweep.positions.base import Attention, Dims, Parameter, Tensors
 from cope_sweep.positions.cope import ContextualEncoding
-from cope_sweep.positions.terms import PiecewiseLinear
+from cope_sweep.terms import PiecewiseLinear
 
 if TYPE_CHECKING:
     from torch import Tensor

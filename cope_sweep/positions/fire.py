@@ -16,7 +16,7 @@ from pydantic import Field
 from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors, at_least_float32
 from cope_sweep.positions.cope_mlp import relu_segments
 from cope_sweep.positions.relative import distances
-from cope_sweep.positions.terms import ShareBias
+from cope_sweep.terms import ShareBias
 
 if TYPE_CHECKING:
     from torch import Tensor

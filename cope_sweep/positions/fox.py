@@ -27,7 +27,7 @@ from cope_sweep.positions.base import (
     project,
     projection,
 )
-from cope_sweep.positions.terms import KeyBias
+from cope_sweep.terms import KeyBias
 
 if TYPE_CHECKING:
     from torch import Tensor

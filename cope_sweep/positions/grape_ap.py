@@ -26,7 +26,7 @@ from cope_sweep.positions.base import (
     Tensors,
     at_least_float32,
 )
-from cope_sweep.positions.terms import LogSlope
+from cope_sweep.terms import LogSlope
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors, at_least_float32
 from cope_sweep.positions.relative import distances
-from cope_sweep.positions.terms import DistanceBias
+from cope_sweep.terms import DistanceBias
 
 if TYPE_CHECKING:
     from torch import Tensor

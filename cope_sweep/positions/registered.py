@@ -6,7 +6,7 @@ from typing import Annotated
 from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.absolute import Absolute
 from cope_sweep.positions.alibi import ALiBi
-from cope_sweep.positions.base import Attention, Dims, Encoding, Parameter  # noqa: F401 - names of the package
+from cope_sweep.positions.base import Dims, Encoding
 from cope_sweep.positions.cope import ContextualEncoding, CoPE
 from cope_sweep.positions.cope_alibi import CoPEALiBi
 from cope_sweep.positions.cope_mlp import CoPEMLP

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors
-from cope_sweep.positions.terms import RelativeLookUp
+from cope_sweep.terms import RelativeLookUp
 
 if TYPE_CHECKING:
     from torch import Tensor

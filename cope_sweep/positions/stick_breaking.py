@@ -15,7 +15,7 @@ from pydantic import Field
 
 from cope_sweep.positions.base import Attention, AttentionEncoding, Tensors
 from cope_sweep.positions.relative import distances
-from cope_sweep.positions.terms import StickBreak
+from cope_sweep.terms import StickBreak
 
 if TYPE_CHECKING:
     from torch import Tensor

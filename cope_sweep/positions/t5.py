@@ -17,7 +17,7 @@ from pydantic import Field
 from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Parameter, Tensors
 from cope_sweep.positions.relative import distances
-from cope_sweep.positions.terms import DistanceBias
+from cope_sweep.terms import DistanceBias
 
 if TYPE_CHECKING:
     from torch import Tensor

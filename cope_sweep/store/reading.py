@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ from cope_sweep.store.artifacts import (
 from cope_sweep.store.curve import is_unicode
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.event import Status
-from cope_sweep.store.index import RunRecord
 from cope_sweep.store.index.tables import SECTIONS
+from cope_sweep.store.records import RunRecord
 
 MAX_INTEGER = 2**63 - 1
 MAX_ATTEMPT = 2**31 - 1
@@ -53,7 +52,7 @@ def read_run(folder: RunFolder, sweep_id: str | None = None) -> RunRecord | None
             spec = (folder.spec or {}).get("spec", {})
             damaged = checked_row(RunRecord.of(folder.run_id, "damaged", spec, **named), folder.path)
         with contextlib.suppress(DamagedError):
-            damaged = checked_row(replace(damaged, attempt=folder.state.get("attempt", 0)), folder.path)
+            damaged = checked_row(damaged.model_copy(update={"attempt": folder.state.get("attempt", 0)}), folder.path)
         return damaged
 
 
@@ -146,7 +145,7 @@ def checked_row(row: RunRecord, folder: Path) -> RunRecord:
     for name in ("seed", "steps"):
         if abs(getattr(row, name)) > MAX_INTEGER:
             raise _error(folder, FILES[name], name, "too large")
-    for name in (field.name for field in fields(row)):
+    for name in RunRecord.model_fields:
         value, file = getattr(row, name), FILES.get(name, STATE_FILE)
         if name in TEXTS and not isinstance(value, str | None):
             raise _error(folder, file, name, "no text")

@@ -1,4 +1,7 @@
-"""What a store says of its sweeps. The REST service's answers are these models, too."""
+"""What a store says of its runs and sweeps. The answers of the REST service are these models, too."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -8,6 +11,72 @@ ACTIVE: tuple[Status, ...] = ("pending", "running")
 """A sweep that was submitted, and one that is executed."""
 
 Counts = dict[Status, int]
+Value = bool | int | float | str
+
+
+class RunRecord(BaseModel):
+    """A run of the store: a row of the index, made from the run's folder.
+
+    Reading from the index leaves `spec` empty. `ablations`, `row` and `values` are filled in for answers about runs.
+    """
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    run_id: str
+    status: Status = "pending"
+    ablations: list[str] = Field(default=[], description="The ablations that contain the run, by file or by sweep.")
+    row: str | None = Field(default=None, description="Its row in the first of these ablations.")
+    seed: int | None = Field(default=None, description="null: the run was not begun, and no plan has it.")
+    step: int = Field(default=0, description="The last step that is known; of a finished run, the last step.")
+    steps: int | None = Field(default=None, description="Number of training steps.")
+    attempt: int = Field(default=0, description="Number of times that the run was begun.")
+    created_ms: int | None = Field(default=None, description="Time of its first start, in ms since 1970.")
+    updated_ms: int | None = Field(default=None, description="Time of the last known change, in ms since 1970.")
+    ended_ms: int | None = Field(default=None, exclude=True, description="Time at which the last attempt ended.")
+    worker_id: str | None = Field(default=None, description="The last worker that trained the run.")
+    sweep_id: str | None = Field(default=None, description="The sweep that trained the run last.")
+    message: str | None = Field(default=None, description="The reason why the run failed, was stopped or is damaged.")
+    revision: int = Field(
+        default=0, exclude=True, description="Grows with every change; no two changes in a store have the same."
+    )
+    metrics: dict[str, float] = Field(
+        default={}, description="Final values of a finished run; of a running one, the newest."
+    )
+    values: dict[str, Value] = Field(
+        default={}, description="The values of the keys by which the runs were filtered and sorted."
+    )
+    facts: dict[str, Any] = Field(default={}, exclude=True, description="For example parameters, duration and memory.")
+    spec: dict[str, Any] | None = Field(default=None, exclude=True, description="The resolved configuration.")
+
+    @classmethod
+    def of(cls, run_id: str, status: Status, spec: Mapping[str, Any], **columns: Any) -> "RunRecord":
+        """A run as it is written into the index, from documents that were not checked.
+
+        Seed and steps are those of the spec; 0 where it is damaged.
+        """
+        train = spec.get("train")
+        seed, steps = (
+            value if isinstance(value, int) else 0
+            for value in (spec.get("seed"), train.get("steps") if isinstance(train, Mapping) else 0)
+        )
+        return cls.model_construct(run_id=run_id, status=status, seed=seed, steps=steps, spec=dict(spec), **columns)
+
+    def value(self, name: str) -> float | None:
+        """A metric of the run, or for `facts.<name>` a fact; None if it has none."""
+        fact = name.removeprefix("facts.")
+        return self.metrics.get(name) if fact == name else self.facts.get(fact)
+
+
+class RunPage(BaseModel):
+    """A page of runs. Of chosen fields, each run has these, `run_id` and `status`, and the values of chosen keys."""
+
+    model_config = ConfigDict(defer_build=True)
+
+    total: int = Field(description="Runs that match, on all pages.")
+    limit: int
+    offset: int
+    next: str | None = Field(default=None, description="The `cursor` of the next page; null on the last one.")
+    runs: list[RunRecord]
 
 
 class SweepSummary(BaseModel):
@@ -25,6 +94,17 @@ class SweepSummary(BaseModel):
     runs: int
     reused: int = Field(description="Runs that were finished before the sweep.")
     counts: Counts = Field(default={}, description="The present number of its runs by status.")
+
+
+class SweepPage(BaseModel):
+    """Sweeps, newest first."""
+
+    model_config = ConfigDict(defer_build=True)
+
+    total: int
+    limit: int
+    offset: int
+    sweeps: list[SweepSummary]
 
 
 class FailedMember(BaseModel):

@@ -231,7 +231,7 @@ class Driver:
         """End the lease of a run that no process has begun, or whose process did not answer in time."""
         record = self.leases.end(run.run_id)
         with self.lock:
-            self._end(run, record or RunRecord(run.run_id))
+            self._end(run, record or RunRecord(run_id=run.run_id))
 
     def tell(self) -> None:
         """Pass on the ends that were noticed, from the caller's thread. Raises whatever `on_event` raises."""
@@ -299,7 +299,7 @@ class Driver:
 
 def end_record(store: Store, run_id: str) -> RunRecord:
     """The record of a run that nobody trains, by its folder."""
-    return read_run(store.run(run_id)) or RunRecord(run_id)
+    return read_run(store.run(run_id)) or RunRecord(run_id=run_id)
 
 
 def end_event(run: RunSpec, record: RunRecord) -> Event:

@@ -97,7 +97,7 @@ class Leases:
         record = read_run(self.store.run(run_id), self.sweep_id)
         if record is None:
             self.waiting(lambda: self.store.index.release([run_id], self.sweep_id))
-            return RunRecord(run_id)
+            return RunRecord(run_id=run_id)
         return record if self.waiting(lambda: self.store.index.end(record, self.sweep_id)) else None
 
     def is_lost(self, run_id: str) -> bool:

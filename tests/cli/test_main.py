@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from typer.main import get_command
 
+from cope_sweep import __version__
 from cope_sweep.cli.application import COMMANDS_GROUP, add_installed_commands, app
 
 COMMANDS = get_command(app).commands
@@ -31,6 +32,17 @@ def test_the_commands():
 def test_every_help_has_an_example(shell, words):
     out, _ = shell(*words, "--help")
     assert f"Example: cope-sweep {' '.join(words)}" in out
+
+
+def test_the_version(shell):
+    assert shell("--version")[0] == f"cope-sweep {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["run"], ["store", "check"], []], ids=" ".join)
+def test_flags_have_no_type(shell, words):
+    out, _ = shell(*words, "--help")
+    assert "--help" in out
+    assert "<bool>" not in out
 
 
 def test_help_explains_the_exit_codes(shell):

@@ -236,6 +236,17 @@ def test_submit_to_a_store_that_only_the_cluster_can_reach(shell, jobs):
     assert shell.json(*words, code=3)["job_id"] == "job-1"
     assert jobs[0][0] == ["run", "tiny", "--store", "/shared/store", "--max-runs", "2"]
     assert jobs[0][3] is False
+    out, _ = shell(*words, code=3)
+    assert "ray job logs job-1 --address http://192.0.2.1:8265 --follow   its log" in out
+    assert "ray job stop job-1" in out
+
+
+def test_submit_without_its_log_says_what_to_type_next(shell, jobs):
+    out, _ = shell("submit", "tiny", "--no-follow", code=3)
+    (sweep,) = Store(shell.folder / "store").index.sweeps()
+    assert f"status {sweep.sweep_id}   how far it is" in out
+    assert f"stop {sweep.sweep_id}   stops it" in out
+    assert f"ray job logs {sweep.sweep_id} --address http://127.0.0.1:8265 --follow" in out
 
 
 def test_serve_names_the_port_that_is_taken(trained):

@@ -16,7 +16,8 @@ from cope_sweep.cli.application import app
 from cope_sweep.client import Client
 
 COMMANDS = get_command(app).commands
-ROUTES = create_app(Settings()).openapi()["paths"]
+OPENAPI = create_app(Settings()).openapi()
+ROUTES, SCHEMAS = OPENAPI["paths"], OPENAPI["components"]["schemas"]
 EMPTY = (None, "", [], ())
 
 
@@ -36,6 +37,7 @@ class Asked(NamedTuple):
     method: Any
     not_in_command: dict[str, str] = {}
     not_in_method: dict[str, str] = {}
+    verb: Literal["get", "post"] = "get"
 
 
 IN_PAGES = {"limit": "all pages are read", "offset": "all pages are read"}
@@ -56,17 +58,44 @@ QUESTIONS = [
         "/runs", "runs", None,
         {"run": "`status` shows one", "cursor": "--offset", "fields": "the table chooses"},
     ),
-    Asked("/runs/export", "runs", Client.export, {"run": "`status` shows one"}),
-    Asked("/runs/export", None, Client.runs, {}, {"format": "a DataFrame"}),
+    Asked("/runs/export", "runs", Client.runs, {"run": "`status` shows one"}, {"format": "a DataFrame"}),
     Asked("/runs/{run_id}", None, Client.run),
     Asked("/runs/{run_id}/logs", "logs", Client.logs),
     Asked("/diff", "diff", Client.diff),
     Asked("/sweeps", None, Client.sweeps, {}, IN_PAGES),
     Asked("/sweeps/{sweep_id}", None, Client.sweep),
+    Asked(
+        "/sweeps", "submit", Client.submit,
+        {
+            "idempotency_key": "a call is a sweep", "name": "a path names a file", "spec": "a path names a file", "only": "`retry`",
+            "time_budget_s": "--time-budget 2h",
+        },
+        verb="post",
+    ),
+    Asked(
+        "/sweeps/preview", None, Client.preview, {},
+        {"time_budget_s": "costs nothing less", "max_failures": "costs nothing less"}, verb="post",
+    ),
+    Asked(
+        "/perplexity", "perplexity", Client.perplexity,
+        {
+            "models": "an argument", "log_probabilities": "sums only", "token_labels": "sums only", "top": "sums only",
+        },
+        verb="post",
+    ),
+    Asked(
+        "/runs/{run_id}/probe", "probe", Client.probe,
+        {
+            "layers": "--layer", "heads": "--head", "matrices": "files have all", "marks": "--mark",
+            "format": "--html and --svg",
+        },
+        {"format": "numbers"}, verb="post",
+    ),
 ]  # fmt: skip
 OTHER_DEFAULTS = {
-    ("table", "format"), ("report", "format"), ("figure", "format"), ("export", "format"),  # what suits a terminal
+    ("table", "format"), ("report", "format"), ("figure", "format"), ("runs", "format"),  # what suits a terminal
     ("logs", "tail"),  # the command prints the whole log
+    ("probe", "matrices"),  # None: all
 }  # fmt: skip
 OPEN_FORMATS = {("runs", "format")}
 """Commands that say themselves which formats there are."""
@@ -82,29 +111,37 @@ def choices_of(annotation: Any) -> tuple[str, ...]:
     return next((found for part in get_args(annotation) if is_nested and (found := choices_of(part))), ())
 
 
-def route_parameters(path: str) -> dict[str, Parameter]:
-    found = {}
-    for each in ROUTES[f"/api/v1{path}"]["get"].get("parameters", []):
-        if each["in"] == "header":
-            continue
-        schemas = each["schema"].get("anyOf", [each["schema"]])
-        merged = {key: value for schema in schemas for key, value in {**schema, **schema.get("items", {})}.items()}
-        default = each["schema"].get("default")
-        found[each["name"]] = Parameter(
-            None if default in EMPTY else default,
-            (merged.get("minimum"), merged.get("maximum")),
-            tuple(sorted(merged.get("enum", ()))),
-        )
-    return found
+def route_parameters(path: str, verb: str) -> dict[str, Parameter]:
+    """The parameters of a route, and the fields of its body."""
+    route = ROUTES[f"/api/v1{path}"][verb]
+    headers = ("accept", "if-none-match", "last-event-id")  # every client of HTTP has them
+    given = [each for each in route.get("parameters", []) if each["name"].lower() not in headers]
+    schemas = {each["name"].lower().replace("-", "_"): each["schema"] for each in given}
+    if "requestBody" in route:
+        reference = route["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        schemas |= SCHEMAS[reference.rpartition("/")[2]]["properties"]
+    return {name: parameter_of(schema) for name, schema in schemas.items()}
+
+
+def parameter_of(schema: dict[str, Any]) -> Parameter:
+    merged = {
+        key: value for each in schema.get("anyOf", [schema]) for key, value in {**each, **each.get("items", {})}.items()
+    }
+    default = schema.get("default")
+    return Parameter(
+        None if default in EMPTY else default,
+        (merged.get("minimum"), merged.get("maximum")),
+        tuple(sorted(map(str, merged.get("enum", ())))),
+    )
 
 
 def command_parameters(name: str) -> dict[str, Parameter]:
-    """The options of a command by their names."""
+    """The options and arguments of a command by their names."""
     found = {}
     for each in COMMANDS[name].params:
         default = None if each.default in EMPTY else each.default
         parameter = Parameter(default, (each.min, each.max), choices_of(each.type_descriptor.annotation))
-        found |= {flag.removeprefix("--").replace("-", "_"): parameter for flag in each.opts if flag.startswith("--")}
+        found |= {flag.removeprefix("--").replace("-", "_"): parameter for flag in each.opts}
     return found
 
 
@@ -121,7 +158,7 @@ def method_parameters(method: Any) -> dict[str, Parameter]:
 
 @pytest.mark.parametrize("asked", QUESTIONS, ids=lambda asked: f"{asked.route} {asked.command}")
 def test_a_question_is_the_same_everywhere(asked: Asked) -> None:
-    of_route = route_parameters(asked.route)
+    of_route = route_parameters(asked.route, asked.verb)
     in_path = {name for name in of_route if f"{{{name}}}" in asked.route}
     of_method = method_parameters(asked.method) if asked.method else {}
     if asked.method:
@@ -134,8 +171,7 @@ def test_a_question_is_the_same_everywhere(asked: Asked) -> None:
     if asked.command is None:
         return
     of_command = command_parameters(asked.command)
-    arguments = {"left", "right"} if asked.command == "diff" else set()
-    for name in set(of_route) - in_path - arguments - set(asked.not_in_command):
+    for name in set(of_route) - in_path - set(asked.not_in_command):
         parameter, expected = of_command[name], of_route[name]
         if (asked.command, name) not in OTHER_DEFAULTS:
             assert parameter.default == expected.default, name
@@ -145,7 +181,7 @@ def test_a_question_is_the_same_everywhere(asked: Asked) -> None:
 
 
 def test_every_question_of_a_service_is_compared() -> None:
-    asked = {each.route for each in QUESTIONS}
+    asked = {each.route for each in QUESTIONS if each.verb == "get"}
     others = {
         path.removeprefix("/api/v1")
         for path, item in ROUTES.items()

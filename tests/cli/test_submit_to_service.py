@@ -72,6 +72,8 @@ def test_submit_sends_the_text_of_a_file(stored, cluster):
         assert (state["ablation"], state["runs"], state["status"]) == ("mine", 4, "pending")
         out, _ = stored("submit", "tiny", "--no-follow", "--server", url)
         assert "4 runs, pending" in out
+        sweep_id = out.split()[1].removesuffix(":")
+        assert f"curl -X POST {url}/api/v1/sweeps/{sweep_id}/stop   stops it" in out
 
 
 def test_a_submitted_sweep_is_trained_again_here_too(stored, cluster):

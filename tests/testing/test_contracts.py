@@ -26,7 +26,7 @@ import numpy as np
 from cope_sweep.positions import ENCODINGS, Parameter
 from cope_sweep.positions.base import AttentionEncoding
 from cope_sweep.positions.relative import distances
-from cope_sweep.positions.terms import DistanceSlope
+from cope_sweep.terms import DistanceSlope
 from cope_sweep.tasks import IGNORED, TASKS, Batch, Task
 
 

@@ -14,7 +14,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from cope_sweep.api.questions import Band, GetFigure
+from cope_sweep.api.formats import Band
+from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
 from cope_sweep.read.figures import canvas

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from cope_sweep.api.questions import FigureFormat
+from cope_sweep.api.formats import FigureFormat
 from cope_sweep.read.figures.canvas import render
 from cope_sweep.read.figures.kinds import FORMATS, FigureError
 from cope_sweep.read.tables.render import csv_text

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from cope_sweep.api.questions import FigureFormat
+from cope_sweep.api.formats import FigureFormat
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from cope_sweep.api.questions import Band
+from cope_sweep.api.formats import Band
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.explain import suggest
 from cope_sweep.read.figures.kinds import FigureError

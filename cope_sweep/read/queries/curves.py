@@ -101,7 +101,7 @@ def plan_curves(plan: Plan, store: Store, question: GetCurves, known: KnownCurve
         begun += own
         series = []
         for run in row.runs:
-            record = records.get(run.run_id) or RunRecord(run.run_id)
+            record = records.get(run.run_id) or RunRecord(run_id=run.run_id)
             curve = known.of_run(store.run(run.run_id), record.revision, metric) if run.run_id in records else None
             if curve is not None:
                 logged |= dict.fromkeys(curve.logged)

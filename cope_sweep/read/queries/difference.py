@@ -15,7 +15,7 @@ from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries.unknown import no_run, no_sweep
 from cope_sweep.read.tables.stats import Difference, finite, holm, two_rows
 from cope_sweep.store import QueryError, RunRecord, Store
-from cope_sweep.store.index.model import Value
+from cope_sweep.store.records import Value
 from cope_sweep.store.sweeps import SWEEP_ID
 
 COMPARED_FACTS = ("parameters", "data", "tokenizer", "precision", "device", "torch", "python", "wall_s", "tokens_per_s")
@@ -69,7 +69,7 @@ def _members(store: Store, name: str) -> list[Member]:
     records, specs = store.index.records(rows), store.index.specs(rows)
     if not SWEEP_ID.fullmatch(name) and name not in records:
         raise NotFoundError(no_run(store, name))
-    return [Member(records.get(i) or RunRecord(i), row, specs.get(i, {})) for i, row in rows.items()]
+    return [Member(records.get(i) or RunRecord(run_id=i), row, specs.get(i, {})) for i, row in rows.items()]
 
 
 def _finished(members: Iterable[Member]) -> list[Member]:
@@ -100,7 +100,7 @@ def _metrics(sides: Sequence[Sequence[Member]], rows: Sequence[str], *, by_row: 
         left, right = ([m.record for m in side if not by_row or m.row == row] for side in sides)
         names = {name for record in left for name in record.metrics} & {name for r in right for name in r.metrics}
         for name in sorted(names):
-            a, b = ({r.seed: r.metrics[name] for r in side if name in r.metrics} for side in (left, right))
+            a, b = ({r.seed or 0: r.metrics[name] for r in side if name in r.metrics} for side in (left, right))
             found.append((row, name, statistics.fmean(a.values()), statistics.fmean(b.values()), two_rows(b, a)))
     adjusted = holm([each[-1].p for each in found])
     return [

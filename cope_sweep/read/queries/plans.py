@@ -82,7 +82,7 @@ def plan_cost(
     runs = []
     for run in plan.runs:
         estimate, resources = estimated[run.run_id], plan.own_resources.get(run.run_id, common)
-        record = records.get(run.run_id) or RunRecord(run.run_id)
+        record = records.get(run.run_id) or RunRecord(run_id=run.run_id)
         runs.append(
             RunCost(
                 run_id=run.run_id,

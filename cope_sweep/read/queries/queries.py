@@ -26,7 +26,7 @@ from cope_sweep.read.queries.unknown import no_sweep
 from cope_sweep.read.tables import Results, Table, read_results, table_file
 from cope_sweep.read.tables.model import reference
 from cope_sweep.read.tables.table import check_options
-from cope_sweep.store import QueryError, RunFolder, RunQuery, RunRecord, Store, SweepSummary
+from cope_sweep.store import QueryError, RunFolder, RunPage, RunQuery, RunRecord, Store, SweepPage, SweepSummary
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.store import MEMORY
 
@@ -177,8 +177,9 @@ class Queries:
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def _runs(self, question: questions.ListRuns) -> answers.RunPage:
-        query = replace(self._run_query(question), limit=question.limit, offset=question.offset)
+    def _runs(self, question: questions.ListRuns) -> RunPage:
+        query = self._run_query(question)
+        query = replace(query, limit=question.limit, offset=question.offset, cursor=question.cursor)
         plan = None if question.ablation is None else self.load(question.ablation, question.scale)
         return runs.page(self.store, plan, question, query)
 
@@ -196,7 +197,8 @@ class Queries:
             self.sweep_summary(query.sweep_id)
         if question.ablation is not None:
             planned = self.load(question.ablation, question.scale).runs
-            query = replace(query, run_ids=tuple(run.run_id for run in planned))
+            place = f"{question.ablation} {question.scale}"
+            query = replace(query, run_ids=tuple(run.run_id for run in planned), plan=place)
         elif question.scale is not None:
             raise QueryError(f"scale: {question.scale!r} is that of an ablation; name the ablation, too")
         return query
@@ -314,10 +316,8 @@ class Queries:
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 
-    def _sweeps(self, question: questions.ListSweeps) -> answers.SweepPage:
-        limit, offset = question.limit, question.offset
-        total, found = self.store.index.sweep_page(ablation=question.ablation, limit=limit, offset=offset)
-        return answers.SweepPage(total=total, limit=limit, offset=offset, sweeps=found)
+    def _sweeps(self, question: questions.ListSweeps) -> SweepPage:
+        return self.store.index.sweep_page(ablation=question.ablation, limit=question.limit, offset=question.offset)
 
     def sweep_summary(self, sweep_id: str) -> SweepSummary:
         """The index's summary of a sweep. Raises NotFoundError."""
@@ -342,8 +342,8 @@ class Queries:
         reused = set(record.reused)
         members = []
         for run in record.runs:
-            known = records.get(run.run_id) or RunRecord(run.run_id)
-            present = {name: getattr(known, name) for name in ("status", "step", "steps", "worker_id", "message")}
+            known = records.get(run.run_id) or RunRecord(run_id=run.run_id, steps=0)
+            present = known.model_dump(include={"status", "step", "steps", "worker_id", "message"})
             members.append(answers.SweepMember(**run.model_dump(), **present, reused=run.run_id in reused))
         kept = record.model_dump(include=set(answers.SweepDetail.model_fields) - set(fields) - {"members", "error"})
         return answers.SweepDetail(**fields, **kept, members=members)

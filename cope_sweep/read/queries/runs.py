@@ -1,43 +1,37 @@
-"""Pages of runs, with their filters and cursors, and all that is known of one run: its record, files and log."""
+"""Pages of runs, with their filters, and all that is known of one run: its record, files and log."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
-from cope_sweep.api.answers import Attempt, Failure, RunDetail, RunLog, RunPage, RunSummary
+from cope_sweep.api.answers import Attempt, Failure, RunDetail, RunLog
 from cope_sweep.api.questions import RUN_PREFIX, ListRuns
 from cope_sweep.config import Plan, RunSpec
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries.ablations import AblationFiles, Place, place_in
 from cope_sweep.read.queries.unknown import no_run
-from cope_sweep.store import Filter, QueryError, RunFolder, RunQuery, RunRecord, Store
+from cope_sweep.store import Filter, QueryError, RunFolder, RunPage, RunQuery, RunRecord, Store
 from cope_sweep.store.artifacts import LOG_FILE, RUN_ID
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.files import check_no_link, read_tail
 from cope_sweep.store.index.filters import TAGS
-from cope_sweep.store.index.model import RECORD_COLUMNS, Position, Value
+from cope_sweep.store.index.model import RECORD_COLUMNS
 from cope_sweep.store.reading import check_document
 from cope_sweep.tracking.page import run_page as mlflow_page
 
 T = TypeVar("T")
 
 VALUE_COLUMNS = frozenset(RECORD_COLUMNS) - {"metrics", "facts"}
-ALWAYS = ("run_id", "status")
+ALWAYS = {"run_id", "status"}
 """Fields of a run that every answer has."""
-SUMMARY_FIELDS = tuple(name for name in RunSummary.model_fields if name != "values")
+SHOWN = {name for name, field in RunRecord.model_fields.items() if not field.exclude and name != "values"}
+"""Fields of a run that a page shows, unless some are chosen."""
 CONDITION = re.compile(r"(?P<key>[^<>=!]+?)\s*(?P<operator><=|>=|!=|==|=|<|>)\s*(?P<value>.*)", re.DOTALL)
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-INVALID_CURSOR = (
-    "cursor: not the cursor of a page of this query; take `next` of its last page, or begin without a cursor"
-)
-MAX_CURSOR = 2000
 MAX_LOG_BYTES = 1 << 20
 """Bytes that are read of a log, from its end."""
 MAX_ATTEMPTS = 100
@@ -55,54 +49,21 @@ def page(store: Store, plan: Plan | None, question: ListRuns, query: RunQuery) -
     """
     own_keys = {each.key for each in query.filters if not each.key.startswith(TAGS)} | {query.sort} - {"run_id"}
     chosen = {name for field in question.fields for name in map(str.strip, field.split(",")) if name}
-    fields = {*SUMMARY_FIELDS} & chosen | {*ALWAYS} if chosen else {*SUMMARY_FIELDS}
-    keys = chosen - {*SUMMARY_FIELDS, "values"} | own_keys  # a page shows what it is filtered and sorted by
+    fields = SHOWN & chosen | ALWAYS if chosen else SHOWN
+    keys = chosen - SHOWN - {"values"} | own_keys  # a page shows what it is filtered and sorted by
     store.index.check_keys(sorted(keys - own_keys))
-    place = "" if question.ablation is None else f"{question.ablation} {question.scale}"
-    if question.cursor is not None:
-        if query.offset:
-            raise QueryError("a page has a cursor or an offset, not both; leave out the offset")
-        query = replace(query, after=decode_cursor(question.cursor, query, place))
-    needs_values = "metrics" in fields or not keys <= VALUE_COLUMNS
-    total, records, position = _records(store, query, values=needs_values)
-    following = None if position is None else encode_cursor(position, query, place)
-    ids = [record.run_id for record in records]
-    found = places(store, ids, plan) if fields & {"ablations", "row", "seed", "steps"} else {}
+    found = store.index.page(query, values="metrics" in fields or not keys <= VALUE_COLUMNS)
+    ids = [record.run_id for record in found.runs]
+    known = places(store, ids, plan) if fields & {"ablations", "row", "seed", "steps"} else {}
     specs = store.index.specs(ids) if keys else {}
-    answers = []
-    for record in records:
-        all_fields = run_fields(record, found.get(record.run_id, []))
-        shown = {name: value for name, value in all_fields.items() if name in fields}
-        if (values := _values(record, specs.get(record.run_id, {}), keys)) or not chosen:
-            shown["values"] = values
-        answers.append(RunSummary(**shown))
-    return RunPage(total=total, limit=query.limit, offset=query.offset, next=following, runs=answers)
-
-
-def _records(store: Store, query: RunQuery, *, values: bool) -> tuple[int, list[RunRecord], Position | None]:
-    """The number of matching runs, a page of them, and the position of its last run if others follow."""
-    given = RunQuery(query.statuses, query.run_ids, limit=query.limit, offset=query.offset, after=query.after)
-    if query.run_ids is None or query != given:
-        found = store.index.page(query, values=values)
-        return found.total, found.runs, found.next
-    ids: Sequence[str] = query.run_ids
-    if query.statuses:
-        statuses = store.index.statuses(ids)
-        ids = [run_id for run_id in ids if statuses.get(run_id, "pending") in query.statuses]
-    start = query.offset if query.after is None else _index_after(query.run_ids, ids, query.after)
-    some = ids[start : start + query.limit]
-    known = store.index.records(some, values=values)
-    position = (some[-1],) if len(ids) > start + len(some) and some else None
-    return len(ids), [known.get(run_id) or RunRecord(run_id) for run_id in some], position
-
-
-def _index_after(every: Sequence[str], matching: Sequence[str], position: Position) -> int:
-    """The index in `matching`, a part of `every`, of the first run after a position. Raises QueryError."""
-    places = {run_id: index for index, run_id in enumerate(every)}
-    last = places.get(str(position[-1]))
-    if last is None or len(position) != 1:
-        raise QueryError(INVALID_CURSOR)
-    return next((i for i, run_id in enumerate(matching) if places[run_id] > last), len(matching))
+    runs = []
+    for record in found.runs:
+        values = _values(record, specs.get(record.run_id, {}), keys)
+        run = place_run(record, known.get(record.run_id, []), values)
+        if chosen:  # without the others, so that the answer has none of them
+            run = RunRecord(**run.model_dump(include=fields | ({"values"} if values else set())))
+        runs.append(run)
+    return found.model_copy(update={"runs": runs})
 
 
 def places(store: Store, run_ids: Sequence[str], plan: Plan | None = None) -> dict[str, list[Place]]:
@@ -139,7 +100,7 @@ def find(store: Store, files: AblationFiles | None, run_id: str) -> tuple[RunRec
         found = [*files.places(run_id), *found]
     if record is None and not found:
         raise NotFoundError(f"{no_run(store, run_id)}; `cope-sweep plan ABLATION` lists those of an ablation")
-    return record or RunRecord(run_id), found
+    return record or RunRecord(run_id=run_id), found
 
 
 def detail(store: Store, files: AblationFiles | None, run_id: str, *, with_curve: bool) -> RunDetail:
@@ -161,11 +122,9 @@ def detail(store: Store, files: AblationFiles | None, run_id: str, *, with_curve
         failure = Failure(message=record.message or "", traceback=traceback if isinstance(traceback, str) else "")
     spec = begun.get("spec") or (planned.model_dump(mode="json") if planned else None)
     return RunDetail(
-        **run_fields(record, found),
-        spec=spec,
+        **dict(place_run(record, found)) | {"spec": spec},
         example=_example(json.dumps(spec)) if spec else None,
-        state=state,
-        facts=dict(record.facts),
+        state=state | {"status": record.status} if state else {},
         result=(readable(lambda: document("result")) or None) if record.status == "finished" else None,
         sweeps=[each.sweep_id for each in store.index.places([run_id]).get(run_id, [])],
         failure=failure,
@@ -189,19 +148,18 @@ def _example(spec: str) -> str | None:
     return " ".join(task.token_label(token) for token in tokens_T.tolist())
 
 
-def run_fields(record: RunRecord, places: Sequence[Place]) -> dict[str, Any]:
-    """The fields of a RunSummary. A run that was never begun has the seed and steps of its plan."""
-    planned = next((place.spec for place in places if place.spec), None)
-    begun = record.revision > 0
-    same = {name: getattr(record, name) for name in SUMMARY_FIELDS if name in VALUE_COLUMNS}
-    return same | {
+def place_run(record: RunRecord, places: Sequence[Place], values: Mapping[str, Any] = {}) -> RunRecord:
+    """The record with its ablations and `values`. A run that was never begun gets the seed and steps of its plan."""
+    changes: dict[str, Any] = {
+        "values": values,
         "ablations": list(dict.fromkeys(place.ablation for place in places)),
         "row": places[0].row if places else None,
-        "seed": record.seed if begun else planned.seed if planned else None,
-        "steps": record.steps if begun else planned.train.steps if planned else None,
         "updated_ms": max((ms for ms in (record.updated_ms, record.ended_ms) if ms is not None), default=None),
-        "metrics": dict(record.metrics),
     }
+    planned = next((place.spec for place in places if place.spec), None)
+    if record.revision == 0 and planned is not None:
+        changes |= {"seed": planned.seed, "steps": planned.train.steps}
+    return record.model_copy(update=changes)
 
 
 def _values(record: RunRecord, spec: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
@@ -245,31 +203,6 @@ def _value(text: str) -> bool | int | float | str:
     if NUMBER.fullmatch(text):
         return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
     return text
-
-
-def encode_cursor(position: Position, query: RunQuery, place: str = "") -> str:
-    """The cursor of a position in the order of a query; `place` is the ablation and scale that it was asked of."""
-    text = json.dumps([_digest(query, place), *position], separators=(",", ":"))
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-
-
-def decode_cursor(cursor: str, query: RunQuery, place: str = "") -> Position:
-    """The position that a cursor holds. Raises QueryError for a text that is no cursor, or that of another query."""
-    try:
-        text = base64.b64decode(cursor[:MAX_CURSOR] + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        digest, *position = json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        raise QueryError(INVALID_CURSOR) from None
-    are_values = all(each is None or isinstance(each, get_args(Value)) for each in position)
-    if digest != _digest(query, place) or not are_values or not position or not isinstance(position[-1], str):
-        raise QueryError(INVALID_CURSOR)
-    return tuple(position)
-
-
-def _digest(query: RunQuery, place: str) -> str:
-    """Digest of the order and the conditions of a query, without the page."""
-    conditions = (query.statuses, query.sweep_id, query.filters, query.words, query.sort, query.descending, place)
-    return hashlib.sha256(repr(conditions).encode()).hexdigest()[:12]
 
 
 def run_log(folder: RunFolder, tail: int) -> RunLog:

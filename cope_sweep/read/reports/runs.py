@@ -207,8 +207,8 @@ def extend_report(results: Results, report: Committed) -> Extended:
 def _record(line: Mapping[Any, Any]) -> RunRecord:
     known = {str(name): value for name, value in line.items() if not pd.isna(value)}
     return RunRecord(
-        known["run_id"],
-        known["status"],
+        run_id=known["run_id"],
+        status=known["status"],
         seed=int(known["seed"]),
         sweep_id=known.get("sweep_id"),
         metrics={name: float(value) for name, value in known.items() if "/" in name},

@@ -70,7 +70,7 @@ def run_batches(store: Store, query: RunQuery, size: int = BATCH) -> tuple[pa.Sc
         for some in _batches(ids, size):
             records, specs, places = index.records(some), index.specs(some), index.places(some)
             found = [records[run_id] for run_id in some if run_id in records]  # others have been deleted since
-            finished = [each if each.status == "finished" else RunRecord(each.run_id) for each in found]
+            finished = [each if each.status == "finished" else RunRecord(run_id=each.run_id) for each in found]
             where = [places.get(each.run_id, []) for each in found]
             values: dict[str, list[Any]] = {
                 "ablation": [each[0].ablation if each else None for each in where],

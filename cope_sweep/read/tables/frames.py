@@ -30,8 +30,8 @@ from cope_sweep.config.keys import flatten
 from cope_sweep.read.tables.model import STATUSES, MetricCell, TableModel
 from cope_sweep.store import RunRecord, Status, Store
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.index.model import Value
 from cope_sweep.store.index.tables import SECTIONS
+from cope_sweep.store.records import Value
 
 CURVE_TYPES = {
     "run_id": "str", "row": "str", "seed": "int64", "step": "int64", "metric": "str", "value": "float64",
@@ -50,7 +50,7 @@ def plan_frame(plan: Plan, records: Mapping[str, RunRecord], label: str = "") ->
     """
     runs = [(row, run) for row in plan.rows for run in row.runs]
     ordered = [records[run.run_id] for _, run in runs]
-    finished = [record if record.status == "finished" else RunRecord(record.run_id) for record in ordered]
+    finished = [record if record.status == "finished" else RunRecord(run_id=record.run_id) for record in ordered]
     own = [metric.name for metric in plan.ablation.content.metrics]
     metrics = list(dict.fromkeys([*own, *sorted({name for record in finished for name in record.metrics})]))
     facts = list(dict.fromkeys(name for record in finished for name in record.facts))

@@ -56,7 +56,9 @@ def read_results(plan: Plan, store: Store) -> Results:
     Raises StoreError.
     """
     found = store.index.records(run.run_id for run in plan.runs)
-    return Results(plan, {run.run_id: found.get(run.run_id) or RunRecord(run.run_id) for run in plan.runs}, store)
+    return Results(
+        plan, {run.run_id: found.get(run.run_id) or RunRecord(run_id=run.run_id) for run in plan.runs}, store
+    )
 
 
 def setting(row: Row, key: str) -> Any:

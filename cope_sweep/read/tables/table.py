@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_json
 from rich.console import Console, Group
 
-from cope_sweep.api.questions import GetTable, TableFormat
+from cope_sweep.api.formats import TableFormat
+from cope_sweep.api.questions import GetTable
 from cope_sweep.config import Plan
 from cope_sweep.read.tables import render
 from cope_sweep.read.tables.best import tuning

@@ -16,12 +16,10 @@ from cope_sweep.store.index.model import (
     QueryError,
     Refusal,
     Renewal,
-    RunPage,
     RunQuery,
-    RunRecord,
 )
 
 __all__ = [
     "Activity", "Filter", "Index", "IndexDamagedError", "IndexUnavailable", "IndexUnusable", "Lease",
-    "OtherFormatError", "Place", "QueryError", "Refusal", "Renewal", "RunPage", "RunQuery", "RunRecord", "waiting",
+    "OtherFormatError", "Place", "QueryError", "Refusal", "Renewal", "RunQuery", "waiting",
 ]  # fmt: skip

@@ -12,9 +12,11 @@ from sqlalchemy import CTE, ColumnElement, Connection, Select, Text, and_, case,
 from cope_sweep.config.explain import near_names, suggest
 from cope_sweep.config.keys import is_field
 from cope_sweep.store.event import Status
-from cope_sweep.store.index.model import RECORD_COLUMNS, Filter, Position, QueryError, RunQuery, Value
+from cope_sweep.store.index.cursors import INVALID, Position
+from cope_sweep.store.index.model import RECORD_COLUMNS, Filter, QueryError, RunQuery
 from cope_sweep.store.index.rows import among
 from cope_sweep.store.index.tables import SECTIONS, keys, parts, runs, sweep_runs, sweeps
+from cope_sweep.store.records import Value
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq,
@@ -207,7 +209,7 @@ class Order:
     def after(self, position: Position) -> ColumnElement[bool]:
         """The condition that a run comes after a position. Raises QueryError for one of another order."""
         if len(position) != len(self.columns):
-            raise QueryError("the cursor belongs to another query; begin with the first page", code="another_cursor")
+            raise QueryError(INVALID, code="another_cursor")
         found: list[ColumnElement[bool]] = []
         equal: list[ColumnElement[bool]] = []
         for column, down, value in zip(self.columns, self.descending, position, strict=True):

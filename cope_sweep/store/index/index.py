@@ -31,22 +31,30 @@ from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.config.keys import named_by_kind
 from cope_sweep.store.event import Event, Status
+from cope_sweep.store.index.cursors import INVALID, Position, decode_cursor, encode_cursor
 from cope_sweep.store.index.database import Database, is_current, replace_tables, waiting
 from cope_sweep.store.index.filters import COLUMNS, check_keys, conditions, counted, order_of
 from cope_sweep.store.index.model import (
     Activity,
     Lease,
     Place,
+    QueryError,
     Refusal,
     Renewal,
-    RunPage,
     RunQuery,
-    RunRecord,
-    Value,
 )
 from cope_sweep.store.index.rows import among, next_revision, write_counters, write_members, write_runs, write_sweep
 from cope_sweep.store.index.tables import FORMAT, SECTIONS, counters, parts, runs, sweep_runs, sweeps
-from cope_sweep.store.records import ACTIVE, FailedMember, SweepProgress, SweepSummary
+from cope_sweep.store.records import (
+    ACTIVE,
+    FailedMember,
+    RunPage,
+    RunRecord,
+    SweepPage,
+    SweepProgress,
+    SweepSummary,
+    Value,
+)
 
 FETCHED_ROWS = 10_000
 """Rows that a query takes from the database at a time."""
@@ -159,18 +167,51 @@ class Index:
             return {row[0]: row[1:] for row in self._selected(connection, query, run_ids)}
 
     def page(self, query: RunQuery, *, values: bool = True) -> RunPage:
-        """The runs of the index that match a query, and their number. Raises QueryError.
+        """A page of the runs that match a query. Raises QueryError.
 
-        Without `values`, metrics and facts are left empty.
+        A query of run ids, and of statuses at most, has the order of the ids, and pending runs. Without `values`,
+        metrics and facts are left empty.
         """
+        after = decode_cursor(query)
+        read = self._page_of_ids if query.keeps_order else self._page_of_matches
+        total, records, last = read(query, after, values=values)
+        following = None if last is None else encode_cursor(last, query)
+        return RunPage(total=total, limit=query.limit, offset=query.offset, next=following, runs=records)
+
+    def _page_of_ids(
+        self, query: RunQuery, after: Position | None, *, values: bool
+    ) -> tuple[int, list[RunRecord], Position | None]:
+        """The number of runs, a page of them, and the position of its last one if others follow."""
+        run_ids = query.run_ids or ()
+        matching: Sequence[str] = run_ids
+        if query.statuses:
+            statuses = self.statuses(run_ids)
+            matching = [run_id for run_id in run_ids if statuses.get(run_id, "pending") in query.statuses]
+        start = query.offset
+        if after is not None:
+            places = {run_id: index for index, run_id in enumerate(run_ids)}
+            last = places.get(str(after[-1]))
+            if last is None or len(after) != 1:
+                raise QueryError(INVALID, code="another_cursor")
+            start = sum(places[run_id] <= last for run_id in matching)
+        some = matching[start : start + query.limit]
+        known = self.records(some, values=values)
+        is_last = len(matching) <= start + len(some) or not some
+        records = [known.get(run_id) or RunRecord(run_id=run_id) for run_id in some]
+        return len(matching), records, None if is_last else (some[-1],)
+
+    def _page_of_matches(
+        self, query: RunQuery, after: Position | None, *, values: bool
+    ) -> tuple[int, list[RunRecord], Position | None]:
+        """The number of runs, a page of them, and the position of its last one if others follow."""
         status = self._status(runs)
         columns = [*_record_columns(values=values), status]
         with self.database.reading() as connection:
             where = conditions(connection, query, status)
             ids, count, order = counted(query, where, order_of(connection, query, status))
             ids = order.sorted(ids.add_columns(count.label("total")))
-            if query.after is not None:
-                ids = ids.where(order.after(query.after))
+            if after is not None:
+                ids = ids.where(order.after(after))
             found = list(connection.execute(ids.limit(query.limit + 1).offset(query.offset)))
             total = found[0].total if found else connection.execute(select(count)).scalar_one()
             more, found = len(found) > query.limit, found[: query.limit]
@@ -178,7 +219,7 @@ class Index:
             rows = connection.execute(select(runs.c.id, *columns).where(runs.c.id.in_(wanted)))
             names = [column.name for column in columns]
             records = {row[0]: _record(names, row[1:]) for row in rows}
-        return RunPage(int(total), [records[key] for key in wanted], tuple(found[-1][1:-1]) if more else None)
+        return int(total), [records[key] for key in wanted], tuple(found[-1][1:-1]) if more else None
 
     def matching(self, query: RunQuery) -> list[str]:
         """The ids of all runs that match, in the order of the query, whose limit and offset are ignored.
@@ -325,10 +366,8 @@ class Index:
             row = connection.execute(query).one_or_none()
         return None if row is None else _summary(row)
 
-    def sweep_page(
-        self, *, ablation: str | None = None, limit: int = 100, offset: int = 0
-    ) -> tuple[int, list[SweepSummary]]:
-        """The number of all sweeps, or of those of an ablation, and a page of them, newest first, with their counts."""
+    def sweep_page(self, *, ablation: str | None = None, limit: int = 100, offset: int = 0) -> SweepPage:
+        """A page of all sweeps, or of those of an ablation, newest first, with their counts."""
         where = () if ablation is None else (sweeps.c.ablation == ablation,)
         page = select(*self._sweep_columns()).where(*where)
         page = page.order_by(sweeps.c.started_ms.desc(), sweeps.c.sweep_id.desc()).limit(limit).offset(offset)
@@ -336,7 +375,8 @@ class Index:
             total = connection.execute(select(func.count()).select_from(sweeps).where(*where)).scalar_one()
             found = [_summary(row) for row in connection.execute(page)]
         counts = self.sweep_counts(each.sweep_id for each in found)
-        return int(total), [each.model_copy(update={"counts": counts.get(each.sweep_id, {})}) for each in found]
+        counted = [each.model_copy(update={"counts": counts.get(each.sweep_id, {})}) for each in found]
+        return SweepPage(total=total, limit=limit, offset=offset, sweeps=counted)
 
     def sweep_counts(self, sweep_ids: Iterable[str]) -> dict[str, dict[Status, int]]:
         """Sweep id → status → the present number of its runs."""

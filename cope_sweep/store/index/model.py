@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
 from cope_sweep.errors import UserError
 from cope_sweep.store.event import Status
+from cope_sweep.store.records import RunRecord, Value
 
-Value = bool | int | float | str
 Operator = Literal["=", "!=", "<", "<=", ">", ">="]
 
 
@@ -19,52 +19,8 @@ class QueryError(UserError):
     default_code = "invalid_request"
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """One run of the store: a row of the index, made from the run's folder."""
-
-    run_id: str
-    status: Status = "pending"
-    seed: int = 0
-    step: int = 0
-    """The last step that is known: of a finished run all of them, of a running one that of the last heartbeat."""
-    steps: int = 0
-    attempt: int = 0
-    worker_id: str | None = None
-    message: str | None = None
-    """Why the run failed, was stopped or is damaged."""
-    sweep_id: str | None = None
-    """The sweep that trained it last."""
-    created_ms: int | None = None
-    updated_ms: int | None = None
-    ended_ms: int | None = None
-    revision: int = 0
-    """Grows with every change of the record; no two changes in a store have the same."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Final metrics of a finished run, under their current names; of a running one those of the last heartbeat."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters, times, device, … of a finished run."""
-    spec: Mapping[str, Any] | None = None
-    """The run as JSON, where it is written into the index: `RunSpec.model_dump(mode="json")`; None where it is read."""
-
-    @classmethod
-    def of(cls, run_id: str, status: Status, spec: Mapping[str, Any], **columns: Any) -> Self:
-        """A run as it is written into the index. Seed and steps are those of the spec; 0 where it is damaged."""
-        train = spec.get("train")
-        seed, steps = (
-            value if isinstance(value, int) else 0
-            for value in (spec.get("seed"), train.get("steps") if isinstance(train, Mapping) else 0)
-        )
-        return cls(run_id, status, seed, steps=steps, spec=spec, **columns)
-
-    def value(self, name: str) -> float | None:
-        """A metric of the run, or for `facts.<name>` a fact; None if it has none."""
-        fact = name.removeprefix("facts.")
-        return self.metrics.get(name) if fact == name else self.facts.get(fact)
-
-
-RECORD_COLUMNS = tuple(name for name in RunRecord.__dataclass_fields__ if name != "spec")
-"""The fields that are columns of the table of runs. A spec is stored in parts."""
+RECORD_COLUMNS = tuple(name for name in RunRecord.model_fields if name not in ("ablations", "row", "values", "spec"))
+"""The fields of a record that are columns of the table of runs. A spec is stored in parts."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +30,6 @@ class Filter:
     key: str
     operator: Operator
     value: Value
-
-
-Position = tuple[Value | None, ...]
-"""A place in the order of a query: the values of the sorted columns, and the run id, of the run that has it.
-
-Two runs never have the same, and it stays valid while other runs arrive or vanish.
-"""
 
 
 @dataclass(frozen=True)
@@ -101,19 +50,16 @@ class RunQuery:
     descending: bool = False
     limit: int = 100
     offset: int = 0
-    after: Position | None = None
-    """Only runs after this place in the order."""
+    cursor: str | None = None
+    """`next` of a page: only the runs after it."""
+    plan: str = ""
+    """The ablation and scale that have `run_ids` in their plan: a cursor is that of one plan."""
 
-
-@dataclass(frozen=True)
-class RunPage:
-    """A page of the runs that match a query, and how many match."""
-
-    total: int
-    """Runs that match, whatever `after` is."""
-    runs: list[RunRecord]
-    next: Position | None = None
-    """The place of the last run of the page; None if no run comes after it."""
+    @property
+    def keeps_order(self) -> bool:
+        """Whether it has run ids, and statuses at most: its runs are in the order of the ids."""
+        selects = self.sweep_id is not None or self.filters or self.words or self.descending
+        return self.run_ids is not None and not selects and self.sort == "run_id"
 
 
 @dataclass(frozen=True)

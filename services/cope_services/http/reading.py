@@ -46,14 +46,13 @@ from cope_sweep.api.answers import (
     PlanCost,
     RunDetail,
     RunLog,
-    RunPage,
     RunsDiff,
 )
+from cope_sweep.api.formats import FigureFormat, ReportFormat, RunsFormat, TableFormat
 from cope_sweep.api.questions import (
     CompareCurves,
     CurvesOptions,
     ExportRuns,
-    FigureFormat,
     FigureName,
     FigureOptions,
     GetAblation,
@@ -75,15 +74,13 @@ from cope_sweep.api.questions import (
     ReportOptions,
     RunId,
     RunOptions,
-    RunsFormat,
     ScaleOptions,
-    TableFormat,
     TableOptions,
 )
 from cope_sweep.config import SpecError
 from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
 from cope_sweep.read.tables import FORMATS
-from cope_sweep.store import QueryError, StoreError
+from cope_sweep.store import QueryError, RunPage, StoreError
 
 # -- responses ---------------------------------------------------------------------------------------------------------
 
@@ -211,7 +208,7 @@ TABLE_TYPES: dict[TableFormat, str] = {name: each.media_type for name, each in F
 FIGURE_TYPES: dict[FigureFormat, str] = {
     "svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf", "csv": "text/csv",
 }  # fmt: skip
-REPORT_TYPES: dict[Literal["html", "markdown"], str] = {"html": "text/html", "markdown": "text/markdown"}
+REPORT_TYPES: dict[ReportFormat, str] = {"html": "text/html", "markdown": "text/markdown"}
 EXPORT_TYPES: dict[RunsFormat, str] = {
     "csv": "text/csv", "parquet": "application/vnd.apache.parquet", "json": "application/json",
 }  # fmt: skip

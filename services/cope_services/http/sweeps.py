@@ -28,7 +28,7 @@ from cope_services.http.errors import BusyError, ConflictError, InvalidError, No
 from cope_services.http.middleware import ASKED
 from cope_services.http.reading import answer
 from cope_services.http.settings import Settings
-from cope_sweep.api.answers import PlanCost, SweepDetail, SweepPage, SweepState
+from cope_sweep.api.answers import PlanCost, SweepDetail, SweepState
 from cope_sweep.api.questions import GetSweep, ListSweeps, SweepId
 from cope_sweep.api.requests import SweepRequest
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
@@ -37,7 +37,7 @@ from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries import Queries, recorded_plan
 from cope_sweep.read.queries.plans import ENDED, plan_cost
 from cope_sweep.read.queries.progress import RATE_WINDOW_S, ProgressTracker
-from cope_sweep.store import ACTIVE, Budget, Store, Submission, SweepProgress, read_submission
+from cope_sweep.store import ACTIVE, Budget, Store, Submission, SweepPage, SweepProgress, read_submission
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep.jobs import (

@@ -23,10 +23,10 @@ from cope_services.http.errors import InvalidError, Responses, TooLargeError
 from cope_services.http.settings import Settings
 from cope_services.models.perplexity import best_of_row
 from cope_services.models.predictors import Predictors
-from cope_sweep.api.answers import RunSummary
 from cope_sweep.api.questions import GetRun, ListRuns
 from cope_sweep.api.requests import BestOfRow, Body, TokenIds, Unicode, UnicodeText
 from cope_sweep.errors import TokensError
+from cope_sweep.store import RunRecord
 
 if TYPE_CHECKING:
     from cope_sweep.inference import Generation, Predictor, Scores, Vocabulary
@@ -387,7 +387,7 @@ def get_model(model: str, components: ComponentsDep) -> Model:
     return _model(components.queries.ask(GetRun(run_id=model, curve=False)))
 
 
-def _model(run: RunSummary) -> Model:
+def _model(run: RunRecord) -> Model:
     return Model(id=run.run_id, created=(run.created_ms or 0) // 1000, ablations=run.ablations, row=run.row)
 
 

@@ -45,7 +45,7 @@ Model = dict[str, dict[str, Any]]
 FLIP_FLOP: Model = {
     "task": {"kind": "flip_flop", "pairs": 256}, "model": {"layers": 4, "dim": 256, "heads": 4}, "train": {"batch": 16},
 }  # fmt: skip
-MODELS: dict[str, Model] = {
+SMALL: dict[str, Model] = {
     "2 layers × 128, T 511": {
         "task": {"kind": "flip_flop", "pairs": 256, "loss": "all"},
         "model": {"layers": 2, "dim": 128, "heads": 2},
@@ -56,6 +56,10 @@ MODELS: dict[str, Model] = {
         "model": {"layers": 2, "dim": 64, "heads": 2},
         "train": {"batch": 64},
     },
+}
+"""Models of CPUs and GPUs."""
+MODELS: dict[str, Model] = {
+    **SMALL,
     "4 layers × 256, T 511": FLIP_FLOP | {"task": FLIP_FLOP["task"] | {"loss": "all"}},
     "a layer of GPT-2's, T 1023": {
         "task": {"kind": "flip_flop", "pairs": 512, "loss": "all"},
@@ -71,16 +75,7 @@ def _copy(tokens: int, vocabulary: int) -> dict[str, Any]:
 
 
 GPU_MODELS: dict[str, Model] = {
-    "2 layers × 128, T 511": {
-        "task": {"kind": "flip_flop", "pairs": 256, "loss": "all"},
-        "model": {"layers": 2, "dim": 128, "heads": 2},
-        "train": {"batch": 16},
-    },
-    "quick start: 2 layers × 64, T 40": {
-        "task": {"kind": "selective_copy", "tokens": 8, "blanks": 24, "dense_blanks": 12, "sparse_blanks": 48},
-        "model": {"layers": 2, "dim": 64, "heads": 2},
-        "train": {"batch": 64},
-    },
+    **SMALL,
     "Flip-Flop: 4 layers × 256, T 511": FLIP_FLOP,
     "WikiText: 12 layers × 768, T 1024": {
         "task": _copy(1024, 50_257), "model": {"layers": 12, "dim": 768, "heads": 12}, "train": {"batch": 16},

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cope_sweep.config import Plan, RunSpec, expand, load_ablation
-from cope_sweep.store import Store, SweepRecord, SweepRun
-from cope_sweep.store.index import RunRecord
+from cope_sweep.store import RunRecord, Store, SweepRecord, SweepRun
 
 MANY_RUNS: dict[str, Any] = {
     "title": "Many short runs",

@@ -29,7 +29,9 @@ def searched(score, status=lambda row, draw: "finished"):
         draw = [each for each in plan.rows if each.labels["model.position"] == name].index(row)
         for run in row.runs:
             metrics = {METRIC: score(name, draw) + run.seed}
-            records[run.run_id] = RunRecord(run.run_id, status(name, draw), seed=run.seed, metrics=metrics)
+            records[run.run_id] = RunRecord(
+                run_id=run.run_id, status=status(name, draw), seed=run.seed, metrics=metrics
+            )
     return plan, records
 
 

@@ -9,7 +9,8 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from cope_sweep.api.questions import GetTable, TableFormat
+from cope_sweep.api.formats import TableFormat
+from cope_sweep.api.questions import GetTable
 from cope_sweep.read.tables import FORMATS, Table, read_results, table, table_file
 from cope_sweep.read.tables.row_names import find_rows
 from cope_sweep.store import QueryError

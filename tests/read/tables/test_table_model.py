@@ -15,12 +15,14 @@ from tests.read.tables.ablations import CONTENT, fail, finish, plan_of
 def model_of(plan, *values, **facts):
     """The table of `plan` with one finished run per value, in the order of rows and seeds; None: a failed run."""
     runs = [run for row in plan.rows for run in row.runs]
-    records = {run.run_id: RunRecord(run.run_id) for run in runs}
+    records = {run.run_id: RunRecord(run_id=run.run_id) for run in runs}
     for run, value in zip(runs, values, strict=False):
-        finished = RunRecord(
-            run.run_id, "finished", metrics={"in_dist/token_error": value, "dense/loss": value}, facts=facts
+        metrics = {"in_dist/token_error": value, "dense/loss": value}
+        records[run.run_id] = (
+            RunRecord(run_id=run.run_id, status="failed", message="no")
+            if value is None
+            else RunRecord(run_id=run.run_id, status="finished", metrics=metrics, facts=facts)
         )
-        records[run.run_id] = RunRecord(run.run_id, "failed", message="no") if value is None else finished
     return table_model(plan, records)
 
 
@@ -77,7 +79,7 @@ def test_a_choice_by_a_reported_metric_is_a_warning(key):
 
     def warnings(evaluate):
         plan = plan_of(base=base | {"evaluate": {"every": 5, **evaluate}}, grid=grid, seeds=[0], **{key: chooser})
-        return table_model(plan, {run.run_id: RunRecord(run.run_id) for run in plan.runs}).warnings
+        return table_model(plan, {run.run_id: RunRecord(run_id=run.run_id) for run in plan.runs}).warnings
 
     (warning,) = warnings({})
     assert warning.startswith(f"The {key} chose runs by in_dist/token_error, which this table reports")

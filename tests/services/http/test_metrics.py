@@ -11,8 +11,8 @@ from cope_services.http.metrics import ACCESS, READ_EVERY_S, STATUSES, StoreMetr
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from cope_sweep.store import Store
-from cope_sweep.store.index import Index, IndexUnavailable, Lease, RunRecord
+from cope_sweep.store import RunRecord, Store
+from cope_sweep.store.index import Index, IndexUnavailable, Lease
 from cope_sweep.sweep.leases import LEASE_S
 from tests.services.sample_store import API, SampleStore, serving
 from tests.tiny import tiny_run

@@ -23,10 +23,10 @@ def used(index):
 
 
 def test_sweeps_are_paged_newest_first(used):
-    total, page = used.sweep_page(limit=1)
-    assert (total, [sweep.sweep_id for sweep in page]) == (2, ["b"])
-    assert [sweep.sweep_id for sweep in used.sweep_page(limit=1, offset=1)[1]] == ["a"]
-    assert [sweep.sweep_id for sweep in used.sweep_page(ablation="tiny")[1]] == ["a"]
+    page = used.sweep_page(limit=1)
+    assert (page.total, [sweep.sweep_id for sweep in page.sweeps]) == (2, ["b"])
+    assert [sweep.sweep_id for sweep in used.sweep_page(limit=1, offset=1).sweeps] == ["a"]
+    assert [sweep.sweep_id for sweep in used.sweep_page(ablation="tiny").sweeps] == ["a"]
 
 
 def test_counts_of_sweeps_and_plans(used):

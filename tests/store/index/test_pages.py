@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from cope_sweep.store import Filter, RunQuery
-from cope_sweep.store.index import RunRecord
+from cope_sweep.store import Filter, RunQuery, RunRecord
 from tests.errors import raises
 
 VALUES = (None, 0.0, 0.5, 0.5, 1e-300, -3.0, 7.25)
@@ -39,11 +38,11 @@ def rows(index):
 
 def pages(index, query, limit, between=lambda number: None):
     """The run ids of all pages, one after the other."""
-    found, after = [], None
+    found, cursor = [], None
     for number in range(1000):
-        page = index.page(RunQuery(**query, limit=limit, after=after))
+        page = index.page(RunQuery(**query, limit=limit, cursor=cursor))
         found += [each.run_id for each in page.runs]
-        if (after := page.next) is None:
+        if (cursor := page.next) is None:
             return found
         assert len(page.runs) == limit
         between(number)
@@ -95,10 +94,11 @@ def test_runs_that_arrive_or_vanish_neither_repeat_nor_hide_others(index, rows):
 def test_the_total_is_of_all_pages(index, rows):
     query = RunQuery(filters=(Filter("m", ">", 0.0),), sort="m", limit=2)
     first = index.page(query)
-    second = index.page(RunQuery(filters=query.filters, sort="m", limit=2, after=first.next))
+    second = index.page(RunQuery(filters=query.filters, sort="m", limit=2, cursor=first.next))
     assert first.total == second.total == sum((each.metrics.get("m") or 0.0) > 0 for each in rows)
 
 
-def test_a_position_of_another_order_is_refused(index, rows):
+def test_a_cursor_of_another_order_is_refused(index, rows):
+    cursor = index.page(RunQuery(limit=1)).next
     with raises("another_cursor"):
-        index.page(RunQuery(sort="m", after=("0" * 16,)))
+        index.page(RunQuery(sort="m", cursor=cursor))

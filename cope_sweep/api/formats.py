@@ -1,0 +1,11 @@
+"""The choices of questions that the help of the command line names. Importing this module costs nothing."""
+
+from typing import Literal
+
+Band = Literal["auto", "interval", "range"]
+FigureFormat = Literal["png", "svg", "pdf", "csv"]
+ReportFormat = Literal["html", "markdown"]
+TableFormat = Literal["json", "csv", "markdown", "latex", "html", "parquet", "terminal"]
+RunsFormat = Literal["parquet", "csv", "json"]
+Trainable = Literal["pending", "interrupted", "failed", "stopped", "damaged"]
+"""Statuses of runs that a sweep may train."""
