@@ -20,14 +20,22 @@ VARIABLES = {
     "SLURM_JOB_NODELIST": "node[1-2]",
     "SLURM_JOB_NUM_NODES": "2",
     "SLURM_CPUS_PER_TASK": "16",
+    "SLURM_JOB_ID": "17",
     "SLURM_JOB_END_TIME": "",  # eight hours after the job begins
 }
 RECORDER = """#!/bin/sh
 python3 -c 'import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get("RAY_AUTH_MODE")]))' "$(basename "$0")" "$@" >> "$CALLS"
 case "$(basename "$0")" in
   scontrol) printf 'node1\\nnode2\\n' ;;
+  squeue) printf '%s\\n' "${ENDS:-NONE}" ;;
+  pgrep) [ -n "${RAYLET:-}" ] ;;
   # Of `srun ray symmetric-run … -- COMMAND`, the command, which Ray executes on the first node; unless Ray does not start.
-  srun) [ -z "${RAY_FAILS:-}" ] || exit 0; while [ "$1" != -- ]; do shift; done; shift; "$@" ;;
+  srun)
+    while [ "$1" != sh ]; do shift; done
+    case "$3" in *pgrep*) "$@"; exit ;; esac
+    [ -z "${RAY_FAILS:-}" ] || exit 0
+    SLURM_NODEID="${NODE:-0}" "$@" ;;
+  ray) [ "$1" = symmetric-run ] || exit 0; while [ "$1" != -- ]; do shift; done; shift; "$@" ;;
   cope-sweep) exit 130 ;;
 esac
 """
@@ -36,7 +44,7 @@ esac
 @pytest.fixture
 def execute(tmp_path):
     """Execute the job: the process, and the recorded commands with their RAY_AUTH_MODE."""
-    for name in ("scontrol", "srun", "ray", "cope-sweep"):
+    for name in ("scontrol", "squeue", "srun", "pgrep", "ray", "cope-sweep"):
         (tmp_path / name).write_text(RECORDER)
         (tmp_path / name).chmod(0o755)
     calls = tmp_path / "calls"
@@ -44,7 +52,10 @@ def execute(tmp_path):
     def run(*words, **variables):
         ends = {"SLURM_JOB_END_TIME": str(int(time.time()) + 8 * 3600)}
         environment = VARIABLES | ends | variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)}
-        done = subprocess.run(["bash", JOB, *words], env=environment, capture_output=True, text=True, timeout=60)
+        environment = {name: value for name, value in environment.items() if value is not None}
+        done = subprocess.run(
+            ["bash", JOB, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
         return done, [json.loads(line) for line in calls.read_text().splitlines()] if calls.exists() else []
 
     return run
@@ -63,10 +74,10 @@ def test_slurm_reads_the_directives():
 def test_the_commands_that_are_executed(execute):
     done, calls = execute("quickstart", "--store", "/shared/store", "--set", "seeds=[0, 1]")
     assert done.returncode == 130, done.stderr  # that of the sweep: something is left
+    assert "submit the same job again" in done.stderr
+    token = next(call for call, _ in calls if call[0] == "ray")
     calls = {call[0]: (call, auth_mode) for call, auth_mode in calls}
-    (token, _), (scontrol, _), (srun, auth_mode), (sweep, _) = (
-        calls[name] for name in ("ray", "scontrol", "srun", "cope-sweep")
-    )
+    (scontrol, _), (srun, auth_mode), (sweep, _) = (calls[name] for name in ("scontrol", "srun", "cope-sweep"))
     assert token == ["ray", "get-auth-token", "--generate"]
     ray.commands["get-auth-token"].make_context("get-auth-token", token[2:])
     assert scontrol == ["scontrol", "show", "hostnames", "node[1-2]"]
@@ -106,3 +117,43 @@ def test_a_job_without_an_ablation_starts_nothing(execute):
     assert done.returncode == 1
     assert "name an ablation" in done.stderr
     assert calls == []
+
+
+def budget(calls):
+    """The time budget of the sweep in minutes; None where it has none."""
+    sweep = next(call for call, _ in calls if call[0] == "cope-sweep")
+    return int(sweep[sweep.index("--time-budget") + 1].removesuffix("m")) if "--time-budget" in sweep else None
+
+
+@pytest.mark.parametrize(("limit_s", "minutes"), [(3600, 50), (None, None)])
+def test_an_older_slurm_is_asked_for_the_end_of_the_job(execute, limit_s, minutes):
+    """Before 23.02, it does not set SLURM_JOB_END_TIME; a job without a limit has no end."""
+    ends = "NONE" if limit_s is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + limit_s))
+    done, calls = execute("quickstart", SLURM_JOB_END_TIME=None, ENDS=ends)
+    assert done.returncode == 130, done.stderr
+    assert ["squeue", "--noheader", "--jobs", "17", "--format", "%e"] in [call for call, _ in calls]
+    assert budget(calls) in ([None] if minutes is None else [minutes, minutes - 1])
+
+
+def test_a_limit_that_is_too_short_is_said_before_ray_starts(execute):
+    done, calls = execute("quickstart", SLURM_JOB_END_TIME=str(int(time.time()) + 600))
+    assert (done.returncode, "srun" in [call[0] for call, _ in calls]) == (2, False)
+    assert "--time=" in done.stderr
+
+
+def test_another_ray_of_the_user_on_a_node_is_said_before_ray_starts(execute):
+    done, calls = execute("quickstart", RAYLET="1")
+    assert (done.returncode, "cope-sweep" in [call[0] for call, _ in calls]) == (2, False)
+    assert "--exclusive" in done.stderr
+
+
+def test_other_nodes_write_into_files_of_their_own_and_wait_shortly_for_the_head(execute, tmp_path):
+    ray = tmp_path / "ray"
+    done, _ = execute("quickstart", NODE="1")
+    assert done.returncode == 130
+    assert (tmp_path / "cope-sweep-17-node1.log").exists()
+    ray.write_text('#!/bin/sh\n[ "$1" = get-auth-token ] || echo "waits $RAY_gcs_rpc_server_reconnect_timeout_s"\n')
+    execute("quickstart", NODE="1")
+    assert (tmp_path / "cope-sweep-17-node1.log").read_text() == "waits 5\n"
+    done, _ = execute("quickstart")
+    assert "waits \n" in done.stdout
