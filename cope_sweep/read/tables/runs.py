@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, Row
+from cope_sweep.config.keys import names_of
 from cope_sweep.store import RunRecord, Store
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ def setting(row: Row, key: str) -> Any:
     """The value that a row's runs have for a dotted key of the spec, as JSON; None where there is none."""
     value: Any = row.runs[0].model_dump(mode="json")
     for part in key.split("."):
-        if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
-            value = value[int(part)]
+        if isinstance(value, list) and part in names_of(value):
+            value = value[names_of(value).index(part)]
         elif isinstance(value, Mapping) and part in value:
             value = value[part]
         else:

@@ -4,25 +4,22 @@ import { integer, moment, number, plain } from "./format.js";
 
 const TIMES = new Set(["created_ms", "updated_ms"]);
 
-/** {"model.layers": 2, …} of a nested configuration. Lists of encodings become one text. */
+/** {"model.layers": 2, …} of a nested configuration, under the keys that filters have. */
 export function flatten(value, prefix = "") {
   return Object.entries(value ?? {}).flatMap(([key, each]) => {
     const name = prefix ? `${prefix}.${key}` : key;
-    if (each !== null && typeof each === "object" && !Array.isArray(each)) return flatten(each, name);
-    if (Array.isArray(each))
-      return [
-        [name, each.map((item) => (item && typeof item === "object" ? described(item) : plain(item))).join(" + ") || "none"],
-      ];
-    return [[name, each]];
+    if (Array.isArray(each)) return items(name, each);
+    return each !== null && typeof each === "object" ? flatten(each, name) : [[name, each]];
   });
 }
 
-/** An encoding as text: its kind and the settings that are not null or false. */
-function described({ kind, ...rest }) {
-  const settings = Object.entries(rest)
-    .filter(([, value]) => value !== null && value !== false)
-    .map(([key, value]) => `${key} ${plain(value)}`);
-  return [kind, ...settings].filter(Boolean).join(", ");
+/** A list as one text, and the fields of its encodings by their kind, or by their place where several have this kind. */
+function items(name, list) {
+  const kinds = list.map((item) => item?.kind);
+  const isOnly = (kind) => kinds.indexOf(kind) === kinds.lastIndexOf(kind);
+  const fields = ({ kind, ...rest }, i) => flatten(rest, `${name}.${isOnly(kind) ? kind : i}`);
+  const text = list.map((item) => item?.kind ?? plain(item)).join(" + ") || "none";
+  return [[name, text], ...list.flatMap((item, i) => (item?.kind ? fields(item, i) : []))];
 }
 
 /** The value of a key for a run of `GET /runs`; undefined if it has none. */

@@ -15,6 +15,7 @@ const WAYS = [
   ["scatter", "Scatter plot"],
   ["difference", "Differences"],
 ];
+const FIELDS = "model.position."; // the beginning of keys of fields of encodings
 const SECTIONS = ["model", "train", "task"]; // of the configuration, in this order
 const MOST = 1000; // runs that are compared, as GET /runs takes them
 const FRAME = 28; // CSS pixels around a plot
@@ -25,10 +26,13 @@ const nameOf = (run) => [run.row ?? run.run_id, run.seed === null ? null : `seed
 const begun = (runs, keys) =>
   runs.filter((run) => keys.some((key) => SECTIONS.includes(key.split(".")[0]) && (valueOf(run, key) ?? null) !== null));
 
-/** Keys of the configuration in which the runs differ. */
+/** Keys of the configuration in which the runs differ; of fields of encodings, those runs that have the encoding. */
 function differing(runs, keys) {
   const known = begun(runs, keys);
-  const found = keys.filter((key) => new Set(known.map((run) => String(valueOf(run, key)))).size > 1);
+  const found = keys.filter((key) => {
+    const values = known.map((run) => valueOf(run, key));
+    return new Set(values.filter((value) => value !== undefined || !key.startsWith(FIELDS)).map(String)).size > 1;
+  });
   const section = (key) => SECTIONS.indexOf(key.split(".")[0]);
   return found.filter((key) => section(key) >= 0).sort((a, b) => section(a) - section(b));
 }

@@ -12,6 +12,7 @@ import { columnChooser, filters } from "./run_filters.js";
 const PAGE = 100;
 const MOST = 1000; // runs in one answer
 const DEFAULT_COLUMNS = 4;
+const ROWS_WITH_KEYS = 12; // rows whose keys are looked up at once
 const CONDITIONS = ["filter", "ids", "sweep", "scale", "status", "ablation", "search"];
 const NUMBER = { class: "number" };
 const COLUMNS = [
@@ -89,6 +90,7 @@ export function runs(root) {
   const find = (search) => change({ search }, { replace: true });
   const search = searchField("Search runs", "id, row, ablation, message", find);
   let [started, asked, pages, later, cursor, keys] = [false, "", 1, [], null, []];
+  const learned = new Set(); // rows whose keys are known
 
   /** The loaded runs: the first MOST are read again at every refresh, those after them are not. */
   async function load(params) {
@@ -155,12 +157,16 @@ export function runs(root) {
     );
   }
 
-  /** Keys of the configuration and facts, from one of the runs. */
+  /** Keys of the configuration and facts, from one run of each row: only rows with CoPE have its fields. */
   async function learnKeys(loaded) {
-    const known = loaded.find((run) => run.status === "finished") ?? loaded[0];
-    if (keys.length || !known) return;
-    const detail = await get(at(["runs", known.run_id], { curve: false }));
-    keys = [...flatten(detail.spec), ...flatten(detail.facts, "facts")].filter(([, value]) => value !== null).map(([key]) => key);
+    const finished = loaded.filter((run) => run.status === "finished");
+    const known = finished.length || keys.length ? finished : loaded.slice(0, 1);
+    const rows = new Map(known.map((run) => [run.row ?? run.run_id, run.run_id]));
+    const fresh = [...rows].filter(([row]) => !learned.has(row)).slice(0, ROWS_WITH_KEYS);
+    const details = await Promise.all(fresh.map(([, id]) => get(at(["runs", id], { curve: false }))));
+    const values = details.flatMap((each) => [...flatten(each.spec), ...flatten(each.facts, "facts")]);
+    keys = [...new Set([...keys, ...values.filter(([, value]) => value !== null).map(([key]) => key)])];
+    if (finished.length) fresh.forEach(([row]) => learned.add(row));
   }
 
   return {
