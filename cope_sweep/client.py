@@ -272,6 +272,9 @@ class Client:
         log: bool | None = None,
         log_x: bool | None = None,
         title: str = "",
+        width: float | None = None,
+        height: float | None = None,
+        font_size: float | None = None,
         scale: str | None = None,
         committed: bool = False,
         format: FigureFormat = "svg",
@@ -289,13 +292,17 @@ class Client:
             log: Whether the metrics' axis is logarithmic; None: as the data ask for.
             log_x: The same of the other axis.
             title: Above the figure; empty: the ablation's title.
+            width: Inches; None: as the panels need.
+            height: Inches; None: as the panels need.
+            font_size: Points; None: 8.
             scale: One of the ablation's scales.
             committed: The results that are kept with the ablation files, not those of the store.
             format: csv: the data that is drawn.
         """
         content = self._file(
             f"/ablations/{_quoted(name)}/figures/{_quoted(figure)}", metric=metric, x=x, panels=panels, row=row,
-            band=band, log=log, log_x=log_x, title=title, scale=scale, committed=committed, format=format,
+            band=band, log=log, log_x=log_x, title=title, width=width, height=height,
+            font_size=font_size, scale=scale, committed=committed, format=format,
         )  # fmt: skip
         return Picture(content) if format == "svg" else content
 

@@ -103,7 +103,8 @@ def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE,
     """A figure; notebooks show it, and `.write("curves.svg")` saves it.
 
     `kind` is one of `cope_sweep.read.figures.FIGURES`, or the name of a figure that the ablation declares, as `maps-2`.
-    `options` are those of `cope-sweep figure`: metrics and rows (lists of names), x, panels, band, log, log_x, title.
+    `options` are those of `cope-sweep figure`: metrics and rows (lists of names), x, panels, band, log, log_x, title,
+    width, height, font_size.
     Raises UserError.
     """
     fields = {{"metrics": "metric", "rows": "row"}.get(name, name): value for name, value in options.items()}

@@ -197,6 +197,9 @@ class FigureOptions(Options):
         bool | None, Field(description="Whether the other axis is logarithmic. Default: as the data ask for.")
     ] = None
     title: Annotated[str, Field(max_length=200, description="Above the figure. Default: the ablation's title.")] = ""
+    width: Annotated[float | None, Field(ge=1, le=40, description="Inches. Default: as the panels need.")] = None
+    height: Annotated[float | None, Field(ge=1, le=40, description="Inches. Default: as the panels need.")] = None
+    font_size: Annotated[float | None, Field(ge=4, le=24, description="Points. Default: 8.")] = None
     scale: Scale = None
     committed: Committed = False
     format: Annotated[FigureFormat | None, Field(description="csv: the data that is drawn. Default: svg.")] = None

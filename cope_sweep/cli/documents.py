@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
@@ -338,6 +339,20 @@ FigureFormatOpt = Annotated[
         show_default=False,
     ),
 ]
+WidthOpt = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        max=40,
+        help="Inches: 3.25 is a column of ICML, 3.03 one of ACL, 5.5 the text of NeurIPS and ICLR. Default: as the "
+        "panels need.",
+        show_default=False,
+    ),
+]
+HeightOpt = Annotated[
+    float | None, typer.Option(min=1, max=40, help="Inches. Default: as the panels need.", show_default=False)
+]
+FontSizeOpt = Annotated[float | None, typer.Option(min=4, max=24, help="Points. Default: 8.", show_default=False)]
 FigureOutputOpt = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="Default: NAME-KIND.FORMAT, and for one figure as csv, standard output."),
@@ -370,6 +385,9 @@ def figure(
     log: LogOpt = None,
     log_x: LogXOpt = None,
     title: TitleOpt = "",
+    width: WidthOpt = None,
+    height: HeightOpt = None,
+    font_size: FontSizeOpt = None,
     scale: ScaleOpt = None,
     file_format: FigureFormatOpt = None,
     output: FigureOutputOpt = None,
@@ -408,7 +426,7 @@ def figure(
 
     Example: `cope-sweep figure attention_maps --scale small --kind maps-2`
 
-    Example: `cope-sweep figure quickstart --kind summary --format pdf`
+    Example: `cope-sweep figure quickstart --kind summary --width 3.25 --font-size 7 --format pdf`
 
     Example: `cope-sweep figure length_generalisation --kind contexts --scale small --format csv`
 
@@ -444,7 +462,10 @@ def figure(
         if of_heads:
             file.write(maps.render(chosen))
             return
-        question = GetFigure.model_construct(name=name, figure=figure, scale=scale, format=chosen, **selected)
+        question = GetFigure.model_construct(
+            name=name, figure=figure, scale=scale, format=chosen, width=width, height=height, font_size=font_size,
+            **selected,
+        )  # fmt: skip
         file.write(queries.ask(question))
 
     if of_heads:
@@ -455,7 +476,10 @@ def figure(
         if (text, file, split).count(None) < 2:
             raise UserError("more than one source of tokens; give one of --text, --file and --split")
         typed = None if text is None and file is None else read_text(text, file)
+        from cope_sweep.read.figures.canvas import Size  # matplotlib
+
         maps = FIGURES["maps"].make(_checkpoint(queries, name, scale, row, seed), drawn, typed)
+        maps = replace(maps, size=Size(width, height, font_size))
     if output is None and chosen == "csv" and len(wanted) == 1:
         save(None, chosen, partial(write, figure=wanted[0]))
         return

@@ -6,7 +6,7 @@ This module imports neither pandas, matplotlib nor torch.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from cope_sweep.read.figures.figure import Figure
 
 COMMON = ("summary", "curves", "convergence")
+SIZE = ("width", "height", "font_size")
+"""Fields of a question that say how large a figure is."""
 VARYING = ("values", "heatmap", "importance")
 """Kinds for an ablation with an axis of several values."""
 
@@ -55,20 +57,23 @@ def draw_figure(results: Results, question: GetFigure) -> Figure:
 
     Raises NotFoundError, StoreError, and FigureError for one that cannot be drawn now.
     """
+    from cope_sweep.read.figures.canvas import Size  # matplotlib
+
     plan, name = results.plan, question.figure
     declared = {each.name: each for each in declared_figures(plan)}
+    size = Size(question.width, question.height, question.font_size)
     if name in declared and is_plain(question):
-        return draw_declared(results, declared[name])
+        return replace(draw_declared(results, declared[name]), size=size)
     if name not in FIGURES or FIGURES[name].needs != "ablation":
         kinds = [each for each, kind in FIGURES.items() if kind.needs == "ablation" and each not in declared]
         raise NotFoundError(f"{plan.name} has no figure {name[:80]!r}{suggest(name, [*declared, *kinds])}")
-    return FIGURES[name].make(results, question)
+    return replace(FIGURES[name].make(results, question), size=size)
 
 
 def is_plain(question: GetFigure) -> bool:
     """Whether a question has no option of what is drawn."""
-    where = {"scale": question.scale, "committed": question.committed, "format": question.format}
-    return question == GetFigure(name=question.name, figure=question.figure, **where)
+    other = ("name", "figure", "scale", "committed", "format", *SIZE)
+    return not question.model_dump(exclude_defaults=True, exclude=set(other))
 
 
 @dataclass(frozen=True)

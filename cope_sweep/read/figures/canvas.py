@@ -14,21 +14,26 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeGuard
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.typing import RcKeyType
 
 from cope_sweep.read.tables.model import Column
 
 DPI = 200
-PANEL_WIDTH, PANEL_HEIGHT = 3.3, 2.6
-"""Inches."""
+PANEL_WIDTH, PANEL_HEIGHT, LEAST_PANEL = 3.3, 2.6, 1.6
+"""Inches. LEAST_PANEL: the least width of panels side by side in a drawing of a given width."""
+FONT_SIZE = 8
+"""Points."""
 MAX_LABEL = 60
 """Characters of a name in a legend or at an axis."""
 
@@ -38,6 +43,10 @@ MARKERS = ("o", "s", "^", "D", "v", "X", "P", "<", ">")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)), (0, (1.5, 1)))
 GREY = "#8a8f96"
 
+NEAR_ZERO = 0.5
+"""A linear axis of percentages begins at 0 if the least value is less than this share of the greatest."""
+MANY_STEPS = 20
+"""Curves of fewer steps are shown whole."""
 LOG_FROM_RATIO = 100
 """Metrics are on a logarithmic axis if the greatest positive value is this many times the least."""
 LOG_X_FROM_RATIO = 8
@@ -48,7 +57,7 @@ MAX_TICKS = 8
 MAX_TICKS_ACROSS = 5
 """The same for a logarithmic x axis, whose texts are side by side."""
 SMALL_COLUMNS = 4
-FEW_LINES, MOST_PANELS = 6, 24
+FEW_LINES, MOST_PANELS = 8, 12
 """More lines than FEW_LINES in a panel cannot be told apart: up to MOST_PANELS, each has a panel of its own, with the
 others in grey."""
 FLATTENS = 0.2
@@ -57,7 +66,7 @@ FLATTENS = 0.2
 STYLE: dict[RcKeyType, Any] = {
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],  # what matplotlib brings; viewers of an SVG may take another sans-serif
-    "font.size": 8,
+    "font.size": FONT_SIZE,
     "axes.titlesize": 9,
     "axes.labelsize": 8,
     "axes.spines.top": False,
@@ -93,12 +102,79 @@ def styled() -> Iterator[None]:
         yield
 
 
-def render(draw: Callable[[], Drawing], file_format: Literal["png", "svg", "pdf"]) -> bytes:
+@dataclass(frozen=True)
+class Size:
+    """The size of a drawing; None: as its content asks for."""
+
+    width: float | None = None
+    """Inches."""
+    height: float | None = None
+    """Inches."""
+    font_size: float | None = None
+    """Points of most texts."""
+
+    @property
+    def font_factor(self) -> float:
+        """The size of texts by that of STYLE."""
+        return 1.0 if self.font_size is None else self.font_size / FONT_SIZE
+
+
+NATURAL = Size()
+_SIZE: ContextVar[Size] = ContextVar("size", default=NATURAL)
+"""The size of the drawing that is made now."""
+
+
+def render(draw: Callable[[], Drawing], file_format: Literal["png", "svg", "pdf"], size: Size = Size()) -> bytes:
     """The file of a drawing. The same drawing gives the same bytes with the same version of matplotlib."""
     stream = io.BytesIO()
     with styled():
-        draw().savefig(stream, format=file_format, dpi=DPI, metadata=_METADATA[file_format])
+        draw_sized(draw, size).savefig(stream, format=file_format, dpi=DPI, metadata=_METADATA[file_format])
     return stream.getvalue()
+
+
+def draw_sized(draw: Callable[[], Drawing], size: Size) -> Drawing:
+    """A drawing of a size, with titles that fit. A drawing whose parts have places of their own is scaled."""
+    token = _SIZE.set(size)
+    try:
+        drawing = draw()
+    finally:
+        _SIZE.reset(token)
+    factor = size.font_factor
+    if drawing.get_layout_engine() is None:
+        natural_width, natural_height = drawing.get_size_inches()
+        factor = (size.width or natural_width) / natural_width
+        drawing.set_size_inches(natural_width * factor, natural_height * factor)
+    if factor != 1.0:
+        for text in drawing.findobj(Text):
+            text.set_fontsize(float(text.get_fontsize()) * factor)
+        for axes in drawing.axes:
+            axes.tick_params(which="both", labelsize=FONT_SIZE * factor)
+    if drawing.get_layout_engine() is not None:
+        drawing.set_size_inches(
+            size.width or drawing.get_figwidth(), size.height or max(1.0, factor) * drawing.get_figheight()
+        )
+        _wrap_titles(drawing)
+    return drawing
+
+
+def _wrap_titles(drawing: Drawing) -> None:
+    """Break the lines of titles and labels of x axes that are wider than their panel, or than the drawing."""
+    drawing.draw_without_rendering()  # so that places are known
+    places = [(text, drawing.bbox.width) for text in drawing.texts]
+    for axes in drawing.axes:
+        titles = [axes.get_title(loc="left"), axes.get_title()]
+        panel_width = axes.get_window_extent().width
+        places.append((axes.xaxis.label, panel_width))
+        places += [(each, panel_width) for each in axes.get_children() if _is_titled(each, titles)]
+    for text, room in places:
+        width = text.get_window_extent().width
+        if width > room:
+            length = max(8, int(0.95 * room / width * max(map(len, text.get_text().split("\n")))))
+            text.set_text(textwrap.fill(" ".join(text.get_text().split()), length))
+
+
+def _is_titled(artist: Artist, titles: Sequence[str]) -> TypeGuard[Text]:
+    return isinstance(artist, Text) and bool(artist.get_text()) and artist.get_text() in titles
 
 
 def printable(text: str) -> str:
@@ -122,17 +198,23 @@ def number(value: float, _: object = None) -> str:
 
 
 def panels(
-    count: int, *, title: str = "", height: float = PANEL_HEIGHT, width: float | None = None, small: bool = False
+    count: int, *, title: str = "", height: float | None = None, width: float | None = None, small: bool = False
 ) -> tuple[Drawing, list[Axes]]:
     """A drawing with `count` panels of these inches, three side by side, or four small ones; each has a light grid."""
     columns = SMALL_COLUMNS if small else 3
     if small:
         height, width = 1.75, 2.5
     across = min(columns, count) if count != 4 else 2
-    down = math.ceil(count / across)
-    if width is None:  # one panel is wider, so that its legend has room
+    size = _SIZE.get()
+    if size.width is not None:
+        across = max(1, min(across, int(size.width / (LEAST_PANEL * size.font_factor))))
+        width = size.width / across
+    elif width is None:  # one panel is wider, so that its legend has room
         width = PANEL_WIDTH if across > 1 else 1.4 * PANEL_WIDTH
-    lines = textwrap.wrap(shortened(title, 200), max(20, int(11 * width * across)))
+    if height is None:
+        height = PANEL_HEIGHT if size.width is None else min(PANEL_HEIGHT, max(1.4, 0.9 * width))
+    down = math.ceil(count / across)
+    lines = textwrap.wrap(shortened(title, 200), max(20, int(11 * width * across / size.font_factor)))
     drawing = Drawing(figsize=(width * across, height * down + 0.4 + 0.2 * len(lines)), layout="constrained")
     grid = drawing.subplots(down, across, squeeze=False)
     axes = list(grid.flat)
@@ -159,11 +241,12 @@ def legend(drawing: Drawing, handles: Sequence[Artist], labels: Sequence[str], *
     if not handles:
         return
     texts = [shortened(label) for label in labels]
-    right = len(texts) > 12
-    width = drawing.get_figwidth()
+    size = _SIZE.get()
+    right = len(texts) > 12 and size.width is None
+    width = drawing.get_figwidth() / size.font_factor
     columns = 1 if right else max(1, min(len(texts), int(width * 15 / (max(map(len, texts)) + 5))))
     if right:
-        drawing.set_figwidth(width + 0.7 + 0.075 * max(map(len, texts)))
+        drawing.set_figwidth(drawing.get_figwidth() + 0.7 + 0.075 * max(map(len, texts)))
         drawing.set_figheight(max(drawing.get_figheight(), 0.17 * len(texts) + 0.8))
     else:
         drawing.set_figheight(drawing.get_figheight() + 0.17 * math.ceil(len(texts) / columns))
@@ -238,8 +321,8 @@ def metric_axis(
     set_scale, set_limits = (axes.set_xscale, axes.set_xlim) if which == "x" else (axes.set_yscale, axes.set_ylim)
     zero_line = axes.axvline if which == "x" else axes.axhline
     if not log or not len(positive) or (found < 0).any():
-        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-        if len(found) and (percent or (found == 0).all()):
+        axis.set_major_locator(_round_numbers())
+        if len(found) and ((percent and found.min() < NEAR_ZERO * found.max()) or (found == 0).all()):
             top = max(found.max(), 1e-9 if percent and found.max() > 0 else 1.0)
             set_limits(min(found.min(), 0) - 0.03 * top, 1.05 * top)
     else:
@@ -289,9 +372,30 @@ def parameter_axis(axes: Axes, positions: Sequence[float], labels: Sequence[str]
         chosen = distinct[:: math.ceil(len(distinct) / MAX_TICKS)] if len(distinct) else distinct
         axes.xaxis.set_major_locator(FixedLocator(chosen.tolist()))
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+        axes.xaxis.set_major_locator(_round_numbers())
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(number))
+
+
+def _round_numbers() -> MaxNLocator:
+    """Ticks at round numbers; in a drawing of a given size as many as their texts have room."""
+    return MaxNLocator(6 if _SIZE.get() == NATURAL else "auto", steps=[1, 2, 2.5, 5, 10])
+
+
+def fit_curves(axes: Axes, x: Any, y: Any) -> None:
+    """Limit a linear y axis to the values after the first tenth of x, if the first ones would take half of it.
+
+    `x` and `y` are all points; the beginning of such curves leaves the panel.
+    """
+    x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    known = np.isfinite(x) & np.isfinite(y)
+    if axes.get_yscale() != "linear" or len(np.unique(x[known])) < MANY_STEPS:
+        return
+    late = y[known & (x >= x[known].min() + 0.1 * np.ptp(x[known]))]
+    if not 0 < np.ptp(late) < 0.5 * np.ptp(y[known]):
+        return
+    margin = 0.06 * np.ptp(late)
+    axes.set_ylim(late.min() - margin, late.max() + margin)
 
 
 def share_limits(panels: Sequence[Axes]) -> None:

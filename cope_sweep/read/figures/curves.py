@@ -6,6 +6,7 @@ in the legend. `convergence` also marks where each row's mean has its best value
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -130,7 +131,8 @@ def _draw(
 ) -> Drawing:
     styles = {row: canvas.series_style(index) for index, row in enumerate(rows)}  # the same ones while a sweep goes on
     rows = list(dict.fromkeys(data["row"]))
-    many = canvas.are_apart(len(rows))
+    many = canvas.are_apart(len(rows), len(titles))
+    with_bands = many or len(rows) <= canvas.FEW_LINES
     texts = {row: _legend_text(data[data["row"] == row], labels[row]) for row in rows}
     names = [(metric, row) for metric in titles for row in (rows if many else [None])]
     drawing, axes = canvas.panels(max(1, len(names)), title=title, small=many)
@@ -148,7 +150,8 @@ def _draw(
             lines = shown[shown["row"] == row]
             if own in (None, row):
                 style = canvas.series_style(0) if own else styles[row]
-                handles.setdefault(row, _draw_row(panel, lines, style, column, factor, rings))
+                drawn = lines if with_bands else lines.assign(low=math.nan, high=math.nan)
+                handles.setdefault(row, _draw_row(panel, drawn, style, column, factor, rings))
             else:
                 mean = lines[lines["status"] == "finished"]
                 canvas.background(panel, mean[column] * factor, mean["value"])
@@ -156,12 +159,17 @@ def _draw(
             canvas.say_empty(panel, "not logged")
             continue
         values = [*shown["value"], *shown["low"], *shown["high"]]
-        canvas.metric_axis(panel, values, metric, log=question.log or False)
+        canvas.metric_axis(
+            panel, values, metric, log=False if question.log is None and metric.unit == "%" else question.log
+        )
+        canvas.fit_curves(panel, shown[column], shown["value"])
         canvas.parameter_axis(panel, [], None, log=question.log_x or False)
         panel.set_xlabel(x_label)
     for metric in titles if many else ():
         canvas.share_limits([panel for panel, (own, _) in zip(axes, names, strict=False) if own is metric])
-    note = f"mean; band: {band_text(band)}" if (data["n"] > 1).any() else "single seeds"
+    note = "single seeds"
+    if (data["n"] > 1).any():
+        note = f"mean; band: {band_text(band)}" if with_bands else "mean over seeds"
     note += "; ring: best mean" if rings else ""
     artists, legend = [handles[row] for row in rows], [texts[row] for row in rows]
     if many:

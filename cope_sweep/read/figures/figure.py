@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from cope_sweep.api.formats import FigureFormat
-from cope_sweep.read.figures.canvas import render
+from cope_sweep.read.figures.canvas import NATURAL, Size, render
 from cope_sweep.read.figures.kinds import FORMATS, FigureError
 from cope_sweep.read.tables.render import csv_text
 
@@ -26,6 +26,7 @@ class Figure:
     """Data that is drawn; the function that computed it describes the columns."""
     draw: Callable[[], Drawing]
     """Draws `frame`; called by `render`, which sets the style first."""
+    size: Size = NATURAL
 
     @property
     def empty(self) -> bool:
@@ -36,7 +37,7 @@ class Figure:
         """The content of a file in this format."""
         if file_format == "csv":
             return csv_text(self.frame).encode("utf-8", "backslashreplace")
-        return render(self.draw, file_format)
+        return render(self.draw, file_format, self.size)
 
     def write(self, path: Path | str, file_format: FigureFormat | None = None) -> None:
         """Write a file; without a format, its suffix names it. Raises FigureError (the suffix) and OSError."""

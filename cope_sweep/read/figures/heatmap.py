@@ -169,16 +169,18 @@ def _draw(
     axes.text(0.12 - left, CELL_HEIGHT * len(rows) + 0.1, "\n".join(below), fontsize=7.5, va="top")
     for index, label in enumerate(labels):
         axes.text(-0.08, CELL_HEIGHT * (index + 0.5) - POINT, label, ha="right", va="center")
-    for x, lines in zip([*lefts, lefts[-1] + cell], [*headings, ["mean", "rank"]], strict=True):
+    rank = lefts[-1] + cell + RANK_WIDTH / 2
+    middles = [*(x + cell / 2 for x in lefts), rank]
+    for x, lines in zip(middles, [*headings, ["mean", "rank"]], strict=True):
         for above, text in enumerate(reversed(lines)):  # each line by itself, so that baselines agree
-            axes.text(x + cell / 2, -0.06 - LINE * above, text, ha="center", va="baseline", fontsize=7.5)
+            axes.text(x, -0.06 - LINE * above, text, ha="center", va="baseline", fontsize=7.5)
     for start, end in zip([0, *breaks], [*breaks, len(columns)], strict=True):
         text = canvas.shortened(names[columns[start][0]], max(8, int((end - start) * cell / CHARACTER)))
         middle, y = (lefts[start] + lefts[end - 1] + cell) / 2, -0.14 - LINE * max(map(len, headings))
         axes.text(middle, y, text, ha="center", va="baseline", fontsize=8.5, fontweight="bold")
-    for row, rank in data.drop_duplicates("row").set_index("row")["mean_rank"].items():
+    for row, mean_rank in data.drop_duplicates("row").set_index("row")["mean_rank"].items():
         y = CELL_HEIGHT * (rows.index(str(row)) + 0.5) - POINT
-        axes.text(lefts[-1] + 1.5 * cell, y, f"{rank:.1f}", ha="center", va="center")
+        axes.text(rank, y, f"{mean_rank:.1f}", ha="center", va="center")
     _draw_cells(axes, data, rows, columns, lefts, cell, titles, options)
     return drawing
 

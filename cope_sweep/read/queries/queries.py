@@ -16,7 +16,7 @@ from cope_sweep.config import Plan, SpecError
 from cope_sweep.config.ablation import RandomSearch
 from cope_sweep.errors import NotFinishedError, NotFoundError
 from cope_sweep.read.figures import FigureError
-from cope_sweep.read.figures.available import available_figures, draw_figure, figure_path, is_plain
+from cope_sweep.read.figures.available import SIZE, available_figures, draw_figure, figure_path, is_plain
 from cope_sweep.read.queries import runs
 from cope_sweep.read.queries.ablations import RESULTS, AblationFiles
 from cope_sweep.read.queries.curves import KnownCurves, curves_of_runs, plan_curves, run_rows
@@ -276,7 +276,8 @@ class Queries:
         results = self.results(question.name, question.scale, committed=question.committed)
         file_format = question.format or "svg"
         # Maps of a report can only be shown as they were drawn: it has no checkpoints.
-        if file_format == "svg" and is_plain(question) and (picture := results.picture(question.figure)):
+        is_kept = file_format == "svg" and is_plain(question) and not any(getattr(question, name) for name in SIZE)
+        if is_kept and (picture := results.picture(question.figure)):
             return picture
         plan = results.plan
         rows = len(plan.rows)

@@ -2,15 +2,19 @@
 
 import io
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from xml.etree import ElementTree
 
 import matplotlib as mpl
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 
-from cope_sweep.read.figures import FIGURES, FigureError
+from cope_sweep.read.figures import FIGURES, FigureError, canvas
 from tests.read.figures.conftest import METRICS
 from tests.read.figures.files import made, png_size, svg_elements, svg_texts
-from tests.read.tables.ablations import finish, plan_of
+from tests.read.tables.ablations import begin, finish, plan_of
+from tests.store.sweeps import end
 
 OF_ABLATIONS = [kind.name for kind in FIGURES.values() if kind.needs == "ablation"]
 HOSTILE = ["<script>alert(1)</script>", "$x_1$ & $\\frac{a}{b}$", "two\nlines\x00", "_hidden", "x" * 300, "é中"]
@@ -155,3 +159,69 @@ def test_a_suffix_without_format(grid_plan, grid_store, tmp_path):
         figure.write(tmp_path / "figure.jpeg")
     figure.write(str(tmp_path / "figure.jpeg"), "csv")  # a text names a file, too
     assert pd.read_csv(io.BytesIO((tmp_path / "figure.jpeg").read_bytes()))["row"].nunique() == 4
+
+
+LONG = "A title of many words, which is much wider than a column of a paper and so needs several lines"
+
+
+def texts_beyond(drawing):
+    """The texts of a drawing that are not whole on its canvas."""
+    drawing.draw_without_rendering()
+    width, height = drawing.bbox.size
+    hidden = set()
+    for axes in drawing.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            ticks = [each for each in axis.get_major_ticks() if not (axes.axison and low <= each.get_loc() <= high)]
+            hidden |= {label for each in ticks for label in (each.label1, each.label2)}
+    found = []
+    for each in drawing.findobj(Text):
+        if each.get_visible() and each.get_text().strip() and each not in hidden:
+            box = each.get_window_extent()
+            if min(box.x0, box.y0) < -1 or box.x1 > width + 1 or box.y1 > height + 1:
+                found.append((each.get_text(), box.extents.tolist()))
+    return found
+
+
+@pytest.mark.parametrize("size", [canvas.NATURAL, canvas.Size(3.25, None, 7), canvas.Size(5.5, 4)], ids=str)
+@pytest.mark.parametrize("kind", OF_ABLATIONS)
+def test_no_text_is_beyond_the_canvas(kind, size, store):
+    grid = {"model.dim": [8, 16], "model.position": {"Stick-breaking, not rotated": ["cope"], "None": []}}
+    plan = plan_for(kind, grid=grid, seeds=[0])
+    fill(plan, store)
+    figure = made(kind, plan, store, title=LONG)
+    with canvas.styled():
+        drawing = canvas.draw_sized(figure.draw, size)
+        assert texts_beyond(drawing) == []
+    svg = ElementTree.fromstring(replace(figure, size=size).render("svg"))
+    width, height = (float(svg.get(name).removesuffix("pt")) / 72 for name in ("width", "height"))
+    assert width == pytest.approx(size.width or width)
+    if kind != "heatmap":  # its height follows from its width
+        assert height == pytest.approx(size.height or height)
+
+
+def test_the_y_axis_fits_curves_after_their_beginning(store):
+    plan = plan_of(seeds=[0])
+    for run in plan.runs:
+        folder = begin(store, run)
+        for step in range(1, 101):
+            folder.log({"step": step, "train/loss": 1.0 + (9.0 if step < 3 else 0.001 * step)})
+        folder.finish({"in_dist/token_error": 95.0, "dense/loss": 0.5}, {})
+        end(store, folder)
+    drawn = made("curves", plan, store, metric=("train/loss",)).draw()
+    low, high = drawn.axes[0].get_ylim()
+    assert 1 < low < 1.02
+    assert 1.1 <= high < 1.2
+
+
+def test_many_rows_and_metrics_have_a_panel_for_each_metric(store):
+    names = [f"{split}/token_error" for split in ("in_dist", "dense", "sparse")]
+    grid = {"model.dim": [8 * (index + 1) for index in range(10)]}
+    plan = plan_of(grid=grid, seeds=[0], metrics=[{"name": name} for name in names])
+    for run in plan.runs:
+        folder = begin(store, run)
+        for step in (1, 2):
+            folder.log({"step": step, **dict.fromkeys(names, 1.0 + step)})
+        folder.finish(dict.fromkeys(names, 3.0), {})
+        end(store, folder)
+    assert len(made("curves", plan, store).draw().axes) == 3
