@@ -169,8 +169,9 @@ def _wrap_titles(drawing: Drawing) -> None:
     for text, room in places:
         width = text.get_window_extent().width
         if width > room:
-            length = max(8, int(0.95 * room / width * max(map(len, text.get_text().split("\n")))))
-            text.set_text(textwrap.fill(" ".join(text.get_text().split()), length))
+            lines = text.get_text().split("\n")
+            length = max(8, int(0.95 * room / width * max(map(len, lines))))
+            text.set_text("\n".join(textwrap.fill(line, length) for line in lines))
 
 
 def _is_titled(artist: Artist, titles: Sequence[str]) -> TypeGuard[Text]:
