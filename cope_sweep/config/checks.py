@@ -22,7 +22,7 @@ from cope_sweep.config.keys import ENCODINGS_KEY, is_field
 from cope_sweep.config.loading import LoadedAblation
 from cope_sweep.config.points import Assignments, dimensions_of, matches, value_of
 from cope_sweep.config.run import NUMERIC_FACTS, RunSpec
-from cope_sweep.config.source import KeyPath, SpecError
+from cope_sweep.config.source import OPTION, KeyPath, SpecError
 from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
 
@@ -84,7 +84,9 @@ def check_fields(
                 if name != "kind"
             ]
             hint = suggest(key, fields) or f"; {ENCODINGS_KEY} is empty in all rows"
-            raise loaded.source.error(path, f"no row has {key!r}, so it would have no effect{hint}")
+            message = f"no row has {key!r}, so it would have no effect{hint}"
+            place = loaded.source.location(path)
+            raise SpecError(f"{place}: {message}") if place.startswith(OPTION) else loaded.source.error(path, message)
 
 
 def check_resources(loaded: LoadedAblation) -> None:

@@ -296,7 +296,7 @@ def test_an_override_of_the_list_removes_axes_of_lost_fields():
 @pytest.mark.parametrize(
     ("text", "assignment", "message"),
     [
-        (f"grid: {{{POSITION}}}", "model.position.p_max=4", "--set model.position.p_max=4: when[0].set.model.position.p_max: no row has 'model.position.p_max', so it would have no effect; did you mean 'model.position.cope.p_max'?"),
+        (f"grid: {{{POSITION}}}", "model.position.p_max=4", "--set model.position.p_max=4: no row has 'model.position.p_max', so it would have no effect; did you mean 'model.position.cope.p_max'?"),
         (f"grid: {{{POSITION}}}", "model.position.alibi.learned=true", "no row has 'model.position.alibi.learned'"),
         (f"grid: {{{POSITION}}}", "model.position.cope.pmax=4", "--set model.position.cope.pmax=4: model.position.cope.pmax: unknown key 'pmax'"),
         ("", f"{P_MAX}=4", f"--set {P_MAX}=4"),
