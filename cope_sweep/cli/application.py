@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
@@ -14,7 +13,15 @@ import typer
 from cope_sweep import __version__
 from cope_sweep.cli import documents, models, results, stores, sweeps
 from cope_sweep.cli.options import PlainGroup
-from cope_sweep.cli.output import escaped, make_console, print_json
+from cope_sweep.cli.output import (
+    OutputError,
+    check_output,
+    discard_output,
+    escaped,
+    forget_useless_sizes,
+    make_console,
+    print_json,
+)
 from cope_sweep.errors import UserError
 
 COMMANDS_GROUP = "cope_sweep.commands"
@@ -27,6 +34,26 @@ BROKEN_PIPE = 141
 class CommandGroup(PlainGroup):
     """The top-level command. It turns the errors of all commands into exit codes."""
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command and exit with its code. Standard output that is closed or cannot be written has a code, too."""
+        forget_useless_sizes()
+        try:
+            check_output()
+            try:
+                return super().main(*args, **options)
+            finally:
+                sys.stdout.flush()
+        except OutputError as error:
+            discard_output()
+            _print_error(error)
+            sys.exit(error.exit_code)
+        except (BrokenPipeError, SystemExit) as error:
+            # Consoles of rich, and click, raise SystemExit(1) in place of the BrokenPipeError.
+            if not any(isinstance(each, BrokenPipeError) for each in (error, error.__context__)):
+                raise
+            discard_output()
+            sys.exit(BROKEN_PIPE)
+
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
         with _exit_codes(as_json="--json" in args):
             context = super().make_context(info_name, args, *rest, **extra)
@@ -35,9 +62,7 @@ class CommandGroup(PlainGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with _exit_codes(as_json=bool(ctx.obj)):
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        return result
+            return super().invoke(ctx)
 
 
 @contextlib.contextmanager
@@ -45,29 +70,17 @@ def _exit_codes(*, as_json: bool) -> Iterator[None]:
     """Print a UserError as one line on standard error, and exit with its code."""
     try:
         yield
+    except OutputError:
+        raise
     except UserError as error:
+        _print_error(error)
         if as_json:
             print_json({"error": {"type": type(error).__name__, "message": str(error)}})
-        make_console(stderr=True).print(
-            f"[bold red]error:[/bold red] {escaped(error)}", soft_wrap=True, highlight=False
-        )
         raise typer.Exit(error.exit_code) from None
-    except (BrokenPipeError, SystemExit) as error:
-        # Consoles of rich raise SystemExit(1) in place of the BrokenPipeError.
-        if not any(isinstance(each, BrokenPipeError) for each in (error, error.__context__)):
-            raise
-        _discard_closed_streams()
-        raise typer.Exit(BROKEN_PIPE) from None
 
 
-def _discard_closed_streams() -> None:
-    """Send to nowhere what is left for a closed pipe: Python flushes both streams once more when it exits."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            os.dup2(null, stream.fileno())
+def _print_error(error: UserError) -> None:
+    make_console(stderr=True).print(f"[bold red]error:[/bold red] {escaped(error)}", soft_wrap=True, highlight=False)
 
 
 app = typer.Typer(
@@ -88,7 +101,8 @@ seed is one *run*. A finished run is never trained again.
 - `cope-sweep table quickstart --format latex` prints the table
 - `cope-sweep serve` serves tables, checkpoints and perplexity over REST, with a web page
 
-Exit codes: 0 success, 1 some runs failed, 2 bad input, 130 interrupted, 141 standard output was closed.
+Exit codes: 0 success, 1 some runs failed, 2 bad input, 74 standard output cannot be written (a full disk), 130
+interrupted, 141 standard output was closed.
 """,
 )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal, TypeVar
+from typing import IO, Any, Literal, TextIO, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -35,6 +36,86 @@ YEAR_DAYS = 365.25
 YEAR_S = YEAR_DAYS * DAY_S
 HOURS_MATTER_DAYS = 10
 """Shorter durations are shown with their hours."""
+
+
+class OutputError(UserError):
+    """Standard output cannot be written: its disk is full, or it was closed before the command began."""
+
+    default_code = "output_failed"
+    exit_code = 74  # EX_IOERR of sysexits.h
+
+
+class _StandardOutput(io.FileIO):
+    """Standard output, whose errors are told from those of other files."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(
+                f"standard output cannot be written: {error.strerror}", reason=error.strerror or ""
+            ) from error
+
+
+class _StandardError(io.FileIO):
+    """Standard error. What it cannot take is dropped, for there is no place to say so."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError:
+            return len(data)
+
+
+def check_output() -> None:
+    """Make errors of standard output OutputErrors, and drop what standard error cannot take.
+
+    Streams that a caller of this process has replaced stay as they are.
+
+    Raises:
+        OutputError: Standard output is closed.
+    """
+    if sys.stdout is None:
+        raise OutputError("standard output is closed; send it to a file or to /dev/null", reason="closed")
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _with_raw(sys.__stdout__, _StandardOutput(sys.__stdout__.fileno(), "w", closefd=False))
+    if sys.stderr is not None and sys.stderr is sys.__stderr__:
+        sys.stderr = _with_raw(sys.__stderr__, _StandardError(sys.__stderr__.fileno(), "w", closefd=False))
+
+
+def _with_raw(stream: TextIO, raw: io.FileIO) -> TextIO:
+    """A text stream like `stream` that writes to `raw`."""
+    stream.flush()
+    is_unbuffered = isinstance(stream.buffer, io.RawIOBase)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=bool(stream.line_buffering) or is_unbuffered,
+    )
+
+
+def discard_output() -> None:
+    """Send to nowhere what standard output and error cannot take: Python flushes both once more when it exits."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, OutputError):
+            os.dup2(null, stream.fileno())
+
+
+def forget_useless_sizes() -> None:
+    """Forget COLUMNS and LINES where they are no size: rich prints nothing in zero columns, which some shells set."""
+    for name in ("COLUMNS", "LINES"):
+        value = os.environ.get(name)
+        if value is not None and not (value.isascii() and value.isdigit() and int(value) > 0):
+            del os.environ[name]
 
 
 def make_console(*, stderr: bool = False) -> Console:

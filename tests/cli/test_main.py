@@ -1,16 +1,19 @@
 """The command as a whole: its commands, help, exit codes, and what it imports."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 from cope_sweep import __version__
 from cope_sweep.cli.application import COMMANDS_GROUP, add_installed_commands, app
+from cope_sweep.cli.output import OutputError
 
 COMMANDS = get_command(app).commands
 LEAVES = sorted(
@@ -47,7 +50,14 @@ def test_flags_have_no_type(shell, words):
 
 def test_help_explains_the_exit_codes(shell):
     text = " ".join(shell("--help")[0].split())
-    for part in ("0 success", "1 some runs failed", "2 bad input", "130 interrupted", "141 standard output was closed"):
+    codes = (
+        "0 success",
+        "1 some runs failed",
+        "2 bad input",
+        "74 standard output cannot be written",
+        "130 interrupted",
+    )
+    for part in (*codes, "141 standard output was closed"):
         assert part in text
 
 
@@ -83,6 +93,47 @@ def test_a_closed_pipe_exits_with_141(shell, words):
     _, err = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGPIPE
     assert err == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["list"], ["plan", "tiny"], ["schema"], ["--help"]], ids=" ".join)
+def test_standard_output_that_cannot_be_written_is_one_line_and_exits_with_74(shell, words, unbuffered):
+    shell.environment["PYTHONUNBUFFERED"] = unbuffered
+    with Path("/dev/full").open("w") as full:
+        process = shell.start(*words, stdout=full)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == OutputError.exit_code == 74
+    assert err == "error: standard output cannot be written: No space left on device\n"
+
+
+@pytest.mark.slow
+def test_closed_standard_output_is_one_line_and_exits_with_74(shell):
+    command = f"{shlex.join([sys.executable, '-m', 'cope_sweep.cli', 'list'])} >&-"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=shell.folder, env=shell.environment, capture_output=True, text=True
+    )
+    assert done.returncode == 74
+    assert done.stderr.startswith("error: standard output is closed")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["plan", "ghost"], ["plan", "tiny", "--sets", "x"]], ids=" ".join)
+def test_errors_keep_their_code_where_standard_error_cannot_be_written(shell, words):
+    with Path("/dev/full").open("w") as full:
+        process = shell.start(*words, stderr=full)
+        process.communicate(timeout=120)
+    assert process.returncode == 2
+
+
+@pytest.mark.parametrize("columns", ["0", "00", "-1", "", "wide", "\N{SUPERSCRIPT TWO}"])
+def test_a_terminal_without_a_width_is_as_one_that_does_not_say_it(shell, columns):
+    del shell.environment["COLUMNS"]
+    calls = [(["plan", "tiny"], 0), (["list", "--help"], 0), (["plan", "ghost"], 2), (["plan", "tiny", "--sets"], 2)]
+    expected = [shell(*words, code=code) for words, code in calls]
+    shell.environment |= {"COLUMNS": columns, "LINES": columns}
+    assert [shell(*words, code=code) for words, code in calls] == expected
 
 
 @pytest.mark.slow
