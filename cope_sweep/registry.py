@@ -302,7 +302,8 @@ def _check_not_hidden(plugin: str, folders: Iterable[Path]) -> None:
     """Raise PluginError if another module than the one in these folders was imported for a plugin."""
     name = plugin.partition(".")[0]
     module = sys.modules.get(name)  # a package without a file of its own has the paths that it is searched in
-    places = [module.__file__] if getattr(module, "__file__", None) else getattr(module, "__path__", [])
+    file: str | None = getattr(module, "__file__", None)
+    places = [file] if file else getattr(module, "__path__", [])
     imported = {Path(place).resolve() for place in places}
     for folder in folders:
         meant = next((each for each in (folder / f"{name}.py", folder / name / "__init__.py") if each.is_file()), None)
