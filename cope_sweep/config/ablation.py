@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, Strict, field_validator, model_valid
 from cope_sweep.config.resources import Resources
 from cope_sweep.config.run import Count, Positive, RunSpec
 from cope_sweep.config.source import Json, default_label
+from cope_sweep.errors import InvalidValue
 from cope_sweep.frozen import Frozen
 from cope_sweep.registry import Kind, Registry
 
@@ -70,18 +71,29 @@ class Distribution(Frozen):
         given = [name for name in type(self).model_fields if getattr(self, name) is not None]
         if len(given) != 1:
             kinds = ", ".join(type(self).model_fields)
-            raise ValueError(f"{' and '.join(given) or 'no distribution'} given; give exactly one of {kinds}")
+            raise InvalidValue(
+                f"{' and '.join(given) or 'no distribution'} given; give exactly one of {kinds}",
+                code="several_distributions" if given else "no_distribution",
+                given=given,
+                allowed=list(type(self).model_fields),
+            )
         if self.choice is not None:
             labels = [default_label(value) for value in self.choice]
             twice = next((label for label in labels if labels.count(label) > 1), None)
             if twice is not None:
-                raise ValueError(f"choice has {twice} twice; list each value once")
+                raise InvalidValue(f"choice has {twice} twice; list each value once", key="choice", value=twice)
             return self
         low, high = self.bounds
         if not low < high:
-            raise ValueError(f"{self.kind}: [{low}, {high}] is empty; write the lower bound first")
+            raise InvalidValue(
+                f"{self.kind}: [{low}, {high}] is empty; write the lower bound first", key=self.kind, value=[low, high]
+            )
         if self.is_log and low <= 0:
-            raise ValueError(f"{self.kind}: the lower bound {low} must be greater than 0, as it has a logarithm")
+            raise InvalidValue(
+                f"{self.kind}: the lower bound {low} must be greater than 0, as it has a logarithm",
+                key=self.kind,
+                value=low,
+            )
         return self
 
     @cached_property
@@ -128,9 +140,9 @@ class Distribution(Frozen):
         number: Any = json.loads(label)
         low, high = self.bounds
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not low <= number <= high:
-            raise ValueError(f"{label} is no number in [{low}, {high}]")
+            raise InvalidValue(f"{label} is no number in [{low}, {high}]", value=label, bounds=[low, high])
         if self.is_int and number != int(number):
-            raise ValueError(f"{label} is no whole number")
+            raise InvalidValue(f"{label} is no whole number", value=label)
         return int(number) if self.is_int else float(number)
 
 
@@ -376,9 +388,11 @@ Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 def _module_name(name: str) -> str:
     if not all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split(".")):
-        raise ValueError(
+        raise InvalidValue(
             f"{name!r} is not the name of a Python module; write identifiers joined by dots, "
-            "as in my_package.my_encoding"
+            "as in my_package.my_encoding",
+            code="plugin_name",
+            plugin=name,
         )
     return name
 
@@ -535,14 +549,14 @@ class Ablation(Frozen):
     def _axes_have_values(cls, grid: dict[str, Axis]) -> dict[str, Axis]:
         for key, values in grid.items():
             if not values:
-                raise ValueError(f"the axis {key!r} is empty; give it a value, or remove the axis")
+                raise InvalidValue(f"the axis {key!r} is empty; give it a value, or remove the axis", key=key)
         return grid
 
     @field_validator("seeds", mode="after")
     @classmethod
     def _seeds_differ(cls, seeds: list[int]) -> list[int]:
         if len(set(seeds)) < len(seeds):
-            raise ValueError(f"seeds {seeds} contain duplicates; list each seed once")
+            raise InvalidValue(f"seeds {seeds} contain duplicates; list each seed once", key="seeds", value=seeds)
         return seeds
 
     @model_validator(mode="after")
@@ -551,7 +565,9 @@ class Ablation(Frozen):
             lengths = {key: len(values) for key, values in group.items()}
             if len(set(lengths.values())) != 1 or 0 in lengths.values():
                 listed = ", ".join(f"{key} has {n}" for key, n in lengths.items())
-                raise ValueError(f"zipped axes need the same number of values, at least one: {listed}")
+                raise InvalidValue(
+                    f"zipped axes need the same number of values, at least one: {listed}", key="zip", lengths=lengths
+                )
         return self
 
 

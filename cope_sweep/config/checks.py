@@ -28,11 +28,13 @@ from cope_sweep.tasks import VALIDATION
 
 
 def _no_axis(loaded: LoadedAblation, path: KeyPath, key: str, axes: Sequence[str]) -> SpecError:
-    return loaded.source.error(path, f"no axis is called {key!r}" + suggest(key, axes))
+    message = f"no axis is called {key!r}" + suggest(key, axes)
+    return loaded.source.error(path, message, "unknown_axis", axis=key, allowed=list(axes))
 
 
 def _no_metric(loaded: LoadedAblation, path: KeyPath, run: RunSpec, name: str, known: Sequence[str]) -> SpecError:
-    return loaded.source.error(path, f"the task {run.task.kind} has no metric {name!r}" + suggest(name, known))
+    message = f"the task {run.task.kind} has no metric {name!r}" + suggest(name, known)
+    return loaded.source.error(path, message, "unknown_metric", metric=name, task=run.task.kind, allowed=list(known))
 
 
 def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
@@ -54,7 +56,9 @@ def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
     seeds += [point["seed"].origin for point in points if "seed" in point]
     if seeds:
         raise loaded.source.error(
-            seeds[0], "seeds are not part of a row; write `seeds: [0, 1, …]` at the top level, beside `base`"
+            seeds[0],
+            "seeds are not part of a row; write `seeds: [0, 1, …]` at the top level, beside `base`",
+            "seed_in_row",
         )
 
 
@@ -86,7 +90,9 @@ def check_fields(
             hint = suggest(key, fields) or f"; {ENCODINGS_KEY} is empty in all rows"
             message = f"no row has {key!r}, so it would have no effect{hint}"
             place = loaded.source.location(path)
-            raise SpecError(f"{place}: {message}") if place.startswith(OPTION) else loaded.source.error(path, message)
+            if place.startswith(OPTION):
+                raise SpecError(f"{place}: {message}", code="no_effect", place=place, key=key, allowed=fields)
+            raise loaded.source.error(path, message, "no_effect", key=key, allowed=fields)
 
 
 def check_resources(loaded: LoadedAblation) -> None:
@@ -102,6 +108,7 @@ def check_resources(loaded: LoadedAblation) -> None:
                 path,
                 "resources are no part of a run, so an axis of them would repeat runs; give them to some rows with "
                 f"`when: [{{if: …, set: {{{path[-1]}: …}}}}]`, or to all rows with `resources: …`",
+                "resources_axis",
             )
 
 
@@ -114,7 +121,9 @@ def check_search(loaded: LoadedAblation) -> None:
     for key in search.space:
         if key in axes:
             raise loaded.source.error(
-                ("search", "space", key), f"{key!r} is an axis of the grid, too; remove it from one of them"
+                ("search", "space", key),
+                f"{key!r} is an axis of the grid, too; remove it from one of them",
+                "axis_in_space",
             )
     if not isinstance(search, Optuna):
         return
@@ -124,15 +133,21 @@ def check_search(loaded: LoadedAblation) -> None:
             ("seeds",),
             f"{name} trains each point once, but there are {len(content.seeds)} seeds; write `seeds: [0]`, and train "
             "the best points with further seeds in a grid afterwards",
+            "several_seeds",
+            seeds=len(content.seeds),
         )
     dimensions = dimensions_of(loaded)
     if not dimensions:
-        raise loaded.source.error(("search",), f"{name} has nothing to vary; give it a `space`, or the ablation a grid")
+        raise loaded.source.error(
+            ("search",), f"{name} has nothing to vary; give it a `space`, or the ablation a grid", "empty_space"
+        )
     for dimension in dimensions:
         if len(set(dimension.choices)) < len(dimension.choices):
             raise loaded.source.error(
                 dimension.options[0][dimension.keys[0]].origin[:-1],
                 f"{name} needs a different label for each value of {dimension.name}",
+                "same_labels",
+                axis=dimension.name,
             )
     _check_conditions_of_suggestions(loaded, {key for dimension in dimensions for key in dimension.keys}, name)
 
@@ -142,13 +157,19 @@ def _check_conditions_of_suggestions(loaded: LoadedAblation, varied: set[str], n
     remedy = "remove it, or use `search: random` or a grid"
     for key in ("exclude", "include"):
         if getattr(content, key):
-            raise loaded.source.error((key,), f"{name} suggests points itself, so `{key}` has no effect; {remedy}")
+            raise loaded.source.error(
+                (key,), f"{name} suggests points itself, so `{key}` has no effect; {remedy}", "not_with_suggestions"
+            )
     for index, condition in enumerate(content.when):
         if condition.grid:
-            raise loaded.source.error(("when", index, "grid"), f"{name} has no conditional axes; {remedy}")
+            raise loaded.source.error(
+                ("when", index, "grid"), f"{name} has no conditional axes; {remedy}", "not_with_suggestions"
+            )
         for key in sorted(varied & condition.set.keys()):
             raise loaded.source.error(
-                ("when", index, "set", key), f"{name} varies {key!r}, so it cannot be fixed for some points; {remedy}"
+                ("when", index, "set", key),
+                f"{name} varies {key!r}, so it cannot be fixed for some points; {remedy}",
+                "not_with_suggestions",
             )
 
 
@@ -162,13 +183,16 @@ def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
     names = [metric.name for metric in content.metrics]
     if content.primary is not None and content.primary not in names:
         hint = suggest(content.primary, names) or f"; the columns are {', '.join(names)}"
-        raise loaded.source.error(("primary",), f"the table has no column {content.primary!r}{hint}")
+        message = f"the table has no column {content.primary!r}{hint}"
+        raise loaded.source.error(("primary",), message, "unknown_column", column=content.primary, allowed=names)
     if not content.primary_metric.compared:
         index = names.index(content.primary_metric.name)
         raise loaded.source.error(
             ("metrics", index, "compared"),
             f"the primary metric decides which row is best, so it cannot be {names[index]!r}; name a measured one: "
             "`primary: METRIC`",
+            "not_compared",
+            metric=names[index],
         )
     of_variants = dict.fromkeys(name for run in runs for name in run.variant_metrics)
     for run in runs:
@@ -199,7 +223,9 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
                     raise _no_metric(loaded, place, run, name, known)
             if isinstance(figure, Contexts) and not (run.evaluate.contexts or run.evaluate.lengths):
                 needed = "evaluate.contexts or evaluate.lengths"
-                raise loaded.source.error(path, f"a figure of contexts needs {needed}, and a row has none")
+                raise loaded.source.error(
+                    path, f"a figure of contexts needs {needed}, and a row has none", "no_contexts"
+                )
         if isinstance(figure, Heatmap):
             _check_columns(loaded, path, figure, points, runs)
         for name, key in (("x", getattr(figure, "x", None)), ("panels", getattr(figure, "panels", None))):
@@ -209,10 +235,18 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
         drawn = sum(matches(loaded, point, figure.rows) for point in points)
         if not drawn or (isinstance(figure, Maps) and drawn > 1):
             wanted = "one row" if isinstance(figure, Maps) else "at least one row"
-            raise loaded.source.error((*path, "rows"), f"{drawn} rows match, and this figure needs {wanted}")
+            raise loaded.source.error(
+                (*path, "rows"), f"{drawn} rows match, and this figure needs {wanted}", "matching_rows", rows=drawn
+            )
         seed = figure.seed if isinstance(figure, Maps) else None
         if seed is not None and seed not in loaded.content.seeds:
-            raise loaded.source.error((*path, "seed"), f"{seed} is none of the seeds {loaded.content.seeds}")
+            raise loaded.source.error(
+                (*path, "seed"),
+                f"{seed} is none of the seeds {loaded.content.seeds}",
+                "unknown_seed",
+                seed=seed,
+                allowed=loaded.content.seeds,
+            )
 
 
 def _check_columns(
@@ -224,10 +258,12 @@ def _check_columns(
     for group, columns in figure.columns.items():
         place: KeyPath = (*path, "columns", group)
         if labels and group not in labels:
-            raise loaded.source.error(place, f"{figure.panels} has no value {group!r}" + suggest(group, sorted(labels)))
+            message = f"{figure.panels} has no value {group!r}" + suggest(group, sorted(labels))
+            raise loaded.source.error(place, message, "unknown_value", value=group, allowed=sorted(labels))
         for name in columns:
             if name not in metrics:
-                raise loaded.source.error((*place, name), f"no run has the metric {name!r}" + suggest(name, metrics))
+                message = f"no run has the metric {name!r}" + suggest(name, metrics)
+                raise loaded.source.error((*place, name), message, "unknown_metric", metric=name, allowed=list(metrics))
 
 
 def resolved_search(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> Optuna | None:
@@ -240,7 +276,12 @@ def resolved_search(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> Optuna |
         return None
     metric, goal = _objective(loaded, "search", search, runs)
     if metric.startswith("facts."):
-        raise loaded.source.error(("search", "metric"), f"{metric!r} is no metric of an evaluation; choose another")
+        raise loaded.source.error(
+            ("search", "metric"),
+            f"{metric!r} is no metric of an evaluation; choose another",
+            "not_evaluated",
+            metric=metric,
+        )
     return search.model_copy(update={"metric": metric, "goal": goal})
 
 
@@ -260,6 +301,9 @@ def resolved_schedule(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> EarlyS
                 f"the schedule {schedule.kind} compares runs at evaluations before the last step, but evaluate.every = "
                 f"{run.evaluate.every} is not less than train.steps = {run.train.steps}; evaluate more often, or write "
                 "`schedule: none`",
+                "no_evaluation",
+                every=run.evaluate.every,
+                steps=run.train.steps,
             )
         within = run.metrics_in_training
         if metric not in within:
@@ -267,6 +311,9 @@ def resolved_schedule(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> EarlyS
                 ("schedule", "metric") if schedule.metric else ("schedule",),
                 f"{metric!r} is not measured before the last step, so runs cannot be compared by it"
                 + suggest(metric, within),
+                "not_evaluated",
+                metric=metric,
+                allowed=list(within),
             )
     steps = min(run.train.steps for run in runs)
     if schedule.grace is not None and schedule.grace >= steps:
@@ -274,6 +321,9 @@ def resolved_schedule(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> EarlyS
             ("schedule", "grace"),
             f"grace = {schedule.grace} steps is not less than train.steps = {steps}, so no run would be stopped; "
             "lower it, or write `schedule: none`",
+            "grace_too_long",
+            grace=schedule.grace,
+            steps=steps,
         )
     grace = schedule.grace or max(steps // 10, *(run.evaluate.every for run in runs), 1)
     return schedule.model_copy(update={"metric": metric, "goal": goal, "grace": min(grace, steps - 1)})
@@ -300,9 +350,15 @@ def _objective(
         raise loaded.source.error(
             (key, "metric"),
             f"{name!r} is no column of the table, so its goal is not known; add `goal: min` or `goal: max`",
+            "unknown_goal",
+            metric=name,
         )
     if column is not None and spec.goal not in (None, column.goal):
         raise loaded.source.error(
-            (key, "goal"), f"{spec.goal} contradicts the goal of the column {name!r}, {column.goal}; remove one of them"
+            (key, "goal"),
+            f"{spec.goal} contradicts the goal of the column {name!r}, {column.goal}; remove one of them",
+            "contradicting_goal",
+            goal=spec.goal,
+            column=name,
         )
     return name, spec.goal or (column.goal if column else "min")

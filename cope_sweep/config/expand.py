@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,7 @@ from cope_sweep.config.checks import (
     resolved_schedule,
     resolved_search,
 )
-from cope_sweep.config.explain import explain_all
+from cope_sweep.config.explain import Problem, explain_all
 from cope_sweep.config.keys import depth, is_below, is_field, key_path, set_key, short_names
 from cope_sweep.config.loading import LoadedAblation
 from cope_sweep.config.points import (
@@ -37,7 +37,8 @@ from cope_sweep.config.points import (
 )
 from cope_sweep.config.resources import SWEEP_KEYS, Resources
 from cope_sweep.config.run import RunSpec, part_text
-from cope_sweep.config.source import Json, KeyPath, SpecError, default_label, dotted
+from cope_sweep.config.source import Json, SpecError, default_label, error_at
+from cope_sweep.errors import InvalidValue
 from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
 
@@ -48,7 +49,6 @@ PARTS: dict[str, TypeAdapter[Any]] = {
 }
 """The parts of a run (task, model, train, evaluate) and what validates them."""
 RESOURCES = "resources"
-IN_ROW = " (in the row "
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
     check_points(loaded, points)
     points = [p for p in points if not any(matches(loaded, p, condition) for condition in loaded.content.exclude)]
     if not points:
-        raise loaded.source.error(("exclude",), "the ablation has no row left; remove an exclusion")
+        raise loaded.source.error(("exclude",), "the ablation has no row left; remove an exclusion", "no_row")
     _check_size(loaded, len(points) * len(loaded.content.seeds), max_runs)
     rows = _rows(loaded, points)
     kinds = _kinds_of_runs(rows)
@@ -175,7 +175,8 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
 
 def _check_size(loaded: LoadedAblation, runs: int, max_runs: int | None) -> None:
     if max_runs is not None and runs > max_runs:
-        raise loaded.source.error((), f"{runs:,} runs are more than {max_runs:,}; leave out axes, values or seeds")
+        message = f"{runs:,} runs are more than {max_runs:,}; leave out axes, values or seeds"
+        raise loaded.source.error((), message, "too_many_runs", runs=runs, limit=max_runs)
 
 
 def row_of(loaded: LoadedAblation, parameters: Mapping[str, str | float]) -> Row:
@@ -215,48 +216,48 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
     content = loaded.content
     varied = {*content.grid, *(key for group in content.zip for key in group), *getattr(content.search, "space", ())}
     rows: dict[str, Row] = {}
-    problems: dict[str, list[str]] = {}  # message → the rows that it names
-
-    def add(error: SpecError) -> None:
-        for line in str(error).splitlines():
-            message, _, row = line.partition(IN_ROW)
-            problems.setdefault(message, []).append(row.removesuffix(")"))
-
+    problems: list[SpecError] = []
     separated = []
     for point in points:
         try:
             of_runs, resources = builder.split(point)
             separated.append((of_runs, resources, _labelled(of_runs, varied)))
         except SpecError as error:
-            add(error)
+            problems.append(error)
     short = short_names(dict.fromkeys(key for _, _, values in separated for key in values))
     named = [_names(values, short) for _, _, values in separated]
     ambiguous = _ambiguous_names(named)
     for (point, resources, values), names in zip(separated, named, strict=True):
         try:
             runs = builder.runs(point)
-        except SpecError as error:
-            add(error)
+        except SpecError:
+            problems += builder.problems(point)
             continue
         name, labels = _row_name(names, ambiguous), {key: value.label for key, value in values.items()}
         published = next((entry for entry in content.published if matches(loaded, point, entry.match)), None)
         figures = frozenset(index for index, each in enumerate(content.figures) if matches(loaded, point, each.rows))
         known = rows.setdefault(runs[0].run_id, Row(name, labels, runs, published, resources, figures))
         if known.name != name:
-            problem = f"the rows {known.name!r} and {name!r} are the same configuration; remove one of them"
-            add(SpecError(f"{loaded.source.name}: {problem}"))
+            message = f"the rows {known.name!r} and {name!r} are the same configuration; remove one of them"
+            problems.append(loaded.source.error((), message, "same_rows", rows=[known.name, name]))
         elif known.resources != resources:
-            problem = f"the row {known.name!r} has two kinds of resources; let conditions agree on one"
-            add(SpecError(f"{loaded.source.name}: {problem}"))
+            message = f"the row {known.name!r} has two kinds of resources; let conditions agree on one"
+            problems.append(loaded.source.error((), message, "two_resources", row=known.name))
     if problems:
-        raise SpecError("\n".join(_said_once(*problem) for problem in problems.items()))
+        raise SpecError.of(list(_without_repetition(problems)))
     return tuple(rows.values())
 
 
-def _said_once(message: str, rows: list[str]) -> str:
-    """A problem of several rows, with the first of them."""
-    others = f"; and in {len(rows) - 1} others" if len(rows) > 1 else ""
-    return f"{message}{IN_ROW}{rows[0]}{others})" if rows[0] else message
+def _without_repetition(problems: Iterable[SpecError]) -> Iterator[SpecError]:
+    """Each problem once. That of a combination of values names the first row that has it."""
+    same: dict[str, list[SpecError]] = {}
+    for problem in problems:
+        same.setdefault(str(problem), []).append(problem)
+    for message, found in same.items():
+        first = found[0]
+        others = f"; and in {len(found) - 1} others" if len(found) > 1 else ""
+        row = f" (in the row {first.data['combination']}{others})" if "combination" in first.data else ""
+        yield SpecError(message + row, code=first.code, **first.data)
 
 
 def _kinds_of_runs(rows: Iterable[Row]) -> list[RunSpec]:
@@ -329,7 +330,7 @@ class RunBuilder:
             known = {name: self._part(name, keys, point) for name, keys in assigned.items()}
             run = RunSpec.model_validate({name: part for name, (part, _) in known.items()} | {"seed": seeds[0]})
         except ValueError:  # of pydantic or of `set_key`
-            raise self._error(point) from None
+            raise SpecError.of(self.problems(point)) from None
         return run.with_seeds(seeds, {name: text for name, (_, text) in known.items()})
 
     def _part(self, name: str, keys: list[str], point: Assignments) -> tuple[Any, str]:
@@ -357,45 +358,56 @@ class RunBuilder:
         source, common = self.loaded.source, self.loaded.content.resources
         values = {key.removeprefix(f"{RESOURCES}."): point[key] for key in keys}
         for name in SWEEP_KEYS & values.keys():
-            raise source.error(values[name].origin, f"{name} is one for the whole sweep; write it below `resources`")
+            message = f"{name} is one for the whole sweep; write it below `resources`"
+            raise source.error(values[name].origin, message, "resource_of_the_sweep", key=name)
         try:
             own = Resources.model_validate(common.model_dump() | {name: each.value for name, each in values.items()})
         except ValidationError as error:
-            problems = (
-                f"{source.location(values[str(path[0])].origin)}: {RESOURCES}.{dotted(path)}: {message}"
-                for path, message in explain_all(error, Resources)
-            )
-            raise SpecError("\n".join(problems)) from error
+            raise SpecError.of(
+                [
+                    error_at(
+                        source.location(values[str(each.path[0])].origin),
+                        (RESOURCES, *each.path),
+                        each.message,
+                        each.code,
+                        **each.data,
+                    )
+                    for each in explain_all(error, Resources)
+                ]
+            ) from error
         return None if own == common else own
 
-    def _error(self, point: Assignments) -> SpecError:
-        """Errors of the run of a point. The whole run is validated, so that paths start at its top."""
+    def problems(self, point: Assignments) -> list[SpecError]:
+        """The errors of the run of a point. The whole run is validated, so that paths start at its top."""
         data = self.loaded.content.base | {"seed": self.loaded.content.seeds[0]}
-        lost: list[str] = []
+        lost: list[SpecError] = []
         for key, value in sorted(point.items(), key=lambda item: depth(item[0])):
             try:
                 set_key(data, key, value.value)
-            except ValueError as error:
-                lost.append(f"{self.loaded.source.location(value.origin)}: {key}: {error}")
+            except InvalidValue as error:
+                place = self.loaded.source.location(value.origin)
+                lost.append(error_at(place, (key,), str(error), error.code, **error.data))
         try:
             RunSpec.model_validate(data)
         except ValidationError as error:
-            problems = (_located(self.loaded, point, data, *problem) for problem in explain_all(error, RunSpec))
-            return SpecError("\n".join(problems))
+            return [_located(self.loaded, point, data, problem) for problem in explain_all(error, RunSpec)]
         if not lost:
             raise AssertionError("a run is valid exactly if its parts and their combination are")
-        return SpecError("\n".join(lost))
+        return lost
 
 
-def _located(loaded: LoadedAblation, point: Assignments, data: Json, path: KeyPath, message: str) -> str:
-    """The message about the run in `data`, with the line of the axis value or base key that caused it."""
+def _located(loaded: LoadedAblation, point: Assignments, data: Json, problem: Problem) -> SpecError:
+    """The error about the run in `data`, with the line of the axis value or base key that caused it."""
+    path = problem.path
     parts = key_path(data, path)
     name = ".".join(parts)
     for key, value in sorted(point.items(), key=lambda item: -depth(item[0])):
         length = depth(key) + 1
         if ".".join(parts[:length]) == key or (is_field(name) and is_below(key, name)):
-            text = name if is_field(key) else dotted(path)
-            return f"{loaded.source.location((*value.origin, *path[length:]))}: {text}: {message}"
-    error = loaded.source.error(("base", *path), message)
-    row = ", ".join(f"{key} = {value.label}" for key, value in point.items())
-    return f"{error}" + (f"{IN_ROW}{row})" if row and not path else "")
+            place = loaded.source.location((*value.origin, *path[length:]))
+            shown = parts if is_field(key) else path
+            return error_at(place, shown, problem.message, problem.code, **problem.data)
+    found = dict(problem.data)
+    if point and not path:
+        found["combination"] = ", ".join(f"{key} = {value.label}" for key, value in point.items())
+    return loaded.source.error(("base", *path), problem.message, problem.code, **found)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from cope_sweep.config.source import KeyPath
+from cope_sweep.errors import JsonValue, UserError
 from cope_sweep.registry import Registry
 
 EXPECTED_TYPES = {
@@ -58,19 +60,32 @@ MAX_VALUE_LENGTH = 60
 """Characters of a value that a message shows."""
 
 
-def explain_all(error: ValidationError, model: type[BaseModel]) -> Iterator[tuple[KeyPath, str]]:
-    """The key paths and messages of a validation error. A value that fits none of several types is one problem."""
-    found: dict[KeyPath, dict[str, None]] = {}
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a value: its key path in the file, and message, code and data of the error about it."""
+
+    path: KeyPath
+    message: str
+    code: str = "invalid_value"
+    data: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+def explain_all(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
+    """The problems of a validation error. A value that fits none of several types is one problem."""
+    found: dict[KeyPath, Problem] = {}
+    messages: dict[KeyPath, dict[str, None]] = {}
     for item in error.errors(include_url=False):
-        path, message = explain(item, model)
-        if path in found and item["type"] == "literal_error" and not isinstance(item["input"], str):
+        problem = explain(item, model)
+        message = problem.message
+        if problem.path in found and item["type"] == "literal_error" and not isinstance(item["input"], str):
             message = " or ".join(_choices(item))  # after what is wrong with it as a number
-        found.setdefault(path, {})[message] = None
-    return ((path, ", or ".join(messages)) for path, messages in found.items())
+        found.setdefault(problem.path, problem)
+        messages.setdefault(problem.path, {})[message] = None
+    return [replace(problem, message=", or ".join(messages[path])) for path, problem in found.items()]
 
 
-def explain(error: Any, model: type[BaseModel]) -> tuple[KeyPath, str]:
-    """The key path, as in the file, and the message of one item of pydantic's `ValidationError.errors()`.
+def explain(error: Any, model: type[BaseModel]) -> Problem:
+    """The problem that one item of pydantic's `ValidationError.errors()` means.
 
     `model` is the class that was validated.
     """
@@ -80,26 +95,34 @@ def explain(error: Any, model: type[BaseModel]) -> tuple[KeyPath, str]:
     if error_type == "extra_forbidden":
         models = [each for each in _resolve(model, location[:-1])[0] if _is_model(each)]
         names = sorted({name for each in models for name in each.model_fields})
-        return path, f"unknown key {path[-1]!r}" + suggest(str(path[-1]), names)
+        message = f"unknown key {path[-1]!r}" + suggest(str(path[-1]), names)
+        return Problem(path, message, "unknown_key", {"key": path[-1], "allowed": names})
     if error_type == "missing":
-        return path[:-1], f"the key {path[-1]!r} is missing"
+        return Problem(path[:-1], f"the key {path[-1]!r} is missing", "missing_key", {"key": path[-1]})
     if error_type == "union_tag_invalid":
-        kind = error["ctx"]["tag"]
-        return path, f"unknown kind {kind!r}" + suggest(kind, _quoted_names(error["ctx"]["expected_tags"]))
+        kind, kinds = error["ctx"]["tag"], _quoted_names(error["ctx"]["expected_tags"])
+        message = f"unknown kind {kind!r}" + suggest(kind, kinds)
+        return Problem(path, message, "unknown_kind", {"kind": kind, "allowed": kinds})
     if error_type == "union_tag_not_found":
         kinds = [kind for each in annotations if _is_model(each) and (kind := _kind(each))]
-        return path, f"{_shown(value)} has no `kind`" + suggest("", kinds)
+        return Problem(path, f"{_shown(value)} has no `kind`" + suggest("", kinds), "missing_kind", {"allowed": kinds})
     if error_type == "literal_error":
-        return path, f"{_shown(value)} is not one of the choices" + suggest(str(value), _choices(error))
+        message = f"{_shown(value)} is not one of the choices" + suggest(str(value), _choices(error))
+        return Problem(path, message, "unknown_choice", {"value": _shown(value), "allowed": _choices(error)})
     if error_type == "value_error":
-        return path, str(error["ctx"]["error"])
+        reason = error["ctx"]["error"]
+        if isinstance(reason, UserError):
+            return Problem(path, str(reason), reason.code, reason.data)
+        return Problem(path, str(reason))
     if error_type in EXPECTED_TYPES:
         hint = ""
         if EXPECTED_TYPES[error_type] == "a list" and value not in (None, ""):
             hint = f"; write [{value if isinstance(value, str) else _shown(value)}]"
-        return path, f"{_shown(value)} is not {EXPECTED_TYPES[error_type]}{hint}"
+        expected = EXPECTED_TYPES[error_type]
+        message = f"{_shown(value)} is not {expected}{hint}"
+        return Problem(path, message, "wrong_type", {"value": _shown(value), "expected": expected})
     message = error["msg"][0].lower() + error["msg"][1:]
-    return path, f"{_shown(value)}: {message}"
+    return Problem(path, f"{_shown(value)}: {message}", data={"value": _shown(value)})
 
 
 def suggest(name: str, accepted: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cope_sweep.config.source import FileList, FileMapping, Json, KeyPath, places_of
+from cope_sweep.errors import InvalidValue
 
 ENCODINGS_KEY = "model.position"
 """The key of the list of encodings. Keys below it name the fields of one encoding."""
@@ -94,8 +95,8 @@ def set_path(data: dict[str, Json], path: Sequence[str], value: Json, place: str
     """Set the value at a key path of a nested mapping in place, and where it was written.
 
     The inner mappings and lists on the way are copied first, because other data may share them. Text on the way is a
-    `kind`, as in `task: flip_flop`, and becomes `{kind: flip_flop}`. Raises ValueError where any other value is on the
-    way, or a list without the named item.
+    `kind`, as in `task: flip_flop`, and becomes `{kind: flip_flop}`. Raises InvalidValue where any other value is on
+    the way, or a list without the named item.
     """
     *parents, last = path
     inner: Any = data
@@ -109,23 +110,33 @@ def set_path(data: dict[str, Json], path: Sequence[str], value: Json, place: str
         elif isinstance(below, list) and all(names_of(below)):
             below = FileList(below, places_of(below))
         else:
-            raise ValueError(f"{'.'.join(path[: index + 1])} is {json.dumps(below)}, which has no keys")
+            parent = ".".join(path[: index + 1])
+            raise InvalidValue(
+                f"{parent} is {json.dumps(below)}, which has no keys", code="no_keys", key=parent, value=below
+            )
         inner[slot] = below
         inner = below
     if isinstance(inner, list):
-        raise ValueError(f"name a field, as in {ENCODINGS_KEY}.cope.p_max")
+        raise InvalidValue(f"name a field, as in {ENCODINGS_KEY}.cope.p_max", code="no_field")
     inner[last] = value
     if place is not None and isinstance(inner, FileMapping):
         inner.places[last] = place
 
 
 def _slot(container: Json, part: str, before: Sequence[str]) -> Any:
-    """The key of a mapping, or the index of a list's item, that a part of a key names. Raises ValueError."""
+    """The key of a mapping, or the index of a list's item, that a part of a key names. Raises InvalidValue."""
     if not isinstance(container, list):
         return part
     names = names_of(container)
     if part not in names:
-        raise ValueError(f"{'.'.join(before)} has {', '.join(names) or 'no encoding'}, and no {part!r}")
+        key = ".".join(before)
+        raise InvalidValue(
+            f"{key} has {', '.join(names) or 'no encoding'}, and no {part!r}",
+            code="no_such_encoding",
+            key=key,
+            name=part,
+            allowed=list(names),
+        )
     return names.index(part)
 
 

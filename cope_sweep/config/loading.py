@@ -28,7 +28,7 @@ from cope_sweep.config.source import (
     places_of,
     read_source,
 )
-from cope_sweep.errors import UserError
+from cope_sweep.errors import InvalidValue, UserError
 from cope_sweep.registry import PluginError, Registry, load_plugins
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -89,19 +89,23 @@ def _validated(source: Source, name: str, folder: Path | None, *, allow_plugins:
     try:
         content = Ablation.model_validate(source.data)
     except ValidationError as error:
-        problems = [str(source.error(*problem)) for problem in explain_all(error, Ablation)]
-        raise SpecError("\n".join(problems)) from error
+        problems = explain_all(error, Ablation)
+        raise SpecError.of(
+            [source.error(each.path, each.message, each.code, **each.data) for each in problems]
+        ) from error
     if content.plugins and not allow_plugins:
         raise source.error(
             ("plugins",),
             f"plugins ({', '.join(content.plugins)}) are not allowed here, because importing them runs code; remove "
             "the key. The operator can install the plugins and declare them as entry points or in COPE_SWEEP_PLUGINS",
+            "plugins_refused",
+            plugins=list(content.plugins),
         )
     for index, module in enumerate(content.plugins):
         try:
             load_plugins([module], folder)
         except PluginError as error:
-            raise source.error(("plugins", index), str(error)) from error
+            raise source.error(("plugins", index), str(error), error.code, **error.data) from error
     return LoadedAblation(name, content, source)
 
 
@@ -174,20 +178,30 @@ def _parent(chain: list[Source], folder: Path | None) -> Source:
             path,
             f"{name!r} is not the name of an ablation; write the name of a file of the same folder, as in "
             "inherit: wikitext",
+            "invalid_name",
+            name=name,
         )
     if folder is None:
-        raise child.error(path, f"{name!r} cannot be read, because this text belongs to no folder; remove the key")
+        raise child.error(
+            path,
+            f"{name!r} cannot be read, because this text belongs to no folder; remove the key",
+            "no_folder",
+            name=name,
+        )
     file = next((file for suffix in SUFFIXES if (file := folder / f"{name}{suffix}").exists()), None)
     if file is None:
-        known = {each.stem for suffix in SUFFIXES for each in folder.glob(f"*{suffix}")}
-        raise child.error(path, f"no file {folder / name}.yaml" + suggest(name, sorted(known)))
+        known = sorted({each.stem for suffix in SUFFIXES for each in folder.glob(f"*{suffix}")})
+        message = f"no file {folder / name}.yaml" + suggest(name, known)
+        raise child.error(path, message, "no_such_file", file=f"{folder / name}.yaml", allowed=known)
     if any(Path(each.name) == file for each in chain):
-        names = [Path(each.name).stem for each in chain]
-        raise child.error(path, f"files inherit from one another: {' → '.join((*names, name))}; remove one `inherit`")
+        names = [*(Path(each.name).stem for each in chain), name]
+        message = f"files inherit from one another: {' → '.join(names)}; remove one `inherit`"
+        raise child.error(path, message, "circular_inheritance", names=names)
     try:
         return read_source(file)
     except SpecError as error:
-        raise SpecError(f"{error} (inherited by {child.location(path)})") from error
+        heir = child.location(path)
+        raise SpecError(f"{error} (inherited by {heir})", code=error.code, **error.data, heir=heir) from error
 
 
 def _merged(
@@ -241,7 +255,13 @@ def with_overrides(
     if scale is not None:
         if scale not in loaded.content.scales:
             known = ", ".join(loaded.content.scales) or "none: this ablation has one size"
-            raise SpecError(f"{loaded.source.name}: unknown scale {scale!r}; it has {known}")
+            raise loaded.source.error(
+                (),
+                f"unknown scale {scale!r}; it has {known}",
+                "unknown_scale",
+                scale=scale,
+                allowed=list(loaded.content.scales),
+            )
         _apply_scale(loaded.source, data, scale)
         replaced += _replaced_keys(loaded.content, loaded.content.scales[scale])
     for assignment in assignments:
@@ -274,8 +294,9 @@ def _apply_scale(source: Source, data: FileMapping, scale: str) -> None:
         if key not in grid:
             try:
                 _fix(data, key, value, places_of(fixed).get(key))
-            except ValueError as error:
-                raise source.error(("scales", scale, "set", key), str(error)) from error
+            except InvalidValue as error:
+                path = ("scales", scale, "set", key)
+                raise source.error(path, str(error), error.code, **error.data) from error
     for key, axis in grid.items():
         data.setdefault("grid", FileMapping()).put(key, axis, places_of(grid).get(key))
         if key == ENCODINGS_KEY:
@@ -289,11 +310,20 @@ def _apply_assignment(data: FileMapping, assignment: str) -> None:
     key, equals, text = assignment.partition("=")
     option = f"{OPTION}{assignment}"
     if not equals or not key:
-        raise SpecError(f"{option}: expected key=value, as in --set model.dim=128")
+        raise SpecError(
+            f"{option}: expected key=value, as in --set model.dim=128", code="invalid_assignment", place=option
+        )
     value = parse_value(text, option)
     head, *rest = path = key.split(".")
     if head not in (*RUN_KEYS, *ABLATION_KEYS):
-        raise SpecError(f"{option}: no key {key!r}; it starts with one of {', '.join((*RUN_KEYS, *ABLATION_KEYS))}")
+        allowed = [*RUN_KEYS, *ABLATION_KEYS]
+        raise SpecError(
+            f"{option}: no key {key!r}; it starts with one of {', '.join(allowed)}",
+            code="unknown_key",
+            place=option,
+            key=key,
+            allowed=allowed,
+        )
     try:
         if head in RUN_KEYS:
             _fix(data, key, value, option)
@@ -305,8 +335,8 @@ def _apply_assignment(data: FileMapping, assignment: str) -> None:
             if head == "resources":
                 _remove_own_values(data, key)
             set_path(data, path, value, option)
-    except ValueError as error:
-        raise SpecError(f"{option}: {error}") from error
+    except InvalidValue as error:
+        raise SpecError(f"{option}: {error}", code=error.code, place=option, **error.data) from error
 
 
 def _replace_kind(data: FileMapping, head: str, kind: Json, option: str) -> None:
@@ -322,7 +352,7 @@ def _fix(data: FileMapping, key: str, value: Json, place: str | None) -> None:
     """Let a run's key have one value in every row, and resolve the conditions on it.
 
     An entry of `published`, `when` or `exclude` that asks for another value of the key is dropped, and a figure whose
-    axis it is. Raises ValueError as `set_path` does.
+    axis it is. Raises InvalidValue as `set_path` does.
     """
     axis = data.get("grid", {}).get(key)
     labels = [default_label(value)]

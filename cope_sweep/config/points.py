@@ -16,6 +16,7 @@ from cope_sweep.config.ablation import Axis, Distribution, Optuna, Point, Random
 from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, field_place, is_field
 from cope_sweep.config.loading import LoadedAblation
 from cope_sweep.config.source import Json, KeyPath, default_label
+from cope_sweep.errors import InvalidValue
 from cope_sweep.positions import ENCODINGS
 
 SEPARATOR = " · "
@@ -86,7 +87,7 @@ class Dimension:
         """The assignments of one of `choices`, or of a number, which is rounded. Raises ValueError for another."""
         if self.numbers is None:
             if parameter not in self.choices:
-                raise ValueError(f"{self.name} has no value {parameter!r}")
+                raise InvalidValue(f"{self.name} has no value {parameter!r}", key=self.name, value=parameter)
             return self.options[self.choices.index(str(parameter))]
         (key,) = self.keys
         return {key: Value.of(self.numbers.rounded(float(parameter)), "search", "space", key)}
@@ -94,12 +95,12 @@ class Dimension:
     def parameter(self, labels: Mapping[str, str]) -> str | float:
         """The choice or number of a row with these labels. Raises ValueError where the dimension does not have it."""
         if missing := [key for key in self.keys if labels.get(key) is None]:
-            raise ValueError(f"{missing[0]} has no value")
+            raise InvalidValue(f"{missing[0]} has no value", key=missing[0], value=None)
         label = SEPARATOR.join(labels[key] for key in self.keys)
         if self.numbers is not None:
             return self.numbers.number_of(label)
         if label not in self.choices:
-            raise ValueError(f"{self.name} has no value {label!r}")
+            raise InvalidValue(f"{self.name} has no value {label!r}", key=self.name, value=label)
         return label
 
 
@@ -125,7 +126,10 @@ def points_of(loaded: LoadedAblation, limit: int | None = None) -> list[Assignme
     points = list(itertools.islice(of_grid, limit + 1))
     if len(points) > limit:
         raise loaded.source.error(
-            ("grid",), f"the combinations of the values are more than {limit:,} points; leave out axes or values"
+            ("grid",),
+            f"the combinations of the values are more than {limit:,} points; leave out axes or values",
+            "too_many_points",
+            limit=limit,
         )
     return [*points, *expansion.settled(((point, ()) for point in included), of_include=True)]
 
@@ -169,16 +173,20 @@ def point_of(loaded: LoadedAblation, parameters: Mapping[str, str | float]) -> A
     """
     try:
         return chosen_parameters(loaded, lambda dimension: parameters[dimension.name])[1]
-    except ValueError as error:
-        raise loaded.source.error(("search",), f"a suggestion does not fit the search: {error}") from error
+    except InvalidValue as error:
+        raise loaded.source.error(
+            ("search",), f"a suggestion does not fit the search: {error}", "another_search", **error.data
+        ) from error
 
 
 def parameters_of(loaded: LoadedAblation, labels: Mapping[str, str]) -> dict[str, str | float]:
     """The parameters of the row with these labels: the inverse of `point_of`. Raises SpecError."""
     try:
         return chosen_parameters(loaded, lambda dimension: dimension.parameter(labels))[0]
-    except ValueError as error:
-        raise loaded.source.error(("search",), f"a row does not fit the search: {error}") from error
+    except InvalidValue as error:
+        raise loaded.source.error(
+            ("search",), f"a row does not fit the search: {error}", "another_search", **error.data
+        ) from error
 
 
 def example_points(loaded: LoadedAblation) -> list[Assignments]:

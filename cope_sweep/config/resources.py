@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.frozen import Frozen
 
 SWEEP_KEYS = frozenset({"groups", "max_failures", "step_timeout_s"})
@@ -73,13 +74,18 @@ class Resources(Frozen):
         if self.gpus == "auto" or self.device == "cpu":
             return self
         if 0 < self.gpus < 1 < self.workers:
-            raise ValueError(
+            raise InvalidValue(
                 f"resources.gpus = {self.gpus:g} with workers = {self.workers}: workers of one run cannot share a GPU; "
-                "set workers to 1, and let several groups share it"
+                "set workers to 1, and let several groups share it",
+                key="resources.gpus",
+                value=self.gpus,
+                workers=self.workers,
             )
         if self.gpus > 1 and self.gpus % 1:
-            raise ValueError(
-                f"resources.gpus = {self.gpus:g}: more than one GPU must be a whole number; use an integer"
+            raise InvalidValue(
+                f"resources.gpus = {self.gpus:g}: more than one GPU must be a whole number; use an integer",
+                key="resources.gpus",
+                value=self.gpus,
             )
         return self
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, JsonValue, Strict, model_validator
 
+from cope_sweep.errors import InvalidValue
 from cope_sweep.families import GPT2, AnyFamily, ModelSizes
 from cope_sweep.frozen import Frozen
 from cope_sweep.optim import AdamW, AnyOptimizer, AnySchedule, Constant, OptimizerSettings
@@ -71,9 +72,12 @@ class ModelSpec(Frozen):
             # Near the number that was given: a dim with a few digits too many must not take minutes to refuse.
             candidates = range(max(1, self.heads - 1000), min(self.dim, self.heads + 1000) + 1)
             near = sorted(sorted((h for h in candidates if self.dim % h == 0), key=lambda h: abs(h - self.heads))[:3])
-            raise ValueError(
+            raise InvalidValue(
                 f"model.heads = {self.heads} does not divide model.dim = {self.dim}; "
-                f"heads that do: {', '.join(map(str, near)) or 1}"
+                f"heads that do: {', '.join(map(str, near)) or 1}",
+                key="model.heads",
+                value=self.heads,
+                allowed=near,
             )
         return self
 
@@ -175,11 +179,16 @@ class EvaluateSpec(Frozen):
     def _check_windows(self) -> Self:
         for key, values in (("contexts", self.contexts), ("lengths", self.lengths)):
             if twice := [value for value in values if values.count(value) > 1]:
-                raise ValueError(f"evaluate.{key} has {twice[0]} twice; remove one")
+                raise InvalidValue(
+                    f"evaluate.{key} has {twice[0]} twice; remove one", key=f"evaluate.{key}", value=twice[0]
+                )
         if self.stride is not None and self.stride > min(self.contexts, default=self.stride):
-            raise ValueError(
+            raise InvalidValue(
                 f"evaluate.stride = {self.stride} leaves out tokens; set it to at most the shortest of "
-                f"evaluate.contexts, {min(self.contexts)}"
+                f"evaluate.contexts, {min(self.contexts)}",
+                key="evaluate.stride",
+                value=self.stride,
+                largest=min(self.contexts),
             )
         return self
 
@@ -200,26 +209,42 @@ class RunSpec(Frozen):
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.model.context is not None and self.model.context < self.task.context:
-            raise ValueError(
+            raise InvalidValue(
                 f"model.context = {self.model.context} is shorter than the task's longest sequence, "
-                f"{self.task.context} tokens; remove it or raise it"
+                f"{self.task.context} tokens; remove it or raise it",
+                key="model.context",
+                value=self.model.context,
+                smallest=self.task.context,
             )
         if self.evaluate.contexts and not self.task.has_windows:
-            raise ValueError(
+            raise InvalidValue(
                 f"evaluate.contexts = {list(self.evaluate.contexts)} slides windows over a text, but {self.task.kind} "
-                "generates sequences; remove it, and set evaluate.lengths instead"
+                "generates sequences; remove it, and set evaluate.lengths instead",
+                key="evaluate.contexts",
+                task=self.task.kind,
             )
         if self.evaluate.lengths and not self.task.LENGTHS:
-            raise ValueError(
+            raise InvalidValue(
                 f"evaluate.lengths = {list(self.evaluate.lengths)}: the task {self.task.kind} has no longer sequences; "
-                "remove it" + (", and set evaluate.contexts instead" if self.task.has_windows else "")
+                "remove it" + (", and set evaluate.contexts instead" if self.task.has_windows else ""),
+                key="evaluate.lengths",
+                task=self.task.kind,
             )
         for times in self.evaluate.lengths:
             self.task.longer(times)  # raises ValueError where it has no such sequences
         if self.evaluate.validation and VALIDATION not in self.task.splits:
-            raise ValueError(f"evaluate.validation: the task {self.task.kind} has no validation set; remove it")
+            raise InvalidValue(
+                f"evaluate.validation: the task {self.task.kind} has no validation set; remove it",
+                key="evaluate.validation",
+                task=self.task.kind,
+            )
         if self.train.warmup > self.train.steps:
-            raise ValueError(f"train.warmup = {self.train.warmup} is more than train.steps = {self.train.steps}")
+            raise InvalidValue(
+                f"train.warmup = {self.train.warmup} is more than train.steps = {self.train.steps}",
+                key="train.warmup",
+                value=self.train.warmup,
+                largest=self.train.steps,
+            )
         check_together(self.model.position, self.dims)
         for name in self.evaluate.variants:
             self._check_variant(name)
@@ -227,14 +252,21 @@ class RunSpec(Frozen):
 
     def _check_variant(self, name: str) -> None:
         if name in self.task.splits:
-            raise ValueError(f"evaluate.variants.{name} has the name of a split of {self.task.kind}; choose another")
+            raise InvalidValue(
+                f"evaluate.variants.{name} has the name of a split of {self.task.kind}; choose another",
+                code="variant_of_split",
+                key=f"evaluate.variants.{name}",
+            )
         changed = self.variant(name)
         check_together(changed, self.dims)
         for before, after in zip(self.model.position, changed, strict=True):
             if before.parameters(self.dims) != after.parameters(self.dims):
-                raise ValueError(
+                raise InvalidValue(
                     f"evaluate.variants.{name} changes the parameters of {before.kind}, which are trained once; "
-                    "change only fields that keep them, or train another run"
+                    "change only fields that keep them, or train another run",
+                    code="variant_of_parameters",
+                    key=f"evaluate.variants.{name}",
+                    kind=before.kind,
                 )
 
     def variant(self, name: str) -> tuple[Encoding, ...]:
@@ -244,12 +276,17 @@ class RunSpec(Frozen):
         for kind, fields in changes.items():
             where = f"evaluate.variants.{name}.{kind}"
             if kind not in kinds:
-                raise ValueError(
+                raise InvalidValue(
                     f"{where}: model.position has {', '.join(kinds) or 'no encoding'}, and no {kind}; give the variant "
-                    "only to runs with it (`when` in an ablation file)"
+                    "only to runs with it (`when` in an ablation file)",
+                    code="variant_of_no_encoding",
+                    key=where,
+                    kind=kind,
                 )
             if unknown := sorted(fields.keys() - (ENCODINGS[kind].model_fields.keys() - {"kind"})):
-                raise ValueError(f"{where} has no field {unknown[0]!r}")
+                raise InvalidValue(
+                    f"{where} has no field {unknown[0]!r}", code="unknown_key", key=where, field=unknown[0]
+                )
         return tuple(
             ENCODINGS.validate(encoding.model_dump() | changes[encoding.kind]) if encoding.kind in changes else encoding
             for encoding in self.model.position

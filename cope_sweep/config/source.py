@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from cope_sweep.errors import UserError
+from cope_sweep.errors import JsonValue, UserError
 
 Json = Any
 """A value that JSON can express: a mapping with text keys, a list, text, a number, true, false or null."""
@@ -56,7 +56,22 @@ _DATE = re.compile("[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt \t]|$)")
 
 
 class SpecError(UserError):
-    """A declaration is not valid. The message names the file, line, key and value, and what would be accepted."""
+    """A declaration is not valid. The message names the file, line, key and value, and what would be accepted.
+
+    `data` has the `place`, a file with its line or a command-line option, and the `key_path` as in `base.model.dim`.
+    Of several problems they are those of the first, and `problems` has code, message and data of each.
+    """
+
+    default_code = "invalid_ablation"
+
+    @classmethod
+    def of(cls, problems: Sequence[SpecError]) -> SpecError:
+        """One error for all of the problems."""
+        first = problems[0]
+        if len(problems) == 1:
+            return first
+        listed: list[JsonValue] = [{"code": each.code, "message": str(each), "data": each.data} for each in problems]
+        return cls("\n".join(map(str, problems)), code=first.code, **{**first.data, "problems": listed})
 
 
 class FileMapping(dict[str, Json]):
@@ -130,9 +145,11 @@ class Source:
         options = [] if own.startswith(OPTION) or not path else list(dict.fromkeys(_options(value)))
         return ", ".join(options) or place
 
-    def error(self, path: KeyPath, message: str) -> SpecError:
+    def error(self, path: KeyPath, message: str, code: str | None = None, /, **data: JsonValue) -> SpecError:
         """An error about the value at `path`; an empty path means the whole file."""
-        return SpecError(f"{self.location(path)}: {dotted(path)}: {message}" if path else f"{self.name}: {message}")
+        if not path:
+            return SpecError(f"{self.name}: {message}", code=code, place=self.name, **data)
+        return error_at(self.location(path), path, message, code, **data)
 
 
 def _options(value: Json) -> Iterator[str]:
@@ -155,9 +172,12 @@ def read_source(path: Path) -> Source:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise SpecError(
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start})", code="not_utf8", place=str(path)
+        ) from error
     except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}") from error
+        code = "no_such_file" if isinstance(error, FileNotFoundError) else "unreadable_file"
+        raise SpecError(f"{path}: {error.strerror}", code=code, place=str(path)) from error
     return parse_source(text, str(path))
 
 
@@ -168,10 +188,14 @@ def parse_source(text: str, name: str) -> Source:
     Texts are kept: most files of a folder are read once more for each file that inherits from them.
     """
     if len(text) > MAX_CHARACTERS:
-        raise SpecError(f"{name}: {len(text):,} characters; a declaration has at most {MAX_CHARACTERS:,}")
+        raise SpecError(
+            f"{name}: {len(text):,} characters; a declaration has at most {MAX_CHARACTERS:,}",
+            code="too_large",
+            place=name,
+        )
     root = _parsed(text, name)
     if not isinstance(root, yaml.MappingNode):
-        raise SpecError(f"{name}: expected a mapping of keys, as in ablations/quickstart.yaml")
+        raise _not_a_mapping(name)
     return Source(name, _Reader(name).value(root, (), name))
 
 
@@ -201,41 +225,52 @@ def _parsed(text: str, name: str) -> yaml.Node | None:
             message = "more than one document"
         elif message == "found undefined alias" and (alias := _ALIAS.match(text, mark.index)):
             message += f" {alias[1]!r}"  # as the parser in Python does
-        raise SpecError(f"{place}: not valid YAML: {message}") from problem
+        raise _not_yaml(place, message) from problem
     except RecursionError as problem:
-        raise SpecError(f"{name}: not valid YAML: {TOO_LARGE}") from problem
+        raise _not_yaml(name, TOO_LARGE) from problem
     except UnicodeEncodeError as problem:  # of a command line that is no UTF-8, or of JSON
-        raise SpecError(f"{name}: not valid YAML: no Unicode text: it has half of a surrogate pair") from problem
+        raise _not_yaml(name, "no Unicode text: it has half of a surrogate pair") from problem
     except yaml.YAMLError as problem:
-        raise SpecError(f"{name}: not valid YAML: {str(problem).partition(chr(10))[0]}") from problem
+        raise _not_yaml(name, str(problem).partition(chr(10))[0]) from problem
+
+
+def _not_yaml(place: str, reason: str) -> SpecError:
+    code = "too_large" if reason == TOO_LARGE else "invalid_yaml"
+    return SpecError(f"{place}: not valid YAML: {reason}", code=code, place=place, reason=reason)
+
+
+def _not_a_mapping(name: str) -> SpecError:
+    return SpecError(
+        f"{name}: expected a mapping of keys, as in ablations/quickstart.yaml", code="not_a_mapping", place=name
+    )
 
 
 def source_of(data: Json, name: str) -> Source:
     """A mapping from JSON as if it were a file; error messages call it `name`. Raises SpecError."""
     if not isinstance(data, dict):
-        raise SpecError(f"{name}: expected a mapping of keys, as in ablations/quickstart.yaml")
+        raise _not_a_mapping(name)
     values = 0
     open_values: list[tuple[KeyPath, Any]] = [((), data)]
     while open_values:
         path, value = open_values.pop()
         values += 1
         if len(path) > MAX_DEPTH or values > MAX_VALUES:
-            raise SpecError(f"{name}: {dotted(path[:3])}: {TOO_LARGE}")
+            raise error_at(name, path[:3], TOO_LARGE, "too_large")
         if isinstance(value, dict):
             open_values += [((*path, key), inner) for key, inner in value.items()]
         elif isinstance(value, list):
             open_values += [((*path, index), inner) for index, inner in enumerate(value)]
         elif isinstance(value, int) and abs(value) >= MAX_NUMBER:
-            raise SpecError(f"{name}: {dotted(path)}: {TOO_MANY_DIGITS}")
+            raise error_at(name, path, TOO_MANY_DIGITS, "too_many_digits")
         elif isinstance(value, float) and not math.isfinite(value):
-            raise SpecError(f"{name}: {dotted(path)}: {value} is not a finite number")
+            raise error_at(name, path, f"{value} is not a finite number", "not_finite", value=str(value))
     return Source(name, data)
 
 
 def parse_value(text: str, name: str) -> Json:
     """One YAML value, as it follows the equals sign of `--set key=value`. Raises SpecError."""
     if len(text.splitlines()) > 1:
-        raise SpecError(f"{name}: the value has a line break; write it in one line")
+        raise SpecError(f"{name}: the value has a line break; write it in one line", code="line_break", place=name)
     return copied(parse_source(f"value: {text}", name).data.get("value"), lambda _: name)
 
 
@@ -252,9 +287,11 @@ class _Reader:
         self.values += 1
         if len(path) > MAX_DEPTH or self.values > MAX_VALUES:
             message = f"the file is too deep or too large: {TOO_LARGE}; does an alias contain itself?"
-            raise _error(place, path[:3], message)
+            raise error_at(place, path[:3], message, "too_large")
         if node.tag is not None:
-            raise _error(place, path, f"the YAML tag {node.tag} is not supported; remove it")
+            raise error_at(
+                place, path, f"the YAML tag {node.tag} is not supported; remove it", "yaml_tag", tag=node.tag
+            )
         if isinstance(node, yaml.SequenceNode):
             places = {index: f"{self.name}:{_line(item)}" for index, item in enumerate(node.value)}
             items = (self.value(item, (*path, index), places[index]) for index, item in enumerate(node.value))
@@ -265,7 +302,9 @@ class _Reader:
                 at = f"{self.name}:{_line(key_node)}"
                 key = _key(key_node, path, at)
                 if key in result:
-                    raise SpecError(f"{at}: not valid YAML: the key {key!r} is here twice")
+                    raise SpecError(
+                        f"{at}: not valid YAML: the key {key!r} is here twice", code="duplicate_key", place=at, key=key
+                    )
                 result.put(key, self.value(value, (*path, key), at), at)
             return result
         return _scalar(node, path, place)
@@ -280,9 +319,12 @@ def _key(node: yaml.Node, path: KeyPath, place: str) -> str:
     is_scalar = isinstance(node, yaml.ScalarNode)
     key = _scalar(node, path, place) if is_scalar else None
     if key == "<<" and not node.style:
-        raise SpecError(f"{place}: merge keys (<<) are not supported; write the keys, or `inherit`")
+        raise SpecError(
+            f"{place}: merge keys (<<) are not supported; write the keys, or `inherit`", code="merge_key", place=place
+        )
     if not isinstance(key, str) or node.tag is not None:
-        raise _error(place, path, f"key {node.value if is_scalar else f'a {node.id}'} is not text; quote it")
+        shown = node.value if is_scalar else f"a {node.id}"
+        raise error_at(place, path, f"key {shown} is not text; quote it", "key_not_text")
     return key
 
 
@@ -297,7 +339,7 @@ def _scalar(node: yaml.Node, path: KeyPath, place: str) -> Json:
         base = _BASES.get(text.lstrip("+-")[:2], 10)
         value = int(text.replace("_", ""), base) if len(text) < MAX_DIGITS else MAX_NUMBER
         if abs(value) >= MAX_NUMBER:
-            raise _error(place, path, TOO_MANY_DIGITS)
+            raise error_at(place, path, TOO_MANY_DIGITS, "too_many_digits")
         return value
     if _FLOAT.fullmatch(text):
         number = float(text.replace("_", ""))
@@ -305,11 +347,13 @@ def _scalar(node: yaml.Node, path: KeyPath, place: str) -> Json:
             return number
     elif not (_NOT_FINITE.fullmatch(text) or _DATE.match(text)):
         return text
-    raise _error(place, path, f"{text} is not text, a number, true, false or null")
+    raise error_at(place, path, f"{text} is not text, a number, true, false or null", "not_json", value=text)
 
 
-def _error(place: str, path: KeyPath, message: str) -> SpecError:
-    return SpecError(f"{place}: {dotted(path)}: {message}")
+def error_at(place: str, path: KeyPath, message: str, code: str | None = None, /, **data: JsonValue) -> SpecError:
+    """An error about the value at `path`, which was written at `place`."""
+    text = dotted(path)
+    return SpecError(f"{place}: {text}: {message}", code=code, place=place, key_path=text, **data)
 
 
 def default_label(value: Json) -> str:

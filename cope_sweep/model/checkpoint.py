@@ -162,10 +162,10 @@ def _read_config(path: Path) -> _Config:
     except ValidationError as error:
         problems = [explain(item, _Config) for item in error.errors(include_url=False)]
         raise CheckpointError(
-            "; ".join(f"{path}: {dotted(at)}: {text}" for at, text in problems),
+            "; ".join(f"{path}: {dotted(each.path)}: {each.message}" for each in problems),
             code="invalid_config",
             file=str(path),
-            keys=[dotted(at) for at, _ in problems],
+            keys=[dotted(each.path) for each in problems],
         ) from error
 
 

@@ -29,8 +29,15 @@ def load(text: str = TEXT) -> LoadedAblation:
     return validate(parse_source(text, "test.yaml"), "test")
 
 
-def error_of(text: str, **overrides) -> str:
-    """The message of the SpecError that loading, overriding and expanding `text` raises."""
+def error_of(text: str, **overrides) -> SpecError:
+    """The SpecError that loading, overriding and expanding `text` raises."""
     with pytest.raises(SpecError) as caught:
         expand(with_overrides(load(text), **overrides))
-    return str(caught.value)
+    return caught.value
+
+
+def located(error: SpecError) -> tuple[str, str, str]:
+    """Code, place and key path of an error, with which its message begins; "" where it is about no key."""
+    place, key_path = error.data["place"], error.data.get("key_path", "")
+    assert str(error).startswith(f"{place}: {key_path}: " if key_path else f"{place}: ")
+    return error.code, place, key_path

@@ -8,7 +8,8 @@ import pytest
 from cope_sweep.config import SpecError, expand, load_ablation, with_overrides
 from cope_sweep.config.loading import validate
 from cope_sweep.config.source import parse_source, read_source
-from tests.config.ablations import TEXT
+from tests.config.ablations import TEXT, located
+from tests.errors import raises
 
 FIGURE = "figures: [{kind: curves, metrics: [in_dist/token_error]}]\n"
 
@@ -28,7 +29,7 @@ def load(tmp_path):
 def error_of(load, **texts):
     with pytest.raises(SpecError) as caught:
         expand(load(**texts))
-    return str(caught.value)
+    return caught.value
 
 
 def test_everything_but_the_description_is_inherited(load):
@@ -89,17 +90,18 @@ def test_null_removes_an_axis_or_a_scale(load):
 
 
 def test_an_inherited_error_names_both_files(load, tmp_path):
-    message = error_of(
+    error = error_of(
         load, child="title: C\ninherit: middle\n", middle="title: M\ninherit: parent\nbase: {model: {dims: 16}}\n"
     )
     middle, child = tmp_path / "middle.yaml", tmp_path / "child.yaml"
-    assert message.startswith(f"{middle}:3 (inherited by {child}:2): base.model.dims: unknown key 'dims'; did you mean")
+    assert located(error) == ("unknown_key", f"{middle}:3 (inherited by {child}:2)", "base.model.dims")
 
 
 def test_an_error_of_the_merged_file_names_the_line_that_was_written(load, tmp_path):
     """The value of the child is not valid with the rest, which is inherited."""
-    message = error_of(load, child="title: C\ninherit: parent\nbase:\n  model:\n    heads: 3\n")
-    assert message.startswith(f"{tmp_path / 'child.yaml'}:4: base.model: model.heads = 3 does not divide model.dim = 8")
+    error = error_of(load, child="title: C\ninherit: parent\nbase:\n  model:\n    heads: 3\n")
+    assert located(error) == ("invalid_value", f"{tmp_path / 'child.yaml'}:4", "base.model")
+    assert (error.data["key"], error.data["value"]) == ("model.heads", 3)
 
 
 def test_the_line_of_a_replaced_key_is_that_of_the_child(load, tmp_path):
@@ -109,38 +111,38 @@ def test_the_line_of_a_replaced_key_is_that_of_the_child(load, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "code", "data"),
     [
-        ("parents", "no file {folder}/parents.yaml; did you mean 'parent'? accepted: child, parent"),
-        ("../parent", "'../parent' is not the name of an ablation"),
-        ("/etc/passwd", "'/etc/passwd' is not the name of an ablation"),
-        ("parent.yaml", "'parent.yaml' is not the name of an ablation"),
-        ("''", "'' is not the name of an ablation"),
-        ("[parent]", "['parent'] is not the name of an ablation"),
-        ("child", "files inherit from one another: child → child"),
+        ("parents", "no_such_file", {"allowed": ["child", "parent"]}),
+        ("../parent", "invalid_name", {"name": "../parent"}),
+        ("/etc/passwd", "invalid_name", {"name": "/etc/passwd"}),
+        ("parent.yaml", "invalid_name", {"name": "parent.yaml"}),
+        ("''", "invalid_name", {"name": ""}),
+        ("[parent]", "invalid_name", {"name": ["parent"]}),
+        ("child", "circular_inheritance", {"names": ["child", "child"]}),
     ],
 )
-def test_other_names_are_refused(load, tmp_path, value, message):
-    found = error_of(load, child=f"title: C\ninherit: {value}\n")
-    assert found.startswith(f"{tmp_path / 'child.yaml'}:2: inherit: {message.format(folder=tmp_path)}")
+def test_other_names_are_refused(load, tmp_path, value, code, data):
+    error = error_of(load, child=f"title: C\ninherit: {value}\n")
+    assert located(error) == (code, f"{tmp_path / 'child.yaml'}:2", "inherit")
+    assert error.data | data == error.data
 
 
 def test_a_circle_is_refused(load, tmp_path):
-    message = error_of(load, a="title: A\ninherit: b\n", b="title: B\ninherit: c\n", c="title: C\ninherit: a\n")
-    assert message == (
-        f"{tmp_path / 'c.yaml'}:2: inherit: files inherit from one another: a → b → c → a; remove one `inherit`"
-    )
+    error = error_of(load, a="title: A\ninherit: b\n", b="title: B\ninherit: c\n", c="title: C\ninherit: a\n")
+    assert located(error) == ("circular_inheritance", f"{tmp_path / 'c.yaml'}:2", "inherit")
+    assert error.data["names"] == ["a", "b", "c", "a"]
 
 
 def test_a_faulty_parent_is_named_with_its_heir(load, tmp_path):
-    message = error_of(load, child="title: C\ninherit: broken\n", broken="title: [\n")
-    assert message.startswith(f"{tmp_path / 'broken.yaml'}:")
-    assert message.endswith(f"(inherited by {tmp_path / 'child.yaml'}:2)")
+    error = error_of(load, child="title: C\ninherit: broken\n", broken="title: [\n")
+    assert located(error) == ("invalid_yaml", f"{tmp_path / 'broken.yaml'}:2", "")
+    assert error.data["heir"] == f"{tmp_path / 'child.yaml'}:2"
 
 
 def test_a_text_without_folder_reads_no_file():
     source = parse_source("title: C\ninherit: parent\n", "request")
-    with pytest.raises(SpecError, match="request:2: inherit: 'parent' cannot be read, because this text belongs to no"):
+    with raises("no_folder", place="request:2", key_path="inherit", name="parent"):
         validate(source, "sent")
 
 
@@ -149,7 +151,8 @@ def test_plugins_are_inherited_and_can_be_refused(load, tmp_path):
     (tmp_path / "parent.yaml").write_text(text)
     (tmp_path / "child.yaml").write_text("title: C\ninherit: parent\n")
     source = read_source(tmp_path / "child.yaml")
-    with pytest.raises(SpecError, match=r"parent\.yaml:9 \(inherited by .*child\.yaml:2\): plugins.* are not allowed"):
+    place = f"{tmp_path / 'parent.yaml'}:9 (inherited by {tmp_path / 'child.yaml'}:2)"
+    with raises("plugins_refused", place=place, plugins=["no_such_plugin"]):
         validate(source, "child", folder=tmp_path, allow_plugins=False)
 
 
