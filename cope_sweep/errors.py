@@ -1,6 +1,6 @@
 """Errors that a user can correct. Those of modules that take long to import are here, so that all can name them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 JsonValue: TypeAlias = "str | int | float | bool | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
@@ -25,6 +25,18 @@ class UserError(Exception):
         super().__init__(message)
         self.code = code or self.default_code
         self.data = data
+
+    def shown_data(self, shown: Callable[[str], str]) -> dict[str, JsonValue]:
+        """The data with every text as `shown` gives it, for example without the paths of this machine."""
+
+        def with_texts_shown(value: JsonValue) -> JsonValue:
+            if isinstance(value, str):
+                return shown(value)
+            if isinstance(value, Mapping):
+                return {key: with_texts_shown(inner) for key, inner in value.items()}
+            return [with_texts_shown(inner) for inner in value] if isinstance(value, Sequence) else value
+
+        return {key: with_texts_shown(value) for key, value in self.data.items()}
 
 
 class NotFoundError(UserError):

@@ -28,7 +28,7 @@ from cope_sweep.config.source import (
     places_of,
     read_source,
 )
-from cope_sweep.errors import InvalidValue, UserError
+from cope_sweep.errors import InvalidValue, NotFoundError
 from cope_sweep.registry import PluginError, Registry, load_plugins
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -457,7 +457,7 @@ def names_a_file(ablation: str | Path) -> bool:
 def find_ablation(ablation: str | Path, folder: Path, otherwise: str) -> Path:
     """The file of an ablation, given its path, or its name in a folder.
 
-    Raises UserError where there is none; it says `otherwise` where the folder has no ablation at all.
+    Raises NotFoundError where there is none; it says `otherwise` where the folder has no ablation at all.
     """
     if names_a_file(ablation):
         return Path(ablation)
@@ -465,4 +465,9 @@ def find_ablation(ablation: str | Path, folder: Path, otherwise: str) -> Path:
         return named
     known = sorted(file.stem for file in folder.glob("*.yaml"))
     hint = suggest(str(ablation), known) or f"; {otherwise}"
-    raise UserError(f"no ablation {str(ablation)!r} in {folder.absolute()}{hint}")
+    raise NotFoundError(
+        f"no ablation {str(ablation)!r} in {folder.absolute()}{hint}",
+        name=str(ablation),
+        folder=str(folder.absolute()),
+        allowed=known,
+    )

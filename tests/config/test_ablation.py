@@ -212,7 +212,7 @@ def test_each_decade_of_a_logarithm_is_equally_likely():
         ({"log_int_uniform": [0, 8]}, "invalid_value", {"key": "log_int_uniform", "value": 0}),
         ({"choice": []}, "too_short", {"key": "choice"}),
         ({"choice": ["a", "b", "a"]}, "invalid_value", {"key": "choice", "value": "a"}),
-        ({"int_uniform": [1, 2.5]}, "int_from_float", {"key": "int_uniform.1"}),
+        ({"int_uniform": [1, 2.5]}, "int_type", {"key": "int_uniform.1"}),
         ({"uniform": [1]}, "missing", {"key": "uniform.1"}),
         ({"uniform": ["0", 1]}, "float_type", {"key": "uniform.0"}),
     ],

@@ -257,7 +257,7 @@ def test_a_variant_of_some_rows_can_be_a_column():
     with raises("unknown_metric", metric="caped/test/perplexity"):
         expand(load(text % "caped/test/perplexity"))
     schedule = "\nschedule: {kind: asha, metric: capped/test/perplexity}"
-    with raises("not_evaluated", metric="capped/test/perplexity"):
+    with raises("unknown_metric", metric="capped/test/perplexity"):
         expand(load(text % "capped/test/perplexity" + schedule))
 
 

@@ -106,7 +106,7 @@ def test_a_node_where_the_store_is_not_mounted_is_left_out(cluster: str, cluster
         outcome = train(tmp_path / "mounts.yaml", store, on_event=Listener(events, act), on_note=notes.append)
     (note,) = notes
     assert "is left out" in note
-    assert f"cannot see the store {store.location}" in note
+    assert str(store.location) in note
     assert left_out[-1] == 1  # for the monitoring
     assert (outcome.failed, outcome.notes) == (0, (note,))
     assert len({event.worker_id for event in events if event.step}) == 2
@@ -141,7 +141,8 @@ def test_the_death_of_the_head_is_noticed_and_another_cluster_goes_on(
         process.wait()
     text = (tmp_path / "output").read_text()
     assert process.returncode == 130, text
-    assert f"error: the head of the Ray cluster ({second_cluster.address}) does not answer any more" in text
+    (error,) = [line for line in text.splitlines() if line.startswith("error:")]
+    assert str(second_cluster.address) in error
     assert "Traceback" not in text
     assert "Failed to connect to GCS" not in text  # with these words Ray itself ends the process, a minute later
     (interrupted,) = store.index.sweeps()
@@ -170,7 +171,7 @@ def test_a_sweep_whose_raylet_dies_has_no_failed_runs(ray_environment: dict[str,
     text = (tmp_path / "output").read_text()
     assert process.returncode == 130, text
     (error,) = [line for line in text.splitlines() if line.startswith("error:")]
-    assert error.startswith("error: Ray's process on this machine, the raylet, has died")
+    assert "raylet" in error
     until(lambda: not any(map(_runs, started)))
     # A worker may outlive the sweep by some seconds. Then its run is running until it ends.
     assert {store.status(run.run_id) for run in plan.runs} == {"interrupted"}

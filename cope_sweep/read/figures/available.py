@@ -66,7 +66,9 @@ def draw_figure(results: Results, question: GetFigure) -> Figure:
         return replace(draw_declared(results, declared[name]), size=size)
     if name not in FIGURES or FIGURES[name].needs != "ablation":
         kinds = [each for each, kind in FIGURES.items() if kind.needs == "ablation" and each not in declared]
-        raise NotFoundError(f"{plan.name} has no figure {name[:80]!r}{suggest(name, [*declared, *kinds])}")
+        known = [*declared, *kinds]
+        message = f"{plan.name} has no figure {name[:80]!r}{suggest(name, known)}"
+        raise NotFoundError(message, figure=name[:80], allowed=known)
     return replace(FIGURES[name].make(results, question), size=size)
 
 
@@ -136,6 +138,10 @@ def _checkpoint(results: Results, declared: Declared, seed: int | None) -> Path:
         raise FigureError(
             f"{declared.name} of {plan.name} shows the checkpoint of run {run.run_id} ({declared.rows[0]}, seed "
             f"{run.seed}), which is {status} in {results.place}; train it with: "
-            f"cope-sweep run {plan.ablation.words}"
+            f"cope-sweep run {plan.ablation.words}",
+            code="not_finished",
+            figure=declared.name,
+            run_id=run.run_id,
+            status=status,
         )
     return store.run(run.run_id).fetch_checkpoint()

@@ -54,13 +54,16 @@ def _figure(kind: str, results: Results, question: GetFigure, default: tuple[str
     plan = results.plan
     x = question.x or "step"
     if x not in ("step", "time"):
-        raise FigureError(f"--x {x}: {kind} is drawn by step or by time")
+        raise FigureError(
+            f"--x {x}: {kind} is drawn by step or by time", code="unknown_key", key=x, allowed=["step", "time"]
+        )
     points = of_rows(results.curves, plan, question.row)
     logged = list(dict.fromkeys(points["metric"]))
     metrics = question.metric or _evaluated_often(points, default)
     for metric in question.metric:
         if logged and metric not in logged:
-            raise FigureError(f"no run of {plan.name} has logged {metric!r}{suggest(metric, logged)}")
+            message = f"no run of {plan.name} has logged {metric!r}{suggest(metric, logged)}"
+            raise FigureError(message, code="unknown_metric", metric=metric, allowed=logged)
     titles = [metric_title(plan, metric) for metric in dict.fromkeys(metrics)]
     band = chosen_band(question.band, points)
     rows = [row.name for row in selected_rows(plan, question.row)]

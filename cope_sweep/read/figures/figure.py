@@ -45,7 +45,12 @@ class Figure:
         chosen = file_format or next((each for each in FORMATS if path.suffix.lower() == f".{each}"), None)
         if chosen is None:
             suffixes = ", ".join(f".{each}" for each in FORMATS)
-            raise FigureError(f"{path}: its suffix names no format; end it with {suffixes}, or give --format")
+            raise FigureError(
+                f"{path}: its suffix names no format; end it with {suffixes}, or give --format",
+                code="unknown_format",
+                file=str(path),
+                allowed=list(FORMATS),
+            )
         path.write_bytes(self.render(chosen))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:

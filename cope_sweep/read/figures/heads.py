@@ -119,10 +119,13 @@ def head_figures(probe: Probe, marks: TokenMarks, statistics: Sequence[HeadStati
     cells = len(probe.tokens_T) ** 2 * heatmaps
     if cells > MAX_CELLS:
         raise ProbeError(
-            f"{cells:,} cells are too many to draw (at most {MAX_CELLS:,}); choose layers and heads, or fewer tokens"
+            f"{cells:,} cells are too many to draw (at most {MAX_CELLS:,}); choose layers and heads, or fewer tokens",
+            code="too_many_cells",
+            cells=cells,
+            limit=MAX_CELLS,
         )
     if not cells:
-        raise ProbeError("nothing to draw: no layer and head is selected")
+        raise ProbeError("nothing to draw: no layer and head is selected", code="no_head")
     return [
         HeadFigure(
             title=f"Layer {layer.layer} · head {head}",
@@ -304,7 +307,12 @@ def head_maps(predictor: Predictor, token_ids: TokenIds, figure: Maps) -> Figure
     tokenizer = predictor.tokenizer if predictor.reads_text else None
     labels, known = token_labels(run.task, tokens_T, tokenizer), token_marks(run.task, tokens_T, tokenizer)
     if figure.mark is not None and figure.mark not in known:
-        raise FigureError(f"no mark {figure.mark!r}{suggest(figure.mark, known) or ': these tokens have none'}")
+        raise FigureError(
+            f"no mark {figure.mark!r}{suggest(figure.mark, known) or ': these tokens have none'}",
+            code="unknown_mark",
+            mark=figure.mark,
+            allowed=list(known),
+        )
     mark = figure.mark or next((name for name, on in known.items() if on.any()), None)
     marked_T = known[mark] if mark else np.zeros(len(tokens_T), dtype=bool)
     marks: TokenMarks = {mark: marked_T} if mark else {}
@@ -313,7 +321,11 @@ def head_maps(predictor: Predictor, token_ids: TokenIds, figure: Maps) -> Figure
     if len(tokens_T) ** 2 * len(heads) > MAX_CELLS:
         raise FigureError(
             f"{len(heads)} maps of {len(tokens_T)} tokens have more than {MAX_CELLS:,} cells; "
-            "choose fewer heads or tokens"
+            "choose fewer heads or tokens",
+            code="too_many_cells",
+            heads=len(heads),
+            tokens=len(tokens_T),
+            limit=MAX_CELLS,
         )
     found = probe(predictor, tokens_T, sorted({layer for layer, _ in heads}), sorted({head for _, head in heads}))
     layers = {layer.layer: layer for layer in found.layers}
@@ -338,7 +350,10 @@ def _heads(
             if tuple(pair) not in existing:
                 raise ProbeError(
                     f"there is no layer {pair[0]} with head {pair[1]}: this model has layers 0 … {model.layers - 1} "
-                    f"and heads 0 … {model.heads - 1}"
+                    f"and heads 0 … {model.heads - 1}",
+                    code="no_such_head",
+                    layer=pair[0],
+                    head=pair[1],
                 )
         return [(layer, head) for layer, head in dict.fromkeys(map(tuple, wanted))]
     scores: dict[tuple[int, int], float] = {}
@@ -358,7 +373,10 @@ def _head_map(layer: LayerProbe, head: int, show: Show) -> Heatmap:
     exist = {"attention", *(["position_attention"] if layer.position_only_attention_HTT is not None else [])}
     raise FigureError(
         f"layer {layer.layer} has no {title.lower()}: its encodings have no "
-        f"{'position logits' if show == 'position_attention' else 'gates'}; it has: {', '.join(sorted(exist))}"
+        f"{'position logits' if show == 'position_attention' else 'gates'}; it has: {', '.join(sorted(exist))}",
+        code="no_such_map",
+        show=show,
+        allowed=sorted(exist),
     )
 
 

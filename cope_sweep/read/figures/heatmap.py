@@ -17,11 +17,9 @@ from matplotlib.figure import Figure as Drawing
 from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.ablation import Heatmap
-from cope_sweep.config.explain import suggest
 from cope_sweep.read.figures import canvas
 from cope_sweep.read.figures.figure import Figure
-from cope_sweep.read.figures.kinds import FigureError
-from cope_sweep.read.figures.metrics import chosen_metrics, metric_title, of_rows, selected_rows
+from cope_sweep.read.figures.metrics import chosen_metrics, metric_title, of_rows, selected_rows, unknown_panels
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of, named_label, row_label, varying_axes
 from cope_sweep.read.tables.row_names import find_axis
@@ -123,7 +121,7 @@ def _learning_rule(plan: Plan) -> Column | None:
 def _panels(plan: Plan, name: str | None) -> str | None:
     key = None if name is None else find_axis(plan.axes, name)
     if name is not None and key is None:
-        raise FigureError(f"--panels {name}: {plan.name} has no such axis{suggest(name, list(plan.axes))}")
+        raise unknown_panels(plan, name)
     return key
 
 

@@ -39,7 +39,11 @@ def importance(results: Results, question: GetFigure) -> Figure:
     titles = chosen_metrics(plan, runs, question.metric, (each.name for each in plan.ablation.content.metrics))
     levels = axis_levels(results, runs, question.row)
     if levels.empty:
-        raise FigureError(f"{plan.name} has no axis with several values, so no parameter can be important")
+        raise FigureError(
+            f"{plan.name} has no axis with several values, so no parameter can be important",
+            code="no_axis",
+            ablation=plan.name,
+        )
     data = pd.concat([importance_frame(runs, levels, each.name) for each in titles], ignore_index=True)
     title = question.title or plan.ablation.content.title
     return Figure("importance", title, data, partial(_draw, data, titles, title))

@@ -22,6 +22,8 @@ Show = Literal["gates", "positions", "position_attention", "attention"]
 class FigureError(UserError):
     """A figure that cannot be made. The message names what exists."""
 
+    default_code = "invalid_figure"
+
 
 @dataclass(frozen=True)
 class FigureKind:

@@ -38,7 +38,10 @@ def selected_rows(plan: Plan, names: Sequence[str]) -> tuple[Row, ...]:
     for name in names:
         rows = find_rows(plan, name)
         if not rows:
-            raise FigureError(f"{plan.name} has no row {name!r}{suggest(name, [row.name for row in plan.rows])}")
+            known = [row.name for row in plan.rows]
+            raise FigureError(
+                f"{plan.name} has no row {name!r}{suggest(name, known)}", code="unknown_row", row=name, allowed=known
+            )
         found |= {row.name for row in rows}
     return tuple(row for row in plan.rows if not names or row.name in found)
 
@@ -48,7 +51,12 @@ def chosen_metrics(plan: Plan, runs: pd.DataFrame, names: Sequence[str], default
     known = metric_columns(runs, plan)
     for name in names:
         if name not in known:
-            raise FigureError(f"no finished run of {plan.name} has the metric {name!r}{suggest(name, known)}")
+            raise FigureError(
+                f"no finished run of {plan.name} has the metric {name!r}{suggest(name, known)}",
+                code="unknown_metric",
+                metric=name,
+                allowed=list(known),
+            )
     return [metric_title(plan, name) for name in dict.fromkeys(names or default)]
 
 
@@ -97,3 +105,10 @@ def band_text(band: Band) -> str:
 def is_number(value: Any) -> bool:
     """Whether a JSON value is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def unknown_panels(plan: Plan, name: str) -> FigureError:
+    """The error about panels of an axis that the plan does not have."""
+    axes = list(plan.axes)
+    message = f"--panels {name}: {plan.name} has no such axis{suggest(name, axes)}"
+    return FigureError(message, code="unknown_axis", axis=name, allowed=axes)

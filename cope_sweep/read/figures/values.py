@@ -34,6 +34,7 @@ from cope_sweep.read.figures.metrics import (
     of_rows,
     seed_statistics,
     selected_rows,
+    unknown_panels,
 )
 from cope_sweep.read.tables.best import tuning
 from cope_sweep.read.tables.model import Column, row_label, short_labels, varying_axes
@@ -116,13 +117,16 @@ def contexts(results: Results, question: GetFigure) -> Figure:
     if not known:
         raise FigureError(
             f"no metric of {plan.name} is of another length (test/perplexity@1024, in_dist/token_error@4x); see "
-            "evaluate.contexts and evaluate.lengths"
+            "evaluate.contexts and evaluate.lengths",
+            code="no_contexts",
+            ablation=plan.name,
         )
     multiples = any(match["times"] for match in found.values())
     wanted = tuple(name.partition("@")[0] for name in question.metric) or known[:1]
     for name in wanted:
         if name not in known:
-            raise FigureError(f"{plan.name} has no metric {name}@…{suggest(name, known)}")
+            message = f"{plan.name} has no metric {name}@…{suggest(name, known)}"
+            raise FigureError(message, code="unknown_metric", metric=name, allowed=known)
     panel_key = _panel_key(plan, question.panels) or (TRAINING_CONTEXT if TRAINING_CONTEXT in plan.axes else None)
     names = _series(plan, rows, {}, {panel_key, None})
     points = []
@@ -155,7 +159,8 @@ def budget(results: Results, question: GetFigure) -> Figure:
     column = metric_title(plan, found.metric)
     names = [row.name for row in found.rows]
     if unknown := next((name for name in question.row if name not in names), None):
-        raise FigureError(f"{plan.name} has no row {unknown!r}{suggest(unknown, names)}")
+        message = f"{plan.name} has no row {unknown!r}{suggest(unknown, names)}"
+        raise FigureError(message, code="unknown_row", row=unknown, allowed=names)
     labels = {key: {row.labels.get(key) for row in found.rows} for key in plan.axes}
     several = [key for key, values in labels.items() if len(values) > 1]
     whole = [key for key in several if None not in labels[key]]  # every row has such a label
@@ -199,14 +204,21 @@ def _x_key(plan: Plan, name: str | None) -> str:
             key for key in several if all(is_number(setting(row, key)) for row in plan.rows if key in row.labels)
         ]
         if not several:
-            raise FigureError(f"{plan.name} has no axis with several values; name what to draw against with --x KEY")
+            raise FigureError(
+                f"{plan.name} has no axis with several values; name what to draw against with --x KEY",
+                code="no_axis",
+                ablation=plan.name,
+            )
         return (numeric or several)[0]
     key = find_axis(plan.axes, name) or name
     if key in plan.axes or key.startswith("facts.") or any(setting(row, key) is not None for row in plan.rows):
         return key
     raise FigureError(
         f"--x {name}: no run of {plan.name} has this key{suggest(name, list(plan.axes))}; "
-        "any key of a run (`train.lr`) and any fact (`facts.parameters`) will do"
+        "any key of a run (`train.lr`) and any fact (`facts.parameters`) will do",
+        code="unknown_key",
+        key=name,
+        ablation=plan.name,
     )
 
 
@@ -214,7 +226,7 @@ def _panel_key(plan: Plan, name: str | None) -> str | None:
     key = None if name is None else find_axis(plan.axes, name)
     if key or name is None:
         return key
-    raise FigureError(f"--panels {name}: {plan.name} has no such axis{suggest(name, list(plan.axes))}")
+    raise unknown_panels(plan, name)
 
 
 def _panel_title(row: Row, key: str | None, metric: Column | None) -> str:

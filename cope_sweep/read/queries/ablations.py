@@ -82,7 +82,11 @@ class AblationFiles:
         """The file of an ablation. Raises NotFoundError."""
         files = self.files()
         if name not in files:
-            raise NotFoundError(f"no ablation {name!r}; the ablations are: {', '.join(files) or 'none'}")
+            raise NotFoundError(
+                f"no ablation {name!r}; the ablations are: {', '.join(files) or 'none'}",
+                name=name,
+                allowed=list(files),
+            )
         return files[name]
 
     def load(self, name: str, scale: str | None = None) -> Plan:
@@ -123,14 +127,22 @@ class AblationFiles:
                 ablation = load_ablation(path)
                 stamp += _stamps(ablation.source.parents)
             if scale is not None and scale not in ablation.content.scales:
-                scales = ", ".join(ablation.content.scales) or "none"
-                raise QueryError(f"{name} has no scale {scale!r}; its scales are: {scales}")
+                scales = list(ablation.content.scales)
+                raise QueryError(
+                    f"{name} has no scale {scale!r}; its scales are: {', '.join(scales) or 'none'}",
+                    code="unknown_scale",
+                    ablation=name,
+                    scale=scale,
+                    allowed=scales,
+                )
             found = expand(with_overrides(ablation, scale=scale), max_runs=self._max_runs)
             found.row_of("")  # makes the table of rows now, not during a request
         except SpecError as error:
-            stamp, found = everything, SpecError(self._error_text(str(error)))
+            data = error.shown_data(self._error_text)
+            stamp, found = everything, SpecError(self._error_text(str(error)), code=error.code, **data)
         except RecursionError:
-            stamp, found = everything, SpecError(self._error_text(f"{path}: nested too deeply"))
+            text = self._error_text(f"{path}: nested too deeply")
+            stamp, found = everything, SpecError(text, code="too_large", place=self._error_text(str(path)))
         self._plans[name, scale] = stamp, found
         return stamp, found
 

@@ -111,7 +111,7 @@ def plan_curves(plan: Plan, store: Store, question: GetCurves, known: KnownCurve
     following = question.offset + len(rows)
     is_whole = question.offset == 0 and following == len(plan.rows)
     if is_whole and metric not in logged and not any(series.points for row in rows for series in row.series):
-        raise QueryError(_unknown(metric, list(logged), plan.name))
+        raise _unknown(metric, list(logged), plan.name)
     following_page = following if following < len(plan.rows) else None
     return Curves(metric=metric, metrics=list(logged), rows=rows, total=len(plan.rows), next=following_page)
 
@@ -134,7 +134,7 @@ def curves_of_runs(folders: Sequence[RunFolder], metric: str, points: int | None
         ]
         series.append(RunCurve(run_id=folder.run_id, points=found if points is None else downsample(found, points)))
     if metric not in logged and logged:
-        raise QueryError(_unknown(metric, list(logged), "these runs"))
+        raise _unknown(metric, list(logged), "these runs")
     return CurvesOfRuns(metric=metric, series=series)
 
 
@@ -148,7 +148,7 @@ def run_rows(folder: RunFolder, metrics: Sequence[str], points: int | None) -> l
     logged = list(dict.fromkeys(key for row in rows for key in row if key != "step"))
     for name in metrics:
         if name not in logged and logged:
-            raise QueryError(_unknown(name, logged, f"run {folder.run_id}"))
+            raise _unknown(name, logged, f"run {folder.run_id}")
     if metrics:
         rows = [
             {key: value for key, value in row.items() if key == "step" or key in metrics}
@@ -206,5 +206,6 @@ def _logged(curve: Sequence[Row]) -> dict[str, None]:
     return dict.fromkeys(key for point in curve[-LAST_ROWS:] for key in point if key != "step")
 
 
-def _unknown(metric: str, logged: Sequence[str], owner: str) -> str:
-    return f"{owner}: no metric {metric[:80]!r}{suggest(metric[:80], logged[:MAX_NAMES])}"
+def _unknown(metric: str, logged: Sequence[str], owner: str) -> QueryError:
+    message = f"{owner}: no metric {metric[:80]!r}{suggest(metric[:80], logged[:MAX_NAMES])}"
+    return QueryError(message, code="unknown_metric", metric=metric[:80], allowed=list(logged[:MAX_NAMES]))

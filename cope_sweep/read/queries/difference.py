@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cope_sweep.api.answers import ChangedValue, MetricChange, MetricTest, RunsDiff
-from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries.unknown import no_run, no_sweep
 from cope_sweep.read.tables.stats import Difference, finite, holm, two_rows
 from cope_sweep.store import QueryError, RunRecord, Store
@@ -41,7 +40,12 @@ def store_difference(store: Store, left: str, right: str) -> RunsDiff:
     sides = [_members(store, name) for name in (left, right)]
     is_sweep = [bool(SWEEP_ID.fullmatch(name)) for name in (left, right)]
     if is_sweep[0] != is_sweep[1]:
-        raise QueryError(f"{left} and {right}: a run and a sweep cannot be compared; name two runs or two sweeps")
+        raise QueryError(
+            f"{left} and {right}: a run and a sweep cannot be compared; name two runs or two sweeps",
+            code="not_comparable",
+            left=left,
+            right=right,
+        )
     rows = [list(dict.fromkeys(member.row for member in side)) for side in sides] if is_sweep[0] else [[""], [""]]
     common = [row for row in rows[0] if row in rows[1]]
     finished = [_finished(side) for side in sides]
@@ -62,13 +66,13 @@ def _members(store: Store, name: str) -> list[Member]:
     """The run with this id, or the runs of the sweep with this id."""
     if SWEEP_ID.fullmatch(name):
         if store.index.sweep(name) is None:
-            raise NotFoundError(no_sweep(store, name))
+            raise no_sweep(store, name)
         rows = store.index.sweep_rows(name)
     else:
         rows = {name: name}
     records, specs = store.index.records(rows), store.index.specs(rows)
     if not SWEEP_ID.fullmatch(name) and name not in records:
-        raise NotFoundError(no_run(store, name))
+        raise no_run(store, name)
     return [Member(records.get(i) or RunRecord(run_id=i), row, specs.get(i, {})) for i, row in rows.items()]
 
 

@@ -39,7 +39,8 @@ def finished_run(plan: Plan, store: Store, rows: Collection[str] = (), seed: int
     known = [row.name for row in plan.rows]
     named = {name: find_rows(plan, name) for name in rows}
     if unknown := [name for name, found in named.items() if not found]:
-        raise UserError(f"{plan.name} has no row {unknown[0]!r}{suggest(unknown[0], known)}")
+        message = f"{plan.name} has no row {unknown[0]!r}{suggest(unknown[0], known)}"
+        raise UserError(message, code="unknown_row", row=unknown[0], allowed=known)
     chosen = [row for found in named.values() for row in found] or plan.rows
     runs = [run for row in chosen for run in row.runs if seed in (None, run.seed)]
     statuses = store.index.statuses(run.run_id for run in runs)
@@ -49,7 +50,11 @@ def finished_run(plan: Plan, store: Store, rows: Collection[str] = (), seed: int
     which = (f" with seed {seed}" if seed is not None else "") + (f" of {', '.join(rows)}" if rows else "")
     raise UserError(
         f"no run{which} of {plan.name} is finished in the store {store.location}; train it with: cope-sweep run "
-        f"{plan.name}"
+        f"{plan.name}",
+        code="not_finished",
+        ablation=plan.name,
+        rows=list(rows),
+        seed=seed,
     )
 
 

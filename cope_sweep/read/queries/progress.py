@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries.unknown import no_sweep
 from cope_sweep.store import Store, SweepProgress
 
@@ -30,7 +29,7 @@ class ProgressTracker:
         """The progress of the sweep now. Raises NotFoundError, StoreError."""
         found = self.store.index.sweep_progress(self.sweep_id, MAX_FAILURES)
         if found is None:
-            raise NotFoundError(no_sweep(self.store, self.sweep_id))
+            raise no_sweep(self.store, self.sweep_id)
         self.revision, now_s = found.revision, self.clock()
         if not self._samples or self._samples[-1][1] != found.steps_done:
             self._samples.append((now_s, found.steps_done))

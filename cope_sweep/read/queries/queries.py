@@ -77,7 +77,7 @@ class Queries:
     def files(self) -> AblationFiles:
         """The ablation files. Raises NotFoundError where no folder was named."""
         if self._files is None:
-            raise NotFoundError("no folder of ablation files was named")
+            raise NotFoundError("no folder of ablation files was named", code="no_folder")
         return self._files
 
     def check(self) -> None:
@@ -200,7 +200,11 @@ class Queries:
             place = f"{question.ablation} {question.scale}"
             query = replace(query, run_ids=tuple(run.run_id for run in planned), plan=place)
         elif question.scale is not None:
-            raise QueryError(f"scale: {question.scale!r} is that of an ablation; name the ablation, too")
+            raise QueryError(
+                f"scale: {question.scale!r} is that of an ablation; name the ablation, too",
+                code="scale_of_no_ablation",
+                scale=question.scale,
+            )
         return query
 
     def run_id(self, text: str) -> str:
@@ -235,7 +239,11 @@ class Queries:
         """The folder of a finished run, with its checkpoint on this machine."""
         record, folder = self._found(run_id)
         if record.status != "finished":
-            raise NotFinishedError(f"run {record.run_id} is {record.status}; only a finished run has a checkpoint")
+            raise NotFinishedError(
+                f"run {record.run_id} is {record.status}; only a finished run has a checkpoint",
+                run_id=record.run_id,
+                status=record.status,
+            )
         folder.fetch_checkpoint()
         return folder
 
@@ -286,14 +294,20 @@ class Queries:
         if self._most_rows is not None and rows > self._most_rows and file_format != "csv" and not question.row:
             raise FigureError(
                 f"{plan.name} has {rows:,} rows, and pictures show at most {self._most_rows}; take the data as csv, or "
-                "draw some rows with `row`"
+                "draw some rows with `row`",
+                code="too_many_rows",
+                ablation=plan.name,
+                rows=rows,
+                limit=self._most_rows,
             )
         made = draw_figure(results, question)
         if made.empty and file_format != "csv":
             words = plan.ablation.words
             raise FigureError(
                 f"nothing to draw: no run, or too few, of {words} are finished in {results.place}; train them with: "
-                f"cope-sweep run {words}"
+                f"cope-sweep run {words}",
+                code="nothing_to_draw",
+                ablation=plan.name,
             )
         return made.render(file_format)
 
@@ -324,7 +338,7 @@ class Queries:
         """The index's summary of a sweep. Raises NotFoundError."""
         summary = self.store.index.sweep(sweep_id)
         if summary is None:
-            raise NotFoundError(no_sweep(self.store, sweep_id))
+            raise no_sweep(self.store, sweep_id)
         return summary
 
     def _sweep(self, question: questions.GetSweep) -> answers.SweepDetail:

@@ -83,7 +83,12 @@ def full_id(store: Store, text: str) -> str:
         return text
     found = store.index.ids_that_begin(text, limit=3)
     if len(found) > 1:
-        raise QueryError(f"{text}: the ids of several runs begin so, as {' and '.join(found)}; type more digits")
+        raise QueryError(
+            f"{text}: the ids of several runs begin so, as {' and '.join(found)}; type more digits",
+            code="ambiguous_run_id",
+            run_id=text,
+            near=found,
+        )
     return found[0] if found else text
 
 
@@ -93,13 +98,18 @@ def find(store: Store, files: AblationFiles | None, run_id: str) -> tuple[RunRec
     Raises NotFoundError.
     """
     if not RUN_ID.fullmatch(run_id):
-        raise NotFoundError(f"{run_id[:40]!r} is no run id: a run id has 16 hexadecimal digits")
+        raise NotFoundError(
+            f"{run_id[:40]!r} is no run id: a run id has 16 hexadecimal digits",
+            run_id=run_id[:40],
+        )
     found = places(store, [run_id]).get(run_id, [])
     record = store.index.records([run_id]).get(run_id)
     if record is None and files is not None:
         found = [*files.places(run_id), *found]
     if record is None and not found:
-        raise NotFoundError(f"{no_run(store, run_id)}; `cope-sweep plan ABLATION` lists those of an ablation")
+        error = no_run(store, run_id)
+        message = f"{error}; `cope-sweep plan ABLATION` lists those of an ablation"
+        raise NotFoundError(message, code=error.code, **error.data)
     return record or RunRecord(run_id=run_id), found
 
 
@@ -190,7 +200,11 @@ def parse_filter(text: str) -> Filter:
     """
     match = CONDITION.fullmatch(text.strip())
     if match is None or not match["value"]:
-        raise QueryError(f"{text!r} is no condition; write KEY, an operator and a value, as in model.layers>=4")
+        raise QueryError(
+            f"{text!r} is no condition; write KEY, an operator and a value, as in model.layers>=4",
+            code="invalid_condition",
+            condition=text,
+        )
     operator = "=" if match["operator"] == "==" else match["operator"]
     return Filter(match["key"].strip(), operator, _value(match["value"].strip()))  # type: ignore[arg-type]
 

@@ -1,7 +1,8 @@
-"""Messages about runs and sweeps that a store does not have, which propose ids that begin alike."""
+"""Errors about runs and sweeps that a store does not have, which propose ids that begin alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from cope_sweep.errors import NotFoundError
 from cope_sweep.store import Store
 
 SHOWN = 40
@@ -11,21 +12,33 @@ SHORTEST_PREFIX, DAY = 4, 8
 PROPOSED = 3
 
 
-def no_run(store: Store, name: str) -> str:
-    """A message about an unknown run."""
+def no_run(store: Store, name: str) -> NotFoundError:
+    """The error about an unknown run."""
     near = _near(store.index.ids_that_begin, name, SHORTEST_PREFIX)
-    return f"no run {name[:SHOWN]!r} in the store {store.location}{near}; `cope-sweep runs` lists them"
+    return NotFoundError(
+        f"no run {name[:SHOWN]!r} in the store {store.location}{_proposal(near)}; `cope-sweep runs` lists them",
+        run_id=name[:SHOWN],
+        near=near,
+    )
 
 
-def no_sweep(store: Store, name: str) -> str:
-    """A message about an unknown sweep, which proposes those of the same day."""
+def no_sweep(store: Store, name: str) -> NotFoundError:
+    """The error about an unknown sweep, which proposes those of the same day."""
     near = _near(store.index.sweep_ids_that_begin, name, DAY)
-    return f"no sweep {name[:SHOWN]!r} in the store {store.location}{near}; `cope-sweep status` lists them"
+    return NotFoundError(
+        f"no sweep {name[:SHOWN]!r} in the store {store.location}{_proposal(near)}; `cope-sweep status` lists them",
+        sweep_id=name[:SHOWN],
+        near=near,
+    )
 
 
-def _near(ids_that_begin: Callable[[str, int], list[str]], name: str, shortest: int) -> str:
-    """`; did you mean …?` with the ids that share the longest beginning, of at least `shortest` characters."""
+def _near(ids_that_begin: Callable[[str, int], list[str]], name: str, shortest: int) -> list[str]:
+    """The ids that share the longest beginning with a name, of at least `shortest` characters."""
     for length in range(min(len(name), SHOWN), shortest - 1, -1):
         if found := ids_that_begin(name[:length], PROPOSED):
-            return f"; did you mean {' or '.join(found)}?"
-    return ""
+            return found
+    return []
+
+
+def _proposal(near: Sequence[str]) -> str:
+    return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -125,7 +125,9 @@ def document(files: AblationFiles, source: Store | Path, scale: str | None = Non
         place = f"the store {source.location}" if isinstance(source, Store) else f"a report of {source}"
         raise ReportError(
             f"no run of an ablation in {files.folder}{option} is finished in {place}; train one with: cope-sweep run "
-            "quickstart"
+            "quickstart",
+            folder=str(files.folder),
+            scale=scale,
         )
     return Document(tuple(chapters), provenance(each.runs for each in found))
 

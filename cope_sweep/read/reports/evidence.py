@@ -56,6 +56,8 @@ RESAMPLES = 9_999
 class ReportError(UserError):
     """There is nothing to report. The message says how to train it."""
 
+    default_code = "nothing_to_report"
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -209,7 +211,10 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
     plan = results.plan
     if not any(record.status == "finished" for record in results.records.values()):
         words = plan.ablation.words
-        raise ReportError(f"no run of {words} is finished in {results.place}; train them with: cope-sweep run {words}")
+        raise ReportError(
+            f"no run of {words} is finished in {results.place}; train them with: cope-sweep run {words}",
+            ablation=plan.name,
+        )
     figures = tuple(_drawn(results, each) for each in declared_figures(plan))
     if not figures:
         kind = "budget" if plan.is_drawn else "summary"

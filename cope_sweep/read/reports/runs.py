@@ -160,7 +160,7 @@ class Committed(Results):
     def check(self) -> None:
         """Raises NotFinishedError where the results are stale."""
         if self.stale:
-            raise NotFinishedError(self.stale)
+            raise NotFinishedError(self.stale, code="stale_report", file=self.path.name, ablation=self.plan.name)
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,9 @@ def read_report(plan: Plan, path: Path) -> Committed:
         lines = pd.read_parquet(path).to_dict("records")
         return Committed(plan, {line["run_id"]: _record(line) for line in lines}, None, path)
     except (ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
-        raise NotFinishedError(f"{path}: not the runs of a report ({str(error).splitlines()[0]})") from error
+        raise NotFinishedError(
+            f"{path}: not the runs of a report ({str(error).splitlines()[0]})", code="damaged_report", file=str(path)
+        ) from error
 
 
 def find_committed(folder: Path, ablations: Path, name: str, scale: str | None) -> Committed:
@@ -241,7 +243,12 @@ def find_committed(folder: Path, ablations: Path, name: str, scale: str | None) 
         others = ", ".join(f"--scale {each}" if each else "its own size" for each in known)
         hint = f"; it has reports at: {others}" if known else ""
         option = f" --scale {wanted}" if wanted else ""
-        raise NotFoundError(f"{folder.name} has no report of {name}{option}{hint}")
+        raise NotFoundError(
+            f"{folder.name} has no report of {name}{option}{hint}",
+            ablation=name,
+            scale=scale,
+            allowed=list(known),
+        )
     found = read_committed(known[wanted], ablations)
     found.check()
     return found
@@ -252,6 +259,11 @@ def read_committed(path: Path, ablations: Path) -> Committed:
     name, _, scale = path.stem.partition(".")
     file = ablations / f"{name}.yaml"
     if not file.exists():
-        raise UserError(f"{path}: there is no ablation {name!r} in {ablations}; delete the report")
+        raise UserError(
+            f"{path}: there is no ablation {name!r} in {ablations}; delete the report",
+            code="report_of_no_ablation",
+            file=str(path),
+            ablation=name,
+        )
     plan = expand(with_overrides(load_ablation(file), scale=scale or None))
     return read_report(plan, path)

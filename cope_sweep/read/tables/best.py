@@ -133,7 +133,12 @@ def tuning(results: Results, metric: str | None = None) -> Tuning:
     content = plan.ablation.content
     name = metric or validation_metric(plan.ablation, plan.runs)
     if unknown := next((run for run in plan.runs if name not in run.metrics), None):
-        raise QueryError(f"metric {name}: the task {unknown.task.kind} has no such metric")
+        raise QueryError(
+            f"metric {name}: the task {unknown.task.kind} has no such metric",
+            code="unknown_metric",
+            metric=name,
+            task=unknown.task.kind,
+        )
     goal = {each.name: each.goal for each in content.metrics}.get(name, content.primary_metric.goal)
     return Tuning(name, goal, tuple(content.seeds), tuple(tuned_rows(plan, results.records, name, goal)))
 
@@ -152,7 +157,10 @@ def tuned_rows(plan: Plan, records: Mapping[str, RunRecord], metric: str, goal: 
     search = plan.ablation.content.search
     if not isinstance(search, RandomSearch):
         raise QueryError(
-            f"{plan.name} has search: {search.kind}, and only search: random gives every row the same draws"
+            f"{plan.name} has search: {search.kind}, and only search: random gives every row the same draws",
+            code="not_a_random_search",
+            ablation=plan.name,
+            search=search.kind,
         )
     rows: dict[tuple[tuple[str, str], ...], list[Draw]] = {}
     for row in plan.rows:
@@ -180,7 +188,11 @@ def conditions(tuned: Sequence[Tuned]) -> str:
     """The best values as the key `when` of an ablation file, in YAML. Raises SpecError where a row has none yet."""
     unfinished = [each.name for each in tuned if each.missing or each.best() is None]
     if unfinished:
-        raise SpecError(f"the draws of {first_rows(unfinished)} have not all ended; train them first")
+        raise SpecError(
+            f"the draws of {first_rows(unfinished)} have not all ended; train them first",
+            code="not_finished",
+            rows=unfinished,
+        )
     return "when:\n" + "".join(_condition_lines(tuned))
 
 

@@ -409,7 +409,10 @@ def sorted_by(model: TableModel, name: str) -> TableModel:
         known = [each.name for each in model.columns]
         raise QueryError(
             f"{model.ablation} has no column {name!r}{suggest(name, [*known, *model.axes])}; its columns are: "
-            f"{', '.join([*model.axes.values(), 'parameters', *known])}"
+            f"{', '.join([*model.axes.values(), 'parameters', *known])}",
+            code="unknown_column",
+            column=name,
+            allowed=[*model.axes.values(), "parameters", *known],
         )
 
     def place(row: TableRow) -> tuple[bool, float, str]:
@@ -436,7 +439,9 @@ def grouped(model: TableModel, name: str | None = None) -> TableModel:
     varying = [key for key in model.axes if len({row.labels.get(key) for row in model.rows}) > 1]
     key = find_axis(model.axes, name) if name else next(iter(varying), None)
     if name and key is None:
-        raise QueryError(f"{model.ablation} has no axis {name!r}{suggest(name, list(model.axes.values()))}")
+        axes = list(model.axes.values())
+        message = f"{model.ablation} has no axis {name!r}{suggest(name, axes)}"
+        raise QueryError(message, code="unknown_axis", axis=name, allowed=axes)
     if key is None or len(varying) < 2:
         return model
     groups: dict[str, list[TableRow]] = {}
@@ -488,7 +493,11 @@ def compared(model: TableModel, against: str) -> TableModel:
         return _with_row(model, rows[against])
     if against == PAPER:
         if not any(cell.published for row in model.rows for cell in row.metrics.values()):
-            raise QueryError(f"{model.ablation} has no published numbers; compare with one of its rows: --compare ROW")
+            raise QueryError(
+                f"{model.ablation} has no published numbers; compare with one of its rows: --compare ROW",
+                code="nothing_published",
+                ablation=model.ablation,
+            )
         return _order(model) if model.replaced else _with_paper(model)
     axis, sign, label = (part.strip() for part in against.partition("="))
     key = find_axis(model.axes, axis) if sign else None
@@ -499,16 +508,26 @@ def compared(model: TableModel, against: str) -> TableModel:
     if len(named) == 1:
         return _with_row(model, rows[named[0]])
     if named:
-        raise QueryError(f"{against!r} names several rows of {model.ablation}: {', '.join(named)}; write one in full")
+        raise QueryError(
+            f"{against!r} names several rows of {model.ablation}: {', '.join(named)}; write one in full",
+            code="ambiguous_row",
+            row=against,
+            rows=named,
+        )
     if key:
-        raise QueryError(f"the axis {key} of {model.ablation} has no label {label!r}{suggest(label, labels)}")
+        message = f"the axis {key} of {model.ablation} has no label {label!r}{suggest(label, labels)}"
+        raise QueryError(message, code="unknown_value", axis=key, value=label, allowed=labels)
     if sign:
-        raise QueryError(f"{model.ablation} has no axis {axis!r}{suggest(axis, list(model.axes))}")
+        message = f"{model.ablation} has no axis {axis!r}{suggest(axis, list(model.axes))}"
+        raise QueryError(message, code="unknown_axis", axis=axis, allowed=list(model.axes))
     names = list(rows)
     hint = suggest(against, names) or f"; its rows are: {', '.join(names)}"
     raise QueryError(
         f"{model.ablation} has no row {against!r}{hint}; AXIS=LABEL compares with a label of one of its axes "
-        f"({', '.join(model.axes.values()) or 'none'}), `{PAPER}` with the published numbers"
+        f"({', '.join(model.axes.values()) or 'none'}), `{PAPER}` with the published numbers",
+        code="unknown_row",
+        row=against,
+        allowed=names,
     )
 
 

@@ -226,15 +226,24 @@ def check_options(question: GetTable) -> None:
     """Raises QueryError for options that the question's format does not have."""
     given = [name for name in LATEX_OPTIONS if getattr(question, name) != GetTable.model_fields[name].default]
     if given and question.format != "latex":
-        raise QueryError(f"{', '.join(given)}: only the format latex has this; add --format latex or leave it out")
+        raise QueryError(
+            f"{', '.join(given)}: only the format latex has this; add --format latex or leave it out",
+            code="option_of_latex",
+            options=given,
+        )
     if question.runs and question.format not in (None, "json"):  # json always holds every run
         if FORMATS[question.format].render_runs is None:
             able = " or ".join(name for name, each in FORMATS.items() if each.render_runs)
             raise QueryError(
-                f"{question.format} has no lines for single runs: choose the format {able}; json holds every run"
+                f"{question.format} has no lines for single runs: choose the format {able}; json holds every run",
+                code="format_without_runs",
+                format=question.format,
             )
         if question.sort is not None:
-            raise QueryError("sort orders rows, and a line for each run is in the plan's order; leave out one of them")
+            raise QueryError(
+                "sort orders rows, and a line for each run is in the plan's order; leave out one of them",
+                code="sorted_runs",
+            )
 
 
 def table_file(table: Table, question: GetTable, runs_url: str | None = None) -> bytes:

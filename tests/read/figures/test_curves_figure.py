@@ -5,9 +5,9 @@ import math
 import pandas as pd
 import pytest
 
-from cope_sweep.read.figures import FigureError
 from cope_sweep.read.figures.curves import curve_frame
 from cope_sweep.read.tables.model import Column
+from tests.errors import raises
 from tests.read.figures.files import made, svg_texts
 from tests.read.tables.ablations import begin, fail, finish, plan_of, stop
 from tests.store.sweeps import end
@@ -120,5 +120,5 @@ def test_time_axis_and_its_unit(store):
         finish(store, run, {"in_dist/token_error": 5.0})
     figure = made("curves", plan, store, x="time")
     assert "time since the run began (s)" in svg_texts(figure.render("svg"))
-    with pytest.raises(FigureError, match="--x epoch: curves is drawn by step or by time"):
+    with raises("unknown_key", key="epoch", allowed=["step", "time"]):
         made("curves", plan, store, x="epoch")

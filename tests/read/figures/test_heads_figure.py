@@ -12,12 +12,11 @@ import pytest
 from matplotlib.image import imread
 
 from cope_sweep.config.ablation import Maps
-from cope_sweep.errors import ProbeError
 from cope_sweep.inference.probe import head_statistics, probe
-from cope_sweep.read.figures import FigureError
 from cope_sweep.read.figures import heads as figure
 from cope_sweep.read.figures.canvas import printable
 from cope_sweep.read.figures.heads import HeadFigure, Heatmap, head_figures, page, picture
+from tests.errors import raises
 from tests.inference.tiny_models import V, tiny_predictor
 from tests.read.figures.files import Page, png_size, svg_texts
 
@@ -155,9 +154,9 @@ def test_any_length(predictor, tokens):
 def test_too_large_drawings_are_refused(predictor, monkeypatch):
     found = probe(predictor, TOKENS)
     monkeypatch.setattr(figure, "MAX_CELLS", 4 * 4 * T * T - 1)
-    with pytest.raises(ProbeError, match="2,304 cells are too many to draw"):
+    with raises("too_many_cells", cells=2304):
         head_figures(found, MARKS)
-    with pytest.raises(ProbeError, match="no layer and head is selected"):
+    with raises("no_head"):
         head_figures(probe(predictor, TOKENS, layers=[]), MARKS)
 
 
@@ -210,10 +209,11 @@ def test_a_model_without_gates_has_attention_of_its_first_heads():
     rope = tiny_predictor(["rope"])
     figure = maps(rope, TOKENS, Maps(show="attention", heads=2))
     assert set(zip(figure.frame["layer"], figure.frame["head"], strict=True)) == {(0, 0), (0, 1)}
-    with pytest.raises(FigureError, match="has no gates: its encodings have no gates; it has: attention$"):
+    with raises("no_such_map", show="gates", allowed=["attention"]):
         maps(rope, TOKENS, Maps(show="gates"))
-    with pytest.raises(FigureError, match="have no position logits"):
+    with raises("no_such_map") as error:
         maps(rope, TOKENS, Maps())
+    assert error.value.data["show"] == "position_attention"
 
 
 def test_a_mark_that_no_token_has_is_said(predictor):
@@ -222,12 +222,12 @@ def test_a_mark_that_no_token_has_is_said(predictor):
 
 
 def test_what_does_not_exist(predictor, monkeypatch):
-    with pytest.raises(FigureError, match=r"no mark 'newline'.*accepted: data, blank, marker"):
+    with raises("unknown_mark", mark="newline", allowed=["data", "blank", "marker"]):
         maps(predictor, TOKENS, Maps(mark="newline"))
-    with pytest.raises(ProbeError, match="no layer 2 with head 0: this model has layers 0 … 1 and heads 0 … 1"):
+    with raises("no_such_head", layer=2, head=0):
         maps(predictor, TOKENS, Maps(heads=[(2, 0)]))
     monkeypatch.setattr("cope_sweep.read.figures.heads.MAX_CELLS", 12 * 12)
-    with pytest.raises(FigureError, match="2 maps of 12 tokens have more than 144 cells"):
+    with raises("too_many_cells", heads=2, tokens=12, limit=144):
         maps(predictor, TOKENS, Maps(heads=2))
 
 

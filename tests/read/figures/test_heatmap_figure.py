@@ -1,15 +1,12 @@
 """Rows × columns with numbers and colours: ranks, order, grey and missing cells, by hand."""
 
-import re
-
 import pytest
 
 from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import expand, load_ablation
-from cope_sweep.config.source import SpecError
-from cope_sweep.read.figures import FigureError
 from cope_sweep.read.figures.available import declared_figures, draw_declared, draw_figure
 from cope_sweep.read.tables import read_results
+from tests.errors import raises
 from tests.read.figures.files import made, svg_texts
 from tests.read.tables.ablations import finish, plan_of
 
@@ -121,7 +118,7 @@ def test_without_a_declaration_columns_are_those_of_the_table(plan, results):
     )
     assert whole.frame["row"].unique().tolist() == ["dim 16", "dim 8"]
     assert whole.frame["column"].tolist() == ["In-dist.", "OOD"] * 2
-    with pytest.raises(FigureError, match="has no such axis"):
+    with raises("unknown_axis", axis="dims"):
         draw_figure(results, GetFigure(name=plan.name, figure="heatmap", panels="dims"))
 
 
@@ -143,16 +140,21 @@ def test_an_axis_that_is_fixed_takes_its_heatmap_with_it(tmp_path, plan):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "message"),
+    ("before", "after", "code", "data"),
     [
-        ('"16": {', '"61": {', "grid.yaml:19: figures[0].columns.61: model.dim has no value '61'"),
-        ("dense/token_error: fewer}\n    cap", "dens/token_error: fewer}\n    cap", "no run has the metric 'dens/token_error'"),
-        ("panels: model.dim", "panels: model.dims", "figures[0].panels: no axis is called 'model.dims'"),
-        ("columns:\n", "colours: rows\n    columns:\n", "figures[0].colours"),
+        ('"16": {', '"61": {', "unknown_value", {"key_path": "figures[0].columns.61", "value": "61"}),
+        (
+            "dense/token_error: fewer}\n    cap",
+            "dens/token_error: fewer}\n    cap",
+            "unknown_metric",
+            {"metric": "dens/token_error"},
+        ),
+        ("panels: model.dim", "panels: model.dims", "unknown_axis", {"key_path": "figures[0].panels"}),
+        ("columns:\n", "colours: rows\n    columns:\n", "unknown_key", {"key_path": "figures[0].colours"}),
     ],
-)  # fmt: skip
-def test_errors_name_their_line(tmp_path, before, after, message):
+)
+def test_errors_name_their_key(tmp_path, before, after, code, data):
     assert before in TEXT
     (tmp_path / "grid.yaml").write_text(TEXT.replace(before, after))
-    with pytest.raises(SpecError, match=re.escape(message)):
+    with raises(code, **data):
         expand(load_ablation(tmp_path / "grid.yaml"))

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cope_sweep.read.figures import FigureError
 from cope_sweep.read.figures.canvas import number, series_style
 from cope_sweep.read.figures.importance import importance_frame
+from tests.errors import raises
 from tests.read.figures.files import made, svg_texts
 from tests.read.figures.test_figure_kinds import context_plan
 from tests.read.tables.ablations import fail, finish, plan_of
@@ -50,7 +50,7 @@ def test_x_is_an_axis_by_either_name_a_key_a_fact_or_a_label(grid_plan, grid_sto
     assert set(places("train.steps")) == {(6.0, "")}
     assert set(places("facts.parameters")) == {(1000.0, "")}
     assert set(places("position")) == {(0.0, "CoPE"), (1.0, "none")}
-    with pytest.raises(FigureError, match=r"--x model.dmi: no run of widths has this key; did you mean 'model.dim'\?"):
+    with raises("unknown_key", key="model.dmi"):
         places("model.dmi")
 
 
@@ -136,17 +136,14 @@ def test_contexts_have_a_panel_for_each_training_length(store):
 
 
 def test_an_ablation_without_contexts_says_so(grid_plan, grid_store):
-    with pytest.raises(FigureError, match="no metric of widths is of another length"):
+    with raises("no_contexts", ablation="widths"):
         made("contexts", grid_plan, grid_store)
 
 
 def test_an_ablation_without_axes_says_so(store):
     plan = plan_of(grid={})
-    for kind, message in (
-        ("values", "name what to draw against with --x KEY"),
-        ("importance", "no axis"),
-    ):
-        with pytest.raises(FigureError, match=message):
+    for kind in ("values", "importance"):
+        with raises("no_axis", ablation=plan.name):
             made(kind, plan, store)
 
 

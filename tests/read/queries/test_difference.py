@@ -1,8 +1,7 @@
 import pytest
 
-from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries.difference import store_difference
-from cope_sweep.store import QueryError
+from tests.errors import raises
 from tests.read.queries.test_queries import sweep_of
 from tests.read.tables.ablations import fail, finish, plan_of
 
@@ -59,11 +58,11 @@ def test_unknown_names_and_mixed_kinds(store):
     plan = plan_of()
     finish(store, plan.runs[0], {})
     store.write_sweep(sweep_of(plan, [plan.runs[0]], FIRST))
-    with pytest.raises(QueryError, match="a run and a sweep cannot be compared"):
+    with raises("not_comparable", left=plan.runs[0].run_id, right=FIRST):
         store_difference(store, plan.runs[0].run_id, FIRST)
-    with pytest.raises(NotFoundError, match="no run 'nothing' in the store"):
+    with raises("not_found", run_id="nothing"):
         store_difference(store, plan.runs[0].run_id, "nothing")
-    with pytest.raises(NotFoundError, match=f"no sweep '{SECOND}' in the store"):
+    with raises("not_found", sweep_id=SECOND):
         store_difference(store, FIRST, SECOND)
 
 
@@ -72,10 +71,10 @@ def test_similar_ids_are_proposed(store):
     run_id = plan.runs[0].run_id
     finish(store, plan.runs[0], {})
     store.write_sweep(sweep_of(plan, [plan.runs[0]], FIRST))
-    with pytest.raises(NotFoundError, match=f"no run '{run_id[:8]}' in .*; did you mean {run_id}?"):
+    with raises("not_found", run_id=run_id[:8], near=[run_id]) as error:
         store_difference(store, run_id, run_id[:8])
-    with pytest.raises(NotFoundError, match=f"; did you mean {FIRST}?"):
+    assert run_id in str(error.value)
+    with raises("not_found", sweep_id=FIRST[:-1] + "e", near=[FIRST]):
         store_difference(store, FIRST[:-1] + "e", FIRST)
-    with pytest.raises(NotFoundError) as unlike:
+    with raises("not_found", near=[]):  # % is no wildcard
         store_difference(store, run_id, "%%%%%%%%")
-    assert "did you mean" not in str(unlike.value), "% is no wildcard"

@@ -3,7 +3,8 @@
 import pytest
 
 from cope_sweep.read.queries import parse_filter
-from cope_sweep.store import Filter, QueryError
+from cope_sweep.store import Filter
+from tests.errors import raises
 
 
 @pytest.mark.parametrize(
@@ -28,5 +29,5 @@ def test_conditions(text, expected):
 
 @pytest.mark.parametrize("text", ["", "model.layers", "model.layers>=", ">=4", "= 4", "model.layers 4"])
 def test_what_is_no_condition(text):
-    with pytest.raises(QueryError, match="is no condition; write KEY, an operator and a value"):
+    with raises("invalid_condition", condition=text):
         parse_filter(text)

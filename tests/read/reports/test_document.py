@@ -8,10 +8,11 @@ import pytest
 from cope_sweep.api.questions import GetReport
 from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.read.queries import AblationFiles, Queries
-from cope_sweep.read.reports import ReportError, evidence, write_evidence
+from cope_sweep.read.reports import evidence, write_evidence
 from cope_sweep.read.reports.document import ablation_document, document, report_file
 from cope_sweep.read.tables import read_results
 from cope_sweep.store import Store
+from tests.errors import raises
 from tests.read.figures.files import Page
 from tests.read.tables.ablations import CONTENT, fail, finish
 
@@ -72,7 +73,7 @@ def test_the_document_of_a_folder_of_reports(files, store, tmp_path):
     assert [size.problem for size in found.chapters[0].sizes] == ["", "", "no report"]
     path = files.file("first")
     path.write_text(path.read_text().replace('"seeds": [0, 1]', '"seeds": [0, 2]'))
-    with pytest.raises(ReportError, match="is finished in a report of"):
+    with raises("nothing_to_report", scale=None):
         document(AblationFiles(files.folder), tmp_path / "reports")
 
 
@@ -84,9 +85,9 @@ def test_one_scale(files, store):
 
 def test_nothing_finished(files, tmp_path):
     empty = Store(tmp_path / "empty", create=True)
-    with pytest.raises(ReportError, match="no run of an ablation in .* is finished in the store"):
+    with raises("nothing_to_report", folder=str(files.folder), scale=None):
         document(files, empty)
-    with pytest.raises(ReportError, match="at the scale large is finished"):
+    with raises("nothing_to_report", folder=str(files.folder), scale="large"):
         document(files, empty, "large")
 
 
@@ -94,7 +95,7 @@ def test_the_document_of_one_ablation(files, tmp_path):
     store = Store(tmp_path / "store", create=True)
     name = next(iter(files.files()))
     question = GetReport(name=name)
-    with pytest.raises(ReportError, match=f"cope-sweep run {name}"):
+    with raises("nothing_to_report", ablation=name):
         report_file(Queries(store, files).results(name), question, str)
     plan = files.load(name)
     finish(store, plan.runs[0], {metric.name: 1.0 for metric in plan.ablation.content.metrics})

@@ -1,15 +1,14 @@
 import math
 
-import pytest
 import yaml
 
 from cope_sweep.api.questions import GetFigure
-from cope_sweep.config import SpecError
 from cope_sweep.read.figures import FIGURES
 from cope_sweep.read.reports import evidence
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import conditions, tuned_rows
-from cope_sweep.store import QueryError, RunRecord
+from cope_sweep.store import RunRecord
+from tests.errors import raises
 from tests.read.tables.ablations import CONTENT, plan_of
 
 SEARCH = {
@@ -85,7 +84,7 @@ def test_conditions_need_draws_that_have_ended():
     plan, records = searched(
         lambda row, draw: draw, lambda row, draw: "running" if (row, draw) == ("CoPE", 4) else "finished"
     )
-    with pytest.raises(SpecError, match="the draws of CoPE have not all ended"):
+    with raises("not_finished", rows=["CoPE"]):
         conditions(tuned_rows(plan, records, METRIC, "min"))
 
 
@@ -112,5 +111,5 @@ def test_a_report_shows_the_best_draws_and_tests_nothing():
 
 
 def test_other_searches_are_refused():
-    with pytest.raises(QueryError, match="only search: random gives every row the same draws"):
+    with raises("not_a_random_search", search="none"):
         tuned_rows(plan_of(), {}, METRIC, "min")

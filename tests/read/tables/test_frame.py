@@ -16,9 +16,10 @@ from cope_sweep.read.tables.export import (
     write_runs,
 )
 from cope_sweep.read.tables.render import csv_text, without_formula
-from cope_sweep.store import Filter, Lease, QueryError, RunQuery
+from cope_sweep.store import Filter, Lease, RunQuery
 from cope_sweep.store.event import Event
 from cope_sweep.store.reading import read_run
+from tests.errors import raises
 from tests.read.queries.test_queries import SWEEP, sweep_of
 from tests.read.tables.ablations import COUNTING, begin, fail, finish, plan_of, run_table, stop
 from tests.store.sweeps import end
@@ -202,7 +203,7 @@ def test_an_export_follows_the_query(filled, store):
     lines = json.loads(exported(store, "json", query))
     assert [line["run_id"] for line in lines] == [filled.runs[2].run_id, filled.runs[1].run_id], "without limit"
     assert "facts.quick" not in lines[0], "no column for values that only other runs have"
-    with pytest.raises(QueryError, match="facts.m"):
+    with raises("unknown_key", key="facts.m"):
         exported(store, "csv", RunQuery(filters=(Filter("facts.m", "=", 1),)))
 
 
