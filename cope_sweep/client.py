@@ -73,9 +73,8 @@ M = TypeVar("M", bound=BaseModel)
 KEY_VARIABLE = "COPE_SWEEP_KEY"
 PAGE = 1000
 """Sweeps that are requested at a time."""
-REPEATED_STATUSES = (429, 503)
-NO_CLUSTER = "no_cluster"
-"""The code of a 503 that waiting does not change."""
+PASSING = ("not_ready", "service_unavailable")
+"""Codes of a 503 that may pass by waiting: of the service, and of a proxy in front of it."""
 MAX_WAIT_S = 60.0
 """An error is raised at once if its Retry-After is longer than this."""
 RECONNECT_S = 1.0
@@ -85,27 +84,30 @@ SILENCE_S = 60.0
 
 
 class ServiceError(UserError):
-    """The service has answered with an error: its HTTP status, its kind, as `not_found`, and a sentence about it.
+    """The service has answered with an error: its HTTP status and message, and code and data of the error there.
 
     The request may be repeated after `retry_after_s`, if the service has sent one.
     """
 
-    def __init__(self, status: int, code: str, detail: str, retry_after_s: float | None = None) -> None:
-        super().__init__(f"{detail} ({status} {code})")
-        self.status, self.code, self.detail, self.retry_after_s = status, code, detail, retry_after_s
+    status = 500
+    retry_after_s: float | None = None
 
 
 class ConnectionFailed(UserError):
     """The service cannot be reached, or has closed the connection."""
 
+    default_code = "not_connected"
+
 
 class DownloadError(UserError):
     """A downloaded file is not the one that the service has announced."""
 
+    default_code = "damaged_download"
+
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """The rule for repeating a request: after connection errors and the statuses 429 and 503."""
+    """The rule for repeating a request: after connection errors, 429, and those 503 that may pass."""
 
     retries: int = 4
     """The maximum number of repetitions."""
@@ -118,7 +120,7 @@ class RetryPolicy:
             return None
         wait_s = self.first_wait_s * 2**attempt * random.uniform(0.5, 1.0)
         if isinstance(error, ServiceError):
-            if error.status not in REPEATED_STATUSES or error.code == NO_CLUSTER:
+            if error.status != 429 and not (error.status == 503 and error.code in PASSING):
                 return None
             wait_s = max(wait_s, error.retry_after_s or 0.0)
         return wait_s if wait_s <= MAX_WAIT_S else None
@@ -171,7 +173,11 @@ class Client:
         url = server if "://" in server else f"http://{server}"
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UserError(f"{server!r} is not the address of a service, as http://127.0.0.1:8000 is")
+            raise UserError(
+                f"{server!r} is not the address of a service, as http://127.0.0.1:8000 is",
+                code="invalid_address",
+                address=server,
+            )
         key = key or os.environ.get(KEY_VARIABLE)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self.server, self.retries, self._sleep = server, retry or RetryPolicy(), sleep
@@ -480,14 +486,24 @@ class Client:
                     attempt += 1
                 else:
                     if file.tell() < size_bytes:
-                        raise DownloadError(f"{path}: the service has sent {file.tell():,} bytes only")
+                        raise DownloadError(
+                            f"{path}: the service has sent {file.tell():,} bytes only",
+                            code="incomplete_download",
+                            file=str(path),
+                            size_bytes=file.tell(),
+                        )
             file.flush()
             os.fsync(file.fileno())
         with partial.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != sha256:
             partial.unlink(missing_ok=True)
-            raise DownloadError(f"{path}: its SHA-256 is {digest}, and {sha256} was announced; download it again")
+            raise DownloadError(
+                f"{path}: its SHA-256 is {digest}, and {sha256} was announced; download it again",
+                file=str(path),
+                sha256=digest,
+                announced=sha256,
+            )
         partial.replace(path)
         return path
 
@@ -647,7 +663,9 @@ class Client:
         except httpx.TransportError as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ConnectionFailed(
-                f"the service at {self.server} does not answer ({reason}); start one with `cope-sweep serve`"
+                f"the service at {self.server} does not answer ({reason}); start one with `cope-sweep serve`",
+                server=self.server,
+                reason=reason,
             ) from error
 
     def _wait(self, error: ServiceError | ConnectionFailed, attempt: int) -> None:
@@ -666,7 +684,8 @@ def _body(kind: type[BaseModel], **values: Any) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise UserError(f"{place}: {first['msg']}" if place else first["msg"]) from error
+        message = f"{place}: {first['msg']}" if place else first["msg"]
+        raise UserError(message, code="invalid_request", key=place) from error
 
 
 def _table_frame(markdown: str) -> pd.DataFrame:
@@ -697,8 +716,10 @@ def _service_error(response: httpx.Response) -> ServiceError:
         body = None
     problem = body if isinstance(body, dict) else {}
     detail = problem.get("detail") or f"{response.url} answers {response.status_code} {response.reason_phrase}"
-    code = problem.get("code") or response.reason_phrase.lower().replace(" ", "_")
-    return ServiceError(response.status_code, str(code), str(detail), _retry_after_s(response))
+    code = str(problem.get("code") or response.reason_phrase.lower().replace(" ", "_"))
+    error = ServiceError(f"{detail} ({response.status_code} {code})", code=code, **(problem.get("data") or {}))
+    error.status, error.retry_after_s = response.status_code, _retry_after_s(response)
+    return error
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:

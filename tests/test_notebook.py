@@ -69,7 +69,7 @@ def test_the_example_of_an_error(names, folder, monkeypatch, capsys):
     [
         (lambda a, store: notebook.load_ablation("quickstrat"), "not_found", {"name": "quickstrat"}),
         (lambda a, store: notebook.figure(a, "curve", store), "not_found", {"figure": "curve"}),
-        (lambda a, store: notebook.predictor(a, store, row="Cope"), "unknown_row", {"row": "Cope"}),
+        (lambda a, store: notebook.predictor(a, store, row="CoPA"), "unknown_row", {"row": "CoPA"}),
         (lambda a, store: notebook.probe(a, store, seed=9), "not_finished", {"rows": ["CoPE"], "seed": 9}),
     ],
 )

@@ -75,7 +75,7 @@ def _exit_codes(*, as_json: bool) -> Iterator[None]:
     except UserError as error:
         _print_error(error)
         if as_json:
-            print_json({"error": {"type": type(error).__name__, "message": str(error)}})
+            print_json({"error": {"code": error.code, "message": str(error), "data": error.data}})
         raise typer.Exit(error.exit_code) from None
 
 
@@ -160,7 +160,9 @@ def add_installed_commands() -> None:
 def _unavailable(name: str) -> Callable[[], None]:
     def command() -> None:
         raise UserError(
-            f"`cope-sweep {name}` is not part of this installation; use a checkout: pip install --editable ."
+            f"`cope-sweep {name}` is not part of this installation; use a checkout: pip install --editable .",
+            code="command_not_installed",
+            command=name,
         )
 
     command.__doc__ = "Not part of this installation."

@@ -133,7 +133,11 @@ def table(
     """
     if sets and (committed or folder is not None):
         shown = "--committed" if committed else "--from"
-        raise UserError(f"{shown} shows the runs of a report as they are; leave out --set")
+        raise UserError(
+            f"{shown} shows the runs of a report as they are; leave out --set",
+            code="conflicting_options",
+            options=[shown, "--set"],
+        )
     from cope_sweep.api.questions import GetTable
     from cope_sweep.cli.files import open_queries
     from cope_sweep.read.tables import FORMATS as TABLES
@@ -211,15 +215,23 @@ def report(
     from cope_sweep.cli.files import open_queries
 
     if sets and folder is not None:
-        raise UserError("--from shows the runs of a report as they are; leave out --set")
+        raise UserError(
+            "--from shows the runs of a report as they are; leave out --set",
+            code="conflicting_options",
+            options=["--from", "--set"],
+        )
     queries = open_queries(store, index, ablations, sets, reports=folder)
     if all_ablations and out is None:
-        raise UserError("--all writes a document; name a folder for it with --out DIR")
+        raise UserError(
+            "--all writes a document; name a folder for it with --out DIR", code="missing_option", option="--out"
+        )
     if all_ablations != (ablation is None):
-        raise UserError("name one ablation, or write --all --out DIR for all of them")
+        raise UserError("name one ablation, or write --all --out DIR for all of them", code="name_one_ablation")
     if out is None:
         if compare is not None or as_json or add:
-            raise UserError("--compare, --json and --add are of the files of --out DIR")
+            raise UserError(
+                "--compare, --json and --add are of the files of --out DIR", code="missing_option", option="--out"
+            )
         chosen = file_format or format_of(output, REPORT_SUFFIXES, default="markdown")
         question = GetReport.model_construct(name=str(ablation), scale=scale, format=chosen)
         save(output, chosen, lambda file: file.write(queries.ask(question)))
@@ -227,10 +239,16 @@ def report(
     if output is not None or file_format is not None or (all_ablations and (compare or sets)):
         raise UserError(
             "--out writes files of fixed formats; leave out --format and --output, and with --all also --compare and "
-            "--set"
+            "--set",
+            code="conflicting_options",
+            options=["--out", "--format", "--output"],
         )
     if add and (all_ablations or folder is not None):
-        raise UserError("--add takes the runs of one ablation in a store; leave out --all and --from")
+        raise UserError(
+            "--add takes the runs of one ablation in a store; leave out --all and --from",
+            code="conflicting_options",
+            options=["--add", "--all", "--from"],
+        )
     try:
         if ablation is None:
             paths = _write_document(out, queries, folder, scale)
@@ -238,7 +256,11 @@ def report(
             paths = _write_evidence(out, queries, ablation, scale, compare, add=add)
     except OSError as error:
         place = error.filename or out
-        raise UserError(f"{place}: {error.strerror or error}; name another folder with --out") from error
+        raise UserError(
+            f"{place}: {error.strerror or error}; name another folder with --out",
+            code="not_writable",
+            file=str(place),
+        ) from error
     if as_json:
         print_json({"files": [str(path) for path in paths]})
     else:
@@ -453,9 +475,18 @@ def figure(
     if of_heads:
         wanted = ["maps"]
     if output is not None and len(wanted) > 1:
-        raise UserError(f"--output is one file; {name} declares {', '.join(declared)}; choose one with --kind")
+        raise UserError(
+            f"--output is one file; {name} declares {', '.join(declared)}; choose one with --kind",
+            code="several_figures",
+            allowed=list(declared),
+        )
     if output is not None and file_format is None and output.suffix.lower() not in SUFFIXES:
-        raise UserError(f"{output}: its suffix names no format; end it with {', '.join(SUFFIXES)}, or give --format")
+        raise UserError(
+            f"{output}: its suffix names no format; end it with {', '.join(SUFFIXES)}, or give --format",
+            code="unknown_format",
+            file=str(output),
+            allowed=list(SUFFIXES),
+        )
     chosen = file_format or format_of(output, SUFFIXES, default="png")
 
     def write(file: IO[bytes], figure: str) -> None:
@@ -474,7 +505,11 @@ def figure(
             index=position, first=first,
         )  # fmt: skip
         if (text, file, split).count(None) < 2:
-            raise UserError("more than one source of tokens; give one of --text, --file and --split")
+            raise UserError(
+                "more than one source of tokens; give one of --text, --file and --split",
+                code="conflicting_options",
+                options=["--text", "--file", "--split"],
+            )
         typed = None if text is None and file is None else read_text(text, file)
         from cope_sweep.read.figures.canvas import Size  # matplotlib
 
@@ -509,7 +544,9 @@ def _maps(**options: Any) -> Maps:
     try:
         return Maps(**options)
     except ValueError as error:
-        raise UserError("--head, --sequence and --first take numbers up to 1,000,000,000") from error
+        raise UserError(
+            "--head, --sequence and --first take numbers up to 1,000,000,000", code="invalid_option"
+        ) from error
 
 
 def _pairs(heads: list[str]) -> list[tuple[int, int]]:
@@ -518,7 +555,12 @@ def _pairs(heads: list[str]) -> list[tuple[int, int]]:
     for each in heads:
         layer, dot, head = each.partition(".")
         if not (dot and layer.isdecimal() and head.isdecimal()):
-            raise UserError(f"--head {each}: a head is LAYER.HEAD, counted from 0, as in --head 1.0")
+            raise UserError(
+                f"--head {each}: a head is LAYER.HEAD, counted from 0, as in --head 1.0",
+                code="invalid_option",
+                option="--head",
+                value=each,
+            )
         pairs.append((int(layer), int(head)))
     return pairs
 

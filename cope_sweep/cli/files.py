@@ -71,7 +71,16 @@ def find_checkpoint(store: Store, run_or_folder: str) -> Path:
         return Path(run_or_folder)
     folder = store.run(run_or_folder)  # its files alone say whether it is finished
     if folder.status != "finished":
-        raise UserError(f"run {run_or_folder} is {folder.status}; only finished runs have a checkpoint")
+        raise UserError(
+            f"run {run_or_folder} is {folder.status}; only finished runs have a checkpoint",
+            code="not_finished",
+            run_id=run_or_folder,
+            status=folder.status,
+        )
     if lost := find_lost(folder):
-        raise UserError(f"{next(iter(lost.values()))}; the `cope-sweep run` of its ablation trains it again")
+        raise UserError(
+            f"{next(iter(lost.values()))}; the `cope-sweep run` of its ablation trains it again",
+            code="damaged_file",
+            run_id=folder.run_id,
+        )
     return folder.fetch_checkpoint()

@@ -61,9 +61,17 @@ def perplexity(
     """
     is_text = text is not None or (file is not None and str(file) != "-" and file.suffix != ".json")
     if is_text and (tokens or (text is not None and file is not None)):
-        raise UserError("give one of --text, --file and --tokens")
+        raise UserError(
+            "give one of --text, --file and --tokens",
+            code="conflicting_options",
+            options=["--text", "--file", "--tokens"],
+        )
     if not is_text and (context is not None or stride is not None):
-        raise UserError("--context and --stride are for a text: --text, or --file notes.txt")
+        raise UserError(
+            "--context and --stride are for a text: --text, or --file notes.txt",
+            code="missing_option",
+            option="--text",
+        )
     given = read_text(text, file) if is_text else _sequences(tokens, file)
     folder = _checkpoint(run_or_folder, store, index)  # before the import of torch, which takes seconds
     from cope_sweep.cli.probing import score_checkpoint
@@ -103,9 +111,14 @@ def _sequences(tokens: Sequence[str], file: Path | None) -> list[list[int]]:
         try:
             sequences += json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
         except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{file}: not a JSON list of lists of token ids ({error})") from error
+            raise UserError(
+                f"{file}: not a JSON list of lists of token ids ({error})", code="invalid_json", file=str(file)
+            ) from error
     if not sequences:
-        raise UserError('nothing to score; give --tokens "3 14 14 7", --file ids.json, --text "…" or --file notes.txt')
+        raise UserError(
+            'nothing to score; give --tokens "3 14 14 7", --file ids.json, --text "…" or --file notes.txt',
+            code="no_sequence",
+        )
     return sequences
 
 
@@ -171,7 +184,11 @@ def probe(
     Example: `cope-sweep probe 95199d1142de555d --split sparse --layer 0 --mark data --html probe.html --out probe.npz`
     """
     if (tokens, text, file, split).count(None) < 3:
-        raise UserError("more than one source of tokens; give one of --tokens, --text, --file and --split")
+        raise UserError(
+            "more than one source of tokens; give one of --tokens, --text, --file and --split",
+            code="conflicting_options",
+            options=["--tokens", "--text", "--file", "--split"],
+        )
     ids = None if tokens is None else token_ids(tokens)
     typed = None if text is None and file is None else read_text(text, file)
     folder = _checkpoint(run_or_folder, store, None)  # before the import of torch, which takes seconds

@@ -154,7 +154,12 @@ def seconds_in(text: str, option: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < float("inf"):
-        raise UserError(f"{option} {text}: a time is a number with s, m, h or d, as in 90s, 15m, 2h or 1d")
+        raise UserError(
+            f"{option} {text}: a time is a number with s, m, h or d, as in 90s, 15m, 2h or 1d",
+            code="invalid_option",
+            option=option,
+            value=text,
+        )
     return seconds
 
 
@@ -163,7 +168,12 @@ def token_ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError:
-        raise UserError(f'--tokens {text!r}: token ids are whole numbers, as in --tokens "3 14 14 7"') from None
+        raise UserError(
+            f'--tokens {text!r}: token ids are whole numbers, as in --tokens "3 14 14 7"',
+            code="invalid_option",
+            option="--tokens",
+            value=text,
+        ) from None
 
 
 def read_text(text: str | None, file: Path | None) -> str:
@@ -177,4 +187,9 @@ def read_text(text: str | None, file: Path | None) -> str:
         data = sys.stdin.buffer.read() if text == "-" else text.encode("utf-8", "surrogateescape")
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"--text: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise UserError(
+            f"--text: not UTF-8 text ({error.reason} at byte {error.start})",
+            code="not_utf8",
+            option="--text",
+            byte=error.start,
+        ) from error

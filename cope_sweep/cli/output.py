@@ -221,7 +221,12 @@ def save(
     """
     if output is None:
         if file_format in BINARY if is_binary is None else is_binary:
-            raise UserError(f"{file_format} is binary; name a file for it with --output FILE")
+            raise UserError(
+                f"{file_format} is binary; name a file for it with --output FILE",
+                code="missing_option",
+                option="--output",
+                format=file_format,
+            )
         sys.stdout.flush()
         write(sys.stdout.buffer)
         return
@@ -235,7 +240,11 @@ def save(
             with replacing(output) as temporary, temporary.open("wb") as file:
                 write(file)
     except OSError as error:
-        raise UserError(f"{output}: {error.strerror or error}; name another file with --output") from error
+        raise UserError(
+            f"{output}: {error.strerror or error}; name another file with --output",
+            code="not_writable",
+            file=str(output),
+        ) from error
 
 
 def duration(seconds: float) -> str:

@@ -28,14 +28,11 @@ def score_checkpoint(
 ) -> dict[str, Any]:
     """The measures of a text or of token sequences under a checkpoint of this machine. Raises UserError."""
     predictor = Predictor.load(folder)
-    try:
-        if isinstance(given, str) and predictor.reads_text:
-            return asdict(predictor.text_perplexity(given, context=context, stride=stride))
-        if isinstance(given, str):  # of labels
-            given = [predictor.vocabulary.encode(given).tolist()]
-        return asdict(predictor.perplexity(given, context=context, stride=stride))
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    if isinstance(given, str) and predictor.reads_text:
+        return asdict(predictor.text_perplexity(given, context=context, stride=stride))
+    if isinstance(given, str):  # of labels
+        given = [predictor.vocabulary.encode(given).tolist()]
+    return asdict(predictor.perplexity(given, context=context, stride=stride))
 
 
 def probe_checkpoint(
@@ -78,7 +75,9 @@ def probe_checkpoint(
     try:
         _write_files(predictor, sequences[0], selected[0], statistics, layers, heads, out=out, html=html, svg=svg)
     except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror}; choose another file") from error
+        raise UserError(
+            f"{error.filename}: {error.strerror}; choose another file", code="not_writable", file=str(error.filename)
+        ) from error
     found = {"run_id": run.run_id, "sequences": len(sequences), "heads": [asdict(head) for head in statistics]}
     return _encoding_names(run), found
 
@@ -96,7 +95,12 @@ def _known_mark(name: str, known: Mapping[str, np.ndarray]) -> np.ndarray:
     """The mark with a name. Raises UserError."""
     if name not in known:
         listed = ", ".join(known) or "none"
-        raise UserError(f"no mark {name!r}; the marks of these tokens are: {listed}; or define one: --mark {name}=3,4")
+        raise UserError(
+            f"no mark {name!r}; the marks of these tokens are: {listed}; or define one: --mark {name}=3,4",
+            code="unknown_mark",
+            mark=name,
+            allowed=list(known),
+        )
     return known[name]
 
 
@@ -105,7 +109,13 @@ def _select_queries(seen_by: str, known: dict[str, np.ndarray], tokens_T: np.nda
     if not seen_by.isdecimal():
         return _known_mark(seen_by, known)
     if int(seen_by) >= len(tokens_T):
-        raise UserError(f"--seen-by {seen_by}: the sequence has tokens 0 … {len(tokens_T) - 1}")
+        raise UserError(
+            f"--seen-by {seen_by}: the sequence has tokens 0 … {len(tokens_T) - 1}",
+            code="invalid_option",
+            option="--seen-by",
+            value=seen_by,
+            largest=len(tokens_T) - 1,
+        )
     selected_T = np.zeros(len(tokens_T), dtype=bool)
     selected_T[int(seen_by)] = True
     return selected_T

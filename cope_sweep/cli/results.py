@@ -43,7 +43,7 @@ from cope_sweep.cli.output import (
     size,
     with_columns,
 )
-from cope_sweep.errors import UserError
+from cope_sweep.errors import NotFoundError, UserError
 
 if TYPE_CHECKING:
     from cope_sweep.api.answers import PlanCost, RunCost, RunDetail, SweepMember
@@ -84,7 +84,11 @@ def list_ablations(
     except OSError:
         entries = []
     if not entries:
-        raise UserError(f"no ablation files (*.yaml) in {ablations.absolute()}; choose another folder with --ablations")
+        raise NotFoundError(
+            f"no ablation files (*.yaml) in {ablations.absolute()}; choose another folder with --ablations",
+            code="no_ablations",
+            folder=str(ablations.absolute()),
+        )
     if as_json:
         print_json([entry.model_dump(exclude_none=True) for entry in entries])
         return
@@ -317,7 +321,9 @@ def _show_run(queries: Queries, run_id: str, *, as_json: bool) -> None:
     run = queries.ask(GetRun(run_id=run_id, curve=False))
     if run.status == "pending":
         raise UserError(
-            f"no run {run_id} in the store {queries.store.location}; `cope-sweep plan ABLATION` lists the ids"
+            f"no run {run_id} in the store {queries.store.location}; `cope-sweep plan ABLATION` lists the ids",
+            code="not_found",
+            run_id=run_id,
         )
     if as_json:
         print_json(run.model_dump(exclude={"curve", "values"}))
@@ -539,7 +545,11 @@ def runs(
         _export(queries, selected, export, output, curves=curves)
         return
     if curves:
-        raise UserError("--curves exports; name a file with --output FILE, or a format with --format")
+        raise UserError(
+            "--curves exports; name a file with --output FILE, or a format with --format",
+            code="missing_option",
+            option="--output",
+        )
     page = queries.ask(ListRuns.model_construct(**selected, limit=limit, offset=offset))
     if as_json:
         print_json(page)
@@ -601,7 +611,10 @@ def _export(queries: Queries, selected: dict[str, Any], name: str | None, output
     if chosen not in get_args(RunsFormat):
         given = f"--format {name}" if name else f"--output {output}: its suffix"
         raise UserError(
-            f"{given} is no format of runs; the formats are {', '.join(get_args(RunsFormat))}; choose one with --format"
+            f"{given} is no format of runs; the formats are {', '.join(get_args(RunsFormat))}; choose one with "
+            "--format",
+            code="unknown_format",
+            allowed=list(get_args(RunsFormat)),
         )
     question = ExportRuns.model_construct(**selected, format=cast(RunsFormat, chosen), curves=curves)
     save(output, chosen, lambda file: queries.export(question, file))
@@ -646,7 +659,11 @@ def best(
     Example: `cope-sweep best encodings_tuning --yaml`
     """
     if as_yaml and as_json:
-        raise UserError("--yaml and --json are two forms of the answer; leave one out")
+        raise UserError(
+            "--yaml and --json are two forms of the answer; leave one out",
+            code="conflicting_options",
+            options=["--yaml", "--json"],
+        )
     from cope_sweep.cli.files import NamedFiles, open_store
     from cope_sweep.read.tables import read_results
     from cope_sweep.read.tables.best import conditions, tuning
@@ -713,7 +730,11 @@ def logs(
     Example: `cope-sweep logs 95199d1142de555d --tail 20 --json`
     """
     if as_json and follow:
-        raise UserError("--json is one document; leave out --follow")
+        raise UserError(
+            "--json is one document; leave out --follow",
+            code="conflicting_options",
+            options=["--json", "--follow"],
+        )
     from cope_sweep.api.questions import GetLog
     from cope_sweep.cli.files import open_store
     from cope_sweep.read.queries import Queries
@@ -727,7 +748,9 @@ def logs(
     for turn in itertools.count():
         text, running = _read_log(queries.store, run_id)
         if turn == 0 and not text and not running:
-            raise UserError(f"run {run_id} has no log: it was trained by an older version")
+            raise UserError(
+                f"run {run_id} has no log: it was trained by an older version", code="no_log", run_id=run_id
+            )
         if turn == 0 and tail is not None:
             lines = text.splitlines(keepends=True)
             shown = len("".join(lines[: max(0, len(lines) - tail)]))
@@ -743,6 +766,8 @@ def _read_log(store: Store, run_id: str) -> tuple[str, bool]:
     folder, status = store.run(run_id), store.status(run_id)  # status first: nothing of the log is missed
     if status == "pending":
         raise UserError(
-            f"run {run_id} was not begun in the store {store.root}; `cope-sweep plan ABLATION` lists the ids"
+            f"run {run_id} was not begun in the store {store.root}; `cope-sweep plan ABLATION` lists the ids",
+            code="not_found",
+            run_id=run_id,
         )
     return folder.log_text(), status == "running"

@@ -64,7 +64,8 @@ def _named(ablation: str) -> dict[str, Any]:
     try:
         return {"name": path.stem, "spec": path.read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {error}") from error
+        code = "no_such_file" if isinstance(error, FileNotFoundError) else "unreadable_file"
+        raise UserError(f"{path}: {error}", code=code, file=str(path)) from error
 
 
 def _show_progress(client: Client, state: SweepState, *, as_json: bool) -> NoReturn:

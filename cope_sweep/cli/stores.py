@@ -58,7 +58,11 @@ def check(
 
     opened = open_store(store, index)
     if opened.objects is None and not (opened.root / "runs").is_dir():
-        raise UserError(f"{opened.root} is no store: it has no folder `runs`; choose another with --store")
+        raise UserError(
+            f"{opened.root} is no store: it has no folder `runs`; choose another with --store",
+            code="no_store",
+            store=str(opened.root),
+        )
     display = make_console(stderr=True)
     found = damage.mend_index(opened) if repair else []
     with progress_bar(display, "checking runs") as on_progress:
@@ -113,10 +117,16 @@ def prune(
     from cope_sweep.store.prune import delete, waste
 
     if unknown := [status for status in ended if status not in RESUMED_STATUSES]:
-        raise UserError(f"--states {unknown[0]}: choose from {', '.join(RESUMED_STATUSES)}")
+        raise UserError(
+            f"--states {unknown[0]}: choose from {', '.join(RESUMED_STATUSES)}",
+            code="invalid_option",
+            option="--states",
+            value=unknown[0],
+            allowed=list(RESUMED_STATUSES),
+        )
     opened = open_store(store, index)
     if not opened.root.is_dir():
-        raise UserError(f"no store at {opened.root}")
+        raise UserError(f"no store at {opened.root}", code="no_store", store=str(opened.root))
     opened.end_expired()
     kept = _planned_runs(ablations) if orphans else None
     found = list(waste(opened, older_than_s=older_than * DAY_S, statuses=ended, kept=kept))  # type: ignore[arg-type]
@@ -144,7 +154,11 @@ def _planned_runs(folder: Path) -> set[str]:
     found: set[str] = set()
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
-        raise UserError(f"no ablation files (*.yaml) in {folder.absolute()}: all runs would be deleted")
+        raise UserError(
+            f"no ablation files (*.yaml) in {folder.absolute()}: all runs would be deleted",
+            code="no_ablations",
+            folder=str(folder.absolute()),
+        )
     for path in paths:
         ablation = load_ablation(path)
         for scale in (None, *ablation.content.scales):
@@ -183,7 +197,11 @@ def sync(
 
     opened = open_store(store, index)
     if not opened.root.is_dir():
-        raise UserError(f"no store in {opened.location}; choose the folder with --store")
+        raise UserError(
+            f"no store in {opened.location}; choose the folder with --store",
+            code="no_store",
+            store=str(opened.location),
+        )
     uri = resolve_uri(opened, mlflow)
     opened.end_expired()
     display = make_console(stderr=True)

@@ -82,7 +82,7 @@ def run(
     if submission is not None:
         train_submission(submission, options)
     if ablation is None:
-        raise UserError("name an ablation; `cope-sweep list` shows them")
+        raise UserError("name an ablation; `cope-sweep list` shows them", code="name_one_ablation")
     limits = _limits(time_budget, max_runs, max_failures)
     train_ablation(ablation, scale, sets, options, limits=limits, leave_out={"failed"} if keep_failed else set())
 
@@ -132,10 +132,14 @@ def retry(
     is_sweep = SWEEP_ID.fullmatch(ablation) is not None
     if is_sweep and (failed or stopped or sets or scale):
         raise UserError(
-            "a sweep is trained again as it was submitted; leave out --failed, --stopped, --set and --scale"
+            "a sweep is trained again as it was submitted; leave out --failed, --stopped, --set and --scale",
+            code="conflicting_options",
+            options=["--failed", "--stopped", "--set", "--scale"],
         )
     if not (is_sweep or failed or stopped):
-        raise UserError("say which runs to train again: --failed, --stopped, or both")
+        raise UserError(
+            "say which runs to train again: --failed, --stopped, or both", code="missing_option", option="--failed"
+        )
     options = Training(
         ablations=ablations, store=store, index=index, as_json=as_json, local=local, address=address, groups=groups,
         mlflow=mlflow, no_mlflow=no_mlflow,
@@ -212,7 +216,11 @@ def submit(
     limits = _limits(time_budget, max_runs, max_failures)
     given = [flag for name, flag in OF_A_CLUSTER.items() if _is_on_command_line(context, name)]
     if server and given and _is_on_command_line(context, "server"):
-        raise UserError(f"{given[0]} is for a cluster, and {server} is a service; leave out one of them")
+        raise UserError(
+            f"{given[0]} is for a cluster, and {server} is a service; leave out one of them",
+            code="conflicting_options",
+            options=[given[0], "--server"],
+        )
     if server and not given:
         from cope_sweep.cli.service import submit_to_service
 

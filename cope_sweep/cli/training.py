@@ -94,7 +94,9 @@ def train_ablation(
     if RAY_JOB_VARIABLE in os.environ and "://" not in root and not Path(root).is_absolute():
         raise UserError(
             f"in a Ray job the folder {Path.cwd()} is temporary, and the store {root} would be deleted with it; "
-            "name a lasting folder that all nodes share: --store /shared/store"
+            "name a lasting folder that all nodes share: --store /shared/store",
+            code="temporary_store",
+            store=str(root),
         )
     files = NamedFiles(options.ablations, [*sets, TO_THE_END] if to_the_end else sets)
     plan, file_text = files.load(ablation, scale), files.file(ablation).read_text(encoding="utf-8")
@@ -111,12 +113,19 @@ def train_rest(sweep_id: str, options: Training) -> NoReturn:
     store = options.open_store()
     known = Queries(store).ask(GetSweep(sweep_id=sweep_id))  # raises UserError for an unknown sweep
     if known.status in ACTIVE:
-        raise UserError(f"sweep {sweep_id} is {known.status}; stop it first, or wait for its end")
+        raise UserError(
+            f"sweep {sweep_id} is {known.status}; stop it first, or wait for its end",
+            code="not_ended",
+            sweep_id=sweep_id,
+            status=known.status,
+        )
     try:
         submitted = read_submission(store, sweep_id)
     except NotFoundError:
         raise UserError(
-            f"sweep {sweep_id} was not submitted; the command that started it trains on: {shlex.join(known.command)}"
+            f"sweep {sweep_id} was not submitted; the command that started it trains on: {shlex.join(known.command)}",
+            code="not_submitted",
+            sweep_id=sweep_id,
         ) from None
     _train(
         jobs.submitted_plan(submitted), store, options.like(submitted),
@@ -257,7 +266,10 @@ def submit_job(
     if store is None:
         if not is_here:
             raise UserError(
-                f"{address} is another machine; name the store's path on the cluster, as in --store /shared/store"
+                f"{address} is another machine; name the store's path on the cluster, as in --store /shared/store",
+                code="missing_option",
+                option="--store",
+                address=address,
             )
         store = str(Path(STORE).absolute())
     console = make_console(stderr=True)

@@ -128,6 +128,8 @@ def _check_base(own: Source, loaded: LoadedAblation) -> None:
                 ("base", *lost[0].split(".")),
                 f"it has no effect, because each row has a value of the axis {key} ({loaded.source.location(path)}), "
                 "which replaces it as a whole; remove it, or give the axis a deeper key",
+                "no_effect",
+                axis=key,
             )
 
 

@@ -138,7 +138,7 @@ def read_bytes(path: Path, size: int = -1) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DamagedError(f"{path}: {error.strerror}") from error
+        raise DamagedError(f"{path}: {error.strerror}", code="unreadable_file", file=str(path)) from error
 
 
 def read_tail(path: Path, size: int) -> tuple[bytes, bool] | None:
@@ -154,7 +154,7 @@ def read_tail(path: Path, size: int) -> tuple[bytes, bool] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DamagedError(f"{path}: {error.strerror}") from error
+        raise DamagedError(f"{path}: {error.strerror}", code="unreadable_file", file=str(path)) from error
 
 
 def _read_exactly(file: IO[bytes], size: int) -> bytes:

@@ -91,7 +91,11 @@ def follow_artifacts(path: Path) -> None:
                     for statement in MOVES:
                         database.execute(statement, {"old": f"{old}/", "new": f"{new}/"})
     except sqlite3.Error as error:
-        raise TrackingError(f"{path}: the places of MLflow's artifacts cannot be corrected ({error})") from error
+        raise TrackingError(
+            f"{path}: the places of MLflow's artifacts cannot be corrected ({error})",
+            code="not_writable",
+            file=str(path),
+        ) from error
 
 
 def no_server(uri: str, reason: object) -> TrackingError:

@@ -81,8 +81,15 @@ def _make_key(path: Path, name: str | None, scopes: list[str]) -> None:
     from cope_services.http.access import SCOPES, KeysFile
 
     if name is None:
-        raise UserError("--scope is of a new key; give its name, too: --new-key NAME")
+        raise UserError(
+            "--scope is of a new key; give its name, too: --new-key NAME", code="missing_option", option="--new-key"
+        )
     if unknown := [scope for scope in scopes if scope not in SCOPES]:
-        raise UserError(f"there is no scope {unknown[0]!r}; the scopes are {', '.join(SCOPES)}")
+        raise UserError(
+            f"there is no scope {unknown[0]!r}; the scopes are {', '.join(SCOPES)}",
+            code="unknown_scope",
+            scope=unknown[0],
+            allowed=list(SCOPES),
+        )
     typer.echo(KeysFile(path).create(name, [each for each in SCOPES if each in (scopes or ["read"])]))
     typer.echo(f"{path} has its digest only: this is the only time that it is shown", err=True)

@@ -17,7 +17,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cope_services.http.access import KeysFile
 from cope_services.http.app import create_model_app
-from cope_services.http.errors import ServiceError
 from cope_services.http.settings import Settings, load_settings
 from cope_sweep.errors import UserError
 
@@ -61,7 +60,7 @@ class Models:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         async def with_model(scope: Scope, receive: Receive, send: Send) -> None:
             if run_id := serve.get_multiplexed_model_id():
-                with suppress(ServiceError, UserError):  # the route says what is wrong with the run
+                with suppress(UserError):  # the route says what is wrong with the run
                     await self.load(run_id)
             await self.service(scope, receive, send)
 

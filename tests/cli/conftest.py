@@ -10,10 +10,14 @@ import textwrap
 from unittest import mock
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from cope_sweep.cli import main
+from cope_sweep.cli.application import app
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Store
+from tests.errors import raises
 from tests.read.tables.ablations import fail, finish, stop
 from tests.store.sweeps import end, write_sweep
 
@@ -54,17 +58,25 @@ class Shell:
             **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options),
         )
 
+    @contextlib.contextmanager
+    def inside(self, out, err):
+        """This process has the shell's folder and environment, and writes to these files."""
+        with (
+            contextlib.chdir(self.folder),
+            mock.patch.dict(os.environ, self.environment, clear=True),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            yield
+
     def __call__(self, *words, code=0, stdin=""):
         """Run the command in this process; its standard output and standard error."""
         written, err = io.BytesIO(), io.StringIO()
         out = io.TextIOWrapper(written, encoding="utf-8", newline="", write_through=True)  # files are written as bytes
         with (
-            contextlib.chdir(self.folder),
-            mock.patch.dict(os.environ, self.environment, clear=True),
+            self.inside(out, err),
             mock.patch.object(sys, "argv", ["cope-sweep", *words]),
             mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()))),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
             pytest.raises(SystemExit) as ended,
         ):
             main()
@@ -72,11 +84,12 @@ class Shell:
         assert exit_code == code, f"{words} exited with {exit_code}:\n{text}\n{err.getvalue()}"
         return text, err.getvalue()
 
-    def error(self, *words):
-        """The message of a command that refuses its input, in one line."""
-        _, err = self(*words, code=2)
-        assert err.startswith(("error: ", "Usage: "))
-        return " ".join(err.split())
+    def refuses(self, code, *words, **data):
+        """Run the command; it raises a UserError with this code and these data. `main` makes a line of it."""
+        command = get_command(app)
+        with self.inside(io.StringIO(), io.StringIO()), raises(code, **data):  # noqa: SIM117
+            with TyperGroup.make_context(command, "cope-sweep", list(words)) as context:
+                TyperGroup.invoke(command, context)
 
     def json(self, *words, code=0):
         return json.loads(self(*words, "--json", code=code)[0])

@@ -78,9 +78,7 @@ def test_run_notices_what_is_missing(trained, tmp_path):
     shutil.rmtree(second / "checkpoint")
     folder(third / "curve.jsonl")
     garble(fourth / "result.json")
-    assert f"{second.name}/checkpoint/config.json: missing; the `cope-sweep run`" in shell.error(
-        "perplexity", second.name, "--tokens", "1 2 3"
-    )
+    shell.refuses("damaged_file", "perplexity", second.name, "--tokens", "1 2 3", run_id=second.name)
     out, err = shell("run", "tiny", "--local", "--no-mlflow")
     assert "note: 4 finished runs are damaged, and what is lost is trained again: " in " ".join(err.split())
     assert "Nothing to train" not in out

@@ -63,11 +63,13 @@ def test_help_explains_the_exit_codes(shell):
 
 def test_an_error_is_one_line_or_json(shell):
     _, err = shell("plan", "tiyn", code=2)
-    assert err.startswith("error: no ablation 'tiyn'")
+    assert err.startswith("error: ")
+    assert "tiyn" in err
     assert err.count("\n") == 1
     error = shell.json("plan", "tiyn", code=2)["error"]
-    assert error["type"] == "UserError"
-    assert "did you mean 'tiny'" in error["message"]
+    assert set(error) == {"code", "message", "data"}
+    assert f"error: {error['message']}\n" == err
+    assert (error["code"], error["data"]["name"], error["data"]["allowed"]) == ("not_found", "tiyn", ["tiny"])
 
 
 def test_a_command_of_a_package_that_is_missing_says_so(shell, monkeypatch):
@@ -75,7 +77,7 @@ def test_a_command_of_a_package_that_is_missing_says_so(shell, monkeypatch):
     monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: [ghost])
     monkeypatch.setattr(app, "registered_commands", [*app.registered_commands])
     add_installed_commands()
-    assert "`cope-sweep ghost` is not part of this installation" in shell("ghost", code=2)[1]
+    shell.refuses("command_not_installed", "ghost", command="ghost")
 
 
 def test_an_unknown_option_or_command_is_bad_input(shell):

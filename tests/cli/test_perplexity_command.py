@@ -63,14 +63,13 @@ def test_a_text_of_labels(trained, run_id):
     by_ids = trained.json("perplexity", run_id, "--tokens", "0 4 3 5 0 3")
     assert trained.json("perplexity", run_id, "--text", text) == by_ids
     assert "over the 2 of 5 tokens that" in trained("perplexity", run_id, "--text", text)[0]
-    assert "'x' is no label" in trained("perplexity", run_id, "--text", "0 x", code=2)[1]
+    trained.refuses("unknown_label", "perplexity", run_id, "--text", "0 x", label="x")
     in_windows = trained.json("perplexity", run_id, "--text", text, "--context", "2", "--stride", "1")
     assert in_windows["tokens"] == 2
     assert in_windows["nll_sum"] != by_ids["nll_sum"]
-    assert "stride" in trained("perplexity", run_id, "--text", text, "--context", "1", "--stride", "2", code=2)[1]
-    assert "trains only the data tokens after the first marker `>`; add the answer" in trained.error(
-        "perplexity", run_id, "--text", "0 _ 3 >"
-    )
+    words = ("perplexity", run_id, "--text", text, "--context", "1", "--stride", "2")
+    trained.refuses("invalid_stride", *words, stride=2, largest=1)
+    trained.refuses("nothing_scored", "perplexity", run_id, "--text", "0 _ 3 >")
 
 
 def test_a_text_file(text_shell):
@@ -92,29 +91,25 @@ def test_a_text_from_the_command_line_and_from_standard_input(text_shell):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "code", "data"),
     [
-        (("--file", "latin.txt"), "latin.txt: not UTF-8 text"),
-        (("--file", "none.txt"), "none.txt: No such file"),
-        (("--text", ""), "the text is empty"),
-        (("--text", "\udce9"), "--text: not UTF-8 text (unexpected end of data at byte 0)"),
-        (("--text", "a", "--file", "b.txt"), "give one of --text, --file and --tokens"),
-        (("--text", "a", "--tokens", "1 2"), "give one of --text, --file and --tokens"),
-        (("--tokens", "1 2", "--stride", "4"), "--context and --stride are for a text"),
-        (("--text", "a", "--stride", "40"), "stride"),
-        (("--file", "broken.json"), "broken.json: not a JSON list of lists of token ids"),
-        (("--tokens", "1 b"), "token ids are whole numbers"),
-        ((), "nothing to score"),
+        (("--file", "latin.txt"), "not_utf8", {"file": "latin.txt"}),
+        (("--file", "none.txt"), "no_such_file", {"file": "none.txt"}),
+        (("--text", "\udce9"), "not_utf8", {"option": "--text", "byte": 0}),
+        (("--text", "a", "--file", "b.txt"), "conflicting_options", {}),
+        (("--text", "a", "--tokens", "1 2"), "conflicting_options", {}),
+        (("--tokens", "1 2", "--stride", "4"), "missing_option", {"option": "--text"}),
+        (("--file", "broken.json"), "invalid_json", {"file": "broken.json"}),
+        (("--tokens", "1 b"), "invalid_option", {"option": "--tokens", "value": "1 b"}),
+        ((), "no_sequence", {}),
     ],
 )
-def test_bad_input(text_shell, words, message):
+def test_bad_input(text_shell, words, code, data):
     (text_shell.folder / "latin.txt").write_bytes(b"caf\xe9")
     (text_shell.folder / "broken.json").write_text("[[1, 2]")
-    assert message in text_shell.error("perplexity", text_shell.run_id, *words)
+    text_shell.refuses(code, "perplexity", text_shell.run_id, *words, **data)
 
 
-@pytest.mark.parametrize(
-    ("run", "message"), [("0123456789abcdef", "is pending; only finished"), ("nowhere", "nowhere")]
-)
-def test_no_such_checkpoint(text_shell, run, message):
-    assert message in text_shell.error("perplexity", run, "--tokens", "1 2")
+def test_no_such_checkpoint(text_shell):
+    text_shell.refuses("not_finished", "perplexity", "0123456789abcdef", "--tokens", "1 2", status="pending")
+    text_shell.refuses("no_such_file", "perplexity", "nowhere", "--tokens", "1 2")

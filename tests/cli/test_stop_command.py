@@ -38,4 +38,4 @@ def test_stop_says_that_a_sweep_goes_on(shell):
 
 
 def test_stop_of_an_unknown_sweep(shell):
-    assert "no sweep 'none'" in shell.error("stop", "none")
+    shell.refuses("not_found", "stop", "none", sweep_id="none")

@@ -29,7 +29,7 @@ def test_an_index_that_is_missing_is_made_again(stored):
 def test_an_index_that_is_no_database_is_made_again_by_repair(stored):
     before = {run["run_id"]: run["status"] for run in stored.json("runs")["runs"]}
     remove_index(stored).write_bytes(b"no database" * 100)
-    assert "`cope-sweep store check --repair` makes it again" in stored.error("runs")
+    stored.refuses("damaged_index", "runs")
     found = stored.json("store", "check", "--repair", code=1)
     assert "file is not a database" in found[0]["problem"]
     assert {run["run_id"]: run["status"] for run in stored.json("runs")["runs"]} == before
@@ -75,7 +75,7 @@ def test_check_names_each_difference_and_its_way_out(stored):
 
 
 def test_a_folder_that_is_no_store(shell):
-    assert "is no store" in shell.error("store", "check")
+    shell.refuses("no_store", "store", "check")
 
 
 def test_prune_shows_and_deletes(stored):
@@ -101,10 +101,10 @@ def test_prune_of_runs_that_no_ablation_has(stored):
 
 
 def test_prune_refuses_what_it_cannot_do(shell, stored):
-    assert "--states running: choose from stopped" in stored.error("prune", "--states", "running")
+    stored.refuses("invalid_option", "prune", "--states", "running", option="--states", value="running")
     for path in (stored.folder / "ablations").iterdir():
         path.unlink()
-    assert "all runs would be deleted" in stored.error("prune", "--orphans")
+    stored.refuses("no_ablations", "prune", "--orphans")
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_dry_run_shows_how_much_would_be_sent(shell, store):
 
 
 def test_without_a_store_it_is_bad_input(shell):
-    assert "no store in" in shell("sync", code=2)[1]
+    shell.refuses("no_store", "sync")
     assert not (shell.folder / "store").exists()
 
 
@@ -136,10 +136,10 @@ def test_a_server_that_does_not_answer_is_the_reason_why_something_is_left(shell
     url = f"http://127.0.0.1:{free_port()}"
     out, err = shell("sync", "--mlflow", url, code=1)
     assert "Sent 0 runs and sweeps" in out
-    assert f"not sent: no MLflow server answers at {url}" in err
+    assert url in err
     report = shell.json("sync", "--mlflow", url, code=1)
     assert report["left"] is None
-    assert shell("sync", "--mlflow", "ftp://x", code=2)
+    shell.refuses("unsupported_tracking", "sync", "--mlflow", "ftp://x")
 
 
 def statuses(store):

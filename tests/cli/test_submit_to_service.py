@@ -83,7 +83,7 @@ def test_a_submitted_sweep_is_trained_again_here_too(stored, cluster):
         stored(*words, "--server", url, code=130)
     first = cluster.submitted[0]["submission_id"]
     stored.write("tiny", "title: Another\n")
-    assert "leave out --failed" in stored.error("retry", first, "--local", "--set", "seeds=[0]")
+    stored.refuses("conflicting_options", "retry", first, "--local", "--set", "seeds=[0]")
     ended = stored.json("retry", first, "--local", "--no-mlflow", code=130)["sweep"]
     assert (ended["trained"], ended["not_started"], ended["notes"]) == (
         1,
@@ -92,26 +92,25 @@ def test_a_submitted_sweep_is_trained_again_here_too(stored, cluster):
     )
     out, _ = stored("retry", first, "--local", "--no-mlflow")
     assert "none" in out
-    assert f"sweep {stored.sweep_id} was not submitted; the command" in stored.error(
-        "retry", stored.sweep_id, "--local"
-    )
+    stored.refuses("not_submitted", "retry", stored.sweep_id, "--local", sweep_id=stored.sweep_id)
 
 
 def test_options_of_a_cluster_are_not_those_of_a_service(shell):
-    error = shell.error("submit", "tiny", "--store", "here", "--server", "http://127.0.0.1:1")
-    assert "--store is for a cluster, and http://127.0.0.1:1 is a service" in error
+    words = ("submit", "tiny", "--store", "here", "--server", "http://127.0.0.1:1")
+    shell.refuses("conflicting_options", *words, options=["--store", "--server"])
 
 
 def test_the_command_line_precedes_the_environment(shell):
     shell.environment["COPE_SWEEP_SERVER"] = "http://127.0.0.1:1"
-    assert "is another machine" in shell.error("submit", "tiny", "--address", "http://192.0.2.1:8265")
+    words = ("submit", "tiny", "--address", "http://192.0.2.1:8265")
+    shell.refuses("missing_option", *words, option="--store", address="http://192.0.2.1:8265")
 
 
 def test_what_is_no_address_of_a_service(shell):
-    assert "is not the address of a service" in shell.error("submit", "tiny", "--server", "nonsense://x")
+    shell.refuses("invalid_address", "submit", "tiny", "--server", "nonsense://x", address="nonsense://x")
 
 
 def test_a_service_without_a_cluster_says_so(stored):
     with service(stored) as url:
-        assert "--ray-address" in stored.error("submit", "tiny", "--server", url)
-        assert "mine.yaml: " in stored.error("submit", "mine.yaml", "--server", url)
+        stored.refuses("no_cluster", "submit", "tiny", "--server", url)
+        stored.refuses("no_such_file", "submit", "mine.yaml", "--server", url, file="mine.yaml")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from cope_sweep.config import RunSpec, SpecError, expand, load_ablation, plan_of_recorded, row_of, with_overrides
 from cope_sweep.config.points import dimensions_of, parameters_of
-from tests.config.ablations import load
+from tests.config.ablations import load, located
+from tests.errors import raises
 
 BASE = textwrap.dedent("""\
     title: A test
@@ -34,7 +35,7 @@ def rows(text, **overrides):
 def error_of(text, **overrides):
     with pytest.raises(SpecError) as caught:
         plan(text, **overrides)
-    return str(caught.value)
+    return caught.value
 
 
 def positions(found):
@@ -111,9 +112,8 @@ def test_encodings_of_one_kind_are_named_by_their_places():
     twice = "[{kind: cope, layers: [0]}, {kind: cope, layers: [1]}]"
     found = plan(f"grid: {{model.layers: [2], model.position: [{twice}], model.position.1.p_max: [8, 16]}}")
     assert positions(found) == [[("cope", 64), ("cope", n)] for n in (8, 16)]
-    assert "no row has 'model.position.cope.p_max'" in error_of(
-        f"grid: {{model.layers: [2], model.position: [{twice}], {P_MAX}: [8, 16]}}"
-    )
+    error = error_of(f"grid: {{model.layers: [2], model.position: [{twice}], {P_MAX}: [8, 16]}}")
+    assert (error.code, error.data["key"]) == ("no_effect", P_MAX)
 
 
 def test_conditions_know_fields():
@@ -129,7 +129,7 @@ def test_conditions_know_fields_of_lists_and_their_defaults():
     grid = "grid: {model.position: {few: [{kind: cope, p_max: 8}], CoPE: [cope], RoPE: [rope]}}\n"
     assert rows(f"{grid}exclude: [{{{P_MAX}: 8}}]") == ["CoPE", "RoPE"]
     assert rows(f"{grid}exclude: [{{{P_MAX}: [64]}}]") == ["few", "RoPE"]
-    assert "no axis is called" in error_of(f"{grid}exclude: [{{model.position.cope.pmax: 8}}]")
+    assert error_of(f"{grid}exclude: [{{model.position.cope.pmax: 8}}]").code == "unknown_axis"
 
 
 def test_a_condition_may_change_which_encodings_a_row_has():
@@ -153,21 +153,27 @@ def test_a_deeper_key_refines_whatever_the_order():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "expected"),
     [
-        (f"grid: {{{POSITION}, model.position.cop.p_max: [8]}}", "test.yaml:6: grid.model.position.cop.p_max: no row has 'model.position.cop.p_max', so it would have no effect; did you mean 'model.position.cope.p_max'? accepted: "),
-        (f"grid: {{{POSITION}, model.position.0.p_max: [8]}}", "no row has 'model.position.0.p_max'"),
-        (f"grid: {{{POSITION}}}\nwhen: [{{if: {{model.position: RoPE}}, set: {{{P_MAX}: 8}}}}]", "test.yaml:7: when[0].set.model.position.cope.p_max: no row has"),
-        (f"grid: {{{P_MAX}: [8]}}", "model.position is empty in all rows"),
-        (f"grid: {{{POSITION}, model.position.cope.pmax: [8]}}", "test.yaml:6: model.position.cope.pmax: unknown key 'pmax'; did you mean 'p_max'? accepted: gate"),
-        (f"grid: {{{POSITION}, {P_MAX}: [8, many]}}", "test.yaml:6: model.position.cope.p_max: "),
-        (f"grid: {{{POSITION}, {P_MAX}.x: [8]}}", "test.yaml:6: model.position.cope.p_max"),
-        (f"grid: {{{POSITION}, model.position.cope: [8]}}", "name a field"),
-        (f"grid: {{{POSITION}}}\nsearch: {{kind: random, samples: 2, space: {{model.position.alibi.learned: {{choice: [true]}}}}}}", "test.yaml:7: search.space.model.position.alibi.learned: no row has"),
+        (f"grid: {{{POSITION}, model.position.cop.p_max: [8]}}", ("no_effect", "test.yaml:6", "grid.model.position.cop.p_max")),
+        (f"grid: {{{POSITION}, model.position.0.p_max: [8]}}", ("no_effect", "test.yaml:6", "grid.model.position.0.p_max")),
+        (f"grid: {{{POSITION}}}\nwhen: [{{if: {{model.position: RoPE}}, set: {{{P_MAX}: 8}}}}]", ("no_effect", "test.yaml:7", "when[0].set.model.position.cope.p_max")),
+        (f"grid: {{{P_MAX}: [8]}}", ("no_effect", "test.yaml:6", "grid.model.position.cope.p_max")),
+        (f"grid: {{{POSITION}, model.position.cope.pmax: [8]}}", ("unknown_key", "test.yaml:6", "model.position.cope.pmax")),
+        (f"grid: {{{POSITION}, {P_MAX}: [8, many]}}", ("wrong_type", "test.yaml:6", "model.position.cope.p_max")),
+        (f"grid: {{{POSITION}, {P_MAX}.x: [8]}}", ("wrong_type", "test.yaml:6", "model.position.cope.p_max")),
+        (f"grid: {{{POSITION}, model.position.cope: [8]}}", ("no_field", "test.yaml:6", "model.position.cope")),
+        (f"grid: {{{POSITION}}}\nsearch: {{kind: random, samples: 2, space: {{model.position.alibi.learned: {{choice: [true]}}}}}}", ("no_effect", "test.yaml:7", "search.space.model.position.alibi.learned")),
     ],
 )  # fmt: skip
-def test_errors_list_the_fields(text, message):
-    assert message in error_of(text)
+def test_errors_name_line_and_key(text, expected):
+    assert located(error_of(text)) == expected
+
+
+def test_an_error_about_a_field_lists_those_there_are():
+    error = error_of(f"grid: {{{POSITION}, model.position.cop.p_max: [8]}}")
+    assert P_MAX in error.data["allowed"]
+    assert P_MAX in str(error)
 
 
 ENCODINGS = [["cope"], ["rope"], ["cope", "relative"], [{"kind": "cope", "p_max": 4}, "rope"], []]
@@ -294,32 +300,32 @@ def test_an_override_of_the_list_removes_axes_of_lost_fields():
 
 
 @pytest.mark.parametrize(
-    ("text", "assignment", "message"),
+    ("text", "assignment", "expected"),
     [
-        (f"grid: {{{POSITION}}}", "model.position.p_max=4", "--set model.position.p_max=4: no row has 'model.position.p_max', so it would have no effect; did you mean 'model.position.cope.p_max'?"),
-        (f"grid: {{{POSITION}}}", "model.position.alibi.learned=true", "no row has 'model.position.alibi.learned'"),
-        (f"grid: {{{POSITION}}}", "model.position.cope.pmax=4", "--set model.position.cope.pmax=4: model.position.cope.pmax: unknown key 'pmax'"),
-        ("", f"{P_MAX}=4", f"--set {P_MAX}=4"),
-        ("grid: {task: [{kind: counting, operations: 8}]}", "task.bogus=8", "--set task.bogus=8: task.bogus: unknown key 'bogus'"),
-        ("", "seeds=[0]\ngrid={}", "the value has a line break; write it in one line"),
+        (f"grid: {{{POSITION}}}", "model.position.p_max=4", ("no_effect", "--set model.position.p_max=4", "")),
+        (f"grid: {{{POSITION}}}", "model.position.alibi.learned=true", ("no_effect", "--set model.position.alibi.learned=true", "")),
+        (f"grid: {{{POSITION}}}", "model.position.cope.pmax=4", ("unknown_key", "--set model.position.cope.pmax=4", "model.position.cope.pmax")),
+        ("", f"{P_MAX}=4", ("no_effect", "--set model.position.cope.p_max=4", "")),
+        ("grid: {task: [{kind: counting, operations: 8}]}", "task.bogus=8", ("unknown_key", "--set task.bogus=8", "task.bogus")),
+        ("", "seeds=[0]\ngrid={}", ("line_break", "--set seeds=[0]\ngrid={}", "")),
     ],
 )  # fmt: skip
-def test_an_override_that_cannot_act_is_an_error(text, assignment, message):
+def test_an_override_that_cannot_act_is_an_error(text, assignment, expected):
     if "task:" in text:
         base = BASE.replace(
             "  task: {kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4}\n", ""
         )
         with pytest.raises(SpecError) as caught:
             expand(with_overrides(load(base + text + "\n"), assignments=[assignment]))
-        assert message in str(caught.value)
+        assert located(caught.value) == expected
     else:
-        assert message in error_of(text, assignments=[assignment])
+        assert located(error_of(text, assignments=[assignment])) == expected
 
 
 @pytest.mark.parametrize("name", ["quickstart"])
 def test_the_quick_start_refuses_it(name, request):
     path = request.config.rootpath / "ablations" / f"{name}.yaml"
-    with pytest.raises(SpecError, match="no row has 'model.position.p_max'"):
+    with raises("no_effect", key="model.position.p_max"):
         expand(with_overrides(load_ablation(path), assignments=["model.position.p_max=4"]))
 
 
@@ -333,7 +339,7 @@ def test_an_override_below_an_axis_acts_in_each_row():
     ]
     scaled = load(base + text + "scales: {deep: {set: {model.layers: 3}}, bad: {set: {model.bogus: 3}}}\n")
     assert {run.model.layers for run in expand(with_overrides(scaled, scale="deep")).runs} == {3}
-    with pytest.raises(SpecError, match=r"model\.bogus: unknown key 'bogus'"):
+    with raises("unknown_key", key="bogus"):
         expand(with_overrides(scaled, scale="bad"))
 
 
@@ -356,7 +362,5 @@ def test_base_values_below_an_axis_are_an_error(where):
     text = BASE + where.replace("AXIS", "{kind: counting}") + "\n"
     with pytest.raises(SpecError) as caught:
         load(text)
-    assert (
-        "test.yaml:3: base.task.kind: it has no effect, because each row has a value of the axis task (test.yaml:6)"
-        in str(caught.value)
-    )
+    assert located(caught.value) == ("no_effect", "test.yaml:3", "base.task.kind")
+    assert "test.yaml:6" in str(caught.value)

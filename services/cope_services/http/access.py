@@ -50,6 +50,8 @@ FileState = tuple[int, int, int]
 class KeysError(UserError):
     """The keys file cannot be used; the message says why and what to do."""
 
+    default_code = "damaged_keys"
+
 
 @dataclass(frozen=True)
 class ApiKey:
@@ -99,10 +101,17 @@ class KeysFile:
         """Add a key and return it. It is not stored, so nobody can show it again. Raises KeysError."""
         if NAME.fullmatch(name) is None:
             raise KeysError(
-                f"{name[:80]!r} cannot be the name of a key: use letters, digits, `.`, `_` and `-`, at most 64"
+                f"{name[:80]!r} cannot be the name of a key: use letters, digits, `.`, `_` and `-`, at most 64",
+                code="invalid_name",
+                name=name[:80],
             )
         if any(each.name == name for each in self.all()):
-            raise KeysError(f"there is a key {name!r} in {self.path}; choose another name, or delete its line first")
+            raise KeysError(
+                f"there is a key {name!r} in {self.path}; choose another name, or delete its line first",
+                code="name_taken",
+                name=name,
+                file=str(self.path),
+            )
         secret = PREFIX + secrets.token_urlsafe(32)
         try:
             with os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+b") as file:
@@ -110,7 +119,11 @@ class KeysFile:
                 begin = b"\n" if (file.read() or b"\n")[-1:] != b"\n" else b""  # an editor may leave out the last one
                 file.write(begin + f"{name} {','.join(sorted({*scopes}))} {_digest(secret)}\n".encode())
         except OSError as error:
-            raise KeysError(f"the keys file {self.path} cannot be written: {error.strerror}") from error
+            raise KeysError(
+                f"the keys file {self.path} cannot be written: {error.strerror}",
+                code="not_writable",
+                file=str(self.path),
+            ) from error
         return secret
 
     def _read_if_changed(self) -> None:
@@ -120,7 +133,9 @@ class KeysFile:
             self._state, self._keys = None, ()
             return
         except OSError as error:
-            raise KeysError(f"the keys file {self.path} cannot be read: {error.strerror}") from error
+            raise KeysError(
+                f"the keys file {self.path} cannot be read: {error.strerror}", file=str(self.path)
+            ) from error
         state = status.st_mtime_ns, status.st_size, status.st_ino
         if state != self._state:
             self._keys = self._read(status)
@@ -129,13 +144,21 @@ class KeysFile:
 
     def _read(self, status: os.stat_result) -> tuple[ApiKey, ...]:
         if not stat.S_ISREG(status.st_mode):
-            raise KeysError(f"the keys file {self.path} is not a regular file; choose another with --keys-file")
+            raise KeysError(
+                f"the keys file {self.path} is not a regular file; choose another with --keys-file",
+                code="not_a_file",
+                file=str(self.path),
+            )
         if os.name == "posix" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise KeysError(f"other users may write to the keys file {self.path}; run `chmod 600 {self.path}`")
+            raise KeysError(
+                f"other users may write to the keys file {self.path}; run `chmod 600 {self.path}`",
+                code="writable_by_others",
+                file=str(self.path),
+            )
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise KeysError(f"the keys file {self.path} cannot be read: {error}") from error
+            raise KeysError(f"the keys file {self.path} cannot be read: {error}", file=str(self.path)) from error
         return tuple(self._parsed(number, line) for number, line in enumerate(lines, 1) if line.strip())
 
     def _parsed(self, number: int, line: str) -> ApiKey:
@@ -144,7 +167,9 @@ class KeysFile:
         if found is None or len(scopes) != len(found["scopes"].split(",")):
             raise KeysError(
                 f"the keys file {self.path} is damaged: line {number} is not NAME SCOPES SHA256; delete it and make a "
-                "new key"
+                "new key",
+                file=str(self.path),
+                line=number,
             )
         return ApiKey(found["name"], scopes, found["sha256"])
 
@@ -163,25 +188,25 @@ API_KEY = HTTPBearer(auto_error=False, scheme_name="API key", description="`cope
 class UnauthorizedError(ServiceError):
     """The request has no key, or one that is not valid."""
 
-    status, code = 401, "unauthorized"
+    status, default_code = 401, "unauthorized"
 
 
 class MissingScopeError(ServiceError):
     """The key does not have the scope that the route needs."""
 
-    status, code = 403, "missing_scope"
+    status, default_code = 403, "missing_scope"
 
 
 class CrossOriginError(ServiceError):
     """A page of another origin sent the request."""
 
-    status, code = 403, "cross_origin"
+    status, default_code = 403, "cross_origin"
 
 
 class UnknownHostError(ServiceError):
     """The request is for a host that is not this service."""
 
-    status, code = 421, "unknown_host"
+    status, default_code = 421, "unknown_host"
 
 
 async def _authorize(

@@ -47,7 +47,7 @@ class Components:
 class ClientGoneError(ServiceError):
     """The client has closed the connection and receives no response."""
 
-    status, code = 499, "client_gone"
+    status, default_code = 499, "client_gone"
 
 
 async def while_connected(request: Request, work: Awaitable[T], limit_s: float) -> T:

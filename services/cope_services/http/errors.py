@@ -21,6 +21,8 @@ from cope_sweep.config import SpecError
 from cope_sweep.errors import (
     CheckpointError,
     ClusterError,
+    InvalidValue,
+    JsonValue,
     NotFinishedError,
     NotFiniteError,
     NotFoundError,
@@ -32,85 +34,87 @@ from cope_sweep.store import QueryError, StoreError
 from cope_sweep.store.index import IndexUnavailable
 
 
-class ServiceError(Exception):
-    """An error with the status and the code that the client receives."""
+class ServiceError(UserError):
+    """An error with the status and the headers that the client receives."""
 
     status: ClassVar[int] = 500
-    code: ClassVar[str] = "internal_error"
+    default_code = "internal_error"
 
-    def __init__(self, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, headers: Mapping[str, str] | None = None, /, *, code: str | None = None, **data: JsonValue
+    ) -> None:
+        super().__init__(message, code=code, **data)
         self.headers = headers or {}
 
 
 class NotAcceptableError(ServiceError):
-    status, code = 406, "not_acceptable"
+    status, default_code = 406, "not_acceptable"
 
 
 class TooLargeError(ServiceError):
-    status, code = 413, "too_large"
+    status, default_code = 413, "too_large"
 
 
 class MediaTypeError(ServiceError):
-    status, code = 415, "unsupported_media_type"
+    status, default_code = 415, "unsupported_media_type"
 
 
 class InvalidError(ServiceError):
-    status, code = 422, "invalid_request"
+    status, default_code = 422, "invalid_request"
 
 
 class ConflictError(ServiceError):
-    status, code = 409, "conflict"
+    status, default_code = 409, "conflict"
 
 
 class BusyError(ServiceError):
-    status, code = 429, "too_many_requests"
+    status, default_code = 429, "too_many_requests"
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message, {"retry-after": str(retry_after_s)})
 
 
 class DamagedCheckpointError(ServiceError):
-    status, code = 409, "damaged_checkpoint"
+    status, default_code = 409, "damaged_checkpoint"
 
 
 class NotReadyError(ServiceError):
-    status, code = 503, "not_ready"
+    status, default_code = 503, "not_ready"
 
 
 class NoClusterError(ServiceError):
-    status, code = 503, "no_cluster"
+    status, default_code = 503, "no_cluster"
 
 
 class TimeLimitError(ServiceError):
-    status, code = 504, "time_limit"
+    status, default_code = 504, "time_limit"
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(f"the request was not answered within {limit_s:g} s; send a smaller one, or try again later")
 
 
-NOT_FOUND = "not_found"
-USER_ERRORS: dict[type[UserError], tuple[int, str]] = {
-    NotFoundError: (404, NOT_FOUND),
-    NotFinishedError: (409, "conflict"),
-    ProbeError: (422, InvalidError.code),
-    TokensError: (422, "invalid_tokens"),
-    NotFiniteError: (409, "not_finite"),
-    CheckpointError: (409, DamagedCheckpointError.code),
-    ClusterError: (503, NoClusterError.code),
-    SpecError: (409, "invalid_ablation"),
-    QueryError: (422, InvalidError.code),
-    IndexUnavailable: (503, NotReadyError.code),
-    StoreError: (500, "damaged_store"),
-    UserError: (500, "internal_error"),
+USER_ERRORS: dict[type[UserError], int] = {
+    NotFoundError: 404,
+    NotFinishedError: 409,
+    InvalidValue: 422,
+    ProbeError: 422,
+    TokensError: 422,
+    NotFiniteError: 409,
+    CheckpointError: 409,
+    ClusterError: 503,
+    SpecError: 409,
+    QueryError: 422,
+    IndexUnavailable: 503,
+    StoreError: 500,
+    UserError: 500,
 }
-"""Status and code of the errors of `cope_sweep`; an error has those of its nearest class."""
+"""Status of the errors of `cope_sweep`; an error has that of its nearest class."""
 
 
-def answer_to(error: ServiceError | UserError) -> tuple[int, str]:
-    """Status and code of an error."""
+def status_of(error: UserError) -> int:
+    """The status of an error."""
     if isinstance(error, ServiceError):
-        return error.status, error.code
+        return error.status
     return next(USER_ERRORS[cls] for cls in type(error).__mro__ if cls in USER_ERRORS)
 
 
@@ -133,10 +137,11 @@ def install_error_handlers(app: FastAPI, shown: Callable[[str], str] = str) -> N
     file responses, in plain text.
     """
 
-    @app.exception_handler(ServiceError)
     @app.exception_handler(UserError)
-    async def known_error(request: Request, error: ServiceError | UserError) -> Response:
-        return error_response(request.scope, *answer_to(error), shown(str(error)), getattr(error, "headers", None))
+    async def known_error(request: Request, error: UserError) -> Response:
+        headers = error.headers if isinstance(error, ServiceError) else None
+        data = error.shown_data(shown)
+        return error_response(request.scope, status_of(error), error.code, shown(str(error)), headers, data)
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:
@@ -144,7 +149,9 @@ def install_error_handlers(app: FastAPI, shown: Callable[[str], str] = str) -> N
         if any(item["type"] == "json_invalid" for item in errors):
             return error_response(request.scope, 400, "invalid_json", INVALID_JSON)
         message = "; ".join(map(_validation_message, errors[:5]))
-        return error_response(request.scope, InvalidError.status, InvalidError.code, message)
+        keys = [_location(item) for item in errors[:5]]
+        code = InvalidError.default_code
+        return error_response(request.scope, InvalidError.status, code, message, data={"keys": keys})
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -152,7 +159,7 @@ def install_error_handlers(app: FastAPI, shown: Callable[[str], str] = str) -> N
         if status == 400:  # FastAPI raises it for a body that its JSON parser rejects
             return error_response(request.scope, status, "invalid_json", INVALID_JSON)
         detail = "" if error.detail == status.phrase else str(error.detail)
-        code = TooLargeError.code if status == 413 else status.name.lower()
+        code = TooLargeError.default_code if status == 413 else status.name.lower()
         return error_response(request.scope, status, code, detail, error.headers)
 
     @app.exception_handler(Exception)
@@ -161,22 +168,27 @@ def install_error_handlers(app: FastAPI, shown: Callable[[str], str] = str) -> N
 
 
 def error_response(
-    scope: Scope, status: int, code: str, detail: str, headers: Mapping[str, str] | None = None
+    scope: Scope,
+    status: int,
+    code: str,
+    detail: str,
+    headers: Mapping[str, str] | None = None,
+    data: Mapping[str, JsonValue] | None = None,
 ) -> Response:
     """The response to a request that failed. An empty `detail` is replaced by a sentence about the status."""
     detail = detail or _status_detail(scope, status)
     headers = dict(headers) if headers else None
     if not OPENAI_PATH.match(path_below(scope)):
-        return Response(problem_details(status, code, detail), status, headers, media_type=PROBLEM_JSON)
+        return Response(problem_details(status, code, detail, data or {}), status, headers, media_type=PROBLEM_JSON)
     # OpenAI answers 400 where this service answers 422.
     content = error_object(status, code, detail)
     return Response(content, 400 if status == 422 else status, headers, media_type="application/json")
 
 
-def problem_details(status: int, code: str, detail: str) -> bytes:
+def problem_details(status: int, code: str, detail: str, data: Mapping[str, JsonValue]) -> bytes:
     """Problem details as JSON. Their type, about:blank, means that the title is the phrase of the status (RFC 9457)."""
     title = "Client Closed Request" if status == 499 else HTTPStatus(status).phrase  # 499 is nginx's, of no standard
-    problem = {"type": "about:blank", "title": title, "status": status, "detail": detail, "code": code}
+    problem = {"type": "about:blank", "title": title, "status": status, "detail": detail, "code": code, "data": data}
     return json.dumps(problem).encode()
 
 
@@ -198,11 +210,14 @@ def _status_detail(scope: Scope, status: int) -> str:
 
 def _validation_message(error: Mapping[str, Any]) -> str:
     """One of pydantic's errors, without the value, which may be large and need not be valid JSON."""
+    message = error["msg"].removeprefix("Value error, ")  # pydantic's words for an error of a validator of ours
+    return f"{_location(error)}: {message[0].lower()}{message[1:]}"
+
+
+def _location(error: Mapping[str, Any]) -> str:
     # Alternatives of a field have the names of pydantic's validators, as in `list[str]`: they say nothing to a client.
     parts = [part for part in error["loc"] if isinstance(part, int) or "[" not in part]
-    location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
-    message = error["msg"].removeprefix("Value error, ")  # pydantic's words for an error of a validator of ours
-    return f"{location}: {message[0].lower()}{message[1:]}"
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
 
 
 # -- documentation -----------------------------------------------------------------------------------------------------
@@ -217,7 +232,8 @@ class ProblemDetails(BaseModel):
     title: str = Field(description="The phrase of the status.")
     status: int
     detail: str = Field(description="Cause, place and remedy.")
-    code: str = Field(description="The kind of error, for programs: `not_found`, `invalid_request`, …")
+    code: str = Field(description="The kind of error, for programs: `not_found`, `unknown_row`, …")
+    data: dict[str, Any] = Field(description="The values that `detail` names, for programs.")
 
 
 def error_responses(*statuses: int) -> Responses:

@@ -27,7 +27,7 @@ class Refusals:
                 for check in self.checks:
                     check(scope)
             except ServiceError as error:
-                response = error_response(scope, error.status, error.code, str(error), error.headers)
+                response = error_response(scope, error.status, error.code, str(error), error.headers, error.data)
                 return await response(scope, receive, send)
         return await self.app(scope, receive, send)
 
@@ -49,7 +49,8 @@ class BodyLimit:
         message = f"the body is larger than {self.max_bytes} bytes; send several smaller requests"
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self.max_bytes:
-            return await error_response(scope, TooLargeError.status, TooLargeError.code, message)(scope, receive, send)
+            code, data = TooLargeError.default_code, {"limit": self.max_bytes}
+            return await error_response(scope, TooLargeError.status, code, message, data=data)(scope, receive, send)
         size_bytes = brackets = 0
 
         async def limited_receive() -> Message:

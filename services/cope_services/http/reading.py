@@ -200,7 +200,9 @@ def get_curves(name: Name, query: Annotated[CurvesOptions, Query()], components:
 def list_planned_runs(ablation: Name, query: Annotated[ListRuns, Query()], components: ComponentsDep) -> Response:
     """The runs of an ablation in plan order, including pending ones; with a filter or order, those that were begun."""
     if query.ablation not in (None, ablation):
-        raise InvalidError(f"the path is of the ablation {ablation[:80]!r}; leave out `ablation`")
+        raise InvalidError(
+            f"the path is of the ablation {ablation[:80]!r}; leave out `ablation`", ablation=ablation[:80]
+        )
     return answer(components, query.model_copy(update={"ablation": ablation}))
 
 
@@ -264,7 +266,7 @@ async def _drawn(components: Components, question: GetFigure | GetReport) -> byt
         except (NotFoundError, QueryError, SpecError, StoreError):
             raise
         except UserError as error:  # no finished run, no checkpoint, no such mark in the tokens
-            raise NotFinishedError(str(error)) from error
+            raise NotFinishedError(str(error), code=error.code, **error.data) from error
 
     return await components.pictures.make(draw)
 

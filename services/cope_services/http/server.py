@@ -90,7 +90,9 @@ def check_keys(settings: Settings) -> None:
     raise UserError(
         f"a service that listens on {settings.host} needs API keys, and {settings.keys_file.absolute()} has none: make "
         "one with `cope-sweep serve --new-key NAME --scope read --scope infer`, or listen on this machine only with "
-        "`--host 127.0.0.1`"
+        "`--host 127.0.0.1`",
+        code="no_key",
+        host=settings.host,
     )
 
 

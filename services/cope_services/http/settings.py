@@ -100,7 +100,8 @@ def load_settings(**values: Any) -> Settings:
     try:
         return Settings(**values)
     except ValidationError as error:
-        raise UserError("; ".join(map(_problem, error.errors()))) from error
+        names = [f"{ENV_PREFIX}{str(item['loc'][0]).upper()}" for item in error.errors()]
+        raise UserError("; ".join(map(_problem, error.errors())), code="invalid_setting", names=names) from error
 
 
 def _problem(error: ErrorDetails) -> str:
@@ -127,8 +128,20 @@ def _check_folder(path: Path, name: str, *, must_exist: bool) -> None:
     advice = f"choose another with --{name} or {ENV_PREFIX}{name.upper()}"
     if not path.exists():
         if must_exist:
-            raise UserError(f"the {name} folder {path.absolute()} does not exist; {advice}")
+            raise UserError(
+                f"the {name} folder {path.absolute()} does not exist; {advice}",
+                code="no_such_folder",
+                folder=str(path.absolute()),
+            )
     elif not path.is_dir():
-        raise UserError(f"{path.absolute()} is not a folder, so it cannot be the {name} folder; {advice}")
+        raise UserError(
+            f"{path.absolute()} is not a folder, so it cannot be the {name} folder; {advice}",
+            code="not_a_folder",
+            folder=str(path.absolute()),
+        )
     elif not os.access(path, os.R_OK | os.X_OK):
-        raise UserError(f"the {name} folder {path.absolute()} cannot be read; {advice}")
+        raise UserError(
+            f"the {name} folder {path.absolute()} cannot be read; {advice}",
+            code="unreadable_folder",
+            folder=str(path.absolute()),
+        )

@@ -95,7 +95,7 @@ class SweepJobs:
         try:
             digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:32]
         except ValueError as error:  # pydantic writes at most 255 levels
-            raise InvalidError(f"spec: {TOO_LARGE}") from error
+            raise InvalidError(f"spec: {TOO_LARGE}", code="too_large") from error
         name = None if key is None else _request_key(f"submit {key}")
         if name is not None:
             known = self.queries.store.index.sweep_of_request(name, since_ms=_remembered_since_ms())
@@ -124,18 +124,31 @@ class SweepJobs:
         """
         summary = self.queries.sweep_summary(sweep_id)
         if summary.status in ACTIVE:
-            raise ConflictError(f"sweep {sweep_id} is {summary.status}; stop it first, or wait for its end")
+            raise ConflictError(
+                f"sweep {sweep_id} is {summary.status}; stop it first, or wait for its end",
+                code="not_ended",
+                sweep_id=sweep_id,
+                status=summary.status,
+            )
         store = self.queries.store
         try:
             before = read_submission(store, sweep_id)
         except NotFoundError:
-            raise ConflictError(f"sweep {sweep_id} was not submitted; the command that started it trains on") from None
+            raise ConflictError(
+                f"sweep {sweep_id} was not submitted; the command that started it trains on",
+                code="not_submitted",
+                sweep_id=sweep_id,
+            ) from None
         for each in self._active(store):
             if each.retry_of == sweep_id:
                 return self._state(each.sweep_id)
         counts = store.index.sweep_counts([sweep_id]).get(sweep_id, {})
         if not sum(number for status, number in counts.items() if status not in ("finished", "stopped")):
-            raise ConflictError(f"no run of sweep {sweep_id} is left to train: all have ended as planned")
+            raise ConflictError(
+                f"no run of sweep {sweep_id} is left to train: all have ended as planned",
+                code="nothing_left",
+                sweep_id=sweep_id,
+            )
         cluster = self._cluster()
         again = retried(before, request=f"retry {sweep_id}")
         return self._start(again, submitted_plan(again), cluster, _request_key(f"retry {sweep_id}"), while_active=True)
@@ -215,20 +228,26 @@ class SweepJobs:
             if request.spec is not None:
                 name = request.name or ""
                 if name in files.files():
-                    raise InvalidError(f"name: an ablation file of this service has the name {name!r}; choose another")
+                    raise InvalidError(
+                        f"name: an ablation file of this service has the name {name!r}; choose another",
+                        code="name_taken",
+                        name=name,
+                    )
                 loaded = parsed_spec(request.spec, name, files.folder)
                 text = request.spec if isinstance(request.spec, str) else _as_text(request.spec)
             overridden = with_overrides(loaded, scale=request.scale, assignments=request.set)
             plan = expand(overridden, max_runs=self.settings.max_sweep_runs)
             check_paths(plan, own)
         except SpecError as error:
-            raise InvalidError(str(error)) from error
+            raise InvalidError(str(error), code=error.code, **error.data) from error
         return loaded, text, plan
 
     def _known(self, sweep_id: str, digest: str) -> SweepState:
         """The sweep that an idempotency key means. Raises InvalidError where that is of another request."""
         if read_submission(self.queries.store, sweep_id).request != digest:
-            raise InvalidError("Idempotency-Key: the key was used with another request; choose a new one")
+            raise InvalidError(
+                "Idempotency-Key: the key was used with another request; choose a new one", code="used_key"
+            )
         return self._state(sweep_id)
 
     def _start(

@@ -241,7 +241,12 @@ def _generations(predictor: Predictor, request: CompletionRequest, settings: Set
     for number, prompt in enumerate(request.prompts):
         tokens_T = _prompt_tokens(predictor, prompt, f"prompt {number}")
         if len(tokens_T) > settings.max_tokens:
-            raise TooLargeError(f"prompt {number} has {len(tokens_T)} tokens; the limit is {settings.max_tokens}")
+            raise TooLargeError(
+                f"prompt {number} has {len(tokens_T)} tokens; the limit is {settings.max_tokens}",
+                prompt=number,
+                tokens=len(tokens_T),
+                limit=settings.max_tokens,
+            )
         if request.scores_prompt:
             predictor.check_reach(len(tokens_T) - 1, f"prompt {number} of {len(tokens_T)} tokens")
         # Each completion has its own random numbers, which do not depend on what else is asked for.
@@ -250,7 +255,9 @@ def _generations(predictor: Predictor, request: CompletionRequest, settings: Set
     cost = _cost(request, generations)
     if cost > settings.max_request_tokens:
         raise TooLargeError(
-            f"{cost} tokens to read and generate; one request may have {settings.max_request_tokens}, so send several"
+            f"{cost} tokens to read and generate; one request may have {settings.max_request_tokens}, so send several",
+            tokens=cost,
+            limit=settings.max_request_tokens,
         )
     return generations
 
@@ -264,7 +271,7 @@ def _prompt_tokens(predictor: Predictor, prompt: str | list[int], name: str) -> 
     end_of_text = predictor.vocabulary.end_of_text
     if not len(tokens_T):
         if end_of_text is None:
-            raise TokensError(f"{name} is empty; give at least one token")
+            raise TokensError(f"{name} is empty; give at least one token", code="too_short", sequence=name, tokens=0)
         return validate_token_ids([end_of_text], predictor.vocabulary_size, name)
     return tokens_T
 
@@ -456,10 +463,15 @@ def _named(in_path: str | None, named: str | None) -> str:
     """The run that a request asks. Raises InvalidError where it names none, or another one than its path."""
     if in_path is not None and named is not None and named != in_path:
         raise InvalidError(
-            f"the path is of the run {in_path[:40]}, but `model` is {named[:40]!r}; send the same or none"
+            f"the path is of the run {in_path[:40]}, but `model` is {named[:40]!r}; send the same or none",
+            code="two_models",
+            path=in_path[:40],
+            model=named[:40],
         )
     if (run_id := in_path or named) is None:
-        raise InvalidError("no model is named: send `model`, or use /openai/RUN_ID/; /v1/models lists the models")
+        raise InvalidError(
+            "no model is named: send `model`, or use /openai/RUN_ID/; /v1/models lists the models", code="no_model"
+        )
     return run_id
 
 

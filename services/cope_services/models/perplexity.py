@@ -74,7 +74,11 @@ def best_of_row(queries: Queries, wanted: BestOfRow) -> str:
     rows = find_rows(plan, wanted.row)
     if not rows:
         known = ", ".join(repr(row.name) for row in plan.rows[:20])
-        raise NotFoundError(f"{wanted.ablation} has no row {wanted.row[:80]!r}; its rows are {known}")
+        raise NotFoundError(
+            f"{wanted.ablation} has no row {wanted.row[:80]!r}; its rows are {known}",
+            ablation=wanted.ablation,
+            row=wanted.row[:80],
+        )
     metric = plan.ablation.content.primary_metric
     records = queries.store.index.records([run.run_id for row in rows for run in row.runs])
     values = {
@@ -84,7 +88,10 @@ def best_of_row(queries: Queries, wanted: BestOfRow) -> str:
     }
     if not values:
         raise NotFinishedError(
-            f"{wanted.ablation}: no finished run of the row {wanted.row!r} has the metric {metric.name}"
+            f"{wanted.ablation}: no finished run of the row {wanted.row!r} has the metric {metric.name}",
+            ablation=wanted.ablation,
+            row=wanted.row,
+            metric=metric.name,
         )
     choose = min if metric.goal == "min" else max
     return choose(sorted(values), key=values.__getitem__)
@@ -134,12 +141,16 @@ def _sequences(
         if min(width + 1, len(tokens_L)) > settings.max_tokens:
             raise TooLargeError(
                 f"sequence {index}: {len(tokens_L)} tokens; a sequence or window may have "
-                f"{settings.max_tokens}, so choose a `context`"
+                f"{settings.max_tokens}, so choose a `context`",
+                sequence=index,
+                tokens=len(tokens_L),
+                limit=settings.max_tokens,
             )
         if reads > settings.max_request_tokens:
             raise TooLargeError(
                 f"the model would read more than {settings.max_request_tokens} tokens, the limit of a request; "
-                "choose a larger `stride`, or send several requests"
+                "choose a larger `stride`, or send several requests",
+                limit=settings.max_request_tokens,
             )
         parts = list(windows(tokens_L, width, stride, inputs_L))
         widest = max(window.reads for window in parts)

@@ -56,7 +56,11 @@ def checkpoint_files(folder: RunFolder) -> list[StoredFile]:
     except (FileNotFoundError, NotADirectoryError):
         files = []
     if not files:
-        raise NotFoundError(f"the checkpoint of run {folder.run_id} was deleted: its folder has no files")
+        raise NotFoundError(
+            f"the checkpoint of run {folder.run_id} was deleted: its folder has no files",
+            code="deleted_checkpoint",
+            run_id=folder.run_id,
+        )
     return sorted(files, key=lambda file: file.path.name)
 
 
@@ -67,7 +71,11 @@ def checkpoint_file(folder: RunFolder, name: str) -> StoredFile:
         if file.path.name == name:
             return file
     known = ", ".join(file.path.name for file in files)
-    raise NotFoundError(f"the checkpoint of run {folder.run_id} has no file {name[:80]!r}; it has {known}")
+    raise NotFoundError(
+        f"the checkpoint of run {folder.run_id} has no file {name[:80]!r}; it has {known}",
+        run_id=folder.run_id,
+        file=name[:80],
+    )
 
 
 def checkpoint_listing(folder: RunFolder) -> Checkpoint:
@@ -150,7 +158,10 @@ class Predictors:
 
         tokens_T = await self.batcher.prepare(lambda: probed_tokens(predictor, request))
         if len(tokens_T) > self.settings.max_tokens:
-            raise TooLargeError(f"{len(tokens_T)} tokens; one request may have {self.settings.max_tokens}")
+            limit = self.settings.max_tokens
+            raise TooLargeError(
+                f"{len(tokens_T)} tokens; one request may have {limit}", tokens=len(tokens_T), limit=limit
+            )
         with self.batcher.admitted(len(tokens_T)):
             probed = await self.batcher.infer(
                 lambda: probe_sequence(predictor, request, tokens_T, self.settings.max_probe_values, output_format)
@@ -163,7 +174,7 @@ class Predictors:
         try:
             return self._predictor(find())
         except DamagedError as error:  # links, pipes: the store refuses to open them
-            raise DamagedCheckpointError(str(error)) from error
+            raise DamagedCheckpointError(str(error), code=error.code, **error.data) from error
 
     def _predictor(self, folder: RunFolder) -> Predictor:
         files = checkpoint_files(folder)

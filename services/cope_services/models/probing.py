@@ -81,12 +81,16 @@ def probe_sequence(
     if values > max_values:
         raise TooLargeError(
             f"the matrices of {T} tokens, {len(layers)} layers and {len(heads)} heads have {values:,} numbers; "
-            f"the limit is {max_values:,}, so choose layers and heads, or send fewer tokens"
+            f"the limit is {max_values:,}, so choose layers and heads, or send fewer tokens",
+            values=values,
+            limit=max_values,
         )
     if output_format != "json" and len(layers) * len(heads) > MAX_DRAWN_HEADS:
         raise TooLargeError(
             f"{len(layers) * len(heads)} heads are too many for one picture (at most {MAX_DRAWN_HEADS}); choose "
-            "`layers` and `heads`"
+            "`layers` and `heads`",
+            heads=len(layers) * len(heads),
+            limit=MAX_DRAWN_HEADS,
         )
     marks = token_marks(run.task, tokens_T, tokenizer) if request.marks is None else _request_marks(request.marks, T)
     statistics = head_statistics(predictor, [tokens_T], [marks], layers=layers, heads=heads)
@@ -127,7 +131,9 @@ def probe_picture(probed: Probed, request: ProbeRequest, file_format: Literal["s
         raise ProbeError(
             f"nothing to draw: these heads have none of {', '.join(request.matrices) or 'no matrices'}; choose "
             "`matrices`: attention, and for encodings with position logits or gates "
-            f"{', '.join(name for name in SYMBOLS if name != 'attention')}"
+            f"{', '.join(name for name in SYMBOLS if name != 'attention')}",
+            code="no_such_map",
+            matrices=list(request.matrices),
         )
     return picture(drawn, probed.labels, probed.marks, file_format)
 
@@ -136,7 +142,13 @@ def _request_marks(indices: dict[str, list[int]], tokens: int) -> TokenMarks:
     marks = {}
     for name, marked in indices.items():
         if beyond := [index for index in marked if index >= tokens]:
-            raise InvalidError(f"marks.{name}: there is no token {beyond[0]}: the sequence has tokens 0 … {tokens - 1}")
+            raise InvalidError(
+                f"marks.{name}: there is no token {beyond[0]}: the sequence has tokens 0 … {tokens - 1}",
+                code="no_such_token",
+                marks=name,
+                value=beyond[0],
+                largest=tokens - 1,
+            )
         marks[name] = np.isin(np.arange(tokens), marked)
     return marks
 

@@ -150,7 +150,7 @@ def test_an_axis_that_is_fixed_takes_its_heatmap_with_it(tmp_path, plan):
             {"metric": "dens/token_error"},
         ),
         ("panels: model.dim", "panels: model.dims", "unknown_axis", {"key_path": "figures[0].panels"}),
-        ("columns:\n", "colours: rows\n    columns:\n", "unknown_key", {"key_path": "figures[0].colours"}),
+        ("columns:\n", "colours: rows\n    columns:\n", "unknown_choice", {"key_path": "figures[0].colours"}),
     ],
 )
 def test_errors_name_their_key(tmp_path, before, after, code, data):

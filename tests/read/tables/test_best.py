@@ -111,5 +111,5 @@ def test_a_report_shows_the_best_draws_and_tests_nothing():
 
 
 def test_other_searches_are_refused():
-    with raises("not_a_random_search", search="none"):
+    with raises("not_a_random_search", search="grid"):
         tuned_rows(plan_of(), {}, METRIC, "min")

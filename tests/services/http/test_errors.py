@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pytest
 from cope_services.http.app import create_app
+from cope_services.http.errors import INTERNAL_ERROR
 from fastapi.testclient import TestClient
 
 from cope_sweep.config import SpecError
-from cope_sweep.errors import UserError
+from cope_sweep.errors import JsonValue, UserError
 from cope_sweep.store import StoreError
 from tests.services.sample_store import API, SampleStore
 
 
-def check_problem(response: httpx.Response, status: int, code: str) -> dict[str, str]:
+def check_problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
     """The problem details of a response, which has to have this status and code."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     assert int(response.headers["content-length"]) == len(response.content)
     problem = response.json()
-    assert set(problem) == {"type", "title", "status", "detail", "code"}
+    assert set(problem) == {"type", "title", "status", "detail", "code", "data"}
     assert (problem["type"], problem["title"]) == ("about:blank", response.reason_phrase)
     assert (problem["status"], problem["code"]) == (status, code)
     return problem
@@ -106,17 +109,18 @@ class SpecialisedError(SpecError):
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "code", "message"),
+    ("error", "status", "code", "data"),
     [
-        (SpecError("bad file"), 409, "invalid_ablation", "bad file"),
-        (SpecialisedError("bad key"), 409, "invalid_ablation", "bad key"),
-        (StoreError("bad store"), 500, "damaged_store", "bad store"),
-        (UnknownError("bad luck"), 500, "internal_error", "bad luck"),
-        (RuntimeError("secret"), 500, "internal_error", "internal server error; the server's log has the traceback"),
+        (SpecError("bad"), 409, "invalid_ablation", {}),
+        (SpecError("bad", code="unknown_key", key="stepz"), 409, "unknown_key", {"key": "stepz"}),
+        (SpecialisedError("bad"), 409, "invalid_ablation", {}),
+        (StoreError("bad", files=["a", "b"]), 500, "damaged_store", {"files": ["a", "b"]}),
+        (UnknownError("bad"), 500, "user_error", {}),
+        (RuntimeError("secret"), 500, "internal_error", {}),
     ],
 )
-def test_library_errors_have_a_status(
-    sample: SampleStore, error: Exception, status: int, code: str, message: str
+def test_an_error_of_the_library_arrives_with_status_code_and_data(
+    sample: SampleStore, error: Exception, status: int, code: str, data: dict[str, JsonValue]
 ) -> None:
     app = create_app(sample.settings())
 
@@ -125,4 +129,21 @@ def test_library_errors_have_a_status(
         raise error
 
     response = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False).get("/failing")
-    assert check_problem(response, status, code)["detail"] == message
+    problem = check_problem(response, status, code)
+    assert problem["data"] == data
+    assert problem["detail"] == ("bad" if isinstance(error, UserError) else INTERNAL_ERROR)
+
+
+def test_clients_are_not_told_where_the_service_is(sample: SampleStore) -> None:
+    app = create_app(sample.settings())
+    path = str(sample.ablations / "tiny.yaml")
+
+    @app.get("/failing")
+    def failing() -> None:
+        raise SpecError(f"{path}: bad", place=path, names=[path], inner={"file": path})
+
+    response = TestClient(app, base_url="http://127.0.0.1").get("/failing")
+    problem = check_problem(response, 409, "invalid_ablation")
+    shown = "ablations/tiny.yaml"
+    assert problem["data"] == {"place": shown, "names": [shown], "inner": {"file": shown}}
+    assert problem["detail"] == f"{shown}: bad"

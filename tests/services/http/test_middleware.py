@@ -68,7 +68,7 @@ def test_a_body_with_a_declared_length_is_limited(client: httpx.Client) -> None:
     url, headers = f"{API}/perplexity", {"content-type": "application/json"}
     response = client.post(url, content=b" " * ((1 << 20) + 1), headers=headers)
     assert (response.status_code, response.json()["code"]) == (413, "too_large")
-    assert "larger than 1048576 bytes" in response.json()["detail"]
+    assert response.json()["data"] == {"limit": 1 << 20}
     assert client.post(url, content=b" " * (1 << 20), headers=headers).status_code != 413
 
 
@@ -80,7 +80,7 @@ def test_a_body_of_too_many_lists_is_refused_before_it_is_parsed(client: httpx.C
             response = client.post(path, content=content, headers={"content-type": "application/json"})
             error = response.json().get("error") or response.json()
             assert (response.status_code, error["code"]) == (413, "too_large")
-            assert f"more than {MAX_BRACKETS} `[` and `{{`" in (error.get("detail") or error["message"])
+            assert str(MAX_BRACKETS) in (error.get("detail") or error["message"])
     text = "[" * (MAX_BRACKETS - 10)
     response = client.post(f"{API}/perplexity", json={"models": [sample.ids[0]], "text": text})
-    assert response.json()["code"] == "invalid_tokens"
+    assert response.json()["code"] == "unknown_label"

@@ -111,7 +111,8 @@ def test_the_best_run_of_a_row(prose_client: httpx.Client, prose: ProseStore) ->
     results = ask(prose_client, models=[row, best, prose.cope[0]], text=[TEXT, "a"])
     assert [result["run_id"] for result in results] == [best, best, prose.cope[0]]
     assert results[0] == results[1] != results[2]
-    assert "its rows are 'CoPE', 'Absolute'" in ask(prose_client, 404, models=[row | {"row": "x"}], text="a")["detail"]
+    error = ask(prose_client, 404, models=[row | {"row": "x"}], text="a")
+    assert (error["code"], error["data"]["row"]) == ("not_found", "x")
     assert ask(prose_client, 404, models=[row | {"ablation": "x"}], text="a")["code"] == "not_found"
 
 
@@ -126,46 +127,51 @@ def test_the_best_run_has_the_greatest_value_of_a_metric_to_maximise(prose: Pros
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "message"),
+    ("body", "status", "code", "data"),
     [
-        ({}, 422, "give either `tokens` or `text`"),
-        ({"tokens": [[1, 2]], "text": "a"}, 422, "give either `tokens` or `text`"),
-        ({"text": "\ud800"}, 422, "unicode"),
-        ({"text": "a", "stride": 17}, 422, "choose a stride of 1 … 16"),
-        ({"text": "a", "context": 0}, 422, "body.context"),
-        ({"tokens": [[1]]}, 422, "sequence 0 has 1 tokens"),
-        ({"tokens": [[]]}, 422, "sequence 0 has 0 tokens"),
-        ({"tokens": [[1, 300]]}, 422, "token id 300 is out of range; this model's vocabulary is 0 … 299 (300 ids)"),
-        ({"tokens": [[5, 2], [3, -1]]}, 422, "sequence 1, position 1: token id -1 is out of range"),
-        ({"tokens": [[1, 10**300]]}, 422, "sequence 0, position 1: token id of more than 60 digits is out of range"),
-        ({"tokens": [[["x"] * 3] * 400]}, 422, "body.tokens[0][0]: input should be a valid integer"),
-        ({"tokens": [[1] * 401]}, 413, "401 tokens; a sequence or window may have 400"),
-        ({"tokens": [[1] * 400] * 11}, 413, "more than 4000 tokens"),
-        ({"tokens": [[1] * 3000], "context": 16, "stride": 1}, 413, "choose a larger `stride`"),
-        ({"tokens": [[1, 2]], "models": ["../../etc"]}, 422, "body.models"),
-        ({"tokens": [[1, 2]], "models": ["0123456789abcdef"]}, 404, "no run '0123456789abcdef'"),
+        ({}, 422, "invalid_request", {"keys": ["body"]}),
+        ({"tokens": [[1, 2]], "text": "a"}, 422, "invalid_request", {"keys": ["body"]}),
+        ({"text": "\ud800"}, 422, "invalid_request", {}),
+        ({"text": "a", "stride": 17}, 422, "invalid_stride", {"stride": 17, "largest": 16}),
+        ({"text": "a", "context": 0}, 422, "invalid_request", {"keys": ["body.context"]}),
+        ({"tokens": [[1]]}, 422, "too_short", {"sequence": "sequence 0", "tokens": 1}),
+        ({"tokens": [[]]}, 422, "too_short", {"sequence": "sequence 0", "tokens": 0}),
+        ({"tokens": [[1, 300]]}, 422, "token_out_of_range", {"value": "300", "largest": 299}),
+        ({"tokens": [[5, 2], [3, -1]]}, 422, "token_out_of_range", {"sequence": "sequence 1", "position": 1}),
+        ({"tokens": [[1, 10**300]]}, 422, "token_out_of_range", {"sequence": "sequence 0", "position": 1}),
+        ({"tokens": [[["x"] * 3] * 400]}, 422, "invalid_request", {}),
+        ({"tokens": [[1] * 401]}, 413, "too_large", {"sequence": 0, "tokens": 401, "limit": 400}),
+        ({"tokens": [[1] * 400] * 11}, 413, "too_large", {"limit": 4000}),
+        ({"tokens": [[1] * 3000], "context": 16, "stride": 1}, 413, "too_large", {"limit": 4000}),
+        ({"tokens": [[1, 2]], "models": ["../../etc"]}, 422, "invalid_request", {}),
+        ({"tokens": [[1, 2]], "models": ["0123456789abcdef"]}, 404, "not_found", {"run_id": "0123456789abcdef"}),
     ],
 )
 def test_errors_name_what_is_wrong(
-    prose_client: httpx.Client, prose: ProseStore, body: dict[str, Any], status: int, message: str
+    prose_client: httpx.Client,
+    prose: ProseStore,
+    body: dict[str, Any],
+    status: int,
+    code: str,
+    data: dict[str, Any],
 ) -> None:
     content = json.dumps({"models": prose.cope[:1]} | body)
     response = prose_client.post(f"{API}/perplexity", content=content, headers={"content-type": "application/json"})
     assert response.status_code == status, response.text
-    assert message in response.json()["detail"]
-    assert len(response.json()["detail"]) < 1000
+    error = response.json()
+    assert (error["code"], error["data"] | data) == (code, error["data"])
+    assert len(error["detail"]) < 1000
 
 
 def test_runs_that_are_not_finished_have_no_model(client: httpx.Client, sample: SampleStore) -> None:
     for run_id, status in ((sample.ids[2], "failed"), (sample.ids[3], "pending")):
-        assert f"is {status}" in ask(client, 409, models=[run_id], tokens=[[1, 2]])["detail"]
+        error = ask(client, 409, models=[run_id], tokens=[[1, 2]])
+        assert (error["code"], error["data"]["status"]) == ("not_finished", status)
 
 
 def test_a_context_that_an_encoding_does_not_reach(prose_client: httpx.Client, prose: ProseStore) -> None:
     assert ask(prose_client, models=prose.cope[:1], text=TEXT, context=64)
-    error = ask(prose_client, 422, models=prose.absolute[:1], text=TEXT, context=64)
-    assert error["code"] == "invalid_tokens"
-    assert "too long" in error["detail"]
+    assert ask(prose_client, 422, models=prose.absolute[:1], text=TEXT, context=64)["code"] == "too_long"
     assert ask(prose_client, models=prose.cope[:1], tokens=[[5] * 40])
     error = ask(prose_client, 422, models=prose.absolute[:1], tokens=[[5, 2], [5] * 40])
-    assert "sequence 1 of 40 tokens is too long" in error["detail"]
+    assert (error["code"], error["data"]["sequence"]) == ("too_long", "sequence 1 of 40 tokens")

@@ -129,23 +129,23 @@ def no_files(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "status", "code", "detail"),
+    ("damage", "status", "code"),
     [
-        (a_pickle, 409, "damaged_checkpoint", "was it cut short?"),
-        (infinite_weights, 409, "not_finite", "contain NaN or infinite values"),
-        (a_pipe, 409, "damaged_checkpoint", "model.safetensors: not a regular file"),
-        (no_files, 404, "not_found", "the checkpoint of run"),
-        (shutil.rmtree, 404, "not_found", "the checkpoint of run"),
+        (a_pickle, 409, "damaged_checkpoint"),
+        (infinite_weights, 409, "not_finite"),
+        (a_pipe, 409, "not_a_file"),
+        (no_files, 404, "deleted_checkpoint"),
+        (shutil.rmtree, 404, "deleted_checkpoint"),
     ],
 )
 def test_damaged_checkpoints_have_a_documented_status(
-    own_sample: SampleStore, damage: Callable[[Path], object], status: int, code: str, detail: str
+    own_sample: SampleStore, damage: Callable[[Path], object], status: int, code: str
 ) -> None:
     run_id = own_sample.ids[0]
     damage(own_sample.store.run(run_id).checkpoint)
     with serving(own_sample.settings(max_seconds=PATIENCE_S)) as client:
         error = ask(client, run_id, status)
-        assert (error["code"], detail in error["detail"]) == (code, True), error
+        assert error["code"] == code, error
         probed = client.post(f"{API}/runs/{run_id}/probe", json={"tokens": [1, 15, 3]})
         assert (probed.status_code, probed.json()) == (status, error)
         completed = client.post("/v1/completions", json={"model": run_id, "prompt": [1]})
