@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from matplotlib.text import Text
 
-from cope_sweep.read.figures import FIGURES, FigureError, canvas
+from cope_sweep.read.figures import FIGURES, canvas
 from tests.errors import raises
 from tests.read.figures.conftest import METRICS
 from tests.read.figures.files import made, png_size, svg_elements, svg_texts
