@@ -87,7 +87,7 @@ class Shell:
     def refuses(self, code, *words, **data):
         """Run the command; it raises a UserError with this code and these data. `main` makes a line of it."""
         command = get_command(app)
-        with self.inside(io.StringIO(), io.StringIO()), raises(code, **data):  # noqa: SIM117
+        with self.inside(io.TextIOWrapper(io.BytesIO()), io.StringIO()), raises(code, **data):  # noqa: SIM117
             with TyperGroup.make_context(command, "cope-sweep", list(words)) as context:
                 TyperGroup.invoke(command, context)
 
