@@ -62,6 +62,7 @@ from cope_sweep.api.requests import (
     SweepRequest,
 )
 from cope_sweep.errors import UserError
+from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
 from cope_sweep.store import Status
 from cope_sweep.store.records import SweepPage, SweepProgress, SweepSummary
 
@@ -181,6 +182,7 @@ class Client:
         key = key or os.environ.get(KEY_VARIABLE)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self.server, self.retries, self._sleep = server, retry or RetryPolicy(), sleep
+        bypass_proxies_here(url)
         self._http = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout_s, transport=transport)
 
     def __enter__(self) -> Self:
@@ -662,10 +664,13 @@ class Client:
                 yield response
         except httpx.TransportError as error:
             reason = " ".join(str(error).split()) or type(error).__name__
+            base_url = str(self._http.base_url)
             raise ConnectionFailed(
-                f"the service at {self.server} does not answer ({reason}); start one with `cope-sweep serve`",
+                f"the service at {self.server} does not answer ({reason}){through_proxy(base_url)}; start one with "
+                "`cope-sweep serve`",
                 server=self.server,
                 reason=reason,
+                **proxy_data(base_url),
             ) from error
 
     def _wait(self, error: ServiceError | ConnectionFailed, attempt: int) -> None:
@@ -715,7 +720,8 @@ def _service_error(response: httpx.Response) -> ServiceError:
     except ValueError:
         body = None
     problem = body if isinstance(body, dict) else {}
-    detail = problem.get("detail") or f"{response.url} answers {response.status_code} {response.reason_phrase}"
+    answer = f"{response.url} answers {response.status_code} {response.reason_phrase}"
+    detail = problem.get("detail") or f"{answer}{through_proxy(str(response.url))}"
     code = str(problem.get("code") or response.reason_phrase.lower().replace(" ", "_"))
     error = ServiceError(f"{detail} ({response.status_code} {code})", code=code, **(problem.get("data") or {}))
     error.status, error.retry_after_s = response.status_code, _retry_after_s(response)

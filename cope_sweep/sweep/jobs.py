@@ -23,6 +23,7 @@ from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_over
 from cope_sweep.config.loading import validate, with_inherited
 from cope_sweep.config.source import Source, parse_source, source_of
 from cope_sweep.errors import ClusterError
+from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
 from cope_sweep.store import ACTIVE, Status, Store, Submission, read_submission, write_submission
 from cope_sweep.sweep.failures import MAX_MESSAGE_CHARACTERS
 from cope_sweep.sweep.net import CONNECT_TIMEOUT_S, connection_error, first_line, within
@@ -145,7 +146,10 @@ def _client(address: str) -> JobSubmissionClient:
             address=address,
         )
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    if (error := connection_error(parts.hostname, port)) is not None:
+    bypass_proxies_here(url)
+    proxy = through_proxy(url)
+    # Behind a proxy, the cluster itself may be out of reach.
+    if not proxy and (error := connection_error(parts.hostname, port)) is not None:
         raise ClusterError(
             f"no Ray dashboard answers at {address} ({error}): start a cluster with `ray start --head`, "
             "and use the port that it prints (8265, if it is free)",
@@ -169,15 +173,18 @@ def _client(address: str) -> JobSubmissionClient:
         ) from error
     except (ConnectionError, TimeoutError) as error:
         raise ClusterError(
-            f"the Ray dashboard at {address} does not answer: {first_line(error)}", address=address
+            f"the Ray dashboard at {address} does not answer: {first_line(error)}{proxy}",
+            address=address,
+            **proxy_data(url),
         ) from error
     except Exception as error:
         # The client asks for Ray's version. Any other answer, or none in JSON, is that of another service.
         raise ClusterError(
-            f"what answers at {address} is no Ray dashboard ({first_line(error)}); `ray start --head` prints the "
-            "right port",
+            f"what answers at {address} is no Ray dashboard ({first_line(error)}){proxy}; `ray start --head` prints "
+            "the right port",
             code="not_a_dashboard",
             address=address,
+            **proxy_data(url),
         ) from error
 
 
@@ -241,9 +248,10 @@ def _submit(client: JobSubmissionClient, arguments: Sequence[str], cluster: Clus
                 too_large = "413" in str(error) or "body size" in str(error)
                 remedy = f"; list large files of {working_dir} in .rayignore" if too_large else ""
                 raise ClusterError(
-                    f"the cluster refused the job: {first_line(error)}{remedy}",
+                    f"the cluster refused the job: {first_line(error)}{through_proxy(client.get_address())}{remedy}",
                     code="job_too_large" if too_large else "job_refused",
                     reason=first_line(error),
+                    **proxy_data(client.get_address()),
                 ) from error
         time.sleep(POLL_INTERVAL_S)
 
@@ -308,11 +316,13 @@ def _details(client: JobSubmissionClient, job_id: str) -> JobDetails:
         except (OSError, RuntimeError) as error:
             if time.monotonic() > until:
                 raise ClusterError(
-                    f"the dashboard has not answered for {ANSWER_TIMEOUT_S:.0f} s ({first_line(error)}); job {job_id} "
-                    "may still be running: `ray job status`, on a node of the cluster, tells",
+                    f"the dashboard has not answered for {ANSWER_TIMEOUT_S:.0f} s ({first_line(error)})"
+                    f"{through_proxy(client.get_address())}; job {job_id} may still be running: `ray job status`, on a "
+                    "node of the cluster, tells",
                     code="dashboard_lost",
                     job=job_id,
                     reason=first_line(error),
+                    **proxy_data(client.get_address()),
                 ) from error
         time.sleep(POLL_INTERVAL_S)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
+from cope_sweep.proxies import proxy_of
 from cope_sweep.store.index.database import redacted, sqlite_file
 from cope_sweep.tracking.uri import ACCEPTED, TrackingError, check_sqlite, import_mlflow, no_server
 
@@ -53,7 +53,7 @@ def _check_connection(uri: str) -> None:
     try:
         address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         # Behind a proxy, the server itself may be out of reach.
-        if parts.scheme not in getproxies() or proxy_bypass(address[0]):
+        if proxy_of(uri) is None:
             socket.create_connection(address, timeout=CHECK_CONNECTION_S).close()
     except (OSError, ValueError) as error:
         raise no_server(uri, error) from error

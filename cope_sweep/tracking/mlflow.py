@@ -43,6 +43,7 @@ from mlflow.models import Model, ModelSignature
 from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
 
+from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
 from cope_sweep.store.files import create_database_file
 from cope_sweep.store.index.database import on_network, redacted, sqlite_file, sqlite_url
 from cope_sweep.tracking.uri import TrackingError, artifact_folder, check_sqlite, follow_artifacts, no_server
@@ -100,6 +101,7 @@ class Tracker:
 
     def __init__(self, uri: str) -> None:
         limit_requests()
+        bypass_proxies_here(uri)
         self.uri = uri
         self._listed: TTLCache[Any, dict[str, str]] = TTLCache(1, EXPERIMENTS_S)
         database = sqlite_file(uri)
@@ -277,9 +279,10 @@ def errors(uri: str, problem: str) -> Iterator[None]:
             # One error for each file of a folder.
             error = OSError("; ".join(str(reason) for _, _, reason in error.args[0]))
         raise TrackingError(
-            f"MLflow at {redacted(uri)} {problem}: {_one_line(error, uri)}",
+            f"MLflow at {redacted(uri)} {problem}: {_one_line(error, uri)}{through_proxy(uri)}",
             uri=redacted(uri),
             reason=_one_line(error, uri),
+            **proxy_data(uri),
         ) from error
 
 
@@ -402,6 +405,7 @@ def check_server(uri: str) -> None:
     Raises:
         TrackingError: Nothing answers, the server refuses access, or it is no MLflow server.
     """
+    bypass_proxies_here(uri)
     limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(CHECK_REQUEST_S), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     try:
         with _environment(limits):
@@ -410,20 +414,23 @@ def check_server(uri: str) -> None:
         url, reason = redacted(uri), _one_line(error, uri)
         if isinstance(error, MlflowException) and error.error_code in ACCESS_REFUSED:
             raise TrackingError(
-                f"the MLflow server at {url} refuses access ({reason}); "
+                f"the MLflow server at {url} refuses access ({reason}){through_proxy(uri)}; "
                 "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
                 code="access_refused",
                 uri=url,
                 reason=reason,
+                **proxy_data(uri),
             ) from error
         # The client turns errors of the connection into MlflowException.
         if isinstance(error, MlflowException) and isinstance(error.__cause__ or error.__context__, OSError):
             raise no_server(uri, reason) from error
         raise TrackingError(
-            f"{url} answers, but not as an MLflow server does ({reason}); check the URL's port and path",
+            f"{url} answers, but not as an MLflow server does ({reason}){through_proxy(uri)}; check the URL's port and "
+            "path",
             code="not_an_mlflow_server",
             uri=url,
             reason=reason,
+            **proxy_data(uri),
         ) from error
 
 

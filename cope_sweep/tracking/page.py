@@ -9,6 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from cachetools import TTLCache
 
+from cope_sweep.proxies import bypass_proxies_here
 from cope_sweep.store import Store
 from cope_sweep.tracking.uri import RUN_ID_TAG, resolve_uri
 
@@ -60,6 +61,7 @@ def _tracked_id(uri: str, experiment: str, run_id: str) -> str | None:
         auth = os.environ["MLFLOW_TRACKING_USERNAME"], os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
     elif "MLFLOW_TRACKING_TOKEN" in os.environ:
         headers["Authorization"] = f"Bearer {os.environ['MLFLOW_TRACKING_TOKEN']}"
+    bypass_proxies_here(uri)
     with httpx.Client(base_url=f"{uri}/api/2.0/mlflow", timeout=TIMEOUT_S, headers=headers, auth=auth) as client:
         found = client.get("/experiments/get-by-name", params={"experiment_name": experiment})
         if found.status_code == httpx.codes.NOT_FOUND:

@@ -9,6 +9,7 @@ import sqlite3
 from pathlib import Path
 
 from cope_sweep.errors import UserError
+from cope_sweep.proxies import proxy_data, through_proxy
 from cope_sweep.store.index.database import redacted, sqlite_file, sqlite_url
 from cope_sweep.store.store import Store
 
@@ -101,10 +102,12 @@ def follow_artifacts(path: Path) -> None:
 def no_server(uri: str, reason: object) -> TrackingError:
     """The error where no MLflow server can be reached."""
     return TrackingError(
-        f"no MLflow server answers at {redacted(uri)} ({reason}); start it (`mlflow server --port …`), correct "
-        "--mlflow or MLFLOW_TRACKING_URI, or leave both out to keep runs in the store",
+        f"no MLflow server answers at {redacted(uri)} ({reason}){through_proxy(uri)}; start it "
+        "(`mlflow server --port …`), correct --mlflow or MLFLOW_TRACKING_URI, or leave both out to keep runs in the "
+        "store",
         code="no_server",
         uri=redacted(uri),
+        **proxy_data(uri),
     )
 
 
