@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
 CURVES = """\
-title: Curves, tiny
+title: Curves of few points
 hypothesis: Zeros and single points are shown.
 base:
   task: {kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4}
@@ -35,7 +35,7 @@ grid:
 seeds: [0]
 metrics: [{name: in_dist/token_error, label: In-dist., unit: "%"}]
 """
-MANY = CURVES.replace("Curves, tiny", "Many runs").replace("[0]", str(list(range(35)))).replace("steps: 40", "steps: 7")
+MANY = CURVES.replace("Curves of few points", "Many runs").replace("[0]", str(list(range(35)))).replace("steps: 40", "steps: 7")
 VALUES = {"CoPE": [50.0, 10.0, 0.0, 0.0], "Absolute": [60.0, 55.0, 50.0, 45.0], "RoPE": [30.0]}
 """Row of `curves` → the errors that its run has logged, every 10 steps."""
 
@@ -67,6 +67,8 @@ def build(original: SampleStore, root: Path) -> Site:
     for folder in folders:
         folder.fail("Diverged: the training loss is nan at step 3", "Traceback …")
     store.index.write([row for row in map(read_run, folders) if row is not None])  # at once: it is faster
+    for plan in plans.values():
+        end_sweep(store, write_sweep(store, plan), "interrupted")
     record = end_sweep(store, write_sweep(store, sample.plan), "failed")
     return Site(sample, plans["curves"], record.sweep_id)
 

@@ -515,6 +515,7 @@ def test_a_sweep_is_submitted_by_a_form(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     sample = site.sample.copy_to(tmp_path / "copy")
     shutil.copy(sample.ablations / "tiny.yaml", sample.ablations / "tiny_again.yaml")
+    end_sweep(sample.store, write_sweep(sample.store, expand(load_ablation(sample.ablations / "tiny_again.yaml"))))
     with scripted_cluster() as cluster, serving(sample.settings(ray_address=cluster.url)) as client:
         visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
         page = visitor.open("ablations/tiny?tab=train&scale=own", "form.train")
