@@ -361,7 +361,7 @@ def test_events_go_on_after_the_last_one_when_the_connection_breaks() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         ids.append(request.headers.get("last-event-id"))
         if len(ids) == 2:
-            return problem(503)
+            return problem(503, "not_ready")
         return httpx.Response(200, text=parts.pop(0), headers={"content-type": "text/event-stream"})
 
     client, waited = scripted(answer)

@@ -17,7 +17,7 @@ import cope_sweep
 from cope_sweep import notebook
 from cope_sweep.config import source as spec_folder
 from cope_sweep.config.source import ablations_folder, packaged_ablations
-from cope_sweep.errors import UserError
+from tests.errors import raises
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -59,8 +59,9 @@ def test_installed_ablations_are_those_of_the_wheel(tmp_path, monkeypatch):
 def test_notebooks_find_installed_ablations(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert notebook.load_ablation("quickstart").content.title == "Selective copy, small"
-    with pytest.raises(UserError, match="did you mean 'quickstart'"):
+    with raises("not_found", name="quickstrat") as error:
         notebook.load_ablation("quickstrat")
+    assert "quickstart" in error.value.data["allowed"]
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ from typer.main import get_command
 
 from cope_sweep.cli.application import app
 from cope_sweep.config import Resources
-from cope_sweep.store import Store, StoreError
+from cope_sweep.store import Store
 from cope_sweep.sweep.local_executor import run_local
+from tests.errors import raises
 from tests.store import s3
 from tests.sweep.ports import free_port
 from tests.sweep.runs import train_by
@@ -104,7 +105,7 @@ def test_the_object_store_dies_and_comes_back(object_store, tmp_path, monkeypatc
         if event.step >= 1 and not any(each.step >= 1 for each in seen[:-1]):
             server.stop()
 
-    with pytest.raises(StoreError, match=rf"the store {url}: .*NETWORK_CONNECTION"):
+    with raises("unreachable_store", store=url):
         train_by(run_local, [run], store, resources, sweep_id="first", on_event=stop_once)
     assert any(event.step >= 1 for event in seen)
 

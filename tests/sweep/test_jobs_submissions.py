@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cope_sweep.config import SpecError, expand, load_ablation, with_overrides
+from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.store import Store, read_submission, write_submission
 from cope_sweep.sweep.jobs import (
     check_paths,
@@ -145,7 +145,7 @@ def test_an_unknown_or_damaged_submission(store: Store) -> None:
 
 def test_an_infinite_number_from_outside_is_refused(child: Path) -> None:
     """JSON's 1e999 is one."""
-    with pytest.raises(SpecError, match="mine: title: inf is not a finite number"):
+    with raises("not_finite", place="mine", key_path="title", value="inf"):
         parsed_spec({"title": float("inf")}, "mine", child.parent)
 
 
@@ -154,7 +154,7 @@ def test_paths_are_refused_unless_the_operator_has_named_them(child: Path) -> No
                           f"{{kind: wikitext, corpus: mine, folder: {os.sep}data, tokens: 8, vocabulary: 300}}")  # fmt: skip
     child.write_text(text.replace("in_dist/token_error", "train/loss"))
     own = expand(load_ablation(child))
-    with raises("path_of_another_machine", ablation="mine", key="task.folder", value="/data"):
+    with raises("path_of_another_machine", ablation="child", key="task.folder", value="/data"):
         check_paths(own)
     check_paths(own, own)
     other = expand(with_overrides(load_ablation(child), assignments=["task.folder=/etc"]))

@@ -66,7 +66,7 @@ def test_the_runs_of_each_scale_are_counted(used, folder):
     }
     (folder / "good.yaml").write_text(text + "scales: {broken: {set: {model.dims: 3}}}\n")
     _, faulty = used.ask(ListAblations())
-    assert "unknown key 'dims'" in faulty.error
+    assert "dims" in faulty.error
 
 
 def test_a_page_of_runs_has_their_values_and_places(used, plan):
@@ -130,7 +130,7 @@ def test_sweeps_have_the_present_status_of_their_runs(used, plan):
 def test_a_sweep_whose_record_is_damaged_has_its_summary(used):
     (used.store.root / "sweeps" / f"{SWEEP}.json").write_text("{}")
     sweep = used.ask(GetSweep(sweep_id=SWEEP))
-    assert "not the record of a sweep" in sweep.error
+    assert f"{SWEEP}.json" in sweep.error
     assert (sweep.counts["finished"], sweep.members) == (1, [])
     with raises("not_found", sweep_id="x"):
         used.ask(GetSweep(sweep_id="x"))
