@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cope_sweep.cli.progress import indexing_bar
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
-from cope_sweep.config.loading import find_ablation
+from cope_sweep.config.loading import find_ablation, names_a_file
+from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import UserError
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.queries.ablations import Place
@@ -30,9 +32,13 @@ class NamedFiles(AblationFiles):
 
     def load(self, name: str, scale: str | None = None) -> Plan:
         """The plan of an ablation at a scale, with the values of `--set`; kept if there are none. Raises UserError."""
-        if not self._sets and self.folder.is_dir() and name in self.files():
+        typed = [name, *(word for each in self._sets for word in ("--set", each))]
+        if self.folder != ablations_folder() and not names_a_file(name):
+            typed += ["--ablations", str(self.folder)]
+        if typed == [name] and self.folder.is_dir() and name in self.files():
             return super().load(name, scale)
-        return expand(with_overrides(load_ablation(self.file(name)), scale=scale, assignments=list(self._sets)))
+        loaded = with_overrides(load_ablation(self.file(name)), scale=scale, assignments=list(self._sets))
+        return expand(replace(loaded, typed=tuple(typed)))
 
     def places(self, run_id: str) -> list[Place]:
         """None."""

@@ -23,6 +23,7 @@ from cope_sweep.cli.options import STORE, TO_THE_END
 from cope_sweep.cli.output import escaped, estimated_time, make_console, print_json, print_steps
 from cope_sweep.cli.progress import SENDING, progress_bar, progress_display
 from cope_sweep.config import Plan, RunSpec, load_ablation
+from cope_sweep.config.loading import names_a_file
 from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import Queries, plan_cost, recorded_plan
@@ -100,10 +101,11 @@ def train_ablation(
         )
     files = NamedFiles(options.ablations, [*sets, TO_THE_END] if to_the_end else sets)
     plan, file_text = files.load(ablation, scale), files.file(ablation).read_text(encoding="utf-8")
-    other_store = ["--store", root] if Path(root) != Path(STORE) else []
-    same_plan = shlex.join([ablation, *_overrides(scale, sets), *_other_folder(options.ablations), *other_store])
+    store = options.open_store(create=True)
+    named = [ablation, *_overrides(scale, sets), *_other_folder(options.ablations)]
+    same_plan = shlex.join([*named, *store.option])
     _train(
-        plan, options.open_store(create=True), options, same_plan, file_text=file_text, leave_out=leave_out,
+        plan, store, options, same_plan, file_text=file_text, leave_out=leave_out,
         budget=Budget(**limits),
     )  # fmt: skip
 
@@ -129,7 +131,8 @@ def train_rest(sweep_id: str, options: Training) -> NoReturn:
         ) from None
     _train(
         jobs.submitted_plan(submitted), store, options.like(submitted),
-        shlex.join(submitted.command[2:]), file_text=submitted.file_text, leave_out=set(), budget=submitted,
+        shlex.join([*submitted.command[2:], *store.option]), file_text=submitted.file_text, leave_out=set(),
+        budget=submitted,
     )  # fmt: skip
 
 
@@ -139,7 +142,7 @@ def train_submission(sweep_id: str, options: Training) -> NoReturn:
     with jobs.failing(store, sweep_id):
         submitted, plan = jobs.job_submission(store, sweep_id)
         _train(
-            plan, store, options.like(submitted), shlex.join(submitted.command[2:]),
+            plan, store, options.like(submitted), shlex.join([*submitted.command[2:], *store.option]),
             file_text=submitted.file_text, leave_out=set(submitted.leave_out), budget=submitted, submission=submitted,
         )  # fmt: skip
 
@@ -280,12 +283,14 @@ def submit_job(
 
     environment = {INDEX_VARIABLE: index} if index else {}  # may hold a password
     cluster = jobs.Cluster(address, working_dir, environment=environment)
+    opened: Store | None = None
     is_reachable = is_here or "://" in store or Path(store).is_dir()
     if is_reachable:
         path = files.file(ablation)
+        typed = [ablation] if names_a_file(ablation) else [ablation, *_other_folder(path.parent)]
         submission = jobs.new_submission(
-            load_ablation(path), file_text=path.read_text(encoding="utf-8"), scale=scale, sets=sets, mlflow=mlflow,
-            **limits,
+            load_ablation(path), typed=typed, file_text=path.read_text(encoding="utf-8"), scale=scale, sets=sets,
+            mlflow=mlflow, **limits,
         )  # fmt: skip
         jobs.check_cluster(cluster)  # before anything is written
         opened = open_store(store, index, create=True)
@@ -305,16 +310,16 @@ def submit_job(
         console = make_console()
         console.print(escaped(f"job {outcome.job_id}: {outcome.status}{message}"), soft_wrap=True)
         if not follow:
-            print_steps(console, _steps_of_job(outcome.job_id, address, store if is_reachable else None))
+            print_steps(console, _steps_of_job(outcome.job_id, address, opened))
     raise typer.Exit(outcome.exit_code)
 
 
-def _steps_of_job(job_id: str, address: str, store: str | None) -> list[tuple[str, str]]:
+def _steps_of_job(job_id: str, address: str, store: Store | None) -> list[tuple[str, str]]:
     """Commands that are useful while a job runs; `store` is where it is recorded as the sweep of its id, if it is."""
     steps = [(f"ray job logs {job_id} --address {address} --follow", "its log")]
     if store is None:
         return [*steps, (f"ray job stop {job_id} --address {address}", "stops it; its runs write checkpoints first")]
-    own, at_store = _command("cope-sweep"), [] if Path(store) == Path(STORE).absolute() else ["--store", store]
+    own, at_store = _command("cope-sweep"), store.option
     return [
         (f"{own} {shlex.join(['status', job_id, *at_store])}", "how far it is, and why runs failed"),
         (f"{own} {shlex.join(['stop', job_id, *at_store])}", "stops it; its runs write checkpoints first"),
@@ -388,7 +393,7 @@ def _print_next_steps(
     `folder` are the words that name another folder of ablation files.
     """
     own = _command("cope-sweep")
-    at_store = [] if store.root == Path(STORE).absolute() else ["--store", str(store.root)]
+    at_store = store.option
     steps = [] if again is None else [(f"{own} {again}", "continues with the runs that are left")]
     steps.append((f"{own} table {same_plan} --format latex", "the table in LaTeX"))
     if uri and uri.startswith("sqlite:"):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from cope_sweep.config.source import KeyPath
+from cope_sweep.config.source import DECIMAL_COMMA, KeyPath
 from cope_sweep.errors import JsonValue, UserError
 from cope_sweep.registry import Registry
 
@@ -119,6 +119,10 @@ def explain(error: Any, model: type[BaseModel]) -> Problem:
         if EXPECTED_TYPES[error_type] == "a list" and value not in (None, ""):
             hint = f"; write [{value if isinstance(value, str) else _shown(value)}]"
         expected = EXPECTED_TYPES[error_type]
+        if expected == "text" and isinstance(value, int | float):
+            hint = "; quote it"
+        if expected in ("a number", "a whole number") and DECIMAL_COMMA.fullmatch(str(value)):
+            hint = f"; write it with a point: {str(value).replace(',', '.')}"
         message = f"{_shown(value)} is not {expected}{hint}"
         return Problem(path, message, "wrong_type", {"value": _shown(value), "expected": expected})
     message = error["msg"][0].lower() + error["msg"][1:]

@@ -57,6 +57,13 @@ class LoadedAblation:
     """Keys that a scale or `--set` has replaced and that decide what is trained: not what the paper trained."""
     scale: str | None = None
     """The scale that was chosen; None: the ablation's own size."""
+    typed: tuple[str, ...] = ()
+    """How a command line has named it: name or path, and options. Empty: by its name."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of a command that name it at its scale."""
+        return [*(self.typed or (self.name,)), *(["--scale", self.scale] if self.scale else [])]
 
     @property
     def words(self) -> str:

@@ -199,6 +199,10 @@ def parse_source(text: str, name: str) -> Source:
     return Source(name, _Reader(name).value(root, (), name))
 
 
+DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
+"""A number with a decimal comma."""
+
+
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Gives a tag only to the nodes that the text gives one: `_scalar` decides what a plain scalar is."""
 
@@ -223,6 +227,8 @@ def _parsed(text: str, name: str) -> yaml.Node | None:
             message = TOO_LARGE
         elif message == "but found another document":
             message = "more than one document"
+        elif mark and text[mark.index : mark.index + 1] == "\t":
+            message = "a tab; YAML indents with spaces"
         elif message == "found undefined alias" and (alias := _ALIAS.match(text, mark.index)):
             message += f" {alias[1]!r}"  # as the parser in Python does
         raise _not_yaml(place, message) from problem
@@ -298,8 +304,15 @@ class _Reader:
             return FileList(items, places)
         if isinstance(node, yaml.MappingNode):
             result = FileMapping()
+            before: yaml.Node | None = None
             for key_node, value in node.value:
                 at = f"{self.name}:{_line(key_node)}"
+                if number := _number_with_comma(before, key_node, value):
+                    wrong, right = number, number.replace(",", ".")
+                    raise error_at(
+                        at, path, f"{wrong} is no number; write it with a point: {right}", "decimal_comma", value=wrong
+                    )
+                before = value
                 key = _key(key_node, path, at)
                 if key in result:
                     raise SpecError(
@@ -308,6 +321,14 @@ class _Reader:
                 result.put(key, self.value(value, (*path, key), at), at)
             return result
         return _scalar(node, path, place)
+
+
+def _number_with_comma(before: yaml.Node | None, key: yaml.Node, value: yaml.Node) -> str | None:
+    """`1,5` where `{lr: 1,5}` was written, which YAML reads as `{lr: 1, 5: }`; None for other keys."""
+    if not all(isinstance(node, yaml.ScalarNode) and not node.style for node in (before, key, value)):
+        return None
+    text = f"{before.value},{key.value}" if before is not None and not value.value else ""
+    return text if DECIMAL_COMMA.fullmatch(text) else None
 
 
 def _line(node: yaml.Node) -> int:
@@ -347,7 +368,10 @@ def _scalar(node: yaml.Node, path: KeyPath, place: str) -> Json:
             return number
     elif not (_NOT_FINITE.fullmatch(text) or _DATE.match(text)):
         return text
-    raise error_at(place, path, f"{text} is not text, a number, true, false or null", "not_json", value=text)
+    message = f"{text} is not text, a number, true, false or null"
+    if _DATE.match(text):
+        message = f'{text} is a date or a time in YAML; quote it: "{text}"'
+    raise error_at(place, path, message, "not_json", value=text)
 
 
 def error_at(place: str, path: KeyPath, message: str, code: str | None = None, /, **data: JsonValue) -> SpecError:

@@ -36,6 +36,8 @@ from cope_sweep.store.objects import ObjectFolder, is_object_url
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
 
+DEFAULT_FOLDER = "store"
+"""The store of commands without `--store`."""
 INDEX_VARIABLE = "COPE_SWEEP_INDEX"
 CACHE_VARIABLE = "COPE_SWEEP_CACHE"
 MEMORY = "sqlite://"
@@ -78,6 +80,12 @@ class Store:
     def location(self) -> str:
         """Name of the store on every machine: its folder, or its URL."""
         return self.objects.url if self.objects else str(self.root)
+
+    @property
+    def option(self) -> list[str]:
+        """The option that names the store to a command in this folder; none if it is the one without the option."""
+        is_default = not self.objects and self.root == Path(DEFAULT_FOLDER).absolute()
+        return [] if is_default else ["--store", self.location]
 
     @property
     def index_url(self) -> str:

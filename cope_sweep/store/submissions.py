@@ -23,6 +23,8 @@ class Submission(Budget):
     sweep_id: str
     ablation: str
     """Its name."""
+    typed: list[str] = Field(default=[])
+    """How the command line that submitted it has named it: name or path, and options. Empty: by its name."""
     data: dict[str, Any]
     """The content of the ablation file with what it inherits, before scale and `sets`."""
     file_text: str
@@ -44,7 +46,12 @@ class Submission(Budget):
     @property
     def command(self) -> list[str]:
         """The command that trains the same runs, for the record of the sweep."""
-        words = ["cope-sweep", "run", self.ablation, *(["--scale", self.scale] if self.scale else [])]
+        words = [
+            "cope-sweep",
+            "run",
+            *(self.typed or [self.ablation]),
+            *(["--scale", self.scale] if self.scale else []),
+        ]
         return [*words, *(word for each in self.sets for word in ("--set", each))]
 
     def __str__(self) -> str:

@@ -34,6 +34,23 @@ def test_lines_of_keys_and_items():
 
 
 @pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("a: 2024-01-01\n", 'quote it: "2024-01-01"'),
+        ("1.10: x\n", "key 1.10 is not text; quote it"),
+        ("a:\n\tb: 1\n", "a tab; YAML indents with spaces"),
+        ("\ta: 1\n", "a tab; YAML indents with spaces"),
+        ("a:\n  b: 1\n\tc: 2\n", "a tab; YAML indents with spaces"),
+        ("a: {lr: 1,5}\n", "write it with a point: 1.5"),
+    ],
+)
+def test_what_yaml_reads_differently_than_it_looks_comes_with_advice(text, advice):
+    with pytest.raises(SpecError) as refused:
+        parse_source(text, "f")
+    assert advice in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("a: [1, 2\nb: 3\n", ("invalid_yaml", "f:2", "")),
@@ -51,6 +68,9 @@ def test_lines_of_keys_and_items():
             ("too_large", "f:1", "e[7][5]"),
         ),
         ("\t\n", ("invalid_yaml", "f:1", "")),
+        ("a: {b: 1,5}\n", ("decimal_comma", "f:1", "a")),
+        ("a: {b: 1,5, c: 2}\n", ("decimal_comma", "f:1", "a")),
+        ("a: {b: 1, 5: x}\n", ("key_not_text", "f:1", "a")),
         ("a: *b\n", ("invalid_yaml", "f:1", "")),
         ("a: &a [*a]\n", ("too_large", "f:1", "a[0][0]")),
         ("a: 1\n---\nb: 2\n", ("invalid_yaml", "f:2", "")),

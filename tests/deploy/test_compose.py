@@ -92,8 +92,12 @@ def test_the_proxy_hides_metrics_and_asks_for_a_password_where_the_server_does_n
         assert "Strict-Transport-Security" in site, name  # a name without a scheme means HTTPS
         # Service, Grafana and Ray ask for keys, accounts and the token themselves.
         assert ("basic_auth {" in site) == (name == "MLFLOW_HOST"), name
-    assert "@inside path /metrics /health/*\n\trespond @inside 404" in sites["SERVICE_HOST"]
+    assert "@inside path /metrics /metrics/* /health /health/*\n\trespond @inside 404" in sites["SERVICE_HOST"]
     assert "import /run/secrets/mlflow_users" in sites["MLFLOW_HOST"]
+
+
+def test_the_readme_says_how_to_trust_the_proxys_own_authority():
+    assert "--verify root.crt" in (DEPLOY / "README.md").read_text()
 
 
 def test_the_keys_of_the_object_store_reach_one_bucket():

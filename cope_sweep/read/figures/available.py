@@ -138,7 +138,7 @@ def _checkpoint(results: Results, declared: Declared, seed: int | None) -> Path:
         raise FigureError(
             f"{declared.name} of {plan.name} shows the checkpoint of run {run.run_id} ({declared.rows[0]}, seed "
             f"{run.seed}), which is {status} in {results.place}; train it with: "
-            f"cope-sweep run {plan.ablation.words}",
+            f"{results.training}",
             code="not_finished",
             figure=declared.name,
             run_id=run.run_id,

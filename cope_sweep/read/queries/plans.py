@@ -18,6 +18,7 @@ from cope_sweep.config.estimate import Shape, StepCost, run_flops, shape_of
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import UserError
 from cope_sweep.read.tables.row_names import find_rows
+from cope_sweep.read.tables.runs import training_command
 from cope_sweep.store import RunRecord, Status, Store
 
 WALL_S, RECOMPUTES = "wall_s", "checkpoint_activations"
@@ -49,8 +50,8 @@ def finished_run(plan: Plan, store: Store, rows: Collection[str] = (), seed: int
             return run
     which = (f" with seed {seed}" if seed is not None else "") + (f" of {', '.join(rows)}" if rows else "")
     raise UserError(
-        f"no run{which} of {plan.name} is finished in the store {store.location}; train it with: cope-sweep run "
-        f"{plan.name}",
+        f"no run{which} of {plan.name} is finished in the store {store.location}; train it with: "
+        f"{training_command(plan, store)}",
         code="not_finished",
         ablation=plan.name,
         rows=list(rows),

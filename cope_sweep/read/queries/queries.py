@@ -305,7 +305,7 @@ class Queries:
             words = plan.ablation.words
             raise FigureError(
                 f"nothing to draw: no run, or too few, of {words} are finished in {results.place}; train them with: "
-                f"cope-sweep run {words}",
+                f"{results.training}",
                 code="nothing_to_draw",
                 ablation=plan.name,
             )

@@ -6,6 +6,7 @@ It loads nothing from elsewhere: its figures are `data:` URIs, and it has no scr
 from __future__ import annotations
 
 import base64
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,7 @@ def document(files: AblationFiles, source: Store | Path, scale: str | None = Non
         place = f"the store {source.location}" if isinstance(source, Store) else f"a report of {source}"
         raise ReportError(
             f"no run of an ablation in {files.folder}{option} is finished in {place}; train one with: cope-sweep run "
-            "quickstart",
+            f"{shlex.join(['quickstart', *(source.option if isinstance(source, Store) else [])])}",
             folder=str(files.folder),
             scale=scale,
         )

@@ -212,7 +212,7 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
     if not any(record.status == "finished" for record in results.records.values()):
         words = plan.ablation.words
         raise ReportError(
-            f"no run of {words} is finished in {results.place}; train them with: cope-sweep run {words}",
+            f"no run of {words} is finished in {results.place}; train them with: {results.training}",
             ablation=plan.name,
         )
     figures = tuple(_drawn(results, each) for each in declared_figures(plan))
@@ -253,7 +253,10 @@ def _drawn(results: Results, declared: Declared) -> Drawn:
     except UserError as error:  # no checkpoint, or no such mark in the tokens
         if kept:
             return Drawn(declared.name, title, source, lambda: kept)
-        return Drawn(declared.name, title, source, None, str(error).replace(f" in {results.place}", ""))
+        reason = str(error).replace(f" in {results.place}", "")
+        # A report is kept elsewhere than the store.
+        reason = reason.replace(results.training, f"cope-sweep run {results.plan.ablation.words}")
+        return Drawn(declared.name, title, source, None, reason)
     if made.empty and not is_map:
         return Drawn(declared.name, title, source, None, "too few finished runs")
     return Drawn(declared.name, title, source, _svg(made))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,11 @@ class Results:
         """The place of the runs, for messages."""
         return f"the store {self.store.location}" if self.store else "a report"
 
+    @property
+    def training(self) -> str:
+        """The command that trains the runs."""
+        return training_command(self.plan, self.store)
+
     @cached_property
     def frame(self) -> pd.DataFrame:
         """One line per run of the plan; `tables.frames` describes the columns."""
@@ -49,6 +55,11 @@ class Results:
     def picture(self, name: str) -> bytes | None:
         """The SVG of a figure in the report, whatever the name is; None without it."""
         return None
+
+
+def training_command(plan: Plan, store: Store | None) -> str:
+    """The command that trains the runs of a plan into a store; None: the default one."""
+    return f"cope-sweep run {shlex.join([*plan.ablation.arguments, *(store.option if store else [])])}"
 
 
 def read_results(plan: Plan, store: Store) -> Results:

@@ -20,6 +20,11 @@ Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
+def _without_brackets(host: str) -> str:
+    """`::1` for `[::1]`, which is how a URL names it."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
 class Settings(BaseSettings):
     """Folders, address and limits of the service. They are checked before the server starts.
 
@@ -36,7 +41,9 @@ class Settings(BaseSettings):
         default="store", description="Folder or object store of the runs; it may be missing at first."
     )
     index: str = Field(default="", description="URL of the index's database; empty: SQLite in the store.")
-    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 is every IPv4 interface.")
+    host: Annotated[str, AfterValidator(_without_brackets)] = Field(
+        default="127.0.0.1", description="Address to listen on; 0.0.0.0 is every IPv4 interface."
+    )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="Port; 0 chooses a free one.")
     allow_hosts: str = Field(
         default="",

@@ -88,3 +88,8 @@ def test_serve_returns_1_for_a_port_in_use(sample: SampleStore, capsys: pytest.C
 def test_an_address_of_another_machine_is_reported(host: str) -> None:
     with pytest.raises(BindError, match=re.escape(host)):
         listen(host, 0)
+
+
+def test_an_ipv6_address_may_have_the_brackets_of_a_url(sample: SampleStore) -> None:
+    assert sample.settings(host="[::1]").host == "::1"
+    assert sample.settings(host="[::]").host == "::"
