@@ -35,7 +35,11 @@ grid:
 seeds: [0]
 metrics: [{name: in_dist/token_error, label: In-dist., unit: "%"}]
 """
-MANY = CURVES.replace("Curves of few points", "Many runs").replace("[0]", str(list(range(35)))).replace("steps: 40", "steps: 7")
+MANY = (
+    CURVES.replace("Curves of few points", "Many runs")
+    .replace("[0]", str(list(range(35))))
+    .replace("steps: 40", "steps: 7")
+)
 VALUES = {"CoPE": [50.0, 10.0, 0.0, 0.0], "Absolute": [60.0, 55.0, 50.0, 45.0], "RoPE": [30.0]}
 """Row of `curves` → the errors that its run has logged, every 10 steps."""
 
