@@ -63,6 +63,19 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 
+LEAST_FREE_BYTES = 1 << 16
+"""A database needs this much for another transaction, with its shared memory."""
+
+
+def is_disk_full(folder: Path) -> bool:
+    """Whether the disk of a folder has no room for another file. SQLite calls that "disk I/O error"."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < LEAST_FREE_BYTES or (disk.f_files > 0 and disk.f_favail == 0)
+
+
 def create_database_file(path: Path) -> None:
     """Create an empty SQLite file for all whom the umask allows, if there is none; SQLite lets only its owner write."""
     with contextlib.suppress(OSError):

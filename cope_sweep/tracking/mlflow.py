@@ -436,7 +436,9 @@ def check_server(uri: str) -> None:
 
 def _one_line(error: Exception, uri: str) -> str:
     """The message of an error in one line, without the password in `uri`."""
-    return " ".join(str(error).split()).replace(uri, redacted(uri))[:500]
+    # SQLAlchemy's statement and link say nothing to a user.
+    text = " ".join(str(error).split()).partition(" [SQL:")[0].partition(" (Background on this error")[0]
+    return text.replace(uri, redacted(uri))[:500]
 
 
 @contextlib.contextmanager

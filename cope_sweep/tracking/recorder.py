@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cope_sweep.store import Event, Store, StoreError, SweepRecord
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.database import redacted
-from cope_sweep.tracking.uri import TrackingError, import_mlflow
+from cope_sweep.tracking.uri import LOG_FILE, TrackingError, import_mlflow
 
 if TYPE_CHECKING:
     from cope_sweep.tracking.send import Sender
@@ -180,7 +180,7 @@ class Recorder:
         if sender is None:
             if self._is_interrupted:
                 return
-            import_mlflow()
+            import_mlflow(self._store.root / LOG_FILE)
             from cope_sweep.tracking.send import Sender
 
             sender = self._sender = Sender(self._store, self._uri)

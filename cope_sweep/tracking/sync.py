@@ -16,7 +16,7 @@ from cope_sweep.store import RunRecord, Store, StoreError, SweepSummary
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.database import sqlite_file
 from cope_sweep.tracking.recorder import MAX_FAILURES, RETRY_INTERVAL_S, OnSending
-from cope_sweep.tracking.uri import TrackingError, check_sqlite, follow_artifacts, import_mlflow
+from cope_sweep.tracking.uri import LOG_FILE, TrackingError, check_sqlite, follow_artifacts, import_mlflow
 
 if TYPE_CHECKING:
     from cope_sweep.tracking.send import Seen, Sender
@@ -73,7 +73,7 @@ def sync(
         follow_artifacts(path)
     if not missing or (dry_run and is_empty):
         return Synced(0, len(missing), [])
-    import_mlflow()
+    import_mlflow(store.root / LOG_FILE)
     from cope_sweep.tracking.send import Sender
 
     sender: Sender | None = None

@@ -21,6 +21,8 @@ MOVES = (
     f"UPDATE logged_models {MOVE.format('artifact_location')}",
 )
 """Replace the begin of the places of artifacts in MLflow's tables."""
+LOG_FILE = "mlflow.log"
+"""The file in a store with what MLflow's client logs while it is sent."""
 BUSY_TIMEOUT_S = 60
 RUN_ID_TAG = "cope_sweep.run_id"
 """The tag of MLflow's run that names the run of the store. A run is looked up by it."""
@@ -111,11 +113,24 @@ def no_server(uri: str, reason: object) -> TrackingError:
     )
 
 
-def import_mlflow() -> None:
-    """Import mlflow without its log messages and telemetry, unless the environment enables them."""
+class _LogFile(logging.FileHandler):
+    """A log file. What its disk cannot take is dropped: the error that was logged is raised, too."""
+
+    def handleError(self, record: logging.LogRecord) -> None: ...  # noqa: N802 - a method of logging
+
+
+def import_mlflow(log: Path | None = None) -> None:
+    """Import mlflow without telemetry. What it and the libraries below it log goes to the file `log`; None: nowhere.
+
+    They log each failed request with a traceback, and errors are raised besides.
+    """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     import mlflow  # noqa: F401 - the import configures the loggers that are set below
 
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    handler = logging.NullHandler() if log is None else _LogFile(log, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    for name in ("mlflow", "alembic", "sqlalchemy", "urllib3"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.WARNING)

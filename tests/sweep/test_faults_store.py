@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from cope_sweep.config import row_of
 from cope_sweep.store import Event, Store
+from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.ray_executor import run_on_ray
 from cope_sweep.sweep.sweep import sweep
 from tests.errors import raises
@@ -75,3 +77,27 @@ def test_a_full_disk_ends_the_sweep_and_with_room_it_goes_on(
     assert [store.status(run.run_id) for run in runs] == ["finished"] * 2
     for run in runs:
         assert max(Counter(logged(store, run.run_id)).values()) == 1
+
+
+def test_a_full_disk_is_called_one(small_disk: Path) -> None:
+    folder = small_disk / "store"
+    Store(folder, create=True)
+    with (small_disk / "filler").open("wb") as file, pytest.raises(OSError):  # noqa: PT011
+        while True:
+            os.write(file.fileno(), b"\0" * 4096)
+    with raises("unusable_index", reason=f"the disk of {folder} is full"):
+        Store(folder).index.statuses()
+
+
+def test_sync_to_a_full_disk_is_one_line_and_its_details_are_in_the_log(small_disk: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store", create=True)
+    train_by(run_local, seeds(1, **{"train.steps": 2}), store, ONE_GROUP)
+    (small_disk / "filler").write_bytes(b"\0" * (5 << 19))
+    done = subprocess.run(
+        [sys.executable, "-m", "cope_sweep.cli", "sync", "--store", str(store.root), "--timeout", "0",
+         "--mlflow", f"sqlite:///{small_disk}/mlflow.db"],
+        capture_output=True, text=True, env={k: v for k, v in os.environ.items() if k != "COLUMNS"},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "full" in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr

@@ -27,7 +27,7 @@ from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.store.errors import StoreError
-from cope_sweep.store.files import create_database_file
+from cope_sweep.store.files import create_database_file, is_disk_full
 from cope_sweep.store.index.tables import FORMAT, metadata
 
 BUSY_TIMEOUT_S = 60
@@ -162,6 +162,8 @@ class Database:
         except DBAPIError as error:
             reason = " ".join(str(error.orig).split()) or type(error.orig).__name__
             code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+            if code in LASTING_ERRORS and (path := sqlite_file(self.url)) and is_disk_full(path.parent):
+                reason = f"the disk of {path.parent} is full"
             if code in DAMAGE_ERRORS:
                 raise IndexDamagedError(
                     f"the index {redacted(self.url)} cannot be used: {reason}; `cope-sweep store check --repair` "
