@@ -17,7 +17,7 @@ CPU_TORCH = $(if $(UV_TORCH_BACKEND),,$(shell { $(HAS_NVIDIA); } >/dev/null 2>&1
   $(UV) pip install --dry-run --no-deps --reinstall --torch-backend cpu --python $(BIN)/python torch >/dev/null 2>&1 \
   && echo --torch-backend cpu; }))
 
-.PHONY: quickstart test test-all test-fast lint format bench gpu chaos paper release clean help
+.PHONY: quickstart test test-all test-fast test-real lint format bench gpu chaos paper release clean help
 
 help:   ## List the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / — /'
@@ -28,11 +28,14 @@ quickstart: .venv/run.stamp   ## Install, train the quick-start ablation, and pr
 test: .venv/test.stamp   ## Run the tests, but those that `make test-all` adds
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not thorough" --durations=50
 
-test-all: .venv/test.stamp   ## Run all tests, also those of the benchmarks, of Triton and of random faults
+test-all: .venv/test.stamp   ## Run all tests, also those of the benchmarks, of Triton, of random faults, and with a real Slurm, Caddy and Prometheus
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-fast: .venv/test.stamp   ## Run the tests that take at most about a second each (3 to 6 minutes on 2 cores)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m fast
+
+test-real: .venv/test.stamp   ## Run what is deployed in a real Slurm, Caddy and Prometheus, where they are installed
+	$(BIN)/python -m pytest tests/real
 
 lint: .venv/test.stamp   ## Check style, types and import contracts
 	$(BIN)/ruff check .

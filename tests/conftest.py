@@ -10,6 +10,7 @@ THOROUGH = (
     "benchmarks/test_bench_",  # the benchmarks' own tests
     "chaos/",
     "kernels/test_triton.py",  # Triton's interpreter and compiler
+    "real/",  # Slurm, Caddy and Prometheus
 )
 """Files, by the begin of their paths, whose tests only `make test-all` runs. Single tests have the mark `thorough`."""
 

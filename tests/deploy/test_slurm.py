@@ -1,9 +1,13 @@
 """deploy/slurm: the job is executed with commands of Slurm and Ray that record their arguments. No test starts Slurm."""
 
+import contextlib
+import fcntl
 import json
 import os
 import re
+import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -26,16 +30,15 @@ VARIABLES = {
 RECORDER = """#!/bin/sh
 python3 -c 'import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get("RAY_AUTH_MODE")]))' "$(basename "$0")" "$@" >> "$CALLS"
 case "$(basename "$0")" in
-  scontrol) printf 'node1\\nnode2\\n' ;;
+  scontrol) printf '%s\\nnode2\\n' "${FIRST:-node1}" ;;
   squeue) printf '%s\\n' "${ENDS:-NONE}" ;;
   pgrep) [ -n "${RAYLET:-}" ] ;;
   # Of `srun ray symmetric-run … -- COMMAND`, the command, which Ray executes on the first node; unless Ray does not start.
   srun)
-    while [ "$1" != sh ]; do shift; done
-    case "$3" in *pgrep*) "$@"; exit ;; esac
-    [ -z "${RAY_FAILS:-}" ] || exit 0
+    while [ "$1" != sh ] && [ "$1" != bash ]; do shift; done
+    [ "$1" = bash ] || { "$@"; exit; }
     SLURM_NODEID="${NODE:-0}" "$@" ;;
-  ray) [ "$1" = symmetric-run ] || exit 0; while [ "$1" != -- ]; do shift; done; shift; "$@" ;;
+  ray) [ "$1" = symmetric-run ] && [ -z "${RAY_FAILS:-}" ] || exit 0; while [ "$1" != -- ]; do shift; done; shift; "$@" ;;
   cope-sweep) exit 130 ;;
 esac
 """
@@ -51,7 +54,16 @@ def execute(tmp_path):
 
     def run(*words, **variables):
         ends = {"SLURM_JOB_END_TIME": str(int(time.time()) + 8 * 3600)}
-        environment = VARIABLES | ends | variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)}
+        environment = (
+            VARIABLES
+            | ends
+            | variables
+            | {
+                "PATH": f"{tmp_path}:{os.environ['PATH']}",
+                "CALLS": str(calls),
+                "TMPDIR": str(tmp_path),
+            }
+        )
         environment = {name: value for name, value in environment.items() if value is not None}
         done = subprocess.run(
             ["bash", JOB, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
@@ -135,6 +147,12 @@ def test_an_older_slurm_is_asked_for_the_end_of_the_job(execute, limit_s, minute
     assert budget(calls) in ([None] if minutes is None else [minutes, minutes - 1])
 
 
+def test_an_older_slurm_is_asked_for_the_end_of_one_task_of_an_array(execute):
+    """The last task has the number of the whole array."""
+    _, calls = execute("quickstart", SLURM_JOB_END_TIME=None, SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID="1")
+    assert ["squeue", "--noheader", "--jobs", "17_1", "--format", "%e"] in [call for call, _ in calls]
+
+
 def test_a_limit_that_is_too_short_is_said_before_ray_starts(execute):
     done, calls = execute("quickstart", SLURM_JOB_END_TIME=str(int(time.time()) + 600))
     assert (done.returncode, "srun" in [call[0] for call, _ in calls]) == (2, False)
@@ -147,13 +165,39 @@ def test_another_ray_of_the_user_on_a_node_is_said_before_ray_starts(execute):
     assert "--exclusive" in done.stderr
 
 
-def test_other_nodes_write_into_files_of_their_own_and_wait_shortly_for_the_head(execute, tmp_path):
-    ray = tmp_path / "ray"
-    done, _ = execute("quickstart", NODE="1")
-    assert done.returncode == 130
-    assert (tmp_path / "cope-sweep-17-node1.log").exists()
-    ray.write_text('#!/bin/sh\n[ "$1" = get-auth-token ] || echo "waits $RAY_gcs_rpc_server_reconnect_timeout_s"\n')
-    execute("quickstart", NODE="1")
-    assert (tmp_path / "cope-sweep-17-node1.log").read_text() == "waits 5\n"
+def test_of_two_jobs_that_start_together_on_a_host_one_is_refused(execute, tmp_path):
+    with (tmp_path / f"cope-sweep-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done, calls = execute("quickstart")
+    assert (done.returncode, "srun" in [call[0] for call, _ in calls]) == (2, False)
+    assert "--exclusive" in done.stderr
+
+
+def test_ray_writes_into_files_of_its_own(execute, tmp_path):
+    (tmp_path / "ray").unlink()
+    (tmp_path / "cope-sweep").write_text("#!/bin/sh\necho the sweep; echo a warning >&2; exit 1\n")
+    (tmp_path / "ray.py").write_text(
+        "import subprocess, sys\n"
+        "if '--' in sys.argv:\n"
+        "    print('the head', flush=True)\n"
+        "    sys.exit(subprocess.run(sys.argv[sys.argv.index('--') + 1:]).returncode)\n"
+    )
+    (tmp_path / "ray").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/ray.py" "$@"\n')
+    (tmp_path / "ray").chmod(0o755)
     done, _ = execute("quickstart")
-    assert "waits \n" in done.stdout
+    assert (done.returncode, done.stdout, done.stderr) == (1, "the sweep\n", "a warning\n")
+    assert (tmp_path / "cope-sweep-17-node0.log").read_text() == "the head\n"
+
+
+def test_other_nodes_wait_for_the_head_and_leave_soon_after_it(execute, tmp_path):
+    ray = tmp_path / "ray"
+    ray.write_text('#!/bin/sh\n[ "$1" = get-auth-token ] || echo "waits $RAY_gcs_rpc_server_reconnect_timeout_s"\n')
+    with socket.socket() as head:
+        head.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # where the port is not free, somebody else listens
+            head.bind(("127.0.0.1", 6379))
+            head.listen()
+        execute("quickstart", NODE="1", FIRST="127.0.0.1")
+    assert (tmp_path / "cope-sweep-17-node1.log").read_text() == "waits 5\n"
+    execute("quickstart")
+    assert (tmp_path / "cope-sweep-17-node0.log").read_text() == "waits \n"
