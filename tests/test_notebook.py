@@ -100,7 +100,7 @@ for optimizer in ("adamw", "muon"):
     ("code", "heavy"),
     [
         ("import cope_sweep", {"torch", "pandas", "numpy", "pydantic", "ray"}),
-        ("import cope_sweep.notebook", {"torch", "ray", "mlflow", "pandas", "matplotlib"}),
+        ("import cope_sweep.notebook", {"torch", "ray", "mlflow", "matplotlib"}),
         ("import cope_sweep.read.figures", {"torch", "pandas", "numpy", "matplotlib"}),
         ("import cope_sweep.read.tables", {"torch", "ray", "mlflow", "scipy", "pandas"}),
         (
@@ -109,7 +109,7 @@ for optimizer in ("adamw", "muon"):
         ),
         (
             "import cope_sweep.client",
-            {"torch", "ray", "mlflow", "matplotlib", "sqlalchemy"},
+            {"torch", "ray", "mlflow", "matplotlib"},
         ),
         (PLANNING, {"torch"}),
     ],

@@ -126,7 +126,8 @@ def test_a_wrong_number_and_a_stale_report_are_found(tmp_path):
     with pytest.raises(AssertionError):
         check(report, good.replace("42.05", "42.06", 1))
     run_id = report.plan.rows[1].runs[0].run_id
-    wrong = replace(report.records[run_id], metrics=dict.fromkeys(report.records[run_id].metrics, 50.0))
+    record = report.records[run_id]
+    wrong = record.model_copy(update={"metrics": dict.fromkeys(record.metrics, 50.0)})
     with pytest.raises(AssertionError):
         check(replace(report, records={**report.records, run_id: wrong}), good)
 

@@ -171,7 +171,7 @@ def test_provenance_is_that_of_the_sweeps(store):
     )  # fmt: skip
     store.write_sweep(sweep)
     results = read_results(plan, store)
-    records = {i: replace(each, sweep_id=sweep.sweep_id) for i, each in results.records.items()}
+    records = {i: each.model_copy(update={"sweep_id": sweep.sweep_id}) for i, each in results.records.items()}
     frame = run_frame(replace(results, records=records))
     found = provenance([frame, frame])
     assert found.commits == ("abc",)

@@ -161,7 +161,7 @@ def test_a_pipe_as_tokenizer_does_not_stop_what_needs_none(own_sample: SampleSto
     with serving(own_sample.settings(max_seconds=PATIENCE_S)) as client:
         assert ask(client, own_sample.ids[0])["total"]["tokens"] == 1
         response = client.post(f"{API}/perplexity", json={"models": [own_sample.ids[0]], "text": "1 2"})
-        assert (response.status_code, response.json()["code"]) == (409, "damaged_checkpoint")
+        assert (response.status_code, response.json()["code"]) == (409, "no_such_file")
 
 
 # -- a store that does not answer --------------------------------------------------------------------------------------
