@@ -176,7 +176,9 @@ AddOpt = Annotated[
         help="With --out: add the runs of the store to the report that the folder has, which keeps its finished runs.",
     ),
 ]
-AllOpt = Annotated[bool, typer.Option("--all", help="All ablations, at all scales or at that of --scale; needs --out.")]
+AllOpt = Annotated[
+    bool, typer.Option("--all", help="Every ablation, at every scale or the one of --scale; needs --out.")
+]
 
 
 def report(

@@ -41,7 +41,7 @@ def _without_types(parameters: list[Any]) -> list[Any]:
 
 
 def _existing_folder(folder: Path) -> Path:
-    """The folder of ablation files, or, where it is the default and does not exist, that of this installation."""
+    """The folder of ablation files; where the default folder does not exist, the installed one."""
     from cope_sweep.config.source import ablations_folder
 
     return ablations_folder(folder)

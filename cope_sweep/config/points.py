@@ -336,7 +336,7 @@ class _Expansion:
                 yield own
 
     def conditioned(self, point: Assignments) -> Assignments:
-        """One point with all conditions, none of which has axes."""
+        """The point after all conditions. Only for ablations whose conditions have no axes: it stays one point."""
         (found,) = self.settled(iter([(point, ())]))
         return found
 

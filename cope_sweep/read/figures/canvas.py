@@ -115,7 +115,7 @@ class Size:
 
     @property
     def font_factor(self) -> float:
-        """The size of texts by that of STYLE."""
+        """Font size of this figure ÷ `FONT_SIZE`."""
         return 1.0 if self.font_size is None else self.font_size / FONT_SIZE
 
 
