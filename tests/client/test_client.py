@@ -74,6 +74,7 @@ def test_a_faulty_request_is_refused_before_it_is_sent() -> None:
         client.perplexity(["0123456789abcdef"])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_script_with_the_client_is_checked_strictly(tmp_path: Path) -> None:
     """The example of the services' README, and calls with unknown keywords."""

@@ -179,8 +179,10 @@ def test_the_check_draws_no_random_numbers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_wrong", [False, True])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("dynamic", "is_wrong"),
+    [(False, True), (True, False), *(pytest.param(each, each, marks=pytest.mark.thorough) for each in (False, True))],
+)
 def test_compiled_code_uses_only_kernels_that_passed(monkeypatch, is_wrong, dynamic):
     if is_wrong:
         wrong(monkeypatch, "forward", 0)

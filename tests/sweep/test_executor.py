@@ -19,6 +19,10 @@ from tests.tiny import tiny_run
 train_here = partial(train_by, run_local, sweep_id="another-sweep")
 train_locally = partial(train_by, run_local)
 
+RAY_IS_THOROUGH = pytest.mark.parametrize(
+    "executor", ["local", pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.thorough])], indirect=True
+)
+
 
 def test_every_run_is_trained_in_order_and_only_once(
     executor: Callable[..., None], store: Store, events: EventLog
@@ -111,6 +115,7 @@ def test_runs_of_another_sweep_are_left_to_it_until_it_gives_them_up(
     assert store.run(given_up.run_id).curve()[-1]["step"] == given_up.train.steps
 
 
+@RAY_IS_THOROUGH
 def test_after_too_many_failed_runs_no_more_are_started(
     executor: Callable[..., None], store: Store, events: EventLog
 ) -> None:
@@ -121,6 +126,7 @@ def test_after_too_many_failed_runs_no_more_are_started(
     assert not store.run(after.run_id).path.exists()
 
 
+@RAY_IS_THOROUGH
 def test_an_error_of_the_event_handler_stops_the_sweep(
     executor: Callable[..., None], store: Store, events: EventLog
 ) -> None:

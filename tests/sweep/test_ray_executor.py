@@ -87,6 +87,7 @@ def test_two_workers_train_a_run_as_one_worker_does_and_before_runs_of_one(
     assert result["metrics"] == pytest.approx(expected["metrics"], rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_the_end_of_a_run_is_told_once_to_a_slow_listener(store: Store, events: EventLog) -> None:
     """The second run ends while the listener has the end of the first."""
     runs = [*seeds(2), tiny_run(seed=2, **{"train.steps": 2000})]
@@ -167,7 +168,7 @@ def test_groups_follow_the_cluster(store: Store, events: EventLog, cluster_nodes
     ("failure", "reason"),
     [
         ("import", "the plugin tests.sweep.fails_on_one_node cannot be imported"),
-        ("exit", "its processes end before they train anything"),
+        pytest.param("exit", "its processes end before they train anything", marks=pytest.mark.thorough),
     ],
 )
 def test_a_node_that_cannot_train_is_left_out_and_the_others_go_on(
@@ -242,6 +243,7 @@ def test_a_run_that_hangs_ends_its_process_and_goes_on(store: Store, events: Eve
     assert "hangs_once.py" in log.read_text()
 
 
+@pytest.mark.thorough
 def test_the_death_of_the_actor_of_stop_requests_is_survived(store: Store, events: EventLog) -> None:
     """Ray starts it again; no run is begun again, and a stop still reaches the next run."""
     runs = [tiny_run(seed=0, **{"train.steps": 2000}), tiny_run(seed=1, **LONG)]
@@ -261,7 +263,7 @@ def test_the_death_of_the_actor_of_stop_requests_is_survived(store: Store, event
     assert [store.run(run.run_id).state["attempt"] for run in runs] == [1, 1]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_an_error_that_cannot_be_unpickled_is_the_reason_of_the_failure(
     store: Store, events: EventLog, workers: int
 ) -> None:
@@ -297,6 +299,7 @@ train_by(run_on_ray, [tiny_run(**LONG)], Store(sys.argv[1]), resources, sweep_id
 """
 
 
+@pytest.mark.thorough
 def test_a_killed_driver_ends_its_cluster_and_leaves_a_run_to_resume(
     store: Store, events: EventLog, ray_environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -36,8 +36,11 @@ def losses(run, runtime):
     "overrides",
     [
         {"model.position": ["cope"], "model.layers": 2},
-        {"model.position": ["rope", "relative"], "model.family": "llama"},
-        {"model.position": ["absolute"], "model.dropout": 0.2, "model.family": "post_norm"},
+        pytest.param({"model.position": ["rope", "relative"], "model.family": "llama"}, marks=pytest.mark.thorough),
+        pytest.param(
+            {"model.position": ["absolute"], "model.dropout": 0.2, "model.family": "post_norm"},
+            marks=pytest.mark.thorough,
+        ),
         {"model.position": ["cope"], "model.dropout": 0.2, "model.layers": 2, "task.blanks": 30},
     ],
 )

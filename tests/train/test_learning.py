@@ -25,7 +25,13 @@ GENERATED = {
 }
 
 
-@pytest.mark.parametrize("kind", GENERATED)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.thorough) if kind in ("selective_copy", "mqar", "mqrar") else kind
+        for kind in GENERATED
+    ],
+)
 def test_a_tiny_model_learns(kind):
     steps, batch, lr, dim = (400, 64, 1e-3, 64) if kind == "last_sentence" else (400, 32, 3e-3, 32)
     run = tiny_run(
