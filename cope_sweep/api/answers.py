@@ -285,6 +285,10 @@ class RunCost(Answer):
     worker_id: str | None
     message: str | None
     parameters: int
+    training_tokens: int = Field(description="Tokens that it is trained on: steps × sequences × tokens.")
+    training_flops: float = Field(
+        description="Floating-point operations of its training: 6 for each parameter and token, and attention's."
+    )
     estimated_s: float
     least_s: float = Field(description="The same on a fast core, where nothing was measured; else the same.")
     estimated_memory_bytes: int

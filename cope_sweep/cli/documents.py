@@ -436,6 +436,7 @@ def figure(
     - `convergence`: test metrics by step; a ring marks the best mean of each row
     - `values`: final metrics against a parameter (`--x train.lr`), with bars over seeds
     - `contexts`: a metric against the length of the evaluation context
+    - `positions`: perplexity against the place in the context
     - `summary`: every row of the table as a point with its interval, beside the published value
     - `heatmap`: many rows and columns as numbers and colours, sorted by mean rank
     - `budget`: the best value of the first n draws of each row of a random search

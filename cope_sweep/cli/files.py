@@ -45,6 +45,12 @@ class NamedFiles(AblationFiles):
         return []
 
 
+def check_places(plan: Plan) -> None:
+    """Raise UserError where a run names files of this machine that its task cannot read. Opens none of them."""
+    for task in {run.task for row in (*plan.rows, *plan.examples) for run in row.runs[:1]}:
+        task.check_place()
+
+
 def open_store(store: str, index: str | None, *, create: bool = False) -> Store:
     """The store that `--store` and `--index` name. A bar shows how far its index is made. Raises StoreError."""
     return Store(store, index=index, create=create, on_indexing=indexing_bar())

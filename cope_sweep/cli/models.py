@@ -51,9 +51,9 @@ def perplexity(
 ) -> None:
     """Print the perplexity of token sequences or of a text under a finished run's model.
 
-    Each token is scored given the tokens before it. For a model that was not trained on text (`wikitext`, `code`), a
-    text is the labels of tokens with blanks between them. Such a model is scored on what its task trains, the answers,
-    so a sequence has to contain them.
+    Each token is scored given the tokens before it. For a model whose task reads no text, a text is the labels of
+    tokens with blanks between them. Such a model is scored on what its task trains, the answers, so a sequence has to
+    contain them.
 
     Example: `cope-sweep perplexity 95199d1142de555d --text "_ 3 _ 7 > 3 7"`
 
@@ -109,7 +109,7 @@ def _sequences(tokens: Sequence[str], file: Path | None) -> list[list[int]]:
     sequences = [token_ids(text) for text in tokens]
     if file is not None:
         try:
-            sequences += json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
+            sequences += json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8-sig"))
         except (OSError, ValueError, TypeError) as error:
             raise UserError(
                 f"{file}: not a JSON list of lists of token ids ({error})", code="invalid_json", file=str(file)

@@ -178,14 +178,14 @@ def token_ids(text: str) -> list[int]:
 
 def read_text(text: str | None, file: Path | None) -> str:
     """The text of `--text` (`-`: standard input) or `--file`. Raises UserError where it is not readable UTF-8."""
-    from cope_sweep.text.reading import read_document
+    from cope_sweep.text.reading import BYTE_ORDER_MARK, read_document
 
     if file is not None:
         return "".join(read_document([file]))
     text = str(text)
     try:
         data = sys.stdin.buffer.read() if text == "-" else text.encode("utf-8", "surrogateescape")
-        return data.decode("utf-8")
+        return data.decode("utf-8").removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         raise UserError(
             f"--text: not UTF-8 text ({error.reason} at byte {error.start})",

@@ -21,7 +21,7 @@ F = TypeVar("F", bound=str)
 
 BINARY = ("parquet", "png", "pdf")
 """Formats of files that are not text."""
-RIGHT_ALIGNED = ("seed", "parameters", "time", "memory", "step", "finished")
+RIGHT_ALIGNED = ("seed", "parameters", "tokens", "per parameter", "FLOP", "time", "memory", "step", "finished")
 """Columns that hold numbers."""
 NAMES = ("run", "ablation", "sweep", "status")
 """Columns of what one types, and of single words: they are not wrapped."""

@@ -145,10 +145,11 @@ def plan(
 
     Example: `cope-sweep plan quickstart --set train.steps=1000 --measure`
     """
-    from cope_sweep.cli.files import NamedFiles, open_store
+    from cope_sweep.cli.files import NamedFiles, check_places, open_store
     from cope_sweep.read.queries import plan_cost
 
     planned = NamedFiles(ablations, sets).load(ablation, scale)
+    check_places(planned)
     if attention:
         _show_attention(planned, as_json=as_json)
         return
@@ -158,9 +159,13 @@ def plan(
         print_json(costs)
         return
     shapes_differ = len({run.resources for run in costs.runs}) > 1
-    table = grid("run", "row", "seed", "status", "parameters", "time", "memory", *["resources"] * shapes_differ)
+    sizes = ("parameters", "tokens", "per parameter", "FLOP")
+    table = grid("run", "row", "seed", "status", *sizes, "time", "memory", *["resources"] * shapes_differ)
     for run in costs.runs:
-        cells = (run.run_id, escaped(run.row), str(run.seed), run.status, quantity(run.parameters))
+        per_parameter = f"{run.training_tokens / run.parameters:.3g}"
+        flops = f"{run.training_flops:.1e}".replace("e+", "e")
+        numbers = (quantity(run.parameters), quantity(run.training_tokens), per_parameter, flops)
+        cells = (run.run_id, escaped(run.row), str(run.seed), run.status, *numbers)
         memory = size(run.estimated_memory_bytes)
         time = estimated_time(run.estimated_s, run.estimated_s, lacks_gpu=costs.lacks_gpu)
         time = f"≤ {time}" if run.least_s < run.estimated_s and time[0].isdigit() else time
@@ -169,7 +174,8 @@ def plan(
         )
     console = make_console()
     too_large = sum(not run.fits for run in costs.runs)
-    print_table(table, [*["memory"] * (not too_large), "parameters", "resources", "memory", "seed"])
+    less_needed = ("FLOP", "tokens", "per parameter", "parameters", "resources", "memory", "seed")
+    print_table(table, [*["memory"] * (not too_large), *less_needed])
     groups = costs.worker_groups
     stopped = f", {costs.counts['stopped']} stopped early" if "stopped" in costs.counts else ""
     text = f"{costs.finished} finished{stopped}, {costs.to_do} to do"

@@ -62,7 +62,7 @@ def _named(ablation: str) -> dict[str, Any]:
         return {"ablation": ablation}
     path = Path(ablation)
     try:
-        return {"name": path.stem, "spec": path.read_text(encoding="utf-8")}
+        return {"name": path.stem, "spec": path.read_text(encoding="utf-8-sig")}
     except (OSError, UnicodeDecodeError) as error:
         code = "no_such_file" if isinstance(error, FileNotFoundError) else "unreadable_file"
         raise UserError(f"{path}: {error}", code=code, file=str(path)) from error

@@ -100,7 +100,7 @@ def train_ablation(
             store=str(root),
         )
     files = NamedFiles(options.ablations, [*sets, TO_THE_END] if to_the_end else sets)
-    plan, file_text = files.load(ablation, scale), files.file(ablation).read_text(encoding="utf-8")
+    plan, file_text = files.load(ablation, scale), files.file(ablation).read_text(encoding="utf-8-sig")
     store = options.open_store(create=True)
     named = [ablation, *_overrides(scale, sets), *_other_folder(options.ablations)]
     same_plan = shlex.join([*named, *store.option])
@@ -289,7 +289,7 @@ def submit_job(
         path = files.file(ablation)
         typed = [ablation] if names_a_file(ablation) else [ablation, *_other_folder(path.parent)]
         submission = jobs.new_submission(
-            load_ablation(path), typed=typed, file_text=path.read_text(encoding="utf-8"), scale=scale, sets=sets,
+            load_ablation(path), typed=typed, file_text=path.read_text(encoding="utf-8-sig"), scale=scale, sets=sets,
             mlflow=mlflow, **limits,
         )  # fmt: skip
         jobs.check_cluster(cluster)  # before anything is written

@@ -323,6 +323,16 @@ class Contexts(_Figure):
     panels: str | None = Field(default=None, description="An axis key: a panel for each of its values.")
 
 
+class Positions(_Figure):
+    """Perplexity against the place in the context (`evaluate.positions`): a line for each row."""
+
+    kind: Literal["positions"] = "positions"
+    metric: MetricName = Field(
+        default="validation/position_perplexity", description="Without the place: `test/position_perplexity`."
+    )
+    panels: str | None = Field(default=None, description="An axis key: a panel for each of its values.")
+
+
 class Heatmap(_Figure):
     """The values of many rows in many columns, as numbers and colours, sorted by the mean of the rank in each column.
 
@@ -371,7 +381,9 @@ class Maps(_Figure):
     )
 
 
-AnyFigure = Annotated[Curves | Convergence | Values | Contexts | Heatmap | Maps, Field(discriminator="kind")]
+AnyFigure = Annotated[
+    Curves | Convergence | Values | Contexts | Positions | Heatmap | Maps, Field(discriminator="kind")
+]
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

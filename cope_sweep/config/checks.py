@@ -14,14 +14,15 @@ from cope_sweep.config.ablation import (
     Maps,
     Optuna,
     Point,
+    Positions,
     RandomSearch,
     Values,
 )
 from cope_sweep.config.explain import suggest
-from cope_sweep.config.keys import ENCODINGS_KEY, is_field
+from cope_sweep.config.keys import ENCODINGS_KEY, RIVAL_KEYS, is_field
 from cope_sweep.config.loading import LoadedAblation
 from cope_sweep.config.points import Assignments, dimensions_of, matches, value_of
-from cope_sweep.config.run import NUMERIC_FACTS, RunSpec
+from cope_sweep.config.run import NUMERIC_FACTS, POSITION_PERPLEXITY, RunSpec
 from cope_sweep.config.source import OPTION, KeyPath, SpecError
 from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
@@ -52,6 +53,12 @@ def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
             known = key in keys or (is_field(key) and any(value_of(loaded, point, key) for point in points))
             if keys and not known:
                 raise _no_axis(loaded, (*path, key), key, keys)
+    for point in points:
+        for key, rival in RIVAL_KEYS.items():
+            if key in point and rival in point:
+                raise loaded.source.error(
+                    point[key].origin, f"a row has {rival}, too; remove one of them", "two_budgets", key=key
+                )
     seeds: list[KeyPath] = [("base", "seed")] if "seed" in content.base else []
     seeds += [point["seed"].origin for point in points if "seed" in point]
     if seeds:
@@ -221,6 +228,13 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
             for place, name in names.items():
                 if name not in known:
                     raise _no_metric(loaded, place, run, name, known)
+            if isinstance(figure, Positions):
+                if run.evaluate.positions is None:
+                    message = "a figure of positions needs evaluate.positions, and a row has none"
+                    raise loaded.source.error(path, message, "no_positions")
+                if f"{figure.metric}@{run.evaluate.positions}" not in run.metrics:
+                    bases = {name.partition("@")[0] for name in run.metrics if POSITION_PERPLEXITY in name}
+                    raise _no_metric(loaded, (*path, "metric"), run, figure.metric, sorted(bases))
             if isinstance(figure, Contexts) and not (run.evaluate.contexts or run.evaluate.lengths):
                 needed = "evaluate.contexts or evaluate.lengths"
                 raise loaded.source.error(

@@ -119,6 +119,24 @@ def step_flops(run: RunSpec, resources: Resources, parameters: int | None = None
     return passes * run.train.batch * _sequence_flops(run, run.task.length("train"), parameters)
 
 
+def model_flops_per_token(run: RunSpec) -> int:
+    """Floating-point operations of a forward and backward pass for each token of a training sequence.
+
+    6 for each parameter that is multiplied with the token's vectors, and 12·layers·dim·tokens for the products of
+    attention (Chowdhery et al. 2022, PaLM, appendix B). Tables in which rows are looked up, and what encodings, dropout
+    or recomputed activations add, do not count.
+    """
+    looked_up = ("position.",) if run.model.tied else ("position.", "embedding.")
+    declared = (each for each in _declared_parameters(run) if not each[0].startswith(looked_up))
+    multiplied = sum(math.prod(shape) * count for _, shape, count in declared)
+    return 6 * multiplied + 12 * run.model.layers * run.model.dim * run.task.length("train")
+
+
+def training_flops(run: RunSpec) -> int:
+    """Floating-point operations of all training steps, counted by `model_flops_per_token`."""
+    return run.training_tokens * model_flops_per_token(run)
+
+
 def run_flops(run: RunSpec, resources: Resources, parameters: int | None = None) -> float:
     """Floating-point operations of a run with its evaluations. `parameters`: as for `step_flops`.
 

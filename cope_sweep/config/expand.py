@@ -331,7 +331,8 @@ class RunBuilder:
             run = RunSpec.model_validate({name: part for name, (part, _) in known.items()} | {"seed": seeds[0]})
         except ValueError:  # of pydantic or of `set_key`
             raise SpecError.of(self.problems(point)) from None
-        return run.with_seeds(seeds, {name: text for name, (_, text) in known.items()})
+        # A part that was resolved, as a budget in tokens, has another text.
+        return run.with_seeds(seeds, {name: text for name, (part, text) in known.items() if getattr(run, name) is part})
 
     def _part(self, name: str, keys: list[str], point: Assignments) -> tuple[Any, str]:
         """A part of a run with the values that `point` assigns to its keys, and its text in the run's identity."""

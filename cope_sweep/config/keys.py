@@ -15,6 +15,8 @@ from cope_sweep.errors import InvalidValue
 
 ENCODINGS_KEY = "model.position"
 """The key of the list of encodings. Keys below it name the fields of one encoding."""
+RIVAL_KEYS = {"train.steps": "train.tokens", "train.tokens": "train.steps"}
+"""Key → the key that means the same quantity: what is written later, or deeper in an ablation, replaces the other."""
 DECIDING_KEYS = ("model", ENCODINGS_KEY)
 """The keys whose values decide which encodings a model has."""
 
@@ -87,8 +89,14 @@ def key_path(data: Json, path: KeyPath) -> tuple[str, ...]:
 
 
 def set_key(data: dict[str, Json], key: str, value: Json, place: str | None = None) -> None:
-    """Set the dotted `key` of a nested mapping in place: `data["model"]["dim"]` for `model.dim`. See `set_path`."""
+    """Set the dotted `key` of a nested mapping in place: `data["model"]["dim"]` for `model.dim`. See `set_path`.
+
+    A rival of the key is removed.
+    """
     set_path(data, key.split("."), value, place)
+    if rival := RIVAL_KEYS.get(key):
+        parent, _, name = rival.rpartition(".")
+        data[parent].pop(name, None)  # `set_path` has copied it
 
 
 def set_path(data: dict[str, Json], path: Sequence[str], value: Json, place: str | None = None) -> None:

@@ -12,7 +12,16 @@ from pydantic import ValidationError
 
 from cope_sweep.config.ablation import SCHEDULERS, SEARCHES, Ablation, Axis, GridSearch, RandomSearch, Scale
 from cope_sweep.config.explain import explain_all, suggest
-from cope_sweep.config.keys import ENCODINGS_KEY, field_place, is_below, is_field, leaves, set_key, set_path
+from cope_sweep.config.keys import (
+    ENCODINGS_KEY,
+    RIVAL_KEYS,
+    field_place,
+    is_below,
+    is_field,
+    leaves,
+    set_key,
+    set_path,
+)
 from cope_sweep.config.run import RunSpec
 from cope_sweep.config.source import (
     OPTION,
@@ -220,12 +229,24 @@ def _merged(
     merged = FileMapping(inherited, inherited.places)
     for key, value in own.items():
         here = (*path, key)
+        rival = _rival(path, key)
+        if rival is not None and rival not in own:
+            merged.pop(rival, None)
         if value is None and _is_removable(here):
             merged.pop(key, None)
         else:
             both = _merges(merged.get(key), value, here)
             merged.put(key, _merged(merged[key], value, places_of(value), here) if both else value, places.get(key))
     return merged
+
+
+def _rival(path: KeyPath, key: str) -> str | None:
+    """The key that means the same quantity, as the same mapping names it: `train.tokens`, or `tokens` in `train`."""
+    if key in RIVAL_KEYS:
+        return RIVAL_KEYS[key]
+    parent = f"{path[-1]}." if path else ""
+    rival = RIVAL_KEYS.get(parent + key)
+    return None if rival is None else rival.removeprefix(parent)
 
 
 def _is_axis(path: KeyPath) -> bool:
@@ -260,7 +281,11 @@ def with_overrides(
     if scale is None and not assignments:
         return loaded
     data: FileMapping = copied(loaded.source.data)
-    replaced = [*loaded.replaced, *(assignment.partition("=")[0] for assignment in assignments)]
+    assigned = [assignment.partition("=")[0] for assignment in assignments]
+    if both := [key for key in assigned if RIVAL_KEYS.get(key) in assigned]:
+        message = f"{OPTION}{both[0]}: {RIVAL_KEYS[both[0]]} is set, too; remove one of them"
+        raise SpecError(message, code="two_budgets", place=f"{OPTION}{both[0]}", key=both[0])
+    replaced = [*loaded.replaced, *assigned]
     if scale is not None:
         if scale not in loaded.content.scales:
             known = ", ".join(loaded.content.scales) or "none: this ablation has one size"
@@ -298,6 +323,9 @@ def _values(axis: Axis) -> list[Json]:
 def _apply_scale(source: Source, data: FileMapping, scale: str) -> None:
     chosen = data["scales"][scale]
     fixed, grid = chosen.get("set", {}), chosen.get("grid", {})
+    if both := [key for key in fixed if RIVAL_KEYS.get(key) in (*fixed, *grid)]:
+        message = f"{RIVAL_KEYS[both[0]]} is set at this scale, too; remove one of them"
+        raise source.error(("scales", scale, "set", both[0]), message, "two_budgets", key=both[0])
     # An inherited scale may set a key whose axis the same scale has here: the axis stays, with the figures over it.
     for key, value in fixed.items():
         if key not in grid:
@@ -374,6 +402,9 @@ def _fix(data: FileMapping, key: str, value: Json, place: str | None) -> None:
 
     _remove_key(data, key, accepts)
     _remove_own_values(data, key)
+    if rival := RIVAL_KEYS.get(key):
+        _remove_key(data, rival, lambda _: False)
+        _remove_own_values(data, rival)
     if key == ENCODINGS_KEY:
         _remove_lost_fields(data, [value])
     if is_field(key) or any(is_below(key, other) for mapping in _assigning(data) for other in mapping):

@@ -6,13 +6,22 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import count, takewhile
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, JsonValue, Strict, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    Strict,
+    model_validator,
+)
 
 from cope_sweep.errors import InvalidValue
 from cope_sweep.families import GPT2, AnyFamily, ModelSizes
-from cope_sweep.frozen import Frozen
+from cope_sweep.frozen import Amount, Frozen
 from cope_sweep.optim import AdamW, AnyOptimizer, AnySchedule, Constant, OptimizerSettings
 from cope_sweep.positions import ENCODINGS, AnyEncoding, Dims, Encoding, check_together
 from cope_sweep.registry import Kind
@@ -34,6 +43,12 @@ NUMERIC_FACTS = (
     "wall_s",
 )
 """Facts of a finished run that a table can show, as `facts.tokens_per_s`."""
+
+
+POSITION_PERPLEXITY = "position_perplexity"
+"""The measure of `evaluate.positions`."""
+FIRST_STRETCH = 16
+"""Tokens of the first stretch of positions; each further one ends at twice as many."""
 
 
 class ModelSpec(Frozen):
@@ -85,7 +100,12 @@ class ModelSpec(Frozen):
 class TrainSpec(Frozen):
     """Optimiser, learning rate and batches."""
 
-    steps: Positive = 1000
+    steps: Positive = Field(default=1000, description="Number of training steps; `tokens` may give it.")
+    tokens: Amount | None = Field(
+        default=None,
+        description="Number of training tokens, in place of `steps`: 20k, 300M, 1.5B. It becomes the number of steps, "
+        "rounded up, before the run has its id.",
+    )
     batch: Positive = Field(default=64, description="Sequences in a step, summed over the workers.")
     optimizer: AnyOptimizer = Field(
         default=AdamW(),
@@ -104,6 +124,17 @@ class TrainSpec(Frozen):
     clip: Annotated[float, Field(gt=0)] | None = Field(
         default=1.0, description="Largest gradient norm; null: no clipping."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_budget(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and "steps" in data and data.get("tokens") is not None:
+            raise InvalidValue(
+                f"train.steps = {data['steps']} and train.tokens = {data['tokens']} are both set; remove one of them",
+                code="two_budgets",
+                key="train.tokens",
+            )
+        return data
 
     @property
     def optimizer_settings(self) -> OptimizerSettings:
@@ -160,6 +191,12 @@ class EvaluateSpec(Frozen):
         description="For tasks that generate sequences: multiples of the trained length. After the last step, the "
         "first test set is also evaluated with sequences so many times as long (`in_dist/token_error@4x`).",
     )
+    positions: Positive | None = Field(
+        default=None,
+        description="For tasks that read a text: a window length in tokens. After the last step, the perplexity of the "
+        "test sets is also measured by the place in such windows (`validation/position_perplexity@64`: of the 33rd to "
+        "64th token). null: it is not.",
+    )
     stride: Positive | None = Field(
         default=None,
         description="Tokens from the start of one window to the start of the next; null: the window length, so that "
@@ -174,6 +211,14 @@ class EvaluateSpec(Frozen):
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json())  # `variants` is a dictionary
+
+    @property
+    def position_ends(self) -> tuple[int, ...]:
+        """The last place of each stretch that `positions` measures: 16, 32, 64, … and the length of the window."""
+        if self.positions is None:
+            return ()
+        lengths = takewhile(lambda end: end < (self.positions or 0), (FIRST_STRETCH << power for power in count()))
+        return (*lengths, self.positions)
 
     @model_validator(mode="after")
     def _check_windows(self) -> Self:
@@ -206,6 +251,19 @@ class RunSpec(Frozen):
     evaluate: EvaluateSpec = EvaluateSpec()
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _resolve_tokens(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """The run with the number of steps that a budget in tokens gives."""
+        run = handler(data)
+        if run.train.tokens is None:
+            return run
+        steps = -(-run.train.tokens // (run.train.batch * run.task.length("train")))
+        train = {name: getattr(run.train, name) for name in run.train.model_fields_set - {"tokens"}}
+        return handler(
+            {name: getattr(run, name) for name in run.model_fields_set} | {"train": train | {"steps": steps}}
+        )
+
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.model.context is not None and self.model.context < self.task.context:
@@ -223,6 +281,13 @@ class RunSpec(Frozen):
                 key="evaluate.contexts",
                 task=self.task.kind,
             )
+        if self.evaluate.positions is not None and not self.task.has_windows:
+            raise InvalidValue(
+                f"evaluate.positions = {self.evaluate.positions} measures windows over a text, but {self.task.kind} "
+                "generates sequences; remove it",
+                key="evaluate.positions",
+                task=self.task.kind,
+            )
         if self.evaluate.lengths and not self.task.LENGTHS:
             raise InvalidValue(
                 f"evaluate.lengths = {list(self.evaluate.lengths)}: the task {self.task.kind} has no longer sequences; "
@@ -238,7 +303,7 @@ class RunSpec(Frozen):
                 key="evaluate.validation",
                 task=self.task.kind,
             )
-        if self.train.warmup > self.train.steps:
+        if self.train.tokens is None and self.train.warmup > self.train.steps:
             raise InvalidValue(
                 f"train.warmup = {self.train.warmup} is more than train.steps = {self.train.steps}",
                 key="train.warmup",
@@ -312,6 +377,11 @@ class RunSpec(Frozen):
         return ModelSizes(self.task.vocabulary_size, model.dim, model.layers, model.feed_forward_dim, model.tied)
 
     @property
+    def training_tokens(self) -> int:
+        """Number of tokens that the run is trained on, as its model reads them."""
+        return self.train.steps * self.train.batch * self.task.length("train")
+
+    @property
     def test_sets(self) -> tuple[str, ...]:
         """The splits that are evaluated."""
         return tuple(dict.fromkeys((*self.task.TESTS, *([VALIDATION] if self.evaluate.validation else []))))
@@ -332,6 +402,7 @@ class RunSpec(Frozen):
         for split in self.test_sets:
             longer = lengths if split == self.task.TESTS[0] else ()
             yield from (f"{prefix}{split}/{name}{at}" for at in (*suffixes, *longer) for name in self.task.METRICS)
+            yield from (f"{prefix}{split}/{POSITION_PERPLEXITY}@{end}" for end in self.evaluate.position_ends)
 
     @property
     def metrics_in_training(self) -> tuple[str, ...]:

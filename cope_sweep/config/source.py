@@ -170,7 +170,7 @@ def dotted(path: KeyPath) -> str:
 def read_source(path: Path) -> Source:
     """Parse a YAML file. Raises SpecError if it cannot be read, is not YAML, or does not hold a mapping."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # without a byte order mark
     except UnicodeDecodeError as error:
         raise SpecError(
             f"{path}: not UTF-8 text ({error.reason} at byte {error.start})", code="not_utf8", place=str(path)

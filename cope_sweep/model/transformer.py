@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, pairwise
 from typing import cast
 
 import torch
@@ -154,6 +154,12 @@ class Transformer(nn.Module):
     def predict(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
         """The value of `loss` without a gradient, and the most probable token after each token, (B, T)."""
         return predict(self.hidden(tokens_BT), cast(Tensor, self.head.weight), targets_BT)
+
+    def nats_of_stretches(self, tokens_BT: Tensor, targets_BT: Tensor, ends: Sequence[int]) -> Tensor:
+        """The value of `loss` without a gradient, for each stretch of places that ends before one of `ends`, (S,)."""
+        hidden_BTD, weight = self.hidden(tokens_BT), cast(Tensor, self.head.weight)
+        stretches = pairwise((0, *ends))
+        return torch.stack([predict(hidden_BTD[:, a:b], weight, targets_BT[:, a:b])[0] for a, b in stretches])
 
     def hidden(
         self,

@@ -10,12 +10,13 @@ from cope_sweep.tasks.flip_flop import FlipFlop
 from cope_sweep.tasks.last_sentence import LastSentence
 from cope_sweep.tasks.mqar import MQAR, MQRAR
 from cope_sweep.tasks.selective_copy import SelectiveCopy
+from cope_sweep.tasks.text import Text
 from cope_sweep.tasks.wikitext import WikiText
 
 TASKS = Registry(
     "task",
     Task,  # type: ignore[type-abstract]
-    (FlipFlop, SelectiveCopy, Counting, LastSentence, MQAR, MQRAR, WikiText, Code),
+    (FlipFlop, SelectiveCopy, Counting, LastSentence, MQAR, MQRAR, WikiText, Code, Text),
     entry_points="cope_sweep.tasks",
 )
 
@@ -37,5 +38,6 @@ __all__ = [
     "LastSentence",
     "SelectiveCopy",
     "Task",
+    "Text",
     "WikiText",
 ]

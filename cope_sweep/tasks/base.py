@@ -188,6 +188,9 @@ class Task(Kind):
 
     # -- tasks that read a text
 
+    def check_place(self) -> None:
+        """Raise UserError where the spec names files of this machine that the task cannot read. Opens none of them."""
+
     def prepare(self) -> None:
         """Download and tokenise the data that the task reads, and show progress. Generated tasks do nothing.
 
@@ -196,6 +199,13 @@ class Task(Kind):
 
     def fingerprint(self) -> str | None:
         """A digest of the data that the task reads: of its text and tokenizer. None if all sequences are generated."""
+        return None
+
+    def data_source(self) -> str | None:
+        """Where the data were downloaded from, with the commit; None if they are files, or generated.
+
+        Raises UserError if the data cannot be used.
+        """
         return None
 
     def tokenizer_name(self) -> str | None:

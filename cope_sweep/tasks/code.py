@@ -21,9 +21,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, Strict, model_validator
 
 from cope_sweep.errors import InvalidValue
-from cope_sweep.tasks.language import LanguageModelling
+from cope_sweep.tasks.language import FolderTask
 from cope_sweep.text import CorpusName, TextError
 from cope_sweep.text.reading import Files, file_digest
+from cope_sweep.text.sources import Shares
 
 STDLIB = "python-stdlib"
 
@@ -32,7 +33,7 @@ Patterns = Annotated[tuple[str, ...], Strict(False)]
 """Accepts a list too: files have no tuples."""
 
 
-class Code(LanguageModelling):
+class Code(FolderTask):
     """Language modelling of source files."""
 
     kind: Literal["code"] = "code"
@@ -108,7 +109,4 @@ class Code(LanguageModelling):
         return any(fnmatch(name, pattern) for pattern in self.exclude)
 
     def _split(self, path: Path) -> str:
-        share = int.from_bytes(file_digest(path)[:8]) / 2**64
-        if share < self.validation_share:
-            return "validation"
-        return "test" if share < self.validation_share + self.test_share else "train"
+        return Shares(self.validation_share, self.test_share).split_of(file_digest(path))

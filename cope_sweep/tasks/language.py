@@ -21,39 +21,60 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from cope_sweep.errors import InvalidValue
 from cope_sweep.tasks.base import IGNORED, Batch, Task
 from cope_sweep.text import (
+    TOKENIZER_FILE,
     Corpus,
     CorpusName,
+    Source,
+    SplitFiles,
     TextError,
     TextTokenizer,
+    TokenizerFiles,
     cache_dir,
     data_dir,
+    fetch_tokenizer,
     open_corpus,
     permuted,
 )
+from cope_sweep.text.cache import name_of_path
+from cope_sweep.text.hub import REPOSITORY, REVISION
 from cope_sweep.text.reading import Files
-from cope_sweep.text.tokenizer import GPT2_IDS, SMALLEST_VOCABULARY, find_gpt2
+from cope_sweep.text.tokenizer import GPT2_IDS, GPT2_REPOSITORIES, SMALLEST_VOCABULARY, find_gpt2
+
+AUTO, GPT2, BPE = "auto", "gpt2", "bpe"
+
+
+def _check_tokenizer_name(name: str) -> str:
+    repository, at, revision = name.partition("@")
+    if not REPOSITORY.fullmatch(repository) or (at and not REVISION.fullmatch(revision)):
+        raise InvalidValue(
+            f"{name!r} is not a tokenizer: write auto, gpt2, bpe, the name of a model of the Hugging Face hub "
+            "(owner/name, or owner/name@revision), or the path of a tokenizer.json",
+            code="invalid_tokenizer_name",
+            key="task.tokenizer",
+            value=name,
+        )
+    return name
+
+
+TokenizerName = Annotated[str, AfterValidator(_check_tokenizer_name)]
 
 
 class LanguageModelling(Task):
-    """Language modelling of a text. Subclasses name the files of each split."""
+    """Language modelling of a text. Subclasses say where it is from."""
 
     TESTS: ClassVar[tuple[str, ...]] = ("validation", "test")
     METRICS: ClassVar[tuple[str, ...]] = ("perplexity", "word_perplexity", "bits_per_byte", "loss")
-    NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ("folder",)
+    NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ("tokenizer_file",)
 
     corpus: CorpusName
-    folder: str | None = Field(
-        default=None,
-        description="Folder of the files; null: $COPE_SWEEP_DATA/<corpus>. Not part of a run's identity.",
-    )
     tokens: Annotated[int, Field(ge=1, le=10**9)] = Field(default=1024, description="Number of tokens in a context.")
     stride: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
         default=None,
@@ -62,11 +83,32 @@ class LanguageModelling(Task):
     vocabulary: Annotated[int, Field(ge=SMALLEST_VOCABULARY, le=10**9)] = Field(
         default=GPT2_IDS, description="Number of token ids of the model; the tokenizer may have fewer."
     )
-    tokenizer: Literal["auto", "gpt2", "bpe"] = Field(
-        default="auto",
+    tokenizer: TokenizerName = Field(
+        default=AUTO,
         description="gpt2: GPT-2's, from its files. bpe: trained on the training split, with `vocabulary` ids. "
-        "auto: gpt2 if `vocabulary` is at least 50257, else bpe.",
+        "auto: gpt2 if `vocabulary` is at least 50257, else bpe. owner/name or owner/name@revision: that of a model of "
+        "the Hugging Face hub. A path that ends with .json: a file; its name becomes the tokenizer's.",
     )
+    tokenizer_file: str | None = Field(
+        default=None,
+        description="File of a `tokenizer` with another name; null: $COPE_SWEEP_DATA/<tokenizer>/tokenizer.json. Not "
+        "part of a run's identity.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_tokenizer_file(cls, data: Any) -> Any:
+        """A path in the place of a tokenizer's name is `tokenizer_file`, and gives the name."""
+        path = data.get("tokenizer") if isinstance(data, dict) else None
+        if not isinstance(path, str) or not path.endswith(".json"):
+            return data
+        if data.get("tokenizer_file") is not None:
+            raise InvalidValue(
+                f"task.tokenizer = {path} is a file, and task.tokenizer_file is set; remove one of them",
+                key="task.tokenizer",
+                value=path,
+            )
+        return data | {"tokenizer": name_of_path(path, not_named=TOKENIZER_FILE), "tokenizer_file": path}
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
@@ -77,7 +119,14 @@ class LanguageModelling(Task):
                 value=self.stride,
                 largest=self.tokens,
             )
-        if self.tokenizer == "gpt2" and self.vocabulary < GPT2_IDS:
+        if self.tokenizer_file is not None and (self.tokenizer in (AUTO, GPT2, BPE) or "/" in self.tokenizer):
+            raise InvalidValue(
+                f"task.tokenizer_file is set, and task.tokenizer is {self.tokenizer}; give the tokenizer a name of its "
+                "own, for example task.tokenizer=mine",
+                key="task.tokenizer_file",
+                value=self.tokenizer,
+            )
+        if self.tokenizer == GPT2 and self.vocabulary < GPT2_IDS:
             raise InvalidValue(
                 f"task.vocabulary = {self.vocabulary} is too small for GPT-2's tokenizer, which has {GPT2_IDS} ids",
                 key="task.vocabulary",
@@ -129,7 +178,8 @@ class LanguageModelling(Task):
         return self.open_corpus().fingerprint
 
     def tokenizer_name(self) -> str:
-        return f"{'gpt2' if self._uses_gpt2 else 'bpe'} {self.open_corpus().tokenizer.digest[:12]}"
+        name = (GPT2 if self._uses_gpt2 else BPE) if self.tokenizer == AUTO else self.tokenizer
+        return f"{name} {self.open_corpus().tokenizer.digest[:12]}"
 
     @property
     def tokenizer_json(self) -> Path:
@@ -140,41 +190,61 @@ class LanguageModelling(Task):
         return _opened(self, cache_dir(), data_dir())
 
     @abstractmethod
-    def files(self) -> Mapping[str, Files]:
-        """The files of each split. Raises UserError if they are missing."""
+    def text_source(self) -> Source:
+        """Where the text is from. Raises UserError if it is missing."""
 
     def check_corpus(self, corpus: Corpus) -> None:
         """Raise UserError if this is not the corpus that the spec names."""
 
-    def data_folder(self) -> Path | None:
-        """The folder of this corpus: `folder`, else $COPE_SWEEP_DATA/<corpus> if it exists, else None."""
-        if self.folder is not None:
-            return Path(self.folder).expanduser().absolute()
-        found = data_dir() / self.corpus
-        return found if found.is_dir() else None
-
     @property
     def _uses_gpt2(self) -> bool:
-        return self.tokenizer == "gpt2" or (self.tokenizer == "auto" and self.vocabulary >= GPT2_IDS)
+        return self.tokenizer == GPT2 or (self.tokenizer == AUTO and self.vocabulary >= GPT2_IDS)
 
-    def _gpt2(self) -> list[Path] | None:
-        """GPT-2's tokenizer files; None if the tokenizer is to be trained.
+    def _tokenizer_files(self) -> TokenizerFiles | None:
+        """The files of the tokenizer; None if it is to be trained.
 
         The spec alone decides, not the files that a machine has: two tokenizers never have one run id.
         """
-        if not self._uses_gpt2:
+        if self._uses_gpt2:
+            return TokenizerFiles(self._gpt2(), is_gpt2=True)
+        if self.tokenizer in (AUTO, BPE):
             return None
-        folders = [folder for folder in (self.data_folder(), data_dir() / "gpt2") if folder is not None]
+        if "/" in self.tokenizer:
+            repository, _, revision = self.tokenizer.partition("@")
+            return TokenizerFiles((fetch_tokenizer(repository, revision or None, TOKENIZER_FILE),))
+        if self.tokenizer_file is not None:
+            return TokenizerFiles((Path(self.tokenizer_file).expanduser().absolute(),))
+        path = data_dir() / self.tokenizer / TOKENIZER_FILE
+        if not path.is_file():
+            raise TextError(
+                f"no tokenizer {self.tokenizer!r}: {path} does not exist; put it there, set task.tokenizer_file, or "
+                "choose gpt2, bpe or a model of the Hugging Face hub (owner/name)",
+                code="no_tokenizer",
+                tokenizer=self.tokenizer,
+                file=str(path),
+            )
+        return TokenizerFiles((path,))
+
+    def _tokenizer_folders(self) -> list[Path]:
+        """The folders in which GPT-2's tokenizer may be."""
+        return [data_dir() / GPT2]
+
+    def _gpt2(self) -> tuple[Path, ...]:
+        """GPT-2's tokenizer files, of this machine or from the hub. Raises TextError."""
+        folders = self._tokenizer_folders()
         found = find_gpt2(folders)
-        if found is None:
+        if found is not None:
+            return tuple(found)
+        try:
+            return (fetch_tokenizer(GPT2_REPOSITORIES[0], None, TOKENIZER_FILE),)
+        except TextError as error:
             raise TextError(
                 f"GPT-2's tokenizer (tokenizer.json, or vocab.json and merges.txt) is neither in "
-                f"{', '.join(map(str, folders))} nor in the Hugging Face cache; put it there, "
-                "or train a tokenizer: task.tokenizer=bpe",
+                f"{', '.join(map(str, folders))} nor in the Hugging Face cache, and cannot be downloaded "
+                f"({error.data['reason']}); put it there, or train a tokenizer: task.tokenizer=bpe",
                 code="no_tokenizer",
                 folders=[str(folder) for folder in folders],
-            )
-        return found
+            ) from error
 
     def _too_short(self, split: str, corpus: Corpus, context: int) -> TextError:
         tokens = len(corpus.splits[split].tokens_L) - 1
@@ -187,6 +257,46 @@ class LanguageModelling(Task):
             tokens=tokens,
             context=context,
         )
+
+
+class FolderTask(LanguageModelling):
+    """Language modelling of the files of a folder. Subclasses name the files of each split."""
+
+    NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ("folder", "tokenizer_file")
+
+    folder: str | None = Field(
+        default=None,
+        description="Folder of the files; null: $COPE_SWEEP_DATA/<corpus>. Not part of a run's identity.",
+    )
+
+    @abstractmethod
+    def files(self) -> Mapping[str, Files]:
+        """The files of each split. Raises UserError if they are missing."""
+
+    def text_source(self) -> Source:
+        return SplitFiles(self.files())
+
+    def check_place(self) -> None:
+        folder = self.data_folder()
+        if folder is not None and folder.is_file():
+            raise TextError(
+                f"{folder} is a file, and the task {self.kind} reads a folder of files; for a text in one file write "
+                f"task: {{kind: text, path: {folder.name}}}",
+                code="not_a_folder",
+                file=str(folder),
+                corpus=self.corpus,
+            )
+
+    def data_folder(self) -> Path | None:
+        """The folder of this corpus: `folder`, else $COPE_SWEEP_DATA/<corpus> if it exists, else None."""
+        if self.folder is not None:
+            return Path(self.folder).expanduser().absolute()
+        found = data_dir() / self.corpus
+        return found if found.is_dir() else None
+
+    def _tokenizer_folders(self) -> list[Path]:
+        folder = self.data_folder()
+        return [*([] if folder is None else [folder]), *super()._tokenizer_folders()]
 
 
 @dataclass(frozen=True)
@@ -241,7 +351,8 @@ def _batch(
 @functools.lru_cache(maxsize=16)
 def _opened(task: LanguageModelling, cache: Path, data: Path) -> Corpus:
     """The task's corpus, opened once per process and per pair of folders from the environment."""
-    corpus = open_corpus(task.files(), task._gpt2(), task.vocabulary)
+    task.check_place()
+    corpus = open_corpus(task.text_source(), task._tokenizer_files(), task.vocabulary)
     task.check_corpus(corpus)
     for split, read in corpus.splits.items():
         if len(read.tokens_L) - 1 < task.tokens:

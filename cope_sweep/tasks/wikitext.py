@@ -24,9 +24,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from cope_sweep.tasks.language import LanguageModelling
+from cope_sweep.tasks.language import FolderTask
 from cope_sweep.text import Corpus, CorpusName, TextError
 from cope_sweep.text.reading import Files
+from cope_sweep.text.sources import SPLIT_WORDS
 
 REPOSITORY = "Salesforce/wikitext"
 CONFIGS = {
@@ -42,12 +43,10 @@ WORDS = {"wikitext-103": 101_425_671, "wikitext-2": 2_051_910}
 """Words of the training split, without ends of lines. With them wikitext-103 has the published 103,227,021."""
 TOLERANCE = 0.001
 """Relative tolerance of word counts: copies differ in blank lines and ends of files."""
-SPLIT_WORDS = {"train": "train", "valid": "validation", "validation": "validation", "dev": "validation", "test": "test"}
-"""Word in a file's name → split."""
 SUFFIXES = (".tokens", ".raw", ".txt", ".parquet")
 
 
-class WikiText(LanguageModelling):
+class WikiText(FolderTask):
     """Language modelling of Wikipedia articles, or of your own text."""
 
     kind: Literal["wikitext"] = "wikitext"

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from cope_sweep.tasks import MQAR, MQRAR, TASKS, Code, Counting, FlipFlop, LastSentence, SelectiveCopy, Task, WikiText
+from cope_sweep.tasks import (
+    MQAR,
+    MQRAR,
+    TASKS,
+    Code,
+    Counting,
+    FlipFlop,
+    LastSentence,
+    SelectiveCopy,
+    Task,
+    Text,
+    WikiText,
+)
 from cope_sweep.testing.options import registered
 from cope_sweep.testing.task_contract import TaskContract
 
@@ -26,6 +39,12 @@ def _code(folder: Path) -> Task:
     return Code(corpus="small", folder=str(folder), tokens=16, vocabulary=300, validation_share=0.2, test_share=0.2)
 
 
+def _text(folder: Path) -> Task:
+    lines = [json.dumps({"text": f"A sentence about {number * number} things.\n" * 3}) for number in range(200)]
+    (folder / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return Text(path=str(folder / "text.jsonl"), tokens=16, vocabulary=300, validation_share=0.2, test_share=0.2)
+
+
 SMALL: dict[str, Task | Callable[[Path], Task]] = {
     "flip_flop": FlipFlop(pairs=6),
     "selective_copy": SelectiveCopy(tokens=3, blanks=4, dense_blanks=1, sparse_blanks=9),
@@ -35,6 +54,7 @@ SMALL: dict[str, Task | Callable[[Path], Task]] = {
     "mqrar": MQRAR(vocabulary=60, tokens=20, variables=2, more_variables=4),
     "wikitext": _wikitext,
     "code": _code,
+    "text": _text,
 }
 
 

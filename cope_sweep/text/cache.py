@@ -43,6 +43,19 @@ def _check_corpus_name(corpus: str) -> str:
     return corpus
 
 
+def name_of_path(path: str, *, not_named: str = "") -> str:
+    """A corpus name for a file, a folder or a glob: `alice` for `books/alice.txt`, `books` for `books/*.jsonl.gz`.
+
+    A file that is called `not_named` has the name of its folder.
+    """
+    parts = [part for part in Path(path).parts if not any(character in part for character in "*?[")]
+    named = [name for part in parts if part != not_named and (name := _NO_NAME.sub("-", part).strip("-._"))]
+    return _SUFFIXES.sub("", named[-1]) if named else "text"
+
+
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+_SUFFIXES = re.compile(r"(?<=.)(\.(txt|jsonl?|ndjson|parquet|gz|zstd?))+$", re.IGNORECASE)
+
 CorpusName = Annotated[str, AfterValidator(_check_corpus_name)]
 """The name of a corpus, which is a folder of `data_dir()`."""
 

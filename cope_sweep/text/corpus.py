@@ -3,9 +3,11 @@
     <cache>/text/<key>/train.bin …     token ids, uint16 or uint32; each document starts with the end-of-text token
                        tokenizer.json
                        corpus.json     tokens, words, bytes and digest of each split; the fingerprint
+    <cache>/parts/<key>/               the tokenizer and the tokenised parts of the source, until all of them are done
 
-The key is a digest of the content of the files, of the tokenizer (its files, or the size of the one to train), and of
-this module's `VERSION`.
+The key is a digest of the source (the content of its files, or a commit of the hub), of the tokenizer (its files, or
+the size of the one to train), and of this module's `VERSION`. An interrupted preparation continues after its last
+complete part.
 
 Hugging Face `datasets` is not used here. For 12 MB of source files (3.4 M tokens) it needed 157 MB of memory instead of
 27 MB, 26 MB on disk instead of 7 MB, and 212 µs instead of 7 µs to read a random context of 1024 tokens. Its import
@@ -16,29 +18,40 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cope_sweep.text.cache import cache_dir, create_once
-from cope_sweep.text.reading import Files, TextError, chunks, file_digest, read_document
-from cope_sweep.text.tokenizer import TOKENIZER_FILE, TextTokenizer
+from cope_sweep.text.reading import TextError, chunks
+from cope_sweep.text.sources import TRAIN, Document, Limit, Part, Source, Split
+from cope_sweep.text.tokenizer import TOKENIZER_FILE, TextTokenizer, TokenizerFiles
 
-VERSION = 1
+T = TypeVar("T")
+
+VERSION = 2
 """Increase it when the same files start to give different ids."""
 CORPUS_FILE = "corpus.json"
-BATCH_CHUNKS = 16
-"""Chunks that are tokenised in parallel."""
+PART_FILE = "part.json"
+BATCH_CHARACTERS = 1 << 20
+"""Characters that are tokenised in parallel, in chunks."""
+TRAINING_BYTES = 1 << 30
+"""The most text that a tokenizer is trained on."""
+BYTES_PER_TOKEN = 8
+"""More than a token has on average: the text that a tokenizer is trained on where a limit is in tokens."""
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitTokens:
     """The token ids of a split, on disk, and the counts of its text."""
 
     tokens_L: np.ndarray
@@ -57,7 +70,7 @@ class Corpus:
 
     folder: Path
     tokenizer: TextTokenizer
-    splits: Mapping[str, Split]
+    splits: Mapping[Split, SplitTokens]
     fingerprint: str
     """A digest of the text of all splits and of the tokenizer."""
 
@@ -66,32 +79,23 @@ class Corpus:
         return self.folder / TOKENIZER_FILE
 
 
-def open_corpus(splits: Mapping[str, Files], tokenizer: Sequence[Path] | None, vocabulary: int) -> Corpus:
-    """The corpus of these files; tokenised now if it is not in the cache.
+def open_corpus(source: Source, tokenizer: TokenizerFiles | None, vocabulary: int) -> Corpus:
+    """The corpus of a source; tokenised now if it is not in the cache.
 
     Args:
-        splits: The files of each split.
-        tokenizer: The files of GPT-2's tokenizer. None: a tokenizer is trained on the split `train`.
+        source: Where the text is from.
+        tokenizer: The files of the tokenizer. None: one is trained on the split `train`.
         vocabulary: The largest number of token ids.
 
     Raises:
-        TextError: A file is empty, unreadable or not UTF-8; the tokenizer has more than `vocabulary` ids; the cache
+        TextError: The source cannot be read; a split is empty; the tokenizer has more than `vocabulary` ids; the cache
             cannot be written or is damaged.
     """
-    for split, files in splits.items():
-        for path in files.paths:
-            if not path.stat().st_size:
-                raise TextError(
-                    f"{path}: empty; the split {split!r} needs text", code="empty_text", file=str(path), split=split
-                )
-    key = _digest(
-        [
-            VERSION,
-            {split: files.digest() for split, files in splits.items()},
-            [file_digest(path).hex() for path in tokenizer] if tokenizer else ["bpe", vocabulary],
-        ]
-    )[:32]
-    folder = create_once(cache_dir() / "text" / key, lambda new: _create(new, splits, tokenizer, vocabulary))
+    key = _digest([VERSION, source.key(), tokenizer.key() if tokenizer else ["bpe", vocabulary]])[:32]
+    parts = cache_dir() / "parts" / key
+    folder = create_once(cache_dir() / "text" / key, lambda new: _create(new, parts, source, tokenizer, vocabulary))
+    if parts.exists():  # all of them are in the folder now
+        shutil.rmtree(parts, ignore_errors=True)
     corpus = _open(folder)
     if corpus.tokenizer.ids > vocabulary:
         raise TextError(
@@ -105,47 +109,194 @@ def open_corpus(splits: Mapping[str, Files], tokenizer: Sequence[Path] | None, v
     return corpus
 
 
-def _create(folder: Path, splits: Mapping[str, Files], gpt2: Sequence[Path] | None, vocabulary: int) -> None:
-    tokenizer = TextTokenizer.gpt2(gpt2) if gpt2 else _train_tokenizer(splits["train"], vocabulary)
-    tokenizer.save(folder / TOKENIZER_FILE)
+def _create(folder: Path, parts: Path, source: Source, files: TokenizerFiles | None, vocabulary: int) -> None:
+    """Tokenise a source into a folder, by way of its parts."""
+
+    def create_tokenizer(new: Path) -> None:
+        tokenizer = files.load() if files else _train_tokenizer(source, vocabulary)
+        tokenizer.save(new / TOKENIZER_FILE)
+
+    made = create_once(parts / "tokenizer", create_tokenizer) / TOKENIZER_FILE
+    tokenizer = TextTokenizer.load(made)
+    shutil.copyfile(made, folder / TOKENIZER_FILE)
     dtype = np.dtype(np.uint16 if tokenizer.ids <= 1 << 16 else np.uint32)
-    written = {split: _write(folder, split, files, tokenizer, dtype) for split, files in splits.items()}
+    done = _tokenise(parts, source, tokenizer, dtype)
+    written = {split: _join(folder, split, done) for split in source.splits}
     fingerprint = _digest([{split: info["sha256"] for split, info in written.items()}, tokenizer.digest])
     document = {"dtype": dtype.name, "fingerprint": fingerprint, "splits": written}
     (folder / CORPUS_FILE).write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _train_tokenizer(files: Files, vocabulary: int) -> TextTokenizer:
-    with progress("training a tokenizer", files.size_bytes) as advance:
-        texts = (chunk for document in files.documents for chunk in chunks(read_document(document)))
-        return TextTokenizer.train(_report_progress(texts, advance), vocabulary)
+def _train_tokenizer(source: Source, vocabulary: int) -> TextTokenizer:
+    limits = [TRAINING_BYTES, source.limit.size_bytes, BYTES_PER_TOKEN * (source.limit.tokens or TRAINING_BYTES)]
+    most_bytes = min(limit for limit in limits if limit is not None)
+
+    def texts() -> Iterator[str]:
+        total = 0
+        for part in source.parts(()):
+            for split, pieces in part.documents() if part.split == TRAIN else ():
+                for text in chunks(pieces) if split == TRAIN else ():
+                    yield text
+                    total += len(text.encode())
+                    if total >= most_bytes:
+                        return
+
+    with progress("training a tokenizer", min(source.size_bytes, most_bytes)) as advance:
+        return TextTokenizer.train(_report_progress(texts(), advance), vocabulary)
 
 
-def _write(folder: Path, split: str, files: Files, tokenizer: TextTokenizer, dtype: np.dtype[Any]) -> dict[str, Any]:
-    """Tokenise a split into a file; returns the counts and the digest of its text."""
-    counts = {"tokens": 0, "words": 0, "lines": 0, "size_bytes": 0}
-    text_digest = hashlib.sha256()
-    begin = np.array([tokenizer.end_of_text], dtype=dtype)
-    with (folder / f"{split}.bin").open("wb") as file, progress(f"tokenising {split}", files.size_bytes) as advance:
-        for document in files.documents:
-            begin.tofile(file)
-            text_digest.update(b"\xff")  # not a byte of UTF-8, so other document boundaries give another digest
-            counts["tokens"] += 1
-            in_word = False
-            texts = _report_progress(chunks(read_document(document)), advance)
-            while batch := list(itertools.islice(texts, BATCH_CHUNKS)):
-                for text, ids in zip(batch, tokenizer.encode(batch), strict=True):
-                    ids.astype(dtype).tofile(file)
-                    data = text.encode()
-                    text_digest.update(data)
-                    counts["tokens"] += len(ids)
-                    counts["lines"] += data.count(b"\n")
-                    counts["size_bytes"] += len(data)
-                    # A word that two chunks share is counted in the first of them.
-                    counts["words"] += len(data.split()) - (in_word and not data[:1].isspace())
-                    in_word = not data[-1:].isspace()
-    counts["words"] += counts["lines"]
-    return counts | {"sha256": text_digest.hexdigest()}
+def _tokenise(parts: Path, source: Source, tokenizer: TextTokenizer, dtype: np.dtype[Any]) -> list[Path]:
+    """Tokenise the parts of a source that are not in the cache. Returns the folders of all parts, in order."""
+    limit = source.limit
+    expected = [limit.size_bytes, limit.tokens and BYTES_PER_TOKEN * limit.tokens, source.size_bytes]
+    totals: dict[Split, Counter[str]] = {split: Counter() for split in source.splits}
+    full: set[Split] = set()
+    done: list[Path] = []
+    with progress("tokenising", min(size for size in expected if size is not None)) as advance:
+        for part in source.parts(full):
+            left = _Left(limit, totals)
+            write = partial(_write, part=part, left=left, tokenizer=tokenizer, dtype=dtype, advance=advance)
+            if (parts / part.key).is_dir():  # from before an interruption
+                advance(part.size_bytes)
+            folder = create_once(parts / part.key, write)
+            for split, counts in json.loads((folder / PART_FILE).read_text()).items():
+                totals[split].update({name: counts[name] for name in ("tokens", "size_bytes")})
+            full |= {split for split, total in totals.items() if limit.is_reached(total["tokens"], total["size_bytes"])}
+            done.append(folder)
+    return done
+
+
+@dataclass(frozen=True)
+class _Left:
+    """What is left of a limit, after what the parts before have."""
+
+    limit: Limit
+    totals: Mapping[Split, Mapping[str, int]]
+
+    def is_full(self, split: Split, counts: Mapping[str, int]) -> bool:
+        """Whether a split is complete with these further counts."""
+        before = self.totals[split]
+        return self.limit.is_reached(
+            before.get("tokens", 0) + counts["tokens"], before.get("size_bytes", 0) + counts["size_bytes"]
+        )
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A piece of a document that is tokenised by itself."""
+
+    split: Split
+    is_first: bool
+    text: str
+
+
+def _write(
+    folder: Path,
+    part: Part,
+    left: _Left,
+    tokenizer: TextTokenizer,
+    dtype: np.dtype[Any],
+    advance: Callable[[int], None],
+) -> None:
+    """Tokenise a part into a folder: a file for each of its splits, their counts and the digests of their text."""
+    writers: dict[Split, _Writer] = {}
+    shown_bytes = 0
+    with contextlib.ExitStack() as stack:
+        for batch in _ahead(_batches(part.documents())):
+            for chunk, ids in zip(batch, tokenizer.encode([chunk.text for chunk in batch]), strict=True):
+                if chunk.split not in writers:
+                    file = stack.enter_context((folder / f"{chunk.split}.bin").open("wb"))
+                    writers[chunk.split] = _Writer(file, dtype, tokenizer.end_of_text)
+                writer = writers[chunk.split]
+                if not left.is_full(chunk.split, writer.counts):
+                    writer.add(chunk, ids)
+            read_bytes = sum(len(chunk.text.encode()) for chunk in batch)
+            advance(min(read_bytes, part.size_bytes - shown_bytes))
+            shown_bytes = min(part.size_bytes, shown_bytes + read_bytes)
+            if part.split in writers and left.is_full(part.split, writers[part.split].counts):
+                break
+    advance(part.size_bytes - shown_bytes)
+    counts = {split: writer.counts | {"sha256": writer.digest.hexdigest()} for split, writer in writers.items()}
+    (folder / PART_FILE).write_text(json.dumps(counts))
+
+
+class _Writer:
+    """Appends chunks of documents to the file of a split, and counts their tokens, words, lines and bytes."""
+
+    def __init__(self, file: Any, dtype: np.dtype[Any], end_of_text: int) -> None:
+        self.file, self.dtype, self.begin = file, dtype, np.array([end_of_text], dtype=dtype)
+        self.counts = {"tokens": 0, "words": 0, "lines": 0, "size_bytes": 0}
+        self.digest = hashlib.sha256()
+        self._in_word = False
+
+    def add(self, chunk: _Chunk, ids: np.ndarray) -> None:
+        """Append a chunk, and the end-of-text token before the first one of a document."""
+        if chunk.is_first:
+            self.begin.tofile(self.file)
+            self.digest.update(b"\xff")  # not a byte of UTF-8, so other document boundaries give another digest
+            self.counts["tokens"] += 1
+            self._in_word = False
+        ids.astype(self.dtype).tofile(self.file)
+        data = chunk.text.encode()
+        self.digest.update(data)
+        lines = data.count(b"\n")
+        # A word that two chunks share is counted in the first of them.
+        words = len(data.split()) - (self._in_word and not data[:1].isspace()) + lines
+        for name, count in (("tokens", len(ids)), ("lines", lines), ("size_bytes", len(data)), ("words", words)):
+            self.counts[name] += count
+        if data:
+            self._in_word = not data[-1:].isspace()
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[_Chunk]]:
+    """The chunks of documents, some at a time: of long texts few, and of short ones many."""
+    batch: list[_Chunk] = []
+    characters = 0
+    for split, pieces in documents:
+        is_first = True
+        for text in chunks(pieces):
+            batch.append(_Chunk(split, is_first, text))
+            is_first = False
+            characters += len(text)
+            if characters >= BATCH_CHARACTERS:
+                yield batch
+                batch, characters = [], 0
+        if is_first:  # a document without text
+            batch.append(_Chunk(split, is_first, ""))
+    if batch:
+        yield batch
+
+
+def _ahead(batches: Iterator[list[T]]) -> Iterator[list[T]]:
+    """The same batches. Each is read in a thread while the one before it is used."""
+    none: list[T] = []
+    with ThreadPoolExecutor(1, thread_name_prefix="reading") as executor:
+        following = executor.submit(next, batches, none)
+        while batch := following.result():
+            following = executor.submit(next, batches, none)
+            yield batch
+
+
+def _join(folder: Path, split: Split, parts: Iterable[Path]) -> dict[str, Any]:
+    """Join the files of a split from all parts; returns its counts and digest. Raises TextError if there is none."""
+    counts: Counter[str] = Counter()
+    digests: list[str] = []
+    with (folder / f"{split}.bin").open("wb") as file:
+        for part in parts:
+            own = json.loads((part / PART_FILE).read_text()).get(split)
+            if own:
+                digests.append(own.pop("sha256"))
+                counts.update(own)
+                with (part / f"{split}.bin").open("rb") as tokens:
+                    shutil.copyfileobj(tokens, file, 1 << 20)
+    if not counts["size_bytes"]:
+        raise TextError(
+            f"no text for the split {split!r}: no document has any, or none is held out; give it more documents, or "
+            "increase task.validation_share and task.test_share",
+            code="empty_split",
+            split=split,
+        )
+    return {**counts, "sha256": digests[0] if len(digests) == 1 else _digest(digests)}
 
 
 def _report_progress(texts: Iterator[str], advance: Callable[[int], None]) -> Iterator[str]:
@@ -165,7 +316,7 @@ def _open(folder: Path) -> Corpus:
             if path.stat().st_size != info["tokens"] * dtype.itemsize:
                 raise ValueError(f"{path.name} has {path.stat().st_size} bytes")
             tokens_L = np.memmap(path, dtype=dtype, mode="r")
-            splits[name] = Split(tokens_L, info["words"], info["lines"], info["size_bytes"])
+            splits[name] = SplitTokens(tokens_L, info["words"], info["lines"], info["size_bytes"])
         tokenizer = TextTokenizer.load(folder / TOKENIZER_FILE)
         return Corpus(folder, tokenizer, splits, document["fingerprint"])
     except (OSError, ValueError, KeyError, TextError) as error:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from cope_sweep.errors import UserError
 
@@ -27,6 +28,9 @@ CHUNK = 1 << 16
 """Characters in a chunk, unless the text has no place to cut; chunks are tokenised one by one."""
 MAX_CHUNK = 1 << 20
 """Largest number of characters in a chunk. A text without blanks is cut at this length."""
+
+BYTE_ORDER_MARK = "\ufeff"
+"""Some editors write it at the start of a file. It is no part of the text."""
 
 _BEFORE_LAST_BLANK = re.compile(r".*(?=[ \n][!-~])", re.DOTALL)
 """The text before the last blank that is followed by a printable ASCII character. GPT-2's pre-tokenizer always starts a
@@ -67,6 +71,14 @@ def file_digest(path: Path) -> bytes:
         raise _unreadable(path, error) from error
 
 
+def open_file(path: Path) -> IO[bytes]:
+    """The file, open to read. Raises TextError if it cannot be opened."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
 def chunks(pieces: Iterable[str]) -> Iterator[str]:
     """The same text in chunks of about `CHUNK` characters, cut only where no token can extend across the cut."""
     buffer = ""
@@ -94,28 +106,29 @@ def read_document(paths: Iterable[Path]) -> Iterator[str]:
     Raises TextError if a file cannot be read, is not UTF-8, or is a Parquet file without this column.
     """
     for path in paths:
-        yield from _parquet(path) if path.suffix == ".parquet" else _utf8(path)
+        yield from _parquet(path) if path.suffix == ".parquet" else read_text(path)
 
 
-def _utf8(path: Path) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")("strict")
-    offset = 0
+def read_text(path: Path, *, encoding: str = "utf-8", start: int = 0, end: int | None = None) -> Iterator[str]:
+    """The text of a plain file in pieces, or of its bytes `start` … `end` − 1, without a byte order mark at its start.
+
+    Raises TextError if the file cannot be read or decoded.
+    """
+    decoder = codecs.getincrementaldecoder(encoding)("strict")
+    offset, is_first = start, start == 0
     try:
         with path.open("rb") as file:
+            if start:
+                file.seek(start)
             while True:
-                data = file.read(READ_BYTES)
+                data = file.read(READ_BYTES if end is None else min(READ_BYTES, end - offset))
                 pending = len(decoder.getstate()[0])
                 try:
                     text = decoder.decode(data, final=not data)
                 except UnicodeDecodeError as error:
-                    position = offset - pending + error.start
-                    raise TextError(
-                        f"{path}: not UTF-8 text ({error.reason} at byte {position}); convert it, "
-                        "for example with `iconv -f LATIN1 -t UTF-8`, or remove it",
-                        code="not_utf8",
-                        file=str(path),
-                        byte=position,
-                    ) from error
+                    raise _undecodable(path, encoding, offset - pending + error.start, error.reason) from error
+                if is_first and text:
+                    text, is_first = text.removeprefix(BYTE_ORDER_MARK), False
                 if text:
                     yield text
                 if not data:
@@ -123,6 +136,17 @@ def _utf8(path: Path) -> Iterator[str]:
                 offset += len(data)
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def _undecodable(path: Path, encoding: str, byte: int, reason: str) -> TextError:
+    name = "UTF-8" if encoding == "utf-8" else encoding
+    return TextError(
+        f"{path}: not {name} text ({reason} at byte {byte}); convert it, "
+        "for example with `iconv -f LATIN1 -t UTF-8`, or remove it",
+        code="not_utf8" if encoding == "utf-8" else "wrong_encoding",
+        file=str(path),
+        byte=byte,
+    )
 
 
 def _unreadable(path: Path, error: OSError) -> TextError:

@@ -1,4 +1,9 @@
-r"""Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019): GPT-2's tokenizer, or one trained on a text.
+r"""Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019): GPT-2's tokenizer, one trained on a text, or any other
+`tokenizer.json` that loses nothing.
+
+Those of SentencePiece's kind write a blank as `▁`, so that a `▁` of the text is a blank, too, and rare bytes as
+`<0x0A>`; the blank that they add before a text is left out. NFC is the only normalisation of characters that is
+allowed. The text is the normalised one then.
 
 Encoding is lossless: every text is recovered to the byte. A document starts with the token `<|endoftext|>`. The same
 characters inside a text are tokenised as ordinary text.
@@ -15,14 +20,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cope_sweep.text.reading import TextError
+from cope_sweep.text.reading import TextError, file_digest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,10 +41,15 @@ GPT2_IDS = 50257
 GPT2_FILES = ((TOKENIZER_FILE,), ("vocab.json", "merges.txt"))
 """Sets of files; each set contains the whole tokenizer."""
 GPT2_REPOSITORIES = ("openai-community/gpt2", "gpt2")
+END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>", "<EOT>")
+"""What tokenizers call the token between documents; the first that a tokenizer has counts."""
 SMALLEST_VOCABULARY = 257
 """Number of ids of a tokenizer without merges: 256 bytes and the end-of-text token."""
 
 _BLANKS = frozenset(b" \t\n\r\v\f")
+_METASPACE = "▁"
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+_BLANK_REPLACED = {"type": "Replace", "pattern": {"String": " "}, "content": _METASPACE}
 
 
 def byte_letters() -> dict[str, int]:
@@ -50,30 +63,41 @@ class TextTokenizer:
     """Converts text to ids and back, and counts words and bytes. Threads and processes can share one."""
 
     def __init__(self, tokenizer: Tokenizer, name: str) -> None:
-        """`name` is used in error messages. Raises TextError unless this is a byte-level BPE with an end of text."""
-        if tokenizer.normalizer is not None:
-            raise TextError(
-                f"{name}: it has a normalizer, which changes the text before tokenising it; use a tokenizer without "
-                "one",
-                code="unusable_tokenizer",
-                file=name,
-                reason="normalizer",
-            )
+        """`name` is used in error messages. Raises TextError for one that changes a text or has no end of text."""
+        data = json.loads(tokenizer.to_str())
+        steps = _steps(data["normalizer"])
+        for step in steps:
+            if step["type"] != "NFC" and step != _BLANK_REPLACED:
+                raise TextError(
+                    f"{name}: it has a normalizer ({step['type']}), which changes the text before tokenising it; use a "
+                    "tokenizer without one",
+                    code="unusable_tokenizer",
+                    file=name,
+                    reason="normalizer",
+                )
         tokenizer.encode_special_tokens = True  # the characters of a special token in a text are ordinary text
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._is_normalised = {"type": "NFC"} in steps
+        self._has_metaspace = _BLANK_REPLACED in steps or any(
+            step["type"] == "Metaspace" for step in _steps(data["pre_tokenizer"])
+        )
         self.name = name
         vocabulary = tokenizer.get_vocab()
-        if END_OF_TEXT not in vocabulary:
+        end_token = next((token for token in END_TOKENS if token in vocabulary), None)
+        if end_token is None:
             raise TextError(
-                f"{name}: has no token {END_OF_TEXT}, with which every document must start",
+                f"{name}: has none of the tokens {', '.join(END_TOKENS)}, with one of which every document must start",
                 code="unusable_tokenizer",
                 file=name,
                 reason=f"no token {END_OF_TEXT}",
             )
-        self.end_of_text: int = vocabulary[END_OF_TEXT]
+        self.end_of_text: int = vocabulary[end_token]
         self.ids: int = max(vocabulary.values()) + 1
         """Number of token ids; ids are 0 … ids − 1."""
-        self._token_bytes = _token_bytes(tokenizer, name)
+        self._token_bytes = _token_bytes(tokenizer, name, has_metaspace=self._has_metaspace)
+        self._token_bytes[self.end_of_text] = b""
 
     # -- constructors
 
@@ -85,7 +109,8 @@ class TextTokenizer:
         if not path.is_file():
             raise TextError(f"{path}: no such file", code="no_such_file", file=str(path))
         try:
-            tokenizer = Tokenizer.from_file(str(path))
+            data = json.loads(path.read_text(encoding="utf-8"))
+            tokenizer = Tokenizer.from_str(json.dumps(_without_added_blank(data)))
         except Exception as error:  # the library raises no narrower class
             raise TextError(f"{path}: not a tokenizer ({error})", code="not_a_tokenizer", file=str(path)) from error
         return cls(tokenizer, str(path))
@@ -138,16 +163,24 @@ class TextTokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of vocabulary and merges; equal for tokenizers that give the same ids."""
-        model = json.loads(self._tokenizer.to_str())["model"]
-        merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model.get("merges", [])]
-        text = json.dumps([sorted(self._tokenizer.get_vocab().items()), merges])
-        return hashlib.sha256(text.encode()).hexdigest()
+        """SHA-256 of vocabulary and merges, and of how another tokenizer than GPT-2's divides a text before it."""
+        data = json.loads(self._tokenizer.to_str())
+        merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in data["model"].get("merges", [])]
+        content: list[Any] = [sorted(self._tokenizer.get_vocab().items()), merges]
+        splitter = data["pre_tokenizer"] or {}
+        is_plain = splitter.get("type") == "ByteLevel" and splitter.get("use_regex", True)
+        if not is_plain or data["normalizer"]:  # GPT-2's is the one that vocabulary and merges determine
+            content.append([data["normalizer"], splitter, data["added_tokens"]])
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     # -- text and ids
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of each text, uint32, without an end-of-text token. Raises TextError if bytes would be lost."""
+        if self._is_normalised:
+            texts = [unicodedata.normalize("NFC", text) for text in texts]
+        if self._has_metaspace:
+            texts = [text.replace(_METASPACE, " ") for text in texts]
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.array(each.ids, dtype=np.uint32) for each in encoded]
         bytes_V = self._table["bytes"]
@@ -195,6 +228,22 @@ class TextTokenizer:
         return table
 
 
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """The files of a tokenizer: one of the sets `GPT2_FILES`, or a `tokenizer.json`."""
+
+    paths: tuple[Path, ...]
+    is_gpt2: bool = False
+
+    def key(self) -> list[str]:
+        """The digests of the files. Raises TextError."""
+        return [file_digest(path).hex() for path in self.paths]
+
+    def load(self) -> TextTokenizer:
+        """The tokenizer. Raises TextError."""
+        return TextTokenizer.gpt2(self.paths) if self.is_gpt2 else TextTokenizer.load(self.paths[0])
+
+
 def find_gpt2(folders: Iterable[Path]) -> list[Path] | None:
     """GPT-2's tokenizer files in one of the folders, else in the local cache of the Hugging Face hub, else None."""
     for folder in folders:
@@ -223,20 +272,44 @@ def _byte_level(model, *, special: bool = False) -> Tokenizer:  # type: ignore[n
     return tokenizer
 
 
-def _token_bytes(tokenizer: Tokenizer, name: str) -> dict[int, bytes]:
+def _token_bytes(tokenizer: Tokenizer, name: str, *, has_metaspace: bool) -> dict[int, bytes]:
     """The bytes of each id; none for special tokens. Raises TextError if a token is not made of bytes."""
     letters = byte_letters()
-    special = {index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    added = tokenizer.get_added_tokens_decoder()
     result = {}
     for token, index in tokenizer.get_vocab().items():
-        try:
-            result[index] = b"" if index in special else bytes(letters[letter] for letter in token)
-        except KeyError:
-            raise TextError(
-                f"{name}: not a byte-level BPE, because its token {token!r} is not made of bytes",
-                code="unusable_tokenizer",
-                file=name,
-                reason="not bytes",
-                token=token,
-            ) from None
+        if index in added:
+            result[index] = b"" if added[index].special else token.encode()
+        elif has_metaspace:
+            byte = _BYTE_TOKEN.fullmatch(token)
+            result[index] = bytes([int(byte[1], 16)]) if byte else token.replace(_METASPACE, " ").encode()
+        else:
+            try:
+                result[index] = bytes(letters[letter] for letter in token)
+            except KeyError:
+                raise TextError(
+                    f"{name}: not a byte-level BPE, because its token {token!r} is not made of bytes",
+                    code="unusable_tokenizer",
+                    file=name,
+                    reason="not bytes",
+                    token=token,
+                ) from None
     return result
+
+
+def _steps(part: Any) -> list[dict[str, Any]]:
+    """The steps of a normalizer or a pre-tokenizer, as its file has them."""
+    if not part:
+        return []
+    inner = part.get("normalizers", part.get("pretokenizers"))
+    return [part] if inner is None else [step for each in inner for step in _steps(each)]
+
+
+def _without_added_blank(data: Any) -> Any:
+    """The content of a `tokenizer.json` that adds no blank before a text (SentencePiece's `add_dummy_prefix`)."""
+    normalizers = [step for step in _steps(data.get("normalizer")) if step["type"] != "Prepend"]
+    changed = {**data, "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers else None}
+    splitter = data.get("pre_tokenizer")
+    if splitter and splitter.get("type") == "Metaspace":
+        changed["pre_tokenizer"] = {**splitter, "prepend_scheme": "never"}
+    return changed

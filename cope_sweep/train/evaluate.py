@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from cope_sweep.config import RunSpec
+from cope_sweep.config.run import POSITION_PERPLEXITY
 from cope_sweep.model import Transformer
 from cope_sweep.tasks import IGNORED, Batch
 from cope_sweep.train.batches import in_parts, own_range, own_sequences, to_device
@@ -147,20 +148,54 @@ class Evaluator:
         tokens than in training, but at least one window.
         Raises ValueError where an encoding has no position for so many tokens.
         """
-        task, runtime = self._spec.task, self._runtime
+        task = self._spec.task
         stride = self._spec.evaluate.stride or context
-        share = runtime.micro_batch or math.ceil(self._spec.train.batch / runtime.world_size)
-        at_once = max(1, share * task.length("train") // context)
         measured: dict[str, float] = {}
         for split in task.TESTS:
-            windows = task.windows(split, context, stride)
-            # The first window scores `context` tokens, each further one `stride`.
-            wanted = min(1 + math.ceil(max(0, sequences * task.length(split) - context) / stride), len(windows))
-            size = at_once * runtime.world_size
-            own = (own_range(start, min(size, wanted - start), runtime) for start in range(0, wanted, size))
-            sums = self._sums(self._on_device(windows[each.start : each.stop], at_once) for each in own)
+            sums = self._sums(self._window_shares(split, context, stride, sequences))
             measured |= {f"{split}/{name}@{context}": value for name, value in metrics(sums, task.METRICS).items()}
         return measured
+
+    def _window_shares(self, split: str, context: int, stride: int, sequences: int) -> Iterator[TestShare]:
+        """The worker's shares of the windows that cover as much of a test set's text as `sequences` sequences do."""
+        task, runtime = self._spec.task, self._runtime
+        share = runtime.micro_batch or math.ceil(self._spec.train.batch / runtime.world_size)
+        at_once = max(1, share * task.length("train") // context)
+        windows = task.windows(split, context, stride)
+        # The first window scores `context` tokens, each further one `stride`.
+        wanted = min(1 + math.ceil(max(0, sequences * task.length(split) - context) / stride), len(windows))
+        size = at_once * runtime.world_size
+        for start in range(0, wanted, size):
+            own = own_range(start, min(size, wanted - start), runtime)
+            yield self._on_device(windows[own.start : own.stop], at_once)
+
+    def evaluate_positions(self, context: int, sequences: int) -> dict[str, float]:
+        """The perplexity by place in windows of `context` tokens: `test/position_perplexity@64` for 33 to 64.
+
+        The windows are disjoint, and cover as much of each test set's text as `sequences` sequences do.
+        Raises ValueError where an encoding has no position for so many tokens.
+        """
+        task, ends = self._spec.task, self._spec.evaluate.position_ends
+        measured: dict[str, float] = {}
+        for split in task.TESTS:
+            sums = torch.zeros(2, len(ends), dtype=torch.float64, device=self._device)
+            for share in self._window_shares(split, context, context, sequences):
+                self._add_stretches(share[1], ends, sums)
+            nats, targets = sum_over_workers(self._runtime, sums).tolist()
+            for end, nat, target in zip(ends, nats, targets, strict=True):
+                measured[f"{split}/{POSITION_PERPLEXITY}@{end}"] = _exp(nat / max(1, target))
+        return measured
+
+    @torch.no_grad()
+    def _add_stretches(self, parts: Iterable[TestPart], ends: Sequence[int], sums: Tensor) -> None:
+        """Add the nats and the number of targets of each stretch of places to `sums`, (2, S)."""
+        self._model.eval()
+        for inputs_NT, targets_NT, _ in parts:
+            with self._runtime.autocast():
+                sums[0] += self._model.nats_of_stretches(inputs_NT, targets_NT, ends)
+            counts_T = (targets_NT != IGNORED).sum(0).cumsum(0)
+            totals = counts_T[torch.tensor(ends, device=counts_T.device) - 1]
+            sums[1] += torch.diff(totals, prepend=totals.new_zeros(1))
 
     def evaluate_longer(self, times: int, sequences: int) -> dict[str, float]:
         """The task's metrics on sequences of the first test set that are so many times as long.

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from cope_sweep.config import Resources, RunSpec
+from cope_sweep.config.estimate import model_flops_per_token
 from cope_sweep.model.paths import attention_paths
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.trainer import Trainer
@@ -27,18 +28,6 @@ PEAK_BF16_FLOPS_PER_S = {
     "H200": 989e12,
 }
 """Dense bfloat16 matrix products, from NVIDIA's data sheets, by a part of the device's name. The first match counts."""
-
-
-def model_flops_per_token(run: RunSpec, parameters: dict[str, int]) -> int:
-    """Floating-point operations of a forward and backward pass for each token of a training sequence.
-
-    6 for each parameter that is multiplied with the token's vectors, and 12·layers·dim·tokens for the products of
-    attention (Chowdhery et al. 2022, PaLM, appendix B). Tables in which rows are looked up, and what encodings, dropout
-    or recomputed activations add, do not count. `parameters` has the number of elements by name.
-    """
-    looked_up = ("position.",) if run.model.tied else ("position.", "embedding.")
-    multiplied = sum(size for name, size in parameters.items() if not name.startswith(looked_up))
-    return 6 * multiplied + 12 * run.model.layers * run.model.dim * run.task.length("train")
 
 
 def peak_flops_per_s(device_name: str, precision: str) -> float | None:
@@ -119,8 +108,7 @@ class Clock:
 def speed_facts(trainer: Trainer, tokens_per_s: float) -> dict[str, float]:
     """Facts of a result: tokens and floating-point operations per second, and the share of the devices' peak."""
     runtime = trainer.runtime
-    sizes = {name: parameter.numel() for name, parameter in trainer.model.named_parameters()}
-    speed = tokens_per_s * model_flops_per_token(trainer.spec, sizes)
+    speed = tokens_per_s * model_flops_per_token(trainer.spec)
     facts = {"tokens_per_s": tokens_per_s, "model_flops_per_s": speed}
     if peak := peak_flops_per_s(_device_name(runtime), runtime.precision):
         facts["mfu"] = round(speed / (peak * runtime.world_size), 4)

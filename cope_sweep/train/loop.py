@@ -366,6 +366,7 @@ class TrainingLoop:
         """Facts of the result. `left_out`: contexts that were not measured, and why."""
         optional = {
             "data": self.data,
+            "data_source": self.run.task.data_source(),
             "tokenizer": self.run.task.tokenizer_name(),
             "contexts_left_out": left_out,
             "restarted": self.start.restarted,
@@ -399,6 +400,8 @@ class TrainingLoop:
         lengths: list[tuple[str, int, int, Callable[[int, int], dict[str, float]]]] = [
             (str(context), context, context, self.trainer.evaluator.evaluate_windows) for context in evaluate.contexts
         ]
+        if (places := evaluate.positions) is not None:
+            lengths.append((f"positions to {places}", places, places, self.trainer.evaluator.evaluate_positions))
         for times in evaluate.lengths:
             tokens = task.longer(times).length(task.TESTS[0])
             lengths.append((f"{times}x", tokens, times, self.trainer.evaluator.evaluate_longer))

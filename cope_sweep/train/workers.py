@@ -74,6 +74,9 @@ def prepare_data(spec: RunSpec, runtime: Runtime) -> str | None:
     for context in spec.evaluate.contexts:
         for split in task.TESTS:
             task.windows(split, context, spec.evaluate.stride or context)  # raises where a text is too short
+    if (places := spec.evaluate.positions) is not None:
+        for split in task.TESTS:
+            task.windows(split, places, places)
     fingerprints = gather(runtime, task.fingerprint())
     if len(set(fingerprints)) > 1:
         listed = ", ".join(f"rank {rank}: {data}" for rank, data in enumerate(fingerprints))

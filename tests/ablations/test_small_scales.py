@@ -17,7 +17,7 @@ def mean(values):
     # The sum, divided by the number.
     return sum(values) / len(values)
 '''
-TINY = {"sequences": 2, "final_sequences": 2, "contexts": ()}
+TINY = {"sequences": 2, "final_sequences": 2, "contexts": (), "positions": None}
 
 
 def configurations() -> dict[str, RunSpec]:
@@ -51,6 +51,8 @@ def shortened(run: RunSpec, code: str) -> RunSpec:
     task = run.task
     if task.kind == "code":
         task = task.model_copy(update={"corpus": "small-code", "folder": code, "vocabulary": 300})
+    if task.kind == "text":
+        task = task.model_copy(update={"path": f"{code}/*.py", "vocabulary": 300})
     return RunSpec.model_validate(
         {
             "task": task,

@@ -147,6 +147,20 @@ def test_a_unigram_model_has_the_perplexity_of_the_unigrams(task, folder):
         assert value == pytest.approx(metrics[name.removesuffix("@50")], rel=1e-5)
 
 
+def test_perplexity_by_position_adds_up_to_that_of_the_windows(task):
+    run = tiny_run(task=task.model_dump(mode="json"), **{"evaluate.positions": 50, "model.position": ["cope"]})
+    trainer = Trainer(run, Runtime())
+    by_position = trainer.evaluator.evaluate_positions(50, 10**6)
+    assert set(by_position) == {name for name in run.metrics if "position_perplexity" in name}
+    assert run.evaluate.position_ends == (16, 32, 50)
+    tokens = len(stream(task, "test")) - 1
+    whole, rest = divmod(tokens, 50)
+    counts = [width * whole + min(width, max(0, rest - first)) for first, width in ((0, 16), (16, 16), (32, 18))]
+    nats = [math.log(by_position[f"test/position_perplexity@{end}"]) for end in (16, 32, 50)]
+    expected = trainer.evaluator.evaluate_windows(50, 10**6)["test/loss@50"]
+    assert np.dot(counts, nats) / tokens == pytest.approx(expected, rel=1e-6)
+
+
 # -- errors
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cope_sweep.text import open_corpus
+from cope_sweep.text import SplitFiles, open_corpus
 from cope_sweep.text.reading import Files
 from tests.errors import raises
 from tests.texts import prose, write_corpus
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.usefixtures("cache")
 SCRIPT = """
 import resource, sys
 from pathlib import Path
-from cope_sweep.text import open_corpus
+from cope_sweep.text import SplitFiles, open_corpus
 from cope_sweep.text.reading import Files
 folder = Path(sys.argv[1])
 splits = {split: Files((folder / f"wiki.{split}.tokens",)) for split in ("train", "valid", "test")}
 sys.stdin.readline()  # wait until all processes have started
-corpus = open_corpus(splits, None, 300)
+corpus = open_corpus(SplitFiles(splits), None, 300)
 print(corpus.fingerprint, corpus.folder, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 
@@ -48,7 +48,7 @@ def finish(process):
 
 
 def files(folder):
-    return {split: Files((folder / f"wiki.{split}.tokens",)) for split in ("train", "valid", "test")}
+    return SplitFiles({split: Files((folder / f"wiki.{split}.tokens",)) for split in ("train", "valid", "test")})
 
 
 def content(folder):
@@ -78,7 +78,7 @@ def test_one_document_per_file(tmp_path):
     for index, text in enumerate(["one\n", "two", " three"]):
         paths.append(tmp_path / f"{index}.txt")
         paths[-1].write_text(text)
-    split = open_corpus({"train": Files(tuple(paths), one_document=False)}, None, 257)
+    split = open_corpus(SplitFiles({"train": Files(tuple(paths), one_document=False)}), None, 257)
     tokens, end = split.splits["train"].tokens_L, split.tokenizer.end_of_text
     assert (tokens == end).sum() == 3
     assert [b"".join(split.tokenizer.pieces(part)) for part in np.split(tokens, np.flatnonzero(tokens == end))] == [
@@ -87,7 +87,7 @@ def test_one_document_per_file(tmp_path):
         b"two",
         b" three",
     ]
-    joined = open_corpus({"train": Files(tuple(paths))}, None, 257)
+    joined = open_corpus(SplitFiles({"train": Files(tuple(paths))}), None, 257)
     assert (joined.splits["train"].tokens_L == end).sum() == 1
     assert (split.splits["train"].words, joined.splits["train"].words) == (4, 4)
     assert split.fingerprint != joined.fingerprint
@@ -135,7 +135,7 @@ def test_a_killed_process_leaves_no_incomplete_entry(tmp_path, own_cache):
     process.stdin.write("\n")
     process.stdin.flush()
     deadline = time.monotonic() + 60
-    while not any(path.stat().st_size for path in own_cache.glob("text/.*/train.bin")):
+    while not any(path.stat().st_size for path in own_cache.glob("parts/*/.*/train.bin")):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.001)
@@ -143,13 +143,14 @@ def test_a_killed_process_leaves_no_incomplete_entry(tmp_path, own_cache):
     process.wait()
     left = [path for path in own_cache.glob("text/*") if path.is_dir()]
     assert [path.name[0] for path in left] == ["."]  # hidden, so it is not an entry
-    half = next(own_cache.glob("text/.*/train.bin")).stat().st_size
+    half = next(own_cache.glob("parts/*/.*/train.bin")).stat().st_size
 
     corpus = open_corpus(files(folder), None, 300)
     assert half < (corpus.folder / "train.bin").stat().st_size
     data = (folder / "wiki.train.tokens").read_bytes()
     assert b"".join(corpus.tokenizer.pieces(corpus.splits["train"].tokens_L)) == data
     assert [path for path in own_cache.glob("text/*") if path.is_dir()] == [corpus.folder]
+    assert list(own_cache.glob("parts/*")) == []
 
 
 def test_an_error_leaves_no_entry(tmp_path, own_cache):

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cope_sweep.cli.options import read_text as typed_text
+from cope_sweep.config.source import read_source
 from cope_sweep.text import TextTokenizer, reading
 from cope_sweep.text.reading import chunks, read_document
 from tests.errors import raises
@@ -54,6 +56,16 @@ def test_characters_across_two_reads_stay_whole(text, size, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "READ_BYTES", size)
         assert "".join(read_document([path])) == text
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_byte_order_mark_at_the_start_is_no_text(size, tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "READ_BYTES", size)
+    (tmp_path / "a.txt").write_text("a\ufeffb", encoding="utf-8-sig")
+    assert "".join(read_document([tmp_path / "a.txt"])) == "a\ufeffb"
+    assert typed_text(None, tmp_path / "a.txt") == typed_text("\ufeffa\ufeffb", None) == "a\ufeffb"
+    (tmp_path / "a.yaml").write_text("title: T", encoding="utf-8-sig")
+    assert read_source(tmp_path / "a.yaml").data == {"title": "T"}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])

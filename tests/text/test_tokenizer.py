@@ -9,6 +9,7 @@ import pytest
 import regex
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers
 
 from cope_sweep.text import END_OF_TEXT, TextTokenizer
 from cope_sweep.text.tokenizer import byte_letters, find_gpt2
@@ -123,6 +124,44 @@ def test_training_is_deterministic():
     texts = [prose(50, seed) for seed in range(6)]
     assert TextTokenizer.train(texts, 500).digest == TextTokenizer.train(iter(texts), 500).digest
     assert TextTokenizer.train(texts, 300).digest != TextTokenizer.train(texts, 299).digest
+
+
+def sentencepiece(prefix):
+    """A tokenizer of Llama's kind: blanks as ▁, rare bytes as <0x0A>, and a blank before each text."""
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    vocabulary |= {token: 259 + index for index, token in enumerate(["▁", "a", "c", "t", "h", "e", "at", "▁c", "▁cat"])}
+    merges = [["a", "t"], ["▁", "c"], ["▁c", "at"]]
+    tokenizer = Tokenizer(models.BPE(vocabulary, list(map(tuple, merges)), unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
+@pytest.mark.parametrize("prefix", [[], [normalizers.Prepend("▁")]])
+def test_a_tokenizer_of_sentencepiece_s_kind_is_lossless_and_adds_no_blank(prefix, tmp_path):
+    tokenizer = sentencepiece(prefix)
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=9)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = TextTokenizer.load(tmp_path / "tokenizer.json")
+    [ids, blanks] = loaded.encode(["the cat\nat é▁", "  a"])
+    assert b"".join(loaded.pieces(ids)) == "the cat\nat é ".encode()  # it cannot write the sign of its blanks
+    assert loaded.pieces(ids)[:4] == [b"t", b"h", b"e", b" cat"]
+    assert b"".join(loaded.pieces(blanks)) == b"  a"
+    assert loaded.end_of_text == 2
+
+
+def test_nfc_and_tokens_that_were_added_are_allowed(tmp_path):
+    TRAINED.save(tmp_path / "a.json")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "a.json"))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_tokens(["    "])
+    tokenizer.save(str(tmp_path / "b.json"))
+    loaded = TextTokenizer.load(tmp_path / "b.json")
+    [ids] = loaded.encode(["e\u0301    cat"])
+    assert b"".join(loaded.pieces(ids)) == "é    cat".encode()
+    assert b"    " in loaded.pieces(ids)
+    assert loaded.digest != TRAINED.digest
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cope_sweep.config import Resources
+from cope_sweep.config.estimate import model_flops_per_token
 from cope_sweep.kernels import dispatch, native, self_check
 from cope_sweep.model import Transformer
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train import facts as facts_module
-from cope_sweep.train.facts import Clock, model_flops_per_token, peak_flops_per_s, speed_facts
+from cope_sweep.train.facts import Clock, peak_flops_per_s, speed_facts
 from cope_sweep.train.runtime import has_bf16
 from tests.tiny import tiny_run
 
@@ -92,22 +93,20 @@ def test_flops_of_a_token_are_those_of_its_matrix_products(tied):
     """The products of the layers of `tiny_run`, counted by torch for one sequence without gates and biases."""
     run = tiny_run(**{"model.family": "llama", "model.tied": tied, "model.position": ["absolute"]})
     model, tokens = Transformer(run), run.task.length("train")
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     vectors = sum(p.numel() for p in model.parameters() if p.dim() == 1)  # gains, which are no products
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, tokens, dtype=torch.long))
     products = {torch.ops.aten.mm, torch.ops.aten.addmm}
     linear = sum(flops for operator, flops in counter.get_flop_counts()["Global"].items() if operator in products)
     attention = 12 * run.model.layers * run.model.dim * tokens
-    assert model_flops_per_token(run, sizes) - attention - 6 * vectors == 3 * linear / tokens
+    assert model_flops_per_token(run) - attention - 6 * vectors == 3 * linear / tokens
 
 
 def test_the_share_of_the_peak_is_a_fact(monkeypatch):
     trainer = Trainer(tiny_run(), Runtime(precision="bf16"))
     assert "mfu" not in speed_facts(trainer, 1000.0)
     monkeypatch.setattr(facts_module, "peak_flops_per_s", lambda name, precision: 1e9)
-    sizes = {name: parameter.numel() for name, parameter in trainer.model.named_parameters()}
-    per_token = model_flops_per_token(trainer.spec, sizes)
+    per_token = model_flops_per_token(trainer.spec)
     facts = speed_facts(trainer, 1000.0)
     assert facts["model_flops_per_s"] == 1000 * per_token
     assert facts["mfu"] == pytest.approx(1000 * per_token / 1e9, abs=1e-4)

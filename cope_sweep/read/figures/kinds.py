@@ -55,6 +55,7 @@ FIGURES = {
         FigureKind("convergence", "test metrics by step, with the step of each row's best mean", "ablation", "curves"),
         FigureKind("values", "final metrics against a parameter that varies", "ablation", "values"),
         FigureKind("contexts", "a metric against the length of the evaluation context", "ablation", "values"),
+        FigureKind("positions", "perplexity against the place in the context", "ablation", "values"),
         FigureKind("summary", "final metrics of each row beside the published values", "ablation", "values"),
         FigureKind("heatmap", "final metrics of many rows, sorted by mean rank", "ablation", "heatmap"),
         FigureKind("budget", "the best value of the first n draws of a random search", "ablation", "values"),

@@ -21,6 +21,7 @@ from cope_sweep.api.formats import Band
 from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.explain import suggest
+from cope_sweep.config.run import POSITION_PERPLEXITY
 from cope_sweep.read.figures import canvas
 from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.figures.kinds import FigureError
@@ -108,20 +109,53 @@ def contexts(results: Results, question: GetFigure) -> Figure:
 
     The lengths are tokens, or, where sequences are generated, times the trained length, at which the metric itself is.
     """
+    found = _metrics_at_lengths(results, question, of_places=False)
+    if not found:
+        raise FigureError(
+            f"no metric of {results.plan.name} is of another length (test/perplexity@1024, in_dist/token_error@4x); "
+            "see evaluate.contexts and evaluate.lengths",
+            code="no_contexts",
+            ablation=results.plan.name,
+        )
+    multiples = any(match["times"] for match in found.values())
+    x_title = "length of a test sequence (times the trained length)" if multiples else "evaluation context (tokens)"
+    return _against_length("contexts", results, question, found, x_title=x_title, multiples=multiples)
+
+
+def positions(results: Results, question: GetFigure) -> Figure:
+    """Perplexity by the place in the context (default: the first such metric), at the last place of each stretch."""
+    found = _metrics_at_lengths(results, question, of_places=True)
+    if not found:
+        raise FigureError(
+            f"no metric of {results.plan.name} is by place ({POSITION_PERPLEXITY}@64); see evaluate.positions",
+            code="no_positions",
+            ablation=results.plan.name,
+        )
+    return _against_length("positions", results, question, found, x_title="place in the context (tokens)")
+
+
+def _metrics_at_lengths(results: Results, question: GetFigure, *, of_places: bool) -> dict[str, re.Match[str]]:
+    """The metrics of the runs that are of a place in the context, or of a length; and how their names are read."""
+    columns = metric_columns(of_rows(results.frame, results.plan, question.row), results.plan)
+    found = {name: match for name in columns if (match := LENGTH.fullmatch(name))}
+    return {name: match for name, match in found.items() if match["metric"].endswith(POSITION_PERPLEXITY) == of_places}
+
+
+def _against_length(
+    kind: str,
+    results: Results,
+    question: GetFigure,
+    found: Mapping[str, re.Match[str]],
+    *,
+    x_title: str,
+    multiples: bool = False,
+) -> Figure:
+    """The figure of metrics (default: the first of `found`) against what follows the `@` of their names."""
     plan = results.plan
     rows = selected_rows(plan, question.row)
     runs = of_rows(results.frame, plan, question.row)
     columns_of_runs = metric_columns(runs, plan)
-    found = {name: match for name in columns_of_runs if (match := LENGTH.fullmatch(name))}
     known = list(dict.fromkeys(match["metric"] for match in found.values()))
-    if not known:
-        raise FigureError(
-            f"no metric of {plan.name} is of another length (test/perplexity@1024, in_dist/token_error@4x); see "
-            "evaluate.contexts and evaluate.lengths",
-            code="no_contexts",
-            ablation=plan.name,
-        )
-    multiples = any(match["times"] for match in found.values())
     wanted = tuple(name.partition("@")[0] for name in question.metric) or known[:1]
     for name in wanted:
         if name not in known:
@@ -144,8 +178,7 @@ def contexts(results: Results, question: GetFigure) -> Figure:
             for column, length in sorted(columns, key=lambda each: each[1])
             if prefix + column in columns_of_runs
         ]
-    x_title = "length of a test sequence (times the trained length)" if multiples else "evaluation context (tokens)"
-    return _figure("contexts", plan, runs, points, question, x_title=x_title, numeric=True)
+    return _figure(kind, plan, runs, points, question, x_title=x_title, numeric=True)
 
 
 def budget(results: Results, question: GetFigure) -> Figure:

@@ -14,7 +14,7 @@ import psutil
 
 from cope_sweep.api.answers import PlanCost, RunCost
 from cope_sweep.config import Plan, Resources, RunSpec, estimates, plan_of_recorded, suggested_estimates, total_seconds
-from cope_sweep.config.estimate import Shape, StepCost, run_flops, shape_of
+from cope_sweep.config.estimate import Shape, StepCost, run_flops, shape_of, training_flops
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import UserError
 from cope_sweep.read.tables.row_names import find_rows
@@ -100,6 +100,8 @@ def plan_cost(
                 worker_id=record.worker_id,
                 message=record.message,
                 parameters=estimate.parameters,
+                training_tokens=run.training_tokens,
+                training_flops=training_flops(run),
                 estimated_s=_rounded(estimate.seconds),
                 least_s=_rounded(estimate.least_s),
                 estimated_memory_bytes=estimate.memory_bytes,

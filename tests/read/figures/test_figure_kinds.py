@@ -21,13 +21,13 @@ OF_ABLATIONS = [kind.name for kind in FIGURES.values() if kind.needs == "ablatio
 HOSTILE = ["<script>alert(1)</script>", "$x_1$ & $\\frac{a}{b}$", "two\nlines\x00", "_hidden", "x" * 300, "é中"]
 
 
-def context_plan(**changes):
-    metrics = [{"name": f"validation/perplexity@{tokens}", "label": str(tokens)} for tokens in (8, 16)]
+def context_plan(measure="perplexity", **changes):
+    metrics = [{"name": f"validation/{measure}@{tokens}", "label": str(tokens)} for tokens in (16, 32)]
     base = {
         "task": {"kind": "wikitext", "corpus": "x", "tokens": 8, "vocabulary": 300},
         "model": {"layers": 1, "dim": 8, "heads": 2},
         "train": {"steps": 6, "batch": 4},
-        "evaluate": {"contexts": [8, 16]},
+        "evaluate": {"contexts": [16, 32], "positions": 32},
     }
     return plan_of(name="contexts", base=base, metrics=metrics, published=[], **changes)
 
@@ -35,7 +35,9 @@ def context_plan(**changes):
 def plan_for(kind, **changes):
     if kind == "budget":
         changes["search"] = {"kind": "random", "samples": 3, "space": {"train.lr": {"log_uniform": [1e-4, 1e-2]}}}
-    return context_plan(**changes) if kind == "contexts" else plan_of(name="any", metrics=METRICS, **changes)
+    if kind in ("contexts", "positions"):
+        return context_plan("perplexity" if kind == "contexts" else "position_perplexity", **changes)
+    return plan_of(name="any", metrics=METRICS, **changes)
 
 
 def fill(plan, store, value=lambda index: 10.0 + index):
@@ -55,6 +57,7 @@ def test_the_kinds_have_what_the_command_line_and_the_service_ask_for():
         "convergence",
         "values",
         "contexts",
+        "positions",
         "summary",
         "heatmap",
         "budget",
