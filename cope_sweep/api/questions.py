@@ -175,7 +175,7 @@ class FigureOptions(Options):
         Field(
             max_length=200,
             description="curves, convergence: `step` or `time`. values: an axis, another key of a run, or a fact "
-            "(`facts.parameters`). Default: the first axis with numbers.",
+            "(`facts.parameters`). slice: an axis. Default: the first axis with numbers; slice: all axes.",
         ),
     ] = None
     panels: Annotated[

@@ -322,7 +322,7 @@ XOpt = Annotated[
     str | None,
     typer.Option(
         help="curves, convergence: `step` or `time`. values: an axis, another key of a run, or a fact "
-        "(`facts.parameters`). Default: the first axis with numbers.",
+        "(`facts.parameters`). slice: an axis. Default: the first axis with numbers; slice: all axes.",
         show_default=False,
     ),
 ]
@@ -439,7 +439,8 @@ def figure(
     - `positions`: perplexity against the place in the context
     - `summary`: every row of the table as a point with its interval, beside the published value
     - `heatmap`: many rows and columns as numbers and colours, sorted by mean rank
-    - `budget`: the best value of the first n draws of each row of a random search
+    - `budget`: the history of a search: the value of each row, and the best so far
+    - `slice`: a metric of each row against each parameter that varies
     - `importance`: the share of a metric's variance that each parameter explains (η²)
     - `maps`: gates, positions or attention of a model's heads over the tokens
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cope_sweep.cli.output import make_console
 from cope_sweep.cli.progress import indexing_bar
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
 from cope_sweep.config.loading import find_ablation, names_a_file
@@ -24,6 +25,8 @@ class NamedFiles(AblationFiles):
     def __init__(self, folder: Path, sets: Sequence[str] = ()) -> None:
         super().__init__(folder)
         self._sets = sets
+        self._is_said = False
+        """Whether the seeds of `--set` were printed."""
 
     def file(self, name: str) -> Path:
         """The file of an ablation. Raises UserError."""
@@ -38,7 +41,13 @@ class NamedFiles(AblationFiles):
         if typed == [name] and self.folder.is_dir() and name in self.files():
             return super().load(name, scale)
         loaded = with_overrides(load_ablation(self.file(name)), scale=scale, assignments=list(self._sets))
-        return expand(replace(loaded, typed=tuple(typed)))
+        plan = expand(replace(loaded, typed=tuple(typed)))
+        if any(each.startswith("seeds=") for each in self._sets) and not self._is_said:
+            self._is_said = True
+            seeds, rows = loaded.content.row_seeds, plan.samples if plan.search else len(plan.rows)
+            text = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}: {rows * len(seeds):,} runs"
+            make_console(stderr=True).print(text, highlight=False, soft_wrap=True)
+        return plan
 
     def places(self, run_id: str) -> list[Place]:
         """None."""

@@ -91,7 +91,7 @@ Sets = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Replace a value of the file: `model.dim=128`, `seeds=[0,1,2]`. May be repeated.",
+        help="Replace a value of the file: `model.dim=128`, `seeds=[0,1,2]`, `seeds=3` (so many). May be repeated.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output.")]

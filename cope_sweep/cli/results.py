@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from cope_sweep.api.answers import PlanCost, RunCost, RunDetail, SweepMember
     from cope_sweep.config import Plan
     from cope_sweep.read.queries import Queries
-    from cope_sweep.read.tables.best import Tuned
+    from cope_sweep.read.tables.best import Candidate, Group
     from cope_sweep.store import RunRecord, Store
 
 MAX_SWEEPS = 100
@@ -644,25 +644,35 @@ def best(
         typer.Option(
             "--metric",
             "-m",
-            help="Compare draws by this metric. Default: the primary one, on the validation set where there is one.",
+            help="Compare rows by this metric. Default: what the search optimises; else the primary one, on the "
+            "validation set where there is one.",
         ),
     ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Show so many rows.")] = 10,
     as_yaml: Annotated[
-        bool, typer.Option("--yaml", help="Print the best values as `when:` of an ablation file.")
+        bool,
+        typer.Option(
+            "--yaml",
+            help="Print YAML to paste into an ablation file: a scale that trains the best row with new seeds; of a "
+            "random search in a grid, `when:` with the best values of each row.",
+        ),
     ] = False,
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
     as_json: Json = False,
 ) -> None:
-    """Show the best draw of each row of an ablation with `search: random`, which tries the same draws for every row.
+    """Show the best rows of an ablation by its primary metric: of a search by Optuna, of random draws, or of a grid.
 
-    Columns `of 1`, `of 2`, `of 4`, … are the best values of the first so many draws: whether more would help. A value
-    marked `edge` is the least or greatest of those that were tried: a wider space may have a better one.
+    Only rows whose seeds are all finished have a rank, by the mean over the seeds.
 
-    The best values train fresh seeds where `--yaml` puts them into the ablation that is reported.
+    A random search tries the same draws for every row of its grid, so each has a line: columns `of 1`, `of 2`, `of 4`,
+    … are the best values of the first so many draws, which says whether more would help. A value marked `edge` is the
+    least or greatest of those that were tried: a wider space may have a better one.
 
-    Example: `cope-sweep best encodings_tuning --yaml`
+    Example: `cope-sweep best axes --top 5`
+
+    Example: `cope-sweep best encodings_tuning --scale small --yaml`
     """
     if as_yaml and as_json:
         raise UserError(
@@ -671,35 +681,52 @@ def best(
             options=["--yaml", "--json"],
         )
     from cope_sweep.cli.files import NamedFiles, open_store
+    from cope_sweep.read.queries import recorded_plan
     from cope_sweep.read.tables import read_results
-    from cope_sweep.read.tables.best import conditions, tuning
+    from cope_sweep.read.tables.best import rank_rows, yaml_of_best
+    from cope_sweep.store.index.database import sqlite_url
+    from cope_sweep.store.store import STUDY_FILE
 
-    planned = NamedFiles(ablations, sets).load(ablation, scale)
-    found = tuning(read_results(planned, open_store(store, index)), metric)
+    opened = open_store(store, index)
+    planned = recorded_plan(NamedFiles(ablations, sets).load(ablation, scale), opened)
+    results = read_results(planned, opened)
+    found = rank_rows(results, metric)
     if as_yaml:
-        sys.stdout.write(conditions(found.rows))
+        sys.stdout.write(yaml_of_best(found))
         return
     if as_json:
-        print_json({"metric": found.metric, "goal": found.goal, "rows": [_as_dict(each) for each in found.rows]})
+        print_json({"metric": found.metric, "goal": found.goal, "seeds": found.seeds,
+                    "rows": [_as_dict(each) for each in found.groups]})  # fmt: skip
         return
-    drawn = found.layout
+    drawn = found.layout(top)
     table = grid(*(header.text for header in drawn.headers))
     for cells in drawn.rows:
         table.add_row(*(escaped(cell.text) for cell in cells))
     print_table(table)
-    make_console().print(escaped(drawn.note), style="dim", soft_wrap=True, highlight=False)
+    notes = [drawn.note]
+    if not found.answer:
+        notes.append(f"No row has finished; train with: {results.training}")
+    if planned.search and (opened.root / STUDY_FILE).exists():
+        notes.append(f"The study in Optuna's dashboard: optuna-dashboard {sqlite_url(opened.root / STUDY_FILE)}")
+    for note in notes:
+        make_console().print(escaped(note), style="dim", soft_wrap=True, highlight=False)
 
 
-def _as_dict(row: Tuned) -> dict[str, Any]:
-    def plain(draw: Any) -> dict[str, Any] | None:
-        return None if draw is None else {"values": dict(draw.values), "score": draw.score}
+def _as_dict(group: Group) -> dict[str, Any]:
+    def plain(candidate: Candidate | None) -> dict[str, Any] | None:
+        if candidate is None:
+            return None
+        run_ids = [run.run_id for run in candidate.row.runs]
+        return {
+            "row": candidate.row.name, "values": dict(candidate.values), "score": candidate.score, "run_ids": run_ids,
+        }  # fmt: skip
 
     return {
-        "labels": dict(row.labels),
-        "best": plain(row.best()),
-        "at_edge": list(row.at_edge),
-        "not_ended": row.missing,
-        "draws": [plain(draw) for draw in row.draws],
+        "labels": dict(group.labels),
+        "best": plain(group.best()),
+        "at_edge": list(group.at_edge),
+        "not_ended": group.missing,
+        "draws": [plain(each) for each in group.candidates],
     }
 
 

@@ -236,14 +236,19 @@ class RandomSearch(SearchSpec):
 
 
 class Optuna(SearchSpec):
-    """Runs are suggested one after another by Optuna's TPE sampler, from the results so far.
+    """Rows are suggested one after another by Optuna's TPE sampler, from the results so far.
 
     The axes of the grid are dimensions of the search, too.
     """
 
     kind: Literal["optuna"] = "optuna"
-    samples: Samples = Field(description="Number of runs to suggest.")
+    samples: Samples = Field(description="Number of rows to suggest: points of the space.")
     seed: SearchSeed = Field(default=0, description="Seed of the sampler.")
+    seeds_per_sample: Positive | None = Field(
+        default=None,
+        description="Each sample is trained with so many of the ablation's `seeds`, the first ones, and the mean of "
+        "the metric is optimised; null: with all of them.",
+    )
     metric: MetricName | None = Field(
         default=None,
         description="The metric to optimise; null: the primary metric, on the validation set where there is one.",
@@ -539,7 +544,7 @@ class Ablation(Frozen):
     search: AnySearch = Field(
         default=GridSearch(),
         description="Which runs are trained. grid: every row of the grid. random: every row with random draws from a "
-        "space. optuna: runs that are suggested from the results so far.",
+        "space. optuna: rows that are suggested from the results so far.",
     )
     schedule: AnyScheduler = Field(
         default=NoSchedule(),
@@ -555,6 +560,11 @@ class Ablation(Frozen):
     def primary_metric(self) -> Metric:
         """The metric that rows are tested by."""
         return next((metric for metric in self.metrics if metric.name == self.primary), self.metrics[0])
+
+    @property
+    def row_seeds(self) -> list[int]:
+        """The seeds that each row is trained with: all; or as many as a search takes for each sample."""
+        return self.seeds[: self.search.seeds_per_sample if isinstance(self.search, Optuna) else None]
 
     @field_validator("grid", mode="after")
     @classmethod

@@ -135,12 +135,12 @@ def check_search(loaded: LoadedAblation) -> None:
     if not isinstance(search, Optuna):
         return
     name = f"the search {search.kind}"
-    if len(content.seeds) > 1:
+    if search.seeds_per_sample is not None and search.seeds_per_sample > len(content.seeds):
         raise loaded.source.error(
-            ("seeds",),
-            f"{name} trains each point once, but there are {len(content.seeds)} seeds; write `seeds: [0]`, and train "
-            "the best points with further seeds in a grid afterwards",
-            "several_seeds",
+            ("search", "seeds_per_sample"),
+            f"{search.seeds_per_sample} is more than the {len(content.seeds)} of `seeds`; list as many there: "
+            f"`seeds: {list(range(search.seeds_per_sample))}`",
+            "too_few_seeds",
             seeds=len(content.seeds),
         )
     dimensions = dimensions_of(loaded)
@@ -253,13 +253,13 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
                 (*path, "rows"), f"{drawn} rows match, and this figure needs {wanted}", "matching_rows", rows=drawn
             )
         seed = figure.seed if isinstance(figure, Maps) else None
-        if seed is not None and seed not in loaded.content.seeds:
+        if seed is not None and seed not in loaded.content.row_seeds:
             raise loaded.source.error(
                 (*path, "seed"),
-                f"{seed} is none of the seeds {loaded.content.seeds}",
+                f"{seed} is none of the seeds {loaded.content.row_seeds}",
                 "unknown_seed",
                 seed=seed,
-                allowed=loaded.content.seeds,
+                allowed=loaded.content.row_seeds,
             )
 
 

@@ -253,7 +253,7 @@ def _estimate(
 
 
 def suggested_estimates(plan: Plan, estimated: Mapping[str, Estimate]) -> list[Estimate]:
-    """An estimate for each row that the plan's search has still to suggest: the mean of the plan's examples."""
+    """An estimate for each run that the plan's search has still to suggest: the mean of the plan's examples."""
     if not plan.open_samples:
         return []
     examples = [estimated[row.runs[0].run_id] for row in plan.examples]
@@ -263,7 +263,7 @@ def suggested_estimates(plan: Plan, estimated: Mapping[str, Estimate]) -> list[E
         max(example.memory_bytes for example in examples),
         examples[0].basis,
     )
-    return [mean] * plan.open_samples
+    return [mean] * (plan.open_samples * len(plan.ablation.content.row_seeds))
 
 
 def total_seconds(runs: Iterable[tuple[Estimate, int]]) -> float:

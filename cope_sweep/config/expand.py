@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -66,6 +66,8 @@ class Row:
     """The resources of its runs; None: those of the ablation."""
     figures: frozenset[int] = frozenset()
     """The figures of the ablation that draw it, by their index in the file."""
+    values: Mapping[str, Json] = field(default_factory=dict)
+    """Axis key → its value in this row, as the file has it."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ class Plan:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether its rows are the draws of a random search, to choose from: they are not compared with each other."""
-        return isinstance(self.ablation.content.search, RandomSearch)
+        """Whether a search chose its rows, to find the best of them: they are not compared with each other."""
+        return isinstance(self.ablation.content.search, (RandomSearch, Optuna))
 
     @cached_property
     def samples(self) -> int:
@@ -156,7 +158,7 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
     """
     check_search(loaded)
     if isinstance(loaded.content.search, (RandomSearch, Optuna)):
-        _check_size(loaded, loaded.content.search.samples, max_runs)
+        _check_size(loaded, loaded.content.search.samples * len(loaded.content.row_seeds), max_runs)
     if isinstance(loaded.content.search, Optuna):
         return plan_of_recorded(loaded, [])
     points = points_of(loaded, None if max_runs is None else POINTS_PER_RUN * max_runs)
@@ -164,7 +166,7 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
     points = [p for p in points if not any(matches(loaded, p, condition) for condition in loaded.content.exclude)]
     if not points:
         raise loaded.source.error(("exclude",), "the ablation has no row left; remove an exclusion", "no_row")
-    _check_size(loaded, len(points) * len(loaded.content.seeds), max_runs)
+    _check_size(loaded, len(points) * len(loaded.content.row_seeds), max_runs)
     rows = _rows(loaded, points)
     kinds = _kinds_of_runs(rows)
     check_fields(loaded, points, _encodings(rows))
@@ -186,7 +188,7 @@ def row_of(loaded: LoadedAblation, parameters: Mapping[str, str | float]) -> Row
 
 
 def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mapping[str, str]]]) -> Plan:
-    """The plan of what a search has suggested so far: pairs of a run id and the labels of its row.
+    """The plan of what a search has suggested so far: pairs of a run id, of any seed, and the labels of its row.
 
     A pair that means another run today, or none, is left out: the ablation has changed. Raises SpecError if the
     ablation is not valid.
@@ -202,8 +204,8 @@ def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mappi
     for run_id, labels in recorded:
         with contextlib.suppress(SpecError):
             row = row_of(loaded, parameters_of(loaded, labels))
-            if row.runs[0].run_id == run_id:
-                rows[run_id] = row
+            if any(run.run_id == run_id for run in row.runs):
+                rows[row.runs[0].run_id] = row
     return Plan(
         loaded, tuple(rows.values()), resolved_schedule(loaded, kinds), resolved_search(loaded, kinds), examples
     )
@@ -236,7 +238,8 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
         name, labels = _row_name(names, ambiguous), {key: value.label for key, value in values.items()}
         published = next((entry for entry in content.published if matches(loaded, point, entry.match)), None)
         figures = frozenset(index for index, each in enumerate(content.figures) if matches(loaded, point, each.rows))
-        known = rows.setdefault(runs[0].run_id, Row(name, labels, runs, published, resources, figures))
+        assigned = {key: value.value for key, value in values.items()}
+        known = rows.setdefault(runs[0].run_id, Row(name, labels, runs, published, resources, figures, assigned))
         if known.name != name:
             message = f"the rows {known.name!r} and {name!r} are the same configuration; remove one of them"
             problems.append(loaded.source.error((), message, "same_rows", rows=[known.name, name]))
@@ -325,7 +328,7 @@ class RunBuilder:
         assigned: dict[str, list[str]] = {name: [] for name in self.loaded.content.base}
         for key in point:
             assigned.setdefault(key.partition(".")[0], []).append(key)
-        seeds = self.loaded.content.seeds
+        seeds = self.loaded.content.row_seeds
         try:
             known = {name: self._part(name, keys, point) for name, keys in assigned.items()}
             run = RunSpec.model_validate({name: part for name, (part, _) in known.items()} | {"seed": seeds[0]})

@@ -52,6 +52,8 @@ ABLATION_KEYS = ("seeds", "metrics", "primary", "search", "schedule", "resources
 """Top-level keys of an ablation that `--set` replaces, in addition to the keys of a run."""
 SCALED_KEYS = tuple(name for name in Scale.model_fields if name not in ("description", "set", "grid"))
 """Top-level keys of an ablation that a scale replaces."""
+MAX_SEEDS = 10_000
+"""The greatest number in `--set seeds=…`."""
 REGISTRIES: dict[str, Registry[Any]] = {"search": SEARCHES, "schedule": SCHEDULERS}
 
 
@@ -274,7 +276,8 @@ def with_overrides(
 
     A key of a run has this value in every row then, and is no axis. A field of an encoding, as
     `model.position.cope.p_max`, has it in the rows with this encoding. `seeds`, `metrics`, `primary`, `search.<key>`,
-    `schedule.<key>` and `resources.<key>` replace the ablation's own; the last also those of single rows.
+    `schedule.<key>` and `resources.<key>` replace the ablation's own; the last also those of single rows. A number of
+    seeds (`seeds=3`) means the ablation's first ones, and those that follow.
 
     Raises SpecError.
     """
@@ -371,9 +374,25 @@ def _apply_assignment(data: FileMapping, assignment: str) -> None:
                 path = ["search", "space", ".".join(path[2:])]
             if head == "resources":
                 _remove_own_values(data, key)
+            if key == "seeds" and isinstance(value, int):
+                value = _first_seeds(data.get("seeds"), value)
             set_path(data, path, value, option)
     except InvalidValue as error:
         raise SpecError(f"{option}: {error}", code=error.code, place=option, **error.data) from error
+
+
+def _first_seeds(seeds: Json, number: int) -> list[Json]:
+    """So many seeds: the first ones of a file, and those that follow its last one. Raises InvalidValue."""
+    if isinstance(number, bool) or not 1 <= number <= MAX_SEEDS:
+        raise InvalidValue(
+            f"seeds: a number of seeds is 1 to {MAX_SEEDS:,}; a seed itself is written as a list: [{number}]",
+            key="seeds",
+            value=number,
+        )
+    first = list(seeds) if isinstance(seeds, list) and seeds else list(Ablation.model_fields["seeds"].default)
+    if not all(isinstance(seed, int) for seed in first):  # which is said later
+        return first
+    return [*first, *range(max(first) + 1, max(first) + 1 + number)][:number]
 
 
 def _replace_kind(data: FileMapping, head: str, kind: Json, option: str) -> None:

@@ -4,6 +4,7 @@
     <root>/sweeps/<sweep_id>.json     the record of a sweep, see `sweeps`
     <root>/submissions/<sweep_id>.json what a job executes, see `submissions`
     <root>/index.db                   the index, unless it is in another database
+    <root>/optuna.db                  the studies of searches, unless the index is in PostgreSQL
     <root>/logs/                      output of workers, one folder per sweep
 
 The root is a folder that all machines share, or the URL of an object store.
@@ -36,6 +37,8 @@ from cope_sweep.store.objects import ObjectFolder, is_object_url
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
 
+STUDY_FILE = "optuna.db"
+"""The file of the studies of searches."""
 DEFAULT_FOLDER = "store"
 """The store of commands without `--store`."""
 INDEX_VARIABLE = "COPE_SWEEP_INDEX"

@@ -132,27 +132,28 @@ class Driver:
                     self._move(run, RunState.ELSEWHERE)
             return None
 
-    def suggest(self) -> DrivenRun | None:
-        """A run of the next row that the search suggests, which then waits; None: the search has none now."""
+    def suggest(self) -> bool:
+        """Have the runs of the next row wait that the search suggests; False: it has none now."""
         with self.lock:
             while self.search is not None and not self.is_draining and not any(self.waiting.values()):
                 try:
                     row = self._suggested = self._suggested or self.search.next_row()
                     if row is None:
-                        return None
-                    (spec,) = row.runs
-                    has_ended = self.search.has_ended(spec.run_id)
+                        return False
                     self.work.on_row(row)
                 except IndexUnusable:
                     raise
                 except IndexUnavailable:
                     self._index_is_away = True
-                    return None
+                    return False
                 self._suggested = None
-                if not has_ended:
-                    return self.add(spec)
-                self._end(self._new(spec), end_record(self.store, spec.run_id))
-            return None
+                to_train = self.search.runs_to_train(row)
+                for spec in to_train:
+                    self.add(spec)
+                for spec in row.runs:
+                    if spec not in to_train:
+                        self._end(self._new(spec), end_record(self.store, spec.run_id))
+            return any(self.waiting.values())
 
     @property
     def is_draining(self) -> bool:

@@ -54,7 +54,7 @@ class _LocalSweep:
 
     def _next_run(self) -> DrivenRun | None:
         run = self.driver.take(self.work.resources)
-        if run is None and self.driver.suggest() is not None:
+        if run is None and self.driver.suggest():
             run = self.driver.take(self.work.resources)
         return run
 

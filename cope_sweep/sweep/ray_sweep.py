@@ -115,7 +115,7 @@ class RaySweep:
             if self.ended.is_set():
                 return None
             run = self._next_waiting()
-            if run is None and self.driver.suggest() is not None:
+            if run is None and self.driver.suggest():
                 run = self._next_waiting()
             if run is None:
                 return None

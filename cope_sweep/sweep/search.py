@@ -3,6 +3,8 @@
 Optuna keeps its state in a study of its own storage: in the schema `optuna` of an index in PostgreSQL, or else in the
 store's file `optuna.db`. Sweeps of one ablation share the study, one after another and at the same time, as any workers
 of Optuna do. Optuna knows which rows were suggested, and their results; whether a run has ended, the store says.
+
+A trial of Optuna is a row with all of its seeds, and its value the mean over them. A row's id is that of its first run.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ import logging
 import math
 import random
 import sqlite3
+import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -29,7 +33,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from cope_sweep.config import Plan, Row, SpecError, row_of
+from cope_sweep.config import Plan, Row, RunSpec, SpecError, row_of
 from cope_sweep.config.ablation import Goal
 from cope_sweep.config.points import Dimension, chosen_parameters, dimensions_of, parameters_of
 from cope_sweep.store import Status, Store, StoreError
@@ -37,10 +41,10 @@ from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.files import create_database_file
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.database import on_network, sqlite_file, sqlite_url
+from cope_sweep.store.store import STUDY_FILE
 
-STUDY_FILE = "optuna.db"
 RUN_ID = "run_id"
-"""The user attribute of a trial that names its run. A trial without it is no valid run, or is not decided yet."""
+"""The user attribute of a trial that has its row's id. A trial without it is no valid row, or is not decided yet."""
 MAX_ASKS = 100
 """The number of times that the sampler is asked for a new row. After that, the space counts as used up."""
 DECISION_S = 60.0
@@ -51,7 +55,25 @@ OPEN_TRIES = 20
 """Processes that make the tables at the same time disturb each other. The later ones try again."""
 OPEN_INTERVAL_S = 0.1
 
+ENDED: tuple[Status, ...] = ("finished", "stopped", "failed")
+"""The statuses of runs that say how they ended."""
+
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _OpenRow:
+    """A row that was returned, and is not told to the study yet."""
+
+    row: Row
+    trial: Trial | None
+    """Its trial, if this search has asked for it."""
+    to_train: Sequence[RunSpec] = ()
+    """The runs that this sweep trains."""
+    ends: dict[str, tuple[Status, float | None]] = field(default_factory=dict)
+    """Run id → status and value, of the runs that have ended since."""
+    reports: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Step → run id → the metric's value at that evaluation."""
 
 
 class Search:
@@ -63,7 +85,7 @@ class Search:
     """
 
     def __init__(
-        self, plan: Plan, store: Store, *, retry_failed: bool, stopped_counts: bool, max_rows: int | None
+        self, plan: Plan, store: Store, *, retry_failed: bool, stopped_counts: bool, max_runs: int | None
     ) -> None:
         """Continue the search of a plan.
 
@@ -72,7 +94,7 @@ class Search:
             store: The store.
             retry_failed: Whether runs that have failed before are suggested again.
             stopped_counts: Whether a run that was stopped early has ended; else it is suggested again.
-            max_rows: How many rows are returned whose runs have not ended; None: no limit.
+            max_runs: How many runs are to be trained at most; None: no limit.
 
         Raises:
             IndexUnavailable: The database does not answer.
@@ -83,23 +105,23 @@ class Search:
         self.metric = str(plan.search.metric)
         """The metric that is optimised."""
         self.goal: Goal = plan.search.goal or "min"
-        self._plan, self._store, self._left = plan, store, max_rows
+        self._plan, self._store, self._left = plan, store, max_runs
         self._ended: set[Status] = {"finished"}
         if stopped_counts:
             self._ended.add("stopped")
         if not retry_failed:
             self._ended.add("failed")
         self._distributions = {each.name: _distribution(each) for each in dimensions_of(plan.ablation)}
-        self._rows = {row.runs[0].run_id: row for row in plan.rows}
-        """Run id → row, of the rows that sweeps have recorded and those that this search has returned."""
+        self._rows = {_row_id(row): row for row in plan.rows}
+        """Row id → row, of the rows that sweeps have recorded and those that this search has returned."""
         self._again: dict[str, Row] = {}
         """The rows of earlier sweeps that are still to be returned."""
-        self._open: dict[str, Trial | None] = {}
-        """Run id → its trial, if this search has asked for it; of the rows that were returned and have not ended."""
-        self._ends: dict[str, tuple[Status, float | None]] = {}
-        """Run id → status and value, of the ends that are still to be told."""
+        self._open: dict[str, _OpenRow] = {}
+        """Row id → row, of those that were returned and have not ended."""
+        self._row_ids: dict[str, str] = {}
+        """Run id → row id, of the runs of open rows."""
         self._trials: dict[str, list[FrozenTrial]] = {}
-        """Run id → its trials, of all sweeps."""
+        """Row id → its trials, of all sweeps."""
         self._others: dict[str, Row] = {}
         """The rows that other sweeps have suggested meanwhile and that have not ended."""
         self._undecided: list[int] = []
@@ -134,8 +156,8 @@ class Search:
     def next_row(self) -> Row | None:
         """The next row. None: none now; unless `is_exhausted`, ask again a little later, or when a run has ended.
 
-        Whoever asks records the row with the sweep. Its run may have ended before, in a sweep of another ablation:
-        then it need not be trained, and `end` tells its result at once. Raises IndexUnavailable; ask again then.
+        Whoever asks records the row with the sweep, and trains `runs_to_train`. Raises IndexUnavailable; ask again
+        then.
         """
         if self._left == 0:
             return None
@@ -144,42 +166,55 @@ class Search:
             row = _first(self._again) or self._suggested() or _first(self._others)
             if row is None:
                 return None
-            run_id = row.runs[0].run_id
-            if self._left is not None and not self.has_ended(run_id):
-                self._left -= 1
-        self._again.pop(run_id, None)
-        self._others.pop(run_id, None)
-        self._rows[run_id] = row
-        self._open.setdefault(run_id, None)
+            statuses = self._store.index.statuses(run.run_id for run in row.runs)
+        row_id = _row_id(row)
+        self._again.pop(row_id, None)
+        self._others.pop(row_id, None)
+        self._rows[row_id] = row
+        to_train = [run for run in row.runs if statuses.get(run.run_id) not in self._ended][: self._left]
+        if self._left is not None:
+            self._left -= len(to_train)
+        self._open.setdefault(row_id, _OpenRow(row, None)).to_train = to_train
+        self._row_ids |= {run.run_id: row_id for run in row.runs}
         return row
 
-    def has_ended(self, run_id: str) -> bool:
-        """Whether the run of a row need not be trained, by the store."""
-        return self._store.status(run_id) in self._ended
+    def runs_to_train(self, row: Row) -> Sequence[RunSpec]:
+        """The runs of a row that was returned that are to be trained, as many as may be.
+
+        The others have ended before, in a sweep of another ablation, say: `end` tells their results at once.
+        """
+        return self._open[_row_id(row)].to_train
 
     def report(self, run_id: str, step: int, value: float) -> None:
         """Tell the metric's value at an evaluation of a run. A value that is not finite is ignored.
 
-        Where the database does not answer, it is in no trial.
+        The study gets the mean when all runs of the row have one at this step. Where the database does not answer, it
+        is in no trial.
         """
-        trial = self._open.get(run_id)
-        if trial is not None and math.isfinite(value):
+        row = self._open.get(self._row_ids.get(run_id, ""))
+        if row is None or row.trial is None or not math.isfinite(value):
+            return
+        values = row.reports.setdefault(step, {})
+        values[run_id] = value
+        if len(values) == len(row.row.runs):
             with contextlib.suppress(IndexUnavailable, UpdateFinishedTrialError), self._answering():
-                trial.report(value, step)
+                row.trial.report(statistics.fmean(values.values()), step)
 
     def end(self, run_id: str, status: Status, value: float | None) -> None:
         """Tell how a run ended. It has no effect for a run that goes on later.
 
-        Where the database does not answer, that is told later: by the next call, or by the next sweep.
+        The study learns the result of a row when all of its runs have ended. Where the database does not answer, that
+        is told later: by the next call, or by the next sweep.
 
         Args:
-            run_id: A run whose row was returned.
+            run_id: A run of a row that was returned.
             status: "finished": `value` is its result. "stopped": what was reported counts. "failed": nothing is known.
             value: The metric's last value; None: there is none.
         """
-        if status not in ("finished", "stopped", "failed"):
+        row = self._open.get(self._row_ids.get(run_id, ""))
+        if status not in ENDED or row is None:
             return
-        self._ends[run_id] = status, value
+        row.ends[run_id] = status, value
         self._is_stuck = False
         with contextlib.suppress(IndexUnavailable), self._answering():
             self._tell_ends()
@@ -189,17 +224,17 @@ class Search:
     def _continue(self) -> None:
         """Tell the study what is known of the rows of earlier sweeps, and find those that have not ended."""
         self._look()
-        for run_id, trials in self._trials.items():
-            if run_id not in self._rows and (row := self._row_of(trials[0])) is not None:
-                self._rows[run_id] = row
+        for row_id, trials in self._trials.items():
+            if row_id not in self._rows and (row := self._row_of(trials[0])) is not None:
+                self._rows[row_id] = row
         self._others.clear()
-        records = self._store.index.records(self._rows)
-        for run_id, row in self._rows.items():
-            record = records.get(run_id)
-            if record is None or record.status not in self._ended:
-                self._again[run_id] = row
+        records = self._store.index.records(run.run_id for row in self._rows.values() for run in row.runs)
+        for row_id, row in self._rows.items():
+            own = [record for run in row.runs if (record := records.get(run.run_id)) is not None]
+            if len(own) == len(row.runs) and all(record.status in self._ended for record in own):
+                self._tell(row_id, *_outcome([(record.status, record.value(self.metric)) for record in own]))
             else:
-                self._tell(run_id, record.status, record.value(self.metric))
+                self._again[row_id] = row
 
     def _suggested(self) -> Row | None:
         """A new row, which is this search's; None: none now."""
@@ -215,17 +250,19 @@ class Search:
                 logger.warning("a suggestion is no valid run: %s", error)
                 self._study.tell(trial, state=TrialState.FAIL)
                 continue
-            run_id = row.runs[0].run_id
+            row_id = _row_id(row)
             known = self._known()
-            if run_id in known:
-                self._tell_again(trial, run_id)
+            if row_id in known:
+                self._tell_again(trial, row_id)
                 continue
             undecided = sum(number < trial.number for number in self._undecided)
             if len(known) + undecided >= self._plan.samples:  # another sweep was faster
                 self._study.tell(trial, state=TrialState.FAIL)
                 return None
-            trial.set_user_attr(RUN_ID, run_id)
-            self._open[run_id] = trial
+            trial.set_user_attr(RUN_ID, row_id)
+            if len(row.runs) > 1:
+                trial.set_user_attr("run_ids", [run.run_id for run in row.runs])
+            self._open[row_id] = _OpenRow(row, trial)
             return row
         self._is_stuck = True
         return None
@@ -238,14 +275,14 @@ class Search:
         return max(0, self._plan.samples - len(self._known()))
 
     def _known(self) -> set[str]:
-        """The runs that were suggested, by any sweep."""
+        """The rows that were suggested, by any sweep."""
         return self._rows.keys() | self._trials.keys()
 
     def _row_of(self, trial: FrozenTrial) -> Row | None:
-        """The row of a trial that names its run; None if it is none of the ablation."""
+        """The row of a trial that has its id; None if it is none of the ablation."""
         with contextlib.suppress(SpecError, KeyError):
             row = row_of(self._plan.ablation, trial.params)
-            if row.runs[0].run_id == trial.user_attrs[RUN_ID]:
+            if _row_id(row) == trial.user_attrs[RUN_ID]:
                 return row
         return None
 
@@ -261,41 +298,49 @@ class Search:
             elif not trial.state.is_finished() and (trial.datetime_start or oldest) > oldest:
                 self._undecided.append(trial.number)
         others = {}
-        for run_id, trials in self._trials.items():
-            if run_id not in self._rows and not all(trial.state.is_finished() for trial in trials):
-                row = self._others.get(run_id) or self._row_of(trials[0])
+        for row_id, trials in self._trials.items():
+            if row_id not in self._rows and not all(trial.state.is_finished() for trial in trials):
+                row = self._others.get(row_id) or self._row_of(trials[0])
                 if row is not None:
-                    others[run_id] = row
+                    others[row_id] = row
         self._others = others
 
     def _tell_ends(self) -> None:
+        """Tell the study the results of the open rows whose runs have all ended."""
         self._look()
-        for run_id, end in list(self._ends.items()):
-            self._tell(run_id, *end)
-            self._open.pop(run_id, None)
-            del self._ends[run_id]
+        for row_id, open_row in list(self._open.items()):
+            if not open_row.ends:
+                continue
+            others = [run.run_id for run in open_row.row.runs if run.run_id not in open_row.ends]
+            if any(run.run_id in others for run in open_row.to_train):
+                continue
+            records = self._store.index.records(others) if others else {}
+            ends = [*open_row.ends.values(), *((each.status, each.value(self.metric)) for each in records.values())]
+            if len(ends) == len(open_row.row.runs) and all(status in ENDED for status, _ in ends):
+                self._tell(row_id, *_outcome(ends))
+                del self._open[row_id]
 
-    def _tell(self, run_id: str, status: Status, value: float | None) -> None:
-        """Tell each trial that waits for a run how it ended. If none does, a result becomes a new trial."""
-        state, trials = _state(status, value), self._trials.get(run_id, [])
+    def _tell(self, row_id: str, state: TrialState, value: float | None) -> None:
+        """Tell each trial that waits for a row how it ended. If none does, a result becomes a new trial."""
+        trials = self._trials.get(row_id, [])
         is_told = any(trial.state in (state, TrialState.COMPLETE) for trial in trials)
+        open_row = self._open.get(row_id)
         for trial in trials:
             if trial.state.is_finished():
                 continue
-            if state == TrialState.PRUNED and self._open.get(run_id) is None:
+            if state == TrialState.PRUNED and (open_row is None or open_row.trial is None):
                 # Another process has asked for it, so what is reported here is in no trial.
                 self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
             else:
-                result = value if state == TrialState.COMPLETE else None
-                self._study.tell(trial.number, result, state, skip_if_finished=True)
+                self._study.tell(trial.number, value, state, skip_if_finished=True)
                 is_told = True
         if not is_told and state != TrialState.FAIL:
-            self._add(run_id, state, value)
+            self._add(row_id, state, value)
 
-    def _tell_again(self, trial: Trial, run_id: str) -> None:
-        """Tell a trial that repeats a run what is known of it."""
-        trial.set_user_attr(RUN_ID, run_id)
-        known = [each for each in self._trials.get(run_id, []) if each.value is not None]
+    def _tell_again(self, trial: Trial, row_id: str) -> None:
+        """Tell a trial that repeats a row what is known of it."""
+        trial.set_user_attr(RUN_ID, row_id)
+        known = [each for each in self._trials.get(row_id, []) if each.value is not None]
         if not known:
             self._study.tell(trial, state=TrialState.FAIL)
         elif known[-1].state == TrialState.COMPLETE:
@@ -305,31 +350,36 @@ class Search:
                 trial.report(value, step)
             self._study.tell(trial, state=TrialState.PRUNED)
 
-    def _add(self, run_id: str, state: TrialState, value: float | None) -> None:
-        """Add a trial of a run that has ended, with what it has reported."""
-        values = self._reported(run_id)
+    def _add(self, row_id: str, state: TrialState, value: float | None) -> None:
+        """Add a trial of a row that has ended, with what it has reported."""
+        row = self._rows[row_id]
+        values = self._reported(row)
         last = values[max(values)] if values else None
-        parameters = parameters_of(self._plan.ablation, self._rows[run_id].labels)
+        parameters = parameters_of(self._plan.ablation, row.labels)
         self._study.add_trial(
             create_trial(
                 state=state,
                 value=value if state == TrialState.COMPLETE else last,
                 params=parameters,
                 distributions={name: self._distributions[name] for name in parameters},
-                user_attrs={RUN_ID: run_id},
+                user_attrs={RUN_ID: row_id},
                 intermediate_values=values,
             )
         )
 
-    def _reported(self, run_id: str) -> dict[int, float]:
-        """Step → the metric's value at that evaluation, of a run in the store."""
-        values: dict[int, float] = {}
-        with contextlib.suppress(DamagedError):
-            for row in self._store.run(run_id).curve():
-                value = row.get(self.metric)
-                if value is not None and math.isfinite(value):
-                    values[int(row["step"])] = float(value)
-        return values
+    def _reported(self, row: Row) -> dict[int, float]:
+        """Step → the mean of the metric at that evaluation, of the steps that all runs of a row have in the store."""
+        of_runs = []
+        for run in row.runs:
+            values: dict[int, float] = {}
+            with contextlib.suppress(DamagedError):
+                for line in self._store.run(run.run_id).curve():
+                    value = line.get(self.metric)
+                    if value is not None and math.isfinite(value):
+                        values[int(line["step"])] = float(value)
+            of_runs.append(values)
+        steps = set.intersection(*map(set, of_runs))
+        return {step: statistics.fmean(values[step] for values in of_runs) for step in sorted(steps)}
 
     def _opened_study(self, seed: int) -> optuna.Study:
         study = optuna.create_study(
@@ -365,7 +415,8 @@ def study_name(plan: Plan) -> str:
     base is another study; it starts with the recorded results that fit.
     """
     content, search = plan.ablation.content, plan.search
-    facts = content.model_dump(mode="json", by_alias=True, include={"base", "grid", "zip", "when", "seeds"})
+    facts = content.model_dump(mode="json", by_alias=True, include={"base", "grid", "zip", "when"})
+    facts["seeds"] = content.row_seeds
     if search is not None:
         facts |= search.model_dump(mode="json", include={"space", "metric", "goal"})
     facts["runs"] = [row.runs[0].run_id for row in plan.examples]  # they change with versions of tasks and encodings
@@ -416,11 +467,18 @@ def _connection(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _state(status: Status, value: float | None) -> TrialState:
-    """Optuna's state of a run that has ended. Only a finite result counts as one."""
-    if status == "finished" and value is not None and math.isfinite(value):
-        return TrialState.COMPLETE
-    return TrialState.PRUNED if status == "stopped" else TrialState.FAIL
+def _row_id(row: Row) -> str:
+    return row.runs[0].run_id
+
+
+def _outcome(ends: Sequence[tuple[Status, float | None]]) -> tuple[TrialState, float | None]:
+    """Optuna's state and value of a row whose runs have ended so. Only the mean of finite results counts as one."""
+    values = [value for status, value in ends if status == "finished" and value is not None and math.isfinite(value)]
+    if len(values) == len(ends):
+        return TrialState.COMPLETE, statistics.fmean(values)
+    statuses = {status for status, _ in ends}
+    is_pruned = "stopped" in statuses and "failed" not in statuses
+    return TrialState.PRUNED if is_pruned else TrialState.FAIL, None
 
 
 def _parameter(trial: Trial, dimension: Dimension) -> str | float:

@@ -311,7 +311,7 @@ class _Work:
 
         search = Search(
             self.plan, store,
-            retry_failed="failed" not in self.skipped, stopped_counts=self.plan.schedule is not None, max_rows=max_runs,
+            retry_failed="failed" not in self.skipped, stopped_counts=self.plan.schedule is not None, max_runs=max_runs,
         )  # fmt: skip
         self.todo = []
         self.search = None if search.is_exhausted else search
@@ -319,8 +319,9 @@ class _Work:
 
     def add(self, row: Row, store: Store) -> None:
         """Record a row that the search has suggested."""
-        new = [each for each in row.runs if all(each.run_id != run.run_id for run in self.todo)]
-        self.todo += new
+        # Of a row that an earlier sweep has begun, some runs may have ended: they count already.
+        left = [each for each in row.runs if self.statuses.get(each.run_id) not in self.skipped]
+        self.todo += [each for each in left if all(each.run_id != run.run_id for run in self.todo)]
         known = {run.run_id for run in self.record.runs}
         members = [_member(row, run) for run in row.runs if run.run_id not in known]
         if row.resources is not None:
@@ -338,7 +339,8 @@ class _Work:
 
     def outcome(self, store: Store, seconds: float, notes: list[str], budget: Budget) -> SweepOutcome:
         """The end of the sweep."""
-        missing = 0 if self.search is None else self.search.remaining
+        seeds = len(self.plan.ablation.content.row_seeds)
+        missing = 0 if self.search is None else self.search.remaining * seeds
         records = store.index.records(run.run_id for run in self.todo)
         finished = [record for record in records.values() if record.status == "finished"]
         trained = sum(record.sweep_id == self.record.sweep_id for record in finished)

@@ -477,14 +477,16 @@ def test_the_table_has_a_line_for_each_row_of_the_grid(searched):
 def test_the_best_values_as_json_and_as_conditions(searched):
     answer = searched.json("best", "searched")
     lr = [row.runs[0].train.lr for row in searched.plan.rows]
-    assert answer["rows"][0]["best"] == {"values": {"train.lr": lr[2]}, "score": 48.0}
+    best = answer["rows"][0]["best"]
+    assert (best["values"], best["score"]) == ({"train.lr": lr[2]}, 48.0)
+    assert best["run_ids"] == [run.run_id for run in searched.plan.rows[2].runs]
     assert len(answer["rows"][0]["draws"]) == 3
     out, _ = searched("best", "searched", "--yaml")
     assert yaml.safe_load(out)["when"][1] == {"if": {"model.position": "none"}, "set": {"train.lr": lr[5]}}
 
 
 def test_what_cannot_be_answered_is_an_error(searched):
-    searched.refuses("not_a_random_search", "best", "tiny")
+    searched.refuses("not_finished", "best", "tiny", "--yaml")
     searched.refuses("unknown_metric", "best", "searched", "--metric", "x", metric="x")
     searched.refuses("conflicting_options", "best", "searched", "--yaml", "--json", options=["--yaml", "--json"])
 

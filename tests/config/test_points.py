@@ -76,7 +76,7 @@ def test_conditions_apply_to_drawn_values():
         ("{kind: random, samples: 3, space: {train.lrr: {uniform: [1, 2]}}}", ("unknown_key", "test.yaml:12", "train.lrr")),
         ("{kind: random, samples: 3, space: {model.position: {choice: [[cope]]}}}", ("axis_in_space", "test.yaml:12", "search.space.model.position")),
         ("{kind: random, samples: 3, space: {seed: {int_uniform: [1, 2]}}}", ("seed_in_row", "test.yaml:12", "search.space.seed")),
-        ("{kind: optuna, samples: 3, space: {train.lr: {uniform: [1, 2]}}}", ("several_seeds", "test.yaml:8", "seeds")),
+        ("{kind: optuna, samples: 3, seeds_per_sample: 9, space: {train.lr: {uniform: [1, 2]}}}", ("too_few_seeds", "test.yaml:12", "search.seeds_per_sample")),
     ],
 )  # fmt: skip
 def test_errors_name_line_and_key(search, expected):

@@ -64,9 +64,9 @@ class Sweep:
     def plan(self) -> Plan:
         return plan_of_recorded(load(self.text), [(row.runs[0].run_id, row.labels) for row in self.rows])
 
-    def search(self, *, retry_failed: bool = True, stopped_counts: bool = False, max_rows: int | None = None) -> Search:
+    def search(self, *, retry_failed: bool = True, stopped_counts: bool = False, max_runs: int | None = None) -> Search:
         return Search(
-            self.plan, self.store, retry_failed=retry_failed, stopped_counts=stopped_counts, max_rows=max_rows
+            self.plan, self.store, retry_failed=retry_failed, stopped_counts=stopped_counts, max_runs=max_runs
         )
 
     def next_run(self, search: Search) -> RunSpec:
@@ -268,7 +268,7 @@ def test_a_run_of_another_ablation_is_a_row_like_any_other(tmp_path: Path, sweep
     twin = Sweep(Store(tmp_path / "twin", create=True))
     run = twin.next_run(twin.search())
     finish(sweep.store, run, {METRIC: 0.5})
-    search = sweep.search(max_rows=1)
+    search = sweep.search(max_runs=1)
     assert sweep.next_run(search) == run
     search.end(run.run_id, "finished", 0.5)
     assert sweep.next_run(search) != run  # what has ended before does not count
@@ -406,6 +406,78 @@ def test_a_study_in_postgresql_outlives_its_server(tmp_path: Path, postgres: Pos
     assert sweep.states == ["COMPLETE", "RUNNING"]
     search.close()
     assert sweep.search().remaining == 2
+
+
+# -- several seeds --
+
+SEEDS = "seeds: [3, 4, 5]\n" + short(6)
+
+
+def test_each_suggestion_is_trained_with_all_seeds_and_its_value_is_their_mean(store: Store) -> None:
+    sweep = Sweep(store, SEEDS)
+    search = sweep.search()
+    row = search.next_row()
+    assert row is not None
+    assert [run.seed for run in row.runs] == [3, 4, 5]
+    assert search.runs_to_train(row) == list(row.runs)
+    for run, value in zip(row.runs, (1.0, 2.0, 6.0), strict=True):
+        assert sweep.states == ["RUNNING"]
+        search.report(run.run_id, 10, value + 1)
+        search.end(run.run_id, "finished", value)
+    (trial,) = sweep.trials
+    assert (trial.state.name, trial.value, trial.intermediate_values) == ("COMPLETE", 3.0, {10: 4.0})
+    assert trial.user_attrs["run_ids"] == [run.run_id for run in row.runs]
+
+
+@pytest.mark.parametrize(
+    ("ends", "state"),
+    [
+        (["finished", "stopped", "finished"], "PRUNED"),
+        (["finished", "stopped", "failed"], "FAIL"),
+        (["finished", "finished", "interrupted"], "RUNNING"),
+    ],
+)
+def test_a_row_of_which_not_all_seeds_finish(ends: list[Status], state: str, store: Store) -> None:
+    sweep = Sweep(store, SEEDS)
+    search = sweep.search()
+    row = search.next_row()
+    assert row is not None
+    for run, status in zip(row.runs, ends, strict=True):
+        search.end(run.run_id, status, 1.0)
+    assert sweep.states == [state]
+
+
+def test_the_next_sweep_trains_the_seeds_that_are_left(store: Store) -> None:
+    sweep = Sweep(store, SEEDS)
+    search = sweep.search(max_runs=2)
+    row = search.next_row()
+    assert row is not None
+    sweep.rows.append(row)
+    assert [run.seed for run in search.runs_to_train(row)] == [3, 4]
+    assert search.is_exhausted
+    for run in row.runs[:2]:
+        finish(store, run, {METRIC: 1.0})
+        search.end(run.run_id, "finished", 1.0)
+    again = sweep.search()
+    assert again.next_row() == row
+    assert [run.seed for run in again.runs_to_train(row)] == [5]
+    for run in row.runs[:2]:
+        again.end(run.run_id, "finished", 1.0)
+    assert sweep.states == ["RUNNING"]
+    finish(store, row.runs[2], {METRIC: 4.0})
+    again.end(row.runs[2].run_id, "finished", 4.0)
+    assert [trial.value for trial in sweep.trials] == [2.0]
+    assert sweep.search().remaining == 5
+
+
+def test_fewer_seeds_for_each_sample_than_the_ablation_has(store: Store) -> None:
+    one = Sweep(store, short(6).replace("samples: 6", "samples: 6\n  seeds_per_sample: 1"))
+    assert study_name(one.plan) == study_name(Sweep(store, short(6)).plan)
+    several = Sweep(store, SEEDS.replace("samples: 6", "samples: 6\n  seeds_per_sample: 2"))
+    row = several.search().next_row()
+    assert row is not None
+    assert [run.seed for run in row.runs] == [3, 4]
+    assert plan_of_recorded(several.plan.ablation, [(row.runs[1].run_id, row.labels)]).rows == (row,)
 
 
 # -- labels and parameters --

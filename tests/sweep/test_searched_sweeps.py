@@ -77,3 +77,12 @@ def test_failed_runs_count_as_failures_and_are_suggested_again(store: Store) -> 
     assert (outcome.failed, outcome.not_started, outcome.exit_code) == (2, 0, 1)
     assert start(plan, store, leave_out={"failed"}).sweep_id is None
     assert start(plan, store, leave_out={"pending", "interrupted", "stopped", "damaged"}).failed == 2
+
+
+def test_a_search_with_two_seeds_trains_whole_rows(store: Store) -> None:
+    plan = search_of(seeds=[0, 1], search=LEARNING_RATES | {"samples": 2})
+    for trained, reused, left in ((1, 0, 3), (1, 1, 2), (2, 2, 0)):
+        outcome = start(plan, store, budget=Budget(max_runs=trained))
+        assert (outcome.trained, outcome.reused, outcome.not_started) == (trained, reused, left)
+    assert [len(row.runs) for row in recorded_plan(plan, store).rows] == [2, 2]
+    assert start(plan, store).sweep_id is None

@@ -5,7 +5,7 @@
     available   the figures of an ablation: those that its file declares, and those that any ablation has
     canvas      style, layout, axes and file formats; the only module that sets matplotlib's parameters
     metrics     what the figures of an ablation's runs have in common: rows, metrics, statistics over seeds
-    curves, values, heatmap, importance    related kinds each
+    curves, values, heatmap, searches, importance    related kinds each
     heads       heatmaps of a checkpoint: maps, all heatmaps of a probe, and its HTML page
 
 `FigureKind.make` imports the module of a kind, with pandas and matplotlib. `kinds` and `available` import neither.

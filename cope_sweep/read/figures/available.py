@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 COMMON = ("summary", "curves", "convergence")
 SIZE = ("width", "height", "font_size")
 """Fields of a question that say how large a figure is."""
-VARYING = ("values", "heatmap", "importance")
+VARYING = ("values", "slice", "heatmap", "importance")
 """Kinds for an ablation with an axis of several values."""
 
 

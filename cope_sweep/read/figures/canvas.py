@@ -142,8 +142,9 @@ def draw_sized(draw: Callable[[], Drawing], size: Size) -> Drawing:
     factor = size.font_factor
     if drawing.get_layout_engine() is None:
         natural_width, natural_height = drawing.get_size_inches()
-        factor = (size.width or natural_width) / natural_width
-        drawing.set_size_inches(natural_width * factor, natural_height * factor)
+        wanted = [size.width and size.width / natural_width, size.height and size.height / natural_height]
+        factor = min((each for each in wanted if each), default=1.0)
+        drawing.set_size_inches(size.width or natural_width * factor, size.height or natural_height * factor)
     if factor != 1.0:
         for text in drawing.findobj(Text):
             text.set_fontsize(float(text.get_fontsize()) * factor)
@@ -370,12 +371,24 @@ def parameter_axis(axes: Axes, positions: Sequence[float], labels: Sequence[str]
     if 0 < len(distinct) <= MAX_TICKS and _apart(distinct, log=log):
         axes.xaxis.set_major_locator(FixedLocator(distinct.tolist()))
     elif log:
-        chosen = distinct[:: math.ceil(len(distinct) / MAX_TICKS)] if len(distinct) else distinct
-        axes.xaxis.set_major_locator(FixedLocator(chosen.tolist()))
+        axes.xaxis.set_major_locator(FixedLocator(_log_ticks(distinct)))
     else:
         axes.xaxis.set_major_locator(_round_numbers())
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(number))
+
+
+def _log_ticks(values: np.ndarray) -> list[float]:
+    """Round numbers among values on a logarithmic axis, few enough for their texts; 0 where it is a value."""
+    positive = values[values > 0]
+    low, high = positive.min() / 1.1, positive.max() * 1.1
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
+        if len(ticks) <= MAX_TICKS_ACROSS:
+            break
+    ticks = ticks[:: math.ceil(len(ticks) / MAX_TICKS_ACROSS)]
+    return [0.0, *ticks] if len(positive) < len(values) else ticks
 
 
 def _round_numbers() -> MaxNLocator:
@@ -432,4 +445,5 @@ def _apart(distinct: np.ndarray, *, log: bool) -> bool:
     if len(distinct) < 2 or (log and distinct.min() <= 0):
         return True
     places = np.log(distinct) if log else distinct
-    return bool(np.diff(places).min() >= 0.09 * (places[-1] - places[0]))
+    longest = max(len(number(value)) for value in distinct)
+    return bool(np.diff(places).min() >= (0.03 + 0.02 * longest) * (places[-1] - places[0]))

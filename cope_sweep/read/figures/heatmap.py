@@ -19,10 +19,9 @@ from cope_sweep.config import Plan, Row
 from cope_sweep.config.ablation import Heatmap
 from cope_sweep.read.figures import canvas
 from cope_sweep.read.figures.figure import Figure
-from cope_sweep.read.figures.metrics import chosen_metrics, metric_title, of_rows, selected_rows, unknown_panels
+from cope_sweep.read.figures.metrics import chosen_metrics, metric_title, of_rows, panel_key, selected_rows
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of, named_label, row_label, varying_axes
-from cope_sweep.read.tables.row_names import find_axis
 from cope_sweep.read.tables.runs import Results
 
 COLUMNS = {
@@ -49,7 +48,7 @@ def heatmap(results: Results, question: GetFigure, declared: Heatmap | None = No
     plan = results.plan
     rows = selected_rows(plan, question.row)
     runs = of_rows(results.frame, plan, question.row)
-    panels = _panels(plan, question.panels)
+    panels = panel_key(plan, question.panels)
     compared = (metric.name for metric in plan.ablation.content.metrics if metric.compared)
     titles = {column.name: column for column in chosen_metrics(plan, runs, question.metric, compared)}
     groups: Groups
@@ -116,13 +115,6 @@ def heatmap_frame(
 def _learning_rule(plan: Plan) -> Column | None:
     """The first metric of the table that says from which value on a task is learned."""
     return next((column_of(each) for each in plan.ablation.content.metrics if each.learned is not None), None)
-
-
-def _panels(plan: Plan, name: str | None) -> str | None:
-    key = None if name is None else find_axis(plan.axes, name)
-    if name is not None and key is None:
-        raise unknown_panels(plan, name)
-    return key
 
 
 def _draw(

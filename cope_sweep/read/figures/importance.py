@@ -5,9 +5,9 @@
 `seeds` is the share within rows, which seeds alone cause. Where every combination of levels has the same number of
 runs, the shares of axes, of their interactions and of seeds sum to 1; otherwise shares of axes may overlap, and
 interactions are left out. Axes that always change together have the same share. An axis with more than MAX_LEVELS
-numbers, as in a random search, is cut into QUANTILES groups of equal size. Noise biases η² upward: with L levels and
-N runs, an axis without effect explains (L − 1)/(N − 1) on average, which the drawing marks. Runs that a search chose
-by earlier results are no random sample of its space.
+numbers, or one of a search space with more than QUANTILES, is cut into QUANTILES groups of equal size. Noise biases η²
+upward: with L levels and N runs, an axis without effect explains (L − 1)/(N − 1) on average, which the drawing marks.
+Runs that a search chose by earlier results are no random sample of its space.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from cope_sweep.api.questions import GetFigure
 from cope_sweep.read.figures import canvas
 from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.figures.kinds import FigureError
-from cope_sweep.read.figures.metrics import chosen_metrics, is_number, of_rows, selected_rows
+from cope_sweep.read.figures.metrics import chosen_metrics, is_log_parameter, is_number, of_rows, selected_rows
 from cope_sweep.read.tables.model import Column
 from cope_sweep.read.tables.runs import Results, setting
 
 MAX_LEVELS, QUANTILES = 8, 4
 COLUMNS = {"metric": "str", "factor": "str", "runs": "int64", "share": "float64", "chance": "float64"}
+ABSENT = "–"
+"""The level of rows that do not have an axis."""
 INTERACTIONS, SEEDS = "interactions", "seeds"
 
 
@@ -54,10 +56,12 @@ def axis_levels(results: Results, runs: pd.DataFrame, rows: Sequence[str] = ()) 
     row_by_name = {row.name: row for row in selected_rows(results.plan, rows)}
     columns = {}
     for key, short in results.plan.axes.items():
-        levels = runs[key].fillna("–")
+        levels = runs[key].fillna(ABSENT)
         values = [setting(row_by_name[name], key) for name in runs["row"]]
-        if levels.nunique() > MAX_LEVELS and all(map(is_number, values)):
-            levels = pd.qcut(pd.Series(values, dtype="float64"), QUANTILES, duplicates="drop").astype("str")
+        most = MAX_LEVELS if is_log_parameter(results.plan, key) is None else QUANTILES
+        if levels.nunique() > most and all(value is None or is_number(value) for value in values):
+            cut = pd.qcut(pd.Series(values, dtype="float64"), QUANTILES, duplicates="drop")
+            levels = cut.astype("str").where(cut.notna(), ABSENT)
         if levels.nunique() > 1:
             columns[short] = levels
     return pd.DataFrame(columns)

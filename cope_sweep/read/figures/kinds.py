@@ -58,7 +58,8 @@ FIGURES = {
         FigureKind("positions", "perplexity against the place in the context", "ablation", "values"),
         FigureKind("summary", "final metrics of each row beside the published values", "ablation", "values"),
         FigureKind("heatmap", "final metrics of many rows, sorted by mean rank", "ablation", "heatmap"),
-        FigureKind("budget", "the best value of the first n draws of a random search", "ablation", "values"),
+        FigureKind("budget", "the history of a search: the best value so far", "ablation", "searches"),
+        FigureKind("slice", "values of all rows against each parameter", "ablation", "searches"),
         FigureKind("importance", "how much of a metric's variance each parameter explains", "ablation", "importance"),
         FigureKind("maps", "gates, positions or attention of heads over the tokens (--show)", "checkpoint", "heads"),
     )

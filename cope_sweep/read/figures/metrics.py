@@ -10,11 +10,12 @@ import pandas as pd
 
 from cope_sweep.api.formats import Band
 from cope_sweep.config import Plan, Row
+from cope_sweep.config.ablation import Optuna, RandomSearch
 from cope_sweep.config.explain import suggest
 from cope_sweep.read.figures.kinds import FigureError
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of
-from cope_sweep.read.tables.row_names import find_rows
+from cope_sweep.read.tables.row_names import find_axis, find_rows
 
 
 def metric_title(plan: Plan, name: str) -> Column:
@@ -107,8 +108,18 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def unknown_panels(plan: Plan, name: str) -> FigureError:
-    """The error about panels of an axis that the plan does not have."""
-    axes = list(plan.axes)
-    message = f"--panels {name}: {plan.name} has no such axis{suggest(name, axes)}"
-    return FigureError(message, code="unknown_axis", axis=name, allowed=axes)
+def is_log_parameter(plan: Plan, key: str) -> bool | None:
+    """Whether an axis is logarithmic in the search space of a plan; None where it is no number of the space."""
+    search = plan.ablation.content.search
+    found = search.space.get(key) if isinstance(search, (RandomSearch, Optuna)) else None
+    return None if found is None or found.choice is not None else found.is_log
+
+
+def panel_key(plan: Plan, name: str | None) -> str | None:
+    """The key of the axis that has panels; None for none. Raises FigureError where the plan does not have it."""
+    key = None if name is None else find_axis(plan.axes, name)
+    if key is None and name is not None:
+        axes = list(plan.axes)
+        message = f"--panels {name}: {plan.name} has no such axis{suggest(name, axes)}"
+        raise FigureError(message, code="unknown_axis", axis=name, allowed=axes)
+    return key

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure as Drawing
 from cope_sweep.api.formats import Band
 from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import Plan, Row
+from cope_sweep.config.ablation import Optuna, RandomSearch
 from cope_sweep.config.explain import suggest
 from cope_sweep.config.run import POSITION_PERPLEXITY
 from cope_sweep.read.figures import canvas
@@ -29,15 +30,15 @@ from cope_sweep.read.figures.metrics import (
     band_text,
     chosen_band,
     chosen_metrics,
+    is_log_parameter,
     is_number,
     metric_columns,
     metric_title,
     of_rows,
+    panel_key,
     seed_statistics,
     selected_rows,
-    unknown_panels,
 )
-from cope_sweep.read.tables.best import tuning
 from cope_sweep.read.tables.model import Column, row_label, short_labels, varying_axes
 from cope_sweep.read.tables.row_names import find_axis
 from cope_sweep.read.tables.runs import FACT, Results, setting
@@ -75,7 +76,8 @@ class _Point:
 def values(results: Results, question: GetFigure) -> Figure:
     """Metrics (default: the table's) against `question.x` (default: the first axis with numbers, or else the first).
 
-    Against a fact, such as a cost, each row is a series of its own: its place is measured.
+    Against a fact, such as a cost, each row is a series of its own: its place is measured. The rows of a search are
+    points, which no line joins: neighbours differ in the other parameters, too.
     """
     plan = results.plan
     rows = selected_rows(plan, question.row)
@@ -84,11 +86,12 @@ def values(results: Results, question: GetFigure) -> Figure:
     table = (metric.name for metric in plan.ablation.content.metrics)
     titles = chosen_metrics(plan, runs, question.metric, table)
     places, labels = _places(plan, rows, runs, key)
-    panel_key = _panel_key(plan, question.panels)
-    names = _series(plan, rows, {} if key.startswith(FACT) else places, {key, panel_key})
+    split = panel_key(plan, question.panels)
+    drawn = _searched_keys(plan)
+    names = _series(plan, rows, {} if key.startswith(FACT) else places, {key, split, *drawn})
     several = len(titles) > 1
     points = [
-        _Point(row, title, title.name, _panel_title(row, panel_key, title if several or not panel_key else None),
+        _Point(row, title, title.name, _panel_title(row, split, title if several or not split else None),
                names[row.name], places[row.name], labels[row.name])
         for title in titles
         for row in rows
@@ -96,7 +99,15 @@ def values(results: Results, question: GetFigure) -> Figure:
     ]  # fmt: skip
     numeric = all(label == "" for label in labels.values())
     x_title = plan.axes.get(key, key.removeprefix(FACT).replace("_", " ") if key.startswith(FACT) else key)
+    if question.log_x is None:
+        question = question.model_copy(update={"log_x": is_log_parameter(plan, key)})
     return _figure("values", plan, runs, points, question, x_title=x_title, numeric=numeric)
+
+
+def _searched_keys(plan: Plan) -> tuple[str, ...]:
+    """The keys of the search space: rows that differ in them are points of one series."""
+    search = plan.ablation.content.search
+    return tuple(search.space) if isinstance(search, (RandomSearch, Optuna)) else ()
 
 
 def _evaluations(row: Row, name: str) -> list[tuple[str, str]]:
@@ -161,8 +172,8 @@ def _against_length(
         if name not in known:
             message = f"{plan.name} has no metric {name}@…{suggest(name, known)}"
             raise FigureError(message, code="unknown_metric", metric=name, allowed=known)
-    panel_key = _panel_key(plan, question.panels) or (TRAINING_CONTEXT if TRAINING_CONTEXT in plan.axes else None)
-    names = _series(plan, rows, {}, {panel_key, None})
+    split = panel_key(plan, question.panels) or (TRAINING_CONTEXT if TRAINING_CONTEXT in plan.axes else None)
+    names = _series(plan, rows, {}, {split, None})
     points = []
     for base in dict.fromkeys(wanted):
         columns = [(name, int(match["length"])) for name, match in found.items() if match["metric"] == base]
@@ -170,63 +181,15 @@ def _against_length(
             columns.insert(0, (base, 1))
         title = metric_title(plan, columns[0][0])
         title = Column(base, base, title.unit, title.goal)
-        shown = title if len(set(wanted)) > 1 or not panel_key else None
+        shown = title if len(set(wanted)) > 1 or not split else None
         points += [
-            _Point(row, title, prefix + column, _panel_title(row, panel_key, shown), name, float(length))
+            _Point(row, title, prefix + column, _panel_title(row, split, shown), name, float(length))
             for row in rows
             for prefix, name in _evaluations(row, names[row.name])
             for column, length in sorted(columns, key=lambda each: each[1])
             if prefix + column in columns_of_runs
         ]
     return _figure(kind, plan, runs, points, question, x_title=x_title, numeric=True)
-
-
-def budget(results: Results, question: GetFigure) -> Figure:
-    """The best value of the first n draws of a random search against n. Default metric: that of `cope-sweep best`.
-
-    Where rows differ in several axes, the one with the fewest labels has panels.
-    """
-    plan = results.plan
-    chosen = chosen_metrics(plan, results.frame, question.metric, ()) if question.metric else []
-    found = tuning(results, *(column.name for column in chosen[:1]))
-    column = metric_title(plan, found.metric)
-    names = [row.name for row in found.rows]
-    if unknown := next((name for name in question.row if name not in names), None):
-        message = f"{plan.name} has no row {unknown!r}{suggest(unknown, names)}"
-        raise FigureError(message, code="unknown_row", row=unknown, allowed=names)
-    labels = {key: {row.labels.get(key) for row in found.rows} for key in plan.axes}
-    several = [key for key, values in labels.items() if len(values) > 1]
-    whole = [key for key in several if None not in labels[key]]  # every row has such a label
-    split = _panel_key(plan, question.panels)
-    if split is None and len(several) > 1 and whole:
-        split = min(whole, key=lambda key: len(labels[key]))
-    series = {
-        row.name: " · ".join(label for key, label in row.labels.items() if key in several and key != split) or row.name
-        for row in found.rows
-    }
-    lines = [
-        {"panel": f"{plan.axes[split]} = {row.labels.get(split, '–')}" if split else "", "metric": column.name,
-         "series": series[row.name], "x": float(n), "x_label": "", "n": len(found.seeds), "seeds": len(found.seeds),
-         "mean": best.score}
-        for row in found.rows
-        if row.name in (question.row or names)
-        for n in range(1, found.draws + 1)
-        if (best := row.best(n)) is not None
-    ]  # fmt: skip
-    data = pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
-    title = question.title or plan.ablation.content.title
-    drawn = partial(
-        _draw,
-        data,
-        list(dict.fromkeys(series.values())),
-        {column.name: column},
-        "range",
-        title,
-        question,
-        "number of draws",
-        True,
-    )
-    return Figure("budget", title, data, drawn)
 
 
 def _x_key(plan: Plan, name: str | None) -> str:
@@ -253,13 +216,6 @@ def _x_key(plan: Plan, name: str | None) -> str:
         key=name,
         ablation=plan.name,
     )
-
-
-def _panel_key(plan: Plan, name: str | None) -> str | None:
-    key = None if name is None else find_axis(plan.axes, name)
-    if key or name is None:
-        return key
-    raise unknown_panels(plan, name)
 
 
 def _panel_title(row: Row, key: str | None, metric: Column | None) -> str:
@@ -309,7 +265,12 @@ def _figure(
     title = question.title or plan.ablation.content.title
     titles = {point.metric.name: point.metric for point in points}
     series = list(dict.fromkeys(point.series for point in points))
-    return Figure(kind, title, data, partial(_draw, data, series, titles, band, title, question, x_title, numeric))
+    return Figure(
+        kind,
+        title,
+        data,
+        partial(_draw, data, series, titles, band, title, question, x_title, numeric, not plan.is_drawn),
+    )
 
 
 def _by_appearance(column: pd.Series[Any]) -> pd.Series[Any]:
@@ -351,6 +312,7 @@ def _draw(
     question: GetFigure,
     x_title: str,
     numeric: bool,
+    is_joined: bool,
 ) -> Drawing:
     known = [each for each in series if each in set(data["series"])]
     places_of = data[data["x_label"] == ""].groupby(["panel", "series"])["x"].nunique()
@@ -371,8 +333,9 @@ def _draw(
         for index, each in enumerate(series):  # styles stay the same while a sweep goes on
             lines = shown[shown["series"] == each]
             if own in (None, each) and len(lines):
-                handles[each] = _draw_series(panel, lines, canvas.series_style(0 if own else index))
-            elif len(lines):
+                style = canvas.series_style(0 if own else index)
+                handles[each] = _draw_series(panel, lines, style if is_joined else style | {"linestyle": "none"})
+            elif len(lines) and is_joined:
                 canvas.background(panel, lines["x"], lines["mean"])
         same = data[data["metric"] == metric.name]  # panels of one metric share its scale
         drawn = [*same["mean"], *same["low"], *same["high"], *same["published"]]
@@ -382,7 +345,7 @@ def _draw(
             panel, places["x"].tolist(), None if numeric else places["x_label"].tolist(), log=question.log_x
         )
         panel.set_xlabel(canvas.shortened(x_title))
-    for metric_name in titles:
+    for metric_name in dict.fromkeys(of_panel.values()):
         canvas.share_limits(
             [panel for panel, (name, _) in zip(axes, names, strict=True) if of_panel[name] == metric_name]
         )

@@ -156,7 +156,7 @@ class Queries:
             "scales": list(content.scales),
             "at_scales": {scale: self._scale_summary(runs) for scale, runs in scales.items()},
             "rows": len(plan.rows),
-            "seeds": len(content.seeds),
+            "seeds": len(content.row_seeds),
             "runs": len(run_ids),
             "finished": counts.get("finished", 0),
             "counts": counts,
@@ -288,8 +288,10 @@ class Queries:
         if is_kept and (picture := results.picture(question.figure)):
             return picture
         plan = results.plan
-        rows = len(plan.rows)
-        if question.figure == "budget" and isinstance(search := plan.ablation.content.search, RandomSearch):
+        search, rows = plan.ablation.content.search, len(plan.rows)
+        if question.figure == "slice" or (question.figure == "budget" and not isinstance(search, RandomSearch)):
+            rows = 1  # of which a row is a point, and not a line
+        elif question.figure == "budget" and isinstance(search, RandomSearch):
             rows //= search.samples  # the draws of a row are one line
         if self._most_rows is not None and rows > self._most_rows and file_format != "csv" and not question.row:
             raise FigureError(

@@ -28,7 +28,7 @@ from cope_sweep.read.figures.available import Declared, declared_figures, draw_d
 from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.reports.runs import CURVE_COLUMNS, CURVES, run_frame, to_parquet
 from cope_sweep.read.tables import Results, Table
-from cope_sweep.read.tables.best import tuning
+from cope_sweep.read.tables.best import rank_rows
 from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, named_label, reference
 from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell, decimals_of, markdown_table, markdown_text
 from cope_sweep.read.tables.stats import LEVEL
@@ -132,8 +132,8 @@ class Evidence:
 
     @cached_property
     def draws(self) -> Layout | None:
-        """The best draws of a random search; None: the ablation has none."""
-        return tuning(self.results).layout if self.plan.is_drawn else None
+        """The best rows of a search; None: the ablation has none."""
+        return rank_rows(self.results).layout() if self.plan.is_drawn else None
 
     @cached_property
     def shortcuts(self) -> Shortcuts | None:
@@ -171,7 +171,7 @@ class Evidence:
         parts += [f"Scale `{self.scale}`: {markdown_text(self.size)}"] if self.scale else []
         parts += ["## Results", self.table.to_markdown().strip()]
         if self.draws is not None:
-            parts += ["### Best draws", markdown_table(self.draws), markdown_text(self.draws.note)]
+            parts += ["### Best rows", markdown_table(self.draws), markdown_text(self.draws.note)]
         if self.shortcuts is not None:
             drawn = self.shortcuts.layout
             parts += ["### Shortcuts", markdown_table(drawn), markdown_text(drawn.note)]

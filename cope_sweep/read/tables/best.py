@@ -1,205 +1,326 @@
-"""The best draw of each row of a random search: the way to tune every row with the same number of trials.
+"""The best rows of an ablation by one metric: of a search, whose draws or suggestions they are, or of a grid.
 
-`search: random` gives each point of the grid the same draws from the space, so all rows have had the same chances. The
-best values of each then train other seeds: conditions (`when`) of the ablation that is reported set them.
+`search: random` gives each point of the grid the same draws from the space, so all of them have had the same chances,
+and each has a best draw. Otherwise all rows are one list. What is best was chosen by its values, so they flatter it:
+other seeds say how good it is. `yaml_of_best` is what trains them.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
-from cope_sweep.config import Plan, Row, SpecError
-from cope_sweep.config.ablation import RandomSearch
+from cope_sweep.config import Plan, Row
+from cope_sweep.config.ablation import Goal, RandomSearch, Scale
 from cope_sweep.config.checks import validation_metric
-from cope_sweep.config.source import Json
+from cope_sweep.config.explain import suggest
+from cope_sweep.config.loading import RUN_KEYS, LoadedAblation
+from cope_sweep.config.run import NUMERIC_FACTS
+from cope_sweep.config.source import Json, parse_value
 from cope_sweep.read.tables.model import first_rows
 from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell
-from cope_sweep.read.tables.runs import Results, setting
-from cope_sweep.store import QueryError, RunRecord
+from cope_sweep.read.tables.runs import FACT, Results, setting
+from cope_sweep.store import QueryError, RunRecord, Status
+
+LEAST_VALUES = 3
+"""The fewest numbers of which one is said to be at the edge."""
+FRESH_SEEDS = 5
+"""The number of new seeds that the best row is trained with: enough for a test of a few comparisons."""
 
 
 @dataclass(frozen=True)
-class Draw:
-    """One draw from the space, trained for one row with each of the seeds."""
+class Candidate:
+    """A row: a draw or a suggestion of a search, or a point of a grid."""
 
+    row: Row
     values: Mapping[str, Json]
-    """Key of the space → what was drawn."""
-    ended: bool
-    """Whether all of its runs have ended."""
-    score: float | None
-    """Mean of the metric over the seeds; None unless all runs are finished with a finite value."""
+    """Key → what this row has that other candidates may not have."""
+    statuses: tuple[Status, ...]
+    """The statuses of its runs."""
+    scores: tuple[float, ...]
+    """The finite values of the metric of its finished runs."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of its runs have ended."""
+        return all(status in ("finished", "stopped", "failed") for status in self.statuses)
+
+    @property
+    def score(self) -> float | None:
+        """Mean of the metric over the seeds; None unless all runs are finished with a finite value."""
+        return statistics.fmean(self.scores) if len(self.scores) == len(self.statuses) else None
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """The draws of one row of the grid, in the order in which they were drawn."""
+class Group:
+    """The candidates of one point of the grid of a random search; or all of them, in the order of the plan."""
 
     name: str
-    """Its labels of the axes in which the rows differ."""
+    """Its labels of the axes in which the groups differ."""
     labels: Mapping[str, str]
-    """Axis key → label, without the keys of the space."""
-    draws: tuple[Draw, ...]
-    goal: str
+    """Axis key → label, of what all candidates have in common."""
+    candidates: tuple[Candidate, ...]
+    goal: Goal
 
     @property
     def missing(self) -> int:
-        """The number of draws that have not ended."""
-        return sum(not draw.ended for draw in self.draws)
+        """The number of candidates that have not ended."""
+        return sum(not each.ended for each in self.candidates)
 
-    def best(self, first: int | None = None) -> Draw | None:
-        """The best of the first so many draws (None: of all); None if none of them is finished."""
-        scored = [draw for draw in self.draws[:first] if draw.score is not None]
+    def ranked(self, first: int | None = None) -> list[Candidate]:
+        """Those of the first so many candidates (None: of all) that have a score, best first."""
+        scored = [each for each in self.candidates[:first] if each.score is not None]
         sign = 1 if self.goal == "min" else -1
-        return min(scored, key=lambda draw: sign * (draw.score or 0.0), default=None)
+        return sorted(scored, key=lambda each: sign * (each.score or 0.0))
+
+    def best(self, first: int | None = None) -> Candidate | None:
+        """The best of the first so many candidates (None: of all); None if none of them is finished."""
+        return next(iter(self.ranked(first)), None)
 
     @property
     def at_edge(self) -> tuple[str, ...]:
-        """Keys whose best value is the least or the greatest that was drawn: a wider space may have a better one."""
+        """Keys whose best value is the least or the greatest that was tried: a wider space may have a better one."""
         best = self.best()
-        if best is None or len(self.draws) < 3:
-            return ()
         found = []
-        for key, value in best.values.items():
-            drawn = [draw.values[key] for draw in self.draws]
-            if all(isinstance(each, (int, float)) for each in drawn) and value in (min(drawn), max(drawn)):
+        for key, value in best.values.items() if best else ():
+            tried = {number for each in self.candidates if (number := _number(each.values.get(key))) is not None}
+            if len(tried) >= LEAST_VALUES and _number(value) in (min(tried), max(tried)):
                 found.append(key)
         return tuple(found)
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """All rows of a random search."""
+class Ranking:
+    """All rows of an ablation, compared by one metric."""
 
+    plan: Plan
     metric: str
-    """Metric by whose mean over the seeds draws are compared."""
-    goal: str
-    seeds: tuple[int, ...]
-    rows: tuple[Tuned, ...]
+    goal: Goal
+    groups: tuple[Group, ...]
+    """Of a random search, one for each point of the grid; else one."""
 
     @property
-    def draws(self) -> int:
-        """The number of draws of each row."""
-        return len(self.rows[0].draws)
+    def seeds(self) -> list[int]:
+        """The seeds over which scores are means."""
+        return self.plan.ablation.content.row_seeds
 
     @property
-    def layout(self) -> Layout:
-        """A line for each row: the best value of the first 1, 2, 4, … draws and of all, and the best draw."""
-        budgets = [*(2**power for power in range((self.draws - 1).bit_length())), self.draws]
-        names = ["best draw", "edge", *(["not ended"] if any(row.missing for row in self.rows) else [])]
+    def size(self) -> int:
+        """The number of candidates of each group."""
+        return max(len(group.candidates) for group in self.groups)
+
+    def layout(self, top: int = 10) -> Layout:
+        """The best rows; or, of several groups, the best of the first 1, 2, 4, … candidates of each."""
+        return self._layout_of_groups if len(self.groups) > 1 else self._layout_of_rows(top)
+
+    @cached_property
+    def _layout_of_groups(self) -> Layout:
+        budgets = [*(2**power for power in range((self.size - 1).bit_length())), self.size]
+        names = ["best draw", "edge", *(["not ended"] if any(group.missing for group in self.groups) else [])]
         headers = [ColumnHeader("row", numeric=False), *(ColumnHeader(f"of {each}") for each in budgets)]
         headers += [ColumnHeader(each, numeric=False) for each in names]
         lines = []
-        for row in self.rows:
-            best = row.best()
-            scores = ["" if each is None else f"{each.score:.4g}" for each in map(row.best, budgets)]
+        for group in self.groups:
+            best = group.best()
+            scores = ["" if each is None else f"{each.score:.4g}" for each in map(group.best, budgets)]
             drawn = ", ".join(f"{key}={json.dumps(value)}" for key, value in best.values.items()) if best else ""
-            cells = [row.name, *scores, drawn, ", ".join(row.at_edge), str(row.missing or "")]
+            cells = [group.name, *scores, drawn, ", ".join(group.at_edge), str(group.missing or "")]
             lines.append(tuple(map(TextCell, cells[: len(headers)])))
         note = (
-            f"{self.metric}, mean over seeds {list(self.seeds)}, {self.goal} is best. of n: the best value "
+            f"{self.metric}, mean over seeds {self.seeds}, {self.goal} is best. of n: the best value "
             "of the first n draws. edge: keys whose best value is the least or greatest that was drawn."
         )
         return Layout(tuple(headers), tuple(lines), note)
 
+    def _layout_of_rows(self, top: int) -> Layout:
+        (group,) = self.groups
+        ranked = group.ranked()
+        axes = {
+            key: name
+            for key, name in self.plan.axes.items()
+            if len({each.row.labels.get(key) for each in group.candidates}) > 1
+        }
+        headers = [ColumnHeader("rank"), ColumnHeader(self.metric)]
+        headers += [ColumnHeader(name, numeric=False) for name in axes.values() or ["row"]]
+        lines = []
+        for rank, each in enumerate(ranked[:top], start=1):
+            score = f"{each.score:.4g}"
+            if len(each.scores) > 1:
+                score += f" ± {statistics.stdev(each.scores):.2g}"
+            labels = [each.row.labels.get(key, "–") for key in axes] or [each.row.name]
+            lines.append(tuple(map(TextCell, [str(rank), score, *labels])))
+        return Layout(tuple(headers), tuple(lines), self._note(group, len(ranked)))
+
+    def _note(self, group: Group, ranked: int) -> str:
+        counts = Counter(s for each in group.candidates if each.score is None for s in each.statuses)
+        mean = "mean ± standard deviation over seeds" if len(self.seeds) > 1 else "seed"
+        seeds = ", ".join(map(str, self.seeds))
+        parts = [f"{self.metric}, {mean} {seeds}, {self.goal} is best; {ranked} of {len(group.candidates)} rows"]
+        if counts:
+            listed = ", ".join(f"{number} {status}" for status, number in counts.items())
+            parts.append(f"Runs of the others: {listed}")
+        if self.plan.open_samples:
+            parts.append(f"{self.plan.open_samples} rows are still to be suggested")
+        if group.at_edge:
+            parts.append(
+                f"At the edge of what was tried: {', '.join(group.at_edge)}; a wider space may have a better value"
+            )
+        return ". ".join(parts) + "."
+
     @property
     def answer(self) -> str:
-        """The best and the worst rows, in a sentence; empty before any draw is finished."""
-        found = {row.name: best.score for row in self.rows if (best := row.best()) and best.score is not None}
+        """The best row, or the best and the worst groups, in a sentence; empty before any row is finished."""
+        found = {group.name: best.score for group in self.groups if (best := group.best()) and best.score is not None}
         if not found:
             return ""
+        if len(self.groups) == 1:
+            (group,) = self.groups
+            best = group.ranked()[0]
+            edge = f"; {', '.join(group.at_edge)} at the edge of what was tried" if group.at_edge else ""
+            return f"The best of {len(group.ranked())} rows by {self.metric}: {best.score:.4g} ({best.row.name}){edge}."
         order = sorted(found, key=found.__getitem__, reverse=self.goal == "max")
         first = [name for name in order if found[name] == found[order[0]]]
-        edge = sum(bool(row.at_edge) for row in self.rows)
+        edge = sum(bool(group.at_edge) for group in self.groups)
         return (
-            f"The best of {self.draws} draws for each of {len(self.rows)} rows, by {self.metric}: from "
+            f"The best of {self.size} draws for each of {len(self.groups)} rows, by {self.metric}: from "
             f"{found[order[0]]:.4g} ({first_rows(first)}) to {found[order[-1]]:.4g} ({order[-1]}). For {edge} rows it "
             "is at the edge of what was drawn."
         )
 
 
-def tuning(results: Results, metric: str | None = None) -> Tuning:
-    """The draws of all rows, compared by a metric.
+def rank_rows(results: Results, metric: str | None = None) -> Ranking:
+    """All rows of an ablation, compared by a metric.
 
     Args:
-        results: The runs of an ablation with `search: random`.
-        metric: Its name; None: the primary metric, on the validation set where there is one.
+        results: The runs.
+        metric: Its name; None: what the search optimises; else the primary metric, on the validation set where there
+            is one.
 
-    Raises QueryError for an ablation without a random search, and for a metric that its tasks do not have.
+    Raises QueryError for a metric that its tasks do not have.
     """
     plan = results.plan
-    content = plan.ablation.content
-    name = metric or validation_metric(plan.ablation, plan.runs)
-    if unknown := next((run for run in plan.runs if name not in run.metrics), None):
-        raise QueryError(
-            f"metric {name}: the task {unknown.task.kind} has no such metric",
-            code="unknown_metric",
-            metric=name,
-            task=unknown.task.kind,
-        )
+    content, search = plan.ablation.content, plan.search
+    name = metric or (search.metric if search else None) or validation_metric(plan.ablation, plan.runs)
+    for run in plan.runs:
+        known = [*run.metrics, *(FACT + fact for fact in NUMERIC_FACTS)]
+        if name not in known:
+            raise QueryError(
+                f"metric {name}: the task {run.task.kind} has no such metric{suggest(name, known)}",
+                code="unknown_metric",
+                metric=name,
+                task=run.task.kind,
+                allowed=known,
+            )
     goal = {each.name: each.goal for each in content.metrics}.get(name, content.primary_metric.goal)
-    return Tuning(name, goal, tuple(content.seeds), tuple(tuned_rows(plan, results.records, name, goal)))
+    if search and search.metric == name and search.goal:
+        goal = search.goal
+    return Ranking(plan, name, goal, tuple(_groups(plan, results.records, name, goal)))
 
 
-def tuned_rows(plan: Plan, records: Mapping[str, RunRecord], metric: str, goal: str) -> list[Tuned]:
-    """The rows of the grid with their draws.
-
-    Args:
-        plan: The plan of an ablation with `search: random`.
-        records: Run id → record, of every run of the plan.
-        metric: The metric that draws are compared by.
-        goal: `min` or `max`.
-
-    Raises QueryError for an ablation without a random search.
-    """
+def _groups(plan: Plan, records: Mapping[str, RunRecord], metric: str, goal: Goal) -> list[Group]:
+    """The rows of the plan, of a random search by the points of its grid."""
     search = plan.ablation.content.search
-    if not isinstance(search, RandomSearch):
-        raise QueryError(
-            f"{plan.name} has search: {search.kind}, and only search: random gives every row the same draws",
-            code="not_a_random_search",
-            ablation=plan.name,
-            search=search.kind,
-        )
-    rows: dict[tuple[tuple[str, str], ...], list[Draw]] = {}
-    for row in plan.rows:
-        labels = tuple((key, label) for key, label in row.labels.items() if key not in search.space)
-        rows.setdefault(labels, []).append(_draw(row, records, list(search.space), metric))
+    rows: dict[tuple[tuple[str, str], ...], list[Candidate]] = {}
+    if isinstance(search, RandomSearch):
+        for row in plan.rows:
+            labels = tuple((key, label) for key, label in row.labels.items() if key not in search.space)
+            drawn = {key: setting(row, key) for key in search.space}
+            rows.setdefault(labels, []).append(_candidate(row, records, drawn, metric))
+    if len(rows) < 2:  # one point of the grid, or no random search
+        rows = {(): [_candidate(row, records, row.values, metric) for row in plan.rows]}
     of_all = set.intersection(*map(set, rows)) if len(rows) > 1 else set()
     names = [" · ".join(each[1] for each in labels if each not in of_all) or plan.name for labels in rows]
     return [
-        Tuned(name, dict(labels), tuple(draws), goal) for name, (labels, draws) in zip(names, rows.items(), strict=True)
+        Group(name, dict(labels), tuple(own), goal) for name, (labels, own) in zip(names, rows.items(), strict=True)
     ]
 
 
-def _draw(row: Row, records: Mapping[str, RunRecord], keys: Sequence[str], metric: str) -> Draw:
+def _candidate(row: Row, records: Mapping[str, RunRecord], values: Mapping[str, Json], metric: str) -> Candidate:
     own = [records[run.run_id] for run in row.runs]
-    scores = [record.metrics.get(metric, math.nan) for record in own if record.status == "finished"]
-    complete = len(scores) == len(own) and all(math.isfinite(score) for score in scores)
-    return Draw(
-        {key: setting(row, key) for key in keys},
-        all(record.status in ("finished", "stopped", "failed") for record in own),
-        sum(scores) / len(scores) if complete else None,
+    scores = [record.value(metric) for record in own if record.status == "finished"]
+    return Candidate(
+        row,
+        values,
+        tuple(record.status for record in own),
+        tuple(float(score) for score in scores if score is not None and math.isfinite(score)),
     )
 
 
-def conditions(tuned: Sequence[Tuned]) -> str:
-    """The best values as the key `when` of an ablation file, in YAML. Raises SpecError where a row has none yet."""
-    unfinished = [each.name for each in tuned if each.missing or each.best() is None]
+def _number(value: Json) -> float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+# -- YAML to paste -----------------------------------------------------------------------------------------------------
+
+
+def yaml_of_best(ranking: Ranking) -> str:
+    """What trains the best values with other seeds, in YAML for an ablation file.
+
+    Of several groups: the key `when` of the ablation that is reported, with the best values of each. Else a scale of
+    the same ablation, with the best row alone.
+
+    Raises:
+        QueryError: A group has no best row yet, or candidates that have not ended; or the row cannot be a scale.
+    """
+    unfinished = [group.name for group in ranking.groups if group.best() is None]
+    if len(ranking.groups) > 1:
+        unfinished = [group.name for group in ranking.groups if group.missing or group.best() is None]
     if unfinished:
-        raise SpecError(
-            f"the draws of {first_rows(unfinished)} have not all ended; train them first",
+        raise QueryError(
+            f"the rows of {first_rows(unfinished)} have not all ended; train them first",
             code="not_finished",
             rows=unfinished,
         )
-    return "when:\n" + "".join(_condition_lines(tuned))
+    if len(ranking.groups) > 1:
+        return "when:\n" + "".join(_condition_lines(ranking.groups))
+    return _scale_of_best(ranking)
 
 
-def _condition_lines(tuned: Sequence[Tuned]) -> Iterator[str]:
-    for each in tuned:
-        best = each.best()
+def _condition_lines(groups: Sequence[Group]) -> Iterator[str]:
+    for group in groups:
+        best = group.best()
         assert best is not None  # noqa: S101 - checked by the caller
-        for name, mapping in (("- if", each.labels), ("  set", best.values)):
-            pairs = ", ".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in mapping.items())
+        for name, mapping in (("- if", group.labels), ("  set", best.values)):
+            pairs = ", ".join(f"{key}: {_json(value)}" for key, value in mapping.items())
             yield f"  {name}: {{{pairs}}}\n"
+
+
+def _scale_of_best(ranking: Ranking) -> str:
+    """A scale with the values of the best row, and of the scale and the `--set` options that it was trained with."""
+    plan, (group,) = ranking.plan, ranking.groups
+    loaded, content = plan.ablation, plan.ablation.content
+    if content.include:
+        raise QueryError(
+            "the rows of `include` are in every scale, so none can have the best row alone; take its values from "
+            "--json",
+            code="included_rows",
+            ablation=plan.name,
+        )
+    best = group.ranked()[0]
+    own = content.scales[loaded.scale] if loaded.scale else Scale()
+    kept = own.model_dump(mode="json", exclude_unset=True, by_alias=True, exclude={"description", "grid", "set"})
+    values = {**own.set, **_assigned(loaded), **best.values}
+    first = max(content.seeds) + 1
+    scale = kept | {"search": "grid", "schedule": "none", "seeds": list(range(first, first + FRESH_SEEDS))}
+    about = f"The best of {len(group.ranked())} rows by {ranking.metric}: {best.score:.4g} (seeds {ranking.seeds})."
+    lines = ["scales:", f"  {loaded.scale}_best:" if loaded.scale else "  best:", f"    description: {_json(about)}"]
+    lines += ["    set:", *(f"      {key}: {_json(value)}" for key, value in values.items())]
+    lines += [f"    {key}: {_json(value)}" for key, value in scale.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _assigned(loaded: LoadedAblation) -> dict[str, Json]:
+    """The keys of a run that `--set` has replaced, with their values."""
+    options = [text for flag, text in pairwise(loaded.typed) if flag == "--set"]
+    assigned = dict(option.split("=", 1) for option in options)
+    return {key: parse_value(text, key) for key, text in assigned.items() if key.partition(".")[0] in RUN_KEYS}
+
+
+def _json(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -6,9 +6,9 @@ Its digits are those of the metric, or of the published value beside it if that 
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -368,17 +368,16 @@ def _latex_table(
         f"      {' & '.join(_latex_text(header.text) for header in drawn.headers)} \\\\",
         r"      \midrule",
     ]
-    sizes = Counter(row[0].text for row in drawn.rows)
-    group = None
-    for row in drawn.rows:
-        cells = [_latex_cell(cell, stars=stars) for cell in row]
-        if grouped and row[0].text == group:
-            cells[0] = ""
-        elif grouped:
-            lines += [rf"      \cmidrule{{1-{len(drawn.headers)}}}"] * (group is not None)
-            group = row[0].text
-            cells[0] = rf"\multirow[t]{{{sizes[group]}}}{{*}}{{{cells[0]}}}" if sizes[group] > 1 else cells[0]
-        lines.append(f"      {' & '.join(cells)} \\\\")
+    groups = [list(rows) for _, rows in itertools.groupby(drawn.rows, key=lambda row: row[0].text)]
+    for number, group in enumerate(groups):
+        lines += [rf"      \cmidrule{{1-{len(drawn.headers)}}}"] * (grouped and number > 0)
+        for index, row in enumerate(group):
+            cells = [_latex_cell(cell, stars=stars) for cell in row]
+            if grouped and index:
+                cells[0] = ""
+            elif grouped and len(group) > 1:
+                cells[0] = rf"\multirow[t]{{{len(group)}}}{{*}}{{{cells[0]}}}"
+            lines.append(f"      {' & '.join(cells)} \\\\")
     lines += [r"      \bottomrule", r"    \end{tabular}"]
     if notes:
         items = [rf"      \item {_latex_text(text)}" for text in notes]

@@ -16,7 +16,7 @@ from cope_sweep.api.formats import TableFormat
 from cope_sweep.api.questions import GetTable
 from cope_sweep.config import Plan
 from cope_sweep.read.tables import render
-from cope_sweep.read.tables.best import tuning
+from cope_sweep.read.tables.best import rank_rows
 from cope_sweep.read.tables.model import (
     Comparison,
     MetricCell,
@@ -52,7 +52,7 @@ class Table:
         if self.compare is not None:
             model = compared(model, self.compare)
         elif self.results.plan.is_drawn:
-            model = replace(model, answer=tuning(self.results).answer)
+            model = replace(model, answer=rank_rows(self.results).answer)
         return model if self.sort is None else sorted_by(model, self.sort)
 
     @cached_property

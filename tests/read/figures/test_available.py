@@ -58,6 +58,7 @@ def test_declared_figures_come_first(plan):
         "summary",
         "curves",
         "convergence",
+        "slice",
         "heatmap",
         "importance",
     ]

@@ -1,15 +1,21 @@
 import math
 
+import pytest
 import yaml
 
 from cope_sweep.api.questions import GetFigure
+from cope_sweep.config import expand, plan_of_recorded, row_of, with_overrides
+from cope_sweep.config.loading import validate
+from cope_sweep.config.points import parameters_of
+from cope_sweep.config.source import parse_source
 from cope_sweep.read.figures import FIGURES
 from cope_sweep.read.reports import evidence
 from cope_sweep.read.tables import Results, Table
-from cope_sweep.read.tables.best import conditions, tuned_rows
+from cope_sweep.read.tables.best import rank_rows, yaml_of_best
 from cope_sweep.store import RunRecord
 from tests.errors import raises
 from tests.read.tables.ablations import CONTENT, plan_of
+from tests.tiny import TINY
 
 SEARCH = {
     "kind": "random",
@@ -19,9 +25,9 @@ SEARCH = {
 METRIC = "in_dist/token_error"
 
 
-def searched(score, status=lambda row, draw: "finished"):
+def searched(score, status=lambda row, draw: "finished", **changes):
     """The plan of a search with two seeds, and records with `score(row, draw)`, one higher for the second seed."""
-    plan = plan_of(search=SEARCH)
+    plan = plan_of(**{"search": SEARCH} | changes)
     records = {}
     for row in plan.rows:
         name = row.labels["model.position"]
@@ -38,26 +44,26 @@ def test_the_best_draw_of_each_row_by_the_mean_over_seeds():
     plan, records = searched(
         lambda row, draw: {"CoPE": [9, 3, 7, 1, 5], "None": [2, 2.5, 8, 8, 8]}.get(row, [4] * 5)[draw]
     )
-    by_name = {each.name: each for each in tuned_rows(plan, records, METRIC, "min")}
+    by_name = {each.name: each for each in rank_rows(Results(plan, records), METRIC).groups}
     cope = by_name["CoPE"]
     assert [cope.best(first).score for first in (1, 2, 4, 5)] == [9.5, 3.5, 1.5, 1.5]
     assert by_name["None"].best().score == 2.5
     drawn = [row.runs[0].train.lr for row in plan.rows if row.labels["model.position"] == "CoPE"]
     assert cope.best().values["train.lr"] == drawn[3]
-    assert by_name["None"].draws[3].values == cope.draws[3].values, "rows have other draws"
+    assert by_name["None"].candidates[3].values == cope.candidates[3].values, "rows have other draws"
 
 
 def test_the_greatest_is_best_where_the_goal_says_so():
-    plan, records = searched(lambda row, draw: draw)
-    assert all(each.best() is each.draws[4] for each in tuned_rows(plan, records, METRIC, "max"))
+    plan, records = searched(lambda row, draw: draw, metrics=[{"name": METRIC, "goal": "max"}])
+    assert all(each.best() is each.candidates[4] for each in rank_rows(Results(plan, records)).groups)
 
 
 def test_draws_without_a_finite_mean_are_never_the_best():
     plan, records = searched(
         lambda row, draw: math.nan if draw == 0 else draw, lambda row, draw: "stopped" if draw == 1 else "finished"
     )
-    for each in tuned_rows(plan, records, METRIC, "min"):
-        assert each.best() is each.draws[2]
+    for each in rank_rows(Results(plan, records), METRIC).groups:
+        assert each.best() is each.candidates[2]
         assert not each.missing
 
 
@@ -65,15 +71,15 @@ def test_a_best_value_at_the_edge_of_what_was_tried_is_named():
     plan, _ = searched(lambda row, draw: 0)
     rates = [row.runs[0].train.lr for row in plan.rows if row.labels["model.position"] == "CoPE"]
     plan, records = searched(lambda row, draw: -rates[draw] if row == "CoPE" else abs(rates[draw] - sorted(rates)[2]))
-    by_name = {each.name: each for each in tuned_rows(plan, records, METRIC, "min")}
+    by_name = {each.name: each for each in rank_rows(Results(plan, records), METRIC).groups}
     assert "train.lr" in by_name["CoPE"].at_edge
     assert "train.lr" not in by_name["None"].at_edge
 
 
 def test_conditions_train_the_best_values_of_each_row_under_the_same_names():
     plan, records = searched(lambda row, draw: (draw - len(row)) ** 2)
-    found = tuned_rows(plan, records, METRIC, "min")
-    tuned = plan_of(seeds=[7], **yaml.safe_load(conditions(found)))
+    found = rank_rows(Results(plan, records), METRIC).groups
+    tuned = plan_of(seeds=[7], **yaml.safe_load(yaml_of_best(rank_rows(Results(plan, records), METRIC))))
     assert [row.name for row in tuned.rows] == list(CONTENT["grid"]["model.position"])
     for row, each in zip(tuned.rows, found, strict=True):
         assert row.runs[0].train.lr == each.best().values["train.lr"]
@@ -85,7 +91,7 @@ def test_conditions_need_draws_that_have_ended():
         lambda row, draw: draw, lambda row, draw: "running" if (row, draw) == ("CoPE", 4) else "finished"
     )
     with raises("not_finished", rows=["CoPE"]):
-        conditions(tuned_rows(plan, records, METRIC, "min"))
+        yaml_of_best(rank_rows(Results(plan, records), METRIC))
 
 
 def test_a_report_shows_the_best_draws_and_tests_nothing():
@@ -102,14 +108,121 @@ def test_a_report_shows_the_best_draws_and_tests_nothing():
     )
     lines = {cells[0].text: [cell.text for cell in cells[1:5]] for cells in found.draws.rows}
     assert lines["CoPE"] == ["9.5", "3.5", "1.5", "1.5"]
-    assert "### Best draws" in found.to_markdown({})
+    assert "### Best rows" in found.to_markdown({})
     (drawn,) = found.figures
     data = FIGURES["budget"].make(found.results, GetFigure(name="", figure="")).frame
     assert drawn.name == "budget"
-    assert data[data["series"] == "CoPE"]["mean"].tolist() == [9.5, 3.5, 3.5, 1.5, 1.5]
+    assert data[data["series"] == "CoPE"]["best"].tolist() == [9.5, 3.5, 3.5, 1.5, 1.5]
     assert data["x"].tolist()[:5] == [1, 2, 3, 4, 5]
 
 
-def test_other_searches_are_refused():
-    with raises("not_a_random_search", search="grid"):
-        tuned_rows(plan_of(), {}, METRIC, "min")
+# -- searches by suggestions, and grids --
+
+
+def results_of(plan, score, left_out=()):
+    """Results with `score(run)` for each finished run; those of rows with a number in `left_out` are stopped."""
+    records = {}
+    for number, row in enumerate(plan.rows):
+        for run in row.runs:
+            status = "stopped" if number in left_out else "finished"
+            records[run.run_id] = RunRecord(
+                run_id=run.run_id, status=status, seed=run.seed, metrics={METRIC: score(run)}
+            )
+    return Results(plan, records)
+
+
+def suggested(*rates, **changes):
+    """The plan of a search by Optuna that has suggested CoPE with these learning rates, and no encoding with the last."""
+    space = {"train.lr": {"log_uniform": [1e-4, 1e-1]}, "model.position.cope.p_max": {"int_uniform": [2, 9]}}
+    search = {"kind": "optuna", "samples": 9, "space": space} | changes.pop("search", {})
+    grid = {"model.position": {"CoPE": ["cope"], "None": []}}
+    plan = plan_of(search=search, grid=grid, published=[], **changes)
+    labels = [{"model.position": "CoPE", "train.lr": str(rate), "model.position.cope.p_max": "4"} for rate in rates]
+    labels.append({"model.position": "None", "train.lr": str(rates[-1])})
+    rows = [row_of(plan.ablation, parameters_of(plan.ablation, each)) for each in labels]
+    pairs = [(run.run_id, each) for row, each in zip(rows, labels, strict=True) for run in row.runs]
+    return plan_of_recorded(plan.ablation, pairs)
+
+
+def at_its_best_scale(plan, text):
+    """The rows of the plan at the scale that `yaml_of_best` prints."""
+    source = plan.ablation.source
+    data = yaml.safe_load(yaml.safe_dump(plain(source.data))) | yaml.safe_load(text)
+    loaded = validate(parse_source(yaml.safe_dump(data), "test.yaml"), plan.name)
+    (scale,) = yaml.safe_load(text)["scales"]
+    return expand(with_overrides(loaded, scale=scale)).rows
+
+
+def plain(value):
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list) else value
+
+
+PLANS = {
+    "optuna": lambda: suggested(0.01, 0.003, 0.05),
+    "random": lambda: plan_of(search=SEARCH, grid={}, base=TINY | {"model": TINY["model"] | {"position": ["cope"]}}),
+    "grid": plan_of,
+}
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_the_best_rows_by_the_mean_over_seeds_whatever_chose_them(kind):
+    plan = PLANS[kind]()
+    found = rank_rows(results_of(plan, lambda run: abs(run.train.lr - 0.003) + run.seed, left_out=[0]))
+    (group,) = found.groups
+    assert len(group.ranked()) == len(plan.rows) - 1
+    assert [each.score for each in group.ranked()] == sorted(each.score for each in group.ranked())
+    drawn = found.layout(2)
+    assert len(drawn.rows) == min(2, len(plan.rows) - 1)
+    assert "stopped" in drawn.note
+    best = group.best()
+    (row,) = at_its_best_scale(plan, yaml_of_best(found))
+    assert row.runs[0].model_copy(update={"seed": 0}) == best.row.runs[0].model_copy(update={"seed": 0})
+    assert not {run.seed for run in row.runs} & set(plan.ablation.content.seeds)
+
+
+def test_a_row_without_the_encoding_of_a_field_is_pasted_without_the_field():
+    plan = suggested(0.01, 0.003)
+    found = rank_rows(results_of(plan, lambda run: len(run.model.position)))
+    assert found.groups[0].best().row.labels["model.position"] == "None"
+    (row,) = at_its_best_scale(plan, yaml_of_best(found))
+    assert row.runs[0].model.position == ()
+
+
+def test_values_at_the_edge_of_a_search_by_suggestions():
+    found = rank_rows(results_of(suggested(0.01, 0.02, 0.05), lambda run: -run.train.lr))
+    assert found.groups[0].at_edge == ("train.lr",)
+    assert "train.lr" in found.layout().note
+
+
+@pytest.mark.parametrize("kind", ["budget", "slice", "importance", "values"])
+def test_figures_of_a_search_by_suggestions(kind):
+    plan = suggested(0.01, 0.003, 0.05, 0.0004, 0.02, 0.001)
+    results = results_of(plan, lambda run: abs(run.train.lr - 0.003), left_out=[2])
+    figure = FIGURES[kind].make(results, GetFigure(name="", figure="", x="train.lr" if kind == "values" else None))
+    assert not figure.empty
+    axes = figure.draw().axes
+    if kind == "budget":
+        assert figure.frame["best"].is_monotonic_decreasing
+        assert figure.frame["value"].isna().tolist() == [False, False, True, False, False, False, False]
+    if kind == "slice":
+        assert (
+            figure.frame["parameter"].unique().tolist()
+            == ["model.position", "train.lr", "model.position.cope.p_max"][: len(axes)]
+        )
+        assert axes[1].get_xscale() == "log"
+    if kind == "values":
+        assert axes[0].get_xscale() == "log"
+        assert {line.get_linestyle() for line in axes[0].lines} == {"None"}, "draws of different rows are joined"
+
+
+def test_the_order_of_a_grid_is_no_history():
+    with raises("not_a_search"):
+        FIGURES["budget"].make(results_of(plan_of(), lambda run: 1.0), GetFigure(name="", figure=""))
+
+
+def test_single_rows_are_in_every_scale():
+    plan = plan_of(include=[{"model.dim": 16}])
+    with raises("included_rows"):
+        yaml_of_best(rank_rows(results_of(plan, lambda run: 1.0)))
