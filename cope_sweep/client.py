@@ -293,7 +293,8 @@ class Client:
             name: The ablation.
             figure: A figure that the file declares, as `curves` or `maps-2`, or a kind: `figures` lists both.
             metric: Metrics; empty: those of the table.
-            x: Of curves and convergence `step` or `time`; of values an axis, another key of a run, or a fact.
+            x: Of curves and convergence `step` or `time`; of values an axis, another key of a run, or a fact; of slice
+                an axis.
             panels: An axis, with a panel for each of its values (values, contexts, budget, heatmap).
             row: Rows; empty: all.
             band: `interval` (95 %, of the mean), `range`, or what suits the number of seeds.

@@ -59,7 +59,8 @@ def test_plan(stored):
     assert plan["counts"] == {"finished": 1, "stopped": 1, "pending": 2}
     assert {run["parameters"] for run in plan["runs"]} == {936, 936 + 64 * 4}
     assert plan["estimated_s"] == plan["least_s"] > 0, "scaled from the finished run"
-    out, _ = stored("plan", "tiny", "--set", "seeds=[0,7]")
+    out, err = stored("plan", "tiny", "--set", "seeds=[0,7]")
+    assert "seeds 0, 7: 4 runs" in err
     assert "1 finished, 1 stopped early, 2 to do: about " in out
     assert "1.2 k" in out
     assert "MiB" in out
@@ -472,6 +473,23 @@ def test_the_table_has_a_line_for_each_row_of_the_grid(searched):
     assert lines[1].split()[:4] == ["CoPE", "50", "49", "48"]
     assert lines[2].split()[:4] == ["none", "47", "46", "45"]
     assert "in_dist/token_error, mean over seeds [0, 1], min is best" in out
+
+
+def test_the_best_rows_of_a_grid(shell):
+    plan = shell.plan = expand(load_ablation(shell.folder / "ablations" / "tiny.yaml"))
+    store = Store(shell.folder / "store", create=True)
+    out, _ = shell("best", "tiny")
+    assert "No row has finished" in out
+    for number, row in enumerate(plan.rows):
+        for run in row.runs:
+            finish(store, run, {"in_dist/token_error": 50.0 - number})
+    out, _ = shell("best", "tiny", "--top", "1")
+    lines = out.splitlines()
+    assert lines[0].split() == ["rank", "in_dist/token_error", "position"]
+    assert lines[1].split()[:2] == ["1", "49"]
+    assert lines[1].split()[-1] == plan.rows[1].name
+    out, _ = shell("best", "tiny", "--yaml")
+    assert list(yaml.safe_load(out)["scales"]) == ["best"]
 
 
 def test_the_best_values_as_json_and_as_conditions(searched):

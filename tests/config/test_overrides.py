@@ -14,6 +14,7 @@ from tests.config.ablations import TEXT, error_of, load, located
         ("modl.dim=3", ("unknown_key", "--set modl.dim=3", "")),
         ("model.dim", ("invalid_assignment", "--set model.dim", "")),
         ("seeds=[]", ("invalid_value", "--set seeds=[]", "seeds")),
+        ("seeds=0", ("invalid_value", "--set seeds=0", "seeds")),
         ("seed=3", ("unknown_key", "--set seed=3", "")),
         ("plugins=[os]", ("unknown_key", "--set plugins=[os]", "")),
         ("model.dim=[", ("invalid_yaml", "--set model.dim=[:2", "")),
@@ -33,6 +34,14 @@ def test_assignments_replace_base_and_axes():
     assert {run.train.lr for run in plan.runs} == {0.01}
     assert {run.seed for run in plan.runs} == {3}
     assert [row.name for row in plan.rows] == ["CoPE", "none"]
+
+
+@pytest.mark.parametrize(("number", "seeds"), [(1, [0]), (2, [0, 1]), (4, [0, 1, 2, 3])])
+def test_a_number_of_seeds(number, seeds):
+    plan = expand(with_overrides(load(), assignments=[f"seeds={number}"]))
+    assert [run.seed for run in plan.rows[0].runs] == seeds
+    scaled = expand(with_overrides(load(), scale="wide", assignments=[f"seeds={number}"]))
+    assert [run.seed for run in scaled.rows[0].runs] == [5 + seed for seed in seeds]
 
 
 def test_an_assignment_removes_a_key_from_zipped_axes():

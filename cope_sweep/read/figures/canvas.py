@@ -56,6 +56,8 @@ MAX_DECADES = 6
 MAX_TICKS = 8
 MAX_TICKS_ACROSS = 5
 """The same for a logarithmic x axis, whose texts are side by side."""
+MANY_NAMES = 10
+"""More names at an axis than this are written upwards, in a smaller font."""
 SMALL_COLUMNS = 4
 FEW_LINES, MOST_PANELS = 8, 12
 """More lines than FEW_LINES in a panel cannot be told apart: up to MOST_PANELS, each has a panel of its own, with the
@@ -357,7 +359,10 @@ def parameter_axis(axes: Axes, positions: Sequence[float], labels: Sequence[str]
     if labels is not None:
         long = max((len(label) for label in labels), default=0) * len(labels) > 40
         texts = [shortened(label, 30) for label in labels]
-        axes.set_xticks(list(positions), texts, rotation=30 if long else 0, ha="right" if long else "center")
+        if len(labels) > MANY_NAMES:
+            axes.set_xticks(list(positions), texts, rotation=90, fontsize=0.75 * FONT_SIZE)
+        else:
+            axes.set_xticks(list(positions), texts, rotation=30 if long else 0, ha="right" if long else "center")
         axes.margins(x=0.12)
         return
     distinct = np.unique(finite(positions))
@@ -383,7 +388,7 @@ def _log_ticks(values: np.ndarray) -> list[float]:
     positive = values[values > 0]
     low, high = positive.min() / 1.1, positive.max() * 1.1
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for factors in ((1, 2, 5), (1, 3), (1,)):
+    for factors in ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
         ticks = [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
         if len(ticks) <= MAX_TICKS_ACROSS:
             break

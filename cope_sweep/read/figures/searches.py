@@ -143,12 +143,12 @@ def _draw_budget(
         for index, each in enumerate(series):
             lines = shown[shown["series"] == each]
             if own in (None, each) and len(lines):
-                colour = canvas.series_style(0 if own else index)["color"]
-                panel.plot(lines["x"], lines["value"], "o", color=colour, alpha=0.35, markersize=3, markeredgewidth=0)
-                (handles[each],) = panel.plot(lines["x"], lines["best"], color=colour, drawstyle="steps-post")
+                style = canvas.series_style(0 if own else index) | {"marker": ""}
+                panel.plot(lines["x"], lines["value"], "o", color=style["color"], alpha=0.35, markersize=3)
+                (handles[each],) = panel.plot(lines["x"], lines["best"], drawstyle="steps-post", **style)
             elif len(lines):
                 canvas.background(panel, lines["x"], lines["best"])
-        canvas.metric_axis(panel, [*shown["value"], *shown["best"]], column, log=question.log)
+        canvas.metric_axis(panel, data["value"].tolist(), column, log=question.log)  # panels share a scale
         canvas.parameter_axis(panel, sorted(set(shown["x"])), None, log=bool(question.log_x))
         panel.set_xlabel(x_title)
     canvas.share_limits(axes)
@@ -195,7 +195,7 @@ def slice(results: Results, question: GetFigure) -> Figure:  # noqa: A001 - the 
             code="no_axis",
             ablation=plan.name,
         )
-    chosen = [column.name for column in chosen_metrics(plan, results.frame, question.metric, ())]
+    chosen: list[str | None] = [column.name for column in chosen_metrics(plan, results.frame, question.metric, ())]
     panels, lines = [], []
     selected = {row.name for row in rows}
     for name in chosen or [None]:

@@ -182,8 +182,10 @@ class Ranking:
         if len(self.groups) == 1:
             (group,) = self.groups
             best = group.ranked()[0]
-            edge = f"; {', '.join(group.at_edge)} at the edge of what was tried" if group.at_edge else ""
-            return f"The best of {len(group.ranked())} rows by {self.metric}: {best.score:.4g} ({best.row.name}){edge}."
+            tried = f"; {', '.join(group.at_edge)} at the edge of what was tried" if group.at_edge else ""
+            return (
+                f"The best of {len(group.ranked())} rows by {self.metric}: {best.score:.4g} ({best.row.name}){tried}."
+            )
         order = sorted(found, key=found.__getitem__, reverse=self.goal == "max")
         first = [name for name in order if found[name] == found[order[0]]]
         edge = sum(bool(group.at_edge) for group in self.groups)
