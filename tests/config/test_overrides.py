@@ -14,7 +14,7 @@ from tests.config.ablations import TEXT, error_of, load, located
         ("modl.dim=3", ("unknown_key", "--set modl.dim=3", "")),
         ("model.dim", ("invalid_assignment", "--set model.dim", "")),
         ("seeds=[]", ("invalid_value", "--set seeds=[]", "seeds")),
-        ("seeds=0", ("invalid_value", "--set seeds=0", "seeds")),
+        ("seeds=0", ("invalid_value", "--set seeds=0", "")),
         ("seed=3", ("unknown_key", "--set seed=3", "")),
         ("plugins=[os]", ("unknown_key", "--set plugins=[os]", "")),
         ("model.dim=[", ("invalid_yaml", "--set model.dim=[:2", "")),
