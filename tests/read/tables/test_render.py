@@ -239,6 +239,14 @@ def test_latex_groups_rows_and_marks_the_best_of_each_group(two_axes):
         table(*two_axes).to_latex(group="width")
 
 
+def test_a_cell_of_comparisons_spans_rows_that_follow_one_another(two_axes):
+    published = [{"match": {"model.position": ["CoPE", "RoPE"]}, "values": {"in_dist/token_error": 1, "dense/loss": 1}}]
+    plan = plan_of(grid=GRID, seeds=[0], published=published)
+    comparisons = table(plan, two_axes[1], compare="paper").to_latex().split(r"\begin{table}")[2]
+    spans = re.findall(r"\\multirow\[t\]\{(\d)\}\{\*\}\{(\w+)\}", comparisons)
+    assert spans == [("2", "CoPE"), ("2", "RoPE")] * 2, "two rows of each metric"
+
+
 def test_rows_in_another_order(two_axes):
     def order(column):
         return [row.row for row in Table(read_results(*two_axes), sort=column).model.rows]
