@@ -17,10 +17,12 @@ _FACTORS = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10*
 
 
 def _amount(value: Any) -> Any:
-    """The whole number that `300M`, `1.5B` or `3e8` means; other values unchanged."""
-    match = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
-    if match:
-        value = float(match[1]) * _FACTORS[match[2]]
+    """The whole number that `300M`, `1.5B` or `3e8` means; other numbers unchanged. Raises ValueError for a text."""
+    if isinstance(value, str):
+        match = _AMOUNT.fullmatch(value)
+        if match is None:
+            raise ValueError(f"{value!r} is not an amount; write a whole number, or as in 20k, 300M, 1.5B")
+        value = round(float(match[1]) * _FACTORS[match[2]], 6)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -13,7 +13,8 @@ COMMIT = "c0ffee" + "0" * 34
 class Hub:
     """Repositories by name: files by path, and the content of the dataset's card.
 
-    `refused`: repository → the code of the error that it answers with, as the hub does in `X-Error-Code`.
+    `refused`: repository, or repository:file → the code of the error that it answers with, as the hub does in
+    `X-Error-Code`.
     `interrupted`: path of a file → how many answers about it end in the middle.
     """
 
@@ -49,7 +50,7 @@ def serve(hub):
         def do_GET(self):
             path = unquote(urlsplit(self.path).path)
             hub.requests.append(path)
-            repository = next((name for name in {*hub.files, *hub.refused} if f"/{name}" in path), None)
+            repository = next((name for name in (*hub.files, *hub.refused) if f"/{name}" in path), None)
             if repository is None or repository in hub.refused:
                 code = hub.refused.get(repository, "RepoNotFound")
                 status = 403 if code == "GatedRepo" else 404
@@ -67,6 +68,8 @@ def serve(hub):
             name = path.partition("/resolve/")[2].partition("/")[2]
             if name not in files:
                 return self.answer(b"", 404, {"X-Error-Code": "EntryNotFound"})
+            if code := hub.refused.get(f"{repository}:{name}"):
+                return self.answer(b"", 403, {"X-Error-Code": code})
             data = files[name]
             first, last = 0, len(data) - 1
             if wanted := self.headers.get("Range"):

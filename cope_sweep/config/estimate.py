@@ -152,6 +152,9 @@ def run_flops(run: RunSpec, resources: Resources, parameters: int | None = None)
         for context in evaluate.contexts:
             windows = evaluate.final_sequences * task.length(split) / (evaluate.stride or context)
             total += (1 + len(evaluate.variants)) * windows * _sequence_flops(run, context, parameters)
+        if (places := evaluate.positions) is not None:
+            windows = evaluate.final_sequences * task.length(split) / places
+            total += (1 + len(evaluate.variants)) * windows * _sequence_flops(run, places, parameters)
     for times in evaluate.lengths:
         longer = _sequence_flops(run, task.longer(times).length(task.TESTS[0]), parameters)
         total += (1 + len(evaluate.variants)) * evaluate.final_sequences * longer
@@ -180,7 +183,8 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     if resources.checkpoint_activations:
         activations = model.layers * model.dim * tokens + block
     longest = (task.longer(times).length(task.TESTS[0]) for times in run.evaluate.lengths)
-    evaluated = [*(sequences * task.length(split) for split in run.test_sets), *run.evaluate.contexts, *longest]
+    windows = [*run.evaluate.contexts, run.evaluate.positions or 0]
+    evaluated = [*(sequences * task.length(split) for split in run.test_sets), *windows, *longest]
     chunk = CHUNK_LOGITS["cuda" if _on_cuda(resources) else "cpu"]
     logits = LOGITS_ARRAYS * min(max(tokens, *evaluated) * task.vocabulary_size, chunk)
     if tokens * task.vocabulary_size > chunk:

@@ -43,7 +43,7 @@ from cope_sweep.text import (
     open_corpus,
     permuted,
 )
-from cope_sweep.text.cache import name_of_path
+from cope_sweep.text.cache import CORPUS_NAME, name_of_path
 from cope_sweep.text.hub import REPOSITORY, REVISION
 from cope_sweep.text.reading import Files
 from cope_sweep.text.tokenizer import GPT2_IDS, GPT2_REPOSITORIES, SMALLEST_VOCABULARY, find_gpt2
@@ -53,7 +53,8 @@ AUTO, GPT2, BPE = "auto", "gpt2", "bpe"
 
 def _check_tokenizer_name(name: str) -> str:
     repository, at, revision = name.partition("@")
-    if not REPOSITORY.fullmatch(repository) or (at and not REVISION.fullmatch(revision)):
+    is_of_hub = REPOSITORY.fullmatch(repository) and (not at or REVISION.fullmatch(revision))
+    if not is_of_hub and not CORPUS_NAME.fullmatch(name):
         raise InvalidValue(
             f"{name!r} is not a tokenizer: write auto, gpt2, bpe, the name of a model of the Hugging Face hub "
             "(owner/name, or owner/name@revision), or the path of a tokenizer.json",
@@ -193,6 +194,10 @@ class LanguageModelling(Task):
     def text_source(self) -> Source:
         """Where the text is from. Raises UserError if it is missing."""
 
+    def check_place(self) -> None:
+        if self.tokenizer not in (AUTO, GPT2, BPE) and "/" not in self.tokenizer:
+            self._named_tokenizer()
+
     def check_corpus(self, corpus: Corpus) -> None:
         """Raise UserError if this is not the corpus that the spec names."""
 
@@ -212,18 +217,22 @@ class LanguageModelling(Task):
         if "/" in self.tokenizer:
             repository, _, revision = self.tokenizer.partition("@")
             return TokenizerFiles((fetch_tokenizer(repository, revision or None, TOKENIZER_FILE),))
-        if self.tokenizer_file is not None:
-            return TokenizerFiles((Path(self.tokenizer_file).expanduser().absolute(),))
+        return TokenizerFiles((self._named_tokenizer(),))
+
+    def _named_tokenizer(self) -> Path:
+        """The file of a tokenizer of this machine. Raises TextError if there is none."""
         path = data_dir() / self.tokenizer / TOKENIZER_FILE
+        if self.tokenizer_file is not None:
+            path = Path(self.tokenizer_file).expanduser().absolute()
         if not path.is_file():
             raise TextError(
                 f"no tokenizer {self.tokenizer!r}: {path} does not exist; put it there, set task.tokenizer_file, or "
-                "choose gpt2, bpe or a model of the Hugging Face hub (owner/name)",
+                "choose auto, gpt2, bpe or a model of the Hugging Face hub (owner/name)",
                 code="no_tokenizer",
                 tokenizer=self.tokenizer,
                 file=str(path),
             )
-        return TokenizerFiles((path,))
+        return path
 
     def _tokenizer_folders(self) -> list[Path]:
         """The folders in which GPT-2's tokenizer may be."""
@@ -277,6 +286,7 @@ class FolderTask(LanguageModelling):
         return SplitFiles(self.files())
 
     def check_place(self) -> None:
+        super().check_place()
         folder = self.data_folder()
         if folder is not None and folder.is_file():
             raise TextError(

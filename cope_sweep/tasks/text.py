@@ -131,6 +131,7 @@ class Text(LanguageModelling):
                 raise InvalidValue(f"{key} has no effect, because {reason}; remove it", code="no_effect", key=key)
 
     def check_place(self) -> None:
+        super().check_place()
         if self.path is not None:
             find_files(self.path)
 

@@ -8,6 +8,7 @@ are tokenised; no name that the hub gives becomes a path of this machine. Access
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -36,7 +37,8 @@ from cope_sweep.text.sources import (
     splits_by_name,
 )
 
-REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Name of a dataset or model: owner/name."""
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 LISTING_FILE = "listing.json"
 FORMATS = "Parquet or JSON lines"
@@ -280,11 +282,16 @@ class HubTexts:
         return explained(error, self.listing.dataset, self.listing.commit[:12])
 
     def _open(self, name: str) -> IO[bytes]:
-        from huggingface_hub import HfFileSystem
-
-        files = HfFileSystem(endpoint=_endpoint())
         path = f"datasets/{self.listing.dataset}@{self.listing.commit}/{name}"
-        return cast("IO[bytes]", files.open(path, "rb", size=self.listing.sizes[name] or None))
+        return cast("IO[bytes]", _file_system(_endpoint()).open(path, "rb", size=self.listing.sizes[name] or None))
+
+
+@functools.cache
+def _file_system(endpoint: str) -> Any:
+    """The hub's files; one object for all threads, so that a folder is listed once."""
+    from huggingface_hub import HfFileSystem
+
+    return HfFileSystem(endpoint=endpoint)
 
 
 # -- tokenizers --------------------------------------------------------------------------------------------------------

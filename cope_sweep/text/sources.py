@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
 from cope_sweep.errors import JsonValue
+from cope_sweep.text.cache import cache_dir, create_once
 from cope_sweep.text.reading import BYTE_ORDER_MARK, Files, TextError, file_digest, open_file, read_document, read_text
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
@@ -26,6 +27,8 @@ Document = tuple[Split, Iterator[str]]
 
 LONG_FILE_BYTES = 1 << 14
 """A text file of this size gives each split a part of it; a shorter one belongs to a split as a whole."""
+LARGE_FILE_BYTES = 64 << 20
+"""The digest of a file of this size is kept: every process that trains needs it."""
 GROUP_BYTES = 32 << 20
 """Text of a Parquet file that is read as one part, or one group of rows if that is larger."""
 ROWS = 1024
@@ -427,7 +430,7 @@ class LocalTexts:
         return sum(path.stat().st_size for paths in self.files.values() for path in paths)
 
     def key(self) -> JsonValue:
-        digests = {split: [file_digest(path).hex() for path in paths] for split, paths in self.files.items()}
+        digests = {split: [_known_digest(path) for path in paths] for split, paths in self.files.items()}
         formats = {split: [kind_of(path.name) or "text" for path in paths] for split, paths in self.files.items()}
         shares = [self.shares.validation, self.shares.test]
         return {
@@ -461,6 +464,19 @@ class LocalTexts:
         ):  # fmt: skip
             if begin < end:
                 yield stretch, read_text(path, encoding=self.encoding, start=begin, end=end)
+
+
+def _known_digest(path: Path) -> str:
+    """SHA-256 of a file. That of a large one is kept, and holds while size and time of change are the same."""
+    state = path.stat()
+    if state.st_size < LARGE_FILE_BYTES:
+        return file_digest(path).hex()
+    key = hashlib.sha256(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\0{state.st_ino}".encode()).hexdigest()[:32]
+
+    def create(folder: Path) -> None:
+        (folder / "sha256").write_text(file_digest(path).hex())
+
+    return (create_once(cache_dir() / "digests" / key, create) / "sha256").read_text()
 
 
 def _line_starts(path: Path, places: Sequence[int]) -> list[int]:

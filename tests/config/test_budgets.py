@@ -44,7 +44,7 @@ def test_tokens_become_steps_before_the_id(tokens, expected):
 @pytest.mark.parametrize(
     ("train", "code", "key"),
     [
-        ({"tokens": "many"}, "int_type", "train.tokens"),
+        ({"tokens": "many"}, "value_error", "train.tokens"),
         ({"tokens": 0}, "greater_than_equal", "train.tokens"),
         ({"tokens": 10.5}, "int_type", "train.tokens"),
         ({"tokens": "999T"}, "less_than_equal", "train.steps"),

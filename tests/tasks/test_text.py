@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cope_sweep.tasks import Text, WikiText
-from cope_sweep.text import TextTokenizer
+from cope_sweep.text import TextTokenizer, sources
 from tests.errors import raises
 from tests.hub import COMMIT, Hub, serve
 from tests.texts import prose
@@ -168,6 +168,17 @@ def test_a_repaired_file_continues_after_the_parts_that_were_done(tmp_path, monk
     assert not list(tmp_path.glob("cache/parts/*"))
 
 
+def test_the_digest_of_a_large_file_is_kept_until_it_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "LARGE_FILE_BYTES", 1000)
+    (tmp_path / "a.jsonl").write_bytes(json_lines(DOCUMENTS))
+    fingerprint = text(path=str(tmp_path / "a.jsonl")).fingerprint()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "file_digest", None)
+        assert text(path=str(tmp_path / "a.jsonl"), tokens=17).fingerprint() == fingerprint
+    (tmp_path / "a.jsonl").write_bytes(json_lines(DOCUMENTS[::-1]))
+    assert text(path=str(tmp_path / "a.jsonl"), tokens=18).fingerprint() != fingerprint
+
+
 class InterruptedPreparation(Exception):
     pass
 
@@ -199,7 +210,9 @@ def saved_tokenizer(folder):
         ({"dataset": "b/c", "encoding": "latin-1"}, "no_effect", {"key": "task.encoding"}),
         ({"dataset": "../../etc"}, "invalid_dataset_name", {"value": "../../etc"}),
         ({"dataset": "b/c", "revision": "a/../b"}, "invalid_value", {"key": "task.revision"}),
+        ({"dataset": "no-owner"}, "invalid_dataset_name", {"value": "no-owner"}),
         ({"tokenizer": "../x"}, "invalid_tokenizer_name", {"value": "../x"}),
+        ({"tokenizer": "a/b@c/../d.e$"}, "invalid_tokenizer_name", {"value": "a/b@c/../d.e$"}),
         ({"tokenizer_file": "x.json"}, "invalid_value", {"key": "task.tokenizer_file"}),
         ({"tokenizer": "y.json", "tokenizer_file": "x.json"}, "invalid_value", {"key": "task.tokenizer"}),
     ],
@@ -216,6 +229,8 @@ def test_the_place_is_checked_before_anything_is_read(tmp_path):
     text(path=str(tmp_path / "book.txt")).check_place()
     with raises("no_such_file", file=str(tmp_path / "other.txt")):
         text(path=str(tmp_path / "other.txt")).check_place()
+    with raises("no_tokenizer", tokenizer="gtp2"):
+        text(tokenizer="gtp2").check_place()
     with raises("no_corpus", corpus="text"):
         text().open_corpus()
 
@@ -242,8 +257,6 @@ def test_a_tokenizer_file_gives_its_name_and_its_path_is_no_identity(tmp_path):
     task = text(path=str(tmp_path / "a.jsonl"), tokenizer=saved_tokenizer(tmp_path))
     assert (task.tokenizer, task.tokenizer_file) == ("mine", str(tmp_path / "mine" / "tokenizer.json"))
     assert task.tokenizer_name() == f"mine {TextTokenizer.load(tmp_path / 'mine' / 'tokenizer.json').digest[:12]}"
-    with raises("no_tokenizer", tokenizer="other"):
-        text(path=str(tmp_path / "a.jsonl"), tokenizer="other").open_corpus()
 
 
 # -- datasets of the hub
@@ -311,6 +324,7 @@ def test_only_what_a_limit_needs_is_downloaded(hub):
     ("change", "fields", "code", "data"),
     [
         (lambda hub: hub.refused.update({DATASET: "GatedRepo"}), {}, "gated_dataset", {"dataset": DATASET}),
+        (lambda hub: hub.refused.update({f"{DATASET}:data/a.parquet": "GatedRepo"}), {}, "gated_dataset", {"dataset": DATASET}),
         (lambda hub: hub.refused.update({DATASET: "RevisionNotFound"}), {"revision": "v9"}, "no_such_revision", {"revision": "v9"}),
         (lambda hub: None, {"dataset": "owner/none"}, "no_such_dataset", {"dataset": "owner/none"}),
         (lambda hub: None, {"configuration": "large"}, "unknown_configuration", {"allowed": ["default", "small"]}),

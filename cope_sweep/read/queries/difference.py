@@ -17,7 +17,18 @@ from cope_sweep.store import QueryError, RunRecord, Store
 from cope_sweep.store.records import Value
 from cope_sweep.store.sweeps import SWEEP_ID
 
-COMPARED_FACTS = ("parameters", "data", "tokenizer", "precision", "device", "torch", "python", "wall_s", "tokens_per_s")
+COMPARED_FACTS = (
+    "parameters",
+    "data",
+    "data_source",
+    "tokenizer",
+    "precision",
+    "device",
+    "torch",
+    "python",
+    "wall_s",
+    "tokens_per_s",
+)
 """Facts of finished runs that a comparison shows if they differ."""
 TESTED = ("difference", "ci_low", "ci_high", "p", "smallest_p")
 """Numbers of a `Difference` that an answer has."""
