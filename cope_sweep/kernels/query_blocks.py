@@ -1,8 +1,9 @@
 """The path for plugins, and where there is neither a compiler nor a GPU: the reference in blocks of queries.
 
 It serves every encoding, by its `score` and `weights`: they are defined for the last Q of some tokens (as in decoding),
-so the queries a … b − 1 are those of a shorter sequence that ends with token b − 1. The backward pass computes each
-block again. Memory beyond inputs and outputs is that of a block, O(rows × S), and keys after a block are never visited.
+so the queries a … b − 1 are those of a shorter sequence that ends with token b − 1. The backward pass computes the
+weights of each block again. Memory beyond inputs and outputs is that of a block, O(rows × S), and keys after a block
+are never visited.
 
 Shapes: B sequences, H heads, T queries (the last of the S tokens), K head dim.
 """
@@ -18,10 +19,10 @@ from torch import Tensor
 
 from cope_sweep.kernels.arguments import Inputs, Position, Positions
 from cope_sweep.kernels.dropout import draw_seeds
-from cope_sweep.kernels.reference import at_least_float32, reference
+from cope_sweep.kernels.reference import at_least_float32, dropped_weights, reference, without_padding
 
 ROWS = 64
-"""Queries in a block, at most."""
+"""Queries in a block; a 32nd of a sequence of more than 2,048 tokens, so that it has few blocks."""
 BLOCK_ELEMENTS = 1 << 18
 """Approximate number of scores in a block: its arrays stay in a cache."""
 
@@ -78,18 +79,18 @@ class _Problem:
             self.kinds.append(kind)
 
     def blocks(self) -> Iterator[Block]:
-        rows = min(ROWS, max(16, 4 * BLOCK_ELEMENTS // (self.H * self.S)))
+        rows = min(max(ROWS, self.S // 32), max(16, 4 * BLOCK_ELEMENTS // (self.H * self.S)))
         batch = max(1, BLOCK_ELEMENTS // (self.H * min(rows, self.T) * self.S))
         for first in range(0, self.B, batch):
             for row in range(0, self.T, rows):
                 last = min(self.T, row + rows)
                 yield Block(slice(first, first + batch), slice(row, last), self.S - self.T + last)
 
-    def attend(self, block: Block, parts: Sequence[Tensor]) -> Tensor:
-        """Attention of a block, from its parts of all tensors."""
+    def of_block(self, block: Block, tensors: Sequence[Tensor]) -> tuple[Inputs, Positions, Tensor | None]:
+        """The inputs, encodings and seeds of a block, from its parts of the tensors."""
 
         def part(x: Tensor | None, kind: Kind) -> Any:
-            return None if x is None else parts[self._index[id(x), kind]]
+            return None if x is None else tensors[self._index[id(x), kind]]
 
         given = self.inputs
         inputs = replace(
@@ -104,7 +105,7 @@ class _Problem:
             Position(each.encoding, {name: part(x, "parameter") for name, x in each.parameters.items()})
             for each in self.positions
         ]
-        return reference(inputs, positions, self.dropout, None if self.seeds_B is None else self.seeds_B[block.batch])
+        return inputs, positions, None if self.seeds_B is None else self.seeds_B[block.batch]
 
 
 class _Blocks(torch.autograd.Function):
@@ -115,25 +116,22 @@ class _Blocks(torch.autograd.Function):
         out_BHTK = v_BHSK.new_empty((problem.B, problem.H, problem.T, v_BHSK.shape[-1]))
         for block in problem.blocks():
             parts = [block.of(x, kind) for x, kind in zip(tensors, problem.kinds, strict=True)]
-            out_BHTK[block.batch, :, block.rows] = problem.attend(block, parts)
+            inputs, positions, seeds_B = problem.of_block(block, parts)
+            out_BHTK[block.batch, :, block.rows] = reference(inputs, positions, problem.dropout, seeds_B)
         return out_BHTK
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout_BHTK: Tensor) -> tuple[Tensor | None, ...]:
         problem, wanted = ctx.problem, ctx.needs_input_grad[1:]
-        sums: list[Tensor | None] = [None] * len(wanted)
+        sums: list[Tensor | None] = [None] * len(wanted)  # what no block uses has no gradient
         for block in problem.blocks():
             parts = [
                 block.of(x.detach(), kind).requires_grad_(needs)
                 for x, kind, needs in zip(problem.tensors, problem.kinds, wanted, strict=True)
             ]
-            with torch.enable_grad():
-                out_BHTK = problem.attend(block, parts)
             leaves = [part for part in parts if part.requires_grad]
-            gradients = iter(
-                torch.autograd.grad(out_BHTK, leaves, dout_BHTK[block.batch, :, block.rows], allow_unused=True)
-            )
+            gradients = iter(_gradients(problem, block, parts, leaves, dout_BHTK[block.batch, :, block.rows]))
             for index, (x, kind) in enumerate(zip(problem.tensors, problem.kinds, strict=True)):
                 gradient, total = next(gradients) if wanted[index] else None, sums[index]
                 if gradient is None:
@@ -142,3 +140,21 @@ class _Blocks(torch.autograd.Function):
                     total = sums[index] = torch.zeros_like(x)
                 block.of(total, kind).add_(gradient)
         return (None, *sums)
+
+
+def _gradients(
+    problem: _Problem, block: Block, parts: Sequence[Tensor], leaves: Sequence[Tensor], dout_BHTK: Tensor
+) -> Sequence[Tensor | None]:
+    """The gradients of a block's leaves. The weights are computed again, and the output is not."""
+    inputs, positions, seeds_B = problem.of_block(block, parts)
+    with torch.autocast(dout_BHTK.device.type, enabled=False):
+        with torch.enable_grad():
+            weights_BHTS = dropped_weights(inputs, positions, problem.dropout, seeds_B)
+        dout_BHTK = without_padding(dout_BHTK, inputs)
+        v_BHSK = inputs.v_BHSK
+        of_factors = (
+            (weights_BHTS, dout_BHTK @ v_BHSK.detach().transpose(-1, -2)),
+            (v_BHSK, weights_BHTS.detach().transpose(-1, -2) @ dout_BHTK),
+        )
+        factors, gradients = zip(*(each for each in of_factors if each[0].requires_grad), strict=True)
+        return torch.autograd.grad(factors, leaves, gradients, allow_unused=True)

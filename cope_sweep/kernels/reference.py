@@ -27,7 +27,9 @@ def reference(inputs: Inputs, positions: Positions, dropout: float = 0.0, seeds_
     result has the type of the values.
     """
     with torch.autocast(inputs.q_BHTK.device.type, enabled=False):
-        out_BHTK = _reference(*at_least_float32(inputs, positions), dropout, seeds_B)
+        precise, positions = at_least_float32(inputs, positions)
+        weights_BHTS = dropped_weights(precise, positions, dropout, seeds_B)
+        out_BHTK = without_padding(weights_BHTS @ precise.v_BHSK, inputs)
     return out_BHTK.to(inputs.v_BHSK.dtype)
 
 
@@ -51,29 +53,45 @@ def at_least_float32(inputs: Inputs, positions: Positions) -> tuple[Inputs, Posi
     ]
 
 
-def _reference(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Tensor:
+def dropped_weights(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Tensor:
+    """The attention weights, (B, H, T, S), after dropout."""
     (B, H, T, _), S, device = inputs.q_BHTK.shape, inputs.k_BHSK.shape[2], inputs.q_BHTK.device
     weights_BHTS = attention_weights(inputs, positions, visible(T, S, device))
-    if dropout:
-        seeds_B = draw_seeds(B, device) if seeds_B is None else seeds_B.to(device)
-        tokens_S = torch.arange(S, device=device)
-        mask_NTS = dropout_mask(dropout, *heads_of_batch(seeds_B, H), tokens_S[S - T :], tokens_S)
-        weights_BHTS = weights_BHTS * mask_NTS.view(B, H, T, S) / (1 - dropout)
-    attended_BHTK = weights_BHTS @ inputs.v_BHSK
+    if not dropout:
+        return weights_BHTS
+    seeds_B = draw_seeds(B, device) if seeds_B is None else seeds_B.to(device)
+    tokens_S = torch.arange(S, device=device)
+    mask_NTS = dropout_mask(dropout, *heads_of_batch(seeds_B, H), tokens_S[S - T :], tokens_S)
+    return weights_BHTS * mask_NTS.view(B, H, T, S) / (1 - dropout)
+
+
+def without_padding(x_BHTK: Tensor, inputs: Inputs) -> Tensor:
+    """The same numbers, and 0 for queries that are padding."""
     if inputs.lengths_B is None:
-        return attended_BHTK
-    is_token_BT = torch.arange(S - T, S, device=device) < inputs.lengths_B[:, None]
-    return attended_BHTK.where(is_token_BT[:, None, :, None], 0)
+        return x_BHTK
+    T, S = x_BHTK.shape[2], inputs.k_BHSK.shape[2]
+    is_token_BT = torch.arange(S - T, S, device=x_BHTK.device) < inputs.lengths_B[:, None]
+    return x_BHTK.where(is_token_BT[:, None, :, None], 0)
 
 
 def visible(queries: int, keys: int, device: torch.device) -> Tensor:
     """The causal mask, bool (T, S): True unless key s is after query t. Queries are the last T of the S tokens."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    tokens_S = torch.arange(keys, device=device)
+    return tokens_S <= tokens_S[keys - queries :, None]
+
+
+def hide_later_keys(x_BHTS: Tensor, visible_TS: Tensor) -> Tensor:
+    """The same numbers, and −∞ for keys after the query. All others are before the first query: they are not masked."""
+    T, S = visible_TS.shape
+    earlier_BHTX, own_BHTT = torch.split(x_BHTS, [S - T, T], dim=-1)
+    own_BHTT = own_BHTT.masked_fill(~visible_TS[:, S - T :], -torch.inf)
+    return own_BHTT if S == T else torch.cat((earlier_BHTX, own_BHTT), dim=-1)
 
 
 def attention_weights(inputs: Inputs, positions: Positions, visible_TS: Tensor) -> Tensor:
     """The attention weights, (B, H, T, S), before dropout: the softmax, or what an encoding has in its place."""
-    logits_BHTS = inputs.rotated_q_BHTK @ inputs.rotated_k_BHSK.transpose(-1, -2) / inputs.q_BHTK.shape[-1] ** 0.5
+    scaled_q_BHTK = inputs.rotated_q_BHTK / inputs.q_BHTK.shape[-1] ** 0.5
+    logits_BHTS = scaled_q_BHTK @ inputs.rotated_k_BHSK.transpose(-1, -2)
     total_BHTS, of_each = logits_BHTS, seen(inputs, positions, logits_BHTS, visible_TS)
     for position, attention in zip(positions, of_each, strict=True):
         score_BHTS = position.encoding.score(position.parameters, attention)
@@ -85,7 +103,7 @@ def attention_weights(inputs: Inputs, positions: Positions, visible_TS: Tensor) 
         ((position, attention),) = weighing
         weights_BHTS = position.encoding.weights(position.parameters, attention, total_BHTS)
     else:
-        weights_BHTS = total_BHTS.masked_fill(~visible_TS, -torch.inf).softmax(dim=-1)
+        weights_BHTS = hide_later_keys(total_BHTS, visible_TS).softmax(dim=-1)
     if not inputs.hard:
         return weights_BHTS
     one_hot_BHTS = F.one_hot(weights_BHTS.argmax(dim=-1), weights_BHTS.shape[-1]).to(weights_BHTS)

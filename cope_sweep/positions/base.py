@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, Strict
@@ -85,6 +85,17 @@ class Attention:
     """The result of this encoding's `features`, split into heads; None if it has none."""
     rotated: bool = False
     """Whether queries and keys were rotated after these. If so, `logits_BHQS` is not q·k/√K of the tensors above."""
+
+    def nearest(self, keys: int) -> Attention:
+        """The attention of the same queries to the last keys."""
+        return replace(
+            self,
+            k_BHSK=self.k_BHSK[:, :, -keys:],
+            v_BHSK=self.v_BHSK[:, :, -keys:],
+            logits_BHQS=self.logits_BHQS[..., -keys:],
+            visible_QS=self.visible_QS[:, -keys:],
+            features_BHSF=None if self.features_BHSF is None else self.features_BHSF[:, :, -keys:],
+        )
 
 
 class Encoding(Kind):

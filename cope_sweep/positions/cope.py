@@ -103,7 +103,9 @@ class ContextualEncoding(AttentionEncoding):
 
     def positions(self, attention: Attention) -> Tensor:
         """p_ij, shape (B, H, Q, S), not clamped, float32 or float64; 0 for keys after the query."""
-        return self.gates(attention).flip(-1).cumsum(-1).flip(-1)
+        from cope_sweep.positions.contextual import sum_gates
+
+        return sum_gates(at_least_float32(self._gate_logits(attention)), attention.visible_QS)
 
     def limit(self, parameters: Tensors) -> int | None:
         """The largest position, p_max − 1; None if positions are not clamped."""
@@ -149,16 +151,38 @@ class CoPE(ContextualEncoding):
         return parameters["e"].shape[-2] - 1
 
     def score(self, parameters: Tensors, attention: Attention) -> Tensor:
+        import torch
+        import torch.nn.functional as F
+
+        from cope_sweep.positions.contextual import linear_pieces
+
         e_PK = parameters["e"]  # e_HPK with a table for each head
-        p_BHQS = self.positions(attention).clamp(max=self.limit(parameters))
+        limit = self.limit(parameters)
         z_BHQP = attention.q_BHQK @ e_PK.transpose(-1, -2) * self._scale(e_PK)  # eq. 7
-        floor_BHQS = p_BHQS.detach().floor()
-        # A position that is not a number would be an index of any size. The fraction makes its score NaN.
-        index_BHQS = floor_BHQS.long().clamp_(min=0)
-        below_BHQS = z_BHQP.gather(-1, index_BHQS)
-        # The entry after a whole number, where the ceiling is the number itself: it gives the derivative to the right.
-        above_BHQS = z_BHQP.gather(-1, (index_BHQS + 1).clamp_(max=self.limit(parameters)))
-        return below_BHQS + (p_BHQS - floor_BHQS) * (above_BHQS - below_BHQS)
+        p_BHQU = self.near_positions(attention, limit)
+        # A position that is not a number would be an index of any size. Its fraction makes its score NaN.
+        index_BHQU = p_BHQU.detach().long().clamp_(0, limit)
+        # The step to the next entry is 0 at the last one. At a whole number it is the derivative to the right.
+        step_BHQP = F.pad(z_BHQP.diff(dim=-1), (0, 1))
+        near_BHQU = linear_pieces(z_BHQP, step_BHQP, index_BHQU, p_BHQU - index_BHQU)  # eq. 8
+        earlier = attention.visible_QS.shape[1] - near_BHQU.shape[-1]
+        if not earlier:
+            return near_BHQU
+        return torch.cat((z_BHQP[..., -1:].expand(-1, -1, -1, earlier), near_BHQU), dim=-1)
+
+    def near_positions(self, attention: Attention, limit: int) -> Tensor:
+        """p_ij of the last U keys, (B, H, Q, U): at all keys before them, every query's position is beyond the limit.
+
+        In a full pass U is S: the first query has counted nothing.
+        """
+        Q, S = attention.visible_QS.shape
+        keys = Q + 3 * limit  # with gates of ½, two keys count as one
+        while keys < S:
+            p_BHQU = self.positions(attention.nearest(keys))
+            if bool((p_BHQU[..., 0] >= limit).all()):
+                return p_BHQU
+            keys = keys * 3 // 2
+        return self.positions(attention)
 
     def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> LookUp:
         return LookUp(q_BHQK, parameters["e"], self._scale(parameters["e"]), self.gate_source)

@@ -59,7 +59,7 @@ class CoPEMLP(ContextualEncoding):
         return None if self.p_max is None else self.p_max - 1
 
     def score(self, parameters: Tensors, attention: Attention) -> Tensor:
-        import torch
+        from cope_sweep.positions.contextual import count_knots, linear_pieces
 
         p_BHQS, q_BHQK = self.positions(attention), attention.q_BHQK
         if (limit := self.limit(parameters)) is not None:
@@ -71,8 +71,7 @@ class CoPEMLP(ContextualEncoding):
             units_BHQS = weighted_units(p_BHQS, q_BHQK @ parameters["w2"], parameters["w1"], parameters["b1"])
             return (units_BHQS + q_BHQK @ parameters["b2"][:, None]) * self._scale(q_BHQK)
         knots_N, slope_BHQM, intercept_BHQM = self._segments(parameters, q_BHQK)
-        segment_BHQS = torch.searchsorted(knots_N.to(p_BHQS.dtype), p_BHQS.detach(), right=True)
-        return slope_BHQM.gather(-1, segment_BHQS) * p_BHQS + intercept_BHQM.gather(-1, segment_BHQS)
+        return linear_pieces(intercept_BHQM, slope_BHQM, count_knots(knots_N, p_BHQS.detach()), p_BHQS)
 
     def term(
         self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
