@@ -225,8 +225,10 @@ def _train(
         console.print(results.to_rich())
         _print_outcome(console, outcome, same_plan, len(plan.runs))
         again = shlex.join(sys.argv[1:]) if submission is None else f"run {same_plan}"
+        # In a Slurm job, the cluster ends with the job, and `sbatch` continues the sweep: sweep.sbatch says so.
+        is_over = not outcome.left or (options.address is not None and "SLURM_JOB_ID" in os.environ)
         folder = _other_folder(options.ablations)
-        _print_next_steps(console, plan, store, uri, same_plan, folder, again=again if outcome.left else None)
+        _print_next_steps(console, plan, store, uri, same_plan, folder, again=None if is_over else again)
     raise typer.Exit(outcome.exit_code)
 
 

@@ -101,7 +101,12 @@ def explain(error: Any, model: type[BaseModel]) -> Problem:
         return Problem(path[:-1], f"the key {path[-1]!r} is missing", "missing_key", {"key": path[-1]})
     if error_type == "union_tag_invalid":
         kind, kinds = error["ctx"]["tag"], _quoted_names(error["ctx"]["expected_tags"])
-        message = f"unknown kind {kind!r}" + suggest(kind, kinds)
+        written = value["kind"] if isinstance(value, Mapping) else kind
+        if isinstance(written, str):
+            message = f"unknown kind {kind!r}" + suggest(kind, kinds)
+        else:  # 1.10 is the number 1.1 in YAML
+            hint = "; quote it" if isinstance(written, int | float) else ""
+            message = f"the kind {_shown(written)} is not text{hint}{suggest(str(written), kinds)}"
         return Problem(path, message, "unknown_kind", {"kind": kind, "allowed": kinds})
     if error_type == "union_tag_not_found":
         kinds = [kind for each in annotations if _is_model(each) and (kind := _kind(each))]

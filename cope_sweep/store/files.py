@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -68,12 +69,15 @@ LEAST_FREE_BYTES = 1 << 16
 
 
 def is_disk_full(folder: Path) -> bool:
-    """Whether the disk of a folder has no room for another file. SQLite calls that "disk I/O error"."""
+    """Whether the disk of a folder, or the user's quota there, has no room for another file.
+
+    SQLite calls both "disk I/O error". No number that the system gives counts quotas, so this writes a file.
+    """
     try:
-        disk = os.statvfs(folder)
-    except OSError:
-        return False
-    return disk.f_bavail * disk.f_frsize < LEAST_FREE_BYTES or (disk.f_files > 0 and disk.f_favail == 0)
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as probe:
+            return probe.write(bytes(LEAST_FREE_BYTES)) < LEAST_FREE_BYTES
+    except OSError as reason:
+        return reason.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def create_database_file(path: Path) -> None:

@@ -47,6 +47,16 @@ def test_the_image_does_not_run_as_root():
     assert not re.search(r"^RUN ", last.partition("\nUSER ")[2], re.MULTILINE)
 
 
+def test_the_image_has_what_rays_cluster_launcher_uses():
+    """The head starts and updates workers: it reaches them by SSH, copies files into their containers, and asks the cloud's API."""
+    (packages,) = re.findall(r"packages=\(([^)]*)\)", TEXT)
+    assert {"openssh-client", "rsync"} <= set(packages.split())
+    assert "--extra cluster" in TEXT
+    extra = {canonicalize_name(Requirement(each).name) for each in PROJECT["optional-dependencies"]["cluster"]}
+    # What `ray.autoscaler._private` imports for AWS and for GCP.
+    assert {"boto3", "google-api-python-client", "google-auth-httplib2"} <= extra
+
+
 def test_both_variants_are_built_and_no_index_is_named():
     assert "cpu) export UV_TORCH_BACKEND=cpu" in TEXT
     assert 'if [ "${VARIANT}" = cuda ]' in TEXT

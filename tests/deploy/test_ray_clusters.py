@@ -2,6 +2,7 @@
 
 import copy
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,19 @@ def test_every_node_starts_with_the_token_and_the_same_image(name):
         assert start.startswith(". ~/cluster.env; export RAY_AUTH_MODE=token; ray start")
     (head,) = [each for each in config["head_start_ray_commands"] if "ray start" in each]
     assert "--dashboard-host=127.0.0.1" in head  # reached by `ray dashboard`, through SSH
+
+
+@EVERY_FILE
+@pytest.mark.parametrize("unreadable", [None, "cluster.env", ".ray/auth_token"])
+def test_files_that_the_user_of_the_image_cannot_read_are_an_error(name, unreadable, tmp_path):
+    """Tested with files that are not there, because root reads all others."""
+    (command,) = FILES[name]["setup_commands"]
+    (tmp_path / ".ray").mkdir()
+    for each in {"cluster.env", ".ray/auth_token"} - {unreadable}:
+        (tmp_path / each).touch()
+    done = subprocess.run(["bash", "-c", command], env={"HOME": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == (unreadable is not None)
+    assert ("use an ssh_user with this uid" in done.stderr) == (unreadable is not None)
 
 
 @EVERY_FILE

@@ -1,4 +1,4 @@
-"""deploy/monitoring in a real Prometheus, which scrapes the real service after a sweep."""
+"""deploy/monitoring in a real Prometheus, which scrapes the real service after a sweep, and a real Ray."""
 
 import json
 import os
@@ -14,6 +14,8 @@ from ruamel.yaml import YAML
 from tests.processes import output_of
 from tests.services.sample_store import TINY, server_process
 from tests.store.waiting import until
+from tests.sweep.heads import started_head
+from tests.sweep.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +32,7 @@ QUERIES = [rule["expr"] for rule in RULES] + [each["expr"] for panel in PANELS f
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory):
-    """A client of Prometheus, which has scraped a service that has trained and answered."""
+    """A client of Prometheus, which has scraped Ray, and a service that has trained and answered."""
     if missing := [name for name in ("prometheus", "promtool") if not shutil.which(name)]:
         pytest.skip(f"needs {', '.join(missing)}: on Debian, prometheus")
     folder = tmp_path_factory.mktemp("prometheus")
@@ -48,7 +50,11 @@ def prometheus(tmp_path_factory):
         words = [word for scope in scopes for word in ("--scope", scope)]
         key = output_of("-m", "cope_sweep.cli", "serve", "--new-key", name, *words, cwd=folder, **settings)
         (folder / f"{name}_key").write_text(key)
-    with server_process(os.environ | settings, stderr=subprocess.DEVNULL) as (_, url):
+    ray_port = free_port()
+    with (
+        started_head(os.environ, token="t" * 32, metrics_port=ray_port),
+        server_process(os.environ | settings, stderr=subprocess.DEVNULL) as (_, url),
+    ):
         bearer = {"Authorization": f"Bearer {(folder / 'me_key').read_text().split()[-1]}"}
         with httpx.Client(base_url=url, headers=bearer, timeout=120) as client:
             (first, *_) = client.get("/v1/models").json()["data"]
@@ -63,6 +69,10 @@ def prometheus(tmp_path_factory):
             ("/etc/prometheus/alerts.yaml", str(FOLDER / "alerts.yaml")),
             ("/run/secrets/metrics_key", str(folder / "metrics_key")),
             ("service:8000", url.removeprefix("http://")),
+            (
+                "dns_sd_configs:\n      - {names: [ray-head, ray-worker], type: A, port: 8080}",
+                f"static_configs: [{{targets: [127.0.0.1:{ray_port}]}}]",
+            ),
         ):
             assert there in text
             text = text.replace(there, here)
@@ -77,7 +87,7 @@ def prometheus(tmp_path_factory):
             until(lambda: re.search(r"Listening on.*address=(\S+)", (folder / "log").read_text()))
             address = re.search(r"Listening on.*address=(\S+)", (folder / "log").read_text())[1]
             with httpx.Client(base_url=f"http://{address}", timeout=60, trust_env=False) as client:
-                until(lambda: value(client, 'up{job="service"}') == "1")
+                until(lambda: [value(client, f'up{{job="{job}"}}') for job in ("service", "ray")] == ["1", "1"])
                 yield client
         finally:
             server.kill()
@@ -111,6 +121,11 @@ def test_every_query_is_understood_and_its_metrics_are_there(prometheus, express
     assert answer["status"] == "success", answer
     names = set(prometheus.get("/api/v1/label/__name__/values").json()["data"])
     assert set(re.findall(r"\bcope_\w+", expression)) <= names
+
+
+def test_ray_is_scraped(prometheus):
+    names = prometheus.get("/api/v1/label/__name__/values", params={"match[]": '{job="ray"}'}).json()["data"]
+    assert {name for name in names if name.startswith("ray_node_")}
 
 
 def test_the_numbers_are_those_of_the_sweep(prometheus):

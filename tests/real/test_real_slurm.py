@@ -124,6 +124,7 @@ def test_a_sweep_that_stops_before_the_limit_continues_when_it_is_submitted_agai
     job = sweep.submit("--time=12")
     assert slurm.wait(job) == "FAILED", sweep.logs(job)  # as Slurm calls each exit code but 0
     assert "submit the same job again" in sweep.output(job)
+    assert "--address" not in sweep.output(job)  # no command for a cluster that is gone
     assert "interrupted" in sweep.statuses(), sweep.logs(job)
     before = list(zip(sweep.statuses(), sweep.attempts(), strict=True))
     job = sweep.submit()

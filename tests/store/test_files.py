@@ -1,11 +1,13 @@
 """Files of a store: regular ones are read; links, pipes, sockets and devices are refused without blocking."""
 
+import errno
 import os
 import socket
+import tempfile
 
 import pytest
 
-from cope_sweep.store.files import check_checkpoint, read_bytes, read_tail
+from cope_sweep.store.files import check_checkpoint, is_disk_full, read_bytes, read_tail
 from tests.errors import raises
 
 
@@ -61,3 +63,14 @@ def test_a_checkpoint_of_other_files_is_refused(tmp_path, name, kind):
     OTHERS[kind](folder / name)
     with raises("not_a_file", file=str(folder / name)):
         check_checkpoint(folder)
+
+
+@pytest.mark.parametrize(("reason", "is_full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EACCES, False)])
+def test_a_disk_is_full_where_a_file_cannot_grow(reason, is_full, tmp_path, monkeypatch):
+    assert not is_disk_full(tmp_path)
+
+    def refuse(*args, **options):
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    assert is_disk_full(tmp_path) == is_full

@@ -18,7 +18,7 @@ from tests.sweep.ports import free_port
 
 
 @contextlib.contextmanager
-def started_head(environment: Mapping[str, str], *, token: str) -> Iterator[str]:
+def started_head(environment: Mapping[str, str], *, token: str, metrics_port: int | None = None) -> Iterator[str]:
     """A cluster of one node with one CPU, on the loopback interface; the address of its dashboard."""
     port, dashboard = free_port(), free_port()
     # A folder of its own, because `ray start` takes clusters below the same RAY_TMPDIR for one.
@@ -27,7 +27,7 @@ def started_head(environment: Mapping[str, str], *, token: str) -> Iterator[str]
     # Ray's default ports may be those of another cluster on this machine.
     options = [f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={free_port()}"]
     options += [f"--ray-client-server-port={free_port()}"]
-    options += ["--num-cpus=1", "--disable-usage-stats"]
+    options += ["--num-cpus=1", "--disable-usage-stats", f"--metrics-export-port={metrics_port or free_port()}"]
     process = subprocess.Popen(
         [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", *options],
         env={**environment, **own}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -85,7 +85,7 @@ def test_a_full_disk_is_called_one(small_disk: Path) -> None:
     with (small_disk / "filler").open("wb") as file, pytest.raises(OSError):  # noqa: PT011
         while True:
             os.write(file.fileno(), b"\0" * 4096)
-    with raises("unusable_index", reason=f"the disk of {folder} is full"):
+    with raises("unusable_index", reason=f"the disk of {folder} is full, or your quota on it"):
         Store(folder).index.statuses()
 
 

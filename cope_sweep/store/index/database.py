@@ -163,7 +163,7 @@ class Database:
             reason = " ".join(str(error.orig).split()) or type(error.orig).__name__
             code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
             if code in LASTING_ERRORS and (path := sqlite_file(self.url)) and is_disk_full(path.parent):
-                reason = f"the disk of {path.parent} is full"
+                reason = f"the disk of {path.parent} is full, or your quota on it"
             if code in DAMAGE_ERRORS:
                 raise IndexDamagedError(
                     f"the index {redacted(self.url)} cannot be used: {reason}; `cope-sweep store check --repair` "
