@@ -477,6 +477,19 @@ class Published(Frozen):
     source: str = Field(default="", description="Where the numbers are from, for example `Table 1`.")
 
 
+class Claim(Frozen):
+    """A statement that some rows are better than others. Reports say whether the runs show it."""
+
+    text: str = Field(description="The statement, in a sentence.")
+    source: str = Field(default="", description="Where the paper makes it, for example `Table 2`.")
+    better: Point = Field(
+        description="The rows that are better: axis keys, and labels or values; of a list, any. A row is compared with "
+        "the rows of `than` that have the same labels of all axes which neither of the two names."
+    )
+    than: Point = Field(description="The rows that they are better than, in the same form.")
+    metric: MetricName | None = Field(default=None, description="The column that decides; null: the primary metric.")
+
+
 class Scale(Frozen):
     """A named size of the same ablation, chosen with `--scale NAME`."""
 
@@ -495,6 +508,8 @@ class Scale(Frozen):
     )
     primary: MetricName | None = Field(default=None, description="A primary metric that replaces the ablation's own.")
     exploratory: bool | None = Field(default=None, description="Replaces the ablation's own.")
+    paired: bool | None = Field(default=None, description="Replaces the ablation's own.")
+    claims: list[Claim] | None = Field(default=None, description="Claims that replace the ablation's own.")
     published: list[Published] | None = Field(
         default=None,
         description="Published numbers that replace the ablation's own; [] where a scale cannot be compared with them.",
@@ -510,9 +525,10 @@ class Ablation(Frozen):
     inherit: str | None = Field(
         default=None,
         description="The name of another file of the same folder, without suffix. Its keys are used where this file "
-        "does not have them, except title, hypothesis, reproduces and figures. A key given here replaces the inherited "
-        "one; mappings merge by key. An axis of the grid and a mapping of another `kind` are replaced as a whole; null "
-        "removes an inherited axis or scale. Runs that both files have are the same runs, and are trained once.",
+        "does not have them, except title, hypothesis, reproduces, claims and figures. A key given here replaces the "
+        "inherited one; mappings merge by key. An axis of the grid and a mapping of another `kind` are replaced as a "
+        "whole; null removes an inherited axis or scale. Runs that both files have are the same runs, and are trained "
+        "once.",
     )
     hypothesis: str = ""
     reproduces: str = Field(default="", description="The table or figure of the paper that this ablation reproduces.")
@@ -540,6 +556,15 @@ class Ablation(Frozen):
     exploratory: bool = Field(
         default=False,
         description="Whether the recipe was chosen by looking at results like those that are reported. Reports say so.",
+    )
+    paired: bool = Field(
+        default=False,
+        description="Whether runs of the same seed are compared in pairs: for rows that start from the same weights "
+        "and see the same batches, as language models do, so that most of what differs between seeds is the same in "
+        "both rows. Say it before you look at results.",
+    )
+    claims: list[Claim] = Field(
+        default=[], description="What the hypothesis says about the rows, so that reports can say whether it holds."
     )
     search: AnySearch = Field(
         default=GridSearch(),

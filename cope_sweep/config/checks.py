@@ -209,6 +209,21 @@ def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
                 raise _no_metric(loaded, ("metrics", index, "name"), run, metric.name, known)
 
 
+def check_claims(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
+    """Raises SpecError for a claim about a metric that is no column, or, at the ablation's own size, about no row."""
+    names = [metric.name for metric in loaded.content.metrics]
+    for index, claim in enumerate(loaded.content.claims):
+        if claim.metric is not None and claim.metric not in names:
+            message = f"the table has no column {claim.metric!r}{suggest(claim.metric, names)}"
+            place: KeyPath = ("claims", index, "metric")
+            raise loaded.source.error(place, message, "unknown_column", column=claim.metric, allowed=names)
+        if loaded.scale is not None:
+            continue  # a scale may have other rows
+        for side, condition in (("better", claim.better), ("than", claim.than)):
+            if not any(matches(loaded, point, condition) for point in points):
+                raise loaded.source.error(("claims", index, side), "no row matches", "matching_rows", rows=0)
+
+
 def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: Sequence[RunSpec]) -> None:
     """Raises SpecError for a figure of an axis, a metric or a seed that the ablation does not have.
 

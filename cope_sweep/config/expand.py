@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from cope_sweep.config.ablation import EarlyStopping, Optuna, Published, RandomSearch
 from cope_sweep.config.checks import (
+    check_claims,
     check_fields,
     check_figures,
     check_metrics,
@@ -68,6 +69,10 @@ class Row:
     """The figures of the ablation that draw it, by their index in the file."""
     values: Mapping[str, Json] = field(default_factory=dict)
     """Axis key → its value in this row, as the file has it."""
+    better: frozenset[int] = frozenset()
+    """The claims of the ablation that say it is better than others, by their index in the file."""
+    than: frozenset[int] = frozenset()
+    """The claims that say others are better."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,7 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
     check_fields(loaded, points, _encodings(rows))
     check_metrics(loaded, kinds)
     check_figures(loaded, points, kinds)
+    check_claims(loaded, points)
     return Plan(loaded, rows, resolved_schedule(loaded, kinds))
 
 
@@ -239,7 +245,10 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
         published = next((entry for entry in content.published if matches(loaded, point, entry.match)), None)
         figures = frozenset(index for index, each in enumerate(content.figures) if matches(loaded, point, each.rows))
         assigned = {key: value.value for key, value in values.items()}
-        known = rows.setdefault(runs[0].run_id, Row(name, labels, runs, published, resources, figures, assigned))
+        better = frozenset(index for index, each in enumerate(content.claims) if matches(loaded, point, each.better))
+        than = frozenset(index for index, each in enumerate(content.claims) if matches(loaded, point, each.than))
+        row = Row(name, labels, runs, published, resources, figures, assigned, better, than - better)
+        known = rows.setdefault(runs[0].run_id, row)
         if known.name != name:
             message = f"the rows {known.name!r} and {name!r} are the same configuration; remove one of them"
             problems.append(loaded.source.error((), message, "same_rows", rows=[known.name, name]))

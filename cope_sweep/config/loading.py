@@ -43,7 +43,7 @@ from cope_sweep.registry import PluginError, Registry, load_plugins
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 """Names without separators, so that no file of another folder can be named."""
 SUFFIXES = (".yaml", ".yml")
-OWN_KEYS = ("title", "hypothesis", "reproduces", "figures", "inherit")
+OWN_KEYS = ("title", "hypothesis", "reproduces", "claims", "figures", "inherit")
 """Keys that describe one file and are not inherited."""
 RUN_KEYS = tuple(name for name in RunSpec.model_fields if name != "seed")
 TRAINED_KEYS = ("task", "model", "train")

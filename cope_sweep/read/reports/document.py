@@ -6,6 +6,7 @@ It loads nothing from elsewhere: its figures are `data:` URIs, and it has no scr
 from __future__ import annotations
 
 import base64
+import itertools
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from cope_sweep.read.reports.evidence import (
 )
 from cope_sweep.read.reports.runs import read_report, runs_file
 from cope_sweep.read.tables import Results, read_results
+from cope_sweep.read.tables.claims import Finding
+from cope_sweep.read.tables.model import p_text
 from cope_sweep.read.tables.render import Layout, html_table
 from cope_sweep.store import Store
 
@@ -90,10 +93,15 @@ class Document:
             TEMPLATE.read_text(encoding="utf-8")
         )
         return template.render(
-            title=TITLE, chapters=self.chapters, provenance=self.provenance, missing=list(self._missing()),
-            exploratory=EXPLORATORY, tables=_tables, further_table=_further_table, pictures=_pictures,
-            compute=duration(self.provenance.compute_s),
+            title=TITLE, chapters=self.chapters, claims=self._claims(), provenance=self.provenance,
+            missing=list(self._missing()), exploratory=EXPLORATORY, tables=_tables, further_table=_further_table,
+            pictures=_pictures, compute=duration(self.provenance.compute_s), p_text=p_text,
         )  # fmt: skip
+
+    def _claims(self) -> list[tuple[Evidence, Finding]]:
+        """Every claim with its report, in the order of the paper's tables and figures; others come last."""
+        found = [(report, each) for chapter in self.chapters for report in chapter.reports for each in report.findings]
+        return sorted(found, key=lambda pair: _place_in_paper(pair[1].claim.source))
 
     def _missing(self) -> Iterator[tuple[str, str, str]]:
         """Ablation, scale, and what is missing."""
@@ -105,6 +113,13 @@ class Document:
                     yield chapter.name, size.name, size.problem or f"not run: {size.runs} runs"
                 else:
                     yield from ((chapter.name, size.name, line) for line in size.evidence.missing)
+
+
+def _place_in_paper(source: str) -> tuple[bool, str, int]:
+    """Where a source like `Table 10` stands in the order of all sources."""
+    kind, _, number = source.partition(" ")
+    digits = "".join(itertools.takewhile(str.isdecimal, number))
+    return not source, "" if kind == "Table" else kind, int(digits or 0)
 
 
 def document(files: AblationFiles, source: Store | Path, scale: str | None = None) -> Document:

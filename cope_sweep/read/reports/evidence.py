@@ -29,6 +29,7 @@ from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.reports.runs import CURVE_COLUMNS, CURVES, run_frame, to_parquet
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import rank_rows
+from cope_sweep.read.tables.claims import Finding, claims_layout, findings, hypothesis_verdict
 from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, named_label, reference
 from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell, decimals_of, markdown_table, markdown_text
 from cope_sweep.read.tables.stats import LEVEL
@@ -136,6 +137,21 @@ class Evidence:
         return rank_rows(self.results).layout() if self.plan.is_drawn else None
 
     @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """The claims of the ablation, with their verdicts."""
+        return findings(self.plan, self.table.model)
+
+    @property
+    def claims(self) -> Layout | None:
+        """The claims as a table; None where the file has none about these rows."""
+        return claims_layout(self.findings) if self.findings else None
+
+    @property
+    def hypothesis_verdict(self) -> str:
+        """What the claims say about the hypothesis, as `supported`; empty where there are none."""
+        return hypothesis_verdict(self.findings)
+
+    @cached_property
     def shortcuts(self) -> Shortcuts | None:
         """The errors of rules that do not solve the tasks; None where the tasks have none."""
         return shortcuts(self.table.model)
@@ -163,12 +179,16 @@ class Evidence:
         content = self.plan.ablation.content
         parts = [f"# {markdown_text(content.title)}"]
         parts += [f"Hypothesis: {markdown_text(content.hypothesis)}"] if content.hypothesis else []
+        if self.hypothesis_verdict:
+            parts.append(f"**The hypothesis is {self.hypothesis_verdict}.**")
         parts += [f"**Result: {markdown_text(self.answer)}**"] if self.answer else []
         parts += [EXPLORATORY] if content.exploratory else []
         if content.reproduces:
             size = ", at another size than the paper's" if self.table.model.replaced else ""
             parts.append(f"Reproduces: {markdown_text(content.reproduces)}{size}.")
         parts += [f"Scale `{self.scale}`: {markdown_text(self.size)}"] if self.scale else []
+        if self.claims is not None:
+            parts += ["## Claims", markdown_table(self.claims), markdown_text(self.claims.note)]
         parts += ["## Results", self.table.to_markdown().strip()]
         if self.draws is not None:
             parts += ["### Best rows", markdown_table(self.draws), markdown_text(self.draws.note)]

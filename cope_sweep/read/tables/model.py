@@ -1,16 +1,16 @@
 """The content of a table as plain values, from which every output format is rendered, and comparisons of its cells.
 
-With a row, or with the rows that have one label of an axis, rows are tested by the primary metric alone: the exact
-permutation test of `stats`, its p corrected by Holm's method for all comparisons of that metric. A row is
-`better` or `worse` where the corrected p is at most 5 %, else `cannot tell`. Where no data could bring the corrected p
-so low, because there are too few seeds for so many rows, and for all other metrics, a comparison is `descriptive`: a
-difference without a verdict.
+With a row, or with the rows that have one label of an axis, rows are tested by the primary metric alone: an exact test
+of `stats`, its p corrected by Holm's method for all rows that are compared with the same one. A row is `better` or
+`worse` where the corrected p is at most 5 %, else there is `no significant difference`. Where no data could bring the
+corrected p so low, because there are too few seeds for so many rows, and for all other metrics, a comparison is
+`descriptive`: a difference without a verdict.
 
 With the paper, at its scale, a cell
 
-    agrees       if the 90 % interval of the difference lies within ± the margin (two one-sided tests at 5 %)
-    differs      if it does not, and the 95 % interval of the difference excludes 0
-    cannot tell  otherwise: more seeds are needed
+    agrees        if the 90 % interval of the difference lies within ± the margin (two one-sided tests at 5 %)
+    differs       if it does not, and the 95 % interval of the difference excludes 0
+    inconclusive  otherwise: more seeds are needed
 
 The paper gives no values of single runs to permute, so this interval is Welch's, from our mean and standard deviation
 over n runs, and from the published ones, over the number of seeds that the paper names; half a unit of the last
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
@@ -39,9 +39,9 @@ from typing import Any, Literal
 from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.config.ablation import Metric
 from cope_sweep.config.explain import suggest
+from cope_sweep.config.keys import is_field
 from cope_sweep.read.tables.row_names import find_axis, named_rows
 from cope_sweep.read.tables.stats import (
-    POWER,
     TELLS,
     Bounds,
     Difference,
@@ -49,6 +49,7 @@ from cope_sweep.read.tables.stats import (
     Summary,
     bounds_of,
     holm,
+    paired_rows,
     stuck,
     summarise,
     t_quantile,
@@ -71,26 +72,27 @@ POSITION, METHOD = "model.position", "cope"
 """The axis and the encoding of the default reference."""
 MARGIN_STDS = 2.0
 
-ROW_RULE = (
-    "Difference of {metric}: row minus {row}, with its 95 % interval, which holds for one comparison alone. "
-    "Detectable is the least true difference that a t test at this n and spread finds with a probability of "
-    f"{100 * POWER:g} %. "
-)
+ROW_RULE = "Difference of {metric}: row minus {row}, with its 95 % interval, which holds for one comparison alone. "
+TESTS = {
+    False: "permutation test",
+    True: "test of sign flips of the differences between runs of the same seed, which share weights and data",
+}
+"""Whether runs are paired → the exact test."""
 TEST_RULE = (
-    "Exact permutation test; p is corrected for {tests} (Holm). With {runs} it is at least {floor}; up to "
-    "0.05 {means}, else this n cannot tell. "
+    "Exact {test}; p is corrected for {tests} (Holm). With {runs} it is at least {floor}; up to 0.05 {means}, else "
+    "there is no significant difference. "
 )
 DESCRIPTIVE_RULE = (
-    "With {runs} and {tests} the corrected p of an exact permutation test is at least {floor}, so no row "
-    "can be told from another: the table is descriptive. "
+    "With {runs} and {tests} the corrected p of an exact {test} is at least {floor}, so no difference can be "
+    "significant: the table is descriptive. "
 )
 OTHERS_RULE = "The other metrics are descriptive."
 MEANS = "the row is better or worse", "the order is the same or opposite"
 PAPER_RULE = (
     "Compared with the paper: agrees, if the 90 % interval of the difference (Welch, from the published standard "
     f"deviation and number of seeds) is within ± {MARGIN_STDS:g} published standard deviations (at least one unit of "
-    "the last digit); else differs, if the 95 % interval excludes 0; else this n cannot tell. Not corrected for the "
-    "number of cells."
+    "the last digit); else differs, if the 95 % interval excludes 0; else this n is inconclusive. Not corrected for "
+    "the number of cells."
 )
 UNKNOWN_RULE = "The paper does not say how many seeds are behind {sources}; 2 are assumed, the least possible."
 SINGLE_RULE = (
@@ -104,20 +106,20 @@ ORDER_RULE = (
     "order by {metric}: each row with the one that is best in the paper. "
 )
 SHOWN_KEYS = 3
-DESCRIPTIVE = "descriptive"
+DESCRIPTIVE, SAME = "descriptive", "no significant difference"
 PHRASES = {
     "better": "{are} better than {against}",
     "worse": "{are} worse than {against}",
     "same order": "{are} worse than {against}, as in the paper",
     "opposite order": "{are} better than {against}, unlike in the paper",
-    "cannot tell": "cannot be told from {against}",
+    SAME: "{do} not differ significantly from {against}",
     DESCRIPTIVE: "{were} not tested against {against}: too few seeds",
 }
 """Verdict → what an answer says of rows."""
 PAPER_PHRASES = {
     "agrees": ("agrees with ours", "agree with ours"),
     "differs": ("differs from ours", "differ from ours"),
-    "cannot tell": ("cannot be told from ours", "cannot be told from ours"),
+    "inconclusive": ("is inconclusive", "are inconclusive"),
     DESCRIPTIVE: ("was not tested", "were not tested"),
 }
 
@@ -215,7 +217,7 @@ class MetricCell:
     summary: Summary
     published: PublishedValue | None = None
     best: bool = False
-    """Whether this is the best mean among the rows whose seeds are all finished."""
+    """Whether this is the best mean among the rows of its group whose seeds are all finished: see `encoding_groups`."""
     values: Mapping[int, float] = field(default_factory=dict)
     """Seed → value, of the finished runs that have one."""
     stuck: tuple[int, ...] = ()
@@ -286,6 +288,8 @@ class TableModel:
     """Rules of the comparisons."""
     answer: str = ""
     """Their result in a sentence."""
+    paired: bool = False
+    """Whether runs of the same seed are compared in pairs."""
     group: str | None = None
     """The axis, the first one, by which rows are together; None: they are not."""
 
@@ -293,6 +297,10 @@ class TableModel:
     def primary(self) -> Column:
         """The column that rows are tested by."""
         return next(column for column in self.columns if column.primary)
+
+    def difference(self, cell: MetricCell, other: MetricCell) -> Difference:
+        """The difference of two cells of a column, with its test."""
+        return (paired_rows if self.paired else two_rows)(cell.values, other.values)
 
     @cached_property
     def stopped(self) -> int:
@@ -306,10 +314,26 @@ def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
     columns = tuple(column_of(metric, primary=metric is content.primary_metric) for metric in content.metrics)
     short = short_labels(plan, plan.rows)
     rows = [_table_row(row, short[row.name], records, columns) for row in plan.rows]
+    marked = {row.row: row for group in encoding_groups(rows) for row in _mark_best(group, columns)}
     return TableModel(
-        plan.name, content.title, plan.axes, columns, tuple(_mark_best(rows, columns)), plan.ablation.replaced,
+        plan.name, content.title, plan.axes, columns, tuple(marked[row.row] for row in rows), plan.ablation.replaced,
         (*_chosen_by(plan), *differences((row.row, run, record) for row in rows for run, record in row.runs)),
+        paired=content.paired,
     )  # fmt: skip
+
+
+def encoding_groups(rows: Sequence[TableRow]) -> Collection[list[TableRow]]:
+    """Rows that differ in their encoding alone; all rows, where none differ in it.
+
+    The errors of one task say nothing about those of another, nor do those of one and of three variables.
+    """
+    if len({row.labels.get(POSITION) for row in rows}) < 2:
+        return [list(rows)]
+    groups: dict[object, list[TableRow]] = {}
+    for row in rows:
+        others = tuple((key, label) for key, label in row.labels.items() if key != POSITION and not is_field(key))
+        groups.setdefault(others, []).append(row)
+    return groups.values()
 
 
 def varying_axes(plan: Plan, rows: Sequence[Row]) -> list[str]:
@@ -534,13 +558,13 @@ def compared(model: TableModel, against: str) -> TableModel:
 def reference(plan: Plan) -> str | None:
     """The default reference of a report's rows, as `tables.Table` takes it.
 
-    The paper, where it has numbers for a row. Else the first row with CoPE, or the first row; of a table with several
-    axes, each row is compared with the one that has this encoding and the same values of the other axes. None for one
-    row, and for a random search, whose rows are draws to choose from.
+    The paper, where it has numbers for a row and the runs are of its size. Else the first row with CoPE, or the first
+    row; of a table with several axes, each row is compared with the one that has this encoding and the same values of
+    the other axes. None for one row, and for a random search, whose rows are draws to choose from.
     """
     if plan.is_drawn:
         return None
-    if any(row.published for row in plan.rows):
+    if any(row.published for row in plan.rows) and not plan.ablation.replaced:
         return PAPER
     if len(plan.rows) < 2:
         return None
@@ -564,15 +588,16 @@ def _with_label(model: TableModel, key: str, label: str) -> TableModel:
     references = [row for row in model.rows if row.labels.get(key) == label]
     pairs = {}
     for row in model.rows:
-        fitting = [each for each in references if _same_labels(row, each, key)]
+        fitting = [each for each in references if same_labels(row, each, {key})]
         if row.labels.get(key) != label and len(fitting) == 1:
             pairs[row.row] = fitting[0]
     same = " and the same values of the other axes" if len(references) > 1 else ""
     return _with_rows(model, pairs, label, f"the row with {model.axes[key]} = {label}{same}")
 
 
-def _same_labels(row: TableRow, other: TableRow, except_key: str) -> bool:
-    shared = (row.labels.keys() & other.labels.keys()) - {except_key}
+def same_labels(row: TableRow, other: TableRow, except_keys: Collection[str]) -> bool:
+    """Whether two rows have the same labels of all axes that both have, but these."""
+    shared = (row.labels.keys() & other.labels.keys()) - set(except_keys)
     return all(row.labels[key] == other.labels[key] for key in shared)
 
 
@@ -583,9 +608,9 @@ def _with_rows(model: TableModel, others: Mapping[str, TableRow], label: str, te
         if row.row not in others or not column.compared:
             return None
         cell, other = row.metrics[column.name], others[row.row].metrics[column.name]
-        return Comparison(label, two_rows(cell.values, other.values), "") if cell.values and other.values else None
+        return Comparison(label, model.difference(cell, other), "") if cell.values and other.values else None
 
-    found = _tested(model, model.primary, compare, ("better", "worse"), MEANS[0])
+    found = _tested(model, model.primary, compare, others, ("better", "worse"), MEANS[0])
     rule = ROW_RULE.format(metric=model.primary.label, row=text or label) + found.rules[-1]
     return replace(found, rules=(*model.rules, rule))
 
@@ -601,11 +626,12 @@ def _order(model: TableModel) -> TableModel:
         with_cell = other.metrics[column.name]
         if with_cell.published is None or cell.published.value == with_cell.published.value:
             return None
-        return Comparison(other.row, two_rows(cell.values, with_cell.values), "")
+        return Comparison(other.row, model.difference(cell, with_cell), "")
 
     published = [c for c in model.columns if any(row.metrics[c.name].published for row in model.rows)]
     column = model.primary if model.primary in published else next((c for c in published if c.compared), model.primary)
-    found = _tested(model, column, compare, ("opposite order", "same order"), MEANS[1])
+    others = {row.row: best[column.name] for row in model.rows}
+    found = _tested(model, column, compare, others, ("opposite order", "same order"), MEANS[1])
     keys = ", ".join(model.replaced[:SHOWN_KEYS]) + (", …" if len(model.replaced) > SHOWN_KEYS else "")
     rule = ORDER_RULE.format(keys=keys, metric=column.label) + found.rules[-1]
     return replace(found, rules=(*model.rules, rule))
@@ -622,35 +648,53 @@ def _tested(
     model: TableModel,
     column: Column,
     compare: Callable[[TableRow, Column], Comparison | None],
+    others: Mapping[str, TableRow | None],
     words: tuple[str, str],
     means: str,
 ) -> TableModel:
     """The table with its comparisons, those of one column with corrected p and verdicts; its last rule says how.
 
-    The first of `words` is the verdict of a row that is better, the second that of a worse one.
+    Args:
+        model: The table.
+        column: The column that is tested.
+        compare: The comparison of a cell; None: there is none.
+        others: Name of a row → the row that its cells are compared with.
+        words: Verdict of a row that is better, and of one that is worse.
+        means: What a p up to 0.05 means.
     """
     places = [(row, each) for row in model.rows for each in model.columns]
     found = {(row.row, at.name): each for row, at in places if (each := compare(row, at)) is not None}
     tested = {key: each for key, each in found.items() if key[1] == column.name}
-    adjusted = holm([each.difference.p for each in tested.values()])
-    floors = holm([each.difference.smallest_p for each in tested.values()])
+    families: dict[str | None, list[tuple[str, str]]] = {}
+    for key in tested:
+        other = others[key[0]]
+        families.setdefault(other.row if other else None, []).append(key)
     comparisons = {key: replace(each, verdict=DESCRIPTIVE) for key, each in found.items()}
-    for (key, each), p, floor in zip(tested.items(), adjusted, floors, strict=True):
-        verdict = DESCRIPTIVE
-        if floor <= TELLS:
-            lower = each.difference.difference < 0
-            verdict = "cannot tell" if p > TELLS else words[0] if lower == (column.goal == "min") else words[1]
-        comparisons[key] = replace(each, p_adjusted=None if math.isnan(p) else p, verdict=verdict)
+    numbers, floors = set(), []
+    for keys in families.values():
+        differences = [tested[key].difference for key in keys]
+        corrected = holm([each.p for each in differences])
+        for key, p, floor in zip(keys, corrected, holm([each.smallest_p for each in differences]), strict=True):
+            if math.isnan(p):
+                continue
+            lower, verdict = tested[key].difference.difference < 0, DESCRIPTIVE
+            if floor <= TELLS:
+                verdict = SAME if p > TELLS else words[0] if lower == (column.goal == "min") else words[1]
+            comparisons[key] = replace(tested[key], p_adjusted=p, verdict=verdict)
+            numbers.add(sum(not math.isnan(each) for each in corrected))
+            floors.append(floor)
     rule = "Too few runs are finished for a test. "
-    tests = sum(not math.isnan(p) for p in adjusted)
-    if tests:
+    if floors:
         sizes = sorted({n for each in tested.values() for n in each.difference.n if min(each.difference.n) > 1})
-        floor = min(floor for floor in floors if not math.isnan(floor))
-        runs = f"{' or '.join(map(str, sizes))} runs a row"
-        text = TEST_RULE if floor <= TELLS else DESCRIPTIVE_RULE
-        rule = text.format(runs=runs, tests=f"{tests} comparison{'s' * (tests > 1)}", floor=p_text(floor), means=means)
-    others = any(each.compared and each is not column for each in model.columns)
-    filled = _filled(model, comparisons, rule + (OTHERS_RULE if others else ""))
+        text = TEST_RULE if min(floors) <= TELLS else DESCRIPTIVE_RULE
+        tests = f"{' or '.join(map(str, sorted(numbers)))} comparison{'s' * (max(numbers) > 1)}"
+        rule = text.format(
+            runs=f"{' or '.join(map(str, sizes))} {'pairs of runs' if model.paired else 'runs a row'}",
+            tests=tests + " with the same row" * (len(families) > 1),
+            test=TESTS[model.paired], floor=p_text(min(floors)), means=means,
+        )  # fmt: skip
+    has_others = any(each.compared and each is not column for each in model.columns)
+    filled = _filled(model, comparisons, rule + (OTHERS_RULE if has_others else ""))
     return replace(filled, answer=_answer(filled, column))
 
 
@@ -660,7 +704,7 @@ def p_text(p: float) -> str:
 
 
 def _answer(model: TableModel, column: Column) -> str:
-    """The verdicts of a column in a sentence: which rows are better, worse, or not told apart, and than what."""
+    """The verdicts of a column in a sentence: which rows are better or worse than which, and which do not differ."""
     found = [(row.short, each) for row in model.rows if (each := row.metrics[column.name].comparison) is not None]
     if not found:
         return ""
@@ -671,10 +715,11 @@ def _answer(model: TableModel, column: Column) -> str:
             many = verdict == DESCRIPTIVE and len(rows) > SHOWN_ROWS
             listed = f"{len(rows)} rows" if many else _listed([row for row, _ in rows])
             p = [e.p_adjusted for _, e in rows if e.p_adjusted is not None]
-            are, were = ("is", "was") if len(rows) == 1 else ("are", "were")
-            text = f"{listed} {PHRASES[verdict].format(are=are, were=were, against=short.get(against, against))}"
+            are, were, do = ("is", "was", "does") if len(rows) == 1 else ("are", "were", "do")
+            phrase = PHRASES[verdict].format(are=are, were=were, do=do, against=short.get(against, against))
+            text = f"{listed} {phrase}"
             if verdict != DESCRIPTIVE and p:
-                sign, bound = ("≥", min(p)) if verdict == "cannot tell" else ("≤", max(p))
+                sign, bound = ("≥", min(p)) if verdict == SAME else ("≤", max(p))
                 text += f" (p {sign if p_text(min(p)) != p_text(max(p)) else '='} {p_text(bound)})"
             parts.append(text)
     return f"By {column.title}: {'; '.join(parts)}."
@@ -764,7 +809,7 @@ def with_published(ours: Summary, published: PublishedValue, *, scale: float = 1
     t95, t90 = (t_quantile(probability, dof) * error for probability in (0.975, 0.95))
     test = Difference(difference, difference - t95, difference + t95, t_tail(difference / error, dof), n=n)
     agrees = abs(difference) + t90 <= margin * (1 + 1e-9)
-    verdict = "agrees" if agrees else "differs" if abs(difference) > t95 else "cannot tell"
+    verdict = "agrees" if agrees else "differs" if abs(difference) > t95 else "inconclusive"
     return Comparison(PAPER, test, verdict, margin=margin)
 
 

@@ -28,6 +28,7 @@ from cope_sweep.read.tables.model import (
     PublishedValue,
     TableModel,
     TableRow,
+    encoding_groups,
     p_text,
     places,
 )
@@ -89,9 +90,12 @@ def layout(model: TableModel) -> Layout:
     """The texts of a table.
 
     Columns: axes; parameters, if known and not a metric of the table; each metric, the seeds that have learned the task
-    by it, and its published values, if any row has them; and the progress of the runs, if some are missing.
+    by it, and its published values, if any row has them and the runs are of the paper's size; and the progress of the
+    runs, if some are missing.
     """
-    published = {c.name for c in model.columns if any(row.metrics[c.name].published for row in model.rows)}
+    published = {
+        c.name for c in model.columns if not model.replaced and any(row.metrics[c.name].published for row in model.rows)
+    }
     incomplete = any(not row.complete for row in model.rows)
     sized = any(row.parameters is not None for row in model.rows) and not any(c.exact for c in model.columns)
     headers = [ColumnHeader(name, numeric=False) for name in model.axes.values() or ["row"]]
@@ -140,7 +144,7 @@ def comparison_layout(model: TableModel) -> Layout | None:
     else:
         first = found[0][0]
         found = [each for each in found if each[0] is first]
-        titles = ("difference", "95 % interval", "p", "verdict", "Hedges' g", "detectable")
+        titles = ("difference", "95 % interval", "p", "verdict")
         lines = [_tested_cells(column, cell, each) for column, _, cell, each in found]
     against = len({each.against for *_, each in found}) > 1
     headers = [ColumnHeader(name, numeric=False) for name in model.axes.values() or ["row"]]
@@ -173,14 +177,12 @@ def _paper_cells(column: Column, cell: MetricCell, each: Comparison) -> tuple[st
 
 
 def _tested_cells(column: Column, cell: MetricCell, each: Comparison) -> tuple[str, ...]:
-    """Difference, interval, p, verdict, effect, detectable difference."""
+    """Difference, interval, p, verdict."""
     found, digits = each.difference, decimals_of(column, cell)
     show = _printer(column, digits)
     interval = MISSING if math.isnan(found.ci_low) else f"[{show(found.ci_low)}, {show(found.ci_high)}]"
     p = MISSING if each.p_adjusted is None else p_text(each.p_adjusted)
-    effect = MISSING if math.isnan(found.effect) else f"{found.effect:.1f}"
-    detectable = MISSING if math.isnan(found.detectable) else show(found.detectable)
-    return _printer(column, digits, "+z")(found.difference), interval, p, each.verdict, effect, detectable
+    return _printer(column, digits, "+z")(found.difference), interval, p, each.verdict
 
 
 def decimals_of(column: Column, cell: MetricCell) -> int:
@@ -203,12 +205,9 @@ def _metric_cell(metric: MetricCell, column: Column, row: TableRow) -> TextCell:
     summary = metric.summary
     if summary.n == 0:
         return TextCell(MISSING, hint=row.progress)
-    digits = decimals_of(column, metric)
-    show = _printer(column, digits)
-    text = show(summary.mean)
+    show, text = _printer(column, decimals_of(column, metric)), mean_text(metric, column)
     hints = [f"n = {summary.n}"]
     if summary.n > 1:
-        text += "" if column.exact else f" ± {show(summary.std)}"
         hints.append(_interval_hint(metric, show))
         hints.append(f"median {show(summary.median)}, range {show(summary.low)} … {show(summary.high)}")
     if metric.stuck:
@@ -219,6 +218,20 @@ def _metric_cell(metric: MetricCell, column: Column, row: TableRow) -> TextCell:
     p = None if metric.comparison is None else metric.comparison.p_adjusted
     stars = 0 if p is None else sum(p <= bound for bound in STARS)
     return TextCell(text, metric.best, "; ".join(hints), runs, stars)
+
+
+def mean_text(metric: MetricCell, column: Column) -> str:
+    """`3.40 ± 4.72`: the mean and the standard deviation over seeds."""
+    show, summary = _printer(column, decimals_of(column, metric)), metric.summary
+    if summary.n == 0:
+        return MISSING
+    return show(summary.mean) + ("" if summary.n == 1 or column.exact else f" ± {show(summary.std)}")
+
+
+def published_text(published: PublishedValue, column: Column) -> str:
+    """`14.4 ± 3.0`, with the digits of the source."""
+    show = _printer(column, _published_decimals(published, column))
+    return show(published.value) + ("" if published.std is None else f" ± {show(published.std)}")
 
 
 def _printer(column: Column, digits: int, sign: str = "") -> Callable[[float], str]:
@@ -236,11 +249,7 @@ def _interval_hint(metric: MetricCell, show: Callable[[float], str]) -> str:
 def _published_cell(published: PublishedValue | None, column: Column) -> TextCell:
     if published is None:
         return TextCell(MISSING)
-    show = _printer(column, _published_decimals(published, column))
-    text = show(published.value)
-    if published.std is not None:
-        text += f" ± {show(published.std)}"
-    return TextCell(text, hint=published.source)
+    return TextCell(published_text(published, column), hint=published.source)
 
 
 def _note(model: TableModel) -> str:
@@ -261,7 +270,8 @@ def _note(model: TableModel) -> str:
     if model.stopped:
         parts.append(f"{model.stopped} run{'s were' if model.stopped > 1 else ' was'} stopped early and not averaged")
     if any(cell.best for _, _, cell in cells):
-        parts.append("bold: best of its group" if model.group else "bold: best")
+        grouped = model.group is not None or len(encoding_groups(model.rows)) > 1
+        parts.append("bold: best of its group" if grouped else "bold: best")
     far: dict[str, list[str]] = {}
     for row, column, cell in cells:
         if cell.stuck:
@@ -272,7 +282,7 @@ def _note(model: TableModel) -> str:
     if any(column.learned is not None for column in model.columns):
         parts.append("k/n: seeds with such a value, and the 95 % interval of their share (Wilson)")
     sources = dict.fromkeys(c.published.source for _, _, c in cells if c.published and c.published.source)
-    if sources:
+    if sources and not model.replaced:
         parts.append(f"published: {', '.join(sources)}")
     return "; ".join(parts) + "."
 

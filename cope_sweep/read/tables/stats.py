@@ -9,8 +9,12 @@ The test of two rows is the exact permutation test of the difference of their me
 data switch: under the null hypothesis any of the runs could have belonged to either row, so p is the share of all ways
 to divide the runs into two rows of these sizes whose means differ at least as much. No distribution is assumed: errors
 of tasks that a seed learns or does not learn are 0 or 60, and a t test of such values gives wrong verdicts. With n and
-m runs, p is at least 1 / C(n + m, n), or twice that for n = m: 0.1 for 3 and 3 runs, 0.008 for 5 and 5. Runs are not
-paired by seed: sign flips of 5 pairs cannot have a p below 0.06.
+m runs, p is at least 1 / C(n + m, n), or twice that for n = m: 0.1 for 3 and 3 runs, 0.008 for 5 and 5.
+
+An ablation may declare that its runs are paired (`paired: true`): runs of the same seed start from the same weights and
+see the same batches, so that most of what differs between seeds is the same in both rows. Then the test is that of sign
+flips: under the null hypothesis each difference between two runs of the same seed could as well have the other sign. p
+is at least 2 / 2ⁿ: 0.06 for 5 seeds, 0.008 for 8. Where seeds have nothing in common, this test is the weaker one.
 
 The interval of a difference is that of the same test: the shifts of a row that the test does not reject at 5 % (Lehmann
 2006, 2.6). It excludes 0 where p is at most 0.05, and it is unbounded, here NaN, where p cannot be so small.
@@ -50,9 +54,9 @@ MAD_TO_STD = 1.4826
 POWER = 0.8
 """Power of the smallest detectable difference."""
 MOST_DIVISIONS = 20_000
-"""Up to so many divisions all are counted: 8 and 8 runs have 12,870. Of more, `RANDOM_DIVISIONS` are drawn."""
+"""Up to so many divisions, or flips of signs, all are counted: 8 and 8 runs have 12,870. Of more, some are drawn."""
 RANDOM_DIVISIONS = 9_999
-"""Besides the true division (Phipson & Smyth 2010)."""
+"""Besides the true division, or the true signs (Phipson & Smyth 2010)."""
 ROUNDING = 1e-12
 """Relative difference below which two statistics are equal."""
 
@@ -247,6 +251,27 @@ def two_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Difference
     return Difference(difference, low, high, p, smallest_p(*n), *effect, detectable, n)
 
 
+def paired_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Difference:
+    """Compare two rows by the seeds that both have; each maps seeds to values."""
+    differences = [row[seed] - other[seed] for seed in sorted(row.keys() & other.keys())]
+    n = len(differences)
+    if n == 0:
+        return Difference(math.nan, n=(len(row), len(other)))
+    difference = statistics.fmean(differences)
+    if n == 1:
+        return Difference(difference, n=(1, 1))
+    p, low, high = _flipped(tuple(differences))
+    floor = 2 / 2**n if 2**n <= MOST_DIVISIONS else 1 / (RANDOM_DIVISIONS + 1)
+    std, dof = _std(differences), n - 1
+    effect, detectable = (math.nan, math.nan, math.nan), math.nan
+    if std > 0:
+        t, scale = difference / std * math.sqrt(n), scale_of_g(dof) / math.sqrt(n)
+        low_g, high_g = noncentrality(t, dof)
+        effect = (scale * t, scale * low_g, scale * high_g)
+        detectable = detectable_t(dof) * std / math.sqrt(n)
+    return Difference(difference, low, high, p, floor, *effect, detectable, (n, n))
+
+
 @lru_cache(maxsize=4096)
 def smallest_p(n: int, m: int) -> float:
     """The least p of two rows of n and m runs."""
@@ -258,18 +283,34 @@ def smallest_p(n: int, m: int) -> float:
 
 @lru_cache(maxsize=16_384)
 def _permuted(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, float, float]:
-    """p, and the ends of the interval.
-
-    Let T be the difference of the means in a division, and c the same difference of the numbers of a's runs, so that
-    the division of the runs, of which those of `a` are less by δ, has the difference T − δc. As |c| ≤ 1, it is at least
-    as large as the true one, |T − δc| ≥ |d − δ|, from a threshold of δ to d, and from d to another threshold. The share
-    of the divisions at a shift δ is p, so that the interval is between quantiles of the thresholds.
-    """
+    """p, and the ends of the interval, of all ways to divide the runs."""
     is_in_a = _divisions(len(a), len(b))
     values = np.array(a + b) - math.fsum(a + b) / len(a + b)  # centred, so that sums of large values keep their digits
     weights = np.where(is_in_a, 1 / len(a), -1 / len(b))
-    t, c = weights @ values, weights @ np.array([1.0] * len(a) + [0.0] * len(b))
-    d, scale = t[0], float(np.abs(values).max())
+    return _exact(weights @ values, weights @ np.array([1.0] * len(a) + [0.0] * len(b)), float(np.abs(values).max()))
+
+
+@lru_cache(maxsize=16_384)
+def _flipped(differences: tuple[float, ...]) -> tuple[float, float, float]:
+    """p, and the ends of the interval, of all flips of the signs of paired differences."""
+    signs, values = _signs(len(differences)), np.array(differences)
+    return _exact(signs @ values / len(values), signs.mean(axis=1), float(np.abs(values).max()))
+
+
+def _exact(t: Any, c: Any, scale: float) -> tuple[float, float, float]:
+    """p, and the ends of the interval, from a statistic of all rearrangements of the data, the true one first.
+
+    Let T be the statistic, a mean or a difference of means, and c the statistic of data that are 1 where a shift of δ
+    acts, and 0 elsewhere, so that the rearranged data, less the shift, have the statistic T − δc. As |c| ≤ 1, it is at
+    least as large as the true one, |T − δc| ≥ |d − δ|, from a threshold of δ to d, and from d to another threshold. The
+    share of the rearrangements at a shift δ is p, so that the interval is between quantiles of the thresholds.
+
+    Args:
+        t: T of each rearrangement.
+        c: c of each rearrangement; 1 of the true one.
+        scale: The largest absolute value of the data, to which equality is relative.
+    """
+    d = t[0]
     slack = ROUNDING * scale
     p = float(np.mean(np.abs(t) >= abs(d) - slack))
 
@@ -302,6 +343,15 @@ def _divisions(n: int, m: int) -> Any:
     is_in_a = np.zeros((len(chosen), n + m), dtype=bool)
     np.put_along_axis(is_in_a, chosen, True, axis=1)
     return is_in_a
+
+
+@lru_cache(maxsize=32)
+def _signs(n: int) -> Any:
+    """Signs of n differences, all or random ones; the first are the true ones. ±1, shape (flips, n)."""
+    if 2**n <= MOST_DIVISIONS:
+        return np.array(list(itertools.product((1.0, -1.0), repeat=n)))
+    drawn = np.random.default_rng(0).choice((1.0, -1.0), (RANDOM_DIVISIONS, n))
+    return np.concatenate([np.ones((1, n)), drawn])
 
 
 def _effect(a: Sequence[float], b: Sequence[float]) -> tuple[tuple[float, float, float], float]:

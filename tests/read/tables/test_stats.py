@@ -17,6 +17,7 @@ from cope_sweep.read.tables.stats import (
     detectable_t,
     holm,
     noncentrality,
+    paired_rows,
     smallest_p,
     stuck,
     two_rows,
@@ -268,3 +269,50 @@ def test_the_interval_is_of_the_shifts_that_are_not_rejected(values, n):
             p = share_of_divisions([value - shift for value in a], b)
             assert (p > 0.05) == kept or got.ci_low == got.ci_high
     assert (got.p <= 0.05) == (not got.ci_low <= 1e-9 or not got.ci_high >= -1e-9)
+
+
+def share_of_flips(differences):
+    """p by the definition: every choice of signs, one after another."""
+    n, limit = len(differences), abs(sum(differences))
+    flips = itertools.product((1, -1), repeat=n)
+    sums = [sum(sign * each for sign, each in zip(signs, differences, strict=True)) for signs in flips]
+    return sum(abs(each) >= limit - 1e-9 for each in sums) / 2**n
+
+
+def test_all_flips_of_signs_are_counted_by_hand():
+    # 1, 2 and 4: of the 8 sums ±1 ±2 ±4, only 7 and −7 are as far from 0.
+    got = paired_rows({5: 3.0, 6: 4.0, 7: 6.0, 8: 9.0}, {7: 2.0, 6: 2.0, 5: 2.0})
+    assert (got.difference, got.p, got.smallest_p, got.n) == (pytest.approx(7 / 3), 2 / 8, 2 / 8, (3, 3))
+    assert math.isnan(got.ci_low)
+    assert math.isnan(paired_rows({0: 1.0}, {1: 2.0}).difference), "no seed in common"
+    assert paired_rows({0: 1.0}, {0: 3.0}).difference == -2.0
+    assert math.isnan(paired_rows({0: 1.0}, {0: 3.0}).p)
+
+
+# scipy.stats.permutation_test(permutation_type="samples") of the same differences, as a check of another hand.
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(-50, 50).map(lambda x: round(x, 2)), min_size=6, max_size=9))
+def test_p_of_pairs_is_that_of_scipy_and_its_interval_is_of_the_shifts_that_are_not_rejected(differences):
+    zeros = dict.fromkeys(range(len(differences)), 0.0)
+    got = paired_rows(row(differences), zeros)
+    assert got.p == pytest.approx(share_of_flips(differences))
+    other = scipy.stats.permutation_test(
+        (differences, [0.0] * len(differences)), lambda a, b, axis: (a - b).mean(axis=axis),
+        permutation_type="samples", vectorized=True, n_resamples=10**4,
+    )  # fmt: skip
+    assert got.p == pytest.approx(other.pvalue, abs=1e-9)
+    assert got.ci_low <= got.difference <= got.ci_high
+    for end, inside in ((got.ci_low, 1), (got.ci_high, -1)):
+        for shift, kept in ((end + inside * 1e-5, True), (end - inside * 1e-5, False)):
+            p = share_of_flips([each - shift for each in differences])
+            assert (p > 0.05) == kept or got.ci_low == got.ci_high
+
+
+def test_of_many_pairs_some_flips_are_drawn():
+    rng = np.random.default_rng(0)
+    differences = rng.normal(0.5, 1.0, 20)
+    got = paired_rows(row(differences), dict.fromkeys(range(20), 0.0))
+    assert got.smallest_p == 1 / 10_000
+    assert got.p == pytest.approx(scipy.stats.ttest_1samp(differences, 0).pvalue, abs=0.02)
+    # The effect is that of the mean in standard deviations of the differences, corrected as Hedges' g.
+    assert got.effect == pytest.approx(differences.mean() / differences.std(ddof=1) * 0.96, rel=0.01)

@@ -1,0 +1,184 @@
+"""The claims of an ablation, each with what its runs say about it.
+
+A claim says that some rows are better than others. Every such pair of rows is tested as a table tests it, with p
+corrected by Holm's method for all pairs of the claim, and the claim is
+
+    shown           where every pair differs as it says
+    shown in part   where some do, and no other differs
+    opposite        where some pair differs the other way, and none as it says
+    mixed           where pairs differ both ways
+    not shown       where none differs
+    too few seeds   where no data of so many runs could show it
+    not trained     where no pair has finished runs; a pair without them is left out of the others
+
+A hypothesis is what the claims of its ablation say together: it is supported where each of them is shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from cope_sweep.config import Plan
+from cope_sweep.config.ablation import Claim
+from cope_sweep.read.tables.model import Column, Comparison, TableModel, TableRow, p_text, same_labels
+from cope_sweep.read.tables.render import MISSING, ColumnHeader, Layout, TextCell, mean_text, published_text
+from cope_sweep.read.tables.stats import TELLS, holm
+
+MOST_VALUES = 5
+"""Values that are listed for a row and those that it is compared with; of more, the least and the greatest."""
+Verdict = Literal["shown", "shown in part", "mixed", "opposite", "not shown", "too few seeds", "not trained"]
+CLAIMS_NOTE = (
+    "Mean ± standard deviation over seeds; p: the largest of the pairs of rows, corrected for their number (Holm). "
+    "Shown: every pair differs as the claim says; opposite: a pair differs the other way."
+)
+OF_HYPOTHESIS: dict[Verdict, str] = {
+    "shown": "supported",
+    "shown in part": "supported in part",
+    "mixed": "supported in part, contradicted in part",
+    "opposite": "contradicted",
+    "not shown": "not supported",
+    "too few seeds": "not testable with so few seeds",
+    "not trained": "not trained",
+}
+"""Verdict of the claims together → what it says about the hypothesis."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row that a claim calls better, and one that it calls worse."""
+
+    better: TableRow
+    than: TableRow
+    comparison: Comparison
+    """The better one minus the other one."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim, and what the runs say about it."""
+
+    claim: Claim
+    column: Column
+    verdict: Verdict
+    pairs: tuple[Pair, ...]
+
+    @property
+    def largest_p(self) -> float:
+        """The largest corrected p of its pairs; NaN: none was tested."""
+        known = [p for each in self.pairs if (p := each.comparison.p_adjusted) is not None]
+        return max(known, default=math.nan)
+
+    @property
+    def ours(self) -> str:
+        """Our values: `CoPE 0.003 ± 0.006; RoPE 3.40 ± 4.72, Absolute 24.82 ± 4.09`."""
+        return self._values(lambda row: mean_text(row.metrics[self.column.name], self.column))
+
+    @property
+    def published(self) -> str:
+        """The published values of the same rows; empty where there are none."""
+
+        def value(row: TableRow) -> str:
+            found = row.metrics[self.column.name].published
+            return "" if found is None else published_text(found, self.column)
+
+        return self._values(value)
+
+    def _values(self, text: Callable[[TableRow], str]) -> str:
+        """The values of each row that the claim calls better, and of those that it calls worse."""
+        groups: dict[str, list[TableRow]] = {}
+        for each in self.pairs:
+            groups.setdefault(each.better.row, [each.better]).append(each.than)
+        parts = []
+        for better, *others in groups.values():
+            known = [(row.short, value) for row in (better, *others) if (value := text(row))]
+            if len(known) > MOST_VALUES:  # the extremes of the others
+                ordered = sorted(others, key=lambda row: row.metrics[self.column.name].summary.mean)
+                ends = " to ".join(f"{row.short} {text(row)}" for row in (ordered[0], ordered[-1]))
+                parts.append(f"{better.short} {text(better)}, {len(others)} others from {ends}")
+            elif known:
+                parts.append(", ".join(f"{row} {value}" for row, value in known))
+        return "; ".join(parts)
+
+    @property
+    def text(self) -> str:
+        """The verdict, with the number of pairs that differ as the claim says where not all do."""
+        if self.verdict not in ("shown in part", "mixed"):
+            return self.verdict
+        shown = sum(each.comparison.verdict == "better" for each in self.pairs)
+        return f"{self.verdict} ({shown} of {len(self.pairs)} pairs)"
+
+
+def findings(plan: Plan, model: TableModel) -> tuple[Finding, ...]:
+    """The claims of a plan about rows that it has, with the verdicts of `model`, the table of the same plan."""
+    rows = {row.row: row for row in model.rows}
+    columns = {column.name: column for column in model.columns}
+    found = []
+    for index, claim in enumerate(plan.ablation.content.claims):
+        better = [rows[row.name] for row in plan.rows if index in row.better]
+        than = [rows[row.name] for row in plan.rows if index in row.than]
+        named = claim.better.keys() | claim.than.keys()
+        pairs = [(row, other) for row in better for other in than if same_labels(row, other, named)]
+        column = columns[claim.metric or model.primary.name]
+        trained = [pair for pair in pairs if all(row.metrics[column.name].values for row in pair)]
+        if trained:
+            found.append(_finding(model, claim, column, trained))
+        elif pairs:
+            found.append(Finding(claim, column, "not trained", ()))
+    return tuple(found)
+
+
+def _finding(model: TableModel, claim: Claim, column: Column, rows: Sequence[tuple[TableRow, TableRow]]) -> Finding:
+    differences = [model.difference(row.metrics[column.name], other.metrics[column.name]) for row, other in rows]
+    corrected = holm([each.p for each in differences])
+    floors = holm([each.smallest_p for each in differences])
+    pairs, signs = [], set()
+    for (row, other), difference, p in zip(rows, differences, corrected, strict=True):
+        sign = 0
+        if p <= TELLS:
+            sign = 1 if (difference.difference < 0) == (column.goal == "min") else -1
+        signs.add(sign)
+        tested = Comparison(other.row, difference, "", None if math.isnan(p) else p)
+        pairs.append(Pair(row, other, replace(tested, verdict={1: "better", 0: "", -1: "worse"}[sign])))
+    verdict: Verdict
+    if not any(floor <= TELLS for floor in floors):
+        verdict = "too few seeds"
+    elif -1 in signs:
+        verdict = "mixed" if 1 in signs else "opposite"
+    elif 1 in signs:
+        verdict = "shown in part" if 0 in signs else "shown"
+    else:
+        verdict = "not shown"
+    return Finding(claim, column, verdict, tuple(pairs))
+
+
+def hypothesis_verdict(found: Sequence[Finding]) -> str:
+    """What findings say about the hypothesis, as `supported`; empty where nothing was claimed."""
+    verdicts = [each.verdict for each in found if each.verdict != "not trained"]
+    if not verdicts:
+        return OF_HYPOTHESIS["not trained"] if found else ""
+    together: Verdict
+    for_it = {"shown", "shown in part", "mixed"} & set(verdicts)
+    if {"opposite", "mixed"} & set(verdicts):
+        together = "mixed" if for_it else "opposite"
+    elif for_it:
+        together = "shown" if set(verdicts) == {"shown"} and len(verdicts) == len(found) else "shown in part"
+    else:
+        together = "not shown" if "not shown" in verdicts else "too few seeds"
+    return OF_HYPOTHESIS[together]
+
+
+def claims_layout(found: Sequence[Finding]) -> Layout:
+    """A line for each claim: what it says, our values and the published ones, p and the verdict."""
+    has_published = any(each.published for each in found)
+    titles = ["claim", "paper", "measure", "ours", *(["published"] * has_published), "p", "verdict"]
+    rows = []
+    for each in found:
+        p = MISSING if math.isnan(each.largest_p) else p_text(each.largest_p)
+        texts = [each.claim.text, each.claim.source, each.column.title, each.ours]
+        texts += [each.published] * has_published
+        rows.append(tuple(TextCell(text) for text in (*texts, p, each.text)))
+    headers = tuple(ColumnHeader(title, numeric=title == "p") for title in titles)
+    return Layout(headers, tuple(rows), CLAIMS_NOTE)

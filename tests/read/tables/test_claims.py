@@ -1,0 +1,79 @@
+"""Verdicts of claims, by hand."""
+
+import pytest
+
+from cope_sweep.read.tables.claims import claims_layout, findings, hypothesis_verdict
+from tests.errors import raises
+from tests.read.tables.ablations import plan_of
+from tests.read.tables.test_table_model import FIVE, model_of
+
+NEAR, FAR = FIVE[:5], FIVE[5:10]
+"""Values of five seeds: p of the two is 2 / 252."""
+GRID = {"model.position": {"CoPE": ["cope"], "RoPE": ["rope"], "None": []}}
+
+
+def found(*values, grid=GRID, seeds=5, **claim):
+    """The findings of one claim, and what they say about the hypothesis."""
+    stated = {
+        "text": "CoPE is better",
+        "better": {"model.position": "CoPE"},
+        "than": {"model.position": ["RoPE", "None"]},
+    }
+    plan = plan_of(grid=grid, seeds=list(range(seeds)), claims=[stated | claim])
+    return findings(plan, model_of(plan, *values))
+
+
+@pytest.mark.parametrize(
+    ("values", "text", "hypothesis"),
+    [
+        ([*NEAR, *FAR, *FAR], "shown", "supported"),
+        ([*NEAR, *FAR, *NEAR], "shown in part (1 of 2 pairs)", "supported in part"),
+        ([*NEAR, *NEAR, *NEAR], "not shown", "not supported"),
+        ([*FAR, *NEAR, *FAR], "opposite", "contradicted"),
+        ([*FAR, *NEAR, *[9.0] * 5], "mixed (1 of 2 pairs)", "supported in part, contradicted in part"),
+        ([*NEAR], "not trained", "not trained"),
+        ([*NEAR, *FAR], "shown", "supported"),
+    ],
+)
+def test_verdicts(values, text, hypothesis):
+    (one,) = found(*values)
+    assert one.text == text
+    assert hypothesis_verdict([one]) == hypothesis
+
+
+def test_two_seeds_cannot_show_a_claim():
+    (one,) = found(1.0, 1.1, 5.0, 5.1, 5.2, 5.3, seeds=2)
+    assert (one.verdict, hypothesis_verdict([one])) == ("too few seeds", "not testable with so few seeds")
+
+
+def test_p_is_corrected_for_the_pairs_of_the_claim_and_the_values_are_named():
+    (one,) = found(*NEAR, *FAR, *NEAR)
+    assert [each.comparison.p_adjusted for each in one.pairs] == [pytest.approx(2 * 2 / 252), 1.0]
+    assert one.ours == "CoPE 1.00 ± 0.08, RoPE 5.20 ± 0.16, None 1.00 ± 0.08"
+    drawn = claims_layout([one])
+    assert [header.text for header in drawn.headers] == ["claim", "paper", "measure", "ours", "p", "verdict"]
+
+
+def test_rows_are_paired_where_the_other_axes_agree_and_another_metric_may_decide():
+    grid = GRID | {"model.heads": [1, 2]}
+    (one,) = found(*NEAR, *NEAR, *FAR, *FAR, *FAR, *NEAR, grid=grid)
+    assert [(each.better.row, each.than.row) for each in one.pairs] == [
+        ("CoPE · 1", "RoPE · 1"), ("CoPE · 1", "None · 1"), ("CoPE · 2", "RoPE · 2"), ("CoPE · 2", "None · 2"),
+    ]  # fmt: skip
+    assert one.text == "shown in part (3 of 4 pairs)"
+    (other,) = found(*NEAR, *FAR, *FAR, metric="dense/loss")
+    assert other.verdict == "opposite", "more is better"
+
+
+def test_a_hypothesis_is_supported_where_each_claim_is_shown():
+    (shown,), (not_shown,) = found(*NEAR, *FAR, *FAR), found(*NEAR, *NEAR, *NEAR)
+    assert hypothesis_verdict([shown, shown]) == "supported"
+    assert hypothesis_verdict([shown, not_shown]) == "supported in part"
+    assert hypothesis_verdict([]) == ""
+
+
+def test_a_claim_about_no_row_or_no_column_is_an_error():
+    with raises("matching_rows"):
+        found(better={"model.position": "CoPPE"})
+    with raises("unknown_column"):
+        found(metric="in_dist/los")
