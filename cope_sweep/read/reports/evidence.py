@@ -157,6 +157,11 @@ class Evidence:
         return shortcuts(self.table.model)
 
     @cached_property
+    def structure(self) -> Layout | None:
+        """What makes the tasks hard; None where they do not say."""
+        return structure(self.table.model)
+
+    @cached_property
     def thresholds(self) -> Layout | None:
         """Steps and sequences until the task is learned; None where the file does not say from which value on."""
         return thresholds(self.table.model, self.results.curves)
@@ -192,6 +197,9 @@ class Evidence:
         parts += ["## Results", self.table.to_markdown().strip()]
         if self.draws is not None:
             parts += ["### Best rows", markdown_table(self.draws), markdown_text(self.draws.note)]
+        if self.structure is not None:
+            drawn = self.structure
+            parts += ["### Structure of the task", markdown_table(drawn), markdown_text(drawn.note)]
         if self.shortcuts is not None:
             drawn = self.shortcuts.layout
             parts += ["### Shortcuts", markdown_table(drawn), markdown_text(drawn.note)]
@@ -387,13 +395,9 @@ class Shortcuts:
 def shortcuts(model: TableModel) -> Shortcuts | None:
     """The shortcuts of a table's tasks; None where no column is a token error or no task has any."""
     columns = {column: split for column in model.columns if (split := _split(column)) is not None and column.compared}
-    by_task: dict[str, tuple[RunSpec, list[TableRow]]] = {}
-    for row in model.rows:
-        run = row.runs[0][0]
-        key = run.task.model_dump_json(exclude={"data_seed", "train_sequences"})
-        by_task.setdefault(key, (run, []))[1].append(row)
+    by_task = _by_task(model)
     lines, alike = [], []
-    for run, rows in by_task.values():
+    for run, rows in by_task:
         errors = {column: run.task.shortcut_errors(split, SEQUENCES) for column, split in columns.items()}
         rules = list(dict.fromkeys(rule for found in errors.values() for rule in found))
         names = _names(rows, model)
@@ -406,6 +410,34 @@ def shortcuts(model: TableModel) -> Shortcuts | None:
     headers = [*([ColumnHeader("rows", numeric=False)] * (len(by_task) > 1)), ColumnHeader("rule", numeric=False)]
     headers += [ColumnHeader(column.title) for column in columns]
     return Shortcuts(Layout(tuple(headers), tuple(lines), NOTE), tuple(alike))
+
+
+def structure(model: TableModel) -> Layout | None:
+    """What makes the tasks of a table hard, a column for each test set; None where no task says so."""
+    columns = [(column, split) for column in model.columns if (split := _split(column)) is not None and column.compared]
+    by_task = _by_task(model)
+    lines = []
+    for run, rows in by_task:
+        found = [run.task.structure(split, SEQUENCES) for _, split in columns]
+        names = _names(rows, model)
+        for name in found[0] if found else []:
+            cells = [TextCell(f"{each[name]:.3g}") for each in found]
+            lines.append((*([TextCell(names)] * (len(by_task) > 1)), TextCell(name), *cells))
+    if not lines:
+        return None
+    headers = [*([ColumnHeader("rows", numeric=False)] * (len(by_task) > 1)), ColumnHeader("structure", numeric=False)]
+    headers += [ColumnHeader(column.label) for column, _ in columns]
+    return Layout(tuple(headers), tuple(lines), f"Of the first {SEQUENCES} sequences of each test set.")
+
+
+def _by_task(model: TableModel) -> list[tuple[RunSpec, list[TableRow]]]:
+    """The rows of each task, with a run of it. The training data are left aside: the test sets are the same."""
+    found: dict[str, tuple[RunSpec, list[TableRow]]] = {}
+    for row in model.rows:
+        run = row.runs[0][0]
+        key = run.task.model_dump_json(exclude={"data_seed", "train_sequences"})
+        found.setdefault(key, (run, []))[1].append(row)
+    return list(found.values())
 
 
 def _names(rows: Sequence[TableRow], model: TableModel) -> str:
