@@ -131,6 +131,7 @@ def _draw_budget(
     known = [each for each in series if each in set(data["series"])]
     by_name = list(dict.fromkeys(data["panel"]))
     many = canvas.are_apart(len(known), len(by_name))
+    dotted = many or len(known) <= canvas.FEW_LINES  # of more lines, nobody could tell whose dots they are
     names = [(name, each) for name in by_name for each in (known if many else [None])]
     drawing, axes = canvas.panels(max(1, len(names)), title=title, small=many)
     if data.empty:
@@ -144,7 +145,8 @@ def _draw_budget(
             lines = shown[shown["series"] == each]
             if own in (None, each) and len(lines):
                 style = canvas.series_style(0 if own else index) | {"marker": ""}
-                panel.plot(lines["x"], lines["value"], "o", color=style["color"], alpha=0.35, markersize=3)
+                if dotted:
+                    panel.plot(lines["x"], lines["value"], "o", color=style["color"], alpha=0.35, markersize=3)
                 (handles[each],) = panel.plot(lines["x"], lines["best"], drawstyle="steps-post", **style)
             elif len(lines):
                 canvas.background(panel, lines["x"], lines["best"])
@@ -157,8 +159,10 @@ def _draw_budget(
         artists, texts = [handles[known[0]], canvas.background(axes[0], [], [])], ["best so far", "the other rows"]
     else:
         artists, texts = [handles[each] for each in known], known
-    artists.append(axes[0].plot([], [], "o", color=canvas.GREY, markersize=3)[0])
-    canvas.legend(drawing, artists, [*texts, "each row" if len(known) == 1 else "each draw"])
+    if dotted:
+        artists.append(axes[0].plot([], [], "o", color=canvas.GREY, markersize=3)[0])
+        texts = [*texts, "each row" if len(known) == 1 else "each draw"]
+    canvas.legend(drawing, artists, texts)
     return drawing
 
 
