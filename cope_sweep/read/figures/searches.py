@@ -30,6 +30,7 @@ from cope_sweep.read.tables.best import Candidate, Group, rank_rows
 from cope_sweep.read.tables.model import Column, varying_axes
 from cope_sweep.read.tables.row_names import find_axis
 from cope_sweep.read.tables.runs import Results, setting
+from cope_sweep.store import QueryError
 
 BUDGET_COLUMNS = {
     "panel": "str", "metric": "str", "series": "str", "row": "str", "x": "int64", "n": "int64", "value": "float64",
@@ -53,10 +54,12 @@ def budget(results: Results, question: GetFigure) -> Figure:
 
     A random search has a line for each point of its grid. Where these differ in several axes, the one with the fewest
     labels has panels.
+
+    Raises FigureError, and QueryError for an ablation without a search.
     """
     plan = results.plan
     if not plan.is_drawn:
-        raise FigureError(
+        raise QueryError(
             f"{plan.name} trains every row of its grid, which has no order; its best rows: cope-sweep best "
             f"{plan.ablation.words}, or the figure `slice`",
             code="not_a_search",

@@ -235,7 +235,7 @@ def test_results_that_are_kept_with_the_files_need_no_store(own_sample: SampleSt
         assert client.get(f"{API}{drawn}?committed=true&format=svg").text == "<?xml kept"
         assert client.get(f"{API}{drawn}?committed=true&format=svg&row=CoPE").text != "<?xml kept"
         problem = get(client, "/ablations/tiny/figures/budget", 422)  # the ablation is valid, the question is not
-        assert problem["code"] == "not_a_random_search"
+        assert problem["code"] == "not_a_search"
         for name in ("..%2F..%2Ftiny", "%00", "😀" * 100):  # never a path
             get(client, f"/ablations/tiny/figures/{name}", 404, committed=True, format="svg")
         missing = get(client, "/ablations/tiny/table", 404, committed=True, scale="longer")
