@@ -450,12 +450,15 @@ class RunSpec(Frozen):
 
     @property
     def versions(self) -> dict[str, int]:
-        """The VERSION of each part of the run.
+        """The VERSION of each part of the run; of encodings, their `version` in its model.
 
         Task and encodings are always named; family, optimiser and schedule only where their VERSION is not 1, and
         dropout only where the model has it.
         """
-        always = {part.qualified_kind(): part.VERSION for part in (self.task, *self.model.position)}
+        always = {self.task.qualified_kind(): self.task.VERSION}
+        for encoding in self.model.position:
+            kind = encoding.qualified_kind()
+            always[kind] = max(always.get(kind, 0), encoding.version(self.dims))
         dropout = {"model.dropout": DROPOUT_VERSION} if self.model.dropout else {}
         others = {"family": self.model.family, "optimizer": self.train.optimizer, "schedule": self.train.schedule}
         return (

@@ -137,6 +137,13 @@ class Encoding(Kind):
     def check(self, dims: Dims) -> None:
         """Raise ValueError, saying what to change, if a model of these sizes cannot use this encoding."""
 
+    def version(self, dims: Dims) -> int:
+        """The `VERSION` of what this spec computes in a model of these sizes; it is part of a run's identity.
+
+        Override it where a change of the code changes the numbers of some specs only: the other runs keep their ids.
+        """
+        return self.VERSION
+
     def embed(self, parameters: Tensors, x_BTD: Tensor, start: int) -> Tensor:
         """The input embeddings with positions added, (B, T, D).
 

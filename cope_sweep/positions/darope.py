@@ -65,8 +65,9 @@ class DaRoPE(RotaryEncoding):
         if features_BHSF is None:
             return turned(x_BHTK, fast_cos_TC.where(is_fast_C, 1), fast_sin_TC.where(is_fast_C, 0))
         features_BHT1 = at_least_float32(features_BHSF[:, :, start : start + T])
-        share_T1 = ((position_T1 + 0.5) / self.length).clamp(0.5 / self.length, 1 - 0.5 / self.length)
-        logit_BHT1 = features_BHT1 + parameters["alpha"][:, None, None] * share_T1.logit().to(features_BHT1.dtype)
+        middle_T1 = position_T1.to(features_BHT1.dtype) + 0.5
+        share_T1 = (middle_T1 / self.length).clamp(0.5 / self.length, 1 - 0.5 / self.length)
+        logit_BHT1 = features_BHT1 + parameters["alpha"][:, None, None] * share_T1.logit()
         slow_BHTC = (rate_C * self.length).to(features_BHT1.dtype) * logit_BHT1.sigmoid()
         cos_BHTC = fast_cos_TC.to(slow_BHTC.dtype).where(is_fast_C, slow_BHTC.cos())
         sin_BHTC = fast_sin_TC.to(slow_BHTC.dtype).where(is_fast_C, slow_BHTC.sin())

@@ -3,8 +3,8 @@
 At position t the pair of components (k, k + K/2) is rotated by t·base^(−2k/K), the layout of Llama. A score then
 depends on positions only through their difference.
 
-Variants: partial RoPE (Barbero et al. 2025, p-RoPE) rotates only the fastest pairs. Three change the angles of a
-trained model for sequences `factor` times as long, in an evaluation (`evaluate.variants`):
+Variants: partial RoPE (Barbero et al. 2025, p-RoPE) rotates only the ⌊p·K/2⌋ fastest pairs. Three change the angles of
+a trained model for sequences `factor` times as long, in an evaluation (`evaluate.variants`):
 
     pi     (Chen et al. 2023)    all angles divided by the factor s
     ntk    (bloc97 2023)         base·s^(K/(K − 2)): the fastest pair keeps its angles, the slowest's are divided by s
@@ -90,6 +90,15 @@ class RoPE(RotaryEncoding):
                 head_dim=2,
             )
 
+    def version(self, dims: Dims) -> int:
+        """2 where version 1 rotated another number of pairs: it rounded p·K/2."""
+        pairs = dims.head_dim // 2
+        return self.VERSION if self.rotated_pairs(dims.head_dim) == round(self.rotated * pairs) else 2
+
+    def rotated_pairs(self, head_dim: int) -> int:
+        """The number of pairs that rotate: ⌊p·K/2⌋, as in the authors' code."""
+        return int(self.rotated * head_dim // 2)
+
     def rotate(
         self,
         parameters: Tensors,
@@ -115,8 +124,7 @@ class RoPE(RotaryEncoding):
             few, many = YARN_TURNS
             kept_C = ((self.trained * rate_C / (2 * math.pi) - few) / (many - few)).clamp(0, 1)
             rate_C = rate_C * kept_C + rate_C / s * (1 - kept_C)
-        if self.rotated < 1:
-            rate_C[round(self.rotated * len(rate_C)) :] = 0
+        rate_C[self.rotated_pairs(head_dim) :] = 0
         return rate_C
 
     @property

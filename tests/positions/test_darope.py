@@ -33,7 +33,8 @@ def test_the_angle_of_a_slow_pair_follows_the_features():
             logit = float(features[0, h, token, 0]) + float(alpha[h]) * math.log(share / (1 - share))
             angle = 0.1 * 20 / (1 + math.exp(-logit))
             a, b = x[0, h, row, 1], x[0, h, row, 3]
-            assert turned[0, h, row, 1] == pytest.approx(a * math.cos(angle) - b * math.sin(angle))
+            expected = float(a) * math.cos(angle) - float(b) * math.sin(angle)
+            assert float(turned[0, h, row, 1]) == pytest.approx(expected, rel=1e-12)
 
 
 def test_it_starts_as_rope_half_a_token_later():

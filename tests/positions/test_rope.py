@@ -97,6 +97,18 @@ def test_partial_rope_rotates_the_fastest_pairs():
     assert angles(base=16, rotated=0.5)[0] == pytest.approx([1, 0.5, 0, 0])
 
 
+@pytest.mark.parametrize(
+    ("share", "head_dim", "pairs", "version"),
+    [(0.75, 4, 1, 2), (0.75, 8, 3, 1), (0.25, 4, 0, 1), (0.25, 12, 1, 2), (1.0, 6, 3, 1)],
+)
+def test_partial_rope_rotates_whole_pairs_only(share, head_dim, pairs, version):
+    """⌊p·K/2⌋, as in the authors' code: `int(share * head_dim // 2)`. A new version where the nearest number is more."""
+    rope = RoPE(rotated=share)
+    assert rope.rates(head_dim).count_nonzero() == pairs
+    run = tiny_run(**{"model.position": [rope.dump()], "model.dim": 2 * head_dim, "model.heads": 2})
+    assert run.versions["rope"] == version
+
+
 def test_interpolation_divides_all_angles():
     assert angles(base=16, scaling="pi", factor=4)[0] == pytest.approx([0.25, 0.125, 0.0625, 0.03125])
 
