@@ -35,8 +35,9 @@ def pytest_collection_modifyitems(items):
     Of files that are tested side by side, a long one that began last would keep all others waiting.
     """
     seconds = Counter()
-    for item in items:
-        if item.path.relative_to(Path(__file__).parent).as_posix().startswith(THOROUGH):
+    folder = Path(__file__).parent
+    for item in items:  # also of `python -m cope_sweep.testing` in a checkout, whose files are in another folder
+        if item.path.is_relative_to(folder) and item.path.relative_to(folder).as_posix().startswith(THOROUGH):
             item.add_marker(pytest.mark.thorough)
         if not (item.get_closest_marker("slow") or item.get_closest_marker("thorough")):
             item.add_marker(pytest.mark.fast)

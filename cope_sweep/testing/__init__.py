@@ -12,7 +12,12 @@ choose the specs, and to add tests:
         specs = [MyEncoding(), [MyEncoding(decay=2.0), "rope"]]
 """
 
-import pytest
+import sys
+
+try:
+    import pytest
+except ModuleNotFoundError:
+    sys.exit("error: the contract suites need pytest: pip install 'cope-sweep[test]', or pip install pytest alone")
 
 # Before the imports, so that failed assertions show the values.
 pytest.register_assert_rewrite("cope_sweep.testing.encoding_contract", "cope_sweep.testing.task_contract")

@@ -205,16 +205,25 @@ def test_faults_are_found(results, kind, failures):
     assert found["test_spec_round_trips_through_json"]
 
 
+def test_without_pytest_the_extra_is_named():
+    without = "import sys; sys.modules['pytest'] = None; import cope_sweep.testing"
+    process = subprocess.run([sys.executable, "-c", without], cwd=PACKAGE.parent, capture_output=True, text=True)
+    assert process.returncode == 1
+    assert process.stderr.startswith("error: ")
+    assert len(process.stderr.splitlines()) == 1
+    assert "cope-sweep[test]" in process.stderr
+
+
 def test_every_registered_kind_is_collected(tmp_path):
-    """`pytest --pyargs cope_sweep.testing`, with a plugin from the environment."""
+    """`pytest --pyargs cope_sweep.testing` in a checkout, whose tests have a conftest.py, with a plugin."""
     (tmp_path / "learned_decay.py").write_text(python_blocks("positions")[0])
     environment = os.environ | {
         "COPE_SWEEP_PLUGINS": "learned_decay",
         "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), str(tmp_path)]),
     }
     command = [sys.executable, "-m", "pytest", "--pyargs", "cope_sweep.testing", "--collect-only", "-q"]
-    command += ["-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
-    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    command += ["-p", "no:cacheprovider"]
+    process = subprocess.run(command, cwd=PACKAGE.parent, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
     # Other tests of this process may have imported plugins of their own.
     ours = [kind for kind, encoding in ENCODINGS.items() if encoding.__module__.startswith("cope_sweep.")]
