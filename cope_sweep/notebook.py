@@ -86,7 +86,9 @@ def table(ablation: AnyAblation, store: AnyStore = STORE, *, compare: str | None
 
     `compare`: `paper`, the name of a row, or `model.position=CoPE`, see `read.tables.model`. Raises UserError.
     """
-    return Table(read_results(*_recorded(ablation, store)), compare)
+    made = Table(read_results(*_recorded(ablation, store)), compare)
+    made.check()
+    return made
 
 
 def frame(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:

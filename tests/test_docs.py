@@ -233,7 +233,7 @@ def test_the_encoding_of_the_main_readme_trains(tmp_path):
     (tmp_path / "log_distance.py").write_text(code_blocks(text, "python")[0])
     (command,) = re.findall(r"^cope-sweep (run mine .*log_distance.*)$", text, re.MULTILINE)
     small = ["--set", "train.steps=2", "--set", "seeds=[0]", "--set", "model.layers=1", "--no-mlflow", "--json"]
-    assert '"trained": 1' in output_of("-m", "cope_sweep.cli", *shlex.split(command), *small, cwd=tmp_path)
+    assert '"trained": 4' in output_of("-m", "cope_sweep.cli", *shlex.split(command), *small, cwd=tmp_path)
 
 
 def test_the_example_of_attention_computes_what_the_reference_does():

@@ -1,7 +1,9 @@
 """The functions of `cope_sweep.notebook`."""
 
 import json
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pandas as pd
 import pytest
@@ -27,7 +29,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def names(folder):
     """The names that the example defines."""
-    example, _ = code_blocks(read("cope_sweep/README.md"), "python")
+    example, *_ = code_blocks(read("cope_sweep/README.md"), "python")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         found = {}
@@ -53,12 +55,29 @@ def test_tables_and_figures_draw_themselves(names, folder):
     assert isinstance(notebook.frame(names["ablation"], folder / "store"), pd.DataFrame)
 
 
+def test_the_recipes_for_other_trackers_send_every_logged_value(names, folder, monkeypatch):
+    """To stand-ins of the trackers, which are not installed with the project."""
+    recipes = code_blocks(read("cope_sweep/README.md"), "python")[-2:]
+    wandb, tensorboard = mock.MagicMock(), mock.MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
+    monkeypatch.chdir(folder)
+    found = {}
+    for recipe in recipes:
+        exec(recipe.replace("steps=100", "steps=6"), found)
+    values = len(names["errors"])
+    assert [call.kwargs["id"] for call in wandb.init.call_args_list] == names["runs"]["run_id"].tolist()
+    logged = wandb.init.return_value.__enter__.return_value.log.call_args_list
+    assert sum(len(call.args[0]) for call in logged) == values
+    assert tensorboard.SummaryWriter.return_value.__enter__.return_value.add_scalar.call_count == values
+
+
 def test_a_second_run_trains_nothing(names, folder):
     assert notebook.run(names["ablation"], folder / "store").trained == 0
 
 
 def test_the_example_of_an_error(names, folder, monkeypatch, capsys):
-    _, example = code_blocks(read("cope_sweep/README.md"), "python")
+    _, example, *_ = code_blocks(read("cope_sweep/README.md"), "python")
     monkeypatch.chdir(folder)
     exec(example, dict(names))
     assert capsys.readouterr().out == "unknown_row ['CoPE', 'RoPE', 'Absolute']\n"
@@ -68,6 +87,7 @@ def test_the_example_of_an_error(names, folder, monkeypatch, capsys):
     ("call", "code", "data"),
     [
         (lambda a, store: notebook.load_ablation("quickstrat"), "not_found", {"name": "quickstrat"}),
+        (lambda a, store: notebook.table(a, store, compare="RoPA"), "unknown_row", {"row": "RoPA"}),
         (lambda a, store: notebook.figure(a, "curve", store), "not_found", {"figure": "curve"}),
         (lambda a, store: notebook.predictor(a, store, row="CoPA"), "unknown_row", {"row": "CoPA"}),
         (lambda a, store: notebook.probe(a, store, seed=9), "not_finished", {"rows": ["CoPE"], "seed": 9}),

@@ -48,6 +48,10 @@ class AblationSummary(Answer):
         description="Scales whose results are kept with the ablation files (`table?committed=true`). An empty name is "
         "the own size.",
     )
+    recorded_by: str | None = Field(
+        default=None,
+        description="The sweep whose record has the ablation, where the service has no file of it; null: it has one.",
+    )
     error: str | None = Field(
         default=None, description="The reason why the file is invalid; the other fields are then empty."
     )
@@ -306,9 +310,11 @@ class PlanCost(Answer):
     finished: int
     to_do: int = Field(description="Runs that are neither finished nor stopped.")
     to_suggest: int = Field(description="Runs of them that the search has still to suggest; they are not in `runs`.")
-    basis: str | None = Field(description="Basis of the time estimate of the first of them.")
+    basis: str | None = Field(description="What the time estimate is made of.")
     estimated_s: float
-    least_s: float = Field(description="The same on fast cores, where nothing was measured; else the same.")
+    least_s: float = Field(
+        description="The same if no other program uses the machine; where nothing was measured, on fast cores."
+    )
     lacks_gpu: bool = Field(description="Whether the runs may use a GPU, and the machine that was asked has none.")
     runs: list[RunCost]
 

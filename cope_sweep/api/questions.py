@@ -27,7 +27,13 @@ API = "/api/v1"
 
 Name = Annotated[str, Field(max_length=200, description="The name of an ablation.")]
 Scale = Annotated[str | None, Field(max_length=100, description="A named size of the ablation: one of its scales.")]
-Side = Annotated[str, Field(max_length=100, description="The id of a run or sweep.")]
+Side = Annotated[
+    str,
+    Field(
+        max_length=700,
+        description="The id of a run or sweep; or `ABLATION/ROW`: the row's best finished run.",
+    ),
+]
 RunId = Annotated[
     str, Field(max_length=100, description="The id of a run, or its first digits: four or more that no other run has.")
 ]

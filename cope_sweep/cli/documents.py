@@ -91,7 +91,9 @@ GroupOpt = Annotated[
         "first axis.",
     ),
 ]
-TableRunsOpt = Annotated[bool, typer.Option("--runs", help="One line for each run instead of each row (csv, parquet).")]
+TableRunsOpt = Annotated[
+    bool, typer.Option("--runs", help="One line for each run instead of each row (terminal, csv, parquet).")
+]
 
 
 def table(
@@ -129,6 +131,8 @@ def table(
 
     Example: `cope-sweep table flip_flop --committed`
 
+    Example: `cope-sweep table quickstart --runs`
+
     Example: `cope-sweep table quickstart --runs --format parquet -o runs.parquet`
     """
     if sets and (committed or folder is not None):
@@ -150,8 +154,8 @@ def table(
         name=ablation, format=chosen, scale=scale, compare=compare, sort=sort, runs=runs, committed=committed,
         stars=stars, group=group, caption=caption, label=label, notes=notes,
     )  # fmt: skip
-    if output is None and chosen == "terminal" and not runs:
-        make_console().print(queries.table(question).to_rich())
+    if output is None and chosen == "terminal":
+        make_console().print(queries.table(question).to_rich(runs=runs))
         return
     save(output, chosen, lambda file: file.write(queries.ask(question)), is_binary=TABLES[chosen].binary)
 

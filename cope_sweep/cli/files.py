@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cope_sweep.cli.output import make_console
+from cope_sweep.cli.output import escaped, make_console
 from cope_sweep.cli.progress import indexing_bar
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
 from cope_sweep.config.loading import find_ablation, names_a_file
 from cope_sweep.config.source import ablations_folder
-from cope_sweep.errors import UserError
+from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.queries.ablations import Place
+from cope_sweep.read.queries.recorded import Recorded
+from cope_sweep.read.queries.unknown import no_run
 from cope_sweep.store import Store
 from cope_sweep.store.artifacts import RUN_ID
 from cope_sweep.store.damage import find_lost
@@ -22,11 +24,15 @@ from cope_sweep.store.damage import find_lost
 class NamedFiles(AblationFiles):
     """Ablations by name or path. A run is looked for in the store alone: the plans of all files take a second."""
 
+    IMPORTS_RECORDED = True
+
     def __init__(self, folder: Path, sets: Sequence[str] = ()) -> None:
         super().__init__(folder)
         self._sets = sets
         self._is_said = False
         """Whether the seeds of `--set` were printed."""
+        self._noted: set[str] = set()
+        """Ablations without a file of which was printed where they are from."""
 
     def file(self, name: str) -> Path:
         """The file of an ablation. Raises UserError."""
@@ -35,7 +41,7 @@ class NamedFiles(AblationFiles):
 
     def load(self, name: str, scale: str | None = None) -> Plan:
         """The plan of an ablation at a scale, with the values of `--set`; kept if there are none. Raises UserError."""
-        typed = [name, *(word for each in self._sets for word in ("--set", each))]
+        typed = self._typed(name)
         if self.folder != ablations_folder() and not names_a_file(name):
             typed += ["--ablations", str(self.folder)]
         if typed == [name] and self.folder.is_dir() and name in self.files():
@@ -48,6 +54,19 @@ class NamedFiles(AblationFiles):
             text = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}: {rows * len(seeds):,} runs"
             make_console(stderr=True).print(text, highlight=False, soft_wrap=True)
         return plan
+
+    def expanded(self, recorded: Recorded, scale: str | None = None) -> Plan:
+        """The plan of an ablation that is in no file, with the values of `--set`. A note says where it is from."""
+        loaded = recorded.ablation
+        if loaded.name not in self._noted:
+            self._noted.add(loaded.name)
+            text = f"{self.folder} has no file {loaded.name}.yaml: this is the ablation of sweep {recorded.sweep_id}"
+            make_console(stderr=True).print(f"[yellow]note:[/yellow] {escaped(text)}", soft_wrap=True, highlight=False)
+        changed = with_overrides(loaded, scale=scale, assignments=list(self._sets))
+        return expand(replace(changed, typed=tuple(self._typed(loaded.name))))
+
+    def _typed(self, name: str) -> list[str]:
+        return [name, *(word for each in self._sets for word in ("--set", each))]
 
     def places(self, run_id: str) -> list[Place]:
         """None."""
@@ -84,6 +103,25 @@ def find_run_id(queries: Queries, text: str) -> str:
     if Path(text).exists() or text in [path.stem for path in queries.files.folder.glob("*.yaml")]:
         return text
     return queries.run_id(text)
+
+
+def find_one_run(queries: Queries, text: str, scale: str | None = None) -> str:
+    """The id of the run that a text names: its id, the first digits of it, or `ABLATION/ROW`. Raises UserError."""
+    run_id = queries.run_id(text, scale)
+    if RUN_ID.fullmatch(run_id):
+        return run_id
+    try:
+        plan = queries.planned(text, scale)
+    except NotFoundError:
+        raise no_run(queries.store, text) from None
+    rows = [row.name for row in plan.rows]
+    raise UserError(
+        f"no run {text!r}. {text} is an ablation: name one of its runs (cope-sweep runs --ablation {text}) or a row, "
+        f"as {text}/{rows[0]}",
+        code="names_an_ablation",
+        ablation=text,
+        rows=rows[:20],
+    )
 
 
 def find_checkpoint(store: Store, run_or_folder: str) -> Path:

@@ -7,13 +7,28 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cope_sweep.cli.options import STORE, CheckpointArg, FileOpt, IndexOpt, Json, StoreOpt, read_text, token_ids
+from cope_sweep.cli.options import (
+    ABLATIONS,
+    STORE,
+    AblationsDir,
+    CheckpointArg,
+    FileOpt,
+    IndexOpt,
+    Json,
+    ScaleOpt,
+    StoreOpt,
+    read_text,
+    token_ids,
+)
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table
 from cope_sweep.errors import UserError
+
+if TYPE_CHECKING:
+    from cope_sweep.read.queries import Queries
 
 of_windows = partial(typer.Option, min=1, max=1 << 31, show_default=False)
 """An option for the windows in which a text is scored."""
@@ -45,6 +60,8 @@ def perplexity(
         int | None,
         of_windows(help="Tokens from the start of a window to the next, 1 … context. Default: disjoint windows."),
     ] = None,
+    scale: ScaleOpt = None,
+    ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
     as_json: Json = False,
@@ -58,6 +75,8 @@ def perplexity(
     Example: `cope-sweep perplexity 95199d1142de555d --text "_ 3 _ 7 > 3 7"`
 
     Example: `cope-sweep perplexity 0b1c2d3e4f506172 --file notes.txt --stride 128`
+
+    Example: `cope-sweep perplexity quickstart/CoPE --text "_ 3 _ 7 > 3 7"`
     """
     is_text = text is not None or (file is not None and str(file) != "-" and file.suffix != ".json")
     if is_text and (tokens or (text is not None and file is not None)):
@@ -72,8 +91,11 @@ def perplexity(
             code="missing_option",
             option="--text",
         )
+    from cope_sweep.cli.files import open_queries
+
     given = read_text(text, file) if is_text else _sequences(tokens, file)
-    folder = _checkpoint(run_or_folder, store, index)  # before the import of torch, which takes seconds
+    # Before the import of torch, which takes seconds.
+    folder = _checkpoint(run_or_folder, open_queries(store, index, ablations), scale)
     from cope_sweep.cli.probing import score_checkpoint
 
     values = score_checkpoint(folder, given, context, stride)
@@ -94,14 +116,16 @@ def perplexity(
     make_console().print(line, soft_wrap=True)
 
 
-def _checkpoint(run_or_folder: str, store: str, index: str | None) -> Path:
-    """The checkpoint of a run, by its id or the first digits of it, or the folder that was named. Raises UserError."""
-    from cope_sweep.cli.files import find_checkpoint, open_store
-    from cope_sweep.read.queries import Queries
+def _checkpoint(named: str, queries: Queries, scale: str | None) -> Path:
+    """The checkpoint of a run, by its id, the first digits of it or its row, or the folder that was named.
 
-    opened = open_store(store, index)
-    named = run_or_folder if Path(run_or_folder).exists() else Queries(opened).run_id(run_or_folder)
-    return find_checkpoint(opened, named)
+    Raises UserError.
+    """
+    from cope_sweep.cli.files import find_checkpoint, find_one_run
+
+    if Path(named).exists():
+        return Path(named)
+    return find_checkpoint(queries.store, find_one_run(queries, named, scale))
 
 
 def _sequences(tokens: Sequence[str], file: Path | None) -> list[list[int]]:
@@ -167,6 +191,8 @@ def probe(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the matrices to an .npz file.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write an HTML page with heatmaps and values.")] = None,
     svg: Annotated[Path | None, typer.Option("--svg", help="Write the heatmaps as SVG.")] = None,
+    scale: ScaleOpt = None,
+    ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     as_json: Json = False,
 ) -> None:
@@ -181,6 +207,8 @@ def probe(
 
     Example: `cope-sweep probe 95199d1142de555d --count 64 --seen-by marker`
 
+    Example: `cope-sweep probe quickstart/CoPE --text "_ 3 _ 7 > 3 7"`
+
     Example: `cope-sweep probe 95199d1142de555d --split sparse --layer 0 --mark data --html probe.html --out probe.npz`
     """
     if (tokens, text, file, split).count(None) < 3:
@@ -189,9 +217,12 @@ def probe(
             code="conflicting_options",
             options=["--tokens", "--text", "--file", "--split"],
         )
+    from cope_sweep.cli.files import open_queries
+
     ids = None if tokens is None else token_ids(tokens)
     typed = None if text is None and file is None else read_text(text, file)
-    folder = _checkpoint(run_or_folder, store, None)  # before the import of torch, which takes seconds
+    # Before the import of torch, which takes seconds.
+    folder = _checkpoint(run_or_folder, open_queries(store, None, ablations), scale)
     from cope_sweep.cli.probing import probe_checkpoint
 
     encodings, found = probe_checkpoint(

@@ -91,7 +91,8 @@ Sets = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Replace a value of the file: `model.dim=128`, `seeds=[0,1,2]`, `seeds=3` (so many). May be repeated.",
+        help="Replace a value of the file: `model.dim=128`, `seeds=[0,1,2]`, `seeds=3` (so many). With `+`, add a "
+        "value to an axis of its grid, as a row of its own: `+model.position=[cope,fire]`. May be repeated.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output.")]
@@ -139,7 +140,14 @@ NoMlflowOpt = Annotated[bool, typer.Option("--no-mlflow", help="Record in the st
 
 # -- trained models ----------------------------------------------------------------------------------------------------
 
-CheckpointArg = Annotated[str, typer.Argument(metavar="RUN", help="Id of a finished run, or a checkpoint folder.")]
+CheckpointArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|ABLATION/ROW",
+        help="Id of a finished run, or its first digits; `ABLATION/ROW`: the row's best finished run; or a checkpoint "
+        "folder.",
+    ),
+]
 FileOpt = Annotated[Path | None, typer.Option("--file", help="A text file.")]
 
 # -- texts of options --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
@@ -145,15 +146,15 @@ def plan(
 
     Example: `cope-sweep plan quickstart --set train.steps=1000 --measure`
     """
-    from cope_sweep.cli.files import NamedFiles, check_places, open_store
+    from cope_sweep.cli.files import check_places, open_queries
     from cope_sweep.read.queries import plan_cost
 
-    planned = NamedFiles(ablations, sets).load(ablation, scale)
+    queries = open_queries(store, index, ablations, sets)
+    planned, opened = queries.planned(ablation, scale), queries.store
     check_places(planned)
     if attention:
         _show_attention(planned, as_json=as_json)
         return
-    opened = open_store(store, index)
     costs = _measured(planned, opened) if measure else plan_cost(planned, opened)
     if as_json:
         print_json(costs)
@@ -280,7 +281,7 @@ def status(
     elif SWEEP_ID.fullmatch(name):
         _show_sweep(queries, name, as_json=as_json)
     else:
-        found = plan_cost(queries.files.load(name, scale), queries.store)
+        found = plan_cost(queries.planned(name, scale), queries.store)
         print_json(found) if as_json else _print_runs(found.runs)
 
 
@@ -404,23 +405,38 @@ DIFF_COLUMNS = {
     "runs": "finished ones, left and right",
 }
 """Column → its meaning."""
-SideArg = Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="The id of a run or sweep.", show_default=False)]
+SideArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|SWEEP",
+        help="The id of a run or sweep; or `ABLATION/ROW`: the row's best finished run.",
+        show_default=False,
+    ),
+]
 
 
-def diff(left: SideArg, right: SideArg, store: StoreOpt = STORE, index: IndexOpt = None, as_json: Json = False) -> None:
+def diff(
+    left: SideArg,
+    right: SideArg,
+    ablations: AblationsDir = ABLATIONS,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
+) -> None:
     """Show what differs between two runs or two sweeps: values of their specs, facts, and metrics with a test.
 
     The metrics of two sweeps are compared row by row, over the finished runs.
 
     Example: `cope-sweep diff 95199d1142de555d 0c51a9e3f6d2b874`
 
+    Example: `cope-sweep diff quickstart/CoPE quickstart/RoPE`
+
     Example: `cope-sweep diff 20260730-120000-abcd 20260731-090000-1234 --json`
     """
     from cope_sweep.api.questions import GetDiff
-    from cope_sweep.cli.files import open_store
-    from cope_sweep.read.queries import Queries
+    from cope_sweep.cli.files import open_queries
 
-    found = Queries(open_store(store, index)).ask(GetDiff(left=left, right=right))
+    found = open_queries(store, index, ablations).ask(GetDiff(left=left, right=right))
     if as_json:
         print_json(found)
         return
@@ -680,15 +696,14 @@ def best(
             code="conflicting_options",
             options=["--yaml", "--json"],
         )
-    from cope_sweep.cli.files import NamedFiles, open_store
-    from cope_sweep.read.queries import recorded_plan
+    from cope_sweep.cli.files import open_queries
     from cope_sweep.read.tables import read_results
     from cope_sweep.read.tables.best import rank_rows, yaml_of_best
     from cope_sweep.store.index.database import sqlite_url
     from cope_sweep.store.store import STUDY_FILE
 
-    opened = open_store(store, index)
-    planned = recorded_plan(NamedFiles(ablations, sets).load(ablation, scale), opened)
+    queries = open_queries(store, index, ablations, sets)
+    planned, opened = queries.load(ablation, scale), queries.store
     results = read_results(planned, opened)
     found = rank_rows(results, metric)
     if as_yaml:
@@ -734,11 +749,12 @@ def _as_dict(group: Group) -> dict[str, Any]:
 
 
 def logs(
-    run: Annotated[
+    target: Annotated[
         str,
         typer.Argument(
-            metavar="RUN",
-            help="The id of a run, or its first digits: four or more that no other run has.",
+            metavar="RUN|SWEEP",
+            help="The id of a run, or its first digits: four or more that no other run has; or ABLATION/ROW for the "
+            "row's best finished run; or the id of a sweep.",
             show_default=False,
         ),
     ],
@@ -751,16 +767,21 @@ def logs(
             show_default=False,
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run, or the sweep, ends.")] = False,
+    ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
     as_json: Json = False,
 ) -> None:
-    """Print the log of a run: its attempts, evaluations, and errors with their tracebacks.
+    """Print the log of a run: its attempts, evaluations, and errors with their tracebacks; or that of a sweep's driver.
+
+    The log of a sweep says how its runs began and ended, where, and what went wrong beside them.
 
     Example: `cope-sweep logs 95199d1142de555d --follow`
 
     Example: `cope-sweep logs 95199d1142de555d --tail 20 --json`
+
+    Example: `cope-sweep logs 20261124-101500-3f`
     """
     if as_json and follow:
         raise UserError(
@@ -769,33 +790,53 @@ def logs(
             options=["--json", "--follow"],
         )
     from cope_sweep.api.questions import GetLog
-    from cope_sweep.cli.files import open_store
-    from cope_sweep.read.queries import Queries
+    from cope_sweep.cli.files import find_one_run, open_queries
+    from cope_sweep.store.sweeps import SWEEP_ID
 
-    queries = Queries(open_store(store, index))
-    run_id = queries.run_id(run)
+    queries = open_queries(store, index, ablations)
+    is_sweep = SWEEP_ID.fullmatch(target) is not None
+    name = target if is_sweep else find_one_run(queries, target)
+    read = partial(_read_sweep_log if is_sweep else _read_log, queries, name)
     if as_json:
-        print_json(queries.ask(GetLog(run_id=run_id, tail=LOG_LINES if tail is None else tail)))
+        last = LOG_LINES if tail is None else tail
+        if is_sweep:
+            lines = read()[0].splitlines()
+            shown = lines[-last:] if last else []
+            print_json({"sweep_id": name, "lines": shown, "truncated": len(lines) > len(shown)})
+        else:
+            print_json(queries.ask(GetLog(run_id=name, tail=last)))
         return
-    shown = 0
+    written = 0
     for turn in itertools.count():
-        text, running = _read_log(queries.store, run_id)
+        text, running = read()
         if turn == 0 and not text and not running:
+            kind = "sweep" if is_sweep else "run"
             raise UserError(
-                f"run {run_id} has no log: it was trained by an older version", code="no_log", run_id=run_id
+                f"{kind} {name} has no log: it was trained by an older version", code="no_log", **{f"{kind}_id": name}
             )
         if turn == 0 and tail is not None:
             lines = text.splitlines(keepends=True)
-            shown = len("".join(lines[: max(0, len(lines) - tail)]))
-        typer.echo(text[shown:], nl=False)
-        shown = len(text)
+            written = len("".join(lines[: max(0, len(lines) - tail)]))
+        typer.echo(text[written:], nl=False)
+        written = len(text)
         if not follow or not running:
             return
         time.sleep(POLL_INTERVAL_S)
 
 
-def _read_log(store: Store, run_id: str) -> tuple[str, bool]:
+def _read_sweep_log(queries: Queries, sweep_id: str) -> tuple[str, bool]:
+    """The log of a sweep's driver, and whether the sweep is active. Raises NotFoundError for an unknown sweep."""
+    from cope_sweep.store import ACTIVE
+    from cope_sweep.sweep.driver_log import driver_log_name
+
+    status = queries.sweep_summary(sweep_id).status  # first: nothing of the log is missed
+    content = queries.store.read(driver_log_name(sweep_id)) or b""
+    return content.decode(errors="replace"), status in ACTIVE
+
+
+def _read_log(queries: Queries, run_id: str) -> tuple[str, bool]:
     """The log of a run, and whether it is in training. Raises UserError for a run that was not begun."""
+    store = queries.store
     folder, status = store.run(run_id), store.status(run_id)  # status first: nothing of the log is missed
     if status == "pending":
         raise UserError(

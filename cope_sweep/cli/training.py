@@ -23,6 +23,7 @@ from cope_sweep.cli.options import STORE, TO_THE_END
 from cope_sweep.cli.output import escaped, estimated_time, make_console, print_json, print_steps
 from cope_sweep.cli.progress import SENDING, progress_bar, progress_display
 from cope_sweep.config import Plan, RunSpec, load_ablation
+from cope_sweep.config.estimate import LOCAL_START_S, RAY_START_S
 from cope_sweep.config.loading import names_a_file
 from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import NotFoundError, UserError
@@ -37,8 +38,6 @@ from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from cope_sweep.tracking.check import check
 from cope_sweep.tracking.uri import resolve_uri
 
-RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Ray sets this environment variable for the driver of a job."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EXAMPLE_TEXT = "Of position, and of context."
 MAX_EXAMPLE_TOKENS = 64
@@ -92,7 +91,7 @@ def train_ablation(
     schedule stops no run.
     """
     root = options.store
-    if RAY_JOB_VARIABLE in os.environ and "://" not in root and not Path(root).is_absolute():
+    if jobs.JOB_VARIABLE in os.environ and "://" not in root and not Path(root).is_absolute():
         raise UserError(
             f"in a Ray job the folder {Path.cwd()} is temporary, and the store {root} would be deleted with it; "
             "name a lasting folder that all nodes share: --store /shared/store",
@@ -100,7 +99,8 @@ def train_ablation(
             store=str(root),
         )
     files = NamedFiles(options.ablations, [*sets, TO_THE_END] if to_the_end else sets)
-    plan, file_text = files.load(ablation, scale), files.file(ablation).read_text(encoding="utf-8-sig")
+    queries = Queries(options.open_store(), files)
+    plan, file_text = queries.planned(ablation, scale), queries.text(ablation)
     store = options.open_store(create=True)
     named = [ablation, *_overrides(scale, sets), *_other_folder(options.ablations)]
     same_plan = shlex.join([*named, *store.option])
@@ -189,7 +189,8 @@ def _train(
         for task in {each.task for each in runs if each.run_id not in finished}:
             task.prepare()
     console = make_console(stderr=True)
-    _print_cost(console, plan, store, leave_out=leave_out, max_runs=budget.max_runs)
+    start_s = LOCAL_START_S if options.local else RAY_START_S
+    _print_cost(console, plan, store, leave_out=leave_out, max_runs=budget.max_runs, start_s=start_s)
     with contextlib.ExitStack() as stack, progress_bar(console, *SENDING) as bar:
         display = stack.enter_context(progress_display(plan, store, console, leave_out))
 
@@ -229,18 +230,28 @@ def _train(
         is_over = not outcome.left or (options.address is not None and "SLURM_JOB_ID" in os.environ)
         folder = _other_folder(options.ablations)
         _print_next_steps(console, plan, store, uri, same_plan, folder, again=None if is_over else again)
+    if outcome.stop_reasons:
+        sys.stdout.flush()
+        jobs.stop_own_job()
     raise typer.Exit(outcome.exit_code)
 
 
 def _print_cost(
-    console: Console, plan: Plan, store: Store, *, leave_out: Collection[Status] = (), max_runs: int | None = None
+    console: Console,
+    plan: Plan,
+    store: Store,
+    *,
+    leave_out: Collection[Status] = (),
+    max_runs: int | None = None,
+    start_s: float = RAY_START_S,
 ) -> None:
     """Say how many runs a sweep will train, and how long that takes, before it starts.
 
-    `leave_out` are further statuses of runs that it does not train, and `max_runs` is how many it trains at most.
+    `leave_out` are further statuses of runs that it does not train, `max_runs` is how many it trains at most, and
+    `start_s` is the time until the first one begins.
     """
     ended: list[Status] = ["finished"] if plan.schedule is None else ["finished", "stopped"]
-    costs = plan_cost(plan, store, leave_out={*ended, *leave_out}, max_runs=max_runs)
+    costs = plan_cost(plan, store, leave_out={*ended, *leave_out}, max_runs=max_runs, start_s=start_s)
     if costs.to_do:
         time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
         text = f"{_runs(costs.to_do)} to train: about {time} ({costs.basis})"
@@ -304,7 +315,7 @@ def submit_job(
         options |= {"--max-failures": limits["max_failures"], "--mlflow": mlflow}
         given = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
         arguments = ["run", ablation, "--store", store, *_overrides(scale, sets), *given]
-        outcome = jobs.submit_job(arguments, cluster, follow=follow, on_line=on_line)
+        outcome = jobs.submit_job(arguments, cluster, follow=follow, on_line=on_line, name=plan.name)
     if as_json:
         print_json(outcome.__dict__)
     else:

@@ -23,7 +23,13 @@ DEFAULT_FLOPS_PER_S = 2e10
 FAST = 5
 """A fast core reaches so many times as many."""
 DEFAULT_STEP_S = 2e-3
-"""Seconds per training step without measurements, in addition to the floating-point operations."""
+"""Seconds per training step without measurements, in addition to the floating-point operations. A batch of an
+evaluation, without a backward pass, takes a third."""
+RUN_S = 0.12
+"""Seconds per run beside its steps: its model, files and records. `bench sweep`: 16 runs of one step a second, two at a
+time."""
+RAY_START_S, LOCAL_START_S = 20.0, 5.0
+"""Seconds from the command to the first step, with Ray (`bench sweep`) and without: imports, Ray, worker processes."""
 RULE_OF_THUMB = (
     f"rule of thumb: {DEFAULT_FLOPS_PER_S / 1e9:.0f} to {FAST * DEFAULT_FLOPS_PER_S / 1e9:.0f} GFLOP/s per core"
 )
@@ -161,6 +167,15 @@ def run_flops(run: RunSpec, resources: Resources, parameters: int | None = None)
     return total
 
 
+def evaluation_batches(run: RunSpec) -> int:
+    """The number of batches in all evaluations on the test sets, with those of longer sequences and of variants."""
+    evaluate = run.evaluate
+    often, last = (math.ceil(number / run.train.batch) for number in (evaluate.sequences, evaluate.final_sequences))
+    at_every = (run.train.steps - 1) // evaluate.every * often + last
+    variants = 1 + len(evaluate.variants)
+    return len(run.test_sets) * (at_every + (variants - 1) * last) + variants * len(evaluate.lengths) * last
+
+
 def memory_bytes(run: RunSpec, resources: Resources) -> int:
     """The peak memory of a worker process.
 
@@ -243,7 +258,8 @@ def _estimate(
     rate = measured.get(shape) if shape else None
     fits = step is None or step.fits
     if step is not None and fits:
-        seconds, basis = flops * step.step_s / step_flops(run, resources, parameters), "measured on this machine"
+        seconds = RUN_S + flops * step.step_s / step_flops(run, resources, parameters)
+        basis = "measured on this machine"
         memory = step.peak_memory_bytes
     elif rate is not None:
         seconds, basis = flops * rate, "measured on this store, same shapes"
@@ -251,7 +267,8 @@ def _estimate(
         seconds, basis = flops * median_rate, "scaled from this store's finished runs"
     else:
         workers = min(resources.workers, run.train.batch)
-        seconds = run.train.steps * DEFAULT_STEP_S + flops / (workers * resources.cpus * DEFAULT_FLOPS_PER_S)
+        steps = run.train.steps + evaluation_batches(run) / 3
+        seconds = RUN_S + steps * DEFAULT_STEP_S + flops / (workers * resources.cpus * DEFAULT_FLOPS_PER_S)
         basis = RULE_OF_THUMB
     return Estimate(parameters, seconds, memory, basis, fits)
 

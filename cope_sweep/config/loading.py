@@ -54,6 +54,8 @@ SCALED_KEYS = tuple(name for name in Scale.model_fields if name not in ("descrip
 """Top-level keys of an ablation that a scale replaces."""
 MAX_SEEDS = 10_000
 """The greatest number in `--set seeds=…`."""
+ADDS = "+"
+"""Begins an assignment that adds a value to an axis."""
 REGISTRIES: dict[str, Registry[Any]] = {"search": SEARCHES, "schedule": SCHEDULERS}
 
 
@@ -70,6 +72,14 @@ class LoadedAblation:
     """The scale that was chosen; None: the ablation's own size."""
     typed: tuple[str, ...] = ()
     """How a command line has named it: name or path, and options. Empty: by its name."""
+    written: Source | None = None
+    """The file before scale and `--set`; None: `source` is."""
+
+    @property
+    def data(self) -> dict[str, Json]:
+        """The content of its file with what that inherits, before scale and `--set`."""
+        source = self.written or self.source
+        return {key: value for key, value in source.data.items() if key != "inherit"}
 
     @property
     def arguments(self) -> list[str]:
@@ -279,12 +289,14 @@ def with_overrides(
     `schedule.<key>` and `resources.<key>` replace the ablation's own; the last also those of single rows. A number of
     seeds (`seeds=3`) means the ablation's first ones, and those that follow.
 
+    `+key=value` adds the value to the axis instead: one more row for each combination with the other axes.
+
     Raises SpecError.
     """
     if scale is None and not assignments:
         return loaded
     data: FileMapping = copied(loaded.source.data)
-    assigned = [assignment.partition("=")[0] for assignment in assignments]
+    assigned = [each.partition("=")[0] for each in assignments if not each.startswith(ADDS)]
     if both := [key for key in assigned if RIVAL_KEYS.get(key) in assigned]:
         message = f"{OPTION}{both[0]}: {RIVAL_KEYS[both[0]]} is set, too; remove one of them"
         raise SpecError(message, code="two_budgets", place=f"{OPTION}{both[0]}", key=both[0])
@@ -302,10 +314,11 @@ def with_overrides(
         _apply_scale(loaded.source, data, scale)
         replaced += _replaced_keys(loaded.content, loaded.content.scales[scale])
     for assignment in assignments:
-        _apply_assignment(data, assignment)
+        _add_value(data, assignment) if assignment.startswith(ADDS) else _apply_assignment(data, assignment)
     trained = tuple(key for key in dict.fromkeys(replaced) if key.partition(".")[0] in TRAINED_KEYS)
     changed = _validated(replace(loaded.source, data=data), loaded.name, None)
-    return replace(changed, replaced=trained, scale=scale or loaded.scale)
+    written = loaded.written or loaded.source
+    return replace(changed, replaced=trained, scale=scale or loaded.scale, typed=loaded.typed, written=written)
 
 
 def _replaced_keys(content: Ablation, scale: Scale) -> list[str]:
@@ -393,6 +406,41 @@ def _first_seeds(seeds: Json, number: int) -> list[Json]:
     if not all(isinstance(seed, int) for seed in first):  # which is said later
         return first
     return [*first, *range(max(first) + 1, max(first) + 1 + number)][:number]
+
+
+def _add_value(data: FileMapping, assignment: str) -> None:
+    """Add the value of `+key=value` to the axis. Of a file without axes, it becomes a row beside the base."""
+    option = f"{OPTION}{assignment}"
+    key, equals, text = assignment.removeprefix(ADDS).partition("=")
+    if not equals or not key:
+        raise SpecError(
+            f"{option}: expected +key=value, as in --set +model.position=[cope,fire]",
+            code="invalid_assignment",
+            place=option,
+        )
+    value, grid = parse_value(text, option), data.get("grid", {})
+    if key not in grid and not grid and not data.get("zip"):
+        row = FileMapping({key: value}, {key: option})
+        data.put("include", FileList([*data.get("include", []), row], places_of(data.get("include"))), None)
+        return
+    if key not in grid:
+        hint = suggest(key, list(grid)) or f"; its axes are: {', '.join(grid) or 'none'}"
+        raise SpecError(
+            f"{option}: the grid has no axis {key!r} to add the value to{hint}",
+            code="unknown_axis",
+            place=option,
+            axis=key,
+            allowed=list(grid),
+        )
+    axis, label = grid[key], default_label(value)
+    if value in _values(axis) or (isinstance(axis, dict) and label in axis):
+        raise SpecError(
+            f"{option}: the axis {key} has this value already", code="no_effect", place=option, axis=key, value=text
+        )
+    if isinstance(axis, dict):
+        grid.put(key, FileMapping({**axis, label: value}, {**places_of(axis), label: option}), option)
+    else:
+        grid.put(key, FileList([*axis, value], {**places_of(axis), len(axis): option}), option)
 
 
 def _replace_kind(data: FileMapping, head: str, kind: Json, option: str) -> None:

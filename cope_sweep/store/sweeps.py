@@ -35,6 +35,9 @@ class SweepRecord(Frozen):
     hypothesis: str
     file_text: str = ""
     """The ablation file."""
+    data: dict[str, Any] = Field(default={})
+    """Its content with what it inherits, before scale and `--set`: the store knows the ablation without the file.
+    Empty in records of older versions."""
     executor: str
     command: list[str]
     status: Status

@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
+import signal
 import sys
 import threading
 import time
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
-from cope_sweep.config.loading import validate, with_inherited
+from cope_sweep.config.loading import validate
 from cope_sweep.config.source import Source, parse_source, source_of
 from cope_sweep.errors import ClusterError
 from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
@@ -48,6 +50,10 @@ STOP_TIMEOUT_S = 180
 its worker groups (60 s at most), and records the sweep; all of it takes 3 s on an idle machine."""
 KILL_TIMEOUT_S = 30.0
 """Time limit for Ray to kill a job after `STOP_TIMEOUT_S` and to record its status."""
+STOP_SIGNAL_TIMEOUT_S = 15.0
+"""Time limit for Ray to signal a job that has asked to be stopped. It takes less than 1 s on an idle machine."""
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Ray sets this environment variable for the driver of a job: JSON, with the job's metadata."""
 _HIDING = threading.Lock()
 ANSWER_TIMEOUT_S = 60.0
 """A dashboard is taken for lost after it has failed to answer for this long."""
@@ -95,6 +101,7 @@ def submit_job(
     follow: bool = True,
     on_line: Callable[[str], None] = lambda line: None,
     job_id: str | None = None,
+    name: str | None = None,
 ) -> JobOutcome:
     """Run `cope-sweep ARGUMENTS` as a job on a cluster.
 
@@ -106,14 +113,16 @@ def submit_job(
         cluster: Where.
         follow: Whether to wait for the job's end. If not, the call returns when the job is accepted.
         on_line: Called with every line of the job's log.
-        job_id: The id of the job; None: Ray chooses one. Where there is a job with this id, no other is started.
+        job_id: The id of the job and its sweep; None: Ray chooses one. Where there is a job with this id, no other is
+            started.
+        name: What Ray's dashboard calls the job.
 
     Raises:
         ClusterError: Nothing answers at the address, it is no Ray dashboard, the token is missing or wrong, the
             working tree is too large, or the dashboard stops answering.
     """
     client = check_cluster(cluster)
-    job_id = _submit(client, arguments, cluster, job_id)
+    job_id = _submit(client, arguments, cluster, job_id, name)
     if not follow:
         return JobOutcome(job_id, "SUBMITTED", 0)
     try:
@@ -213,22 +222,24 @@ def _ray_token() -> str | None:
         return None
 
 
-def _submit(client: JobSubmissionClient, arguments: Sequence[str], cluster: Cluster, job_id: str | None) -> str:
+def _submit(
+    client: JobSubmissionClient, arguments: Sequence[str], cluster: Cluster, job_id: str | None, name: str | None
+) -> str:
     """The id of the submitted job. Raises ClusterError."""
     working_dir = cluster.working_dir.absolute()
     runtime_env: dict[str, Any] = {
         "working_dir": str(working_dir),
         "excludes": [*cluster.excludes, *EXCLUDES],
-        "env_vars": {
-            "PYTHONUNBUFFERED": "1",
-            "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_TIMEOUT_S),
-            **cluster.environment,
-        },
+        "env_vars": {**_environment(), **cluster.environment},
     }
+    metadata = {"job_name": name} if name else {}  # Ray's dashboard shows it
+    metadata |= {"sweep_id": job_id} if job_id else {}
     until = time.monotonic() + AGENT_TIMEOUT_S
     while True:
         try:
-            job = client.submit_job(entrypoint=entrypoint(arguments), runtime_env=runtime_env, submission_id=job_id)
+            job = client.submit_job(
+                entrypoint=entrypoint(arguments), runtime_env=runtime_env, submission_id=job_id, metadata=metadata
+            )
             return str(job)
         except ValueError as error:
             raise ClusterError(
@@ -275,15 +286,47 @@ def stop_job(address: str, job_id: str) -> None:
         _client(address).stop_job(job_id)
 
 
+def stop_own_job() -> None:
+    """In the driver of a job: let Ray stop it, so that it ends as STOPPED; another exit code than 0 is FAILED.
+
+    Has no effect in a process that is no job, or where the dashboard does not answer.
+    """
+    job_id = json.loads(os.environ.get(JOB_VARIABLE) or "{}").get("metadata", {}).get("job_submission_id")
+    if job_id is None:
+        return
+    from ray.job_submission import JobSubmissionClient
+
+    signalled = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: signalled.set())
+    with contextlib.suppress(Exception):
+        # Of a job, RAY_ADDRESS is its own cluster, which knows its dashboard.
+        within(CONNECT_TIMEOUT_S, lambda: JobSubmissionClient().stop_job(job_id))
+        signalled.wait(STOP_SIGNAL_TIMEOUT_S)
+
+
 def escaped_pattern(path: str) -> str:
     """The pattern of .gitignore that matches this path alone."""
     return re.sub(r"([\\*?\[\]!#\s])", r"\\\1", path)
 
 
 def entrypoint(arguments: Sequence[str]) -> str:
-    """The job's shell command. It uses the interpreter of this process if the node has it, else the node's `python`."""
-    interpreter = shlex.quote(sys.executable)
-    return f'P={interpreter}; [ -x "$P" ] || P=python; exec "$P" -m cope_sweep.cli {shlex.join(arguments)}'
+    """The job's command: the Python of this process where the node has it, else the node's, as `_environment` says."""
+    own = Path(sys.executable)
+    python = own.with_name("python")  # the name that every environment has; some systems have `python3` alone
+    return shlex.join([python.name if python.exists() else own.name, "-m", "cope_sweep.cli", *arguments])
+
+
+def _environment() -> dict[str, str]:
+    """The environment variables of every job.
+
+    Ray starts workers with the `py_executable` of a runtime environment, but a job's command by a shell: PATH decides
+    which Python that finds.
+    """
+    return {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}${{PATH}}",  # Ray puts in the node's own
+        "PYTHONUNBUFFERED": "1",
+        "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_TIMEOUT_S),
+    }
 
 
 def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], None]) -> JobDetails:
@@ -408,16 +451,12 @@ def new_submission(
         sets: `KEY=VALUE`.
         options: Other fields of a Submission.
     """
-    source = loaded.source
-    if source.data.get("inherit") is not None and not source.parents:
-        source = with_inherited(source, Path(source.name).parent)
-    data = {key: value for key, value in source.data.items() if key != "inherit"}
     return Submission.model_validate(
         {
             "sweep_id": new_sweep_id(),
             "submitted_ms": int(time.time() * 1000),
             "ablation": loaded.name,
-            "data": data,
+            "data": loaded.data,
             "file_text": file_text,
             "scale": scale,
             "sets": list(sets),
@@ -462,7 +501,9 @@ def start_submission(
         excludes = [f"/{escaped_pattern(store.root.relative_to(folder).as_posix())}/", *cluster.excludes]
         cluster = replace(cluster, excludes=excludes)
     with failing(store, submission.sweep_id):
-        outcome = submit_job(arguments, cluster, follow=follow, on_line=on_line, job_id=submission.sweep_id)
+        outcome = submit_job(
+            arguments, cluster, follow=follow, on_line=on_line, job_id=submission.sweep_id, name=submission.ablation
+        )
     if follow:
         settle_submission(store, submission.sweep_id, outcome.message)
     return outcome

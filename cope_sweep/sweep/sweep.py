@@ -6,10 +6,12 @@ import contextlib
 import os
 import platform
 import secrets
+import shlex
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +24,7 @@ from cope_sweep.store.damage import mark_lost
 from cope_sweep.store.index import waiting
 from cope_sweep.store.provenance import git_commit, processor, versions
 from cope_sweep.sweep.driver import WAITS_FOR_INDEX
+from cope_sweep.sweep.driver_log import DriverLog
 from cope_sweep.sweep.executor import Executor, Workload
 from cope_sweep.sweep.leases import LEASE_S, Leases
 
@@ -62,6 +65,20 @@ class SweepOutcome:
     def left(self) -> int:
         """Number of runs that the next sweep of the same plan trains: those that were not started or have not ended."""
         return self.interrupted + self.not_started
+
+    @property
+    def summary(self) -> str:
+        """The numbers of runs in one line."""
+        numbers = {
+            "trained": self.trained,
+            "finished before": self.reused,
+            "failed": self.failed,
+            "stopped early": self.stopped,
+            "interrupted": self.interrupted,
+            "not started": self.not_started,
+        }
+        listed = ", ".join(f"{number} {name}" for name, number in numbers.items() if number or name == "trained")
+        return f"ends after {self.seconds:.0f} s: {listed}"
 
     @property
     def stop_reasons(self) -> tuple[str, ...]:
@@ -141,10 +158,13 @@ def sweep(
     """
     stop, budget = threading.Event(), budget or Budget()
     notes: list[str] = []
+    log: DriverLog | None = None
 
     def note(text: str) -> None:
         """Show a note at once, and keep it for the record."""
         notes.append(text)
+        if log is not None:
+            log.note(text)
         on_note(text)
 
     store.end_expired()
@@ -172,20 +192,26 @@ def sweep(
     ended_by = Budget()
     """The budget, where the executor has ended by itself, so that the budget is the reason if runs are left."""
     store.write_sweep(work.record, ttl_s=LEASE_S)
+    log = DriverLog(store, work.record.sweep_id, plan)
+    log.note(f"sweep {work.record.sweep_id} begins on {platform.node()}: {shlex.join(work.record.command)}")
+    log.note("\n".join([f"{len(work.todo)} runs to train, {len(work.reused)} finished before", *notes]))
     recorder = _start_recorder(store, work.record, tracking_uri)
 
     def pass_on(event: Event) -> None:
+        log.note_event(event)
         if recorder is not None:
             recorder.note(event)
         on_event(event)
 
     def record_row(row: Row) -> None:
         work.add(row, store)
+        log.add(row)
         on_row(row)
 
     def stop_because(reason: str) -> None:
         if not stop.is_set():
             notes.append(STOP_PREFIX + reason)
+            log.note(f"stops, and runs in training write checkpoints: {reason}")
             stop.set()
 
     leases = Leases(
@@ -220,11 +246,15 @@ def sweep(
                 ended_by = Budget() if stop.is_set() else budget
     finally:
         seconds = time.monotonic() - started_s
+        if (error := sys.exception()) is not None:
+            log.note("".join(traceback.format_exception(error)))
         with _masking_nothing():
             outcome = _wait(lambda: work.outcome(store, seconds, notes, ended_by))
             _wait(lambda: store.write_sweep(final_record(work.record, outcome)))
+            log.note(outcome.summary)
             if search is not None:
                 search.close()
+        log.close()
         errors = tuple(recorder.finish(on_sending)) if recorder else ()
     return replace(outcome, tracking_errors=errors)
 
@@ -431,6 +461,7 @@ def initial_record(
         title=content.title,
         hypothesis=content.hypothesis,
         file_text=file_text,
+        data=plan.ablation.data,
         executor=executor_name,
         command=submission.command if submission else [Path(sys.argv[0]).name, *sys.argv[1:]],
         status="running",

@@ -55,6 +55,9 @@ def test_token_ids(trained, run_id):
     out, _ = trained("perplexity", run_id, "--file", "-", "--json", stdin="[[0, 4, 1, 5, 0, 1], [2, 5, 2]]")
     assert json.loads(out) == measured
     assert trained.json("perplexity", f"store/runs/{run_id}/checkpoint", "--file", "ids.json") == measured
+    best = trained.json("status", "tiny/CoPE")["run_id"]
+    of_best = trained.json("perplexity", best, "--file", "ids.json")
+    assert trained.json("perplexity", "tiny/CoPE", "--file", "ids.json") == of_best
 
 
 def test_a_text_of_labels(trained, run_id):
@@ -112,4 +115,6 @@ def test_bad_input(text_shell, words, code, data):
 
 def test_no_such_checkpoint(text_shell):
     text_shell.refuses("not_finished", "perplexity", "0123456789abcdef", "--tokens", "1 2", status="pending")
-    text_shell.refuses("no_such_file", "perplexity", "nowhere", "--tokens", "1 2")
+    text_shell.refuses("not_found", "perplexity", "nowhere", "--tokens", "1 2", run_id="nowhere")
+    (text_shell.folder / "not_one").mkdir()
+    text_shell.refuses("no_such_file", "perplexity", "not_one", "--tokens", "1 2")

@@ -17,6 +17,7 @@ from sqlalchemy import update
 
 from cope_sweep.api.questions import GetLog
 from cope_sweep.config import expand, load_ablation, with_overrides
+from cope_sweep.config.estimate import RAY_START_S
 from cope_sweep.read.queries import Queries
 from cope_sweep.store import Store
 from cope_sweep.store.index.tables import runs
@@ -58,7 +59,8 @@ def test_plan(stored):
     assert (plan["finished"], plan["to_do"]) == (1, 2)
     assert plan["counts"] == {"finished": 1, "stopped": 1, "pending": 2}
     assert {run["parameters"] for run in plan["runs"]} == {936, 936 + 64 * 4}
-    assert plan["estimated_s"] == plan["least_s"] > 0, "scaled from the finished run"
+    assert plan["estimated_s"] >= plan["least_s"] > RAY_START_S
+    assert plan["basis"].startswith("measured on this store")
     out, err = stored("plan", "tiny", "--set", "seeds=[0,7]")
     assert "seeds 0, 7: 4 runs" in err
     assert "1 finished, 1 stopped early, 2 to do: about " in out
@@ -333,7 +335,7 @@ def test_report_writes_a_file(stored):
         (["status", "0123456789abcdef"], "not_found", {"run_id": "0123456789abcdef"}),
         (["status", "20260101-000000-abcd"], "not_found", {"sweep_id": "20260101-000000-abcd"}),
         (["table", "tiny", "--format", "parquet"], "missing_option", {"option": "--output"}),
-        (["table", "tiny", "--runs"], "format_without_runs", {"format": "terminal"}),
+        (["table", "tiny", "--runs", "--format", "html"], "format_without_runs", {"format": "html"}),
         (["table", "tiny", "--format", "csv", "--output", "nowhere/x.csv"], "not_writable", {"file": "nowhere/x.csv"}),
         (
             ["table", "tiny", "--format", "parquet", "--output", "nowhere/x.parquet"],
@@ -509,6 +511,18 @@ def test_what_cannot_be_answered_is_an_error(searched):
     searched.refuses("conflicting_options", "best", "searched", "--yaml", "--json", options=["--yaml", "--json"])
 
 
+def test_a_table_of_runs(stored):
+    out, _ = stored("table", "tiny", "--runs")
+    lines = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
+    first, failed = stored.runs[0].run_id, stored.runs[1].run_id
+    assert lines["run"][:4] == ["run", "position", "seed", "status"]
+    assert lines[first][1:5] == ["CoPE", "0", "finished", "12.50"]
+    assert lines[failed][1:5] == ["CoPE", "1", "failed", "–"]
+    assert [run_id for run_id in lines if run_id in {run.run_id for run in stored.runs}] == [
+        r.run_id for r in stored.runs
+    ]
+
+
 def test_logs_as_json_are_those_of_the_service(stored):
     failed = stored.runs[1].run_id
     queries = Queries(Store(stored.folder / "store"))
@@ -519,6 +533,48 @@ def test_logs_as_json_are_those_of_the_service(stored):
     out, _ = stored("logs", failed, "--tail", "0")
     assert out == ""
     stored.refuses("conflicting_options", "logs", failed, "--follow", "--json", options=["--json", "--follow"])
+
+
+def test_logs_of_a_sweep_are_those_of_its_driver(trained, stored):
+    sweep_id = trained.first["sweep"]["sweep_id"]
+    lines = trained("logs", sweep_id)[0].splitlines()
+    texts = [line.partition("  ")[2] for line in lines]
+    assert texts[0].startswith(f"sweep {sweep_id} begins on ")
+    assert texts[1] == "4 runs to train, 0 finished before"
+    assert sum(", seed 0): finished, step 6 of 6" in text for text in texts) == 2
+    assert texts[-1].endswith(" s: 4 trained")
+    assert trained.json("logs", sweep_id, "--tail", "1") == {
+        "sweep_id": sweep_id,
+        "lines": lines[-1:],
+        "truncated": True,
+    }
+    stored.refuses("no_log", "logs", stored.sweep_id, sweep_id=stored.sweep_id)
+    stored.refuses("not_found", "logs", "20260101-000000-ffff", sweep_id="20260101-000000-ffff")
+
+
+def test_a_row_names_its_best_run(stored):
+    finished, failed = stored.runs[0].run_id, stored.runs[1].run_id
+    assert stored.json("status", "tiny/CoPE")["run_id"] == finished
+    assert stored.json("diff", "tiny/CoPE", failed)["left"] == finished
+    assert stored.json("logs", "tiny/CoPE")["run_id"] == finished
+    stored.refuses("names_an_ablation", "logs", "tiny", ablation="tiny", rows=["CoPE", "none"])
+    stored.refuses("names_an_ablation", "perplexity", "tiny", "--tokens", "1 2", ablation="tiny", rows=["CoPE", "none"])
+    stored.refuses("not_finished", "perplexity", "tiny/none", "--tokens", "1 2", row="none")
+    stored.refuses("not_found", "perplexity", "tin", "--tokens", "1 2", run_id="tin")
+
+
+def test_a_store_knows_the_ablation_of_its_sweep(trained):
+    """After `run /some/where/tiny.yaml`, its file is not needed."""
+    folder = ["--ablations", "empty"]
+    (trained.folder / "empty").mkdir()
+    out, err = trained("table", "tiny", *folder)
+    assert "CoPE" in out
+    assert f"the ablation of sweep {trained.first['sweep']['sweep_id']}" in " ".join(err.split())
+    assert trained.json("runs", "--ablation", "tiny", *folder)["total"] == 4
+    assert trained.json("plan", "tiny", *folder)["finished"] == 4
+    assert trained.json("run", "tiny", "--local", "--no-mlflow", *folder)["sweep"]["reused"] == 4
+    assert [each["name"] for each in trained.json("list", *folder)] == ["tiny"]
+    trained.refuses("not_found", "table", "tinny", *folder, name="tinny")
 
 
 def test_logs_follow_a_run_to_its_end(shell):
@@ -542,4 +598,4 @@ def test_logs_follow_a_run_to_its_end(shell):
 
 def test_logs_of_a_run_without_one(shell):
     shell.refuses("not_found", "logs", "0" * 16, run_id="0" * 16)
-    shell.refuses("invalid_run_id", "logs", "x", run_id="x")
+    shell.refuses("not_found", "logs", "x", run_id="x")

@@ -13,7 +13,16 @@ from cope_sweep.config import (
     suggested_estimates,
     total_seconds,
 )
-from cope_sweep.config.estimate import Estimate, StepCost, memory_bytes, run_flops, shape_of, step_flops
+from cope_sweep.config.estimate import (
+    RUN_S,
+    Estimate,
+    StepCost,
+    evaluation_batches,
+    memory_bytes,
+    run_flops,
+    shape_of,
+    step_flops,
+)
 from tests.config.ablations import load
 from tests.config.test_expand import BASE
 from tests.tiny import tiny_run
@@ -152,7 +161,7 @@ def test_probed_shapes_take_the_time_and_memory_of_their_probe():
     resources = Resources()
     for run in plan.runs[:2]:
         found = probed[run.run_id]
-        expected = 0.25 * run_flops(run, resources) / step_flops(run, resources)
+        expected = RUN_S + 0.25 * run_flops(run, resources) / step_flops(run, resources)
         assert found.seconds == pytest.approx(expected)
         assert 0.25 * run.train.steps < found.seconds < 0.25 * (run.train.steps + 1024)
         assert (found.memory_bytes, found.basis) == (123, "measured on this machine")
@@ -224,3 +233,17 @@ def test_memory_for_all_scores_where_attention_is_not_computed_in_blocks(blanks)
     fused, whole = memory_bytes(relu, Resources()), memory_bytes(relu, Resources(attention="reference"))
     assert whole > fused
     assert memory_bytes(gelu, Resources()) == (whole if blanks < 250 else fused)
+
+
+def test_batches_of_evaluations_take_time():
+    run = tiny_run(
+        **{"train.steps": 6, "train.batch": 4, "evaluate": {"every": 3, "sequences": 8, "final_sequences": 10}}
+    )
+    at_once = 2 + 3
+    assert evaluation_batches(run) == len(run.test_sets) * at_once
+    longer = tiny_run(**{"train.batch": 4, "evaluate": {"final_sequences": 10, "lengths": [2]}})
+    assert (
+        evaluation_batches(longer)
+        - evaluation_batches(tiny_run(**{"train.batch": 4, "evaluate": {"final_sequences": 10}}))
+        == 3
+    )

@@ -1,3 +1,4 @@
+import itertools
 import textwrap
 
 import pytest
@@ -21,6 +22,10 @@ from tests.config.ablations import TEXT, error_of, load, located
         ("resources.cpu=1", ("unknown_key", "--set resources.cpu=1", "resources.cpu")),
         ("model.layers.x=3", ("no_keys", "--set model.layers.x=3", "")),
         ("seeds.0=1", ("no_keys", "--set seeds.0=1", "")),
+        ("+model.position=[cope]", ("no_effect", "--set +model.position=[cope]", "")),
+        ("+train.batch=8", ("unknown_axis", "--set +train.batch=8", "")),
+        ("+model.position", ("invalid_assignment", "--set +model.position", "")),
+        ("+model.position=[cop]", ("unknown_kind", "--set +model.position=[cop]", "model.position[0]")),
         ("metrics=[{name: in_dist/los}]", ("unknown_metric", "--set metrics=[{name: in_dist/los}]", "metrics[0].name")),
     ],
 )  # fmt: skip
@@ -42,6 +47,17 @@ def test_a_number_of_seeds(number, seeds):
     assert [run.seed for run in plan.rows[0].runs] == seeds
     scaled = expand(with_overrides(load(), scale="wide", assignments=[f"seeds={number}"]))
     assert [run.seed for run in scaled.rows[0].runs] == [5 + seed for seed in seeds]
+
+
+def test_a_plus_adds_a_row_to_those_of_the_axis():
+    plan = expand(with_overrides(load(), assignments=["+model.position=[cope, rope]", "+train.lr=4e-3"]))
+    labels = [tuple(row.labels.values()) for row in plan.rows]
+    assert labels == list(itertools.product(["CoPE", "none", "cope+rope"], ["0.001", "0.002", "0.004"]))
+    assert {run.run_id for run in expand(load()).runs} < {run.run_id for run in plan.runs}
+    assert plan.ablation.replaced == (), "the rows of the file are as they were"
+    without_axes = TEXT[: TEXT.index("grid:")] + TEXT[TEXT.index("seeds:") : TEXT.index("scales:")]
+    plan = expand(with_overrides(load(without_axes), assignments=["model.position=[cope]", "+model.position=[rope]"]))
+    assert [[each.kind for each in row.runs[0].model.position] for row in plan.rows] == [["cope"], ["rope"]]
 
 
 def test_an_assignment_removes_a_key_from_zipped_axes():

@@ -17,7 +17,7 @@ import pytest
 
 from cope_sweep.store import Store, Submission
 from cope_sweep.sweep import jobs
-from cope_sweep.sweep.jobs import Cluster, JobOutcome, entrypoint, submit_job
+from cope_sweep.sweep.jobs import Cluster, JobOutcome, job_outcome, submit_job
 from tests.errors import raises
 from tests.services.scripted_cluster import VERSION, ScriptedCluster, serving_jobs
 from tests.store.waiting import TIMEOUT_S, until
@@ -110,6 +110,35 @@ def test_ctrl_c_of_submit_stops_the_job_and_leaves_the_run_to_resume(head: Head,
 
 
 @pytest.mark.slow
+def test_a_sweep_that_was_asked_to_stop_is_a_stopped_job(head: Head, tmp_path: Path) -> None:
+    outcome, _ = run(head, "long", tmp_path, "--max-runs", "1", follow=False)
+    store: list[Store] = []
+
+    def stop_it() -> bool:
+        """Whether the sweep is there; it is asked to stop then."""
+        if not store and (tmp_path / "runs").exists():
+            store.append(Store(tmp_path))
+        active = store[0].index.sweeps(("running",)) if store and trained_step(tmp_path) else []
+        for each in active:
+            store[0].index.request_stop(each.sweep_id)
+        return bool(active)
+
+    until(stop_it)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_AUTH_MODE")
+        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+
+        def ended() -> JobOutcome | None:
+            known = job_outcome(head.address, outcome.job_id)
+            return known if known and known.status not in ("PENDING", "RUNNING") else None
+
+        until(lambda: ended() is not None)
+        assert ended() == JobOutcome(outcome.job_id, "STOPPED", 130)
+    (sweep,) = store[0].index.sweeps()
+    assert sweep.status == "interrupted"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("token", "code"), [("", "no_token"), ("b" * 64, "wrong_token")])
 def test_a_token_is_required(head: Head, monkeypatch: pytest.MonkeyPatch, token: str, code: str) -> None:
     monkeypatch.setenv("HOME", "/nowhere")
@@ -162,6 +191,7 @@ class Dashboard(ScriptedCluster):
                 self.asked["start"] += 1
                 if self.asked["start"] <= self.refusals:
                     return 500, self.refusal.encode()
+                self.submitted.append(json.loads(body))
                 return 200, b'{"job_id": "job-1", "submission_id": "job-1"}'
             case "POST", ["jobs", "job-1", "stop"]:
                 self.asked["stop"] += 1
@@ -295,8 +325,10 @@ def test_not_a_checkout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["own", "the node's"])
-def test_the_interpreter_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool) -> None:
-    """That of the submitting process, also in a folder with blanks; where the node does not have it, its `python`."""
+def test_the_interpreter_of_a_job(
+    dashboard: Dashboard, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """That of the submitting process, also in a folder with blanks; where the node does not have it, its own."""
     words = ["run", "a b.yaml", "--set", "x=[1, 2]"]
     own, other = tmp_path / "my env" / "python", tmp_path / "bin" / "python"
     for path in [own, other] if is_there else [other]:
@@ -304,8 +336,15 @@ def test_the_interpreter_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         path.write_text('#!/bin/sh\nprintf "%s|" "$0" "$@"')
         path.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(own))
+    submit_job(words, Cluster(dashboard.url, tree), follow=False, name="small", job_id="20261124-101500-3f")
+    (request,) = dashboard.submitted
+    assert request["metadata"] == {"job_name": "small", "sweep_id": "20261124-101500-3f"}
+    assert request["entrypoint"].startswith("python -m cope_sweep.cli run")
     monkeypatch.setenv("PATH", str(other.parent), prepend=os.pathsep)
-    done = subprocess.run(["sh", "-c", entrypoint(words)], capture_output=True, text=True, check=True)
+    path_there = os.path.expandvars(request["runtime_env"]["env_vars"]["PATH"])  # as Ray does
+    done = subprocess.run(
+        ["sh", "-c", request["entrypoint"]], capture_output=True, text=True, check=True, env={"PATH": path_there}
+    )
     assert done.stdout.split("|") == [str(own if is_there else other), "-m", "cope_sweep.cli", *words, ""]
 
 

@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from cope_sweep.config import Plan, RunSpec, SpecError, expand, load_ablation, with_overrides
+from cope_sweep.config import LoadedAblation, Plan, RunSpec, SpecError, expand, load_ablation, with_overrides
 from cope_sweep.config.loading import SUFFIXES
 from cope_sweep.errors import NotFoundError
+from cope_sweep.read.queries.recorded import Recorded
 from cope_sweep.store import QueryError
 
 RESULTS = "results"
@@ -43,6 +45,9 @@ Known = tuple[tuple[FileStamp, ...], Plan | SpecError]
 
 class AblationFiles:
     """Ablations by file name, without suffix. A client's name is only compared with a listing, never made a path."""
+
+    IMPORTS_RECORDED: ClassVar[bool] = False
+    """Whether plugins are imported that an ablation names which is in no file of the folder, only in the store."""
 
     def __init__(
         self,
@@ -100,6 +105,11 @@ class AblationFiles:
             raise copy.copy(known[1])  # threads raise the same kept error, and each would add its frames to it
         return known[1]
 
+    def expanded(self, recorded: Recorded, scale: str | None = None) -> Plan:
+        """The plan of an ablation that is in no file, at a scale. Raises QueryError (the scale), SpecError."""
+        _check_scale(recorded.ablation, scale)
+        return expand(with_overrides(recorded.ablation, scale=scale), max_runs=self._max_runs)
+
     def committed(self, name: str) -> list[str]:
         """The scales of an ablation whose results are kept with the files; "" is its own size."""
         found = (path.stem.partition(".") for path in (self.folder / RESULTS).glob("*.parquet"))
@@ -126,15 +136,7 @@ class AblationFiles:
             else:
                 ablation = load_ablation(path)
                 stamp += _stamps(ablation.source.parents)
-            if scale is not None and scale not in ablation.content.scales:
-                scales = list(ablation.content.scales)
-                raise QueryError(
-                    f"{name} has no scale {scale!r}; its scales are: {', '.join(scales) or 'none'}",
-                    code="unknown_scale",
-                    ablation=name,
-                    scale=scale,
-                    allowed=scales,
-                )
+            _check_scale(ablation, scale)
             found = expand(with_overrides(ablation, scale=scale), max_runs=self._max_runs)
             found.row_of("")  # makes the table of rows now, not during a request
         except SpecError as error:
@@ -168,6 +170,19 @@ class AblationFiles:
                 for scale in own_size.ablation.content.scales:
                     found.append(self.load(name, scale))  # noqa: PERF401 - a faulty scale leaves those before it
         return found
+
+
+def _check_scale(loaded: LoadedAblation, scale: str | None) -> None:
+    """Raise QueryError for a scale that an ablation does not have."""
+    if scale is not None and scale not in loaded.content.scales:
+        scales = list(loaded.content.scales)
+        raise QueryError(
+            f"{loaded.name} has no scale {scale!r}; its scales are: {', '.join(scales) or 'none'}",
+            code="unknown_scale",
+            ablation=loaded.name,
+            scale=scale,
+            allowed=scales,
+        )
 
 
 def place_in(plan: Plan, run_id: str) -> Place | None:

@@ -14,9 +14,9 @@ import psutil
 
 from cope_sweep.api.answers import PlanCost, RunCost
 from cope_sweep.config import Plan, Resources, RunSpec, estimates, plan_of_recorded, suggested_estimates, total_seconds
-from cope_sweep.config.estimate import Shape, StepCost, run_flops, shape_of, training_flops
+from cope_sweep.config.estimate import RAY_START_S, Shape, StepCost, run_flops, shape_of, training_flops
 from cope_sweep.config.explain import suggest
-from cope_sweep.errors import UserError
+from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
 from cope_sweep.read.tables.row_names import find_rows
 from cope_sweep.read.tables.runs import training_command
 from cope_sweep.store import RunRecord, Status, Store
@@ -24,6 +24,8 @@ from cope_sweep.store import RunRecord, Status, Store
 WALL_S, RECOMPUTES = "wall_s", "checkpoint_activations"
 ENDED: tuple[Status, ...] = ("finished", "stopped")
 """Runs that the same command does not train again."""
+LEAST_LOAD = 0.5
+"""Load per core from which on other programs are taken to slow down training."""
 GPU_DEVICES = Path("/dev")
 """The folder of the GPUs' device files, `nvidia0`, …"""
 
@@ -59,6 +61,36 @@ def finished_run(plan: Plan, store: Store, rows: Collection[str] = (), seed: int
     )
 
 
+def best_of_row(plan: Plan, store: Store, row: str) -> str:
+    """The id of the row's finished run with the best value of the primary metric.
+
+    Raises NotFoundError for an unknown row, NotFinishedError where no run is finished.
+    """
+    rows, name = find_rows(plan, row), plan.ablation.words
+    if not rows:
+        known = [each.name for each in plan.rows]
+        hint = suggest(row, known) or f"; its rows are {', '.join(map(repr, known[:20]))}"
+        raise NotFoundError(f"{name} has no row {row[:80]!r}{hint}", ablation=plan.name, row=row[:80])
+    metric = plan.ablation.content.primary_metric
+    records = store.index.records([run.run_id for each in rows for run in each.runs])
+    values = {
+        run_id: value
+        for run_id, record in records.items()
+        if record.status == "finished" and (value := record.value(metric.name)) is not None and math.isfinite(value)
+    }
+    if not values:
+        others = [scale for scale in plan.ablation.content.scales if scale != plan.ablation.scale]
+        hint = f"; its scales are {', '.join(others)}" if others else ""
+        raise NotFinishedError(
+            f"{name}: no finished run of the row {row!r} has the metric {metric.name}{hint}",
+            ablation=plan.name,
+            row=row,
+            metric=metric.name,
+        )
+    choose = min if metric.goal == "min" else max
+    return choose(sorted(values), key=values.__getitem__)
+
+
 def plan_cost(
     plan: Plan,
     store: Store,
@@ -66,6 +98,7 @@ def plan_cost(
     *,
     leave_out: Collection[Status] = ENDED,
     max_runs: int | None = None,
+    start_s: float = RAY_START_S,
 ) -> PlanCost:
     """The plan's runs with status and estimates, and the estimated wall time of those that are to do.
 
@@ -75,6 +108,7 @@ def plan_cost(
         timed: Shape → what a few of its steps cost on this machine.
         leave_out: Statuses of runs that are not to do.
         max_runs: How many runs are to do at most; None: no limit.
+        start_s: Seconds until the first run begins.
     """
     plan = recorded_plan(plan, store)
     records = store.index.records((run.run_id for run in plan.runs), values=False)
@@ -116,6 +150,7 @@ def plan_cost(
     to_do = [*to_do, *((estimate, groups(common)) for estimate in suggested)][:max_runs]
     counts = Counter(run.status for run in runs)
     least = [(replace(estimate, seconds=estimate.least_s), parallel) for estimate, parallel in to_do]
+    slower, busy = _contention()
     return PlanCost(
         ablation=plan.name,
         worker_groups=worker_groups(plan),
@@ -123,9 +158,9 @@ def plan_cost(
         finished=counts.get("finished", 0),
         to_do=len(to_do),
         to_suggest=len(suggested),
-        basis=to_do[0][0].basis if to_do else None,
-        estimated_s=_rounded(total_seconds(to_do)),
-        least_s=_rounded(total_seconds(least)),
+        basis=f"{to_do[0][0].basis}; {start_s:.0f} s until the first run begins{busy}" if to_do else None,
+        estimated_s=_rounded(slower * (start_s + total_seconds(to_do))) if to_do else 0.0,
+        least_s=_rounded(start_s + total_seconds(least)) if to_do else 0.0,
         lacks_gpu=lacks_gpu,
         runs=runs,
     )
@@ -134,6 +169,15 @@ def plan_cost(
 def has_gpu() -> bool:
     """Whether this machine has a GPU that this process may use. Does not import torch."""
     return os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and any(GPU_DEVICES.glob("nvidia[0-9]*"))
+
+
+def _contention() -> tuple[float, str]:
+    """How many times longer training takes if the other programs of this machine go on, and why, for people."""
+    cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    if load < LEAST_LOAD * cores:
+        return 1.0, ""
+    return 1 + load / cores, f"; other programs use this machine: load {load:.1f} on {cores} cores"
 
 
 def _rounded(seconds: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,8 @@ from cope_sweep.read.queries import runs
 from cope_sweep.read.queries.ablations import RESULTS, AblationFiles
 from cope_sweep.read.queries.curves import KnownCurves, curves_of_runs, plan_curves, run_rows
 from cope_sweep.read.queries.difference import store_difference
-from cope_sweep.read.queries.plans import plan_cost, recorded_plan
+from cope_sweep.read.queries.plans import best_of_row, plan_cost, recorded_plan
+from cope_sweep.read.queries.recorded import Recorded, RecordedAblations
 from cope_sweep.read.queries.unknown import no_sweep
 from cope_sweep.read.tables import Results, Table, read_results, table_file
 from cope_sweep.read.tables.model import reference
@@ -31,6 +33,11 @@ from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.store import MEMORY
 
 A = TypeVar("A")
+
+MAX_RECORDED = 200
+"""Ablations with the newest sweeps that are listed where they have no file."""
+ROW_OF_ABLATION = re.compile(r"(?P<ablation>.+?\.ya?ml|[^/.][^/]*)/(?P<row>.+)")
+"""`ABLATION/ROW`: an ablation by its name or path, and one of its rows."""
 
 
 class Queries:
@@ -64,6 +71,7 @@ class Queries:
         self._links = links
         self._most_rows = most_rows
         self._curves = KnownCurves()
+        self._recorded = RecordedAblations(may_import=ablations is not None and ablations.IMPORTS_RECORDED)
 
     @property
     def store(self) -> Store:
@@ -92,14 +100,37 @@ class Queries:
 
     def load(self, name: str, scale: str | None = None) -> Plan:
         """The plan of an ablation at a scale, with what the search of earlier sweeps has suggested."""
-        return recorded_plan(self.files.load(name, scale), self.store)
+        return recorded_plan(self.planned(name, scale), self.store)
+
+    def planned(self, name: str, scale: str | None = None) -> Plan:
+        """The plan of an ablation at a scale: that of its file, or else of the newest sweep that has recorded it."""
+        try:
+            return self.files.load(name, scale)
+        except NotFoundError:
+            if (known := self.recorded(name)) is None:
+                raise
+        return self.files.expanded(known, scale)
+
+    def recorded(self, name: str) -> Recorded | None:
+        """The ablation as the newest sweep has recorded it; None: in no sweep. Raises SpecError (a missing plugin)."""
+        return None if self._files is None else self._recorded.find(self.store, name)
+
+    def text(self, name: str) -> str:
+        """The file of an ablation, or what the newest sweep has recorded of it."""
+        try:
+            return self.files.file(name).read_text(encoding="utf-8-sig", errors="replace")
+        except NotFoundError:
+            if (known := self.recorded(name)) is None:
+                raise
+            return known.text
 
     # -- ablations -----------------------------------------------------------------------------------------------
 
     def _ablations(self, _: questions.ListAblations) -> list[answers.AblationSummary]:
-        """The ablations by name. An invalid file gives an entry with its error."""
-        entries = []
-        for name in self.files.files():
+        """The ablations by name, first those with files. An invalid file gives an entry with its error."""
+        entries, files = [], self.files.files()
+        known = sorted(set(self.store.index.swept_ablations(MAX_RECORDED)) - set(files))
+        for name in (*files, *(each for each in known if self._is_recorded(each))):
             try:
                 entries.append(answers.AblationSummary(**self._ablation_fields(self.load(name))))
             except SpecError as error:
@@ -108,7 +139,7 @@ class Queries:
 
     def _ablation(self, question: questions.GetAblation) -> answers.AblationDetail:
         name = question.name
-        text = self.files.file(name).read_text(errors="replace")
+        text = self.text(name)
         try:
             plan = self.load(name, question.scale)
             fields = self._ablation_fields(plan)
@@ -137,7 +168,7 @@ class Queries:
         )
 
     def _plan(self, question: questions.GetPlan) -> answers.PlanCost:
-        return plan_cost(self.files.load(question.name, question.scale), self.store)
+        return plan_cost(self.planned(question.name, question.scale), self.store)
 
     def _figures(self, question: questions.ListFigures) -> list[answers.FigureInfo]:
         return available_figures(self.load(question.name, question.scale))
@@ -162,7 +193,19 @@ class Queries:
             "counts": counts,
             "newest_ms": index.newest_ms({*run_ids, *itertools.chain.from_iterable(scales.values())}),
             "committed": self.files.committed(name),
+            "recorded_by": None if name in self.files.files() else self._sweep_with(name),
         }
+
+    def _is_recorded(self, name: str) -> bool:
+        try:
+            return self.recorded(name) is not None
+        except SpecError:
+            return True
+
+    def _sweep_with(self, name: str) -> str | None:
+        """The sweep whose record has the ablation."""
+        known = self.recorded(name)
+        return None if known is None else known.sweep_id
 
     def _scale_summary(self, runs: list[str]) -> answers.ScaleSummary:
         counts = self.store.index.status_counts(runs)
@@ -207,9 +250,22 @@ class Queries:
             )
         return query
 
-    def run_id(self, text: str) -> str:
-        """The id of the run whose id begins with these digits, at least four; else the text. Raises QueryError."""
+    def run_id(self, text: str, scale: str | None = None) -> str:
+        """The id of the run that a text names; else the text.
+
+        A text is the id, or its first digits, at least four; or `ABLATION/ROW`: the best finished run of the row, at a
+        scale of the ablation. Raises QueryError, and as `best_of_row`.
+        """
+        if self._files is not None and (named := ROW_OF_ABLATION.fullmatch(text)):
+            return self.best_of_row(named["ablation"], named["row"], scale)
         return runs.full_id(self.store, text)
+
+    def best_of_row(self, ablation: str, row: str, scale: str | None = None) -> str:
+        """The id of the row's finished run with the best value of the ablation's primary metric.
+
+        Raises NotFoundError, NotFinishedError, SpecError.
+        """
+        return best_of_row(self.load(ablation, scale), self.store, row)
 
     def _diff(self, question: questions.GetDiff) -> answers.RunsDiff:
         return store_difference(self.store, self.run_id(question.left), self.run_id(question.right))

@@ -532,6 +532,37 @@ def rich(model: TableModel) -> Group:
     return Group(*shown, *([Text(model.answer, style="bold")] if model.answer else []))
 
 
+def runs_layout(model: TableModel) -> Layout:
+    """The texts of a line for each run: id, labels, seed, status, and its metrics; the reason where it failed."""
+    headers = [ColumnHeader("run", numeric=False)]
+    headers += [ColumnHeader(name, numeric=False) for name in model.axes.values() or ["row"]]
+    headers += [ColumnHeader("seed"), ColumnHeader("status", numeric=False)]
+    headers += [ColumnHeader(column.title) for column in model.columns]
+    has_messages = any(record.message for row in model.rows for _, record in row.runs)
+    headers += [ColumnHeader("message", numeric=False)] * has_messages
+    rows = []
+    for row in model.rows:
+        for run, record in row.runs:
+            cells = [TextCell(run.run_id), *_label_cells(model, row), TextCell(str(run.seed)), TextCell(record.status)]
+            for column in model.columns:
+                metric = row.metrics[column.name]
+                show = _printer(column, decimals_of(column, metric))
+                value = metric.values.get(run.seed)
+                cells.append(TextCell(MISSING if value is None else show(value)))
+            cells += [TextCell(record.message or "")] * has_messages
+            rows.append(tuple(cells))
+    return Layout(tuple(headers), tuple(rows), warnings=model.warnings)
+
+
+def rich_runs(model: TableModel) -> Group:
+    """A table for `rich.print` with a line for each run; those that failed, or are damaged, in red."""
+    drawn = runs_layout(model)
+    records = [record for row in model.rows for _, record in row.runs]
+    styles = ["red" if record.status in ("failed", "damaged") else "" for record in records]
+    rows = [[Text(cell.text, style=style) for cell in cells] for cells, style in zip(drawn.rows, styles, strict=True)]
+    return Group(_Fitted(drawn, rows, 1, model.title))
+
+
 @dataclass(frozen=True)
 class _Fitted:
     """A table for a terminal of any width: columns that do not fit beside the others are below them."""

@@ -55,6 +55,10 @@ class Table:
             model = replace(model, answer=rank_rows(self.results).answer)
         return model if self.sort is None else sorted_by(model, self.sort)
 
+    def check(self) -> None:
+        """Raise what `model` would raise later: where a notebook shows the table."""
+        self.model  # noqa: B018 - it is kept
+
     @cached_property
     def frame(self) -> pd.DataFrame:
         """One line per row of the plan; `tables.frames.table_frame` describes the columns."""
@@ -134,9 +138,9 @@ class Table:
         """The table for notebooks."""
         return self.to_html()
 
-    def to_rich(self) -> Group:
-        """Tables for terminals."""
-        return render.rich(self.model)
+    def to_rich(self, *, runs: bool = False) -> Group:
+        """Tables for terminals; or a line for each run."""
+        return render.rich_runs(self.model) if runs else render.rich(self.model)
 
 
 def table(plan: Plan, store: Store, *, compare: str | None = None) -> Table:
@@ -270,9 +274,9 @@ def _latex(table: Table, question: GetTable, runs_url: str | None) -> bytes:
     ).encode()
 
 
-def _terminal(table: Table, question: GetTable, runs_url: str | None) -> bytes:
+def _terminal(table: Table, *, runs: bool = False) -> bytes:
     console = Console(file=io.StringIO(), width=TERMINAL_WIDTH, record=True)
-    console.print(table.to_rich())
+    console.print(table.to_rich(runs=runs))
     return console.export_text().encode()
 
 
@@ -288,6 +292,8 @@ FORMATS: Mapping[TableFormat, Format] = {
         "application/vnd.apache.parquet", ".parquet", lambda table, *_: table.to_parquet(),
         lambda table: table.to_parquet(runs=True), binary=True,
     ),
-    "terminal": Format("text/plain", ".txt", _terminal),
+    "terminal": Format(
+        "text/plain", ".txt", lambda table, *_: _terminal(table), lambda table: _terminal(table, runs=True)
+    ),
 }  # fmt: skip
 """Name → format; the first is what REST answers with by default."""

@@ -378,6 +378,12 @@ class Index:
         counted = [each.model_copy(update={"counts": counts.get(each.sweep_id, {})}) for each in found]
         return SweepPage(total=total, limit=limit, offset=offset, sweeps=counted)
 
+    def swept_ablations(self, limit: int) -> list[str]:
+        """The names of the ablations that have sweeps, those with the newest first."""
+        query = select(sweeps.c.ablation).group_by(sweeps.c.ablation).order_by(func.max(sweeps.c.started_ms).desc())
+        with self.database.reading() as connection:
+            return list(connection.execute(query.limit(limit)).scalars())
+
     def sweep_counts(self, sweep_ids: Iterable[str]) -> dict[str, dict[Status, int]]:
         """Sweep id → status → the present number of its runs."""
         query = f"""

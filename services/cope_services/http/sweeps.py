@@ -221,9 +221,9 @@ class SweepJobs:
         own: Plan | None = None
         files = self.queries.files
         if request.ablation is not None:
-            own = files.load(request.ablation, request.scale)
-            loaded = files.load(request.ablation).ablation
-            text = files.file(request.ablation).read_text(encoding="utf-8", errors="replace")
+            own = self.queries.planned(request.ablation, request.scale)
+            loaded = self.queries.planned(request.ablation).ablation
+            text = self.queries.text(request.ablation)
         try:
             if request.spec is not None:
                 name = request.name or ""

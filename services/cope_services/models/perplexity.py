@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +20,7 @@ from cope_sweep.api.requests import (
     ScoredTotal,
     TextUnits,
 )
-from cope_sweep.errors import NotFinishedError, NotFoundError
 from cope_sweep.read.queries import Queries
-from cope_sweep.read.tables.row_names import find_rows
 from cope_sweep.read.tables.stats import finite
 
 if TYPE_CHECKING:
@@ -70,31 +67,7 @@ async def compare(components: Components, request: PerplexityRequest) -> bytes:
 
 def best_of_row(queries: Queries, wanted: BestOfRow) -> str:
     """The id of the row's finished run with the best value of the ablation's primary metric."""
-    plan = queries.load(wanted.ablation, wanted.scale)
-    rows = find_rows(plan, wanted.row)
-    if not rows:
-        known = ", ".join(repr(row.name) for row in plan.rows[:20])
-        raise NotFoundError(
-            f"{wanted.ablation} has no row {wanted.row[:80]!r}; its rows are {known}",
-            ablation=wanted.ablation,
-            row=wanted.row[:80],
-        )
-    metric = plan.ablation.content.primary_metric
-    records = queries.store.index.records([run.run_id for row in rows for run in row.runs])
-    values = {
-        run_id: value
-        for run_id, record in records.items()
-        if record.status == "finished" and (value := record.value(metric.name)) is not None and math.isfinite(value)
-    }
-    if not values:
-        raise NotFinishedError(
-            f"{wanted.ablation}: no finished run of the row {wanted.row!r} has the metric {metric.name}",
-            ablation=wanted.ablation,
-            row=wanted.row,
-            metric=metric.name,
-        )
-    choose = min if metric.goal == "min" else max
-    return choose(sorted(values), key=values.__getitem__)
+    return queries.best_of_row(wanted.ablation, wanted.row, wanted.scale)
 
 
 async def measure(predictors: Predictors, predictor: Predictor, request: PerplexityRequest) -> bytes:

@@ -1,13 +1,20 @@
+import os
+
 import pytest
 
 from cope_sweep.config import Resources, expand, load_ablation, parameter_count, row_of, with_overrides
-from cope_sweep.config.estimate import run_flops, shape_of
+from cope_sweep.config.estimate import RAY_START_S, run_flops, shape_of
 from cope_sweep.read.queries import measured_rates, plan_cost, worker_groups
 from cope_sweep.store import Lease, SweepRun
 from cope_sweep.store.reading import read_run
 from tests.config.test_expand import BASE
 from tests.read.tables.ablations import begin, stop
 from tests.store.sweeps import end, sweep_record
+
+
+@pytest.fixture(autouse=True)
+def an_idle_machine(monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 @pytest.fixture
@@ -42,7 +49,8 @@ def finish(store, run, wall_s=3.0, **facts):
 
 def test_costs(plan, used):
     costs = plan_cost(plan, used)
-    assert (costs.finished, costs.to_do, costs.estimated_s) == (1, 1, 3.0), "a stopped run is not trained again"
+    assert (costs.finished, costs.to_do) == (1, 1), "a stopped run is not trained again"
+    assert costs.estimated_s == costs.least_s == RAY_START_S + 3.0
     assert costs.counts == {"finished": 1, "failed": 1, "stopped": 1}
     assert [(run.seed, run.row, run.status) for run in costs.runs] == [
         (0, "base", "finished"),
@@ -50,6 +58,17 @@ def test_costs(plan, used):
         (2, "base", "stopped"),
     ]
     assert {run.parameters for run in costs.runs} == {parameter_count(plan.runs[0])}
+
+
+def test_estimates_include_the_start_and_say_when_the_machine_is_busy(plan, used, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "getloadavg", lambda: (6.0, 1.0, 1.0))
+    costs = plan_cost(plan, used, start_s=5.0)
+    assert (costs.least_s, costs.estimated_s) == (8.0, 4 * 8.0)
+    assert "5 s until the first run begins" in costs.basis
+    assert "load 6.0 on 2 cores" in costs.basis
+    nothing = plan_cost(plan, used, leave_out={"finished", "failed", "stopped"})
+    assert (nothing.estimated_s, nothing.basis) == (0.0, None)
 
 
 def test_a_run_whose_owner_died_reads_as_interrupted_until_its_lease_is_ended(plan, store):

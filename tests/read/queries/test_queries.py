@@ -2,10 +2,12 @@
 
 import pytest
 
-from cope_sweep.api.questions import GetRun, GetSweep, ListAblations, ListRuns, ListSweeps
-from cope_sweep.config import SpecError
+from cope_sweep.api.questions import GetAblation, GetRun, GetSweep, ListAblations, ListRuns, ListSweeps
+from cope_sweep.config import SpecError, expand, load_ablation, with_overrides
 from cope_sweep.read.queries import AblationFiles, Queries
+from cope_sweep.read.queries.recorded import RecordedAblations
 from cope_sweep.store import Store
+from cope_sweep.sweep.sweep import initial_record
 from tests.config.test_expand import BASE
 from tests.errors import raises
 from tests.read.tables.ablations import begin, fail, finish, stop
@@ -185,3 +187,50 @@ def test_the_error_of_a_faulty_file_is_a_new_one_each_time(tmp_path):
     assert raised[0] is not raised[1]
     assert str(raised[0]) == str(raised[1])
     assert (raised[0].code, raised[0].data) == (raised[1].code, raised[1].data)
+
+
+def test_a_store_knows_the_ablations_of_its_sweeps(used, folder, plan):
+    (folder / "parent.yaml").write_text((folder / "good.yaml").read_text())
+    (folder / "child.yaml").write_text("title: A child\ninherit: parent\nscales: {small: {seeds: [7]}}\n")
+    child = load_ablation(folder / "child.yaml")
+    files, text = [folder / f"{name}.yaml" for name in ("child", "parent")], "its file"
+    record = initial_record(
+        expand(with_overrides(child, scale="small", assignments=["train.steps=9"])), [], "ray", text
+    )
+    used.store.write_sweep(record.model_copy(update={"status": "finished", "runs": [], "ablation": "elsewhere"}))
+    for file in files:
+        file.unlink()
+
+    assert used.load("elsewhere").runs == expand(child).runs, "the ablation's own size, without --set"
+    assert [run.seed for run in used.load("elsewhere", "small").runs] == [7, 7, 7]
+    detail = used.ask(GetAblation(name="elsewhere"))
+    assert (detail.text, detail.recorded_by, detail.finished) == (text, record.sweep_id, 1)
+    names = {each.name: (each.recorded_by, each.error) for each in used.ask(ListAblations()) if each.name != "bad"}
+    assert names == {"good": (None, None), "elsewhere": (record.sweep_id, None)}
+    assert used.ask(ListRuns(ablation="elsewhere")).total == len(plan.runs)
+    with raises("unknown_scale", ablation="elsewhere", scale="big"):
+        used.load("elsewhere", "big")
+    (folder / "elsewhere.yaml").write_text(BASE)
+    assert [run.seed for run in used.load("elsewhere").runs] == [0], "a file comes first"
+    assert used.ask(GetAblation(name="elsewhere")).recorded_by is None
+
+
+def test_a_service_imports_no_plugin_that_a_store_names(used, folder):
+    child = load_ablation(folder / "good.yaml")
+    record = initial_record(expand(child), [], "ray", "").model_copy(update={"ablation": "elsewhere", "runs": []})
+    record = record.model_copy(update={"data": {**record.data, "plugins": ["no_such_module"]}})
+    used.store.write_sweep(record)
+    assert used.load("elsewhere").runs == expand(child).runs
+    with raises("plugin_not_loaded", plugin="no_such_module"):
+        RecordedAblations(may_import=True).find(used.store, "elsewhere")
+
+
+def test_a_run_is_named_by_the_row_whose_best_it_is(used, plan):
+    best = plan.rows[0].runs[1]
+    finish(used.store, best, {"in_dist/token_error": 5.0})
+    assert used.run_id("good/1") == used.run_id("good/layers=1") == best.run_id
+    assert used.ask(GetRun(run_id="good/1")).run_id == best.run_id
+    with raises("not_found", ablation="good", row="9"):
+        used.run_id("good/9")
+    with raises("not_finished", ablation="good", row="3"):
+        used.run_id("good/3")

@@ -184,7 +184,7 @@ def test_formats_and_media_types_are_unique():
     assert list(FORMATS) == list(get_args(TableFormat))
     assert len({each.media_type for each in FORMATS.values()}) == len(FORMATS)
     assert len({each.suffix for each in FORMATS.values()}) == len(FORMATS)
-    assert [name for name, each in FORMATS.items() if each.render_runs] == ["csv", "parquet"]
+    assert [name for name, each in FORMATS.items() if each.render_runs] == ["csv", "parquet", "terminal"]
 
 
 def test_an_option_that_the_format_lacks_is_an_error(partial):

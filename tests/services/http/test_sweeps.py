@@ -111,9 +111,10 @@ def test_a_submitted_sweep_is_a_job_that_finds_all_it_needs_in_the_store(
 
     (job,) = cluster.submitted
     assert job["submission_id"] == state["sweep_id"]
-    assert job["entrypoint"].endswith(
-        f"-m cope_sweep.cli run --submission {state['sweep_id']} --store {folder / 'store'}"
+    assert job["entrypoint"] == (
+        f"python -m cope_sweep.cli run --submission {state['sweep_id']} --store {folder / 'store'}"
     )
+    assert job["metadata"] == {"job_name": "tiny", "sweep_id": state["sweep_id"]}
     submission, plan = job_submission(Store(folder / "store"), state["sweep_id"])
     assert [run.run_id for run in plan.runs] == [member["run_id"] for member in shown["members"]]
     assert {run.train.steps for run in plan.runs} == {20}

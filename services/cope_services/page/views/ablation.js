@@ -145,7 +145,14 @@ export function ablation(root, name) {
       other.hidden = tab === "results" && !detail.error;
       if (detail.error || tab === "file") {
         part("other", `file ${detail.text}`, () =>
-          replace(other, h("h2", {}, `${name}.yaml`), h("pre", { class: "file", tabindex: 0 }, detail.text)),
+          replace(
+            other,
+            h("h2", {}, `${name}.yaml`),
+            detail.recorded_by &&
+              h("p", { class: "note" }, "This service has no such file; it is as ",
+                h("a", { href: link(["sweeps", detail.recorded_by]) }, `sweep ${detail.recorded_by}`), " has recorded it."),
+            h("pre", { class: "file", tabindex: 0 }, detail.text),
+          ),
         );
       } else if (tab === "runs") {
         part("other", `runs ${JSON.stringify(detail.plan)}`, () => replace(other, runsTab(detail, scale)));
