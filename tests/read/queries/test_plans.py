@@ -12,11 +12,6 @@ from tests.read.tables.ablations import begin, stop
 from tests.store.sweeps import end, sweep_record
 
 
-@pytest.fixture(autouse=True)
-def an_idle_machine(monkeypatch):
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-
-
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "good.yaml").write_text(BASE + "seeds: [0, 1, 2]\n")
