@@ -49,9 +49,9 @@ class Node:
         command += [f"--dashboard-agent-listen-port={free_port()}", f"--metrics-export-port={free_port()}"]
         (folder / "home").mkdir(parents=True, exist_ok=True)
         own = {"RAY_TMPDIR": str(folder), "HOME": str(folder / "home"), "RAY_AUTH_MODE": "disabled"} | environment
-        self.process = subprocess.Popen(
-            command, env=os.environ | own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        self.output = folder / "output"
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(command, env=os.environ | own, stdout=output, stderr=output)
 
     def family(self) -> list[psutil.Process]:
         """The processes of the node."""
@@ -75,24 +75,24 @@ def test_a_sweep_goes_on_after_the_gcs_was_killed_and_started_again(
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     port = free_port()
     # Ray's sockets are in these folders, and the path of a socket may have 107 bytes at most.
-    folders = [Path(f"/tmp/rr{os.getpid()}{part}") for part in "hw"]
+    folders = [Path(f"/tmp/rr{os.getpid()}{part}") for part in "abw"]
     head_options = ["--head", f"--port={port}", "--num-cpus=0", f"--redis-password={PASSWORD}"]
     head_options += [f"--dashboard-port={free_port()}", f"--ray-client-server-port={free_port()}"]
     command = [*RUN, str(tmp_path / "redis.yaml"), "--store", str(store.root), "--no-mlflow"]
     command += ["--address", f"127.0.0.1:{port}"]
 
-    def start_head() -> Node:
-        node = Node(folders[0], *head_options, RAY_REDIS_ADDRESS=redis)
+    def start_head(folder: Path) -> Node:
+        node = Node(folder, *head_options, RAY_REDIS_ADDRESS=redis)
         until(lambda: node.process.poll() is not None or connection_error("127.0.0.1", port) is None)
-        assert node.process.poll() is None
+        assert node.process.poll() is None, node.output.read_text()
         return node
 
     with contextlib.ExitStack() as stack:
         for folder in folders:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        head = start_head()
+        head = start_head(folders[0])
         stack.callback(lambda: head.kill())
-        worker = Node(folders[1], f"--address=127.0.0.1:{port}", "--num-cpus=2")
+        worker = Node(folders[2], f"--address=127.0.0.1:{port}", "--num-cpus=2")
         stack.callback(worker.kill)
         first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         until(lambda: first.poll() is not None or is_training(store, plan.runs[1].run_id), timeout_s=300)
@@ -100,7 +100,7 @@ def test_a_sweep_goes_on_after_the_gcs_was_killed_and_started_again(
         (gcs,) = [each for each in head.family() if each.name() == "gcs_server"]
         gcs.kill()
         head.kill()  # as the container ends with its GCS
-        head = start_head()
+        head = start_head(folders[1])
         output, _ = first.communicate(timeout=300)
         assert first.returncode in (0, 130), output  # Ray's client waits for its GCS; or the sweep ends, and says so
         again = subprocess.run(command, capture_output=True, text=True, timeout=400)
