@@ -28,13 +28,13 @@ quickstart: .venv/run.stamp   ## Install, train the quick-start ablation, and pr
 test: .venv/test.stamp   ## Run the tests, but those that `make test-all` adds
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not thorough" --durations=50
 
-test-all: .venv/test.stamp   ## Run all tests, also those of the benchmarks, of Triton, of random faults, and with a real Slurm, Caddy and Prometheus
+test-all: .venv/test.stamp   ## Run all tests, also those of the benchmarks, of Triton, of random faults, and with a real Slurm, Caddy, Prometheus and Redis
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-fast: .venv/test.stamp   ## Run the tests that take at most about a second each (3 to 6 minutes on 2 cores)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m fast
 
-test-real: .venv/test.stamp   ## Run what is deployed in a real Slurm, Caddy and Prometheus, where they are installed
+test-real: .venv/test.stamp   ## Run what is deployed with a real Slurm, Caddy, Prometheus and Redis, where they are installed
 	$(BIN)/python -m pytest tests/real
 
 lint: .venv/test.stamp   ## Check style, types and import contracts
