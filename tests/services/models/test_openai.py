@@ -83,6 +83,34 @@ def test_the_request_of_lm_eval_has_the_scores_of_the_predictor(
     assert answer["usage"] == {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": 3, "total_tokens": sum(map(len, prompts)) + 3}  # fmt: skip
 
 
+def test_all_requests_of_lm_eval(prose_client: httpx.Client, prose: ProseStore) -> None:
+    """As lm-eval 0.4.13 (`local-completions`) sends them for a choice and a generation: recorded, with other token ids."""
+    base, predictor = f"/openai/{prose.absolute[0]}", prose.predictor(prose.absolute[0])
+
+    def send(path: str, body: Any) -> Any:
+        return ask(prose_client, base + path, body)
+
+    info = prose_client.get(f"{base}/tokenizer_info", headers={"content-type": "application/json"}).json()
+    assert info["eos_token"] == "<|endoftext|>"
+    context, both = (
+        send("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+        for text in ("the cat is", "the cat is a")
+    )
+    score = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+    [choice] = send("/v1/completions", {"model": None, "prompt": [both]} | score)["choices"]
+    log_p = sum(choice["logprobs"]["token_logprobs"][len(context) : -1])
+    assert log_p == pytest.approx(predictor.log_probabilities([both])[0][len(context) :].sum(), rel=1e-5)
+    stop = ["\n\n", ".", info["eos_token"]]
+    generate = {"model": None, "max_tokens": 4, "temperature": 0, "stop": stop, "seed": 1234}
+    [generated] = send("/v1/completions", {"prompt": [context]} | generate)["choices"]
+    ids = list(context)
+    for _ in range(generate["max_tokens"]):
+        with torch.no_grad():
+            ids.append(int(predictor.model(torch.tensor([ids]))[0, -1].argmax()))
+    greedy = b"".join(map(predictor.vocabulary.piece, ids[len(context) :])).decode(errors="replace")
+    assert generated["text"] == min((greedy.partition(each)[0] for each in stop), key=len)
+
+
 def test_text_and_ids_are_the_same_prompt(prose_client: httpx.Client, prose: ProseStore) -> None:
     run_id = prose.cope[0]
     fields = {"temperature": 0, "max_tokens": 4, "logprobs": 2, "echo": True}
