@@ -416,13 +416,16 @@ def parsed_spec(spec: str | Mapping[str, object], name: str, folder: Path | None
 
 
 def check_paths(plan: Plan, allowed: Plan | None = None) -> None:
-    """Raise SpecError where a run names a folder or a file of this machine, unless a run of `allowed` names it too."""
+    """Raise SpecError where a run names a file, a folder or a download, unless a run of `allowed` names it too.
+
+    Downloads have the access of the operator, who may have private datasets.
+    """
     known = set(_paths(allowed)) if allowed is not None else set()
     for key, value in _paths(plan):
         if (key, value) not in known:
             raise SpecError(
-                f"{plan.name}: {key}: {value!r} names a place on the machines that train; name a corpus that the "
-                "operator has put into $COPE_SWEEP_DATA, and remove the key",
+                f"{plan.name}: {key}: {value!r} names a place on the machines that train, or a download with their "
+                "access; name a corpus that the operator has put into $COPE_SWEEP_DATA, and remove the key",
                 code="path_of_another_machine",
                 ablation=plan.name,
                 key=key,
@@ -434,9 +437,8 @@ def _paths(plan: Plan) -> Iterator[tuple[str, str]]:
     """Key and value of what names places, of each distinct task of the plan."""
     seen = {id(run.task): run.task for row in (*plan.rows, *plan.examples) for run in row.runs}
     for task in seen.values():
-        for name in task.NON_IDENTITY_FIELDS:
-            if (value := getattr(task, name)) is not None:
-                yield f"task.{name}", str(value)
+        for name, value in task.places.items():
+            yield f"task.{name}", value
 
 
 def new_submission(

@@ -188,6 +188,12 @@ class Task(Kind):
 
     # -- tasks that read a text
 
+    @property
+    def places(self) -> dict[str, str]:
+        """Field → what it names outside of the run: a file or a folder of the machine, or a download."""
+        named = {name: getattr(self, name) for name in self.NON_IDENTITY_FIELDS}
+        return {name: str(value) for name, value in named.items() if value is not None}
+
     def check_place(self) -> None:
         """Raise UserError where the spec names files of this machine that the task cannot read. Opens none of them."""
 

@@ -194,6 +194,10 @@ class LanguageModelling(Task):
     def text_source(self) -> Source:
         """Where the text is from. Raises UserError if it is missing."""
 
+    @property
+    def places(self) -> dict[str, str]:
+        return super().places | ({"tokenizer": self.tokenizer} if "/" in self.tokenizer else {})
+
     def check_place(self) -> None:
         if self.tokenizer not in (AUTO, GPT2, BPE) and "/" not in self.tokenizer:
             self._named_tokenizer()

@@ -130,6 +130,10 @@ class Text(LanguageModelling):
                 key = f"task.{name}"
                 raise InvalidValue(f"{key} has no effect, because {reason}; remove it", code="no_effect", key=key)
 
+    @property
+    def places(self) -> dict[str, str]:
+        return super().places | ({"dataset": self.dataset} if self.dataset is not None else {})
+
     def check_place(self) -> None:
         super().check_place()
         if self.path is not None:

@@ -160,3 +160,10 @@ def test_paths_are_refused_unless_the_operator_has_named_them(child: Path) -> No
     other = expand(with_overrides(load_ablation(child), assignments=["task.folder=/etc"]))
     with raises("path_of_another_machine", key="task.folder", value="/etc"):
         check_paths(other, own)
+    for key, task in {
+        "path": "{kind: text, corpus: a, path: /etc}", "dataset": "{kind: text, dataset: a/b}",
+        "tokenizer": "{kind: text, tokenizer: a/b}", "tokenizer_file": "{kind: text, tokenizer: /etc/x.json}",
+    }.items():  # fmt: skip
+        other = expand(with_overrides(load_ablation(child), assignments=[f"task={task}"]))
+        with raises("path_of_another_machine", key=f"task.{key}"):
+            check_paths(other, own)
