@@ -185,7 +185,8 @@ def jobs(monkeypatch):
     """The jobs that `submit` starts, in the place of a cluster (tests/sweep starts a real one)."""
     started = []
 
-    def submit(arguments, cluster, *, follow, on_line, job_id=None):
+    def submit(arguments, cluster, *, follow, on_line, job_id=None, name=None):
+        assert name == "tiny"
         on_line("[a log line]")
         started.append((arguments, cluster.address, cluster.environment, follow))
         return JobOutcome(job_id or "job-1", "FAILED", 3, "driver [lost]")
