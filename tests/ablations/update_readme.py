@@ -5,17 +5,25 @@
 `REGIONS` are the parts of the main README. Some claims are about verdicts: they are checked, too.
 """
 
+import math
 import re
 from pathlib import Path
 
+from cope_sweep.read.reports.document import place_in_paper
 from cope_sweep.read.reports.runs import read_committed, run_files
 from cope_sweep.read.tables import Table
-from cope_sweep.read.tables.model import reference
+from cope_sweep.read.tables.claims import findings
+from cope_sweep.read.tables.model import p_text, reference
 from cope_sweep.read.tables.render import layout, markdown_text
 
 ROOT = Path(__file__).parent.parent.parent
 ABLATIONS, RESULTS = ROOT / "ablations", ROOT / "ablations" / "results"
 HEADING = "# Results\n\nReports of `cope-sweep report --out`. Each has its provenance and comparisons.\n\n"
+CLAIMS_HEADING = (
+    "## Claims\n\nWhat the paper (or a file's hypothesis) says, and whether our small models show it. "
+    "[What the verdicts mean](../README.md#the-keys-of-a-file).\n\n"
+)
+REPORTS_HEADING = "\n## Reports\n\n"
 MOST_ROWS = 10
 """Rows whose values are listed for a report."""
 
@@ -98,7 +106,11 @@ def claims():
         Means, ("selective_copy.small", "flip_flop.small", "counting.small", "encodings.small")
     )
     copy.check_verdicts(RoPE="worse", Absolute="worse")
-    flip.check_verdicts(RoPE="worse", Absolute="worse")
+    flip.check_verdicts(RoPE="worse", Absolute="worse")  # in distribution
+    out_of_distribution = findings(flip.report.plan, table_of(flip.report).model)[0]
+    assert out_of_distribution.column.name == "sparse/token_error"
+    assert out_of_distribution.text == "shown in part (1 of 2 pairs)"
+    assert f"{out_of_distribution.largest_p:.3f}" == "0.056"
     one, three = ("Relative · 1", "Absolute · 1"), ("Relative · 3", "Relative, not divided · 3", "Absolute · 3")
     count.check_verdicts(**dict.fromkeys(one, "worse"), **dict.fromkeys(three, "no significant difference"))
     for metric in ("dense/sequence_error", "sparse/sequence_error"):
@@ -116,8 +128,9 @@ RoPE and absolute positions {copy["RoPE, sparse/sequence_error"]} (5 seeds).
 {many["Selective copy · CoPE + RoPE, dense/token_error"]} and {many[f"Selective copy · CoPE + RoPE, {sparse}"]}, Selective RoPE \
 {many["Selective copy · Selective RoPE, dense/token_error"]} and {many[f"Selective copy · Selective RoPE, {sparse}"]}, \
 all others at least {dense} and {others} (3 seeds: not tested).
-- [Flip-Flop]({flip.link}): CoPE {flip[f"CoPE, {wrong}"]}, RoPE {flip[f"RoPE, {wrong}"]}, absolute \
-{flip[f"Absolute, {wrong}"]}; CoPE is better than both by the exact test (5 seeds).
+- [Flip-Flop, with more instructions to ignore than in training]({flip.link}): CoPE {flip[f"CoPE, {sparse}"]}, RoPE \
+{flip[f"RoPE, {sparse}"]}, absolute {flip[f"Absolute, {sparse}"]}; CoPE is better than absolute positions, and not shown to be better than RoPE \
+(p = 0.056, 5 seeds). In distribution it is better than both.
 - [Flip-Flop, 16 times as long]({many.link}): FoX, PaTH and TRA {many[f"Flip-Flop · FoX, {far}"]}, CoPE \
 {many[f"Flip-Flop · CoPE, {far}"]} (3 seeds).
 - [Counting]({count.link}): with one variable CoPE {count[f"CoPE · 1, {wrong}"]}, relative {count[f"Relative · 1, {wrong}"]}, \
@@ -141,9 +154,29 @@ def with_results(text):
     return text
 
 
+def claims_of_all():
+    """A Markdown table of the claims of all reports, in the order of the paper's tables and figures."""
+    found = [(each, finding) for each in committed() for finding in findings(each.plan, table_of(each).model)]
+    lines = ["| paper | claim | ours | p | verdict | report |", "| --- | --- | --- | ---: | --- | --- |"]
+    for report, finding in sorted(found, key=lambda pair: place_in_paper(pair[1].claim.source)):
+        p = "" if math.isnan(finding.largest_p) else p_text(finding.largest_p)
+        cells = [finding.claim.source or "–", finding.claim.text, f"{finding.column.title}: {finding.ours}"]
+        link = f"[{markdown_text(report.path.stem)}]({report.path.stem}.md)"
+        texts = [*map(markdown_text, cells), p, f"**{finding.text}**", link]
+        lines.append(f"| {' | '.join(texts)} |")
+    return "\n".join(lines) + "\n"
+
+
 def all_results():
     """The text of ablations/results/README.md."""
-    return HEADING + re.sub(r"\(\./", "(", overview(committed(), "."))
+    parts = [
+        HEADING,
+        CLAIMS_HEADING,
+        claims_of_all(),
+        REPORTS_HEADING,
+        re.sub(r"\(\./", "(", overview(committed(), ".")),
+    ]
+    return "".join(parts)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ class Document:
     def _claims(self) -> list[tuple[Evidence, Finding]]:
         """Every claim with its report, in the order of the paper's tables and figures; others come last."""
         found = [(report, each) for chapter in self.chapters for report in chapter.reports for each in report.findings]
-        return sorted(found, key=lambda pair: _place_in_paper(pair[1].claim.source))
+        return sorted(found, key=lambda pair: place_in_paper(pair[1].claim.source))
 
     def _missing(self) -> Iterator[tuple[str, str, str]]:
         """Ablation, scale, and what is missing."""
@@ -115,7 +115,7 @@ class Document:
                     yield from ((chapter.name, size.name, line) for line in size.evidence.missing)
 
 
-def _place_in_paper(source: str) -> tuple[bool, str, int]:
+def place_in_paper(source: str) -> tuple[bool, str, int]:
     """Where a source like `Table 10` stands in the order of all sources."""
     kind, _, number = source.partition(" ")
     digits = "".join(itertools.takewhile(str.isdecimal, number))
