@@ -63,8 +63,7 @@ from cope_sweep.api.requests import (
 )
 from cope_sweep.errors import UserError
 from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
-from cope_sweep.store import Status
-from cope_sweep.store.records import SweepPage, SweepProgress, SweepSummary
+from cope_sweep.records import Status, SweepPage, SweepProgress, SweepSummary
 
 __all__ = ["Client", "ConnectionFailed", "DownloadError", "Page", "Picture", "RetryPolicy", "ServiceError"]
 

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cope_sweep.store.event import Status
-from cope_sweep.store.records import Counts, RunRecord, SweepSummary
+from cope_sweep.records import Counts, RunRecord, Status, SweepSummary
 
 
 class Answer(BaseModel):

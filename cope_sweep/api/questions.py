@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cope_sweep.api import answers
 from cope_sweep.api.formats import Band, FigureFormat, ReportFormat, RunsFormat, TableFormat
-from cope_sweep.store.event import Status
-from cope_sweep.store.records import RunPage, SweepPage
+from cope_sweep.records import RunPage, Status, SweepPage
 
 A_co = TypeVar("A_co", covariant=True)
 

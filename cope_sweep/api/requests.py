@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from cope_sweep.api.formats import Trainable
-from cope_sweep.store import Budget, Status
+from cope_sweep.records import Budget, Status
 
 
 def _check_unicode(text: str) -> str:

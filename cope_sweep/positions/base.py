@@ -18,11 +18,10 @@ from pydantic import Field, Strict
 
 from cope_sweep.errors import InvalidValue
 from cope_sweep.registry import Kind
+from cope_sweep.terms import Term
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from cope_sweep.terms import Term
 
 FLOAT32_BYTES = 4
 

@@ -1,11 +1,9 @@
 """The store: the files of each run, and the index over all of them."""
 
+from cope_sweep.records import ACTIVE, Budget, Event, RunPage, RunRecord, Status, SweepPage, SweepProgress, SweepSummary
 from cope_sweep.store.artifacts import Attempt, RunFolder
-from cope_sweep.store.budget import Budget
 from cope_sweep.store.errors import StoreError
-from cope_sweep.store.event import Event, Status
 from cope_sweep.store.index import Filter, Lease, QueryError, Refusal, Renewal, RunQuery
-from cope_sweep.store.records import ACTIVE, RunPage, RunRecord, SweepPage, SweepProgress, SweepSummary
 from cope_sweep.store.store import Store
 from cope_sweep.store.submissions import Submission, read_submission, write_submission
 from cope_sweep.store.sweeps import SweepRecord, SweepRun

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, TypedDict, cast, get_args
 
 from cope_sweep.config import RunSpec
+from cope_sweep.records import Status
 from cope_sweep.store.curve import TIME_KEY, current_names, is_number, parse_curve
 from cope_sweep.store.errors import DamagedError, FencedError
-from cope_sweep.store.event import Status
 from cope_sweep.store.files import (
     check_checkpoint,
     check_no_link,

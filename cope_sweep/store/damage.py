@@ -12,12 +12,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from cope_sweep.records import RunRecord
 from cope_sweep.store.artifacts import CURVE_FILE, RESULT_FILE, SPEC_FILE, STATE_FILE, RunFolder
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import IndexDamagedError
 from cope_sweep.store.indexing import BATCH_RUNS, OnProgress, for_each, refresh_index
 from cope_sweep.store.reading import read_run
-from cope_sweep.store.records import RunRecord
 from cope_sweep.store.store import Store
 
 REPAIR = "cope-sweep store check --repair"

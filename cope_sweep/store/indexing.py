@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
+from cope_sweep.records import RunRecord
 from cope_sweep.store.artifacts import RunFolder
 from cope_sweep.store.index import Index
 from cope_sweep.store.index.rows import write_runs, write_sweep
 from cope_sweep.store.reading import read_run
-from cope_sweep.store.records import RunRecord
 from cope_sweep.store.sweeps import SweepRecord, sweep_members
 
 BATCH_RUNS = 2000

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cope_sweep.records import Status
 from cope_sweep.store.artifacts import RUN_ID
-from cope_sweep.store.event import Status
 from cope_sweep.store.store import Store
 
 TEMPORARY_AGE_S = 3600.0

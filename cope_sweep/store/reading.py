@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cope_sweep.records import RunRecord, Status
 from cope_sweep.store.artifacts import (
     CURVE_FILE,
     RESULT_FILE,
@@ -21,9 +22,7 @@ from cope_sweep.store.artifacts import (
 )
 from cope_sweep.store.curve import is_unicode
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.event import Status
 from cope_sweep.store.index.tables import SECTIONS
-from cope_sweep.store.records import RunRecord
 
 MAX_INTEGER = 2**63 - 1
 MAX_ATTEMPT = 2**31 - 1

@@ -26,9 +26,9 @@ from pathlib import Path
 from sqlalchemy import Connection
 from sqlalchemy.engine import make_url
 
+from cope_sweep.records import Status
 from cope_sweep.store.artifacts import RUN_ID, RunFolder
 from cope_sweep.store.errors import DamagedError, StoreError
-from cope_sweep.store.event import Status
 from cope_sweep.store.files import read_bytes, write_bytes
 from cope_sweep.store.index import Index, IndexUnusable
 from cope_sweep.store.index.database import sqlite_url

@@ -8,10 +8,9 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from cope_sweep.frozen import Frozen
+from cope_sweep.records import Status, SweepSummary
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.event import Status
 from cope_sweep.store.files import parse_json
-from cope_sweep.store.records import SweepSummary
 
 SWEEP_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]+")
 """The ids of sweeps: time of the start, and random digits."""

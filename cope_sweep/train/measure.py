@@ -14,8 +14,9 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import torch
@@ -28,10 +29,6 @@ from cope_sweep.train.facts import peak_bytes, reset_peak
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.trainer import Trainer
 from cope_sweep.train.workers import prepare_data
-
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
-
 
 WARM_UP_STEPS = 1
 """Steps that are not timed: the first one may build kernels and allocates the optimiser's state."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cope_sweep.config import Plan, RunSpec
+from cope_sweep.records import Status
 from cope_sweep.store import Attempt, Lease, RunFolder, RunRecord, Store, SweepRecord, SweepRun
-from cope_sweep.store.event import Status
 from cope_sweep.store.reading import read_run
 
 LEASE_S = 600.0

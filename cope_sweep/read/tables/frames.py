@@ -28,10 +28,10 @@ import pandas as pd
 from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.config.keys import flatten
 from cope_sweep.read.tables.model import STATUSES, MetricCell, TableModel
+from cope_sweep.records import Value
 from cope_sweep.store import RunRecord, Status, Store
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index.tables import SECTIONS
-from cope_sweep.store.records import Value
 
 CURVE_TYPES = {
     "run_id": "str", "row": "str", "seed": "int64", "step": "int64", "metric": "str", "value": "float64",

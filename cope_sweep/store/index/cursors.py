@@ -7,8 +7,8 @@ import hashlib
 import json
 from typing import get_args
 
+from cope_sweep.records import Value
 from cope_sweep.store.index.model import QueryError, RunQuery
-from cope_sweep.store.records import Value
 
 Position = tuple[Value | None, ...]
 """The values of the sorted columns, and the run id, of the run at a place. Two runs never have the same."""

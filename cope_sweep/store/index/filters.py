@@ -11,12 +11,11 @@ from sqlalchemy import CTE, ColumnElement, Connection, Select, Text, and_, case,
 
 from cope_sweep.config.explain import near_names, suggest
 from cope_sweep.config.keys import is_field
-from cope_sweep.store.event import Status
+from cope_sweep.records import Status, Value
 from cope_sweep.store.index.cursors import INVALID, Position
 from cope_sweep.store.index.model import RECORD_COLUMNS, Filter, QueryError, RunQuery
 from cope_sweep.store.index.rows import among
 from cope_sweep.store.index.tables import SECTIONS, keys, parts, runs, sweep_runs, sweeps
-from cope_sweep.store.records import Value
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq,

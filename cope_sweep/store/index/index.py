@@ -30,7 +30,18 @@ from sqlalchemy import (
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.config.keys import named_by_kind
-from cope_sweep.store.event import Event, Status
+from cope_sweep.records import (
+    ACTIVE,
+    Event,
+    FailedMember,
+    RunPage,
+    RunRecord,
+    Status,
+    SweepPage,
+    SweepProgress,
+    SweepSummary,
+    Value,
+)
 from cope_sweep.store.index.cursors import INVALID, Position, decode_cursor, encode_cursor
 from cope_sweep.store.index.database import Database, is_current, replace_tables, waiting
 from cope_sweep.store.index.filters import COLUMNS, check_keys, conditions, counted, order_of
@@ -45,16 +56,6 @@ from cope_sweep.store.index.model import (
 )
 from cope_sweep.store.index.rows import among, next_revision, write_counters, write_members, write_runs, write_sweep
 from cope_sweep.store.index.tables import FORMAT, SECTIONS, counters, parts, runs, sweep_runs, sweeps
-from cope_sweep.store.records import (
-    ACTIVE,
-    FailedMember,
-    RunPage,
-    RunRecord,
-    SweepPage,
-    SweepProgress,
-    SweepSummary,
-    Value,
-)
 
 FETCHED_ROWS = 10_000
 """Rows that a query takes from the database at a time."""

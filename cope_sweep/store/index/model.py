@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cope_sweep.errors import UserError
-from cope_sweep.store.event import Status
-from cope_sweep.store.records import RunRecord, Value
+from cope_sweep.records import RunRecord, Status, Value
 
 Operator = Literal["=", "!=", "<", "<=", ">", ">="]
 

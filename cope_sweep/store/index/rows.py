@@ -13,9 +13,9 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.config.keys import flatten
+from cope_sweep.records import RunRecord, SweepSummary, Value
 from cope_sweep.store.index.model import RECORD_COLUMNS
 from cope_sweep.store.index.tables import SECTIONS, counters, keys, parts, runs, sweep_runs, sweeps
-from cope_sweep.store.records import RunRecord, SweepSummary, Value
 
 
 def replace_row(connection: Connection, table: Table, values: Mapping[str, Any]) -> None:

@@ -16,8 +16,8 @@ from cope_sweep.read.tables.export import (
     write_runs,
 )
 from cope_sweep.read.tables.render import csv_text, without_formula
+from cope_sweep.records import Event
 from cope_sweep.store import Filter, Lease, RunQuery
-from cope_sweep.store.event import Event
 from cope_sweep.store.reading import read_run
 from tests.errors import raises
 from tests.read.queries.test_queries import SWEEP, sweep_of

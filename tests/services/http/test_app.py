@@ -12,7 +12,7 @@ import pytest
 from cope_services.http import errors
 from cope_services.http.settings import ENV_PREFIX, Settings, load_settings
 
-from cope_sweep.store.event import Status
+from cope_sweep.records import Status
 from tests.services.sample_store import API, SampleStore, serving
 
 

@@ -27,8 +27,8 @@ from cope_sweep.config import expand, load_ablation
 from cope_sweep.errors import ClusterError
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.progress import ProgressTracker
+from cope_sweep.records import Event as RunEvent
 from cope_sweep.store import RunRecord, Store, SweepRecord, SweepRun, read_submission
-from cope_sweep.store.event import Event as RunEvent
 from cope_sweep.store.index import index
 from cope_sweep.sweep.jobs import job_submission
 from tests.read.tables.ablations import fail, finish

@@ -1,6 +1,6 @@
 """What happens in a store, on SQLite and on PostgreSQL."""
 
-from cope_sweep.store.event import Event
+from cope_sweep.records import Event
 from cope_sweep.store.index import Activity, Lease
 from tests.store.index.rows import row, write_sweep
 from tests.tiny import tiny_run

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
+from cope_sweep.records import Event
 from cope_sweep.store import Filter, RunQuery, Store, StoreError
-from cope_sweep.store.event import Event
 from cope_sweep.store.index import Index
 from cope_sweep.store.index.database import on_network, sqlite_file
 from cope_sweep.store.index.rows import write_counters, write_runs

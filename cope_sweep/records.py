@@ -1,11 +1,17 @@
-"""What a store says of its runs and sweeps. The answers of the REST service are these models, too."""
+"""Records of runs and sweeps, which the store keeps, sweeps send, and the REST service and its clients exchange.
+
+They are apart from the code that loads them: a client imports no store.
+"""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cope_sweep.store.event import Status
+from cope_sweep.frozen import Frozen
+
+Status = Literal["pending", "running", "finished", "failed", "interrupted", "stopped", "damaged"]
 
 ACTIVE: tuple[Status, ...] = ("pending", "running")
 """A sweep that was submitted, and one that is executed."""
@@ -135,3 +141,34 @@ class SweepProgress(BaseModel):
     revision: int = Field(default=0, exclude=True, description="Revision of the index before this was read.")
     steps_done: int = Field(default=0, exclude=True, description="Steps of all its runs.")
     steps_left: float = Field(default=0.0, exclude=True, description="Estimated, where a run was not begun.")
+
+
+@dataclass(frozen=True)
+class Event:
+    """The state of a run at one moment, which it sends while it trains. Plain data, as it crosses processes."""
+
+    run_id: str
+    status: Status
+    step: int = 0
+    steps: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The latest values by metric name (`train/loss`, `in_dist/token_error`, …)."""
+    steps_per_s: float | None = None
+    worker_id: str = ""
+    """The worker that trains the run, as `host:pid`."""
+    message: str | None = None
+    """Why the run failed or was stopped, in one line."""
+    evaluated: bool = False
+    """Whether the test sets were evaluated at `step`."""
+
+
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1, le=1 << 31)]
+
+
+class Budget(Frozen):
+    """Limits of a sweep. Runs that are left then are trained by the next one."""
+
+    time_budget_s: Seconds | None = Field(default=None, description="Runs in training are checkpointed after it.")
+    max_runs: Count | None = Field(default=None, description="Number of runs to train.")
+    max_failures: Count | None = Field(default=None, description="After so many failed runs, no more are started.")
