@@ -7,6 +7,7 @@ a longer file, two neighbouring stretches are held out, at a place that its hash
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -266,7 +267,7 @@ class Rows:
                     if text := line.strip():
                         yield self._text_of(text, number)
         except (EOFError, ValueError, OSError) as error:
-            if not is_damage(error):
+            if not _is_damage(error):
                 raise
             raise TextError(
                 f"{self.name}:{number + 1}: damaged ({error}); bring the file back, or leave it out",
@@ -352,11 +353,11 @@ class Rows:
         )
 
 
-def is_damage(error: BaseException) -> bool:
+def _is_damage(error: BaseException) -> bool:
     """Whether an error of reading means that a file is damaged, and not that it cannot be reached."""
     import pyarrow as pa
 
-    return isinstance(error, (EOFError, ValueError, pa.ArrowException)) or type(error) in (OSError, IOError)
+    return isinstance(error, (EOFError, ValueError, pa.ArrowException)) or type(error) is OSError
 
 
 def _lines(file: IO[bytes], compression: Literal["gzip", "zstd"] | None) -> Iterator[bytes]:
@@ -376,31 +377,22 @@ def _lines(file: IO[bytes], compression: Literal["gzip", "zstd"] | None) -> Iter
         yield pending
 
 
-class _parquet_file:  # noqa: N801 - a context manager
-    """The Parquet file of some rows, and TextError for what a damaged one raises."""
+@contextlib.contextmanager
+def _parquet_file(rows: Rows) -> Iterator[Any]:
+    """The opened Parquet file of some rows. Raises TextError where it is damaged."""
+    import pyarrow.parquet as pq
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-
-    def __enter__(self) -> Any:
-        import pyarrow.parquet as pq
-
-        self._file = self._rows.open()
-        try:
-            self._parquet = pq.ParquetFile(self._file)
-        except Exception as error:
-            self.__exit__(type(error), error, None)
+    try:
+        with rows.open() as file:
+            yield pq.ParquetFile(file)
+    except Exception as error:
+        if not _is_damage(error):
             raise
-        return self._parquet
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        self._file.close()
-        if error is not None and not isinstance(error, TextError) and is_damage(error):
-            raise TextError(
-                f"{self._rows.name}: not a valid Parquet file ({error}); bring it back, or leave it out",
-                code="not_parquet",
-                file=self._rows.name,
-            ) from error
+        raise TextError(
+            f"{rows.name}: not a valid Parquet file ({error}); bring it back, or leave it out",
+            code="not_parquet",
+            file=rows.name,
+        ) from error
 
 
 def rows_of_file(path: Path, column: str) -> Rows:
