@@ -181,4 +181,5 @@ def claims_layout(found: Sequence[Finding]) -> Layout:
         texts += [each.published] * has_published
         rows.append(tuple(TextCell(text) for text in (*texts, p, each.text)))
     headers = tuple(ColumnHeader(title, numeric=title == "p") for title in titles)
-    return Layout(headers, tuple(rows), CLAIMS_NOTE)
+    note = CLAIMS_NOTE + (" Published values are of the paper's size and data." if has_published else "")
+    return Layout(headers, tuple(rows), note)
