@@ -37,7 +37,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "context": ("block_size", "seq_len", "sequence_length", "max_seq_len", "max_length", "n_ctx", "context_length"),
     "dropout": ("p_drop", "resid_pdrop", "attn_pdrop"),
     "tied": ("tie_weights", "tie_embeddings", "tie_word_embeddings"),
-    "position": ("positions", "pos_emb", "position_encoding", "positional_encoding", "encodings"),
+    "position": ("pos_emb", "position_encoding", "positional_encoding", "encodings"),
     "steps": ("max_steps", "num_steps", "n_steps", "iterations", "max_iters", "updates", "max_train_steps"),
     "batch": ("batch_size", "train_batch_size", "bs"),
     "optimizer": ("optim", "optimiser"),

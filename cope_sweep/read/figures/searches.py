@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -184,6 +185,8 @@ class _Panel:
 def slice(results: Results, question: GetFigure) -> Figure:  # noqa: A001 - the name of its kind
     """A metric of each row against each axis in which the rows differ: a point for each row, and none joined.
 
+    A row is the mean of its finished seeds.
+
     Default metric: that of `cope-sweep best`. An axis is logarithmic where the search space is.
     """
     plan = results.plan
@@ -210,10 +213,7 @@ def slice(results: Results, question: GetFigure) -> Figure:  # noqa: A001 - the 
         column = metric_title(plan, ranking.metric)
         number_of = {row.name: number for number, row in enumerate(plan.rows, start=1)}
         scored = [
-            each
-            for group in ranking.groups
-            for each in group.candidates
-            if each.score is not None and each.row.name in selected
+            each for group in ranking.groups for each in group.candidates if each.scores and each.row.name in selected
         ]
         scored.sort(key=lambda each: number_of[each.row.name])
         for key in keys:
@@ -234,7 +234,7 @@ def _slice(scored: Sequence[Candidate], column: Column, key: str, number_of: Map
         {
             "metric": column.name, "parameter": key, "row": each.row.name, "number": number_of[each.row.name],
             "n": len(each.scores), "x": float(value) if numeric else places[each.row.labels[key]],
-            "x_label": "" if numeric else each.row.labels[key], "value": each.score,
+            "x_label": "" if numeric else each.row.labels[key], "value": statistics.fmean(each.scores),
         }
         for each, value in zip(own, settings, strict=True)
     ]  # fmt: skip

@@ -87,6 +87,13 @@ def test_the_files_of_each_kind(kind, store, tmp_path):
     assert not figure.empty
 
 
+def test_a_slice_has_the_rows_of_which_some_seeds_are_finished(store):
+    plan = plan_for("slice")
+    finish(store, plan.rows[0].runs[0], {metric.name: 3.0 for metric in plan.ablation.content.metrics})
+    drawn = made("slice", plan, store).frame
+    assert set(zip(drawn["row"], drawn["n"], drawn["value"], strict=True)) == {(plan.rows[0].name, 1, 3.0)}
+
+
 @pytest.mark.parametrize("kind", OF_ABLATIONS)
 def test_hostile_text_is_only_text(kind, store):
     positions = [["cope"], ["rope"], [], ["absolute"], ["alibi"], ["relative"]]
