@@ -109,6 +109,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, dict[str, str
     server.stop()
 
 
+@pytest.mark.thorough
 def test_a_store_on_an_s3_server_with_its_index_on_postgresql_is_trained_into_and_served(
     cluster_nodes: Any,
     tree: Path,

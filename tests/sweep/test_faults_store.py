@@ -54,7 +54,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("index", "code"),
-    [("", "unusable_index"), ("index.db", "not_writable")],
+    [("", "unusable_index"), pytest.param("index.db", "not_writable", marks=pytest.mark.thorough)],
 )
 def test_a_full_disk_ends_the_sweep_and_with_room_it_goes_on(
     small_disk: Path, tmp_path: Path, events: EventLog, index: str, code: str

@@ -163,6 +163,7 @@ def test_an_error_leaves_no_entry(tmp_path, own_cache):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_text(tmp_path):
     """16 MB more text may increase the peak by less than half of that, which leaves room for the allocator."""
     small, large = write_corpus(tmp_path / "a", train=75_000), write_corpus(tmp_path / "b")
