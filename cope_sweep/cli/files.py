@@ -32,7 +32,7 @@ class NamedFiles(AblationFiles):
         self._is_said = False
         """Whether the seeds of `--set` were printed."""
         self._noted: set[str] = set()
-        """Ablations without a file of which was printed where they are from."""
+        """Ablations without a file: those for which the sweep they come from was printed."""
 
     def file(self, name: str) -> Path:
         """The file of an ablation. Raises UserError."""

@@ -773,7 +773,7 @@ def logs(
     index: IndexOpt = None,
     as_json: Json = False,
 ) -> None:
-    """Print the log of a run: its attempts, evaluations, and errors with their tracebacks; or that of a sweep's driver.
+    """Print the log of a run (attempts, evaluations, errors with their tracebacks), or the log of a sweep's driver.
 
     The log of a sweep says how its runs began and ended, where, and what went wrong beside them.
 

@@ -227,9 +227,10 @@ def _train(
         _print_outcome(console, outcome, same_plan, len(plan.runs))
         again = shlex.join(sys.argv[1:]) if submission is None else f"run {same_plan}"
         # In a Slurm job, the cluster ends with the job, and `sbatch` continues the sweep: sweep.sbatch says so.
-        is_over = not outcome.left or (options.address is not None and "SLURM_JOB_ID" in os.environ)
+        ends_with_job = options.address is not None and "SLURM_JOB_ID" in os.environ
+        can_repeat = outcome.left > 0 and not ends_with_job
         folder = _other_folder(options.ablations)
-        _print_next_steps(console, plan, store, uri, same_plan, folder, again=None if is_over else again)
+        _print_next_steps(console, plan, store, uri, same_plan, folder, again=again if can_repeat else None)
     if outcome.stop_reasons:
         sys.stdout.flush()
         jobs.stop_own_job()

@@ -2,8 +2,8 @@
 
 It serves every encoding, by its `score` and `weights`: they are defined for the last Q of some tokens (as in decoding),
 so the queries a … b − 1 are those of a shorter sequence that ends with token b − 1. The backward pass computes the
-weights of each block again. Memory beyond inputs and outputs is that of a block, O(rows × S), and keys after a block
-are never visited.
+weights of each block again. Beyond inputs and outputs it needs the memory of one block, O(rows × S), and keys after a
+block are never visited.
 
 Shapes: B sequences, H heads, T queries (the last of the S tokens), K head dim.
 """

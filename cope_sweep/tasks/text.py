@@ -99,7 +99,7 @@ class Text(LanguageModelling):
     @model_validator(mode="before")
     @classmethod
     def _name_corpus(cls, data: Any) -> Any:
-        """Without a name, the corpus has that of its path or dataset."""
+        """Without a name of its own, the corpus is called like its path or dataset."""
         if not isinstance(data, dict) or "corpus" in data:
             return data
         place = data.get("path") or data.get("dataset")

@@ -259,12 +259,12 @@ class HubTexts:
             rows = Rows(
                 f"{self.listing.dataset}@{self.listing.commit[:12]}/{name}",
                 self.listing.sizes[name],
-                lambda name=name: self._open(name),  # type: ignore[misc]
+                functools.partial(self._open, name),
                 self.column,
             )
             try:
                 for part in rows.parts(f"{number:05}", split, self.shares):
-                    yield replace(part, documents=lambda part=part: self._documents(part))  # type: ignore[misc]
+                    yield replace(part, documents=functools.partial(self._documents, part))
             except TextError:
                 raise
             except Exception as error:

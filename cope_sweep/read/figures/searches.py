@@ -185,9 +185,9 @@ class _Panel:
 def slice(results: Results, question: GetFigure) -> Figure:  # noqa: A001 - the name of its kind
     """A metric of each row against each axis in which the rows differ: a point for each row, and none joined.
 
-    A row is the mean of its finished seeds.
-
-    Default metric: that of `cope-sweep best`. An axis is logarithmic where the search space is.
+    A row is the mean of its finished seeds, in the metric's unit. Default metric: the one by which `cope-sweep best`
+    ranks. An axis is logarithmic where the search space is. Raises FigureError for an axis that the ablation does not
+    have, and where no axis has several values; QueryError for an unknown metric.
     """
     plan = results.plan
     rows = selected_rows(plan, question.row)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from cope_sweep.config import Plan
@@ -140,8 +140,8 @@ def _finding(model: TableModel, claim: Claim, column: Column, rows: Sequence[tup
         if p <= TELLS:
             sign = 1 if (difference.difference < 0) == (column.goal == "min") else -1
         signs.add(sign)
-        tested = Comparison(other.row, difference, "", None if math.isnan(p) else p)
-        pairs.append(Pair(row, other, replace(tested, verdict={1: "better", 0: "", -1: "worse"}[sign])))
+        word = {1: "better", 0: "", -1: "worse"}[sign]
+        pairs.append(Pair(row, other, Comparison(other.row, difference, word, None if math.isnan(p) else p)))
     verdict: Verdict
     if not any(floor <= TELLS for floor in floors):
         verdict = "too few seeds"

@@ -12,8 +12,8 @@ of tasks that a seed learns or does not learn are 0 or 60, and a t test of such 
 m runs, p is at least 1 / C(n + m, n), or twice that for n = m: 0.1 for 3 and 3 runs, 0.008 for 5 and 5.
 
 An ablation may declare that its runs are paired (`paired: true`): runs of the same seed start from the same weights and
-see the same batches, so that most of what differs between seeds is the same in both rows. Then the test is that of sign
-flips: under the null hypothesis each difference between two runs of the same seed could as well have the other sign. p
+see the same batches, so that most of what differs between seeds is the same in both rows. Then sign flips are
+tested: under the null hypothesis each difference between two runs of the same seed could as well have the other sign. p
 is at least 2 / 2ⁿ: 0.06 for 5 seeds, 0.008 for 8. Where seeds have nothing in common, this test is the weaker one.
 
 The interval of a difference is that of the same test: the shifts of a row that the test does not reject at 5 % (Lehmann
