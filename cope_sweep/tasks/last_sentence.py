@@ -7,7 +7,13 @@ sentence, `?` starts the query and `_` is padding:
     inputs    she saw the book . so alice put the cat by the fire . ? the _ _
     targets   .   .   .   .    . .  .     .   .   .   .  .   .    . . 2   . .
 
-The corpus `composed` generates its sentences: each has a random number of random words, and the queried word occurs in
+With `queries: 2`, every context is asked for two different words, and both answers are trained. Padding stands between
+the queries, in the place of the answers:
+
+    inputs    she saw the book . so alice put the cat by the fire . ? the _ ? cat _
+    targets   .   .   .   .    . .  .     .   .   .   .  .   .    . . 2   . . 1   .
+
+The corpus `composed` generates its sentences: each has a random number of random words, and each queried word occurs in
 each a random number of times at random places. It reads no text and is the same on every machine.
 
 Any other corpus is a text, and contexts are its consecutive sentences. Words are separated by blanks and punctuation,
@@ -22,7 +28,7 @@ other text (`prompt`); words with the same token count as the same word.
 Test sets: `in_dist`; `absent`, in which the word occurs in an earlier sentence and not in the last, as in all the
 paper's questions; `longer`, with contexts of four sentences.
 
-Shapes: N sequences, K sentences, W places for words in a sentence, T tokens.
+Shapes: N sequences, K sentences, W places for words in a sentence, Q queries, T tokens.
 """
 
 from __future__ import annotations
@@ -58,7 +64,7 @@ class LastSentence(GeneratedTask):
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "absent", "longer")
     METRICS: ClassVar[tuple[str, ...]] = (*Task.METRICS, "majority_baseline_error")
-    TRAINED: ClassVar[str] = "the number after the query, which is a separator and a word"
+    TRAINED: ClassVar[str] = "the number after a query, which is a separator and a word"
     NON_IDENTITY_FIELDS: ClassVar[tuple[str, ...]] = ("folder",)
 
     kind: Literal["last_sentence"] = "last_sentence"
@@ -71,6 +77,11 @@ class LastSentence(GeneratedTask):
         "Not part of a run's identity.",
     )
     maximum: Positive = Field(default=3, description="Largest answer.")
+    queries: Positive = Field(
+        default=1,
+        description="Queries of each context, for different words. More than one needs the corpus composed, and "
+        "sentences with room for `maximum` occurrences of each word.",
+    )
     sentences: Annotated[int, Field(ge=2, le=10**9)] = Field(
         default=2, description="Sentences of a context, in training and in_dist."
     )
@@ -96,6 +107,14 @@ class LastSentence(GeneratedTask):
                 key="task.corpus",
                 value=COMPOSED,
             )
+        if self.corpus != COMPOSED and self.queries > 1:
+            raise InvalidValue(
+                f"queries = {self.queries}, and a text has no sentences for all answers of several words; set "
+                f"task.corpus={COMPOSED} or task.queries=1",
+                key="queries",
+                value=self.queries,
+                corpus=self.corpus,
+            )
         if not self.maximum <= self.fewest_words <= self.most_words:
             raise InvalidValue(
                 f"maximum = {self.maximum}, fewest_words = {self.fewest_words} and most_words = {self.most_words} "
@@ -105,12 +124,24 @@ class LastSentence(GeneratedTask):
                 fewest_words=self.fewest_words,
                 most_words=self.most_words,
             )
-        if self.vocabulary < self._words + 2:
+        occurrences = self.queries * self.maximum
+        if occurrences > self.fewest_words:
             raise InvalidValue(
-                f"vocabulary = {self.vocabulary} has no room for two words; increase it to {self._words + 2} or more",
+                f"a sentence of fewest_words = {self.fewest_words} has no room for maximum = {self.maximum} "
+                f"occurrences of {self.queries} words; increase fewest_words to {occurrences}, or decrease queries",
+                key="queries",
+                value=self.queries,
+                fewest_words=self.fewest_words,
+                smallest=occurrences,
+            )
+        smallest = self._words + self.queries + 1
+        if self.vocabulary < smallest:
+            raise InvalidValue(
+                f"vocabulary = {self.vocabulary} has no room for {self.queries + 1} words; increase it to {smallest} "
+                "or more",
                 key="vocabulary",
                 value=self.vocabulary,
-                smallest=self._words + 2,
+                smallest=smallest,
             )
         return self
 
@@ -129,7 +160,11 @@ class LastSentence(GeneratedTask):
         return self.maximum + 4
 
     def length(self, split: str) -> int:
-        return self.context_sentences(split) * (self.most_words + 1) + 2
+        return self.context_tokens(split) + 3 * self.queries - 1
+
+    def context_tokens(self, split: str) -> int:
+        """Number of tokens in the longest context of this split."""
+        return self.context_sentences(split) * (self.most_words + 1)
 
     def context_sentences(self, split: str) -> int:
         """Number of sentences in a context of this split."""
@@ -140,16 +175,22 @@ class LastSentence(GeneratedTask):
         answers = following <= self.maximum
         answers[:, :1] = False
         answers[:, 1:] &= inputs[:, :-1] == self.end + 1
+        inputs = inputs.copy()
+        inputs[:, 1:][answers[:, :-1]] = self.end + 2
         return Batch(inputs, np.where(answers, following, IGNORED), answers)
 
     def marks(self, tokens_NT: np.ndarray) -> dict[str, np.ndarray]:
         return {"end of sentence": tokens_NT == self.end, "word": tokens_NT >= self._words}
 
     def shortcuts(self, inputs_NT: np.ndarray) -> dict[str, np.ndarray]:
-        query_N1 = (inputs_NT == self.end + 1).argmax(1)[:, None]
-        word_N1 = np.take_along_axis(inputs_NT, query_N1 + 1, axis=1)
-        is_word_NT = (inputs_NT == word_N1) & (np.arange(inputs_NT.shape[1]) < query_N1)
-        return {"all sentences": np.minimum(is_word_NT.sum(1), self.maximum)}
+        is_query_NT = inputs_NT == self.end + 1
+        is_context_NT = np.arange(inputs_NT.shape[1]) < is_query_NT.argmax(1)[:, None]
+        sequence_X, place_X = is_query_NT.nonzero()  # X queries
+        word_X = inputs_NT[sequence_X, place_X + 1]
+        times_X = ((inputs_NT[sequence_X] == word_X[:, None]) & is_context_NT[sequence_X]).sum(1)
+        answers_NT = np.zeros_like(inputs_NT)
+        answers_NT[sequence_X, place_X + 1] = np.minimum(times_X, self.maximum)
+        return {"all sentences": answers_NT}
 
     def token(self, word: str) -> int:
         """The token id of a word; case does not matter."""
@@ -171,48 +212,73 @@ class LastSentence(GeneratedTask):
         return _read_questions(self, data_dir())
 
     def generate(self, split: str, rng: np.random.Generator, count: int) -> Batch:
-        answers_N = np.zeros(count, np.int64) if split == "absent" else rng.integers(0, self.maximum + 1, count)
+        shape_NQ = (count, self.queries)
+        answers_NQ = np.zeros(shape_NQ, np.int64) if split == "absent" else rng.integers(0, self.maximum + 1, shape_NQ)
         if self.corpus == COMPOSED:
-            words_N = rng.integers(self._words, self.vocabulary, count)
-            tokens_NL, lengths_N = self._compose(split, words_N, answers_N, rng)
+            words_NQ, tokens_NL, lengths_N = self._compose(split, answers_NQ, rng)
         else:
-            words_N, tokens_NL, lengths_N = self._read_questions().draw(split, answers_N, rng)
+            words_N, tokens_NL, lengths_N = self._read_questions().draw(split, answers_NQ[:, 0], rng)
+            words_NQ = words_N[:, None]
 
-        every_N = np.arange(count)
-        length = self.length(split)
+        every_N1, length, context = np.arange(count)[:, None], self.length(split), self.context_tokens(split)
         inputs_NT = np.full((count, length), self.end + 2, dtype=np.int64)
-        inputs_NT[:, : length - 2] = np.where(np.arange(length - 2) < lengths_N[:, None], tokens_NL, self.end + 2)
-        inputs_NT[every_N, lengths_N] = self.end + 1
-        inputs_NT[every_N, lengths_N + 1] = words_N
+        inputs_NT[:, :context] = np.where(np.arange(context) < lengths_N[:, None], tokens_NL, self.end + 2)
+        query_NQ = lengths_N[:, None] + 3 * np.arange(self.queries)
+        inputs_NT[every_N1, query_NQ] = self.end + 1
+        inputs_NT[every_N1, query_NQ + 1] = words_NQ
         targets_NT = np.full_like(inputs_NT, IGNORED)
-        targets_NT[every_N, lengths_N + 1] = answers_N
+        targets_NT[every_N1, query_NQ + 1] = answers_NQ
         return Batch(inputs_NT, targets_NT, targets_NT != IGNORED)
 
     def _compose(
-        self, split: str, words_N: np.ndarray, answers_N: np.ndarray, rng: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Contexts of generated sentences, (N, T − 2), padded, and their lengths, (N,)."""
-        shape_NK = (len(words_N), self.context_sentences(split))
-        times_NK = rng.integers(0, self.maximum + 1, shape_NK)
+        self, split: str, answers_NQ: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Queried words, (N, Q), contexts of generated sentences, padded, (N, L), and their lengths, (N,)."""
+        count, queries = answers_NQ.shape
+        kinds = self.vocabulary - self._words
+        # The other words are numbered from the first queried one, around.
+        first_N = rng.integers(0, kinds, count)
+        queried_NQ = np.zeros((count, queries), np.int64)
+        for query in range(1, queries):
+            drawn_N1 = rng.integers(0, kinds - query, (count, 1))
+            queried_NQ[:, query] = _without(queried_NQ[:, :query], drawn_N1)[:, 0]
+
+        shape_NK = (count, self.context_sentences(split))
+        times_NKQ = rng.integers(0, self.maximum + 1, (*shape_NK, queries))
         if split == "absent":
-            times_NK[:, -2] = rng.integers(1, self.maximum + 1, len(words_N))
-        times_NK[:, -1] = answers_N
+            times_NKQ[:, -2] = rng.integers(1, self.maximum + 1, (count, queries))
+        times_NKQ[:, -1] = answers_NQ
         lengths_NK = rng.integers(self.fewest_words, self.most_words + 1, shape_NK)
 
         word_W = np.arange(self.most_words + 1)
         shape_NKW = (*shape_NK, self.most_words)
-        others = self.vocabulary - self._words
-        other_NKW = words_N[:, None, None] - self._words + rng.integers(1, others, shape_NKW)
+        drawn_NKW = rng.integers(queries, kinds, shape_NKW) - queries
+        words_NX = _without(queried_NQ, drawn_NKW.reshape(count, -1))
         order_NKW = np.where(word_W[:-1] < lengths_NK[..., None], rng.random(shape_NKW), 2.0)
-        chosen_NKW = order_NKW.argsort(axis=-1).argsort(axis=-1) < times_NK[..., None]
+        rank_NKW = order_NKW.argsort(axis=-1).argsort(axis=-1)
+        # The words with the first ranks become the first queried one, the next ones the second.
+        ends_NKQ = times_NKQ.cumsum(-1)
+        which_NX = (rank_NKW[..., None] >= ends_NKQ[:, :, None, :]).sum(-1).reshape(count, -1)
+        chosen_NX = np.take_along_axis(queried_NQ, np.minimum(which_NX, queries - 1), axis=1)
+        words_NX = np.where(which_NX < queries, chosen_NX, words_NX)
+
+        def token(words: np.ndarray) -> np.ndarray:
+            return self._words + (first_N[:, None] + words) % kinds
 
         tokens_NKW = np.full((*shape_NK, self.most_words + 1), self.end)
-        tokens_NKW[..., :-1] = np.where(chosen_NKW, words_N[:, None, None], self._words + other_NKW % others)
+        tokens_NKW[..., :-1] = token(words_NX).reshape(shape_NKW)
         tokens_NKW[word_W == lengths_NK[..., None]] = self.end
-        kept_NL = (word_W <= lengths_NK[..., None]).reshape(len(words_N), -1)
+        kept_NL = (word_W <= lengths_NK[..., None]).reshape(count, -1)
         # A stable sort by "not kept" moves the kept tokens to the front without changing their order.
         front_NL = np.argsort(~kept_NL, axis=1, kind="stable")
-        return np.take_along_axis(tokens_NKW.reshape(len(words_N), -1), front_NL, axis=1), kept_NL.sum(1)
+        return token(queried_NQ), np.take_along_axis(tokens_NKW.reshape(count, -1), front_NL, axis=1), kept_NL.sum(1)
+
+
+def _without(taken_NQ: np.ndarray, drawn_NX: np.ndarray) -> np.ndarray:
+    """The x-th number that is not taken, for each drawn x, (N, X): 0 → the smallest, 1 → the next."""
+    for taken_N in np.sort(taken_NQ, axis=1).T:
+        drawn_NX = drawn_NX + (drawn_NX >= taken_N[:, None])
+    return drawn_NX
 
 
 @dataclass(frozen=True)
@@ -247,13 +313,13 @@ class _Questions:
     def draw(
         self, split: str, answers_N: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Words, (N,), contexts with these answers, (N, T − 2), and the lengths of the contexts, (N,)."""
+        """Words, (N,), contexts with these answers, (N, L), and the lengths of the contexts, (N,)."""
         table = self.tables[split if split in self.tables else "in_dist"]  # absent, validation
         words_N = rng.choice(self.queried, len(answers_N))
         last_N = table.pick(words_N * (self.task.maximum + 1) + answers_N, rng.random(len(answers_N)))
         starts_N = self.first[last_N + 1 - self.task.context_sentences(split)]
         lengths_N = self.first[last_N + 1] - starts_N
-        index_NL = starts_N[:, None] + np.arange(self.task.length(split) - 2)
+        index_NL = starts_N[:, None] + np.arange(self.task.context_tokens(split))
         return words_N, self.tokens[np.minimum(index_NL, len(self.tokens) - 1)].astype(np.int64), lengths_N
 
 

@@ -27,25 +27,32 @@ daisies, when suddenly a White Rabbit with pink eyes ran close by her."""
 
 @st.composite
 def composed(draw):
-    maximum = draw(st.integers(1, 4))
-    fewest = draw(st.integers(maximum, 6))
+    queries = draw(st.integers(1, 3))
+    maximum = draw(st.integers(1, 4 if queries == 1 else 2))
+    fewest = draw(st.integers(queries * maximum, 6))
     return LastSentence(
         maximum=maximum,
+        queries=queries,
         sentences=draw(st.integers(2, 4)),
         longer_sentences=draw(st.integers(2, 5)),
         fewest_words=fewest,
         most_words=draw(st.integers(fewest, 9)),
-        vocabulary=draw(st.integers(maximum + 6, 60)),
+        vocabulary=draw(st.integers(maximum + 5 + queries, 60)),
     )
 
 
 def read(task, inputs, targets):
-    """The sentences of a sequence, the queried word, and the answer; checks everything else."""
+    """The sentences of a sequence, the queried words, and their answers; checks everything else."""
     query, padding = task.end + 1, task.end + 2
     inputs = inputs.tolist()
     at = inputs.index(query)
-    assert inputs[at + 2 :] == [padding] * (len(inputs) - at - 2)
-    assert (targets != IGNORED).nonzero()[0].tolist() == [at + 1]
+    places = [at + 1 + 3 * index for index in range(task.queries)]
+    words = [inputs[place] for place in places]
+    asked = [token for word in words for token in (query, word, padding)]
+    assert inputs[at:] == (asked + [padding] * len(inputs))[: len(inputs) - at]
+    assert min(words) > padding
+    assert len(set(words)) == task.queries
+    assert (targets != IGNORED).nonzero()[0].tolist() == places
     sentences, sentence = [], []
     for token in inputs[:at]:
         if token == task.end:
@@ -55,13 +62,19 @@ def read(task, inputs, targets):
             assert token > padding
             sentence.append(token)
     assert not sentence  # the last one has an end, too
-    return sentences, inputs[at + 1], int(targets[at + 1])
+    return sentences, words, targets[places].tolist()
 
 
 def questions(task, split, count, seed=0):
+    """The sentences, word and answer of every query, in order."""
     batch = task.sequences(split, seed, 0, count)
     assert np.array_equal(batch.answers_NT, batch.targets_NT != IGNORED)
-    return [read(task, inputs, targets) for inputs, targets in zip(batch.inputs_NT, batch.targets_NT, strict=True)]
+    return [
+        (sentences, word, answer)
+        for inputs, targets in zip(batch.inputs_NT, batch.targets_NT, strict=True)
+        for sentences, words, answers in [read(task, inputs, targets)]
+        for word, answer in zip(words, answers, strict=True)
+    ]
 
 
 def check(task, split, asked):
@@ -102,16 +115,40 @@ def test_composed_sentences_have_the_declared_distribution():
     assert uniform_p(np.bincount(offsets, minlength=20)[1:]) > ALPHA
 
 
-def test_the_docstring_s_sample():
-    inputs, targets = (
-        re.search(rf"    {row} +(.*)", last_sentence.__doc__)[1].split() for row in ("inputs", "targets")
-    )
-    at = inputs.index("?")
-    ends = [place for place, word in enumerate(inputs) if word == "."]
-    last = inputs[ends[-2] + 1 : ends[-1]]
-    assert len(inputs) == len(targets)
-    assert targets[at + 1] == str(last.count(inputs[at + 1]))
-    assert set(targets[: at + 1] + targets[at + 2 :]) == {"."}
+@pytest.mark.slow
+def test_answers_to_several_queries_are_balanced_and_independent():
+    """χ² of the answers, words and places of two queries."""
+    task = LastSentence(queries=2, maximum=2, fewest_words=4, most_words=6, vocabulary=18)
+    asked = questions(task, "train", 6000)
+    answers = np.array([answer for *_, answer in asked]).reshape(-1, 2).T
+    words = np.array([word for _, word, _ in asked]).reshape(-1, 2).T - 6
+    for answer, word in zip(answers, words, strict=True):
+        assert uniform_p(np.bincount(answer, minlength=3)) > ALPHA
+        assert uniform_p(np.bincount(word, minlength=12)) > ALPHA
+        assert independent_p(contingency(answer, word)) > ALPHA
+    assert independent_p(contingency(*answers)) > ALPHA
+    assert uniform_p(np.bincount((words[1] - words[0]) % 12, minlength=12)[1:]) > ALPHA
+    lengths = np.array([len(sentences[-1]) for sentences, *_ in asked[::2]])
+    assert independent_p(contingency(answers[0], lengths)) > ALPHA
+    for query in range(2):
+        places = [s[-1].index(w) for s, w, answer in asked[query::2] if answer == 1 and len(s[-1]) == 6]
+        assert uniform_p(np.bincount(places, minlength=6)) > ALPHA
+    pairs = list(zip(asked[::2], asked[1::2], strict=True))
+    offsets = np.array([(t - a[1]) % 12 for a, b in pairs for t in a[0][0] if t not in (a[1], b[1])])
+    assert uniform_p(np.bincount(offsets, minlength=12)[1:]) > ALPHA
+
+
+def test_the_docstring_s_samples():
+    rows = [re.findall(rf"    {row} +(.*)", last_sentence.__doc__) for row in ("inputs", "targets")]
+    samples = [(inputs.split(), targets.split()) for inputs, targets in zip(*rows, strict=True)]
+    assert [inputs.count("?") for inputs, _ in samples] == [1, 2]
+    for inputs, targets in samples:
+        assert len(inputs) == len(targets)
+        ends = [place for place, word in enumerate(inputs) if word == "."]
+        last = inputs[ends[-2] + 1 : ends[-1]]
+        words = [place + 1 for place, word in enumerate(inputs) if word == "?"]
+        assert [targets[place] for place in words] == [str(last.count(inputs[place])) for place in words]
+        assert {target for place, target in enumerate(targets) if place not in words} == {"."}
 
 
 # -- texts
@@ -199,9 +236,9 @@ def test_the_prompt_of_the_paper(word, times):
     task = LastSentence(most_words=64, vocabulary=50000)
     tokens = np.array(task.prompt(ALICE, word))
     sentences, asked, _ = read(task, tokens, np.where(np.arange(len(tokens)) == len(tokens) - 1, 0, IGNORED))
-    assert asked == task.token(word)
+    assert asked == [task.token(word)]
     assert [len(sentence) for sentence in sentences] == [57, 56]
-    assert tuple(sentence.count(asked) for sentence in sentences) == times
+    assert tuple(sentence.count(asked[0]) for sentence in sentences) == times
 
 
 def test_tokens_do_not_depend_on_a_text():
@@ -257,6 +294,9 @@ def test_a_folder_without_questions_is_an_error(tmp_path, name, text, code):
         ({"vocabulary": 8}, "invalid_value", {"key": "vocabulary", "value": 8, "smallest": 9}),
         ({"folder": "books"}, "invalid_value", {"key": "task.corpus", "value": "composed"}),
         ({"sentences": 1}, "greater_than_equal", {"key": "sentences", "ge": 2}),
+        ({"queries": 2, "corpus": "alice", "maximum": 1}, "invalid_value", {"key": "queries", "corpus": "alice"}),
+        ({"queries": 2}, "invalid_value", {"key": "queries", "fewest_words": 4, "smallest": 6}),
+        ({"queries": 4, "maximum": 1, "vocabulary": 9}, "invalid_value", {"key": "vocabulary", "smallest": 10}),
     ],
 )
 def test_impossible_specs_are_errors(fields, code, data):
@@ -268,6 +308,10 @@ def test_the_shortcut_counts_in_all_sentences():
     task = LastSentence(maximum=3, vocabulary=20, fewest_words=3, most_words=5)
     end, query, pad, word = task.end, task.end + 1, task.end + 2, 9
     tokens = np.array([[word, 8, word, end, 8, word, 10, end, query, word, pad]])
-    assert task.shortcuts(tokens)["all sentences"].tolist() == [3]
-    errors = [task.shortcut_errors(split, 500)["all sentences"] for split in ("in_dist", "absent")]
-    assert 0 < errors[0] < errors[1] == 100
+    assert task.shortcuts(tokens)["all sentences"][0, 9] == 3
+    two = np.array([[word, 8, word, end, 8, 10, 10, end, query, word, pad, query, 8, pad, query, 11]])
+    assert task.shortcuts(two)["all sentences"][0, [9, 12, 15]].tolist() == [2, 2, 0]
+    for queries in (1, 3):
+        task = LastSentence(queries=queries, maximum=1, vocabulary=20, fewest_words=3, most_words=5)
+        errors = [task.shortcut_errors(split, 500)["all sentences"] for split in ("in_dist", "absent")]
+        assert 0 < errors[0] < errors[1] == 100

@@ -22,5 +22,6 @@ class TestVariants(TaskContract):
         Counting(operations=12, variables=3, max_tokens=25, pass_weight=4, train_sequences=None),
         MQAR(vocabulary=9, tokens=20, pairs=3, more_pairs=2, power_a=1, random_non_queries=True),
         MQRAR(vocabulary=60, tokens=20, variables=2, more_variables=3, n_back=3),
+        LastSentence(queries=3, maximum=1, most_words=5, vocabulary=20),
         words_of_a_text,
     ]
