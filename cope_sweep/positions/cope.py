@@ -140,11 +140,15 @@ class CoPE(ContextualEncoding):
         default=False,
         description="Also divide q·e[p] by √K, as the released code does by default; the paper's listing does not.",
     )
+    std: Annotated[float, Field(ge=0)] = Field(
+        default=0.0,
+        description="Standard deviation of the embeddings' normal initialisation; 0: zeros, as in the paper's listing.",
+    )
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:
         p_max = dims.context + 1 if self.p_max == "full" else self.p_max
         heads = (dims.heads,) if self.per_head else ()
-        e = Parameter((*heads, p_max, dims.head_dim), per_layer=not self.share_layers)
+        e = Parameter((*heads, p_max, dims.head_dim), self.std, per_layer=not self.share_layers)
         return {"e": e, **self.gate_parameters(dims)}
 
     def limit(self, parameters: Tensors) -> int:

@@ -237,7 +237,7 @@ class LastSentence(GeneratedTask):
         count, queries = answers_NQ.shape
         kinds = self.vocabulary - self._words
         # The other words are numbered from the first queried one, around.
-        first_N = rng.integers(0, kinds, count)
+        first_N1 = rng.integers(0, kinds, (count, 1))
         queried_NQ = np.zeros((count, queries), np.int64)
         for query in range(1, queries):
             drawn_N1 = rng.integers(0, kinds - query, (count, 1))
@@ -263,7 +263,8 @@ class LastSentence(GeneratedTask):
         words_NX = np.where(which_NX < queries, chosen_NX, words_NX)
 
         def token(words: np.ndarray) -> np.ndarray:
-            return self._words + (first_N[:, None] + words) % kinds
+            tokens: np.ndarray = self._words + (first_N1 + words) % kinds
+            return tokens
 
         tokens_NKW = np.full((*shape_NK, self.most_words + 1), self.end)
         tokens_NKW[..., :-1] = token(words_NX).reshape(shape_NKW)
@@ -276,9 +277,10 @@ class LastSentence(GeneratedTask):
 
 def _without(taken_NQ: np.ndarray, drawn_NX: np.ndarray) -> np.ndarray:
     """The x-th number that is not taken, for each drawn x, (N, X): 0 → the smallest, 1 → the next."""
+    number_NX = drawn_NX.copy()
     for taken_N in np.sort(taken_NQ, axis=1).T:
-        drawn_NX = drawn_NX + (drawn_NX >= taken_N[:, None])
-    return drawn_NX
+        number_NX += number_NX >= taken_N[:, None]
+    return number_NX
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.kernels import Inputs, Position, attend, reference
+from cope_sweep.model import Transformer
 from cope_sweep.positions import Attention, CoPE, Dims
 from cope_sweep.testing import EncodingContract
 from tests.positions import naive
+from tests.tiny import tiny_run
 
 
 class TestCoPE(EncodingContract):
     specs = [
-        CoPE(p_max=4),
+        CoPE(p_max=4, std=0.5),
         CoPE(p_max="full", share_layers=True),
         CoPE(p_max=3, scale_positions=True),
         ["cope", "rope"],
@@ -146,5 +148,30 @@ def test_has_p_max_embeddings_for_all_heads(p_max, rows):
     assert CoPE(p_max=p_max).parameters(dims)["e"].shape == (rows, 4)
 
 
-def test_embeddings_are_initialised_to_zero():
-    assert CoPE().parameters(Dims(8, 2, 1, 10))["e"].std == 0
+def test_embeddings_start_at_zero_or_normal_and_other_weights_are_the_same():
+    models = [
+        Transformer(tiny_run(**{"model.position": [{"kind": "cope", "p_max": 400, "std": std}], "model.dim": 32}))
+        for std in (0.0, 0.02)
+    ]
+    zeros, normal = (dict(model.named_parameters()) for model in models)
+    tables = [name for name in zeros if name.endswith(".e")]
+    assert tables
+    for name in zeros:
+        if name in tables:
+            assert not zeros[name].any()
+            assert normal[name].std().item() == pytest.approx(0.02, rel=0.05)
+            assert normal[name].mean().item() == pytest.approx(0, abs=0.001)
+        else:
+            assert torch.equal(zeros[name], normal[name])
+
+
+def test_gates_get_a_gradient_at_the_start_if_embeddings_do_not_start_at_zero():
+    """Separate keys of gates: with zeros, the first gradient reaches the embeddings alone."""
+    for std, reached in ((0.0, False), (0.02, True)):
+        position = {"kind": "cope", "p_max": 8, "gate": "separate", "std": std}
+        model = Transformer(tiny_run(**{"model.position": [position]}))
+        tokens = torch.randint(model.vocabulary_size, (2, 9), generator=torch.Generator().manual_seed(0))
+        model.loss(tokens, tokens).backward()
+        gates = [x.grad for name, x in model.named_parameters() if "gate_weight" in name]
+        assert gates
+        assert all(bool(gradient.any()) == reached for gradient in gates)
