@@ -217,8 +217,8 @@ def check_claims(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
             message = f"the table has no column {claim.metric!r}{suggest(claim.metric, names)}"
             place: KeyPath = ("claims", index, "metric")
             raise loaded.source.error(place, message, "unknown_column", column=claim.metric, allowed=names)
-        if loaded.scale is not None:
-            continue  # a scale may have other rows
+        if loaded.written is not None:
+            continue  # a scale or --set may have other rows
         for side, condition in (("better", claim.better), ("than", claim.than)):
             if not any(matches(loaded, point, condition) for point in points):
                 raise loaded.source.error(("claims", index, side), "no row matches", "matching_rows", rows=0)

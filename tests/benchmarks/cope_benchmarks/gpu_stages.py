@@ -97,9 +97,8 @@ def run_tests(device: str, out: Path) -> int:
     with (out / "tests.log").open("w", encoding="utf-8") as log:
         codes = _execute(commands, environment, log)
     text = (out / "tests.log").read_text(encoding="utf-8")
-    counts = ", ".join(
-        f"{len(re.findall(f' {name}', text))} {name.lower()}" for name in ("PASSED", "SKIPPED", "FAILED")
-    )
+    counted = {each: sum(map(int, re.findall(rf"(\d+) {each}", text))) for each in ("passed", "skipped", "failed")}
+    counts = ", ".join(f"{number} {each}" for each, number in counted.items())
     _say(f"tests: {counts} of {len(names)}")
     return UNFINISHED if None in codes else int(any(codes))
 

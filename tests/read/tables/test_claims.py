@@ -1,7 +1,10 @@
 """Verdicts of claims, by hand."""
 
+from pathlib import Path
+
 import pytest
 
+from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.read.tables.claims import claims_layout, findings, hypothesis_verdict
 from tests.errors import raises
 from tests.read.tables.ablations import plan_of
@@ -77,3 +80,9 @@ def test_a_claim_about_no_row_or_no_column_is_an_error():
         found(better={"model.position": "CoPPE"})
     with raises("unknown_column"):
         found(metric="in_dist/los")
+
+
+def test_set_may_leave_out_the_rows_of_a_claim():
+    loaded = load_ablation(Path(__file__).parents[3] / "ablations" / "flip_flop.yaml")
+    narrowed = with_overrides(loaded, assignments=["model.position=[{kind: alibi}]"])
+    assert len(expand(narrowed).rows) == 1
