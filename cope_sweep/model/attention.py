@@ -50,7 +50,16 @@ def self_attention(
     B, T, _ = qkv_BTX.shape
     qkv_BT3HK = qkv_BTX.view(B, T, 3, heads, -1)
     q_BHTK, k_BHTK, v_BHTK = qkv_BT3HK.permute(2, 0, 3, 1, 4)
-    start = cache["v"].shape[2] if cache else 0
+    cached = {} if cache is None else cache
+    start = cached["v"].shape[2] if cached else 0
+    unmixed: dict[str, Tensor] = {}
+    if any(position.encoding.mixes for position in positions):
+        unmixed = _append(cached, {"unmixed_q": q_BHTK, "unmixed_k": k_BHTK})
+        q_BHSK, k_BHSK = unmixed.values()
+        for position in positions:
+            q_BHSK = position.encoding.mix(position.parameters, q_BHSK, keys=False)
+            k_BHSK = position.encoding.mix(position.parameters, k_BHSK, keys=True)
+        q_BHTK, k_BHTK = q_BHSK[:, :, start:], k_BHSK[:, :, start:]
     sources: dict[str, Tensor] = {"v": v_BHTK, "k": k_BHTK}
     for index, position in enumerate(positions):
         features_BTX = position.encoding.features(position.parameters, x_BTD)
@@ -60,19 +69,16 @@ def self_attention(
             # Selecting index 0 makes the gradient contiguous. Without it, sums over the gradient round differently, and
             # runs no longer give the same numbers to the bit as before.
             sources[f"features{index}"] = features_BTX.view(B, T, 1, heads, -1)[:, :, 0].transpose(1, 2)
-    cached = {} if cache is None else cache
-    sources = {name: torch.cat((cached[name], new), dim=2) if name in cached else new for name, new in sources.items()}
+    sources = _append(cached, sources)
     features = [sources.get(f"features{index}") for index in range(len(positions))]
     rotated_q, rotated_k = q_BHTK, k_BHTK
     for position, features_BHSF in zip(positions, features, strict=True):
         rotated_q = position.encoding.rotate(position.parameters, rotated_q, start, features_BHSF)
         rotated_k = position.encoding.rotate(position.parameters, rotated_k, start, features_BHSF, keys=True)
     if rotated_k is not k_BHTK:
-        sources["rotated_k"] = (
-            torch.cat((cached["rotated_k"], rotated_k), dim=2) if "rotated_k" in cached else rotated_k
-        )
+        sources |= _append(cached, {"rotated_k": rotated_k})
     if cache is not None:
-        cache.update(sources)
+        cache.update(unmixed | sources)
     inputs = Inputs(
         q_BHTK,
         sources["k"],
@@ -86,3 +92,8 @@ def self_attention(
     attended_BHTK = attend(inputs, positions, dropout, seeds_B)
     attended_BTD = attended_BHTK.transpose(1, 2).flatten(2)
     return linear(parameters, "attention.out", attended_BTD if packing is None else packing.pack(attended_BTD))
+
+
+def _append(cached: LayerCache, new: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of all tokens: those in the cache, if there are any, and then the new ones."""
+    return {name: torch.cat((cached[name], x), dim=2) if name in cached else x for name, x in new.items()}

@@ -116,6 +116,11 @@ class Encoding(Kind):
         return type(self).weights is not Encoding.weights
 
     @property
+    def mixes(self) -> bool:
+        """Whether this encoding mixes the queries and keys of several tokens."""
+        return type(self).mix is not Encoding.mix
+
+    @property
     def has_term(self) -> bool:
         """Whether `term` describes the score, or the weights, so that fused kernels can compute them."""
         return type(self).term is not Encoding.term
@@ -164,6 +169,13 @@ class Encoding(Kind):
         convolution, is computed where it is used, from those of all S tokens.
         """
         return None
+
+    def mix(self, parameters: Tensors, x_BHSK: Tensor, *, keys: bool) -> Tensor:
+        """Queries, or `keys`, of the tokens 0 … S − 1, mixed along the tokens: no token takes from a later one.
+
+        The result replaces them in all other hooks. Decoding keeps those of earlier tokens as they were before.
+        """
+        return x_BHSK
 
     def rotate(
         self,

@@ -20,6 +20,7 @@ from cope_sweep.positions.path import PaTH
 from cope_sweep.positions.relative import Relative
 from cope_sweep.positions.rope import RoPE
 from cope_sweep.positions.selective_rope import SelectiveRoPE
+from cope_sweep.positions.short_convolution import ShortConvolution
 from cope_sweep.positions.sinusoidal import Sinusoidal
 from cope_sweep.positions.stick_breaking import StickBreaking
 from cope_sweep.positions.t5 import T5
@@ -33,6 +34,7 @@ ENCODINGS = Registry(
     (
         *(Absolute, Sinusoidal, Relative, RoPE, ALiBi, T5, CoPE, CoPEMLP, CoPEALiBi),
         *(FoX, PaTH, StickBreaking, TRA, GrapeAP, DaRoPE, SelectiveRoPE, FIRE, Kerple, DAPE, XPos),
+        ShortConvolution,
     ),
     entry_points="cope_sweep.positions",
 )
