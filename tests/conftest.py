@@ -14,6 +14,10 @@ THOROUGH = (
 )
 """Files, by the begin of their paths, whose tests only `make test-all` runs. Single tests have the mark `thorough`."""
 
+# The tensors of tests are tiny, and several processes run tests side by side: threads of torch would wait for each other's
+# core many times longer than they compute. Processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 SLOW_S, FAST_S = 10.0, 0.1
 """About what a test takes that has the mark `slow`, and one without."""
 
