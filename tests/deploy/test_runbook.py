@@ -89,7 +89,7 @@ def object_store(monkeypatch):
     started[-1].stop()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_object_store_dies_and_comes_back(object_store, tmp_path, monkeypatch):
     """A sweep ends with the reason; the same command continues its run."""
     monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / "cache"))

@@ -60,7 +60,7 @@ def test_kernels_their_gpu_tests_and_benchmarks_need_torch_triton_numpy_and_pyte
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_training_steps_need_the_packages_that_make_gpu_names():
     of_those = ("annotated_types", "greenlet", "pydantic_core", "_yaml", "typing_extensions", "typing_inspection")
     done = import_with_few_packages("cope_benchmarks.step", packages=(*NEEDED, *of_those))
@@ -81,7 +81,7 @@ runpy.run_module("cope_sweep.cli", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_runs_are_trained_without_ray_and_mlflow(tmp_path):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = {
@@ -100,7 +100,7 @@ def test_runs_are_trained_without_ray_and_mlflow(tmp_path):
     assert "Interrupted with 5 runs to do" in done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_blocker_blocks():
     done = import_with_few_packages("cope_sweep.positions.cope")
     assert done.returncode == 1

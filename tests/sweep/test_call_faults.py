@@ -26,6 +26,7 @@ from tests.sweep.runs import ONE_GROUP, EventLog, seeds, train_by
 
 pytestmark = pytest.mark.slow
 RUNS = seeds(3)
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 4))]
 FAULTS = ("lost", "answer lost", "in flight", "slow")
 SLOW_S = 0.05
 RESOURCES = ONE_GROUP.model_copy(update={"checkpoint_every_s": 0.0})
@@ -102,7 +103,7 @@ def failing(faults, call):
     return transaction
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_calls_of_the_index(tmp_path, index_url, undisturbed, quick, monkeypatch, seed):  # noqa: F811
     store, faults, events = Store(tmp_path / "store", index=index_url, create=True), Faults(seed), EventLog()
     unfinished = Driver._unfinished
@@ -172,7 +173,7 @@ class FaultyObjects(ObjectFolder):
             raise StoreError("the object store does not answer any more")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_calls_of_an_object_store(tmp_path, undisturbed, monkeypatch, seed):
     """A run whose call fails has failed, as its client has tried it several times; the same command goes on with it."""
     monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / "cache"))

@@ -46,6 +46,7 @@ def test_every_run_is_trained_in_order_and_only_once(
     assert len({events.of(run)[-1].worker_id for run in (runs[0], runs[1], runs[3])}) == 1
 
 
+@RAY_IS_THOROUGH
 def test_a_failing_run_fails_alone(executor: Callable[..., None], store: Store, events: EventLog) -> None:
     bad = tiny_run(**{"train.lr": 1e20, "train.steps": 200})
     runs = [tiny_run(seed=1), bad, tiny_run(seed=2)]
@@ -88,6 +89,7 @@ def test_stop_interrupts_and_the_next_call_resumes(
     assert next(event.step for event in again if event.step) >= reached
 
 
+@RAY_IS_THOROUGH
 def test_runs_of_another_sweep_are_left_to_it_until_it_gives_them_up(
     executor: Callable[..., None], store: Store, events: EventLog
 ) -> None:

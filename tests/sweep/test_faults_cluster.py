@@ -25,7 +25,7 @@ from tests.sweep.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, lo
 from tests.sweep.ports import free_port
 from tests.sweep.runs import EventLog, Listener, other_sweep
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1200)]
 
 
 def train(file: Path, store: Store, **options: Any) -> SweepOutcome:
@@ -126,7 +126,6 @@ def second_cluster(ray_environment: dict[str, str], monkeypatch: pytest.MonkeyPa
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.thorough
 def test_the_death_of_the_head_is_noticed_and_another_cluster_goes_on(
     second_cluster: Any, cluster: str, tmp_path: Path
 ) -> None:
@@ -158,7 +157,6 @@ def test_the_death_of_the_head_is_noticed_and_another_cluster_goes_on(
         assert max(Counter(logged(store, run.run_id)).values()) == 1
 
 
-@pytest.mark.thorough
 def test_a_sweep_whose_raylet_dies_has_no_failed_runs(ray_environment: dict[str, str], tmp_path: Path) -> None:
     plan = write_ablation(tmp_path / "raylet.yaml", {"Long": 20 * LONG})
     store = Store(tmp_path / "store", create=True)

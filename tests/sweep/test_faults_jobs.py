@@ -29,7 +29,7 @@ from tests.sweep.fault_sweeps import (
 )
 from tests.sweep.runs import ONE_GROUP, train_by
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1200), pytest.mark.usefixtures("cluster")]
 ROOT = Path(__file__).parents[2]
 
 
@@ -109,7 +109,6 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, dict[str, str
     server.stop()
 
 
-@pytest.mark.thorough
 def test_a_store_on_an_s3_server_with_its_index_on_postgresql_is_trained_into_and_served(
     cluster_nodes: Any,
     tree: Path,

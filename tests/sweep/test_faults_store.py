@@ -20,9 +20,9 @@ from tests.read.tables.ablations import plan_of
 from tests.sweep.fault_sweeps import logged
 from tests.sweep.runs import ONE_GROUP, EventLog, Listener, Recorded, other_sweep, seeds, train_by
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
-
+@pytest.mark.thorough
+@pytest.mark.usefixtures("cluster")
 def test_a_search_ends_although_another_sweep_has_one_of_its_last_runs(store: Store) -> None:
     """The search suggests no more when it knows how the run has ended there."""
     plan = plan_of(search={"kind": "optuna", "samples": 9}, seeds=[0])
@@ -52,10 +52,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-@pytest.mark.parametrize(
-    ("index", "code"),
-    [("", "unusable_index"), pytest.param("index.db", "not_writable", marks=pytest.mark.thorough)],
-)
+@pytest.mark.thorough
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(("index", "code"), [("", "unusable_index"), ("index.db", "not_writable")])
 def test_a_full_disk_ends_the_sweep_and_with_room_it_goes_on(
     small_disk: Path, tmp_path: Path, events: EventLog, index: str, code: str
 ) -> None:
@@ -89,6 +88,7 @@ def test_a_full_disk_is_called_one(small_disk: Path) -> None:
         Store(folder).index.statuses()
 
 
+@pytest.mark.thorough
 def test_sync_to_a_full_disk_is_one_line_and_its_details_are_in_the_log(small_disk: Path, tmp_path: Path) -> None:
     store = Store(tmp_path / "store", create=True)
     train_by(run_local, seeds(1, **{"train.steps": 2}), store, ONE_GROUP)

@@ -164,11 +164,12 @@ def test_groups_follow_the_cluster(store: Store, events: EventLog, cluster_nodes
     assert store.run(runs[1].run_id).state["attempt"] == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [
         ("import", "the plugin tests.sweep.fails_on_one_node cannot be imported"),
-        pytest.param("exit", "its processes end before they train anything", marks=pytest.mark.thorough),
+        ("exit", "its processes end before they train anything"),
     ],
 )
 def test_a_node_that_cannot_train_is_left_out_and_the_others_go_on(
@@ -203,6 +204,7 @@ def test_a_node_that_cannot_train_is_left_out_and_the_others_go_on(
     assert len({pid_of(event) for event in events if event.worker_id}) == 2
 
 
+@pytest.mark.thorough
 def test_a_worker_that_is_told_to_leave_writes_a_checkpoint_and_its_run_goes_on(store: Store, events: EventLog) -> None:
     (run,) = seeds(1, **LONG)
     resources = ONE_GROUP.model_copy(update={"max_failures": 0, "checkpoint_every_s": 3600.0})
@@ -221,6 +223,7 @@ def test_a_worker_that_is_told_to_leave_writes_a_checkpoint_and_its_run_goes_on(
     assert events.ends() == [(run.run_id, "interrupted")]
 
 
+@pytest.mark.thorough
 def test_a_run_that_hangs_ends_its_process_and_goes_on(store: Store, events: EventLog, tmp_path: Path) -> None:
     """It hangs in native code, after a state was written."""
     load_plugins(["tests.sweep.hangs_once"])
@@ -263,7 +266,8 @@ def test_the_death_of_the_actor_of_stop_requests_is_survived(store: Store, event
     assert [store.run(run.run_id).state["attempt"] for run in runs] == [1, 1]
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_that_cannot_be_unpickled_is_the_reason_of_the_failure(
     store: Store, events: EventLog, workers: int
 ) -> None:

@@ -371,6 +371,7 @@ def _suggest(root: Path, start: "multiprocessing.Barrier", found: "multiprocessi
     found.put(mine)
 
 
+@pytest.mark.thorough
 def test_processes_that_start_at_once_share_one_study(tmp_path: Path) -> None:
     """Two processes make the file, its tables and the study at the same time, and suggest no more than one would."""
     store = Store(tmp_path / "store", create=True)

@@ -199,7 +199,9 @@ def test_a_server_that_hangs_neither_stops_training_nor_holds_its_end(store, pla
         assert "3 s" in error
 
 
-@pytest.mark.parametrize("fault", ["errors", "lost", "away"])
+@pytest.mark.parametrize(
+    "fault", [*(pytest.param(each, marks=pytest.mark.thorough) for each in ("errors", "away")), "lost"]
+)
 def test_a_server_with_faults_has_everything_once_when_it_is_back(store, plan, server_uri, record_sweep, fault):
     """While a sweep trains; `lost`: requests are carried out, and the client is told that they failed."""
     record = write_sweep(store, plan)

@@ -35,7 +35,7 @@ def losses(run, runtime):
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"model.position": ["cope"], "model.layers": 2},
+        pytest.param({"model.position": ["cope"], "model.layers": 2}, marks=pytest.mark.thorough),
         pytest.param({"model.position": ["rope", "relative"], "model.family": "llama"}, marks=pytest.mark.thorough),
         pytest.param(
             {"model.position": ["absolute"], "model.dropout": 0.2, "model.family": "post_norm"},

@@ -14,7 +14,7 @@ from tests.store.waiting import until
 from tests.sweep.conftest import ray_environment  # noqa: F401 - a fixture
 from tests.sweep.heads import started_head
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
 TOKEN = "c" * 64
 LONG_STEPS = 6000
