@@ -144,7 +144,12 @@ def which(
             for encoding in encodings
         ]
         h_BSD = empty(1, tokens, dims.dim)
-        features_BSX = [position.encoding.features(position.parameters, h_BSD) for position in positions]
+        features_BSX = [
+            empty(1, tokens, dims.heads)
+            if position.encoding.samples
+            else position.encoding.features(position.parameters, h_BSD)
+            for position in positions
+        ]
         features = [None if x is None else x.view(1, tokens, dims.heads, -1).transpose(1, 2) for x in features_BSX]
         rotated_q_BHTK, rotated_k_BHSK = q_BHTK, k_BHSK
         for position, x in zip(positions, features, strict=True):

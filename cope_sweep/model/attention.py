@@ -28,6 +28,7 @@ def self_attention(
     cache: LayerCache | None = None,
     lengths_B: Tensor | None = None,
     packing: Packing | None = None,
+    shares_BT: Tensor | None = None,
 ) -> Tensor:
     """Multi-head attention, softmax(q·k/√K + Σ scores)·v over the tokens up to each query, (B, T, D).
 
@@ -42,6 +43,7 @@ def self_attention(
         cache: the tokens before `x_BTD`; the new tokens are appended.
         lengths_B: the number of tokens of each sequence, those in the cache included; None: all.
         packing: where the tokens of `x_BTD`, which then is (1, N, D) as the result, are in a batch of sequences.
+        shares_BT: the positions of encodings whose positions are sampled; None: there are none.
 
     """
     qkv_BTX = linear(parameters, "attention.qkv", x_BTD)
@@ -62,6 +64,10 @@ def self_attention(
         q_BHTK, k_BHTK = q_BHSK[:, :, start:], k_BHSK[:, :, start:]
     sources: dict[str, Tensor] = {"v": v_BHTK, "k": k_BHTK}
     for index, position in enumerate(positions):
+        if position.encoding.samples:
+            assert shares_BT is not None  # noqa: S101 - the model gives them
+            sources[f"features{index}"] = shares_BT[:, None, :, None].expand(B, heads, T, 1)
+            continue
         features_BTX = position.encoding.features(position.parameters, x_BTD)
         if features_BTX is not None:
             if packing is not None:

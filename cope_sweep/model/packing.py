@@ -20,7 +20,7 @@ class Packing:
     def __init__(self, lengths: Sequence[int], device: torch.device | None = None) -> None:
         """`lengths`: the number of tokens of each sequence."""
         self.batch, self.longest = len(lengths), max(lengths)
-        lengths_B = torch.tensor(lengths, device=device)
+        self.lengths_B = lengths_B = torch.tensor(lengths, device=device)
         # Row-major: the tokens of the first sequence, then those of the second.
         is_token_BT = torch.arange(self.longest, device=device) < lengths_B[:, None]
         self._places_N = None if bool(is_token_BT.all()) else is_token_BT.flatten().nonzero().squeeze(1)

@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cope_sweep.config import RunSpec
+from cope_sweep.errors import InvalidValue
 from cope_sweep.kernels import Position, Positions
 from cope_sweep.kernels.dropout import apply_dropout, at_place, draw_seeds
 from cope_sweep.model.attention import LayerCache, self_attention
 from cope_sweep.model.loss import output_loss, predict
 from cope_sweep.model.packing import Packing
 from cope_sweep.model.parameters import ParametersByName, PositionParameters, add_parameters, initialise
+from cope_sweep.model.shares import even_shares, sampled_shares
 from cope_sweep.positions import Encoding
 
 Cache = list[LayerCache]
@@ -64,6 +66,7 @@ class Block(nn.Module):
         lengths_B: Tensor | None = None,
         packing: Packing | None = None,
         seeds_B: Tensor | None = None,
+        shares_BT: Tensor | None = None,
     ) -> Tensor:
         """`seeds_B`: of the dropout masks of this block, one for each sequence; None: no dropout."""
         spec, parameters = self.spec, self.parameters_by_name
@@ -80,6 +83,7 @@ class Block(nn.Module):
                 cache=cache,
                 lengths_B=lengths_B,
                 packing=packing,
+                shares_BT=shares_BT,
             )
 
         places = count(1)
@@ -172,9 +176,11 @@ class Transformer(nn.Module):
         """The input of the output layer, (B, T, D); arguments and errors as in `forward`.
 
         With a `packing` of the tokens, without a cache, the padding is not computed, and the result is (1, N, D).
-        `seeds_B`, int64, determine the dropout masks of each sequence in training; None: they are drawn from torch's
-        global generator. Raises ValueError for dropout with a `packing`.
+        `seeds_B`, int64, determine dropout masks and sampled positions of each sequence in training; None: they are
+        drawn from torch's global generator. Raises ValueError for dropout with a `packing`, and for sampled positions
+        with a `cache`.
         """
+        shares_BT = self._shares(tokens_BT, cache, packing.lengths_B if packing else lengths_B, seeds_B)
         seeds_B = self._dropout_seeds(tokens_BT, packing, seeds_B)
         start = cache[0]["v"].shape[2] if cache and cache[0] else 0
         x_BTD = self.embedding(tokens_BT)
@@ -187,12 +193,33 @@ class Transformer(nn.Module):
         for layer, block in enumerate(self.blocks):
             layer_cache = cache[layer] if cache is not None else None
             block_seeds_B = None if seeds_B is None else at_place(seeds_B, (layer + 1) * PLACES_OF_BLOCK)
-            arguments = (x_BTD, self._positions(layer), layer_cache, lengths_B, packing, block_seeds_B)
+            arguments = (x_BTD, self._positions(layer), layer_cache, lengths_B, packing, block_seeds_B, shares_BT)
             if self.checkpoint_activations and self.training and cache is None:
                 x_BTD = checkpoint(block, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
                 x_BTD = block(*arguments)
         return self.family.final_norm(self.output_parameters, x_BTD)
+
+    def _shares(
+        self, tokens_BT: Tensor, cache: Cache | None, lengths_B: Tensor | None, seeds_B: Tensor | None
+    ) -> Tensor | None:
+        """The positions of encodings that sample them, as shares of their range, (B, T); None: there is none."""
+        sampling = [each.encoding for each in self._position_parameters() if each.encoding.samples]
+        if not sampling:
+            return None
+        if cache is not None:
+            kind = sampling[0].kind
+            raise InvalidValue(
+                f"with {kind}.sampled, positions depend on the number of tokens that follow, so tokens cannot be "
+                "computed one after another: such a model does not generate, nor score more tokens than fit into "
+                "memory at once",
+                key=f"{kind}.sampled",
+                kind=kind,
+            )
+        B, T = tokens_BT.shape
+        if self.training:
+            return sampled_shares(draw_seeds(B, tokens_BT.device) if seeds_B is None else seeds_B, T)
+        return even_shares(tokens_BT.new_full((B,), T) if lengths_B is None else lengths_B, T)
 
     def _dropout_seeds(self, tokens_BT: Tensor, packing: Packing | None, seeds_B: Tensor | None) -> Tensor | None:
         """The seeds of dropout in this forward pass; None: without dropout."""

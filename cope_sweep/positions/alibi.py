@@ -1,6 +1,8 @@
 """ALiBi: attention with linear biases (Press et al. 2022).
 
 a_ij = softmax_j(q_i·k_j/√K − m_h·(i − j))
+
+Positions can be random floats instead of i and j (`sampled.py`).
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, Strict
 
 from cope_sweep.errors import InvalidValue
-from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Tensors
+from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Tensors, at_least_float32
 from cope_sweep.positions.relative import distances
-from cope_sweep.terms import DistanceSlope
+from cope_sweep.positions.sampled import DESCRIPTION, Sampled
+from cope_sweep.terms import DistanceSlope, KeyBias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +54,11 @@ class ALiBi(AttentionEncoding):
     slopes: Slopes | Literal["standard"] = Field(
         default="standard", description="One slope for each head; standard: 2^(−8h/heads)."
     )
+    sampled: Sampled = Field(default=None, description=DESCRIPTION)
+
+    @property
+    def samples(self) -> bool:
+        return self.sampled is not None
 
     def check(self, dims: Dims) -> None:
         super().check(dims)
@@ -58,10 +66,23 @@ class ALiBi(AttentionEncoding):
             check_slopes(self.slopes, dims, self.kind)
 
     def score(self, parameters: Tensors, attention: Attention) -> Tensor:
-        return -self._slopes(attention.q_BHQK)[None, :, None, None] * distances(attention)
+        slopes_H11 = self._slopes(attention.q_BHQK)[:, None, None]
+        if self.sampled is None:
+            return -slopes_H11[None] * distances(attention)
+        assert attention.features_BHSF is not None  # noqa: S101 - the model gives positions
+        position_BHS = self.sampled * attention.features_BHSF[..., 0]
+        first = position_BHS.shape[2] - attention.q_BHQK.shape[2]
+        distance_BHQS = position_BHS[:, :, first:, None] - position_BHS[:, :, None]
+        return -slopes_H11 * distance_BHQS.to(slopes_H11.dtype)
 
-    def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> DistanceSlope:
-        return DistanceSlope(-self._slopes(q_BHQK))
+    def term(
+        self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None
+    ) -> DistanceSlope | KeyBias:
+        slopes_H = self._slopes(q_BHQK)
+        if self.sampled is None or features_BHSF is None:
+            return DistanceSlope(-slopes_H)
+        # The query's own position is the same for all keys.
+        return KeyBias((slopes_H[:, None] * self.sampled * features_BHSF[..., 0]).to(at_least_float32(slopes_H).dtype))
 
     def _slopes(self, q_BHQK: Tensor) -> Tensor:
         return q_BHQK.new_tensor(standard_slopes(q_BHQK.shape[1]) if self.slopes == "standard" else self.slopes)

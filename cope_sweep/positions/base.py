@@ -116,6 +116,15 @@ class Encoding(Kind):
         return type(self).weights is not Encoding.weights
 
     @property
+    def samples(self) -> bool:
+        """Whether positions are not the tokens' numbers, but random floats (`sampled.py`).
+
+        The features of a token are then its position as a share of the range, the same number for each head. The model
+        draws it; `features` is not called.
+        """
+        return False
+
+    @property
     def mixes(self) -> bool:
         """Whether this encoding mixes the queries and keys of several tokens."""
         return type(self).mix is not Encoding.mix

@@ -13,6 +13,8 @@ a trained model for sequences `factor` times as long, in an evaluation (`evaluat
 
 YaRN's ramp is that of the paper, over turns; its code has one over the indices of pairs.
 
+Positions can be random floats instead of t (`sampled.py`).
+
 Shapes: B batch, H heads, T tokens, K head dim, C = K/2 pairs of components.
 """
 
@@ -26,6 +28,7 @@ from pydantic import Field
 
 from cope_sweep.errors import InvalidValue
 from cope_sweep.positions.base import AttentionEncoding, Dims, Tensors
+from cope_sweep.positions.sampled import DESCRIPTION, Sampled
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +70,11 @@ class RoPE(RotaryEncoding):
     trained: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
         default=None, description="With `scaling: yarn`: the length of the training sequences."
     )
+    sampled: Sampled = Field(default=None, description=DESCRIPTION)
+
+    @property
+    def samples(self) -> bool:
+        return self.sampled is not None
 
     def check(self, dims: Dims) -> None:
         super().check(dims)
@@ -108,7 +116,12 @@ class RoPE(RotaryEncoding):
         *,
         keys: bool = False,
     ) -> Tensor:
-        return turned(x_BHTK, *_rotation(self, start, x_BHTK))
+        if self.sampled is None:
+            return turned(x_BHTK, *_rotation(self, start, x_BHTK))
+        assert features_BHSF is not None  # noqa: S101 - the model gives positions
+        position_B1T1 = self.sampled * features_BHSF[:, :1, start : start + x_BHTK.shape[2]]  # of all heads
+        angle_B1TC = position_B1T1 * self.rates(x_BHTK.shape[-1], x_BHTK.device)
+        return turned(x_BHTK, angle_B1TC.cos() * self.magnitude, angle_B1TC.sin() * self.magnitude)
 
     def rates(self, head_dim: int, device: torch.device | None = None) -> Tensor:
         """The angle of each pair at position 1, in radians, (C,) float64."""
@@ -134,7 +147,7 @@ class RoPE(RotaryEncoding):
 
 
 def turned(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Pairs (k, k + K/2) of components turned by angles with these cosines and sines, (T, C) or (B, H, T, C)."""
+    """Pairs (k, k + K/2) of components turned by angles with these cosines and sines, (T, C) or (B, H or 1, T, C)."""
     import torch
 
     cos, sin = cos.to(x_BHTK.dtype), sin.to(x_BHTK.dtype)

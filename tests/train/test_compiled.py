@@ -36,6 +36,10 @@ def losses(run, runtime):
     "overrides",
     [
         pytest.param({"model.position": ["cope"], "model.layers": 2}, marks=pytest.mark.thorough),
+        pytest.param(
+            {"model.position": [{"kind": "rope", "sampled": 20.0}, {"kind": "alibi", "sampled": 9.0}]},
+            marks=pytest.mark.thorough,
+        ),
         pytest.param({"model.position": ["rope", "relative"], "model.family": "llama"}, marks=pytest.mark.thorough),
         pytest.param(
             {"model.position": ["absolute"], "model.dropout": 0.2, "model.family": "post_norm"},

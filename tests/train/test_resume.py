@@ -41,7 +41,14 @@ def save_resume(path, trainer, notes):
     dropout=st.sampled_from([0.0, 0.4]),
     schedule=st.sampled_from(["constant", "linear", "cosine"]),
     warmup=st.integers(0, 12),
-    position=st.sampled_from([["cope"], ["cope_mlp", "absolute"], [{"kind": "relative", "share_layers": True}]]),
+    position=st.sampled_from(
+        [
+            ["cope"],
+            ["cope_mlp", "absolute"],
+            [{"kind": "relative", "share_layers": True}],
+            [{"kind": "rope", "sampled": 20.0}, {"kind": "alibi", "sampled": 9.0}],
+        ]
+    ),
     optimizer=st.sampled_from(["adamw", "muon"]),
     task=st.sampled_from(
         [

@@ -61,6 +61,7 @@ CASES = {
         "train.batch": 7,
         "micro_batch": 2,
     },
+    "sampled positions": {"train.batch": 7, "micro_batch": 2, "model.position": [{"kind": "rope", "sampled": 20.0}]},
     "dropout, a worker without a sequence": {"model.dropout": 0.3, "train.batch": 1},
     "the optimiser's state divided": {"shard": True, "train.batch": 5, "model.layers": 2, "model.position": ["cope"]},
 }
