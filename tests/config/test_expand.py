@@ -228,17 +228,17 @@ def test_more_points_than_can_be_meant_are_refused(where, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_plan_of_100_000_runs():
-    """A bound on CPU time far above what it takes (2 s), so that a quadratic step is noticed."""
-    lrs = [round(1e-5 * (1 + index), 8) for index in range(5000)]
+def test_a_plan_of_20_000_runs():
+    """A bound on CPU time far above what it takes (½ s), so that a quadratic step is noticed."""
+    lrs = [round(1e-5 * (1 + index), 8) for index in range(1000)]
     text = f"grid: {{model.position: [[cope], [rope], [absolute], []], train.lr: {lrs}}}\nseeds: [0, 1, 2, 3, 4]\n"
     loaded = load(BASE + text)
     started_s = time.process_time()
     whole = expand(loaded)
     rows = {run.run_id: whole.row_name(run.run_id) for run in whole.runs}
-    assert time.process_time() - started_s < 20
-    assert len(rows) == 100_000
-    assert len(set(rows.values())) == 20_000
+    assert time.process_time() - started_s < 5
+    assert len(rows) == 20_000
+    assert len(set(rows.values())) == 4_000
 
 
 VARIANTS = """

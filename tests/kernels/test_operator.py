@@ -96,14 +96,23 @@ POSITIONS = {
 }
 
 
+FEW = ("none", "cope and rope", "cope, separate gates", "cope_mlp")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
+@pytest.mark.parametrize(
+    "position",
+    [
+        pytest.param(position, id=name, marks=[] if name in FEW else pytest.mark.thorough)
+        for name, position in POSITIONS.items()
+    ],
+)
 def test_a_model_with_any_encoding_compiles_as_one_graph(position):
     assert_compiled_equals_eager(model(position), backend="aot_eager")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["native", "reference"])
+@pytest.mark.parametrize("implementation", ["native", pytest.param("reference", marks=pytest.mark.thorough)])
 def test_a_chosen_implementation_with_dropout_compiles_as_one_graph(implementation):
     """The compiled graph draws the same seeds of dropout from torch's generator, and computes the same masks."""
     with using(implementation):

@@ -269,7 +269,7 @@ search: {{kind: optuna, samples: 2, space: {{train.lr: {{uniform: [0.001, 0.01]}
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_store_of_a_group_is_the_group_s_throughout(tmp_path):
     """A folder with the setgid bit, as a team's: its second member can write everything that the first has created."""
     shared = tmp_path / "shared"

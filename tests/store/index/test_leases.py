@@ -150,18 +150,21 @@ def _take_all(url, sweep_id, all_started, results):
 
 
 @pytest.mark.slow
-def test_four_writers_at_once(index_url):
-    """Each run is taken by exactly one of four processes, and nobody sees `database is locked`."""
+@pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.thorough)])
+def test_several_writers_at_once(index_url, number):
+    """Each run is taken by exactly one of the processes, and nobody sees `database is locked`."""
     context = multiprocessing.get_context("spawn")
-    all_started, results = context.Barrier(4), context.Queue()
-    writers = [context.Process(target=_take_all, args=(index_url, f"w{n}", all_started, results)) for n in range(4)]
+    all_started, results = context.Barrier(number), context.Queue()
+    writers = [
+        context.Process(target=_take_all, args=(index_url, f"w{n}", all_started, results)) for n in range(number)
+    ]
     for writer in writers:
         writer.start()
     taken = [results.get(timeout=240) for _ in writers]
     for writer in writers:
         writer.join()
     assert sorted(seed for seeds in taken for seed in seeds) == list(range(25))
-    assert [writer.exitcode for writer in writers] == [0] * 4
+    assert [writer.exitcode for writer in writers] == [0] * number
 
 
 @pytest.mark.parametrize(
