@@ -4,7 +4,8 @@ Attention is one operator, which stays as it is; what is around it is fused into
 that starting kernels takes most of its time also runs as CUDA graphs (`mode="reduce-overhead"`). The loss is not
 compiled: it works in chunks where it is large.
 
-Written without a GPU at hand: it is tested for equal losses on a CPU, and it has never run on CUDA.
+It is tested for equal losses on a CPU. On an H200 it has trained a small model as CUDA graphs, hardly faster than
+uncompiled.
 """
 
 from __future__ import annotations

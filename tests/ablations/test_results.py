@@ -103,7 +103,7 @@ def test_every_file_belongs_to_a_report():
         )
         assert known, f"{path.name} belongs to no report; delete it"
         if path.suffix == ".svg" and path.name != "quickstart.svg":
-            stem = next(stem for stem in STEMS if path.name.startswith(f"{stem}."))
+            stem = max((stem for stem in STEMS if path.name.startswith(f"{stem}.")), key=len)
             assert f"({path.name})" in (RESULTS / f"{stem}.md").read_text(encoding="utf-8"), f"delete {path.name}"
 
 
