@@ -17,7 +17,7 @@ CPU_TORCH = $(if $(UV_TORCH_BACKEND),,$(shell { $(HAS_NVIDIA); } >/dev/null 2>&1
   $(UV) pip install --dry-run --no-deps --reinstall --torch-backend cpu --python $(BIN)/python torch >/dev/null 2>&1 \
   && echo --torch-backend cpu; }))
 
-.PHONY: quickstart test test-all test-fast test-real lint format bench gpu chaos paper release clean help
+.PHONY: quickstart docs test test-all test-fast test-real lint format bench gpu chaos paper release clean help
 
 help:   ## List the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / — /'
@@ -46,6 +46,10 @@ lint: .venv/test.stamp   ## Check style, types and import contracts
 format: .venv/test.stamp   ## Fix style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: .venv/docs.stamp   ## Renew the reference, and build the documents into site/, with strict links
+	$(BIN)/python -m docs.generate
+	$(BIN)/python -m docs.build
 
 bench: .venv/run.stamp   ## Measure scheduling on this machine: Ray's start, the time between runs
 	$(BIN)/cope-sweep bench sweep
@@ -83,7 +87,11 @@ $(UV):
 .venv/test.stamp: pyproject.toml | $(UV)
 	@echo "Installing into .venv (about 6 GB, once) …"
 	$(UV) pip install --compile-bytecode --python $(BIN)/python --editable '.[test,lint]'
-	@touch $@ .venv/run.stamp
+	@touch $@ .venv/run.stamp .venv/docs.stamp
+
+.venv/docs.stamp: .venv/run.stamp
+	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[docs]'
+	@touch $@
 
 .venv/release.stamp: .venv/run.stamp
 	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[release]'

@@ -1,6 +1,7 @@
-"""The READMEs name everything that exists, and everything that they show works."""
+"""The documents name everything that exists, and everything that they show works."""
 
 import importlib.util
+import itertools
 import re
 import shlex
 import shutil
@@ -22,6 +23,7 @@ from cope_sweep.read.figures import FIGURES
 from cope_sweep.registry import BUILT_IN
 from cope_sweep.store import Store
 from cope_sweep.tasks import TASKS
+from docs import build, generate
 from tests.processes import output_of
 from tests.read.figures.files import svg_texts
 from tests.read.tables.ablations import finish
@@ -29,19 +31,18 @@ from tests.read.tables.ablations import finish
 ROOT = Path(__file__).parent.parent
 ROOMS = (
     "ablations",
-    "cope_sweep",
     "cope_sweep/kernels",
     "cope_sweep/positions",
-    "cope_sweep/inference",
     "cope_sweep/store",
     "cope_sweep/sweep",
     "cope_sweep/tasks",
+    "deploy",
     "services",
     "tests/benchmarks",
 )
 PROJECT_FILES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-READMES = ("README.md", *PROJECT_FILES, "ablations/results/README.md", *(f"{room}/README.md" for room in ROOMS))
-COMMANDS = sorted(command for command in get_command(cli).commands)
+PAGES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
+READMES = ("README.md", *PROJECT_FILES, "ablations/results/README.md", *(f"{room}/README.md" for room in ROOMS), *PAGES)
 BENCHES = sorted(f"bench {command}" for command in get_command(bench).commands)
 
 
@@ -85,11 +86,17 @@ def test_files_and_modules_that_are_named_exist(name):
     ("text", "name"),
     [
         *((f"]({room}/README.md", "CONTRIBUTING.md") for room in ROOMS if room != "ablations"),
-        ("](ablations/README.md", "README.md"),
-        *((f"`{kind}`", "cope_sweep/positions/README.md") for kind in ENCODINGS),
-        *((f"`{kind}`", "cope_sweep/tasks/README.md") for kind in TASKS),
-        *((f"| `{kind}` |", "ablations/README.md") for kind in [*FAMILIES, *OPTIMIZERS, *SCHEDULES]),
-        *((f"| `{kind}` |", "ablations/README.md") for kind in [*SEARCHES, *SCHEDULERS, *FIGURES]),
+        ("](docs/README.md", "README.md"),
+        *(
+            (f"[`{kind}`]", "docs/reference/encodings.md")
+            for kind in ENCODINGS
+            if ENCODINGS[kind].__module__.startswith(BUILT_IN)
+        ),
+        *((f"[`{kind}`]", "docs/reference/tasks.md") for kind in TASKS if TASKS[kind].__module__.startswith(BUILT_IN)),
+        *((f"| `{kind}` |", "docs/reference/keys.md") for kind in [*FAMILIES, *OPTIMIZERS, *SCHEDULES]),
+        *((f"### `{kind}`", "docs/reference/keys.md") for kind in [*SEARCHES, *SCHEDULERS]),
+        *((f"| `{kind}` |", "docs/how-to/search.md") for kind in [*SEARCHES, *SCHEDULERS]),
+        *((f"| `{kind}` |", "docs/reference/metrics-and-figures.md") for kind in FIGURES),
     ],
 )
 def test_every_room_and_kind(text, name):
@@ -113,20 +120,52 @@ def test_every_package_is_in_the_table_of_packages():
         )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command(command):
-    assert re.search(rf"^\| [^|]*`cope-sweep {command}\b", read("ablations/README.md"), re.MULTILINE)
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_the_reference_is_what_the_code_says(name):
+    page = read(f"docs/reference/{name}")
+    assert generate.with_part(name, page) == page, "renew docs/reference by: python -m docs.generate"
+
+
+def test_every_encoding_has_its_paper():
+    assert {kind for kind, cls in ENCODINGS.items() if cls.__module__.startswith(BUILT_IN)} == set(generate.PAPERS)
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_every_link_leads_somewhere(tmp_path):
+    build.build(tmp_path / "site")
+    pages = [path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.html")]
+    assert {"index.html", "docs/index.html", "docs/tutorial.html", "docs/reference/keys.html"} <= set(pages)
+
+
+def test_every_page_is_in_the_navigation():
+    assert set(re.findall(r'"(docs/[\w/-]+\.md)"', read("docs/zensical.toml"))) == set(PAGES)
+
+
+def test_every_environment_variable():
+    paths = [
+        path for room in ("cope_sweep", "services", "deploy", "tests/benchmarks") for path in (ROOT / room).rglob("*")
+    ]
+    sources = [
+        path for path in paths if path.suffix in (".py", ".yaml", ".sh", ".sbatch", ".example", "") and path.is_file()
+    ]
+    named = {name for path in sources for name in re.findall(r"\bCOPE_SWEEP_[A-Z_]*[A-Z]\b", path.read_text("utf-8"))}
+    assert named - set(re.findall(r"COPE_SWEEP_[A-Z_]+", read("docs/reference/environment.md"))) == set()
+
+
+def test_every_exit_code():
+    listed = set(re.findall(r"^\| (\d+) \|", read("docs/reference/exit-codes.md"), re.MULTILINE))
+    assert set(re.findall(r"(\d+)\s+[a-z]", get_command(cli).help.partition("Exit codes:")[2])) <= listed
+
+
+def test_terms_of_the_glossary_are_sorted():
+    terms = re.findall(r"^\| ([\w -]+) \|", read("docs/reference/glossary.md"), re.MULTILINE)[1:]
+    assert len(terms) > 20
+    assert terms == sorted(terms, key=str.lower)
 
 
 @pytest.mark.parametrize("command", BENCHES)
 def test_every_benchmark(command):
     assert f"cope-sweep {command}" in all_text()
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "ablations").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_ablation(path):
-    content = load_ablation(path).content
-    assert f"| `{path.stem}` | {content.title} | {content.reproduces} |" in read("ablations/README.md")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests/benchmarks/results").glob("*.md")), ids=lambda path: path.stem)
@@ -165,22 +204,100 @@ def test_links_lead_to_files_and_headings(name):
             assert anchor in headings(file.read_text(encoding="utf-8")), f"{name} links to {target}"
 
 
+def shown_commands(text):
+    """The words after `cope-sweep` of each command in the blocks of a text: also after `&&`, `--` or a variable."""
+    for block in code_blocks(text, "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if not re.search(r"(?<![\w/:-])cope-sweep [a-z]", line):
+                continue
+            lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+            lexer.whitespace_split = True
+            words = list(lexer)
+            for index, word in enumerate(words):
+                before = words[index - 1] if index else ";"
+                if word == "cope-sweep" and re.fullmatch(r"[;|&(]+|--|\w+=.*", before):
+                    yield list(
+                        itertools.takewhile(lambda word: not re.fullmatch(r"[;|&()<>]+", word), words[index + 1 :])
+                    )
+
+
+def leaf_command(words):
+    """The command that words name, and the words after its name."""
+    command = get_command(cli)
+    while hasattr(command, "commands"):
+        assert words[0] in command.commands, words
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
 @pytest.mark.parametrize("name", READMES)
 def test_commands_in_examples_have_these_options(name):
-    commands = get_command(cli).commands
-    for block in code_blocks(read(name), "bash"):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words[:1] != ["cope-sweep"] or len(words) < 2:
-                continue
-            arguments = [word for word in words[2:] if word != "&"]
-            for redirection in (">", "|", "&&"):
-                if redirection in arguments:
-                    arguments = arguments[: arguments.index(redirection)]
-            command = commands[words[1]]
-            if hasattr(command, "commands"):
-                command, arguments = command.commands[arguments[0]], arguments[1:]
-            command.make_context(words[1], arguments)  # raises for an unknown option; calls no command
+    for words in shown_commands(read(name)):
+        command, arguments = leaf_command(words)
+        command.make_context(words[0], arguments)  # raises for an unknown option; calls no command
+
+
+@pytest.mark.parametrize("name", sorted({*READMES} - {"CHANGELOG.md"}))
+def test_commands_in_sentences_have_these_options(name):
+    without_blocks = re.sub(r"^```.*?^```", "", read(name), flags=re.DOTALL | re.MULTILINE)
+    for shown in re.findall(r"`cope-sweep ([a-z][^`…]*)`", without_blocks.replace("\n", " ")):
+        command, arguments = leaf_command(shown.split())
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        known |= {"--help"}
+        assert {word.partition("=")[0] for word in arguments if word.startswith("-")} <= known, shown
+
+
+def test_every_python_example_is_run_by_a_test():
+    """Those of the tests that are named here."""
+    examples = {name: len(code_blocks(read(name), "python")) for name in READMES}
+    assert {name: count for name, count in examples.items() if count} == {
+        "README.md": 1,  # test_the_encoding_of_the_main_readme_trains
+        "cope_sweep/kernels/README.md": 1,  # test_the_example_of_attention_computes_what_the_reference_does
+        "docs/how-to/figures-and-latex.md": 1,  # test_the_code_that_draws_learning_curves
+        "docs/how-to/look-inside.md": 1,  # tests/inference/test_example.py
+        "docs/how-to/notebooks.md": 3,  # tests/test_notebook.py, tests/client/test_client.py
+        "docs/how-to/own-encoding.md": 2,  # tests/testing/test_contracts.py
+        "docs/how-to/own-task.md": 2,  # the same
+        "docs/how-to/trackers.md": 2,  # tests/test_notebook.py
+    }
+
+
+def test_texts_of_the_guide_are_valid_tasks(tmp_path):
+    lines = code_blocks(read("docs/how-to/own-text.md"), "yaml")[0].splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        (tmp_path / "text.yaml").write_text(
+            f"title: T\nbase: {{{line}}}\nmetrics: [{{name: validation/perplexity}}]\n".replace("{task", "{task", 1)
+        )
+        assert load_ablation(tmp_path / "text.yaml").content.base["task"]["kind"] == "text"
+
+
+@pytest.mark.slow
+def test_the_tutorial(tmp_path):
+    """Its commands, one after another, with shorter training and two seeds."""
+    text = read("docs/tutorial.md")
+    (tmp_path / "ablations").mkdir()
+    file = code_blocks(text, "yaml")[0].replace("steps: 450", "steps: 2").replace("[0, 1, 2, 3, 4]", "[0, 1]")
+    (tmp_path / "ablations" / "positions.yaml").write_text(file)
+    commands = [words for words in shown_commands(text) if words[0] != "serve"]
+    assert [words[0] for words in commands] == [
+        "plan",
+        "run",
+        "table",
+        "figure",
+        "probe",
+        "run",
+        "table",
+        "report",
+        "table",
+    ]
+    for words in commands:
+        local = ["--local", "--no-mlflow"] if words[0] == "run" else []
+        printed = output_of("-m", "cope_sweep.cli", *words, *local, cwd=tmp_path)
+        if words[0] == "table" and "--set" in words:
+            assert printed.count("p_max 8") or "CoPE" in printed
+    assert (tmp_path / "results" / "positions.md").exists()
+    assert (tmp_path / "table.tex").exists()
 
 
 @pytest.mark.parametrize("name", READMES)
@@ -214,7 +331,7 @@ def test_the_main_example_can_have_a_verdict(tmp_path, monkeypatch):
 
 
 def test_the_example_of_all_keys_uses_them(tmp_path):
-    (tmp_path / "example.yaml").write_text(code_blocks(read("ablations/README.md"), "yaml")[0])
+    (tmp_path / "example.yaml").write_text(code_blocks(read("docs/reference/keys.md"), "yaml")[0])
     loaded = load_ablation(tmp_path / "example.yaml")
     assert type(loaded.content).model_fields.keys() - loaded.content.model_fields_set <= {"plugins", "inherit"}
     rows = expand(loaded).rows
@@ -251,6 +368,6 @@ def test_the_code_that_draws_learning_curves(tmp_path, monkeypatch):
     (tmp_path / "ablations").symlink_to(ROOT / "ablations")
     monkeypatch.chdir(tmp_path)
     names = {}
-    exec(code_blocks(read("ablations/README.md"), "python")[0], names)
+    exec(code_blocks(read("docs/how-to/figures-and-latex.md"), "python")[0], names)
     assert names["errors"]["value"].tolist() == [50.0] * 9
     assert "CoPE, n = 2" in svg_texts((tmp_path / "quickstart.svg").read_bytes())

@@ -18,7 +18,7 @@ from tests.test_docs import code_blocks, read
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder in which the README's example has run: its ablation is as tiny as the one of the command line's tests."""
+    """A folder in which the example of the documents has run: its ablation is as tiny as the one of the command line's tests."""
     folder = tmp_path_factory.mktemp("notebook")
     (folder / "ablations").mkdir()
     tiny = TINY.replace("{CoPE: [cope], none: []}", "{CoPE: [cope], RoPE: [rope], Absolute: [absolute]}")
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def names(folder):
     """The names that the example defines."""
-    example, *_ = code_blocks(read("cope_sweep/README.md"), "python")
+    example, *_ = code_blocks(read("docs/how-to/notebooks.md"), "python")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         found = {}
@@ -37,7 +37,7 @@ def names(folder):
     return found
 
 
-def test_the_example_of_the_readme(names):
+def test_the_example_of_the_documents(names):
     assert [row.name for row in notebook.plan(names["ablation"]).rows] == ["CoPE", "RoPE", "Absolute"]
     assert names["runs"]["status"].tolist() == ["finished"] * 3
     assert set(names["errors"]["metric"]) >= {"train/loss", "in_dist/token_error"}
@@ -57,7 +57,7 @@ def test_tables_and_figures_draw_themselves(names, folder):
 
 def test_the_recipes_for_other_trackers_send_every_logged_value(names, folder, monkeypatch):
     """To stand-ins of the trackers, which are not installed with the project."""
-    recipes = code_blocks(read("cope_sweep/README.md"), "python")[-2:]
+    recipes = code_blocks(read("docs/how-to/trackers.md"), "python")
     wandb, tensorboard = mock.MagicMock(), mock.MagicMock()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
@@ -77,7 +77,7 @@ def test_a_second_run_trains_nothing(names, folder):
 
 
 def test_the_example_of_an_error(names, folder, monkeypatch, capsys):
-    _, example, *_ = code_blocks(read("cope_sweep/README.md"), "python")
+    _, example, *_ = code_blocks(read("docs/how-to/notebooks.md"), "python")
     monkeypatch.chdir(folder)
     exec(example, dict(names))
     assert capsys.readouterr().out == "unknown_row ['CoPE', 'RoPE', 'Absolute']\n"
@@ -145,8 +145,8 @@ def tutorial() -> list[str]:
     return ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
 
 
-def test_the_encoding_of_the_tutorial_is_that_of_the_readme():
-    (example,) = [block for block in code_blocks(read("cope_sweep/positions/README.md"), "python") if "kind:" in block]
+def test_the_notebook_has_the_encoding_of_the_documents():
+    (example,) = [block for block in code_blocks(read("docs/how-to/own-encoding.md"), "python") if "kind:" in block]
     assert example.strip() in tutorial()[0]
 
 

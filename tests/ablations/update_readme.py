@@ -21,7 +21,7 @@ ABLATIONS, RESULTS = ROOT / "ablations", ROOT / "ablations" / "results"
 HEADING = "# Results\n\nReports of `cope-sweep report --out`. Each has its provenance and comparisons.\n\n"
 CLAIMS_HEADING = (
     "## Claims\n\nWhat the paper (or a file's hypothesis) says, and whether our small models show it. "
-    "[What the verdicts mean](../README.md#the-keys-of-a-file).\n\n"
+    "[What the verdicts mean](../../docs/concepts/statistics.md).\n\n"
 )
 REPORTS_HEADING = "\n## Reports\n\n"
 OWN_SIZE = "the file's own"

@@ -34,7 +34,7 @@ from tests.test_docs import code_blocks, read
 
 ROOT = Path(__file__).parents[2]
 SWEEP = "20260801-000000-aa"
-(EXAMPLE,) = code_blocks(read("services/README.md"), "python")
+*_, EXAMPLE = code_blocks(read("docs/how-to/notebooks.md"), "python")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_faulty_request_is_refused_before_it_is_sent() -> None:
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_script_with_the_client_is_checked_strictly(tmp_path: Path) -> None:
-    """The example of the services' README, and calls with unknown keywords."""
+    """The example of the documents, and calls with unknown keywords."""
     pytest.importorskip("mypy")
     assert (ROOT / "cope_sweep/py.typed").exists(), "type checkers ignore the installed package without it"
     wrong = ['client.submit(ablation="mine", sett=[])', 'client.runs(formt="csv")']
@@ -96,7 +96,7 @@ def test_a_script_with_the_client_is_checked_strictly(tmp_path: Path) -> None:
     assert "Found 2 errors" in done.stdout
 
 
-def test_the_example_of_the_readme(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_documents(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a service without a cluster, so the sweep that it submits is made up."""
     made_up = SimpleNamespace(sweep_id=SWEEP, status="finished", counts={"finished": 1}, eta_s=None)
     monkeypatch.setattr(Client, "submit", lambda self, ablation, **values: made_up)

@@ -114,7 +114,7 @@ def test_a_scale_may_have_a_schedule_of_its_own():
 
 
 def test_the_example_of_a_search_space_is_valid(request):
-    text = (request.config.rootpath / "ablations" / "README.md").read_text()
+    text = (request.config.rootpath / "docs" / "how-to" / "search.md").read_text()
     example, *_ = re.findall(r"^```yaml\n(search:.*?)^```", text, re.DOTALL | re.MULTILINE)
     plan = expand(load(TEXT[: TEXT.index("grid:")] + TEXT[TEXT.index("seeds:") :] + example))
     assert len(plan.rows) == plan.ablation.content.search.samples

@@ -15,6 +15,7 @@ import cope_sweep
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+GUIDE = ROOT / "docs" / "how-to" / "team-server.md"
 
 
 load = YAML(typ="safe", pure=True).load
@@ -108,12 +109,12 @@ def test_the_proxy_hides_metrics_and_asks_for_a_password_where_the_server_does_n
     assert "import /run/secrets/mlflow_users" in sites["MLFLOW_HOST"]
 
 
-def test_the_readme_says_how_to_trust_the_proxys_own_authority():
-    assert "--verify root.crt" in (DEPLOY / "README.md").read_text()
+def test_the_guide_says_how_to_trust_the_proxys_own_authority():
+    assert "--verify root.crt" in GUIDE.read_text()
 
 
 def test_the_keys_of_the_object_store_reach_one_bucket():
-    text = (DEPLOY / "README.md").read_text()
+    text = GUIDE.read_text()
     (document,) = re.findall(r"printf '(\{\"identities\".*?)' \$KEY \$SECRET > s3_identities", text, re.DOTALL)
     (identity,) = json.loads(document)["identities"]
     bucket = re.search(r"s3://([^/]+)/", SERVICES["service"]["environment"]["COPE_SWEEP_STORE"])[1]
@@ -213,7 +214,7 @@ def test_prometheus_and_grafana_find_their_files():
     assert source["url"] == "http://prometheus:9090"
 
 
-def test_the_readme_makes_every_secret():
-    text = (DEPLOY / "README.md").read_text()
+def test_the_guide_makes_every_secret():
+    text = GUIDE.read_text()
     for name in COMPOSE["secrets"]:
         assert f"> {name}" in text or f" {name}" in text, name

@@ -26,7 +26,7 @@ import cope_sweep
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kuberay"
 MONITORING = FOLDER.parent / "monitoring"
-README = (ROOT / "deploy" / "README.md").read_text()
+GUIDE = (ROOT / "docs" / "how-to" / "team-server.md").read_text()
 OVERLAYS = ("cpu", "gpu", "spot")
 
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
@@ -195,7 +195,7 @@ def test_secrets_are_referred_to_and_never_included():
     assert {each for each in references([*BASE, *JOB]) if each[1]} == SECRETS
     assert {name for name, _ in found} >= {"object-store", "api-keys"}
     for name, key in found:
-        command = re.search(rf"create secret generic {name} ((?:.*\\\n)*.*)", README)
+        command = re.search(rf"create secret generic {name} ((?:.*\\\n)*.*)", GUIDE)
         assert command, name
         assert key is None or f"--from-literal={key}=" in command[1], (name, key)
 

@@ -75,9 +75,9 @@ def test_no_file_holds_a_secret(name):
 
 
 @EVERY_FILE
-def test_the_readme_names_what_is_to_be_replaced(name):
+def test_the_guide_names_what_is_to_be_replaced(name):
     words = set(re.findall(r"\b[A-Z]+(?:_[A-Z0-9]+)+\b|\bREGISTRY\b", str(FILES[name])))
     words -= {"RAY_AUTH_MODE", "RAY_HEAD_IP"}
-    readme = (ROOT / "deploy" / "README.md").read_text()
+    guide = (ROOT / "docs" / "how-to" / "cluster.md").read_text()
     assert words
-    assert {word for word in words if f"`{word}`" not in readme} == set()
+    assert {word for word in words if f"`{word}`" not in guide} == set()

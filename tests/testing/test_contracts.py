@@ -1,4 +1,4 @@
-"""The contract suites as their users run them: on the examples of the READMEs, and on faulty encodings and tasks."""
+"""The contract suites as their users run them: on the examples of the documents, and on faulty encodings and tasks."""
 
 import os
 import re
@@ -127,9 +127,9 @@ def test_it_trains_through_the_public_api(tmp_path):
 """
 
 
-def python_blocks(room):
-    """The Python examples of a room's README: the module, and the test."""
-    return code_blocks(read(f"cope_sweep/{room}/README.md"), "python")
+def python_blocks(page):
+    """The Python examples of a page: the module, and the test."""
+    return code_blocks(read(f"docs/how-to/{page}.md"), "python")
 
 
 def outcomes(report):
@@ -143,8 +143,8 @@ def results(tmp_path_factory):
     """One run of the suites over the examples and the faulty classes: test name → whether it passed."""
     folder = tmp_path_factory.mktemp("author")
     tests = []
-    for room, name in (("positions", "learned_decay"), ("tasks", "first_token")):
-        module, test = python_blocks(room)
+    for page, name in (("own-encoding", "learned_decay"), ("own-task", "first_token")):
+        module, test = python_blocks(page)
         (folder / f"{name}.py").write_text(module)
         tests.append(folder / f"test_{name}.py")
         tests[-1].write_text(test)
@@ -168,14 +168,14 @@ def of_kind(results, kind):
 
 
 @pytest.mark.parametrize(("kind", "tests"), [("learned_decay", 13), ("first_token", 11)])
-def test_the_examples_of_the_readmes_pass(results, kind, tests):
+def test_the_examples_of_the_documents_pass(results, kind, tests):
     found = of_kind(results, kind)
     assert len(found) >= tests
     assert all(found.values()), found
 
 
 @pytest.mark.parametrize(("module", "specs"), [("learned_decay", 2), ("first_token", 2)])
-def test_the_subclasses_of_the_readmes_pass(results, module, specs):
+def test_the_subclasses_of_the_documents_pass(results, module, specs):
     found = {name: passed for name, passed in results.items() if f"test_{module}.Test" in name}
     assert len(found) >= 11 * specs
     assert all(found.values()), found
@@ -216,7 +216,7 @@ def test_without_pytest_the_extra_is_named():
 
 def test_every_registered_kind_is_collected(tmp_path):
     """`pytest --pyargs cope_sweep.testing` in a checkout, whose tests have a conftest.py, with a plugin."""
-    (tmp_path / "learned_decay.py").write_text(python_blocks("positions")[0])
+    (tmp_path / "learned_decay.py").write_text(python_blocks("own-encoding")[0])
     environment = os.environ | {
         "COPE_SWEEP_PLUGINS": "learned_decay",
         "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), str(tmp_path)]),

@@ -10,7 +10,7 @@ from typing import get_args
 import httpx
 import pytest
 from cope_services.http import errors
-from cope_services.http.settings import ENV_PREFIX, Settings, load_settings
+from cope_services.http.settings import load_settings
 
 from cope_sweep.records import Status
 from tests.services.sample_store import API, SampleStore, serving
@@ -105,30 +105,16 @@ def test_no_answer_tells_where_the_files_are(client: httpx.Client, sample: Sampl
     assert [path for path, text in texts.items() if str(sample.root) in text] == []
 
 
-# -- `services/README.md` documents every endpoint, setting and error code of the service ------------------------------
+# -- docs/reference/rest.md documents every error code, and its examples are requests that the service has --------------
 
 
-README = (Path(__file__).parents[3] / "services/README.md").read_text(encoding="utf-8")
-
-
-def test_every_endpoint(client: httpx.Client) -> None:
-    paths = client.get("/openapi.json").json()["paths"]
-    endpoints = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
-    assert set(re.findall(r"`((?:GET|POST) /[^`]*)`", README)) == endpoints
-
-
-def test_every_setting_with_its_default() -> None:
-    rows = dict(re.findall(rf"\| `{ENV_PREFIX}(\w+)` \| `?([^`|]*?)`? \|", README))
-    assert rows == {
-        name.upper(): str(field.default).lower() if field.annotation is bool else str(field.default)
-        for name, field in Settings.model_fields.items()
-    }
+REFERENCE = (Path(__file__).parents[3] / "docs/reference/rest.md").read_text(encoding="utf-8")
 
 
 def test_every_error_code() -> None:
     listed = {
         (int(status), code)
-        for status, codes in re.findall(r"\| (\d{3}) \| (.*?) \|", README)
+        for status, codes in re.findall(r"\| (\d{3}) \| (.*?) \|", REFERENCE)
         for code in re.findall(r"`(\w+)`", codes)
     }
     own = {(cls.status, cls.default_code) for cls in errors.ServiceError.__subclasses__()}
@@ -138,7 +124,7 @@ def test_every_error_code() -> None:
 def test_every_example_uses_a_documented_path(client: httpx.Client) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     patterns = [re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path)) for path in paths]
-    examples = re.findall(r"\$B(/[^\s\"'?]*)", README)
+    examples = re.findall(r"\$B(/[^\s\"'?]*)", REFERENCE)
     assert len(examples) >= 8
     for example in examples:
         assert any(re.fullmatch(pattern, f"/api/v1{example}") for pattern in patterns), example

@@ -1,16 +1,12 @@
-"""The Python example in `cope_sweep/inference/README.md` runs."""
+"""The Python example in docs/how-to/look-inside.md runs."""
 
-import re
-from pathlib import Path
-
-import cope_sweep.inference.probe
 from cope_sweep.model import Transformer, save_model
+from tests.test_docs import code_blocks, read
 from tests.tiny import tiny_run
 
 
 def test_the_python_example(tmp_path):
-    text = (Path(cope_sweep.inference.probe.__file__).parent / "README.md").read_text(encoding="utf-8")
-    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    (example,) = code_blocks(read("docs/how-to/look-inside.md"), "python")
     run = tiny_run(**{"model.position": ["cope"]}, **{"task.vocabulary": 16})
     save_model(tmp_path, Transformer(run), run)
     names = {}

@@ -1,0 +1,1 @@
+"""The documents for users, and what builds them."""

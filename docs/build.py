@@ -1,0 +1,69 @@
+"""Builds the documents into a static site: the pages of docs/, and all files of the repository that they link to.
+
+    python -m docs.build [FOLDER]
+
+Each file keeps its place, so a link that works in the repository works on the site. A link that leads nowhere, or to a
+heading that does not exist, is an error.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+CONFIG = ROOT / "docs" / "zensical.toml"
+
+
+def links(markdown: str) -> set[str]:
+    """The targets of the links and pictures of a text that are not addresses, without their anchors."""
+    without_code = re.sub(r"^```.*?^```|`[^`\n]*`", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    targets = re.findall(r"\]\(([^)\s#]+)|(?:src|href)=\"([^\"#]+)", without_code)
+    return {target for target in map("".join, targets) if not re.match(r"[a-z]+:", target)}
+
+
+def pages() -> set[Path]:
+    """The files of the site, relative to the repository: README.md, docs/, and what they link to, directly or not.
+
+    Raises FileNotFoundError for a link that leads to no file.
+    """
+    known: set[Path] = set()
+    waiting = [Path("README.md"), *(path.relative_to(ROOT) for path in sorted((ROOT / "docs").rglob("*.md")))]
+    while waiting:
+        path = waiting.pop()
+        if path in known:
+            continue
+        known.add(path)
+        if path.suffix != ".md":
+            continue
+        for target in links((ROOT / path).read_text(encoding="utf-8")):
+            file = (ROOT / path.parent / target).resolve()
+            if not file.is_file():
+                raise FileNotFoundError(f"{path} links to {target}, which is no file")
+            waiting.append(file.relative_to(ROOT))
+    return known
+
+
+def build(site: Path) -> None:
+    """Build the site into a folder, which is replaced. Raises CalledProcessError for a link that leads nowhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder)
+        shutil.copy(CONFIG, project)
+        for path in pages():
+            (project / "pages" / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / path, project / "pages" / path)
+        command = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", str(project / CONFIG.name)]
+        subprocess.run(command, cwd=project, check=True)
+        shutil.rmtree(site, ignore_errors=True)
+        shutil.copytree(project / "site", site)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "site")
+    try:
+        build(folder)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        sys.exit(f"error: {error}")
+    sys.stdout.write(f"{folder}/index.html\n")

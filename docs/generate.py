@@ -1,0 +1,291 @@
+"""Writes the parts of docs/reference that are made from the code.
+
+    python -m docs.generate
+
+Each page has a part between two comments that is made here; the text around it is written by hand.
+"""
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cope_services.http.app import create_app
+from cope_services.http.settings import ENV_PREFIX, Settings
+from typer.main import get_command
+
+from cope_sweep.cli.application import app
+from cope_sweep.config import load_ablation
+
+ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+BEGIN, END = "<!-- made by python -m docs.generate -->\n", "<!-- end -->\n"
+
+PAPERS = {
+    "absolute": "1705.03122",
+    "sinusoidal": "1706.03762",
+    "relative": "1803.02155",
+    "rope": "2104.09864",
+    "alibi": "2108.12409",
+    "t5": "1910.10683",
+    "cope": "2405.18719",
+    "cope_mlp": "2405.18719",
+    "cope_alibi": "2405.18719",
+    "fox": "2503.02130",
+    "path": "2505.16381",
+    "stick_breaking": "2410.17980",
+    "tra": "2503.23174",
+    "grape_ap": "2512.07805",
+    "selective_rope": "2511.17388",
+    "darope": "2609.34556",
+    "xpos": "2212.10554",
+    "kerple": "2205.09921",
+    "fire": "2310.04418",
+    "dape": "2405.14722",
+    "short_convolution": "2109.08668",
+}
+"""The paper of each encoding, by its number on arXiv, which starts with year and month."""
+
+MANY_COMMANDS = 4
+"""An option that so many commands have, with the same meaning, is listed once."""
+
+Schema = Mapping[str, Any]
+
+
+def table(header: str, rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table. Cells may have several lines and vertical bars."""
+    columns = header.count("|") + 1
+    lines = [f"| {header} |", f"| {' | '.join(['---'] * columns)} |"]
+    lines += [f"| {' | '.join(' '.join(cell.split()).replace('|', '&#124;') for cell in row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+# -- ablation files ----------------------------------------------------------------------------------------------------
+
+
+def kinds(schema: Schema) -> list[Schema]:
+    """The alternatives of a schema that are told apart by `kind`."""
+    return [each for each in schema.get("anyOf", []) if "kind" in each.get("properties", {})]
+
+
+def kind_of(schema: Schema) -> str:
+    """The `kind` of one of the alternatives."""
+    kind: str = schema["properties"]["kind"]["const"]
+    return kind
+
+
+def type_text(schema: Schema) -> str:
+    """What values a schema accepts, in a few words."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return "any value" if name == "JsonValue" else f"[{name}](#{name.lower()})"
+    if kinds(schema):
+        return "a kind, or a mapping with `kind`"
+    if "oneOf" in schema:
+        return "a mapping with `kind`"
+    if "anyOf" in schema:
+        options = list(dict.fromkeys(map(type_text, schema["anyOf"])))
+        return ", ".join(options[:-1]) + f" or {options[-1]}" if len(options) > 1 else options[0]
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    kind = schema.get("type", "any value")
+    if kind == "array":
+        inner = type_text(schema.get("items", {}))
+        return "list" if inner == "any value" else f"list of {inner}"
+    if kind == "object":
+        inner = schema.get("additionalProperties", {})
+        return f"mapping to {type_text(inner)}" if isinstance(inner, Mapping) and "$ref" in inner else "mapping"
+    return {"string": "text", "boolean": "true, false"}.get(kind, kind)
+
+
+def default_text(schema: Schema) -> str:
+    """The default of a key, as YAML's flow style has it; a key without one is required."""
+    if "default" not in schema:
+        return "required"
+    default = schema["default"]
+    if isinstance(default, Mapping):
+        default = default["kind"] if set(default) == {"kind"} else ""
+    return "" if default == "" else f"`{json.dumps(default, ensure_ascii=False)}`".replace('"', "")
+
+
+def fields(schema: Schema) -> str:
+    """The table of the keys of a mapping."""
+    rows = [
+        [f"`{key}`", type_text(value), default_text(value), value.get("description", "")]
+        for key, value in schema["properties"].items()
+        if "const" not in value
+    ]
+    return table("key | value | default | meaning", rows)
+
+
+def kind_sections(schemas: Sequence[Schema], level: str) -> Iterator[str]:
+    """A section for each kind, with its fields."""
+    for schema in schemas:
+        yield f"{level} `{kind_of(schema)}`\n\n{schema['description']}\n\n"
+        if len(schema["properties"]) > 1:
+            yield fields(schema) + "\n"
+
+
+def ablation_schema() -> Schema:
+    """The JSON Schema of ablation files, as the repository has it."""
+    schema: Schema = json.loads((ROOT / "ablations" / "schema.json").read_text(encoding="utf-8"))
+    return schema
+
+
+def keys() -> str:
+    """All keys of an ablation file but the fields of tasks and encodings."""
+    schema = ablation_schema()
+    definitions, properties = schema["$defs"], schema["properties"]
+    parts = ["## The file\n\n", fields(schema), "\n"]
+    for key, name in (("model", "ModelSpec"), ("train", "TrainSpec"), ("evaluate", "EvaluateSpec")):
+        parts += [f"## {name}\n\nThe keys of `base.{key}`. ", definitions[name]["description"], "\n\n"]
+        parts += [fields(definitions[name]), "\n"]
+    parts += ["The fields of `base.task` are those of [its kind](tasks.md), "]
+    parts += ["and those of an item of `model.position` those of [the encoding](encodings.md).\n\n"]
+    for key in ("family", "optimizer", "schedule"):
+        options = kinds(definitions["ModelSpec" if key == "family" else "TrainSpec"]["properties"][key])
+        rows = [[f"`{kind_of(option)}`", option["description"]] for option in options]
+        parts += [f"### Kinds of `{key}`\n\n", table("kind | what it is", rows), "\n"]
+        for option in options:
+            if len(option["properties"]) > 1:
+                parts += [f"Fields of `{kind_of(option)}`:\n\n", fields(option), "\n"]
+    for key in ("search", "schedule"):
+        parts += [f"## {key.capitalize()}\n\n{properties[key]['description']}\n\n"]
+        parts += kind_sections(kinds(properties[key]), "###")
+    for name in definitions:
+        if name in ("ModelSpec", "TrainSpec", "EvaluateSpec", "JsonValue"):
+            continue
+        kind = f"`kind: {kind_of(definitions[name])}`. " if "kind" in definitions[name]["properties"] else ""
+        parts += [f"## {name}\n\n{kind}{definitions[name]['description']}\n\n", fields(definitions[name]), "\n"]
+    return "".join(parts)
+
+
+def encodings() -> str:
+    """The encodings with their papers, and their fields."""
+    schemas = kinds(ablation_schema()["$defs"]["ModelSpec"]["properties"]["position"]["items"])
+    rows = []
+    for schema in schemas:
+        kind = kind_of(schema)
+        number = PAPERS[kind]
+        paper = f"[arXiv {number}](https://arxiv.org/abs/{number})"
+        rows.append([f"[`{kind}`](#{kind})", schema["description"].partition("\n")[0], f"20{number[:2]}", paper])
+    return table("encoding | what it is | year | paper", rows) + "\n" + "".join(kind_sections(schemas, "##"))
+
+
+def tasks() -> str:
+    """The tasks, and their fields."""
+    schemas = kinds(ablation_schema()["properties"]["base"]["properties"]["task"])
+    rows = [[f"[`{kind_of(each)}`](#{kind_of(each)})", each["description"].partition("\n")[0]] for each in schemas]
+    return table("task | what it asks", rows) + "\n" + "".join(kind_sections(schemas, "##"))
+
+
+def shipped_ablations() -> str:
+    """The shipped ablations."""
+    rows = []
+    for path in sorted((ROOT / "ablations").glob("*.yaml")):
+        content = load_ablation(path).content
+        scales = ", ".join(f"`{name}`" for name in content.scales)
+        rows.append([f"[`{path.stem}`](../../ablations/{path.name})", content.title, content.reproduces, scales])
+    return table("ablation | title | reproduces | scales", rows)
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def leaf_commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The commands of a group and of its groups, each with its name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaf_commands(command, f"{prefix}{name} ")
+        else:
+            yield prefix + name, command
+
+
+def commands() -> str:
+    """All commands with their options. Options that many commands have are listed once."""
+    found = dict(leaf_commands(get_command(app)))
+    options: dict[str, list[tuple[str, str]]] = {}
+    usages = {}
+    for name, command in found.items():
+        context = command.context_class(command, info_name=f"cope-sweep {name}")
+        records = [parameter.get_help_record(context) for parameter in command.params]
+        options[name] = [(option, meaning or "") for option, meaning in filter(None, records)]
+        usages[name] = command.get_usage(context).removeprefix("Usage: ")
+    counts = Counter(record for records in options.values() for record in records)
+    common = [record for record, count in counts.items() if count >= MANY_COMMANDS]
+    parts = ["## Options of many commands\n\n", table("option | meaning", [[f"`{a}`", b] for a, b in common]), "\n"]
+    for name, command in found.items():
+        parts += [f"## {name}\n\n{command.help}\n\n```text\n{usages[name]}\n```\n\n"]
+        own = [[f"`{option}`", meaning] for option, meaning in options[name] if (option, meaning) not in common]
+        if own:
+            parts += [table("option | meaning", own), "\n"]
+        if shared := [f"`{option.split()[0]}`" for option, meaning in options[name] if (option, meaning) in common]:
+            parts += [f"It also has {', '.join(shared)}: see [above](#options-of-many-commands).\n\n"]
+    return "".join(parts)
+
+
+# -- the service -------------------------------------------------------------------------------------------------------
+
+
+def openapi() -> Schema:
+    """The OpenAPI document of the service."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(ablations=ROOT / "ablations", store=f"{folder}/store", keys_file=Path(folder) / "keys.txt")
+        return create_app(settings).openapi()
+
+
+def endpoints() -> str:
+    """All endpoints by their group, with the parameters of each."""
+    groups: dict[str, list[list[str]]] = {}
+    for path, methods in openapi()["paths"].items():
+        for method, operation in methods.items():
+            names = [each["name"] for each in operation.get("parameters", []) if each["in"] == "query"]
+            parameters = ", ".join(f"`{name}`" for name in names)
+            row = [f"`{method.upper()} {path}`", operation["description"].replace("\n\n", " "), parameters]
+            groups.setdefault(operation["tags"][0], []).append(row)
+    return "\n".join(
+        f"### {group[0].upper()}{group[1:]}\n\n" + table("endpoint | response | parameters", rows)
+        for group, rows in sorted(groups.items())
+    )
+
+
+def settings() -> str:
+    """The settings of the service, as environment variables."""
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = str(field.default).lower() if field.annotation is bool else str(field.default)
+        rows.append(
+            [f"`{ENV_PREFIX}{name.upper()}`", f"`{default}`" if default else "", (field.description or "").rstrip(".")]
+        )
+    return table("variable | default | meaning", rows)
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "keys.md": keys,
+    "encodings.md": encodings,
+    "tasks.md": tasks,
+    "ablations.md": shipped_ablations,
+    "commands.md": commands,
+    "rest.md": endpoints,
+    "environment.md": settings,
+}
+"""What makes the part of each page."""
+
+
+def with_part(name: str, text: str) -> str:
+    """The text of a page with its part as the code is today. Raises ValueError where the page has no place for it."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"docs/reference/{name} needs the lines {BEGIN.strip()} and {END.strip()}")
+    return f"{before}{BEGIN}\n{PAGES[name]().rstrip()}\n\n{END}{after}"
+
+
+if __name__ == "__main__":
+    for name in PAGES:
+        page = REFERENCE / name
+        page.write_text(with_part(name, page.read_text(encoding="utf-8")), encoding="utf-8")
