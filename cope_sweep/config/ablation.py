@@ -488,6 +488,15 @@ class Claim(Frozen):
     )
     than: Point = Field(description="The rows that they are better than, in the same form.")
     metric: MetricName | None = Field(default=None, description="The column that decides; null: the primary metric.")
+    than_variant: str | None = Field(
+        default=None,
+        description="The rows of `than` are judged as this variant of `evaluate.variants` evaluates them: with "
+        "`capped`, by the column capped/METRIC.",
+    )
+
+    def metric_of_than(self, metric: str) -> str:
+        """The column that decides for the rows of `than`, where `metric` decides for the better ones."""
+        return metric if self.than_variant is None else f"{self.than_variant}/{metric}"
 
 
 class Scale(Frozen):

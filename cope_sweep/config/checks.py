@@ -213,10 +213,12 @@ def check_claims(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
     """Raises SpecError for a claim about a metric that is no column, or, at the ablation's own size, about no row."""
     names = [metric.name for metric in loaded.content.metrics]
     for index, claim in enumerate(loaded.content.claims):
-        if claim.metric is not None and claim.metric not in names:
-            message = f"the table has no column {claim.metric!r}{suggest(claim.metric, names)}"
-            place: KeyPath = ("claims", index, "metric")
-            raise loaded.source.error(place, message, "unknown_column", column=claim.metric, allowed=names)
+        metric = claim.metric or loaded.content.primary_metric.name
+        for column, key in ((metric, "metric"), (claim.metric_of_than(metric), "than_variant")):
+            if column not in names:
+                message = f"the table has no column {column!r}{suggest(column, names)}"
+                place: KeyPath = ("claims", index, key)
+                raise loaded.source.error(place, message, "unknown_column", column=column, allowed=names)
         if loaded.written is not None:
             continue  # a scale or --set may have other rows
         for side, condition in (("better", claim.better), ("than", claim.than)):

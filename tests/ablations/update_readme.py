@@ -164,7 +164,7 @@ def claims_of_all():
     for report, finding in sorted(found, key=lambda pair: place_in_paper(pair[1].claim.source)):
         p = "" if math.isnan(finding.largest_p) else p_text(finding.largest_p)
         size = report.plan.ablation.scale or OWN_SIZE
-        ours = f"{finding.column.title}: {finding.ours}"
+        ours = f"{finding.measure}: {finding.ours}"
         cells = [finding.claim.source or "–", finding.claim.text, size, ours, finding.published or "–"]
         link = f"[{markdown_text(report.path.stem)}]({report.path.stem}.md)"
         texts = [*map(markdown_text, cells), p, f"**{finding.text}**", link]

@@ -62,6 +62,8 @@ class Finding:
 
     claim: Claim
     column: Column
+    than_column: Column
+    """The column of the rows that are called worse: another one where a variant evaluates them."""
     verdict: Verdict
     pairs: tuple[Pair, ...]
 
@@ -74,33 +76,41 @@ class Finding:
     @property
     def ours(self) -> str:
         """Our values: `CoPE 0.003 ± 0.006; RoPE 3.40 ± 4.72, Absolute 24.82 ± 4.09`."""
-        return self._values(lambda row: mean_text(row.metrics[self.column.name], self.column))
+        return self._values(lambda row, column: mean_text(row.metrics[column.name], column))
 
     @property
     def published(self) -> str:
         """The published values of the same rows; empty where there are none."""
 
-        def value(row: TableRow) -> str:
-            found = row.metrics[self.column.name].published
-            return "" if found is None else published_text(found, self.column)
+        def value(row: TableRow, column: Column) -> str:
+            found = row.metrics[column.name].published
+            return "" if found is None else published_text(found, column)
 
         return self._values(value)
 
-    def _values(self, text: Callable[[TableRow], str]) -> str:
+    def _values(self, text: Callable[[TableRow, Column], str]) -> str:
         """The values of each row that the claim calls better, and of those that it calls worse."""
         groups: dict[str, list[TableRow]] = {}
         for each in self.pairs:
             groups.setdefault(each.better.row, [each.better]).append(each.than)
         parts = []
         for better, *others in groups.values():
-            known = [(row.short, value) for row in (better, *others) if (value := text(row))]
+            texts = [(better.short, text(better, self.column))]
+            texts += [(row.short, text(row, self.than_column)) for row in others]
+            known = [(row, value) for row, value in texts if value]
             if len(known) > MOST_VALUES:  # the extremes of the others
-                ordered = sorted(others, key=lambda row: row.metrics[self.column.name].summary.mean)
-                ends = " to ".join(f"{row.short} {text(row)}" for row in (ordered[0], ordered[-1]))
-                parts.append(f"{better.short} {text(better)}, {len(others)} others from {ends}")
+                ordered = sorted(others, key=lambda row: row.metrics[self.than_column.name].summary.mean)
+                ends = " to ".join(f"{row.short} {text(row, self.than_column)}" for row in (ordered[0], ordered[-1]))
+                parts.append(f"{better.short} {text(better, self.column)}, {len(others)} others from {ends}")
             elif known:
                 parts.append(", ".join(f"{row} {value}" for row, value in known))
         return "; ".join(parts)
+
+    @property
+    def measure(self) -> str:
+        """The title of the column that decides, and that of the rows that are called worse where it is another."""
+        titles = dict.fromkeys((self.column.title, self.than_column.title))
+        return " against ".join(titles)
 
     @property
     def text(self) -> str:
@@ -122,16 +132,23 @@ def findings(plan: Plan, model: TableModel) -> tuple[Finding, ...]:
         named = claim.better.keys() | claim.than.keys()
         pairs = [(row, other) for row in better for other in than if same_labels(row, other, named)]
         column = columns[claim.metric or model.primary.name]
-        trained = [pair for pair in pairs if all(row.metrics[column.name].values for row in pair)]
+        of_than = columns[claim.metric_of_than(column.name)]
+        trained = [
+            (row, other)
+            for row, other in pairs
+            if row.metrics[column.name].values and other.metrics[of_than.name].values
+        ]
         if trained:
-            found.append(_finding(model, claim, column, trained))
+            found.append(_finding(model, claim, column, of_than, trained))
         elif pairs:
-            found.append(Finding(claim, column, "not trained", ()))
+            found.append(Finding(claim, column, of_than, "not trained", ()))
     return tuple(found)
 
 
-def _finding(model: TableModel, claim: Claim, column: Column, rows: Sequence[tuple[TableRow, TableRow]]) -> Finding:
-    differences = [model.difference(row.metrics[column.name], other.metrics[column.name]) for row, other in rows]
+def _finding(
+    model: TableModel, claim: Claim, column: Column, of_than: Column, rows: Sequence[tuple[TableRow, TableRow]]
+) -> Finding:
+    differences = [model.difference(row.metrics[column.name], other.metrics[of_than.name]) for row, other in rows]
     corrected = holm([each.p for each in differences])
     floors = holm([each.smallest_p for each in differences])
     pairs, signs = [], set()
@@ -151,7 +168,7 @@ def _finding(model: TableModel, claim: Claim, column: Column, rows: Sequence[tup
         verdict = "shown in part" if 0 in signs else "shown"
     else:
         verdict = "not shown"
-    return Finding(claim, column, verdict, tuple(pairs))
+    return Finding(claim, column, of_than, verdict, tuple(pairs))
 
 
 def hypothesis_verdict(found: Sequence[Finding]) -> str:
@@ -177,7 +194,7 @@ def claims_layout(found: Sequence[Finding]) -> Layout:
     rows = []
     for each in found:
         p = MISSING if math.isnan(each.largest_p) else p_text(each.largest_p)
-        texts = [each.claim.text, each.claim.source, each.column.title, each.ours]
+        texts = [each.claim.text, each.claim.source, each.measure, each.ours]
         texts += [each.published] * has_published
         rows.append(tuple(TextCell(text) for text in (*texts, p, each.text)))
     headers = tuple(ColumnHeader(title, numeric=title == "p") for title in titles)

@@ -6,6 +6,8 @@ import pytest
 
 from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.read.tables.claims import claims_layout, findings, hypothesis_verdict
+from cope_sweep.read.tables.model import table_model
+from cope_sweep.records import RunRecord
 from tests.errors import raises
 from tests.read.tables.ablations import plan_of
 from tests.read.tables.test_table_model import FIVE, model_of
@@ -66,6 +68,25 @@ def test_rows_are_paired_where_the_other_axes_agree_and_another_metric_may_decid
     assert one.text == "shown in part (3 of 4 pairs)"
     (other,) = found(*NEAR, *FAR, *FAR, metric="dense/loss")
     assert other.verdict == "opposite", "more is better"
+
+
+def test_a_variant_decides_for_the_rows_that_are_called_worse():
+    grid = {"model.position": {"CoPE": ["cope"], "Relative": ["relative"]}}
+    named = ("in_dist/token_error", "capped/in_dist/token_error")
+    capped = {"if": {"model.position": "Relative"}, "set": {"evaluate.variants": {"capped": {"relative.far": "last"}}}}
+    claim = {"text": "CoPE is better", "better": {"model.position": "CoPE"}, "than": {"model.position": "Relative"}}
+    plan = plan_of(
+        grid=grid, seeds=list(range(5)), metrics=[{"name": name} for name in named], when=[capped],
+        claims=[claim, claim | {"than_variant": "capped"}],
+    )  # fmt: skip
+    values = [(value, value) for value in NEAR] + list(zip(NEAR, FAR, strict=True))
+    records = {
+        run.run_id: RunRecord(run_id=run.run_id, status="finished", metrics=dict(zip(named, each, strict=True)))
+        for run, each in zip((run for row in plan.rows for run in row.runs), values, strict=True)
+    }
+    plain, of_variant = findings(plan, table_model(plan, records))
+    assert (plain.text, of_variant.text) == ("not shown", "shown")
+    assert of_variant.measure == " against ".join(named)
 
 
 def test_a_hypothesis_is_supported_where_each_claim_is_shown():
