@@ -83,7 +83,7 @@ def test_the_kernels_of_a_plan(shell):
     assert "attention is hard" in " ".join(out.split())
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_each_shape_is_measured(shell):
     costs = shell.json("plan", "tiny", "--measure")
     assert {run["basis"] for run in costs["runs"]} == {"measured on this machine"}
@@ -118,21 +118,28 @@ def test_a_plan_that_is_finished_has_no_estimate(stored):
 
 @pytest.mark.slow
 def test_the_commands_import_no_heavy_package(stored):
-    """Each command in a process of its own: torch takes seconds to import, pandas and mlflow half of one."""
+    """torch takes seconds to import, pandas and mlflow half of one."""
     heavy = ("torch", "pandas", "pyarrow", "matplotlib", "mlflow", "ray", "scipy")
     code = """
-import atexit, sys
+import sys
 from cope_sweep.cli import main
-atexit.register(lambda: sys.stderr.write(" ".join(sys.modules)))
-main()
+
+for line in sys.argv.pop().split(","):
+    sys.argv[1:] = line.split()
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, line
+sys.stderr.write(" ".join(sys.modules))
 """
-    commands = (["list"], ["status"], ["status", "tiny"], ["plan", "tiny"], ["runs"], ["table", "tiny"])
-    for words in (["--help"], ["figure", "--help"], *commands):
-        command = [sys.executable, "-c", code, *words]
+    for lines, unused in (
+        ("--help,figure --help", (*heavy, "numpy", "sqlalchemy", "cope_sweep.config")),
+        ("list,status,status tiny,plan tiny,runs,table tiny", heavy),
+    ):
+        command = [sys.executable, "-c", code, lines]
         done = subprocess.run(command, cwd=stored.folder, env=stored.environment, capture_output=True, text=True)
-        assert done.returncode == 0
-        unused = (*heavy, "numpy", "sqlalchemy", "cope_sweep.config") if "--help" in words else heavy
-        assert {*unused}.isdisjoint(done.stderr.split()), words
+        assert done.returncode == 0, done.stderr
+        assert {*unused}.isdisjoint(done.stderr.split()), lines
 
 
 def test_an_ablation_is_found_by_name_although_a_folder_has_it_too(shell):

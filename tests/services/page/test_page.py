@@ -85,7 +85,13 @@ VIEWS = {
 """Name of a view → its address, and a selector of what it shows at last."""
 
 
-@pytest.mark.parametrize("view", VIEWS)
+FEW_VIEWS = ("overview", "results", "figures", "run", "runs", "sweep", "playground")
+"""Those of `make test`; `make test-all` looks at all of them."""
+
+
+@pytest.mark.parametrize(
+    "view", [view if view in FEW_VIEWS else pytest.param(view, marks=pytest.mark.thorough) for view in VIEWS]
+)
 def test_every_view_in_light_and_dark_on_wide_and_narrow_screens(visitor: Visitor, site: Site, view: str) -> None:
     cope, absolute, failed, _ = site.sample.ids
     address, shown = VIEWS[view]
@@ -100,6 +106,7 @@ def test_every_view_in_light_and_dark_on_wide_and_narrow_screens(visitor: Visito
             assert not found, f"{width} px, {scheme}: {found}"
 
 
+@pytest.mark.thorough
 def test_the_documentation_shows_every_operation(visitor: Visitor) -> None:
     """`/docs`, under its Content-Security-Policy, and without a network."""
     page = visitor.page
@@ -275,6 +282,7 @@ def test_a_zoom_is_in_the_address_and_goes_with_the_step_axis(visitor: Visitor) 
     page.wait_for_function("() => !location.hash.includes('zoom=')")
 
 
+@pytest.mark.thorough
 def test_chosen_runs_are_grouped_by_row(visitor: Visitor, site: Site) -> None:
     ids = [*site.sample.ids[:2], *(row.runs[0].run_id for row in site.curves.rows)]
     page = visitor.open(f"runs?{'&'.join(f'sel={run_id}' for run_id in ids)}", ".comparison .uplot canvas")
@@ -320,6 +328,7 @@ def test_chosen_metrics_are_panels_with_one_zoom(visitor: Visitor) -> None:
     assert visitor.problems == []
 
 
+@pytest.mark.thorough
 def test_runs_are_marked_in_plots_and_the_address_has_the_ranges(visitor: Visitor, site: Site) -> None:
     """Four runs: one of 12 steps, and three seeds of one row of 7 steps."""
     many = expand(load_ablation(site.sample.ablations / "many.yaml"))
@@ -362,6 +371,7 @@ def test_runs_are_marked_in_plots_and_the_address_has_the_ranges(visitor: Visito
     assert visitor.problems == []
 
 
+@pytest.mark.thorough
 def test_all_listed_runs_are_chosen_and_their_curves_are_read_in_parts(visitor: Visitor) -> None:
     page = visitor.open("runs?ablation=many", ".runs tbody tr")
     page.get_by_role("button", name="Load 5 more").click()
@@ -378,6 +388,7 @@ def test_all_listed_runs_are_chosen_and_their_curves_are_read_in_parts(visitor: 
     page.wait_for_function("() => !location.hash.includes('sel=')")
 
 
+@pytest.mark.thorough
 def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
     context: BrowserContext, site: Site, tmp_path: Path
 ) -> None:
@@ -440,6 +451,7 @@ def test_runs_are_filtered_searched_and_loaded_page_by_page(visitor: Visitor, si
     visitor.problems.clear()
 
 
+@pytest.mark.thorough
 def test_unchanged_answers_are_not_sent_again_and_a_hidden_tab_asks_nothing(visitor: Visitor) -> None:
     page = visitor.open("ablations/tiny", ".uplot canvas")
     again = "() => dispatchEvent(new Event('routechange'))"
