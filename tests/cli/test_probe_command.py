@@ -128,13 +128,11 @@ def test_a_model_without_gates_has_attention(command, sample, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "data"),
     [
-        (["--tokens", ""], "too_short", {"tokens": 0}),
         (["--tokens", "1 x"], "invalid_option", {"option": "--tokens", "value": "1 x"}),
         (["--tokens", "1", "--split", "dense"], "conflicting_options", {}),
         (["--tokens", "1", "--text", "a"], "conflicting_options", {}),
         (["--text", "hello"], "no_tokenizer", {}),
         (["--file", "none.txt"], "no_such_file", {"file": "none.txt"}),
-        (["--split", "test"], "unknown_split", {"split": "test"}),
         (["--mark", "newline"], "unknown_mark", {"mark": "newline", "allowed": ["data", "blank", "marker"]}),
         (["--mark", "own=x"], "invalid_option", {"value": "x"}),
         (["--seen-by", "nobody"], "unknown_mark", {"mark": "nobody"}),
