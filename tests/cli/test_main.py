@@ -86,11 +86,10 @@ def test_an_unknown_option_or_command_is_bad_input(shell):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["schema"], ["list"], ["--help"]], ids=" ".join)
-def test_a_closed_pipe_exits_with_141(shell, words):
+def test_a_closed_pipe_exits_with_141(shell):
     reading, writing = os.pipe()
     os.close(reading)
-    process = shell.start(*words, stdout=writing)
+    process = shell.start("list", stdout=writing)
     os.close(writing)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGPIPE
@@ -98,8 +97,7 @@ def test_a_closed_pipe_exits_with_141(shell, words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("words", [["list"], ["plan", "tiny"], ["schema"], ["--help"]], ids=" ".join)
+@pytest.mark.parametrize(("words", "unbuffered"), [(["plan", "tiny"], ""), (["schema"], "1"), (["--help"], "")])
 def test_standard_output_that_cannot_be_written_is_one_line_and_exits_with_74(shell, words, unbuffered):
     shell.environment["PYTHONUNBUFFERED"] = unbuffered
     with Path("/dev/full").open("w") as full:
@@ -121,18 +119,17 @@ def test_closed_standard_output_is_one_line_and_exits_with_74(shell):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["plan", "ghost"], ["plan", "tiny", "--sets", "x"]], ids=" ".join)
-def test_errors_keep_their_code_where_standard_error_cannot_be_written(shell, words):
+def test_errors_keep_their_code_where_standard_error_cannot_be_written(shell):
     with Path("/dev/full").open("w") as full:
-        process = shell.start(*words, stderr=full)
+        process = shell.start("plan", "ghost", stderr=full)
         process.communicate(timeout=120)
     assert process.returncode == 2
 
 
-@pytest.mark.parametrize("columns", ["0", "00", "-1", "", "wide", "\N{SUPERSCRIPT TWO}"])
+@pytest.mark.parametrize("columns", ["0", "-1", "", "\N{SUPERSCRIPT TWO}"])
 def test_a_terminal_without_a_width_is_as_one_that_does_not_say_it(shell, columns):
     del shell.environment["COLUMNS"]
-    calls = [(["plan", "tiny"], 0), (["list", "--help"], 0), (["plan", "ghost"], 2), (["plan", "tiny", "--sets"], 2)]
+    calls = [(["list", "--help"], 0), (["plan", "ghost"], 2), (["plan", "tiny", "--sets"], 2)]
     expected = [shell(*words, code=code) for words, code in calls]
     shell.environment |= {"COLUMNS": columns, "LINES": columns}
     assert [shell(*words, code=code) for words, code in calls] == expected

@@ -52,7 +52,7 @@ def ended_when_submitted(shell, cluster, status):
     thread.join()
 
 
-@pytest.mark.parametrize(("status", "code"), [("finished", 0), ("failed", 1), ("interrupted", 130)])
+@pytest.mark.parametrize(("status", "code"), [("finished", 0), ("interrupted", 130)])
 def test_submit_follows_the_sweep_and_exits_with_its_code(stored, cluster, status, code):
     with service(stored, ray_address=cluster.url) as url, ended_when_submitted(stored, cluster, status):
         out, err = stored("submit", "tiny", "--set", "seeds=[0]", "--max-runs", "3", "--server", url, code=code)
