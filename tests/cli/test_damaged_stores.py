@@ -102,7 +102,7 @@ def test_an_unfinished_run_without_its_spec_is_trained(trained, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size_kb", [135, 200])
+@pytest.mark.parametrize("size_kb", [135, pytest.param(200, marks=pytest.mark.thorough)])
 def test_a_full_disk_ends_a_sweep_in_one_line(shell, size_kb):
     """No file may become larger: the index cannot be made, or not be written any more."""
     limits = (size_kb * 1024,) * 2
