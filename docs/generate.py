@@ -6,6 +6,7 @@ Each page has a part between two comments that is made here; the text around it 
 """
 
 import json
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from typer.main import get_command
 
 from cope_sweep.cli.application import app
 from cope_sweep.config import load_ablation
+from cope_sweep.kernels import which
+from cope_sweep.positions import ENCODINGS, Dims
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -48,6 +51,7 @@ PAPERS = {
 }
 """The paper of each encoding, by its number on arXiv, which starts with year and month."""
 
+KERNEL_SIZES = Dims(dim=64, heads=2, layers=1, context=512)
 MANY_COMMANDS = 4
 """An option that so many commands have, with the same meaning, is listed once."""
 
@@ -164,16 +168,31 @@ def keys() -> str:
     return "".join(parts)
 
 
+def kernel(kind: str, device: str) -> str:
+    """How attention with an encoding is computed: by a fused kernel, by torch, or in blocks of queries."""
+    path, _ = which([ENCODINGS[kind]()], KERNEL_SIZES, device=device)
+    return "PyTorch, in blocks" if path == "blocked" else path
+
+
+def has_all_kernels() -> bool:
+    """Whether this machine can say which kernels there are: it needs a C++ compiler and Triton, and no GPU."""
+    return (kernel("cope", "cpu"), kernel("cope", "cuda")) == ("native", "triton")
+
+
 def encodings() -> str:
-    """The encodings with their papers, and their fields."""
+    """The encodings with their papers and kernels, and their fields."""
     schemas = kinds(ablation_schema()["$defs"]["ModelSpec"]["properties"]["position"]["items"])
     rows = []
     for schema in schemas:
         kind = kind_of(schema)
         number = PAPERS[kind]
-        paper = f"[arXiv {number}](https://arxiv.org/abs/{number})"
-        rows.append([f"[`{kind}`](#{kind})", schema["description"].partition("\n")[0], f"20{number[:2]}", paper])
-    return table("encoding | what it is | year | paper", rows) + "\n" + "".join(kind_sections(schemas, "##"))
+        description = schema["description"].partition("\n")[0]
+        paper = f"[{number}](https://arxiv.org/abs/{number})"
+        rows.append(
+            [f"[`{kind}`](#{kind})", description, f"20{number[:2]}", paper, kernel(kind, "cpu"), kernel(kind, "cuda")]
+        )
+    header = "encoding | what it is | year | arXiv | on a CPU | on a GPU"
+    return table(header, rows) + "\n" + "".join(kind_sections(schemas, "##"))
 
 
 def tasks() -> str:
@@ -239,18 +258,28 @@ def openapi() -> Schema:
 
 
 def endpoints() -> str:
-    """All endpoints by their group, with the parameters of each."""
+    """All endpoints by their group, and what their parameters mean."""
     groups: dict[str, list[list[str]]] = {}
+    meanings: dict[tuple[str, str], list[str]] = {}
     for path, methods in openapi()["paths"].items():
         for method, operation in methods.items():
-            names = [each["name"] for each in operation.get("parameters", []) if each["in"] == "query"]
-            parameters = ", ".join(f"`{name}`" for name in names)
-            row = [f"`{method.upper()} {path}`", operation["description"].replace("\n\n", " "), parameters]
+            parameters = [each for each in operation.get("parameters", []) if each["in"] == "query"]
+            names = ", ".join(f"`{each['name']}`" for each in parameters)
+            row = [f"`{method.upper()} {path}`", operation["description"].replace("\n\n", " "), names]
             groups.setdefault(operation["tags"][0], []).append(row)
-    return "\n".join(
+            for each in parameters:
+                if each.get("description"):
+                    meanings.setdefault((each["name"], each["description"]), []).append(path)
+    tables = [
         f"### {group[0].upper()}{group[1:]}\n\n" + table("endpoint | response | parameters", rows)
         for group, rows in sorted(groups.items())
-    )
+    ]
+    rows = [
+        [f"`{name}`", meaning, f"`…{paths[0].removeprefix('/api/v1')}`" if len(paths) == 1 else ""]
+        for (name, meaning), paths in sorted(meanings.items())
+    ]
+    tables.append("### Parameters\n\n" + table("parameter | meaning | only of", rows))
+    return "\n".join(tables)
 
 
 def settings() -> str:
@@ -287,5 +316,8 @@ def with_part(name: str, text: str) -> str:
 
 if __name__ == "__main__":
     for name in PAGES:
+        if name == "encodings.md" and not has_all_kernels():
+            sys.stderr.write("encodings.md stays as it is: its kernels need a C++ compiler and Triton\n")
+            continue
         page = REFERENCE / name
         page.write_text(with_part(name, page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -122,6 +122,8 @@ def test_every_package_is_in_the_table_of_packages():
 
 @pytest.mark.parametrize("name", generate.PAGES)
 def test_the_reference_is_what_the_code_says(name):
+    if name == "encodings.md" and not generate.has_all_kernels():
+        pytest.skip("a C++ compiler or Triton is missing")
     page = read(f"docs/reference/{name}")
     assert generate.with_part(name, page) == page, "renew docs/reference by: python -m docs.generate"
 

@@ -59,7 +59,7 @@ def serve(
     """Serve tables, runs, checkpoints, perplexity and probes over REST, with a web page.
 
     Ctrl-C stops the service. Beyond this machine, as with `--host 0.0.0.0`, it needs an API key. Its other settings are
-    environment variables, which services/README.md lists.
+    environment variables: docs/reference/environment.md lists them.
 
     Example: `cope-sweep serve --port 8080`, then `curl http://127.0.0.1:8080/api/v1/ablations/quickstart/table?format=markdown`
     """
