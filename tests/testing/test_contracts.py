@@ -214,6 +214,7 @@ def test_without_pytest_the_extra_is_named():
     assert "cope-sweep[test]" in process.stderr
 
 
+@pytest.mark.thorough
 def test_every_registered_kind_is_collected(tmp_path):
     """`pytest --pyargs cope_sweep.testing` in a checkout, whose tests have a conftest.py, with a plugin."""
     (tmp_path / "learned_decay.py").write_text(python_blocks("own-encoding")[0])

@@ -217,7 +217,7 @@ def test_a_server_serves_a_sqlite_store_and_its_artifacts_from_any_directory(sto
 # -- the files by which MLflow knows what a model is and how to load it, with a real checkpoint ----------------------
 
 
-@pytest.fixture(params=["sqlite", "server"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.thorough), "server"])
 def uri(request, monkeypatch):
     """A database and a real server; MLflow's own functions find it in the environment."""
     uri = request.getfixturevalue(f"{request.param}_uri")
@@ -303,7 +303,9 @@ def models(uri):
     }
 
 
-@pytest.mark.parametrize("moves", [True, False], ids=["moved", "copied"])
+@pytest.mark.parametrize(
+    "moves", [pytest.param(True, id="moved"), pytest.param(False, id="copied", marks=pytest.mark.thorough)]
+)
 def test_models_of_a_store_in_another_place_are_found_there(tmp_path, moves):
     """Its name has characters that mean something in a URL."""
     plan, old, new = plan_of(), tmp_path / "o%20ld ?#store", tmp_path / "new" / "st%C3%BCre"

@@ -251,6 +251,7 @@ print(sync(Store(sys.argv[1]), sys.argv[2], timeout_s=60).reasons)
 """
 
 
+@pytest.mark.parametrize("uri", [pytest.param("sqlite", marks=pytest.mark.thorough), "server"], indirect=True)
 @pytest.mark.parametrize("number", [2, pytest.param(8, marks=pytest.mark.thorough)])
 def test_several_senders_at_once_give_one_of_each(store, uri, tmp_path, number):
     plan = plan_of(f"copying-{number}-{time.time_ns()}", seeds=[time.time_ns() % 2**30, time.time_ns() % 2**30 + 1])
