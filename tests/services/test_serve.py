@@ -180,6 +180,7 @@ def test_keys_scopes_and_hosts_are_checked(serve: Serve, prose: ProseStore) -> N
     assert httpx.get(f"{serve.url}/-/healthz").text == "success"  # Serve's own, for load balancers
 
 
+@pytest.mark.thorough
 def test_clients_repeat_requests_that_a_killed_replica_was_answering(serve: Serve, prose: ProseStore) -> None:
     """One of the two replicas is killed while both compute: its requests get a 5xx, and are answered when repeated."""
     runs = [*prose.cope, *prose.absolute]
