@@ -87,4 +87,6 @@ def test_the_shortcut_repeats_the_bit_before():
     answer = task.shortcuts(tokens)["the last bit, ignored or not"]
     assert (answer[0, 4], answer[0, 10]) == (1, 1)  # the first is wrong: 0 was written
     # A read is answered wrongly where the pair before is ignored and its bit differs: p · ½.
-    assert task.shortcut_errors("in_dist", 4000)["the last bit, ignored or not"] == pytest.approx(40, abs=2)
+    errors = task.shortcut_errors("in_dist", 4000)
+    assert errors["the last bit, ignored or not"] == pytest.approx(40, abs=2)
+    assert errors["the most frequent answer"] == pytest.approx(50, abs=2)

@@ -31,7 +31,16 @@ from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import rank_rows
 from cope_sweep.read.tables.claims import Finding, claims_layout, findings, hypothesis_verdict
 from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, named_label, reference
-from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell, decimals_of, markdown_table, markdown_text
+from cope_sweep.read.tables.render import (
+    MISSING,
+    ColumnHeader,
+    Layout,
+    TextCell,
+    decimals_of,
+    markdown_table,
+    markdown_text,
+)
+from cope_sweep.read.tables.rules import ERROR, LEAST_SEQUENCES, NEAR, SEQUENCES, rule_errors, stuck_from
 from cope_sweep.read.tables.stats import LEVEL
 from cope_sweep.store.files import write_bytes
 
@@ -42,14 +51,11 @@ PROVENANCE_COLUMNS = [
     "facts.wall_s", "facts.device", "facts.threads", "facts.python", "facts.torch",
 ]  # fmt: skip
 """Columns of a frame of `reports.runs` that say what made its runs."""
-ERROR = "token_error"
-SEQUENCES = 4096
-"""Sequences of each test set on which the rules are evaluated."""
-NEAR = 0.15
-"""A seed errs as a rule does where the errors differ by at most this share of the rule's."""
 NOTE = (
-    f"Errors of simple rules that do not solve the task, on the first {SEQUENCES} sequences of each test set. A row "
-    f"scores like a rule where most of its seeds have an error within {100 * NEAR:g} % of the rule's."
+    f"Errors of simple rules that do not solve the task, on the first {SEQUENCES} sequences of each test set (fewer "
+    f"of longer ones, at least {LEAST_SEQUENCES}). A seed is stuck where it does no better than the best of them: its "
+    f"error is at least {100 * (1 - NEAR):g} % of the rule's. A row scores like a rule where most of its seeds have an "
+    f"error within {100 * NEAR:g} % of the rule's; its median is in parentheses."
 )
 RESAMPLES = 9_999
 
@@ -389,22 +395,26 @@ class Shortcuts:
 
     layout: Layout
     alike: tuple[str, ...]
-    """Sentences such as `Absolute scores like "all increments" (16.0 %) in In-dist.`"""
+    """Sentences that name these rows."""
 
 
 def shortcuts(model: TableModel) -> Shortcuts | None:
     """The shortcuts of a table's tasks; None where no column is a token error or no task has any."""
-    columns = {column: split for column in model.columns if (split := _split(column)) is not None and column.compared}
     by_task = _by_task(model)
+    columns = [c for c in model.columns if c.compared and any(rule_errors(run, c.name) for run, _ in by_task)]
     lines, alike = [], []
     for run, rows in by_task:
-        errors = {column: run.task.shortcut_errors(split, SEQUENCES) for column, split in columns.items()}
+        errors = {column: rule_errors(run, column.name) for column in columns}
         rules = list(dict.fromkeys(rule for found in errors.values() for rule in found))
         names = _names(rows, model)
         for rule in rules:
-            cells = [TextCell(f"{errors[column][rule]:.{column.decimals}f}") for column in columns]
+            known = [errors[column].get(rule) for column in columns]
+            cells = [
+                TextCell(MISSING if error is None else f"{error:.{column.decimals}f}")
+                for error, column in zip(known, columns, strict=True)
+            ]
             lines.append((*([TextCell(names)] * (len(by_task) > 1)), TextCell(rule), *cells))
-        alike += [text for row in rows for text in _alike(row, errors)]
+        alike += _alike(rows, errors)
     if not lines:
         return None
     headers = [*([ColumnHeader("rows", numeric=False)] * (len(by_task) > 1)), ColumnHeader("rule", numeric=False)]
@@ -456,19 +466,22 @@ def _split(column: Column) -> str | None:
     return split if quantity == ERROR and "/" not in split else None
 
 
-def _alike(row: TableRow, errors: dict[Column, dict[str, float]]) -> Iterator[str]:
+def _alike(rows: Sequence[TableRow], errors: Mapping[Column, Mapping[str, float]]) -> Iterator[str]:
+    """A sentence for each rule and column with the rows that score like the rule."""
     for column, found in errors.items():
-        cell = row.metrics[column.name]
-        near = {
-            rule: sum(abs(value - error) <= NEAR * error for value in cell.values.values())
-            for rule, error in found.items()
-        }
-        rule = max(near, key=lambda rule: near[rule], default=None)
-        if rule is not None and near[rule] > len(cell.values) / 2:
-            digits = decimals_of(column, cell)
-            median, error = f"{cell.summary.median:.{digits}f}", f"{found[rule]:.{digits}f}"
-            text = f"median {median}, the rule {error} {column.unit}."
-            yield f"{row.short} scores like “{rule}” in {column.label}: {text}"
+        alike: dict[str, list[str]] = {}
+        for row in rows:
+            cell = row.metrics[column.name]
+            near = {
+                rule: sum(abs(value - error) <= NEAR * error for value in cell.values.values())
+                for rule, error in found.items()
+            }
+            rule = max(near, key=lambda rule: near[rule], default=None)
+            if rule is not None and near[rule] > len(cell.values) / 2:
+                alike.setdefault(rule, []).append(f"{row.short} ({cell.summary.median:.{decimals_of(column, cell)}f})")
+        for rule, names in alike.items():
+            error = f"{found[rule]:.{column.decimals}f} {column.unit}"
+            yield f"{column.label} like “{rule}” ({error}): {', '.join(names)}"
 
 
 def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
@@ -483,7 +496,8 @@ def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
         return None
     # A run that has not finished may still learn the task.
     finished = [run.run_id for row in model.rows for run, record in row.runs if record.status == "finished"]
-    first_steps = _first_steps(curves[curves["run_id"].isin(finished)], column)
+    limits = {run.run_id: stuck_from(row.metrics[column.name].rule_error) for row in model.rows for run, _ in row.runs}
+    first_steps = _first_steps(curves[curves["run_id"].isin(finished)], column, limits)
     lines = []
     for row in model.rows:
         train = row.runs[0][0].train
@@ -512,10 +526,14 @@ def bootstrap_median(values: Sequence[float]) -> tuple[float, float, float]:
     return float(np.median(seeds)), float(low), float(high)
 
 
-def _first_steps(curves: pd.DataFrame, column: Column) -> dict[str, float]:
-    """Run id → the first step at which its value says that the task is learned; infinite if none does."""
+def _first_steps(curves: pd.DataFrame, column: Column, limits: Mapping[str, float]) -> dict[str, float]:
+    """Run id → the first step at which its value says that the task is learned; infinite if none does.
+
+    `limits` are the errors from which on a run is stuck.
+    """
     own = curves[curves["metric"] == column.name]
-    steps = own["step"].where(column.is_learned(own["value"]), math.inf).groupby(own["run_id"]).min()
+    is_learned = column.is_learned(own["value"]) & (own["value"] < own["run_id"].map(limits).astype("float64"))
+    steps = own["step"].where(is_learned, math.inf).groupby(own["run_id"]).min()
     return {str(run_id): float(step) for run_id, step in steps.items()}
 
 

@@ -41,6 +41,7 @@ from cope_sweep.config.ablation import Metric
 from cope_sweep.config.explain import suggest
 from cope_sweep.config.keys import is_field
 from cope_sweep.read.tables.row_names import find_axis, named_rows
+from cope_sweep.read.tables.rules import are_most, best_rule, stuck_from
 from cope_sweep.read.tables.stats import (
     TELLS,
     Bounds,
@@ -50,7 +51,6 @@ from cope_sweep.read.tables.stats import (
     bounds_of,
     holm,
     paired_rows,
-    stuck,
     summarise,
     t_quantile,
     t_tail,
@@ -221,9 +221,11 @@ class MetricCell:
     values: Mapping[int, float] = field(default_factory=dict)
     """Seed → value, of the finished runs that have one."""
     stuck: tuple[int, ...] = ()
-    """Seeds that are far worse than the others: `stats.stuck`."""
+    """Seeds that do no better than the best simple rule: `tables.rules`."""
     learned: Share | None = None
-    """The seeds that have learned the task; None: the file does not say from which value on."""
+    """The seeds that have learned the task; None: the file does not say from which value on. A stuck one has not."""
+    rule_error: float | None = None
+    """The error of the best simple rule; None: the task has none, or no run is finished."""
     comparison: Comparison | None = None
 
 
@@ -380,16 +382,19 @@ def _table_row(row: Row, short: str, records: Mapping[str, RunRecord], columns: 
     for column in columns:
         found = {seed: record.value(column.name) for seed, record in finished}
         values = {seed: float(value) for seed, value in found.items() if value is not None and value == value}  # no NaN
+        rule = best_rule(row.runs[0], column.name) if values and column.compared else None
+        rule_error = rule[1] if rule else None
+        stuck = tuple(seed for seed, value in values.items() if value >= stuck_from(rule_error))
         learned = None
         if column.learned is not None:
-            learned = Share(sum(map(column.is_learned, values.values())), len(values))
-        far = stuck(list(values.values()), column.goal, column.bounds) if column.compared else [False] * len(values)
+            learned = Share(sum(column.is_learned(values[seed]) for seed in values.keys() - set(stuck)), len(values))
         cells[column.name] = MetricCell(
             summarise(values.values(), column.bounds),
             _published_value(row, column.name),
             values=values,
-            stuck=tuple(seed for seed, is_far in zip(values, far, strict=True) if is_far),
+            stuck=stuck,
             learned=learned,
+            rule_error=rule_error,
         )
     return TableRow(row.name, short, row.labels, runs, cells)
 
@@ -402,7 +407,10 @@ def _published_value(row: Row, metric: str) -> PublishedValue | None:
 
 
 def _mark_best(rows: list[TableRow], columns: Iterable[Column]) -> list[TableRow]:
-    """Mark the best mean of each metric, if at least two rows have a value from every seed."""
+    """Mark the best mean of each metric, if at least two rows have a value from every seed.
+
+    None is the best where most of its seeds are stuck.
+    """
     for column in columns:
         if not column.compared:
             continue
@@ -415,8 +423,9 @@ def _mark_best(rows: list[TableRow], columns: Iterable[Column]) -> list[TableRow
             continue
         best = column.best(means.values())
         for index, mean in means.items():
-            if mean == best:
-                row = rows[index]
+            row = rows[index]
+            stuck = row.metrics[column.name].stuck
+            if mean == best and not are_most(stuck, row.seeds):
                 cell = replace(row.metrics[column.name], best=True)
                 rows[index] = replace(row, metrics={**row.metrics, column.name: cell})
     return rows

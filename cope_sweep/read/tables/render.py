@@ -32,12 +32,14 @@ from cope_sweep.read.tables.model import (
     p_text,
     places,
 )
-from cope_sweep.read.tables.stats import STUCK_RULE
+from cope_sweep.read.tables.rules import are_most
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MISSING = "–"
+STUCK = "†"
+"""Follows a mean where most seeds are stuck."""
 MAX_DECIMALS = 6
 STARS = (0.05, 0.01, 0.001)
 FORMULA = re.compile(r"^[=+\-@\t\r]")
@@ -212,8 +214,12 @@ def _metric_cell(metric: MetricCell, column: Column, row: TableRow) -> TextCell:
         hints.append(f"median {show(summary.median)}, range {show(summary.low)} … {show(summary.high)}")
     if metric.stuck:
         hints.append(f"{len(metric.stuck)} of {summary.n} seeds stuck: {', '.join(map(str, metric.stuck))}")
+    if metric.rule_error is not None:
+        hints.append(f"the best simple rule errs on {show(metric.rule_error)}")
     if summary.n != row.seeds:
         text += f" (n={summary.n})"
+    if are_most(metric.stuck, summary.n):
+        text += f" {STUCK}"
     runs = tuple(run.run_id for run, _ in row.runs if run.seed in metric.values)
     p = None if metric.comparison is None else metric.comparison.p_adjusted
     stars = 0 if p is None else sum(p <= bound for bound in STARS)
@@ -272,15 +278,16 @@ def _note(model: TableModel) -> str:
     if any(cell.best for _, _, cell in cells):
         grouped = model.group is not None or len(encoding_groups(model.rows)) > 1
         parts.append("bold: best of its group" if grouped else "bold: best")
-    far: dict[str, list[str]] = {}
+    some: dict[str, list[str]] = {}
     for row, column, cell in cells:
-        if cell.stuck:
-            far.setdefault(f"{len(cell.stuck)} of {cell.summary.n} seeds of {row.short}", []).append(column.label)
-    if far:
-        listed = ", ".join(f"{seeds} ({', '.join(labels)})" for seeds, labels in far.items())
-        parts.append(f"stuck: {listed} ({STUCK_RULE})")
+        if cell.stuck and not are_most(cell.stuck, cell.summary.n):
+            some.setdefault(f"{len(cell.stuck)} of {cell.summary.n} seeds of {row.short}", []).append(column.label)
+    if any(are_most(cell.stuck, cell.summary.n) for _, _, cell in cells):
+        parts.append(f"{STUCK}: most seeds are stuck, which is no better than a rule that does not solve the task")
+    if some:
+        parts.append("stuck: " + ", ".join(f"{seeds} ({', '.join(labels)})" for seeds, labels in some.items()))
     if any(column.learned is not None for column in model.columns):
-        parts.append("k/n: seeds with such a value, and the 95 % interval of their share (Wilson)")
+        parts.append("k/n: seeds with such a value that are not stuck, and the 95 % interval of their share (Wilson)")
     sources = dict.fromkeys(c.published.source for _, _, c in cells if c.published and c.published.source)
     if sources and not model.replaced:
         parts.append(f"published: {', '.join(sources)}")
@@ -409,6 +416,7 @@ _LATEX_ESCAPES = {
     ">": r"\textgreater{}",
     "±": r"$\pm$",
     "×": r"$\times$",
+    "†": r"\textdagger{}",
     "≥": r"$\geq$",
     "≤": r"$\leq$",
     "−": r"$-$",

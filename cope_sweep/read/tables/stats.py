@@ -40,17 +40,6 @@ TELLS = 1 - LEVEL
 NORMAL_QUANTILE = 1.959963984540054
 """z with P(Z ≤ z) = 0.975."""
 
-STUCK_FROM = 3
-"""Smallest number of seeds in which stuck ones are looked for."""
-STUCK_DEVIATIONS = 3.0
-"""A stuck seed is worse than the median by more than this many standard deviations, estimated from the MAD, …"""
-STUCK_RANGE_SHARE = 0.1
-"""… and by more than this share of the metric's range, …"""
-STUCK_MEDIAN_SHARE = 0.2
-"""… or, for a metric without an upper end, by more than this share of the median."""
-MAD_TO_STD = 1.4826
-"""Standard deviation ÷ median absolute deviation, of a normal distribution."""
-
 POWER = 0.8
 """Power of the smallest detectable difference."""
 MOST_DIVISIONS = 20_000
@@ -187,32 +176,6 @@ class Share:
         middle = (p + z2 / (2 * self.n)) / (1 + z2 / self.n)
         half = math.sqrt(z2 * (p * (1 - p) / self.n + z2 / (4 * self.n**2))) / (1 + z2 / self.n)
         return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def stuck(values: Sequence[float], goal: Literal["min", "max"], bounds: Bounds = UNBOUNDED) -> list[bool]:
-    """Whether each value is far worse than the median: runs that did not learn what the others of the row did.
-
-    A value is stuck if it is worse than the median by more than `STUCK_DEVIATIONS` · 1.4826 · MAD, and by more than
-    `STUCK_RANGE_SHARE` of the metric's range, or `STUCK_MEDIAN_SHARE` of the median where the range has no end.
-    Less than half of the values can be stuck, and none of fewer than `STUCK_FROM`.
-    """
-    if len(values) < STUCK_FROM:
-        return [False] * len(values)
-    median = statistics.median(values)
-    worse = [value - median if goal == "min" else median - value for value in values]
-    both = bounds.kind == "both"
-    matters = STUCK_RANGE_SHARE * (bounds.high - bounds.low) if both else STUCK_MEDIAN_SHARE * abs(median)
-    if max(worse) <= matters:
-        return [False] * len(values)
-    deviation = MAD_TO_STD * statistics.median(map(abs, worse))
-    limit = max(STUCK_DEVIATIONS * deviation, matters)
-    return [value > limit for value in worse]
-
-
-STUCK_RULE = (
-    f"worse than the median of its row by more than {STUCK_DEVIATIONS:g} standard deviations (1.4826 MAD) and "
-    f"{100 * STUCK_RANGE_SHARE:g} percentage points (other units: {100 * STUCK_MEDIAN_SHARE:g} % of the median)"
-)
 
 
 @dataclass(frozen=True)

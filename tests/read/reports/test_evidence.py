@@ -208,11 +208,28 @@ def test_rows_that_score_like_a_shortcut_are_named(store):
             finish(store, run, {"in_dist/token_error": error, "longer/token_error": 99.0, "in_dist/loss": 1.0})
     found = evidence(read_results(plan, store)).shortcuts
     assert [header.text for header in found.layout.headers] == ["rule", "In-dist. (%)", "Longer (%)"]
-    assert len(found.layout.rows) == 4
+    assert len(found.layout.rows) == 5
+    assert found.layout.rows[0][0].text == "the most frequent answer"
     assert [text for text in found.alike if "without resets" in text] == [
-        f"a_b <c> scores like “its increments, without resets” in In-dist.: median {near:.2f}, the rule {near:.2f} %."
+        f"In-dist. like “its increments, without resets” ({near:.2f} %): a_b <c> ({near:.2f})"
     ]
     assert "### Shortcuts" in evidence(read_results(plan, store)).to_markdown({})
+
+
+def test_a_seed_that_does_no_better_than_a_rule_is_stuck_and_has_not_learned(store):
+    metrics = [{"name": ERROR, "label": "In-dist.", "unit": "%", "learned": 5.0}]
+    plan = plan_of(**COUNTING_CONTENT | {"metrics": metrics})
+    best = min(plan.runs[0].task.shortcut_errors("in_dist", SEQUENCES).values())  # about 1 %
+    for row, errors in zip(plan.rows, ([0.0, 0.8 * best, 0.9 * best], [best, 4.9, 0.0], [0.0] * 3), strict=True):
+        for run, error in zip(row.runs, errors, strict=True):
+            finish(store, run, {ERROR: error})
+    table = evidence(read_results(plan, store)).table
+    some, most, none = (row.metrics[ERROR] for row in table.model.rows)
+    assert (some.stuck, most.stuck, none.stuck) == ((2,), (0, 1), ())
+    assert [cell.learned.k for cell in (some, most, none)] == [2, 1, 3]
+    text = table.to_markdown()
+    assert text.count("†") == 2, "in the cell, and in the note"
+    assert "stuck: 1 of 3 seeds of CoPE (In-dist.)" in text
 
 
 ERROR = "in_dist/token_error"

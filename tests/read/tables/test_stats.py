@@ -19,7 +19,6 @@ from cope_sweep.read.tables.stats import (
     noncentrality,
     paired_rows,
     smallest_p,
-    stuck,
     two_rows,
 )
 
@@ -80,24 +79,6 @@ def test_values_outside_of_the_supposed_range_have_the_plain_interval():
 )
 def test_ranges_follow_from_names_and_units(name, unit, bounds):
     assert bounds_of(name, unit) == bounds
-
-
-@pytest.mark.parametrize(
-    ("values", "goal", "bounds", "far"),
-    [
-        ([0.1, 0.0, 35.0], "min", PERCENT, [False, False, True]),
-        ([0.1, 0.0, 9.9], "min", PERCENT, [False, False, False]),  # less than 10 percentage points
-        ([10.0, 25.0, 40.0], "min", PERCENT, [False, False, False]),  # 15 < 3 · 1.4826 · 15
-        ([0.0, 0.0, 35.0, 40.0, 0.2], "min", PERCENT, [False, False, True, True, False]),
-        ([99.0, 98.0, 50.0], "max", PERCENT, [False, False, True]),
-        ([0.1, 0.0, 35.0], "max", PERCENT, [False, False, False]),
-        ([20.0, 20.1, 30.0], "min", NON_NEGATIVE, [False, False, True]),
-        ([20.0, 20.1, 23.0], "min", NON_NEGATIVE, [False, False, False]),  # less than 20 % of the median
-        ([0.0, 90.0], "min", PERCENT, [False, False]),
-    ],
-)
-def test_stuck_seeds_by_hand(values, goal, bounds, far):
-    assert stuck(values, goal, bounds) == far
 
 
 @given(values)
