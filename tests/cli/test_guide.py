@@ -1,9 +1,9 @@
-"""The commands that docs/concepts shows, on the tiny ablation, which has the name of their example."""
+"""The commands of docs/tutorial.md and docs/concepts, on tiny ablations that have the names of their examples."""
 
 import pytest
 
 from tests.cli.conftest import TINY
-from tests.test_docs import read, shown_commands
+from tests.test_docs import code_blocks, read, shown_commands
 
 
 def commands(concept):
@@ -31,3 +31,25 @@ def test_the_commands_of_the_sweep(shell):
     assert shell(*(sweep["sweep_id"] if word == "SWEEP" else word for word in logs))[0]
     assert "the sweep has ended" in shell("stop", sweep["sweep_id"])[0]
     shell(*retry, "--local", "--no-mlflow")
+
+
+@pytest.mark.slow
+def test_the_tutorial(shell):
+    text = read("docs/tutorial.md")
+    (file, *_) = code_blocks(text, "yaml")
+    small = {
+        "steps: 450": "steps: 2",
+        "[0, 1, 2, 3, 4]": "[0, 1]",
+        "{every: 50}": "{every: 1, sequences: 8, final_sequences: 8}",
+    }
+    for shown, tiny in small.items():
+        assert shown in file
+        file = file.replace(shown, tiny)
+    shell.write("positions", file)
+    shown = [words for words in shown_commands(text) if words[0] != "serve"]
+    assert {words[0] for words in shown} == {"plan", "run", "table", "figure", "probe", "report"}
+    for words in shown:
+        words = [word.replace("seeds=8", "seeds=3") for word in words]
+        shell(*words, *(["--local", "--no-mlflow"] if words[0] == "run" else []))
+    assert (shell.folder / "results" / "positions.md").exists()
+    assert (shell.folder / "table.tex").exists()
