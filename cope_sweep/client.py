@@ -41,8 +41,10 @@ from cope_sweep.api.answers import (
     AblationDetail,
     AblationSummary,
     Checkpoint,
+    ClaimResult,
     Curves,
     FigureInfo,
+    MlflowPage,
     PlanCost,
     RunDetail,
     RunLog,
@@ -253,6 +255,22 @@ class Client:
         if format is not None:
             return content
         return pd.read_parquet(io.BytesIO(content)) if runs else _table_frame(content.decode())
+
+    def mlflow_page(self, ablation: str) -> str | None:
+        """The URL of an ablation's experiment in MLflow; None if the service knows no server, or it has none."""
+        return self._get(MlflowPage, f"/ablations/{_quoted(ablation)}/mlflow").url
+
+    def claims(
+        self, ablation: str | None = None, *, scale: str | None = None, committed: bool = False
+    ) -> list[ClaimResult]:
+        """The claims of an ablation with their verdicts, or of all ablations at each scale with finished runs.
+
+        Args:
+            ablation: The ablation; None: all.
+            scale: One of its scales.
+            committed: About the results that are kept with the ablation files, not those of the store.
+        """
+        return self._get(list[ClaimResult], "/claims", ablation=ablation, scale=scale, committed=committed)
 
     def report(self, name: str, *, scale: str | None = None, format: ReportFormat = "html") -> bytes:
         """The report on an ablation's finished runs: table with comparisons, figures, and what made the runs.

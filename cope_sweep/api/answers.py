@@ -15,6 +15,9 @@ class Answer(BaseModel):
     model_config = ConfigDict(defer_build=True)
 
 
+ClaimVerdict = Literal["shown", "shown in part", "mixed", "opposite", "not shown", "too few seeds", "not trained"]
+
+
 class ScaleSummary(Answer):
     """The number of an ablation's runs at a scale."""
 
@@ -89,6 +92,30 @@ class AblationDetail(AblationSummary):
         default=None, description="The reference of a report's comparisons, as `compare` of the table takes it."
     )
     text: str = Field(description="The content of the file.")
+
+
+class ClaimResult(Answer):
+    """A claim of an ablation, and what its finished runs at one scale say about it."""
+
+    claim: str
+    source: str = Field(description="The table or figure of the paper that says so; empty: the paper does not.")
+    ablation: str
+    title: str = Field(description="The title of the ablation.")
+    scale: str | None
+    measure: str = Field(description="The column of the table that decides: `OOD (%)`.")
+    ours: str = Field(description="Mean ± standard deviation over seeds of the rows that are compared.")
+    published: str = Field(description="The published values of the same rows; empty where there are none.")
+    p: float | None = Field(description="The largest p of the pairs of rows, corrected for their number (Holm).")
+    verdict: ClaimVerdict
+    pairs: int = Field(description="The number of pairs of rows that were tested.")
+    shown: int = Field(description="The number of these that differ as the claim says.")
+    hypothesis: str = Field(description="What all claims of the ablation say about its hypothesis: `supported`.")
+
+
+class MlflowPage(Answer):
+    """The page of an ablation in MLflow, where its runs have notes and tags."""
+
+    url: str | None = Field(description="Its experiment; null if no server is known, or it does not have it.")
 
 
 class FigureInfo(Answer):

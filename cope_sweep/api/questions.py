@@ -164,6 +164,23 @@ class GetReport(ReportOptions, Question[bytes]):
     name: Name
 
 
+class GetMlflowPage(Question[answers.MlflowPage]):
+    """The page of an ablation in MLflow, where its runs can have notes and tags."""
+
+    name: Name
+
+
+class ListClaims(Question[list[answers.ClaimResult]]):
+    """The claims of ablations with their verdicts, in the order of the paper's tables and figures.
+
+    Without an ablation: those of all ablations, at each scale with finished runs.
+    """
+
+    ablation: Annotated[str | None, Field(max_length=200, description="Only the claims of this ablation.")] = None
+    scale: Scale = None
+    committed: Committed = False
+
+
 class ListFigures(ScaleOptions, Question[list[answers.FigureInfo]]):
     """The figures of an ablation: those that its file declares, and those that any ablation has."""
 
@@ -248,7 +265,10 @@ class RunFilter(Options):
     ] = ()
     run: Annotated[
         tuple[str, ...] | None,
-        Field(max_length=1000, description="Only these runs, by their ids, in this order. May be repeated."),
+        Field(
+            max_length=1000,
+            description="Only these runs, by ids or first digits, in this order. May be repeated.",
+        ),
     ] = None
     sweep: Annotated[str | None, Field(max_length=100, description="Only the runs of this sweep.")] = None
     ablation: Annotated[

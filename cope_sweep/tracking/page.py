@@ -1,4 +1,7 @@
-"""The page of a run in MLflow, for links. Nothing here imports mlflow: two small requests find the run by its tag."""
+"""The pages of runs and ablations in MLflow, for links. Nothing here imports mlflow.
+
+Two small requests find the experiment by its name, and the run by its tag.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,25 @@ KEPT_S = 60.0
 """The time for which an answer is used again, also that the server does not answer: then no page waits for it."""
 
 _lock = threading.Lock()
-_pages: TTLCache[tuple[str, str], str | None] = TTLCache(4096, KEPT_S)
+_pages: TTLCache[tuple[str, str, str | None], str | None] = TTLCache(4096, KEPT_S)
 _away: TTLCache[str, bool] = TTLCache(16, KEPT_S)
 """Servers that did not answer."""
 
 
 def run_page(store: Store, run_id: str) -> str | None:
-    """The URL of a run's page in MLflow, where runs are sent to a server; None if it does not have the run or answer.
+    """The URL of a run's page in MLflow; None if runs are sent to no server, or it does not have the run or answer."""
+    record = store.index.records([run_id], values=False).get(run_id)
+    sweep = store.index.sweep(record.sweep_id) if record and record.sweep_id else None
+    return _page(store, sweep.ablation, run_id) if sweep else None
+
+
+def experiment_page(store: Store, ablation: str) -> str | None:
+    """The URL of an ablation's experiment in MLflow; None as for `run_page`."""
+    return _page(store, ablation, None)
+
+
+def _page(store: Store, ablation: str, run_id: str | None) -> str | None:
+    """The URL of the page of an ablation's experiment, or of one run in it.
 
     Credentials are those of the URL, or MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD.
     """
@@ -33,14 +48,12 @@ def run_page(store: Store, run_id: str) -> str | None:
     uri = resolve_uri(store)
     if not uri.startswith(("http://", "https://")):
         return None
-    key = uri, run_id
+    key = uri, ablation, run_id
     with _lock:
         if key in _pages or uri in _away:
             return _pages.get(key)
-    record = store.index.records([run_id], values=False).get(run_id)
-    sweep = store.index.sweep(record.sweep_id) if record and record.sweep_id else None
     try:
-        tracked_id = _tracked_id(uri, sweep.ablation, run_id) if sweep else None
+        place = _place(uri, ablation, run_id)
     except (httpx.HTTPError, ValueError, LookupError, TypeError):  # it is away, or no MLflow server
         with _lock:
             _away[uri] = True
@@ -48,12 +61,12 @@ def run_page(store: Store, run_id: str) -> str | None:
     parts = urlsplit(uri)
     server = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     with _lock:
-        page = _pages[key] = f"{server}/#/runs/{tracked_id}" if tracked_id else None
+        page = _pages[key] = f"{server}/#/{place}" if place else None
     return page
 
 
-def _tracked_id(uri: str, experiment: str, run_id: str) -> str | None:
-    """MLflow's id of a run of an experiment."""
+def _place(uri: str, experiment: str, run_id: str | None) -> str | None:
+    """The path of an experiment, or of a run in it, in MLflow's pages; None where there is none."""
     import httpx
 
     headers, auth = {}, None
@@ -67,8 +80,10 @@ def _tracked_id(uri: str, experiment: str, run_id: str) -> str | None:
         if found.status_code == httpx.codes.NOT_FOUND:
             return None
         experiment_id = found.raise_for_status().json()["experiment"]["experiment_id"]
+        if run_id is None:
+            return f"experiments/{experiment_id}"
         query: dict[str, Any] = {
             "experiment_ids": [experiment_id], "filter": f"tags.`{RUN_ID_TAG}` = '{run_id}'", "max_results": 1
         }  # fmt: skip
         runs = client.post("/runs/search", json=query).raise_for_status().json().get("runs", [])
-    return next((run["info"]["run_id"] for run in runs), None)
+    return next((f"runs/{run['info']['run_id']}" for run in runs), None)

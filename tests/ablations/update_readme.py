@@ -9,10 +9,9 @@ import math
 import re
 from pathlib import Path
 
-from cope_sweep.read.reports.document import place_in_paper
 from cope_sweep.read.reports.runs import read_committed, run_files
 from cope_sweep.read.tables import Table
-from cope_sweep.read.tables.claims import findings
+from cope_sweep.read.tables.claims import findings, place_in_paper
 from cope_sweep.read.tables.model import p_text, reference
 from cope_sweep.read.tables.render import layout, markdown_text
 

@@ -119,6 +119,7 @@ def test_answers_are_those_of_the_queries(client: Client, sample: SampleStore) -
     assert client.plan("tiny").counts == {"finished": 2, "failed": 1, "pending": 1}
     assert client.diff(run, sample.ids[1]).runs == (1, 1)
     assert client.logs(run, tail=1).truncated
+    assert client.claims() == client.claims("tiny") == []
     assert client.sweeps() == []
     assert {each.name: each.declared for each in client.figures("tiny")}["summary"] is False
 

@@ -47,6 +47,13 @@ scales:
 """
 
 
+CLAIM = """\
+claims:
+  - {text: CoPE copies better, source: Table 2, better: {model.position: CoPE}, than: {model.position: Absolute}}
+"""
+"""A claim of `TINY`."""
+
+
 @dataclass(frozen=True)
 class ServedFolders:
     """The folders of a service, below one."""

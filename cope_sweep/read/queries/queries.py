@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from cope_sweep.read.figures import FigureError
 from cope_sweep.read.figures.available import SIZE, available_figures, draw_figure, figure_path, is_plain
 from cope_sweep.read.queries import runs
 from cope_sweep.read.queries.ablations import RESULTS, AblationFiles
+from cope_sweep.read.queries.claims import claim_results
 from cope_sweep.read.queries.curves import KnownCurves, curves_of_runs, plan_curves, run_rows
 from cope_sweep.read.queries.difference import store_difference
 from cope_sweep.read.queries.plans import best_of_row, plan_cost, recorded_plan
@@ -31,6 +33,7 @@ from cope_sweep.read.tables.table import check_options
 from cope_sweep.store import QueryError, RunFolder, RunPage, RunQuery, RunRecord, Store, SweepPage, SweepSummary
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.store import MEMORY
+from cope_sweep.tracking.page import experiment_page
 
 A = TypeVar("A")
 
@@ -71,6 +74,7 @@ class Queries:
         self._links = links
         self._most_rows = most_rows
         self._curves = KnownCurves()
+        self._claims_of_reports: tuple[object, list[answers.ClaimResult]] | None = None
         self._recorded = RecordedAblations(may_import=ablations is not None and ablations.IMPORTS_RECORDED)
 
     @property
@@ -170,6 +174,39 @@ class Queries:
     def _plan(self, question: questions.GetPlan) -> answers.PlanCost:
         return plan_cost(self.planned(question.name, question.scale), self.store)
 
+    def _mlflow_page(self, question: questions.GetMlflowPage) -> answers.MlflowPage:
+        return answers.MlflowPage(url=experiment_page(self.store, question.name))
+
+    def _claims(self, question: questions.ListClaims) -> list[answers.ClaimResult]:
+        name, committed = question.ablation, question.committed
+        if name is not None:
+            return claim_results([self.results(name, question.scale, committed=committed)])
+        if question.scale is not None:
+            raise _scale_of_no_ablation(question.scale)
+        if not committed:
+            return claim_results(self._finished_results())
+        state, known = self.files.state(), self._claims_of_reports
+        if known is None or known[0] != state:
+            known = self._claims_of_reports = state, claim_results(self._committed_results())
+        return known[1]
+
+    def _finished_results(self) -> Iterator[Results]:
+        """The results of the ablations with claims, at each scale of which a run is finished."""
+        for plan in self.files.all():
+            results = (
+                read_results(recorded_plan(plan, self.store), self.store) if plan.ablation.content.claims else None
+            )
+            if results and any(record.status == "finished" for record in results.records.values()):
+                yield results
+
+    def _committed_results(self) -> Iterator[Results]:
+        """The results that are kept with the ablation files, of those with claims; without stale and damaged ones."""
+        for plan in self.files.all():
+            scale = plan.ablation.scale
+            if plan.ablation.content.claims and (scale or "") in self.files.committed(plan.name):
+                with contextlib.suppress(NotFinishedError):
+                    yield self.results(plan.name, scale, committed=True)
+
     def _figures(self, question: questions.ListFigures) -> list[answers.FigureInfo]:
         return available_figures(self.load(question.name, question.scale))
 
@@ -229,7 +266,7 @@ class Queries:
     def _run_query(self, question: questions.RunFilter) -> RunQuery:
         query = RunQuery(
             tuple(question.status),
-            run_ids=None if question.run is None else tuple(question.run),
+            run_ids=None if question.run is None else tuple(runs.full_id(self.store, text) for text in question.run),
             sweep_id=question.sweep,
             filters=tuple(map(runs.parse_filter, question.filter)),
             words=tuple(question.search.split()),
@@ -243,11 +280,7 @@ class Queries:
             place = f"{question.ablation} {question.scale}"
             query = replace(query, run_ids=tuple(run.run_id for run in planned), plan=place)
         elif question.scale is not None:
-            raise QueryError(
-                f"scale: {question.scale!r} is that of an ablation; name the ablation, too",
-                code="scale_of_no_ablation",
-                scale=question.scale,
-            )
+            raise _scale_of_no_ablation(question.scale)
         return query
 
     def run_id(self, text: str, scale: str | None = None) -> str:
@@ -422,12 +455,22 @@ class Queries:
         return answers.SweepDetail(**fields, **kept, members=members)
 
 
+def _scale_of_no_ablation(scale: str) -> QueryError:
+    return QueryError(
+        f"scale: {scale!r} is the scale of an ablation; name the ablation, too",
+        code="scale_of_no_ablation",
+        scale=scale,
+    )
+
+
 ANSWERS: dict[type[questions.Question[Any]], Callable[[Queries, Any], Any]] = {
     questions.ListAblations: Queries._ablations,
     questions.GetAblation: Queries._ablation,
     questions.GetPlan: Queries._plan,
     questions.GetCurves: Queries._curves_of_plan,
     questions.GetTable: Queries._table,
+    questions.GetMlflowPage: Queries._mlflow_page,
+    questions.ListClaims: Queries._claims,
     questions.ListFigures: Queries._figures,
     questions.GetFigure: Queries._figure,
     questions.GetReport: Queries._report,

@@ -6,7 +6,6 @@ It loads nothing from elsewhere: its figures are `data:` URIs, and it has no scr
 from __future__ import annotations
 
 import base64
-import itertools
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from cope_sweep.read.reports.evidence import (
 )
 from cope_sweep.read.reports.runs import read_report, runs_file
 from cope_sweep.read.tables import Results, read_results
-from cope_sweep.read.tables.claims import Finding
+from cope_sweep.read.tables.claims import Finding, place_in_paper
 from cope_sweep.read.tables.model import p_text
 from cope_sweep.read.tables.render import Layout, html_table
 from cope_sweep.store import Store
@@ -113,13 +112,6 @@ class Document:
                     yield chapter.name, size.name, size.problem or f"not run: {size.runs} runs"
                 else:
                     yield from ((chapter.name, size.name, line) for line in size.evidence.missing)
-
-
-def place_in_paper(source: str) -> tuple[bool, str, int]:
-    """Where a source like `Table 10` stands in the order of all sources."""
-    kind, _, number = source.partition(" ")
-    digits = "".join(itertools.takewhile(str.isdecimal, number))
-    return not source, "" if kind == "Table" else kind, int(digits or 0)
 
 
 def document(files: AblationFiles, source: Store | Path, scale: str | None = None) -> Document:

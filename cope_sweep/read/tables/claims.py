@@ -16,11 +16,12 @@ A hypothesis is what the claims of its ablation say together: it is supported wh
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from cope_sweep.api.answers import ClaimVerdict
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Claim
 from cope_sweep.read.tables.model import Column, Comparison, TableModel, TableRow, p_text, same_labels
@@ -29,12 +30,11 @@ from cope_sweep.read.tables.stats import TELLS, holm
 
 MOST_VALUES = 5
 """Values that are listed for a row and those that it is compared with; of more, the least and the greatest."""
-Verdict = Literal["shown", "shown in part", "mixed", "opposite", "not shown", "too few seeds", "not trained"]
 CLAIMS_NOTE = (
     "Mean ± standard deviation over seeds; p: the largest of the pairs of rows, corrected for their number (Holm). "
     "Shown: every pair differs as the claim says; opposite: a pair differs the other way."
 )
-OF_HYPOTHESIS: dict[Verdict, str] = {
+OF_HYPOTHESIS: dict[ClaimVerdict, str] = {
     "shown": "supported",
     "shown in part": "supported in part",
     "mixed": "supported in part, contradicted in part",
@@ -64,7 +64,7 @@ class Finding:
     column: Column
     than_column: Column
     """The column of the rows that are called worse: another one where a variant evaluates them."""
-    verdict: Verdict
+    verdict: ClaimVerdict
     pairs: tuple[Pair, ...]
 
     @property
@@ -113,12 +113,16 @@ class Finding:
         return " against ".join(titles)
 
     @property
+    def shown(self) -> int:
+        """The number of pairs that differ as the claim says."""
+        return sum(each.comparison.verdict == "better" for each in self.pairs)
+
+    @property
     def text(self) -> str:
         """The verdict, with the number of pairs that differ as the claim says where not all do."""
         if self.verdict not in ("shown in part", "mixed"):
             return self.verdict
-        shown = sum(each.comparison.verdict == "better" for each in self.pairs)
-        return f"{self.verdict} ({shown} of {len(self.pairs)} pairs)"
+        return f"{self.verdict} ({self.shown} of {len(self.pairs)} pairs)"
 
 
 def findings(plan: Plan, model: TableModel) -> tuple[Finding, ...]:
@@ -159,7 +163,7 @@ def _finding(
         signs.add(sign)
         word = {1: "better", 0: "", -1: "worse"}[sign]
         pairs.append(Pair(row, other, Comparison(other.row, difference, word, None if math.isnan(p) else p)))
-    verdict: Verdict
+    verdict: ClaimVerdict
     if not any(floor <= TELLS for floor in floors):
         verdict = "too few seeds"
     elif -1 in signs:
@@ -176,7 +180,7 @@ def hypothesis_verdict(found: Sequence[Finding]) -> str:
     verdicts = [each.verdict for each in found if each.verdict != "not trained"]
     if not verdicts:
         return OF_HYPOTHESIS["not trained"] if found else ""
-    together: Verdict
+    together: ClaimVerdict
     for_it = {"shown", "shown in part", "mixed"} & set(verdicts)
     if {"opposite", "mixed"} & set(verdicts):
         together = "mixed" if for_it else "opposite"
@@ -185,6 +189,13 @@ def hypothesis_verdict(found: Sequence[Finding]) -> str:
     else:
         together = "not shown" if "not shown" in verdicts else "too few seeds"
     return OF_HYPOTHESIS[together]
+
+
+def place_in_paper(source: str) -> tuple[bool, str, int]:
+    """Where a source like `Table 10` stands in the order of all sources."""
+    kind, _, number = source.partition(" ")
+    digits = "".join(itertools.takewhile(str.isdecimal, number))
+    return not source, "" if kind == "Table" else kind, int(digits or 0)
 
 
 def claims_layout(found: Sequence[Finding]) -> Layout:

@@ -288,6 +288,8 @@ class TableModel:
     """Reasons why the rows are not comparable."""
     rules: tuple[str, ...] = ()
     """Rules of the comparisons."""
+    difference_rule: str = ""
+    """The first words of a rule, which explain differences and their intervals; empty where the rules have none."""
     answer: str = ""
     """Their result in a sentence."""
     paired: bool = False
@@ -620,8 +622,8 @@ def _with_rows(model: TableModel, others: Mapping[str, TableRow], label: str, te
         return Comparison(label, model.difference(cell, other), "") if cell.values and other.values else None
 
     found = _tested(model, model.primary, compare, others, ("better", "worse"), MEANS[0])
-    rule = ROW_RULE.format(metric=model.primary.label, row=text or label) + found.rules[-1]
-    return replace(found, rules=(*model.rules, rule))
+    difference = ROW_RULE.format(metric=model.primary.label, row=text or label)
+    return replace(found, rules=(*model.rules, difference + found.rules[-1]), difference_rule=difference)
 
 
 def _order(model: TableModel) -> TableModel:

@@ -87,7 +87,9 @@ class Table:
             "stopped": self.model.stopped,
             "scaled": list(self.model.replaced),
             "compared": None if self.compare is None else {
-                "against": self.compare, "rules": list(self.model.rules), "answer": self.model.answer,
+                "against": self.compare, "difference_rule": self.model.difference_rule.strip(),
+                "rules": [rule.removeprefix(self.model.difference_rule) for rule in self.model.rules],
+                "answer": self.model.answer,
             },
             "warnings": list(self.model.warnings),
             "rows": [_row_json(row) for row in self.model.rows],

@@ -57,7 +57,7 @@ class Service(FastAPI):
 
     def __init__(self, settings: Settings, *, always_asks_keys: bool, **options: Any) -> None:
         super().__init__(
-            title="cope_sweep", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None, **options
+            title="cope-sweep", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None, **options
         )
         self.settings, self.always_asks_keys = settings, always_asks_keys
         self.components = self.state.components = _components(settings)
@@ -162,7 +162,7 @@ class Version(BaseModel):
 
 @version.get("/version")
 async def get_version(request: Request, components: ComponentsDep) -> Version:
-    """The versions of cope_sweep, Python and PyTorch, and whether sweeps can be submitted."""
+    """The versions of cope-sweep, Python and PyTorch, and whether sweeps can be submitted."""
     key: ApiKey | None = request.scope.get("cope_key")
     can_submit = bool(components.sweeps.settings.ray_address) and (key is None or "submit" in key.scopes)
     return Version(version=__version__, python=platform.python_version(), torch=_torch_version(), can_submit=can_submit)

@@ -40,9 +40,11 @@ from cope_sweep.api.answers import (
     AblationDetail,
     AblationSummary,
     Checkpoint,
+    ClaimResult,
     Curves,
     CurvesOfRuns,
     FigureInfo,
+    MlflowPage,
     PlanCost,
     RunDetail,
     RunLog,
@@ -60,11 +62,13 @@ from cope_sweep.api.questions import (
     GetDiff,
     GetFigure,
     GetLog,
+    GetMlflowPage,
     GetPlan,
     GetReport,
     GetRun,
     GetTable,
     ListAblations,
+    ListClaims,
     ListFigures,
     ListRuns,
     LogOptions,
@@ -271,6 +275,29 @@ async def _drawn(components: Components, question: GetFigure | GetReport) -> byt
     return await components.pictures.make(draw)
 
 
+claims = APIRouter(
+    prefix="/claims",
+    tags=["ablations"],
+    dependencies=[READ, WithETag],
+    responses={304: {}, **error_responses(409)},
+    route_class=CachedRoute,
+)
+
+
+@claims.get("", response_model=list[ClaimResult], description=getdoc(ListClaims))
+def list_claims(query: Annotated[ListClaims, Query()], components: ComponentsDep) -> Response:
+    return answer(components, query)
+
+
+mlflow = APIRouter(prefix="/ablations", tags=["ablations"], dependencies=[READ])
+"""Asks MLflow, whose answer changes without the index."""
+
+
+@mlflow.get("/{name}/mlflow", response_model=MlflowPage, description=getdoc(GetMlflowPage))
+def get_mlflow_page(name: Name, components: ComponentsDep) -> Response:
+    return answer(components, GetMlflowPage(name=name))
+
+
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 READING: dict[str, Any] = {"tags": ["runs"], "dependencies": [READ]}
@@ -354,4 +381,4 @@ def compare_curves(query: Annotated[CompareCurves, Query()], components: Compone
     return answer(components, query)
 
 
-ROUTERS = (ablations, pages, files)
+ROUTERS = (ablations, claims, mlflow, pages, files)

@@ -15,12 +15,12 @@ export function ticks(low, high, wanted = 6) {
   return result;
 }
 
-/** A linear axis: {min, max, ticks}. It starts at 0 if the values come near it; one value has room on both sides. */
+/** A linear axis: {min, max, ticks}, as long as the values. It starts at 0 if they come near it; one value has room on both sides. */
 export function linear(values) {
   if (!values.length) return { min: 0, max: 1, ticks: [0, 1] };
   let [low, high] = extent(values);
   if (low === 0 && high === 0) high = 1; // all values are 0: they lie on the bottom edge
-  if (low > 0 && low < high * 0.6) low = 0;
+  if (low > 0 && low < (high - low) * 0.1) low = 0;
   const room = (high - low || Math.abs(high)) * 0.05;
   const min = low === 0 ? -room / 3 : low - room; // a line at 0 is drawn in full
   return { min, max: high + room, ticks: ticks(low === 0 ? 0 : min, high + room) };

@@ -1,22 +1,20 @@
-// A line chart: uPlot with zeros on logarithmic axes, single points, bands, a keyboard cursor and the page's colours.
+// A line chart: uPlot with zeros on logarithmic axes, single points, bands, values at the pointer, a keyboard cursor and
+// the page's colours.
 
 import { label, linear, logarithmic, STEPS, TIME_STEPS } from "./axes.js";
 import { columns, dots } from "./curves.js";
 import { h } from "./dom.js";
-import { duration, number } from "./format.js";
+import { duration, integer, number } from "./format.js";
 
 const HEIGHT = 340;
 const BELOW = 1e-300; // lies below every logarithmic axis
 const MOST_ROWS = 6; // groups whose zeros have a row of their own; others share the last
-const dark = matchMedia("(prefers-color-scheme: dark)");
+const MOST_READ = 12; // lines in the box at the pointer: those nearest to it
 
 export class Chart {
-  /**
-   * `oncursor(x, values)` hears of the cursor: one value per line, null without one; x is null when it leaves.
-   * `onzoom([min, max])` hears of the part that a person has chosen; null: all.
-   */
-  constructor(container, { oncursor = () => {}, onzoom = () => {}, height = HEIGHT } = {}) {
-    Object.assign(this, { container, oncursor, onzoom, height, plot: null, lines: [], zoomed: false, drawing: false });
+  /** `onzoom([min, max])` hears of the part that a person has chosen; null: all. */
+  constructor(container, { onzoom = () => {}, height = HEIGHT } = {}) {
+    Object.assign(this, { container, onzoom, height, plot: null, lines: [], zoomed: false, drawing: false });
     this.frame = h("div", {
       class: "chart",
       tabindex: 0,
@@ -24,18 +22,19 @@ export class Chart {
       "aria-valuemin": 0,
       onkeydown: (event) => this.#press(event),
     });
+    this.box = h("div", { class: "readout", "aria-hidden": "true", hidden: true });
     this.note = h("p", { class: "note" });
     this.reset = h("button", { type: "button", class: "quiet reset", hidden: true, onclick: () => this.unzoom() }, "Reset zoom");
-    container.replaceChildren(h("div", { class: "plotarea" }, this.frame, this.reset), this.note);
+    container.replaceChildren(h("div", { class: "plotarea" }, this.frame, this.box, this.reset), this.note);
     this.observer = new ResizeObserver(() => this.plot?.setSize({ width: this.frame.clientWidth, height: this.height }));
     this.observer.observe(this.frame);
     this.recolour = () => this.lines.length && this.draw(this.lines, { ...this.options, zoom: this.#zoom() });
-    dark.addEventListener("change", this.recolour);
+    addEventListener("themechange", this.recolour);
   }
 
   close() {
     this.observer.disconnect();
-    dark.removeEventListener("change", this.recolour);
+    removeEventListener("themechange", this.recolour);
     this.plot?.destroy();
   }
 
@@ -101,8 +100,12 @@ export class Chart {
     }
   }
 
-  #colour(name) {
-    return getComputedStyle(this.frame).getPropertyValue(name).trim();
+  /** A colour of the page, as a canvas takes it. */
+  #colour(name, opacity = 1) {
+    this.frame.style.color = `color-mix(in srgb, var(${name}) ${100 * opacity}%, transparent)`;
+    const { color } = getComputedStyle(this.frame);
+    this.frame.style.removeProperty("color");
+    return color;
   }
 
   #options() {
@@ -113,11 +116,10 @@ export class Chart {
     const series = [{}];
     const bands = [];
     for (const each of this.lines) {
-      const colour = this.#colour(each.colour);
-      series.push(this.#series(each, colour));
+      series.push(this.#series(each));
       if (!each.low) continue;
       const edge = { stroke: "transparent", width: 0, points: { show: false } };
-      bands.push({ series: [series.length + 1, series.length], fill: `${colour}2e` });
+      bands.push({ series: [series.length + 1, series.length], fill: this.#colour(each.colour, 0.18) });
       series.push(edge, edge);
     }
     return {
@@ -175,9 +177,10 @@ export class Chart {
     };
   }
 
-  #series({ dash, width, faint }, colour) {
+  #series({ colour: name, dash, width, faint }) {
+    const colour = this.#colour(name);
     return {
-      stroke: faint ? `${colour}80` : colour,
+      stroke: faint ? this.#colour(name, 0.5) : colour,
       width,
       dash,
       spanGaps: false,
@@ -224,19 +227,30 @@ export class Chart {
 
   #cursor(u) {
     const at = u.cursor.idx;
-    if (at === null || at === undefined)
-      return this.oncursor(null, this.lines.map(() => null));
+    this.box.hidden = at === null || at === undefined;
+    if (this.box.hidden) return;
     const x = u.data[0][at];
-    const values = this.values.map((columns) => valueAt(columns, x));
+    const read = this.lines.map((line, i) => ({ ...line, value: valueAt(this.values[i], x) })).filter(({ faint }) => !faint);
+    const place = this.options.by === "time" ? duration(x) : `step ${integer(x)}`;
     this.frame.setAttribute("aria-valuenow", at);
-    this.frame.setAttribute(
-      "aria-valuetext",
-      `${this.options.by === "time" ? duration(x) : `step ${x}`}: ${this.lines
-        .map(({ name, faint }, i) => (faint ? null : `${name} ${number(values[i])}`))
-        .filter(Boolean)
-        .join("; ")}`,
-    );
-    this.oncursor(x, values);
+    this.frame.setAttribute("aria-valuetext", `${place}: ${read.map(({ name, value }) => `${name} ${number(value)}`).join("; ")}`);
+    this.#showBox(u, place, read.filter(({ value }) => Number.isFinite(value)));
+  }
+
+  /** The values of the lines beside the cursor: of many, those nearest to the pointer. */
+  #showBox(u, place, read) {
+    const distance = ({ value }) => Math.abs(u.valToPos(Math.max(value, u.scales.y.min), "y") - u.cursor.top);
+    const nearest = read.toSorted((a, b) => distance(a) - distance(b)).slice(0, MOST_READ);
+    const line = ({ name, colour, value }) =>
+      h("tr", { class: value === nearest[0].value ? "nearest" : null },
+        h("td", {}, h("i", { style: { background: `var(${colour})` } }), name),
+        h("td", { class: "number" }, number(value)),
+      );
+    this.box.replaceChildren(h("b", {}, place), h("table", {}, nearest.toSorted((a, b) => b.value - a.value).map(line)));
+    const [left, width] = [u.over.offsetLeft + u.cursor.left, this.frame.clientWidth];
+    const isRight = left > width / 2; // the box is on the side with more room
+    this.box.style.setProperty("left", isRight ? "auto" : `${left + 16}px`);
+    this.box.style.setProperty("right", isRight ? `${width - left + 16}px` : "auto");
   }
 
   #press(event) {

@@ -20,7 +20,7 @@ export function smooth(points, weight) {
 }
 
 /**
- * Mean, standard deviation and range over seeds, at the steps that all started seeds have.
+ * Mean, standard deviation and range over seeds, at the steps that at least half of the started seeds have.
  * `series` are lists of [step, x, value]; returns [{x, mean, deviation, low, high}, …] by step. x is averaged, too.
  */
 export function overSeeds(series) {
@@ -34,7 +34,7 @@ export function overSeeds(series) {
     }
   }
   return [...byStep]
-    .filter(([, found]) => found.length >= started.length)
+    .filter(([, found]) => 2 * found.length >= started.length)
     .sort((a, b) => a[0] - b[0])
     .map(([, found]) => {
       const [xs, values] = [found.map((each) => each[0]), found.map((each) => each[1])];

@@ -65,7 +65,7 @@ async function refresh() {
   open.drawn = true;
   live.className = "";
   live.textContent = `updated ${new Date().toLocaleTimeString("en-GB")}`;
-  document.title = `${view.title?.() ?? "cope_sweep"} · cope_sweep`.replace(/^cope_sweep · /, "");
+  document.title = `${view.title()} · cope-sweep`;
 }
 
 function show() {

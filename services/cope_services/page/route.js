@@ -20,6 +20,26 @@ export function written(path, params = {}) {
 /** The address of a view: link(["runs", id], {tab: "logs"}). */
 export const link = (path, params) => `#/${written(path, params)}`;
 
+const DIGITS = 10; // of the id of a run, by which an address names it
+const CHARACTERS = [["+", "-"], ["/", "_"]]; // of base64, and what they are in an address
+
+/** What names a run in addresses. */
+export const shortId = (id) => id.slice(0, DIGITS);
+
+/** Run ids as one short text for an address; null for none. Five bytes of each id are enough to find the run. */
+export function pack(ids) {
+  const bytes = ids.flatMap((id) => shortId(id).match(/../g)).map((byte) => String.fromCharCode(parseInt(byte, 16)));
+  const text = btoa(bytes.join("")).replace(/=+$/, "");
+  return ids.length ? CHARACTERS.reduce((result, [from, to]) => result.replaceAll(from, to), text) : null;
+}
+
+/** The beginnings of run ids that a parameter of the address names. */
+export function packed(params, name) {
+  const text = CHARACTERS.reduce((result, [to, from]) => result.replaceAll(from, to), params.get(name) ?? "");
+  const digits = [...atob(text)].map((byte) => byte.charCodeAt(0).toString(16).padStart(2, "0")).join("");
+  return digits.match(new RegExp(`.{${DIGITS}}`, "g")) ?? [];
+}
+
 /** Change parameters of the present address; null, "" and [] remove one. The view is told, and the back button undoes it. */
 export function change(changes, { replace = false } = {}) {
   const { path, params } = current();

@@ -55,20 +55,37 @@ export function progress(counts) {
   return svg;
 }
 
+/** The name of a scale for people and in addresses: "" and null are the file as it is. */
+export const scaleName = (scale) => scale || "base";
+
+/** The scales of an ablation as options: [[value of the address, text], …]. */
+export const scaleOptions = (scales) => ["", ...scales].map((scale) => [scaleName(scale), scaleName(scale)]);
+
+/** The scale of an ablation that the address asks for; else the one to open. */
+export function askedScale(params, ablation) {
+  const asked = params.get("scale");
+  if (asked === null) return fullestScale(ablation);
+  return asked === scaleName("") ? "" : asked;
+}
+
 /**
- * The counts of runs of an ablation by size: [{scale, counts}], its own size ("") first. A plan that is still being made
- * has none.
+ * The status of a sweep as it is now: the runs that an interrupted or failed one has left may have been finished by another
+ * sweep, and then nothing is left of it.
  */
+export const sweepStatus = ({ status, counts }) =>
+  ["interrupted", "failed"].includes(status) && total(counts) && total(counts) === counts.finished ? "finished" : status;
+
+/** The counts of runs of an ablation by size: [{scale, counts}], the file as it is ("") first. */
 export function sizes({ counts, scales, at_scales: atScales }) {
   const scaled = scales.filter((scale) => atScales[scale]).map((scale) => ({ scale, counts: atScales[scale].counts }));
   return [{ scale: "", counts }, ...scaled];
 }
 
 /**
- * The scale to open: the own size if something of it is or was trained, else the scale with the most such runs, else one
- * whose results are kept with the ablation files.
+ * The scale to open: the file as it is if something of it is or was trained, else the scale with the most such runs, else
+ * one whose results are kept with the ablation files.
  */
-export function fullestScale(ablation) {
+function fullestScale(ablation) {
   const [own, ...scaled] = sizes(ablation);
   if (begun(own.counts)) return "";
   const fullest = scaled.reduce((best, each) => (begun(each.counts) > begun(best.counts) ? each : best), own);

@@ -21,6 +21,7 @@ import pytest
 from cope_services.http import middleware, reading
 
 from cope_sweep.api.questions import ListRuns
+from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.figures.available import available_figures
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.reports.evidence import evidence, write_evidence
@@ -28,7 +29,7 @@ from cope_sweep.read.tables import read_results, table
 from cope_sweep.store import Lease, SweepRun
 from cope_sweep.store.reading import read_run
 from tests.read.tables.ablations import begin
-from tests.services.sample_store import API, SampleStore, serving
+from tests.services.sample_store import API, CLAIM, SampleStore, serving
 from tests.store.sweeps import end, sweep_record, write_sweep
 
 
@@ -68,6 +69,26 @@ def test_a_scale_has_its_own_plan(client: httpx.Client) -> None:
     assert get(client, "/runs?ablation=tiny&scale=longer&status=pending")["total"] == 4
     error = get(client, "/ablations/tiny?scale=none", 422)
     assert (error["code"], error["data"]["allowed"]) == ("unknown_scale", ["longer"])
+
+
+def test_claims_have_the_verdicts_of_the_runs_or_of_the_committed_results(own_sample: SampleStore) -> None:
+    with (own_sample.ablations / "tiny.yaml").open("a") as file:
+        file.write(CLAIM)
+    with serving(own_sample.settings()) as client:
+        (claim,) = get(client, "/claims")
+        assert get(client, "/claims?ablation=tiny") == [claim]
+        assert (claim["source"], claim["scale"], claim["measure"]) == ("Table 2", None, "In-dist. (%)")
+        assert (claim["verdict"], claim["pairs"], claim["hypothesis"]) == (
+            "too few seeds", 1, "not testable with so few seeds",
+        )  # fmt: skip
+        assert claim["ours"].startswith("CoPE ")
+        (longer,) = get(client, "/claims?ablation=tiny&scale=longer")
+        assert (longer["verdict"], longer["p"]) == ("not trained", None)
+        assert get(client, "/claims?committed=true") == []
+        plan = expand(load_ablation(own_sample.ablations / "tiny.yaml"))
+        write_evidence(evidence(read_results(plan, own_sample.store)), own_sample.ablations / "results")
+        assert get(client, "/claims?committed=true") == [claim]
+        assert get(client, "/claims?scale=longer", 422)["code"] == "scale_of_no_ablation"
 
 
 def test_new_and_changed_files_are_read(own_sample: SampleStore) -> None:

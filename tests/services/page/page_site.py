@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import threading
@@ -17,7 +18,7 @@ import httpx
 from cope_sweep.config import Plan, expand, load_ablation
 from cope_sweep.store.reading import read_run
 from tests.read.tables.ablations import begin
-from tests.services.sample_store import SampleStore
+from tests.services.sample_store import CLAIM, SampleStore
 from tests.store.sweeps import end, end_sweep, write_sweep
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class Site:
 def build(original: SampleStore, root: Path) -> Site:
     """A copy of the sample store in a new folder, with more in it."""
     sample = original.copy_to(root)
+    with (sample.ablations / "tiny.yaml").open("a") as file:
+        file.write(CLAIM)
     plans = {}
     for name, text in {"curves": CURVES, "many": MANY}.items():
         (sample.ablations / f"{name}.yaml").write_text(text)
@@ -75,6 +78,11 @@ def build(original: SampleStore, root: Path) -> Site:
         end_sweep(store, write_sweep(store, plan), "interrupted")
     record = end_sweep(store, write_sweep(store, sample.plan), "failed")
     return Site(sample, plans["curves"], record.sweep_id)
+
+
+def packed(*run_ids: str) -> str:
+    """Run ids as the address of a view names them."""
+    return base64.urlsafe_b64encode(bytes.fromhex("".join(run_id[:10] for run_id in run_ids))).rstrip(b"=").decode()
 
 
 def chromium() -> str | None:

@@ -15,7 +15,7 @@ from cope_sweep.read.reports.evidence import evidence, write_evidence
 from cope_sweep.read.tables import read_results
 from cope_sweep.sweep.jobs import job_submission
 from tests.services.page import page_site
-from tests.services.page.page_site import Site, Visitor, accessibility
+from tests.services.page.page_site import Site, Visitor, accessibility, packed
 from tests.services.sample_store import API, SampleStore, serving
 from tests.services.scripted_cluster import scripted_cluster
 from tests.store.sweeps import end_sweep, write_sweep
@@ -75,8 +75,8 @@ VIEWS = {
     "difference": ("runs/{cope}?tab=difference&against={absolute}", ".view-runs h3"),
     "logs": ("runs/{cope}?tab=logs", "pre.file"),
     "checkpoint": ("runs/{cope}?tab=checkpoint", "code"),
-    "runs": ("runs?status=finished&sel={cope}&sel={absolute}&way=parallel", "polyline"),
-    "scatter": ("runs?status=finished&sel={cope}&sel={absolute}&way=scatter", "circle"),
+    "runs": ("runs?status=finished&sel={both}&way=parallel", "polyline"),
+    "scatter": ("runs?status=finished&sel={both}&way=scatter", "circle"),
     "sweeps": ("sweeps", "table.sweeps"),
     "sweep": ("sweeps/{sweep}", "#members"),
     "playground": ("playground?run={cope}&run={absolute}&ask=1&text=1 _ 0 _ > 1 0", ".matrix canvas"),
@@ -95,7 +95,14 @@ FEW_VIEWS = ("overview", "results", "figures", "run", "runs", "sweep", "playgrou
 def test_every_view_in_light_and_dark_on_wide_and_narrow_screens(visitor: Visitor, site: Site, view: str) -> None:
     cope, absolute, failed, _ = site.sample.ids
     address, shown = VIEWS[view]
-    page = visitor.open(address.format(cope=cope, absolute=absolute, failed=failed, sweep=site.sweep_id), shown)
+    names = {
+        "cope": cope,
+        "absolute": absolute,
+        "failed": failed,
+        "both": packed(cope, absolute),
+        "sweep": site.sweep_id,
+    }
+    page = visitor.open(address.format(**names), shown)
     for width, scheme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
@@ -159,10 +166,27 @@ def test_the_keyboard_reaches_the_main_controls(visitor: Visitor) -> None:
     assert page.evaluate("document.activeElement.getAttribute('aria-valuetext')").startswith("step 5: CoPE ")
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.getAttribute('aria-valuetext')").startswith("step 10: CoPE ")
+    assert page.locator(".readout tr").all_inner_texts()[0].startswith(("CoPE\t", "Absolute\t"))
     page.keyboard.press("+")
     assert page.get_by_role("button", name="Reset zoom").is_visible()
     page.keyboard.press("Escape")
     assert not page.get_by_role("button", name="Reset zoom").is_visible()
+
+
+def test_the_theme_is_the_systems_or_the_chosen_one(browser: Browser, origin: str) -> None:
+    with browser.new_context(color_scheme="dark") as context:
+        page = Visitor.of(context, origin).open("sweeps", "table.sweeps")
+        ground = "getComputedStyle(document.body).backgroundColor"
+        dark = page.evaluate(ground)
+        page.get_by_role("button", name="Light or dark").click()
+        light = page.evaluate(ground)
+        assert light != dark
+        page.reload()
+        assert page.evaluate(ground) == light
+        page.get_by_role("button", name="Light or dark").click()
+        assert page.evaluate(ground) == dark
+        page.emulate_media(color_scheme="light")
+        assert page.evaluate(ground) == light
 
 
 def test_the_skip_link_and_the_dialog_of_the_key_hold_the_focus(visitor: Visitor) -> None:
@@ -233,7 +257,10 @@ def test_curves_are_smoothed_averaged_and_styled_as_by_hand(visitor: Visitor) ->
     )
     assert smooth[0] == [0, 1]
     assert smooth[2] == [2, pytest.approx((0.25 * 1 + 0.5 * 3) / 0.75)]
-    assert summary == [{"x": 12, "mean": 3, "deviation": pytest.approx(2**0.5), "low": 2, "high": 4}]
+    assert summary == [
+        {"x": 12, "mean": 3, "deviation": pytest.approx(2**0.5), "low": 2, "high": 4},
+        {"x": 20, "mean": 4, "deviation": 0, "low": 4, "high": 4},  # one of two seeds
+    ]
     assert styles == 32
     assert columns == [[1, 2, 3, 4], [5, "absent", None, 2], ["absent", 1, "absent", "absent"], [[0, 3], [1]]]
     assert zeros["ticks"] == []
@@ -258,7 +285,7 @@ def test_a_cell_opens_its_runs_and_chosen_rows_are_compared(visitor: Visitor, si
         page.get_by_role("button", name="LaTeX").click()
     assert download.value.suggested_filename == "tiny.tex"
     assert page.get_by_role("link", name="Compare these runs").get_attribute("href") == (
-        f"#/runs?ids={site.sample.ids[0]}&sel={site.sample.ids[0]}"
+        f"#/runs?ids={packed(site.sample.ids[0])}&sel={packed(site.sample.ids[0])}"
     )
     opened.click()
     page.get_by_role("heading", name="CoPE seed 0").wait_for()
@@ -285,22 +312,22 @@ def test_a_zoom_is_in_the_address_and_goes_with_the_step_axis(visitor: Visitor) 
 @pytest.mark.thorough
 def test_chosen_runs_are_grouped_by_row(visitor: Visitor, site: Site) -> None:
     ids = [*site.sample.ids[:2], *(row.runs[0].run_id for row in site.curves.rows)]
-    page = visitor.open(f"runs?{'&'.join(f'sel={run_id}' for run_id in ids)}", ".comparison .uplot canvas")
+    page = visitor.open(f"runs?sel={packed(*ids)}", ".comparison .uplot canvas")
     legend = page.locator(".comparison .legend button").all_inner_texts()
     assert legend == ["tiny: CoPE", "tiny: Absolute", "curves: CoPE", "curves: Absolute", "curves: RoPE"]
     address = f"{page.url.partition('#/')[2]}&way=parallel&axis=train.steps&axis=model.dim"
     page = visitor.open(address, ".plot polyline")
     assert page.locator(".plot .keys li").all_inner_texts() == legend  # a colour for each of them
-    page = visitor.open(f"runs?sel={site.curves.rows[0].runs[0].run_id}", ".comparison .uplot canvas")
+    page = visitor.open(f"runs?sel={packed(site.curves.rows[0].runs[0].run_id)}", ".comparison .uplot canvas")
     names = page.locator(".comparison select").first.locator("option").all_inner_texts()
     assert names == ["in_dist/token_error", "loss"]  # the run has logged them, and has no final metrics
-    page = visitor.open(f"runs?sel={site.sample.ids[3]}", ".comparison .empty")
+    page = visitor.open(f"runs?sel={packed(site.sample.ids[3])}", ".comparison .empty")
     assert page.locator(".comparison .empty").inner_text() == "No chosen run has logged a metric yet."
 
 
 def test_differences_of_rows_are_shown_with_their_seeds_folded(visitor: Visitor, site: Site) -> None:
-    runs = [row.runs[i] for row in site.sample.plan.rows for i in range(2)]
-    page = visitor.open(f"runs?{'&'.join(f'sel={run.run_id}' for run in runs)}&way=difference", ".comparison table")
+    ids = [row.runs[i].run_id for row in site.sample.plan.rows for i in range(2)]
+    page = visitor.open(f"runs?sel={packed(*ids)}&way=difference", ".comparison table")
     configuration, metrics = page.locator(".comparison table").all()
     assert configuration.locator("thead th").all_inner_texts() == ["key", "CoPE, 2 runs", "Absolute, 2 runs"]
     assert configuration.locator("tbody tr").all_inner_texts() == ["model.position\tcope\tabsolute"]  # no seed
@@ -333,8 +360,7 @@ def test_runs_are_marked_in_plots_and_the_address_has_the_ranges(visitor: Visito
     """Four runs: one of 12 steps, and three seeds of one row of 7 steps."""
     many = expand(load_ablation(site.sample.ablations / "many.yaml"))
     ids = [site.sample.ids[0], *(run.run_id for run in many.rows[0].runs[:3])]
-    runs = f"runs?{'&'.join(f'sel={run_id}' for run_id in ids)}"
-    page = visitor.open(f"{runs}&way=parallel&axis=train.steps&axis=model.dim", ".plot polyline")
+    page = visitor.open(f"runs?sel={packed(*ids)}&way=parallel&axis=train.steps&axis=model.dim", ".plot polyline")
     assert page.locator(".plot polyline").count() == 4
     page.get_by_label("means over seeds").check()
     page.wait_for_function("() => document.querySelectorAll('.plot polyline').length === 2")
@@ -365,9 +391,8 @@ def test_runs_are_marked_in_plots_and_the_address_has_the_ranges(visitor: Visito
     page.keyboard.press("ArrowRight")  # cuts off the least steps
     page.get_by_text("1 of 4 runs are marked.").wait_for()
     page.get_by_role("button", name="Choose only these").click()
-    page.wait_for_function("() => (location.hash.match(/sel=/g) ?? []).length === 1")
-    assert f"sel={ids[0]}" in page.url
-    assert "brush" not in page.url
+    page.wait_for_function("() => !location.hash.includes('brush')")
+    assert f"sel={packed(ids[0])}" in page.url
     assert visitor.problems == []
 
 
@@ -378,6 +403,7 @@ def test_all_listed_runs_are_chosen_and_their_curves_are_read_in_parts(visitor: 
     page.wait_for_function("() => document.querySelectorAll('.runs tbody tr').length === 105")
     page.get_by_label("Choose all listed runs").check()
     page.get_by_text("105 runs chosen").wait_for()
+    assert len(page.url) < 105 * 7 + 60  # seven characters a run
     page.locator(".comparison .empty").wait_for()  # failed runs have no metrics
     page.get_by_role("button", name="Scatter plot").click()
     page.wait_for_function("() => document.querySelectorAll('.plot circle').length === 105")
@@ -396,10 +422,17 @@ def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
     write_evidence(evidence(read_results(sample.plan, sample.store)), sample.ablations / "results")
     with serving(sample.settings(store=tmp_path / "empty")) as client:
         visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
-        page = visitor.open("ablations", ".unstarted")
-        assert page.locator(".unstarted .committed").all_inner_texts() == ["committed results: own size"]
+        page = visitor.open("ablations", ".claims")
+        assert [each.split("\t")[0] for each in page.locator(".claims tbody tr").all_inner_texts()] == [
+            "CoPE copies better\nTable 2 · tiny"
+        ]
+        own = page.locator("ul.ablations .what a").all_inner_texts()
+        assert own == ["broken", "Curves of few points", "Many runs"]  # they reproduce nothing
+        assert page.locator(".library a").all_inner_texts() == ["Selective copy, tiny", "Results of this repository"]
+        assert page.locator(".library .tag").inner_text() == "Table 1"
         page = visitor.open("ablations/tiny", "p.committed")
-        assert page.get_by_role("heading", name="Committed results").is_visible()
+        assert page.locator("p.committed").inner_text() == "Results of this repository; you have not trained this yet."
+        assert page.locator(".claims .verdict").inner_text() == "too few seeds"
         assert page.locator(".results tbody .value").count() == 4
         assert page.locator(".results button.value, .choose").count() == 0
         assert accessibility(page) == []
@@ -412,7 +445,7 @@ def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
         assert visitor.problems == []
         (sample.ablations / "results" / "tiny.parquet").write_bytes(b"PAR1")
         page.reload()
-        page.get_by_text("The committed results cannot be shown: ").wait_for()
+        page.get_by_text("The results of this repository cannot be shown: ").wait_for()
         assert page.get_by_role("heading", name="Results", exact=True).is_visible()
         assert page.locator(".results tbody tr").count() > 0
 
@@ -588,11 +621,12 @@ def test_the_form_is_offered_to_those_who_may_submit(context: BrowserContext, si
 
 def test_the_page_works_below_a_prefix(context: BrowserContext, site: Site) -> None:
     cope, absolute = site.sample.ids[:2]
+    both = packed(cope, absolute)
     with serving(site.sample.settings()) as client, page_site.behind_proxy(client, "/user/me/proxy/8000") as address:
         visitor = Visitor.of(context, address)
         visitor.open("ablations/tiny?row=CoPE&open=CoPE|in_dist/token_error", ".uplot canvas")
         visitor.open("ablations/tiny?tab=figures", ".figures img")
-        visitor.open(f"runs?sel={cope}&sel={absolute}", ".uplot canvas")
+        visitor.open(f"runs?sel={both}", ".uplot canvas")
         page = visitor.open(f"runs/{cope}?tab=checkpoint", "main code")
         assert f"curl -C - -O {address}/api/v1/runs/{cope}/checkpoint/" in page.locator("main code").inner_text()
         with page.expect_download() as download:

@@ -1,9 +1,10 @@
 // One ablation: its results, figures, runs and file.
 
 import { at, download, get } from "../api.js";
-import { changes, crumbs, empty, h, marked, replace, segmented, table, tabs } from "../dom.js";
+import { changes, crumbs, empty, h, marked, replace, section, segmented, table, tabs } from "../dom.js";
 import { change, link } from "../route.js";
-import { badge, dot, fullestScale, progress, STATUSES, summary } from "../status.js";
+import { askedScale, badge, dot, progress, scaleName, scaleOptions, STATUSES, summary } from "../status.js";
+import { claimsTable } from "./claims.js";
 import { figures } from "./figures.js";
 import { learningCurves } from "./learning_curves.js";
 import { resultsTable } from "./results_table.js";
@@ -18,13 +19,26 @@ const FORMATS = [
   ["Parquet", "parquet", "parquet"],
 ];
 
-/** The published values of the ablation's own size: row → metric → value. Smaller sizes are not compared with them. */
+const COMMITTED = "Results of this repository; you have not trained this yet.";
+
+/** The published values of the file as it is: row → metric → value. Scales are not compared with them. */
 async function publishedValues(name) {
-  const own = await get(at(["ablations", name, "table"], { format: "json" }));
-  return new Map(own.rows.map((row) => [row.row, row.metrics]));
+  const base = await get(at(["ablations", name, "table"], { format: "json" }));
+  return new Map(base.rows.map((row) => [row.row, row.metrics]));
 }
 
 const hasPublished = (table) => table.rows.some((row) => Object.values(row.metrics).some((cell) => cell.published));
+
+/** The claims with their verdicts, below what they say about the hypothesis. */
+function claimsSection(claims) {
+  if (!claims.length) return null;
+  const [{ hypothesis }] = claims;
+  const isTrained = claims.some((each) => each.verdict !== "not trained");
+  return section("Claims", { id: "claims" },
+    isTrained && h("p", { class: "prose" }, "The hypothesis is ", h("b", {}, hypothesis), "."),
+    claimsTable(claims),
+  );
+}
 
 /** The table, compared as the address says, or as its report is: against `detail.reference`. */
 async function loadTable(detail, scale, asked, committed) {
@@ -39,10 +53,9 @@ async function loadTable(detail, scale, asked, committed) {
 
 const chooseScale = (value) => change({ scale: value, open: null, row: null, compare: null, from: null });
 
-function header(detail, scale, tab, pages) {
-  const scales = [["own", "own size"], ...detail.scales.map((each) => [each, each])];
+function header(detail, scale, tab, pages, mlflowUrl) {
   const state = h("div", { class: "bar state" },
-    detail.scales.length ? segmented("Scale", scales, scale || "own", chooseScale) : null,
+    detail.scales.length ? segmented("Scale", scaleOptions(detail.scales), scaleName(scale), chooseScale) : null,
     h("div", { class: "counts" }, progress(detail.counts), h("small", {}, summary(detail.counts))),
   );
   const error = h("div", { class: "error", role: "alert" },
@@ -51,7 +64,11 @@ function header(detail, scale, tab, pages) {
   );
   return [
     crumbs(["Ablations", link(["ablations"])], detail.name),
-    h("div", { class: "head" }, h("h1", {}, detail.title || detail.name), h("p", { class: "lead" }, detail.reproduces)),
+    h("div", { class: "head" },
+      h("h1", {}, detail.title || detail.name),
+      h("p", { class: "lead" }, detail.reproduces),
+      mlflowUrl && h("span", { class: "actions" }, h("a", { class: "button", href: mlflowUrl, rel: "noreferrer" }, "Open in MLflow")),
+    ),
     detail.hypothesis && h("p", { class: "prose" }, marked(detail.hypothesis)),
     detail.error ? error : [state, tabs("Parts of the ablation", pages, tab, (value) => change({ tab: value }))],
   ];
@@ -97,27 +114,32 @@ function downloads(name, scale, committed) {
 
 export function ablation(root, name) {
   const part = changes();
-  const [head, main, comparison, curves, other] = [h("div"), h("div"), h("div"), h("div"), h("div")];
+  const [head, banner, claims, main, comparison, curves, other] = Array.from({ length: 7 }, () => h("div"));
   const plot = learningCurves(curves);
-  let [started, title] = [false, name];
+  let [started, title, mlflowUrl] = [false, name, undefined];
   const draft = {}; // of the form that submits a sweep
 
+  /** Draw the results, and return where they are from. */
   async function results(detail, scale, params, committed) {
-    let unusable = null;
+    let notice = committed ? COMMITTED : "";
     const load = () => loadTable(detail, scale, params.get("compare"), committed);
     const loaded = await load().catch((error) => {
       if (!committed || error.status !== 409) throw error;
-      [committed, unusable] = [null, error.message]; // stale or damaged
+      committed = null; // stale or damaged
+      notice = `The results of this repository cannot be shown: ${error.message}`;
       return load();
     });
     const chosen = params.getAll("row").filter((row) => loaded.table.rows.some((each) => each.row === row));
-    part("table", JSON.stringify([loaded.table, loaded.against, params.toString(), unusable]), () =>
-      resultsTable(main, { ...loaded, chosen, params, downloads: downloads(name, scale, committed), detail, committed, unusable }),
+    part("table", JSON.stringify([loaded.table, loaded.against, params.toString()]), () =>
+      resultsTable(main, { ...loaded, chosen, params, downloads: downloads(name, scale, committed), detail, committed }),
     );
+    const found = await get(at("claims", { ablation: name, scale, committed }));
+    part("claims", JSON.stringify(found), () => replace(claims, claimsSection(found)));
     for (const each of [comparison, curves]) each.hidden = Boolean(committed);
-    if (committed) return;
+    if (committed) return notice;
     await rowComparison(comparison, { name, scale, chosen, part });
     if (detail.plan.length) await plot.refresh({ name, scale, detail, chosen, params });
+    return notice;
   }
 
   return {
@@ -126,22 +148,23 @@ export function ablation(root, name) {
       plot.close();
     },
     async refresh(params) {
-      const own = await get(at(["ablations", name]));
-      const asked = params.get("scale");
-      const scale = asked === null ? fullestScale(own) : asked === "own" ? "" : asked;
-      const detail = scale ? await get(at(["ablations", name], { scale })) : own;
+      const base = await get(at(["ablations", name]));
+      const scale = askedScale(params, base);
+      const detail = scale ? await get(at(["ablations", name], { scale })) : base;
+      if (mlflowUrl === undefined) mlflowUrl = (await get(at(["ablations", name, "mlflow"]))).url;
       const pages = (await canSubmit()) ? [...TABS, ["train", "Train"]] : TABS;
       const chosenTab = params.get("tab") ?? "results";
       const tab = pages.some(([each]) => each === chosenTab) ? chosenTab : "results";
       title = detail.title || name;
-      if (!started) replace(root, head, main, comparison, curves, other);
+      if (!started) replace(root, head, banner, claims, main, comparison, curves, other);
       started = true;
-      part("head", JSON.stringify([detail, scale, tab, pages]), () =>
-        replace(head, ...header({ ...detail, scales: own.scales }, scale, tab, pages)),
+      part("head", JSON.stringify([detail, scale, tab, pages, mlflowUrl]), () =>
+        replace(head, ...header({ ...detail, scales: base.scales }, scale, tab, pages, mlflowUrl)),
       );
       // Where nothing is finished here, what is kept with the ablation files.
       const committed = (!detail.error && !detail.counts.finished && detail.committed.includes(scale)) || null;
-      for (const each of [main, comparison, curves]) each.hidden = tab !== "results" || Boolean(detail.error);
+      let notice = "";
+      for (const each of [main, claims, comparison, curves]) each.hidden = tab !== "results" || Boolean(detail.error);
       other.hidden = tab === "results" && !detail.error;
       if (detail.error || tab === "file") {
         part("other", `file ${detail.text}`, () =>
@@ -157,14 +180,16 @@ export function ablation(root, name) {
       } else if (tab === "runs") {
         part("other", `runs ${JSON.stringify(detail.plan)}`, () => replace(other, runsTab(detail, scale)));
       } else if (tab === "train") {
-        part("other", `train ${scale} ${JSON.stringify([detail.counts, own.scales])}`, () =>
-          trainForm(other, { name, scale, scales: own.scales, draft, choose: chooseScale }),
+        part("other", `train ${scale} ${JSON.stringify([detail.counts, base.scales])}`, () =>
+          trainForm(other, { name, scale, scales: base.scales, draft, choose: chooseScale }),
         );
       } else if (tab === "figures") {
+        if (committed) notice = COMMITTED;
         await figures(other, { name, scale, counts: detail.counts, committed, part });
       } else {
-        await results(detail, scale, params, committed);
+        notice = await results(detail, scale, params, committed);
       }
+      part("banner", notice, () => replace(banner, notice && h("p", { class: "committed", role: "note" }, notice)));
     },
   };
 }

@@ -3,10 +3,10 @@
 import { at, get } from "../api.js";
 import { checkbox, empty, h, select } from "../dom.js";
 import { change, toggled } from "../route.js";
-import { fullestScale, sizes } from "../status.js";
+import { askedScale, scaleName, scaleOptions, sizes } from "../status.js";
 
 export const MOST = 8; // checkpoints at once
-export const NONE = "none"; // in the place of runs: none is chosen, and none shall be
+export const NONE = "none"; // instead of runs: none is chosen, and none shall be
 
 const finishedRuns = (ablation) => sizes(ablation).reduce((sum, { counts }) => sum + (counts.finished ?? 0), 0);
 
@@ -17,8 +17,7 @@ export async function loadChoice(params, run) {
   const name = params.get("ablation") ?? run?.ablations[0];
   const ablation = usable.find((each) => each.name === name) ?? usable[0];
   if (!ablation) return { usable, rows: [] };
-  const asked = params.get("scale");
-  const scale = asked === null ? fullestScale(ablation) : asked === "own" ? "" : asked;
+  const scale = askedScale(params, ablation);
   const table = await get(at(["ablations", ablation.name, "table"], { format: "json", scale }));
   const [metric] = table.metrics;
   const sign = metric.goal === "min" ? 1 : -1;
@@ -50,7 +49,7 @@ export function choiceFields({ usable, name, scale, scales, rows, metric }, chos
   );
   const controls = [
     select("ablation", titles, name, (value) => change({ ablation: value, scale: null, run: null, text: null, ask: null })),
-    scales.length ? select("scale", [["own", "own size"], ...scales], scale || "own", (value) => change({ scale: value, run: null })) : null,
+    scales.length ? select("scale", scaleOptions(scales), scaleName(scale), (value) => change({ scale: value, run: null })) : null,
     chosen.length ? none : null,
   ];
   return [

@@ -4,7 +4,7 @@ import { at, get } from "../api.js";
 import { average, deviation, style } from "../curves.js";
 import { checkbox, empty, h, replace, section, segmented, select, table } from "../dom.js";
 import { integer, number, plural } from "../format.js";
-import { change, toggled } from "../route.js";
+import { change, packed, toggled } from "../route.js";
 import { isNumber, resultsFirst, shown, SUMMARY, valueOf } from "../values.js";
 import { CHOICES, chosenCurves, chosenMetrics, curvePanels, curvesOf } from "./curve_panels.js";
 import { parallel, scatter } from "./plots.js";
@@ -104,7 +104,7 @@ export function compareRuns(container) {
   const around = (params) => ({ width: Math.max(container.clientWidth - FRAME, 300), params, nameOf });
 
   async function curves(runs, results, params) {
-    const ids = runs.map((run) => run.run_id);
+    const ids = runs.filter((run) => run.status !== "pending").map((run) => run.run_id);
     const metrics = results.length ? results : await logged(runs.find((run) => run.step));
     const shown = chosenMetrics(params, metrics[0]);
     const answers = await Promise.all(shown.map((metric) => curvesOf(ids, metric)));
@@ -179,7 +179,7 @@ export function compareRuns(container) {
       panels.close();
     },
     async refresh({ params, keys }) {
-      const chosen = params.getAll("sel");
+      const chosen = packed(params, "sel");
       const ids = chosen.slice(0, MOST);
       const way = params.get("way") ?? "curves";
       const state = JSON.stringify([

@@ -4,12 +4,11 @@ import { at, get } from "../api.js";
 import { Chart } from "../chart.js";
 import { lines } from "../curves.js";
 import { checkbox, empty, h, replace, segmented, select } from "../dom.js";
-import { duration, integer, number } from "../format.js";
 import { change, toggled } from "../route.js";
 
 /** The parameters of the address after which curves are drawn again. `zoom` is none of them: the charts follow the mouse. */
 export const CHOICES = ["metric", "x", "log", "smooth", "spread"];
-const SPREADS = [["seeds", "each seed"], ["deviation", "mean ± SD"], ["range", "mean, range"]];
+const SPREADS = [["deviation", "mean ± SD"], ["range", "mean, range"], ["seeds", "each seed"]];
 const MOST = 6; // panels
 const [RUNS, POINTS] = [50, 400]; // in one answer: runs, and points of a run
 const [ALONE, BESIDE] = [340, 230]; // heights of a panel
@@ -37,7 +36,7 @@ export function chosenCurves(params) {
     by: params.get("x") ?? "step",
     log: params.get("log") === "1",
     smoothing: +(params.get("smooth") ?? 0),
-    spread: params.get("spread") ?? "seeds",
+    spread: params.get("spread") ?? SPREADS[0][0],
     zoom: zoom.length === 2 && zoom.every(Number.isFinite) && zoom[0] < zoom[1] ? zoom : null,
   };
 }
@@ -52,7 +51,7 @@ function controlsOf(metrics, shown, { by, log, smoothing, spread }, { seeds, tim
       : null,
     time &&
       segmented("Horizontal axis", [["step", "step"], ["time", "time"]], by, (x) => change({ x: x === "step" ? null : x, zoom: null })),
-    seeds && select("seeds as", SPREADS, spread, (value) => change({ spread: value === "seeds" ? null : value })),
+    seeds && select("seeds as", SPREADS, spread, (value) => change({ spread: value === SPREADS[0][0] ? null : value })),
     checkbox("logarithmic", log, (value) => change({ log: value })),
     h("label", { class: "field" },
       h("span", {}, "smoothing"),
@@ -69,17 +68,14 @@ function controlsOf(metrics, shown, { by, log, smoothing, spread }, { seeds, tim
   ];
 }
 
-/** A line of the legend: the colour and dash of a row, its name, and its value at the cursor. */
+/** A line of the legend: the colour and dash of a row, and its name. */
 function entry(name, { colour, dash }, { shown, onclick }) {
-  const output = h("output", {});
-  const button = h("button", { type: "button", "aria-pressed": String(shown), "data-key": `legend ${name}`, onclick },
+  return h("button", { type: "button", "aria-pressed": String(shown), "data-key": `legend ${name}`, onclick },
     h("svg", { viewBox: "0 0 26 8", width: 26, height: 8, "aria-hidden": "true", style: { color: `var(${colour})` } },
       h("path", { d: "M0 4H26", stroke: "currentColor", "stroke-width": 2.5, "stroke-dasharray": dash.join(" ") || null }),
     ),
     h("span", {}, name),
-    output,
   );
-  return { button, output };
 }
 
 /** `rows`: whether groups are rows that a click in the legend chooses. The nodes belong in this order into a section. */
@@ -89,9 +85,8 @@ export function curvePanels({ seeds = true, time = true, rows = false } = {}) {
     h("div", { class: "legend", role: "group", "aria-label": "Rows" }),
     h("div", { class: "multiples" }),
   ];
-  const reading = h("span", { class: "note", "aria-hidden": "true" });
   const panels = new Map(); // metric → {node, plot, chart}
-  let [outputs, zoomed, height] = [new Map(), null, ALONE];
+  let [zoomed, height] = [null, ALONE];
 
   function close(metric) {
     panels.get(metric)?.chart?.close();
@@ -127,13 +122,6 @@ export function curvePanels({ seeds = true, time = true, rows = false } = {}) {
       return;
     }
     panel.chart ??= new Chart(panel.plot, { onzoom: zoom, height });
-    panel.chart.oncursor = (x, values) => {
-      const at = x === null ? "" : settings.by === "time" ? duration(x) : `step ${integer(x)}`;
-      reading.textContent = at && shown.length > 1 ? `${title}, ${at}` : at;
-      drawable.forEach((line, i) => {
-        if (!line.faint) outputs.get(line.group).value = x === null ? "" : number(values[i]);
-      });
-    };
     panel.chart.draw(drawable, { ...settings, metric, label: title });
   }
 
@@ -147,12 +135,10 @@ export function curvePanels({ seeds = true, time = true, rows = false } = {}) {
     draw({ metrics, charts, settings, chosen = [] }) {
       const shown = charts.map(({ metric }) => metric);
       const isChosen = ({ name }) => !chosen.length || chosen.includes(name);
-      replace(controls, controlsOf(metrics, shown, settings, { seeds, time }), reading);
+      replace(controls, controlsOf(metrics, shown, settings, { seeds, time }));
       const groups = [...new Map(charts.flatMap((each) => each.groups).map((group) => [group.name, group])).values()];
       const onclick = (group) => (rows ? () => change({ row: toggled("row", group.name) }) : null);
-      const entries = groups.map((group) => [group.name, entry(group.name, group.style, { shown: isChosen(group), onclick: onclick(group) })]);
-      outputs = new Map(entries.map(([name, { output }]) => [name, output]));
-      replace(legend, entries.map(([, { button }]) => button));
+      replace(legend, groups.map((group) => entry(group.name, group.style, { shown: isChosen(group), onclick: onclick(group) })));
       const own = shown.length > 1 ? BESIDE : ALONE;
       for (const metric of panels.keys()) if (!shown.includes(metric) || own !== height) close(metric);
       height = own;

@@ -3,7 +3,6 @@
 import { at, dataUrl, download, get } from "../api.js";
 import { empty, h, replace } from "../dom.js";
 import { begun } from "../status.js";
-import { keptNote } from "./results_table.js";
 
 const IMAGES = ["svg", "png"]; // the first of them that there is
 
@@ -43,7 +42,7 @@ export async function figures(container, { name, scale, counts, committed, part 
     }
     const url = (i, format) => at(["ablations", name, "figures", list[i].name], { scale, format, committed });
     const made = list.map((each, i) => figure(each, `${name}_${each.name}`, (format) => url(i, format)));
-    replace(container, h("h2", { class: "hidden" }, "Figures"), committed && keptNote(), h("div", { class: "figures" }, made.map((each) => each.node)));
+    replace(container, h("h2", { class: "hidden" }, "Figures"), h("div", { class: "figures" }, made.map((each) => each.node)));
     fill(made, url);
   });
 }

@@ -1,55 +1,56 @@
-// The ablations: newest first, those without any run last.
+// Home: the ablations that are trained here, what the committed results say about the paper's claims, and the library.
 
 import { at, get } from "../api.js";
 import { changes, empty, h, replace, searchField, section } from "../dom.js";
 import { ago, moment, plural } from "../format.js";
 import { change, link } from "../route.js";
-import { begun, fullestScale, progress, sizes, summary, total } from "../status.js";
+import { begun, progress, scaleName, sizes, summary, total } from "../status.js";
+import { claimsTable } from "./claims.js";
 
-const OWN = "own size";
+const isTrained = (ablation) => sizes(ablation).some(({ counts }) => begun(counts));
 
-function card(ablation) {
-  const { name, title, error, reproduces, newest_ms: newest } = ablation;
+/** Whether an ablation is the reader's: it has runs here, or says of no table or figure that it reproduces it. */
+const isOwn = (ablation) => ablation.error || isTrained(ablation) || !ablation.reproduces;
+
+/** `Table 5 (right)` of a text about what is reproduced; `extra` where it is no table and no figure. */
+const tagOf = (reproduces) => reproduces.match(/^(Tables?|Figures?) \d[^,]*/)?.[0] ?? "extra";
+const tag = ({ reproduces }) => reproduces && h("span", { class: "tag", title: reproduces }, tagOf(reproduces));
+
+function own(ablation) {
+  const { name, title, error, newest_ms: newest, scales } = ablation;
   const trained = error ? [] : sizes(ablation).filter(({ counts }) => begun(counts));
+  const size = ({ scale, counts }) => {
+    const text = scales.length ? h("a", { href: link(["ablations", name], { scale: scaleName(scale) }), "data-key": `${name} ${scale}` }, scaleName(scale)) : "";
+    return h("li", {}, h("span", {}, text), progress(counts), h("small", {}, summary(counts)));
+  };
   return h("li", {},
     h("div", { class: "what" },
-      h("a", { href: link(["ablations", name], { scale: error ? "" : fullestScale(ablation) }), "data-key": name },
-        title || name,
-      ),
-      h("small", {}, [name, reproduces].filter(Boolean).join(" · ")),
+      h("a", { href: link(["ablations", name]), "data-key": name }, title || name),
+      h("small", {}, name, " ", tag(ablation)),
     ),
-    error
-      ? h("p", { class: "bad" }, error)
-      : h("ul", { class: "sizes" },
-          trained.map(({ scale, counts }) =>
-            h("li", {},
-              h("a", { href: link(["ablations", name], { scale: scale || "own" }), "data-key": `${name} ${scale}` },
-                scale || OWN,
-              ),
-              progress(counts),
-              h("small", {}, summary(counts)),
-            ),
-          ),
-        ),
-    h("small", { class: "when", title: newest ? moment(newest) : null },
-      newest ? ago(newest) : "",
-    ),
+    error && h("p", { class: "bad" }, error),
+    trained.length > 0 && h("ul", { class: "sizes" }, trained.map(size)),
+    !error && !trained.length && h("small", {}, `${plural(total(ablation.counts), "run")}, not started`),
+    h("small", { class: "when", title: newest ? moment(newest) : null }, newest ? ago(newest) : ""),
   );
 }
 
-function unstarted(ablation) {
-  const { name, title, reproduces, counts } = ablation;
+function shipped(ablation) {
+  const { name, title, counts, committed } = ablation;
+  const results = (scale, i) => [
+    i ? ", " : "",
+    h("a", { href: link(["ablations", name], { scale: scaleName(scale) }) }, i ? scale : ["Results of this repository", scale && `: ${scale}`]),
+  ];
   return h("li", {},
     h("a", { href: link(["ablations", name]), "data-key": name }, title || name),
-    h("small", {}, [name, plural(total(counts), "run"), reproduces].filter(Boolean).join(" · ")),
-    ablation.committed.length > 0 && h("small", { class: "committed" }, `committed results: ${ablation.committed.map((scale) => scale || OWN).join(", ")}`),
+    h("small", {}, name, " · ", plural(total(counts), "run"), " ", tag(ablation)),
+    committed.length > 0 && h("small", {}, committed.map(results)),
   );
 }
 
-const isTrained = (ablation) => !ablation.error && sizes(ablation).some(({ counts }) => begun(counts));
-
 /** Newest first; then those with runs; then by name. */
-const order = (a, b) => (b.newest_ms ?? 0) - (a.newest_ms ?? 0) || isTrained(b) - isTrained(a) || a.name.localeCompare(b.name);
+const order = (a, b) =>
+  (b.newest_ms ?? 0) - (a.newest_ms ?? 0) || (isTrained(b) ? 1 : 0) - (isTrained(a) ? 1 : 0) || a.name.localeCompare(b.name);
 
 /** Whether all words are in the name, title or table of the paper of an ablation. */
 function matches({ name, title, reproduces }, words) {
@@ -59,9 +60,28 @@ function matches({ name, title, reproduces }, words) {
 
 export function overview(root) {
   const part = changes();
-  const [intro, list, active] = [h("p", { class: "lead" }), h("div"), h("div")];
+  const [intro, active, mine, claims, library] = [h("p", { class: "lead" }), h("div"), h("div"), h("div"), h("div")];
   const search = searchField("Search ablations", "name, title, table of the paper", (q) => change({ q }, { replace: true }));
   let started = false;
+
+  async function drawClaims(words) {
+    const found = await get(at("claims", { committed: true }));
+    const names = new Set(found.map((each) => each.ablation));
+    part("claims", JSON.stringify([found, words]), () =>
+      replace(
+        claims,
+        found.length > 0 && !words.length && section(
+          "Results of this repository",
+          { id: "claims" },
+          h("p", { class: "note" },
+            `What the paper says, and whether the small models of ${plural(names.size, "ablation")} show it. Their runs are not in your store.`,
+          ),
+          claimsTable(found, { links: true }),
+        ),
+      ),
+    );
+  }
+
   return {
     title: () => "Ablations",
     async refresh(params) {
@@ -70,27 +90,24 @@ export function overview(root) {
         get(at("runs", { status: "finished", limit: 1 })), // a run can be in several ablations
         get(at("sweeps", { limit: 20 })).catch(() => ({ sweeps: [] })),
       ]);
-      if (!started) replace(root, h("div", { class: "head" }, h("h1", {}, "Ablations"), intro, search), active, list);
+      if (!started) replace(root, h("div", { class: "head" }, h("h1", {}, "Ablations"), intro, search), active, mine, claims, library);
       started = true;
       if (document.activeElement !== search) search.value = params.get("q") ?? "";
       const words = (params.get("q") ?? "").toLowerCase().split(/\s+/).filter(Boolean);
       part("list", JSON.stringify([words, ablations, finished.total, Math.floor(Date.now() / 60_000)]), () => {
         intro.textContent = `${plural(ablations.length, "ablation")}, ${plural(finished.total, "finished run")}`;
         const sorted = ablations.filter((each) => matches(each, words)).sort(order);
-        const [first, rest] = [
-          sorted.filter((each) => isTrained(each) || each.error),
-          sorted.filter((each) => !isTrained(each) && !each.error),
-        ];
+        const [first, rest] = [sorted.filter(isOwn), sorted.filter((each) => !isOwn(each))];
         replace(
-          list,
+          mine,
           !ablations.length &&
             empty(
               "There are no ablation files. Write one into the folder that `cope-sweep serve --ablations` names; this page shows it at once.",
             ),
           ablations.length > 0 && !sorted.length && empty("No ablation has these words in its name, title or table of the paper."),
-          first.length > 0 && h("ul", { class: "ablations" }, first.map(card)),
-          rest.length > 0 && section("Not started in this store", { id: "unstarted" }, h("ul", { class: "unstarted" }, rest.map(unstarted))),
+          first.length > 0 && section("Your ablations", { id: "own" }, h("ul", { class: "ablations" }, first.map(own))),
         );
+        replace(library, rest.length > 0 && section("Library", { id: "library" }, h("ul", { class: "library" }, rest.map(shipped))));
       });
       const now = running.sweeps.filter((each) => ["pending", "running"].includes(each.status));
       part("active", JSON.stringify(now), () =>
@@ -105,6 +122,7 @@ export function overview(root) {
           ),
         ),
       );
+      await drawClaims(words);
     },
   };
 }

@@ -4,7 +4,7 @@ import { linear, logarithmic } from "../axes.js";
 import { style } from "../curves.js";
 import { empty, h, table } from "../dom.js";
 import { number, plural } from "../format.js";
-import { change, link } from "../route.js";
+import { change, link, pack } from "../route.js";
 import { isNumber, shown, valueOf } from "../values.js";
 
 const HEIGHT = 380;
@@ -50,7 +50,7 @@ const title = (text) => h("title", {}, text);
 const textOf = (run, keys, nameOf) => `${nameOf(run)}: ${keys.map((key) => `${key} ${shown(key, valueOf(run, key))}`).join(", ")}`;
 const rowOf = (run) => run.row ?? run.run_id;
 const idsOf = (runs) => runs.flatMap((run) => run.seeds ?? [run.run_id]); // of a row, those of its seeds
-const addressOf = (run) => (run.seeds ? link(["runs"], { ids: run.seeds }) : link(["runs", run.run_id]));
+const addressOf = (run) => (run.seeds ? link(["runs"], { ids: pack(run.seeds) }) : link(["runs", run.run_id]));
 
 /**
  * A plot of runs that have a value for each key. `draw(drawn, axes, colour)` returns {svg, items, surfaces}: the SVG without
@@ -103,8 +103,8 @@ function plot(runs, keys, { params, nameOf, draw }) {
     h("div", { class: "bar controls" },
       h("span", { role: "status" }, known.length ? `${marked.length} of ${plural(drawn.length, "run")} are marked.` : ""),
       known.length > 0 && [
-        marked.length > 0 && button("Choose only these", () => change({ sel: idsOf(marked), brush: null })),
-        marked.length > 0 && button("List only these", () => change({ ids: idsOf(marked) })),
+        marked.length > 0 && button("Choose only these", () => change({ sel: pack(idsOf(marked)), brush: null })),
+        marked.length > 0 && button("List only these", () => change({ ids: pack(idsOf(marked)) })),
         button("Unmark", clear),
       ],
     ),

@@ -2,7 +2,7 @@
 
 import { h, replace, scrolling, section, select } from "../dom.js";
 import { fixed, integer, number } from "../format.js";
-import { change, link, toggled } from "../route.js";
+import { change, link, pack, toggled } from "../route.js";
 import { badge } from "../status.js";
 
 const SPACE = "\u2007"; // as wide as a digit
@@ -30,19 +30,27 @@ function widest(rows, metric) {
   return Math.max(0, ...lengths);
 }
 
-/** The verdict, with its numbers as a title and for screen readers. */
-function verdict(comparison, metric) {
+/** `worse than CoPE`, `agrees with the paper`: a verdict that says against what. */
+function verdictText({ verdict: text, against }) {
+  if (["better", "worse"].includes(text)) return `${text} than ${against}`;
+  return { agrees: "agrees with the paper", differs: "differs from the paper" }[text] ?? text;
+}
+
+function verdict(comparison) {
   if (!comparison || comparison.verdict === "descriptive") return null;
-  const { verdict: text, difference, ci_low: low, ci_high: high, p_adjusted: p, against } = comparison;
+  return h("span", { class: `verdict ${CLASSES[comparison.verdict] ?? ""}` }, verdictText(comparison));
+}
+
+/** The numbers of a comparison in a sentence. */
+function comparisonText({ difference, ci_low: low, ci_high: high, p_adjusted: p, against }, metric) {
   const digits = Math.max(metric.decimals, 2);
-  const hint = [
-    `against ${against}: difference ${fixed(difference * metric.scale, digits)}`,
-    low === null ? null : `95 % interval of this comparison alone ${fixed(low * metric.scale, digits)} … ${fixed(high * metric.scale, digits)}`,
-    p === null || p === undefined ? null : `corrected p = ${number(p, 2)}`,
-  ]
-    .filter(Boolean)
-    .join(", ");
-  return h("span", { class: `verdict ${CLASSES[text] ?? ""}`, title: hint }, text, h("span", { class: "hidden" }, ` (${hint})`));
+  const show = (value) => fixed(value * metric.scale, digits);
+  const numbers = [
+    `Against ${against}: difference ${show(difference)}`,
+    low !== null && `95 % interval of this comparison alone ${show(low)} … ${show(high)}`,
+    (p ?? null) !== null && `corrected p = ${number(p, 2)}`,
+  ];
+  return `${numbers.filter(Boolean).join(", ")}.`;
 }
 
 function cell(row, metric, context) {
@@ -75,7 +83,7 @@ function cell(row, metric, context) {
         "paper ",
         withSpread(paper.value, paper.std, { ...metric, decimals: paperDecimals(paper, metric), scale: metric.scale }, 0),
       ),
-    verdict(found.comparison, metric),
+    verdict(found.comparison),
   ];
   return h("td", { class: "number" }, ours, below.some(Boolean) && h("span", { class: "below" }, below));
 }
@@ -85,7 +93,7 @@ const paperDecimals = ({ value, std }, { scale }) =>
 
 /** The runs behind a cell, with their values. */
 function runsOfCell(row, metric, width) {
-  const { values } = row.metrics[metric.name];
+  const { values, comparison } = row.metrics[metric.name];
   const ids = values.map((each) => each.run_id);
   const stuck = values.some((each) => each.stuck);
   return h("tr", { class: "detail" },
@@ -103,8 +111,9 @@ function runsOfCell(row, metric, width) {
           ),
         ),
         stuck ? h("p", { class: "note" }, "Stuck: the run never left the error of guessing.") : null,
+        comparison && h("p", {}, comparisonText(comparison, metric)),
         h("p", {},
-          h("a", { href: link(["runs"], { ids, sel: ids }) }, "Compare these runs"),
+          h("a", { href: link(["runs"], { ids: pack(ids), sel: pack(ids) }) }, "Compare these runs"),
           " · ",
           h("a", { href: link(["playground"], { run: ids[0] }) },
             "Open the first one's checkpoint in the playground",
@@ -142,31 +151,22 @@ function heading(key, text, params, attributes = {}) {
   );
 }
 
-/** Where committed results are from. */
-export const keptNote = () =>
-  h("p", { class: "committed", role: "note" },
-    "These results are kept with the ablation files, in their folder ", h("code", {}, "results"),
-    ": they are of runs that are not in this store.",
-  );
+/** `Lower is better.`, with the exceptions of a table of both kinds. */
+function goals(metrics) {
+  const [lower, higher] = ["min", "max"].map((goal) => metrics.filter((metric) => metric.goal === goal));
+  if (!lower.length) return "Higher is better.";
+  return `Lower is better${higher.length ? `; of ${higher.map((metric) => metric.title).join(", ")}, higher` : ""}.`;
+}
 
-/** Draw the table. `published` has the values of the ablation's own size where this size is not compared with them. */
+/** Draw the table. `published` has the published values where this scale is not compared with them. */
 export function resultsTable(container, context) {
-  const { table, against, canPaper, chosen, params, published, downloads, detail, committed, unusable } = context;
+  const { table, against, canPaper, chosen, params, published, downloads, detail, committed } = context;
   const widths = new Map(table.metrics.map((metric) => [metric.name, widest(table.rows, metric)]));
   const parameters = table.rows.some((row) => row.parameters !== null);
   const columns = [
     ["row", Object.values(table.axes).join(" · ") || "row", {}],
+    ...table.metrics.map((metric) => [metric.name, metric.title, { class: "number" }]),
     ...(parameters ? [["parameters", "parameters", { class: "number" }]] : []),
-    ...table.metrics.map((metric) => [
-      metric.name,
-      [
-        metric.title,
-        h("span", { class: "goal", title: metric.goal === "min" ? "less is better" : "more is better" },
-          metric.goal === "min" ? " ↓" : " ↑",
-        ),
-      ],
-      { class: "number" },
-    ]),
   ];
   const body = sorted(table.rows, params).flatMap((row) => {
     const [openRow, openMetric] = splitOpen(params.get("open"));
@@ -187,8 +187,8 @@ export function resultsTable(container, context) {
           ? h("small", {}, `${row.counts.finished} of ${row.seeds} seeds`, problems(row.counts))
           : null,
       ),
-      parameters && h("td", { class: "number" }, integer(row.parameters)),
       table.metrics.map((each) => cell(row, each, { params, published, widths, committed })),
+      parameters && h("td", { class: "number" }, integer(row.parameters)),
     );
     return metric && row.metrics[metric.name].n ? [line, runsOfCell(row, metric, columns.length + 1)] : [line];
   });
@@ -202,10 +202,8 @@ export function resultsTable(container, context) {
   const shown = published && [...published.values()].some((metrics) => Object.values(metrics).some((each) => each.published));
   replace(
     container,
-    committed && keptNote(),
-    unusable && h("p", { class: "committed", role: "note" }, "The committed results cannot be shown: ", unusable),
     section(
-      committed ? "Committed results" : "Results",
+      "Results",
       {
         id: "results",
         controls: [select("verdicts against", options, against, (value) => change({ compare: value })), downloads],
@@ -225,7 +223,7 @@ export function resultsTable(container, context) {
       ),
       h("div", { class: "notes" },
         [
-          `Mean ± standard deviation over seeds.${committed ? "" : " Select a number to see its runs. Choose rows to compare them."}`,
+          `Mean ± standard deviation over seeds. ${goals(table.metrics)}${committed ? "" : " Select a number to see its runs. Choose rows to compare them."}`,
           shown &&
             "The paper's numbers are of models and training of another size, so there is no verdict against the paper.",
           table.scaled.length ? `This scale changes ${table.scaled.join(", ")}.` : null,

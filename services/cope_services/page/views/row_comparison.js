@@ -33,22 +33,23 @@ export async function rowComparison(container, { name, scale, chosen, part }) {
     part("comparison", "", () => replace(container));
     return;
   }
-  const [first, ...others] = chosen;
+  const [first, ...rest] = chosen;
   const compared = await get(at(["ablations", name, "table"], { format: "json", scale, compare: first }));
   part("comparison", JSON.stringify([compared, chosen]), () => {
     const rows = new Map(compared.rows.map((row) => [row.row, row]));
-    const columns = ["metric", [first, "number"], ...others.map((other) => [`${other} − ${first}`, "number"])];
+    const columns = ["metric", [first, "number"], ...rest.map((other) => [`${other} − ${first}`, "number"])];
     const cells = compared.metrics.map((metric) => {
       const { mean } = rows.get(first).metrics[metric.name];
-      const differences = others.map((other) => difference(rows.get(other).metrics[metric.name], metric));
+      const differences = rest.map((other) => difference(rows.get(other).metrics[metric.name], metric));
       return [metric.title, mean === null ? "–" : fixed(mean * metric.scale, decimals(mean * metric.scale, metric)), ...differences];
     });
     const clear = h("button", { type: "button", class: "quiet", onclick: () => change({ row: null }) }, "Clear the choice");
-    const rules = (compared.compared?.rules ?? []).map((rule) => h("p", { class: "note" }, rule));
+    const { difference_rule: ofDifference, rules: others } = compared.compared;
+    const rules = [ofDifference, ...others].map((rule) => h("p", { class: "note" }, rule));
     replace(
       container,
       section(
-        `${others.join(", ")} minus ${first}`,
+        `${rest.join(", ")} minus ${first}`,
         { id: "comparison", controls: [clear] },
         table("Comparison of the chosen rows", columns, cells),
         h("div", { class: "notes" }, rules),

@@ -3,7 +3,7 @@
 import { at, get } from "../api.js";
 import { changes, empty, h, replace, scrolling, searchField } from "../dom.js";
 import { ago, integer, moment, plural } from "../format.js";
-import { change, current, link, toggled } from "../route.js";
+import { change, current, link, pack, packed, shortId } from "../route.js";
 import { badge } from "../status.js";
 import { flatten, resultsFirst, shown, SUMMARY, valueOf } from "../values.js";
 import { compareRuns } from "./compare_runs.js";
@@ -33,7 +33,7 @@ function queryOf(params) {
   const keys = params.getAll("col").filter((key) => key !== "none");
   return {
     filter: params.getAll("filter"),
-    run: params.getAll("ids"),
+    run: packed(params, "ids"),
     sort,
     descending: order === "desc",
     fields: keys.length ? [...SUMMARY, ...keys].join(",") : null,
@@ -43,10 +43,13 @@ function queryOf(params) {
 
 const metricsOf = (runs) => resultsFirst(new Set(runs.flatMap((run) => Object.keys(run.metrics))));
 
-/** The chosen columns, or the first metrics of the runs. */
+/** The chosen columns, or the first metrics of those that most of the runs with results have. */
 function columnsOf(params, runs) {
   const chosen = params.getAll("col");
-  return chosen.length ? chosen.filter((key) => key !== "none") : metricsOf(runs).slice(0, DEFAULT_COLUMNS);
+  if (chosen.length) return chosen.filter((key) => key !== "none");
+  const measured = runs.filter((run) => Object.keys(run.metrics).length);
+  const common = metricsOf(runs).filter((key) => 2 * measured.filter((run) => key in run.metrics).length > measured.length);
+  return common.slice(0, DEFAULT_COLUMNS);
 }
 
 function heading(params) {
@@ -60,19 +63,27 @@ function heading(params) {
   };
 }
 
+/** Choose the runs of these ids, and no others. */
+const choose = (ids) => change({ sel: pack(ids) }, { replace: true });
+const chosenIds = () => packed(current().params, "sel");
+
 function line(run, columns, chosen) {
   const { run_id: id, ablations, step, steps } = run;
-  const choose = h("input", {
+  const isChosen = chosen.includes(shortId(id));
+  const box = h("input", {
     type: "checkbox",
-    checked: chosen.includes(id),
+    checked: isChosen,
     "data-key": `choose ${id}`,
     "aria-label": `Choose run ${id}`,
-    onchange: () => change({ sel: toggled("sel", id) }, { replace: true }),
+    onchange: (event) => {
+      const others = chosenIds().filter((each) => each !== shortId(id));
+      choose(event.target.checked ? [...others, id] : others);
+    },
   });
   const others = ablations.length > 1 ? ` +${ablations.length - 1}` : "";
-  return h("tr", { class: chosen.includes(id) ? "chosen" : "" },
-    h("td", { class: "choose" }, choose),
-    h("th", { scope: "row" }, h("a", { class: "mono", href: link(["runs", id]), "data-key": `run ${id}` }, id)),
+  return h("tr", { class: isChosen ? "chosen" : "" },
+    h("td", { class: "choose" }, box),
+    h("th", { scope: "row" }, h("a", { class: "mono", href: link(["runs", id]), "data-key": `run ${id}`, title: id }, shortId(id))),
     h("td", {}, badge(run.status)),
     h("td", { title: ablations.join(", ") }, ablations.length ? ablations[0] + others : "–"),
     h("td", {}, run.row ?? "–"),
@@ -114,7 +125,7 @@ export function runs(root) {
   }
 
   function draw(params, { total, loaded }, columns) {
-    const chosen = params.getAll("sel");
+    const chosen = packed(params, "sel");
     const heads = [...COLUMNS, ...columns.map((key) => [key, key, NUMBER]), ["created_ms", "started", NUMBER]];
     const filtered = CONDITIONS.some((name) => params.get(name));
     const button = (key, text, onclick, kind = "quiet") =>
@@ -129,16 +140,16 @@ export function runs(root) {
     const none = filtered
       ? "No run fits. A run that lacks a key does not match; remove a condition to see more."
       : "No run has been started. `cope-sweep run quickstart` trains the first ones in a minute.";
-    const ids = loaded.map((run) => run.run_id);
+    const ids = loaded.map((run) => shortId(run.run_id));
     const listed = ids.filter((id) => chosen.includes(id)).length;
-    const others = () => current().params.getAll("sel").filter((id) => !ids.includes(id));
+    const others = () => chosenIds().filter((id) => !ids.includes(id));
     const all = h("input", {
       type: "checkbox",
       checked: listed > 0 && listed === ids.length,
       indeterminate: listed > 0 && listed < ids.length,
       "data-key": "choose all",
       "aria-label": "Choose all listed runs",
-      onchange: (event) => change({ sel: event.target.checked ? [...others(), ...ids] : others() }, { replace: true }),
+      onchange: (event) => choose(event.target.checked ? [...others(), ...ids] : others()),
     });
     const head = h("tr", {}, h("td", { class: "choose" }, all), heads.map(heading(params)));
     replace(

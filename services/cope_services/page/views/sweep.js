@@ -4,7 +4,7 @@ import { at, events, get, post } from "../api.js";
 import { changes, crumbs, h, replace } from "../dom.js";
 import { plural } from "../format.js";
 import { link } from "../route.js";
-import { badge, progress, summary, total } from "../status.js";
+import { badge, progress, summary, sweepStatus, total } from "../status.js";
 import { facts, failures, liveNumbers, members, record } from "./sweep_parts.js";
 
 const RETRY_MS = 5000;
@@ -102,7 +102,7 @@ export function sweep(root, id) {
     replace(
       head,
       crumbs(["Sweeps", link(["sweeps"])], id),
-      h("div", { class: "head" }, h("h1", {}, found.title || found.ablation), badge(found.status), actions),
+      h("div", { class: "head" }, h("h1", {}, found.title || found.ablation), badge(sweepStatus(found)), actions),
       notice,
       h("div", { class: "counts" }, progress(found.counts), h("small", {}, summary(found.counts))),
       facts(found),

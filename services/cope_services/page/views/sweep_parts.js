@@ -61,7 +61,7 @@ export function facts(sweep) {
   return definitions([
     ["ablation", h("a", { href: link(["ablations", sweep.ablation]) }, sweep.ablation)],
     ["started", moment(start)],
-    ["ended", end ? moment(end) : null],
+    ["ended", end ? `${moment(end)}, ${sweep.status}` : null],
     ["duration", end ? duration((end - start) / 1000) : null],
     ["executor", sweep.executor],
     ["reused runs", sweep.reused],

@@ -4,6 +4,7 @@ import { at, get, key, post } from "../api.js";
 import { h, replace, select } from "../dom.js";
 import { bytes, duration, integer, plural } from "../format.js";
 import { link } from "../route.js";
+import { scaleName, scaleOptions } from "../status.js";
 
 let asked = null; // the answer of the service, and for which key
 
@@ -139,7 +140,7 @@ export function trainForm(container, { name, scale, scales, draft, choose }) {
     h("h2", {}, "Train"),
     h("form", { class: "train", onsubmit: submit },
       preview,
-      scales.length ? select("scale", [["own", "own size"], ...scales], scale || "own", choose) : null,
+      scales.length ? select("scale", scaleOptions(scales), scaleName(scale), choose) : null,
       h("label", { for: "overrides" }, "Replaced values"),
       overrides,
       h("p", { class: "note", id: "overrides-help" },

@@ -1,0 +1,35 @@
+// The claims of ablations, each with what the runs say about it.
+
+import { h, table } from "../dom.js";
+import { number } from "../format.js";
+import { link } from "../route.js";
+import { scaleName } from "../status.js";
+
+const CLASSES = { shown: "good", opposite: "bad" };
+const LONG = 160; // characters of values
+
+function verdict({ verdict: text, shown, pairs, p }) {
+  const inPart = ["shown in part", "mixed"].includes(text) && `${shown} of ${pairs} pairs`;
+  return [
+    h("span", { class: `verdict ${CLASSES[text] ?? ""}` }, text),
+    h("small", {}, [inPart, p !== null && `p = ${number(p, 2)}`].filter(Boolean).join(", ")),
+  ];
+}
+
+/** Values of rows, folded where there are many. */
+const values = (text, pairs) => (text.length > LONG ? h("details", {}, h("summary", {}, `${pairs} pairs of rows`), text) : text || "–");
+
+/** A line for each answer of GET /claims. `links`: whether each leads to its ablation. */
+export function claimsTable(claims, { links = false } = {}) {
+  const hasPublished = claims.some((each) => each.published);
+  const claim = ({ claim: text, ablation, scale }) =>
+    links ? h("a", { href: link(["ablations", ablation], { scale: scaleName(scale) }), "data-key": `claim ${ablation} ${text}` }, text) : text;
+  const line = (each) => [
+    [claim(each), h("small", {}, [each.source, links && each.ablation, links && each.scale].filter(Boolean).join(" · "))],
+    verdict(each),
+    [h("small", {}, each.measure, ": "), values(each.ours, each.pairs)],
+    ...(hasPublished ? [each.published && [h("small", {}, "paper: "), values(each.published, each.pairs)]] : []),
+  ];
+  const columns = ["claim", "verdict", ["ours", "values"], ...(hasPublished ? [["published", "values"]] : [])];
+  return table("Claims", columns, claims.map(line), { class: "claims" });
+}
