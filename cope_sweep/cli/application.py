@@ -140,6 +140,7 @@ app.command("sync")(stores.sync)
 app.command("perplexity")(models.perplexity)
 app.command("probe")(models.probe)
 app.add_typer(stores.app, name="store")
+app.command("delete")(stores.delete)
 app.command("prune")(stores.prune)
 app.command("schema")(results.schema)
 

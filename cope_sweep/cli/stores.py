@@ -1,16 +1,30 @@
-"""The commands that keep a store in order: `store check`, `prune`, and `sync` to MLflow."""
+"""The commands that keep a store in order: `store check`, `delete`, `prune`, and `sync` to MLflow."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, Json, MlflowOpt, PlainGroup, StoreOpt
+from cope_sweep.cli.options import (
+    ABLATIONS,
+    STORE,
+    AblationsDir,
+    IndexOpt,
+    Json,
+    MlflowOpt,
+    PlainGroup,
+    StoreOpt,
+)
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, size
 from cope_sweep.errors import UserError
+
+if TYPE_CHECKING:
+    from cope_sweep.store import RunRecord, Store
+    from cope_sweep.tracking.mlflow import Tracker
 
 DIFFERENT = 1
 """The exit code of `store check` where something differs or is damaged."""
@@ -164,6 +178,103 @@ def _planned_runs(folder: Path) -> set[str]:
         for scale in (None, *ablation.content.scales):
             found |= {run.run_id for run in expand(with_overrides(ablation, scale=scale)).runs}
     return found
+
+
+def delete(
+    names: Annotated[
+        list[str], typer.Argument(metavar="RUN", help="Ids of runs, or their first digits: four or more.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without a question.")] = False,
+    mlflow: MlflowOpt = None,
+    no_mlflow: Annotated[bool, typer.Option("--no-mlflow", help="Leave MLflow as it is.")] = False,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: Json = False,
+) -> None:
+    """Delete runs: their folders with curves and checkpoints, their rows in the index, and their runs in MLflow.
+
+    An ablation that has such a run shows it as pending, and `cope-sweep run` trains it again. A run in training is
+    refused. Ctrl-C ends after the run that is being deleted; killed, the same command deletes the rest. MLflow keeps
+    what is deleted in its trash, which `mlflow gc` empties.
+
+    Exit codes: 0 deleted, 1 the question was answered with no, 2 bad input, 130 interrupted.
+
+    Example: `cope-sweep delete 95199d1142de555d`
+
+    Example: `cope-sweep delete 95199d11 3f2a9c07 --yes`
+    """
+    from cope_sweep.cli.files import open_store
+    from cope_sweep.read.queries.runs import full_ids
+    from cope_sweep.read.queries.unknown import no_run
+    from cope_sweep.store.index import in_training
+    from cope_sweep.sweep.sweep import stopping_on_signals
+    from cope_sweep.tracking.uri import RUN_ID_TAG
+
+    opened = open_store(store, index)
+    if opened.root.is_dir():
+        opened.end_expired()
+    run_ids = list(dict.fromkeys(full_ids(opened, names)))
+    records = opened.index.records(run_ids, values=False)
+    for run_id in run_ids:
+        if run_id not in records:
+            raise no_run(opened, run_id)
+        if records[run_id].status == "running":
+            raise in_training(run_id, records[run_id].sweep_id)
+    if not yes:
+        _show_runs(opened, list(records.values()))
+        typer.confirm(
+            f"Delete {_counted(run_ids)}, with curves, checkpoints and MLflow's copies?", abort=True, err=True
+        )
+    tracker = None if no_mlflow else _existing_tracker(opened, mlflow)
+    stop, deleted = threading.Event(), []
+    with stopping_on_signals(stop):
+        for run_id in run_ids:
+            if stop.is_set():
+                break
+            if tracker is not None:  # first: of a run that is still in the store, the same command finds the rest
+                tracker.delete({RUN_ID_TAG: run_id})
+            opened.delete_run(run_id)
+            deleted.append(run_id)
+    if tracker is not None:
+        tracker.close()
+    left = run_ids[len(deleted) :]
+    if as_json:
+        print_json({"deleted": deleted, "left": left})
+    else:
+        hint = f"; {_counted(left)} left" if left else ""
+        make_console().print(f"{_counted(deleted)} deleted{hint}", highlight=False)
+    raise typer.Exit(130 if left else 0)
+
+
+def _counted(run_ids: Sequence[str]) -> str:
+    return f"{len(run_ids)} run{'s' * (len(run_ids) != 1)}"
+
+
+def _show_runs(opened: Store, records: Sequence[RunRecord]) -> None:
+    """Print on standard error what will be deleted."""
+    from cope_sweep.read.queries.runs import places
+
+    found = places(opened, [record.run_id for record in records])
+    for record in records:
+        where = "".join(f"  {place.ablation}/{place.row}" for place in found.get(record.run_id, [])[:1])
+        typer.echo(f"{record.run_id}  {record.status}{where}, seed {record.seed}", err=True)
+
+
+def _existing_tracker(opened: Store, mlflow: str | None) -> Tracker | None:
+    """The tracker that may have runs of a store; None: MLflow's SQLite file was never made. Raises TrackingError."""
+    from cope_sweep.store.index.database import sqlite_file
+    from cope_sweep.tracking.check import check as check_mlflow
+    from cope_sweep.tracking.uri import LOG_FILE, import_mlflow, resolve_uri
+
+    uri = resolve_uri(opened, mlflow)
+    database = sqlite_file(uri)
+    if database is not None and not database.exists():
+        return None
+    check_mlflow(uri)
+    import_mlflow(opened.root / LOG_FILE)
+    from cope_sweep.tracking.mlflow import Tracker
+
+    return Tracker(uri)
 
 
 def sync(

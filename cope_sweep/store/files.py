@@ -80,6 +80,14 @@ def is_disk_full(folder: Path) -> bool:
         return reason.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def remove(path: Path) -> None:
+    """Delete a file, a link, or a folder with all that is in it, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def create_database_file(path: Path) -> None:
     """Create an empty SQLite file for all whom the umask allows, if there is none; SQLite lets only its owner write."""
     with contextlib.suppress(OSError):

@@ -91,6 +91,11 @@ class ObjectFolder:
         with self._errors(), contextlib.suppress(FileNotFoundError):
             self._files.delete_file(self._path(name))
 
+    def delete_folder(self, name: str) -> None:
+        """Delete all objects below a name, if there are any. Raises StoreError."""
+        with self._errors(), contextlib.suppress(FileNotFoundError):
+            self._files.delete_dir(self._path(name))
+
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 

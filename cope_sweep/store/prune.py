@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,7 +9,8 @@ from pathlib import Path
 
 from cope_sweep.records import Status
 from cope_sweep.store.artifacts import RUN_ID
-from cope_sweep.store.store import Store
+from cope_sweep.store.files import remove
+from cope_sweep.store.store import DELETED, Store
 
 TEMPORARY_AGE_S = 3600.0
 """A temporary file that nobody has touched for this long belongs to a process that died."""
@@ -51,6 +51,9 @@ def waste(store: Store, *, older_than_s: float, statuses: Iterable[Status], kept
                 yield from _old(path, "damaged, and put aside", now_s - older_than_s)
             elif path.name.startswith("."):
                 yield from _old(path, "temporary", now_s - max(older_than_s, TEMPORARY_AGE_S))
+    for path in _entries(store.root / "runs"):
+        if path.name.endswith(DELETED):
+            yield from _old(path, "rest of a deleted run", now_s - older_than_s)
     running = store.index.sweeps({"running"})
     for path in _entries(store.root / "logs"):
         if not any(sweep.sweep_id in path.name for sweep in running):
@@ -64,10 +67,7 @@ def delete(store: Store, found: Iterable[Waste]) -> int:
     for each in found:
         if each.path.parent.name == "runs" and RUN_ID.fullmatch(each.path.name):
             runs.append(each.path.name)
-        if each.path.is_dir() and not each.path.is_symlink():
-            shutil.rmtree(each.path)
-        else:
-            each.path.unlink(missing_ok=True)
+        remove(each.path)
         total += each.size_bytes
     store.index.delete(runs)
     return total

@@ -14,6 +14,7 @@ The folders are the truth about each run. The index can be made again from them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -29,7 +30,7 @@ from sqlalchemy.engine import make_url
 from cope_sweep.records import Status
 from cope_sweep.store.artifacts import RUN_ID, RunFolder
 from cope_sweep.store.errors import DamagedError, StoreError
-from cope_sweep.store.files import read_bytes, write_bytes
+from cope_sweep.store.files import read_bytes, remove, write_bytes
 from cope_sweep.store.index import Index, IndexUnusable
 from cope_sweep.store.index.database import sqlite_url
 from cope_sweep.store.indexing import OnProgress, StoredFiles, fill_index
@@ -44,6 +45,8 @@ DEFAULT_FOLDER = "store"
 INDEX_VARIABLE = "COPE_SWEEP_INDEX"
 CACHE_VARIABLE = "COPE_SWEEP_CACHE"
 MEMORY = "sqlite://"
+DELETED = ".deleted"
+"""Suffix of the folder of a run that is being deleted."""
 
 log = logging.getLogger(__name__)
 
@@ -212,6 +215,24 @@ class Store:
         rows = [read_run(self.run(run_id)) for run_id in self.index.expired()]
         records = [row for row in rows if row is not None]
         return self.index.end_expired(records) if records else []
+
+    def delete_run(self, run_id: str) -> None:
+        """Delete a run: its folder, and its row in the index.
+
+        A folder is renamed first, which takes no time, so that whoever is interrupted has deleted the run or has not.
+        Objects of an object store are deleted before the row: called again, this deletes the rest.
+
+        Raises StoreError, also for a run that a sweep trains.
+        """
+        folder = self.run(run_id).path
+        aside = folder.with_name(f".{run_id}{DELETED}")
+        remove(aside)  # what an earlier call has left
+        with self.index.deleting(run_id):
+            if self.objects:
+                self.objects.delete_folder(f"runs/{run_id}")
+            with contextlib.suppress(FileNotFoundError):
+                folder.replace(aside)
+        remove(aside)
 
     # -- other files ---------------------------------------------------------------------------------------------
 

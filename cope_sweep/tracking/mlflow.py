@@ -162,6 +162,16 @@ class Tracker:
         time.sleep(random.uniform(*CREATE_PAUSE_S))
         return False
 
+    def delete(self, tags: Mapping[str, str]) -> None:
+        """Put the runs with all these tags into the trash, without the tags, and delete their models.
+
+        A run that is trained again is then another one there.
+        """
+        for run in list(self._with(tags)):
+            if run.info.lifecycle_stage == "deleted":
+                self.client.restore_run(run.info.run_id)
+            self._discard(run, tags)
+
     def close(self) -> None:
         """Write a SQLite file's log into it: the file is whole then, and can be copied."""
         database = sqlite_file(self.uri)

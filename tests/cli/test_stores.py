@@ -2,16 +2,20 @@
 
 import io
 import os
+import shutil
 import signal
 import sqlite3
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from cope_sweep.cli import progress
-from cope_sweep.store import Store
+from cope_sweep.store import Lease, Store
+from cope_sweep.store.reading import read_run
 from cope_sweep.tracking.sync import sync
+from tests.errors import raises
 from tests.read.tables.ablations import finish, plan_of
 from tests.store.sweeps import end_sweep, write_sweep
 from tests.store.waiting import until
@@ -105,6 +109,47 @@ def test_prune_refuses_what_it_cannot_do(shell, stored):
     for path in (stored.folder / "ablations").iterdir():
         path.unlink()
     stored.refuses("no_ablations", "prune", "--orphans")
+
+
+def test_delete_asks_and_removes_folder_and_row(stored):
+    finished, failed, stopped, damaged = (run.run_id for run in stored.runs)
+    _, err = stored("delete", finished[:8], failed, code=1, stdin="n\n")
+    assert "Delete 2 runs" in err
+    assert f"{finished}  finished  tiny/CoPE, seed 0" in err
+    assert set(stored.store.index.statuses()) == {finished, failed, stopped, damaged}
+    assert stored.json("delete", finished[:8], damaged, "--yes") == {"deleted": [finished, damaged], "left": []}
+    assert stored.store.index.statuses() == {failed: "failed", stopped: "stopped"}
+    assert sorted(path.name for path in (stored.folder / "store" / "runs").iterdir()) == sorted([failed, stopped])
+    assert stored.store.status(finished) == "pending"
+    stored.refuses("not_found", "delete", failed, finished, "--yes")
+    assert stored.store.status(failed) == "failed"
+
+
+def test_a_run_in_training_is_not_deleted_nor_any_run_beside_it(stored):
+    other, run = stored.runs[0], stored.runs[2]
+    assert isinstance(stored.store.index.acquire(read_run(stored.store.run(run.run_id)), "a_sweep", 60), Lease)
+    refused = {"run_id": run.run_id, "sweep": "a_sweep"}
+    stored.refuses("in_training", "delete", other.run_id, run.run_id, "--yes", **refused)
+    with raises("in_training", **refused):  # one that is leased since the command has looked
+        stored.store.delete_run(run.run_id)
+    assert stored.store.status(other.run_id) == "finished"
+    assert stored.store.run(run.run_id).spec is not None
+
+
+def test_an_interrupted_delete_has_deleted_a_run_or_has_not(stored, monkeypatch):
+    first, second = stored.runs[0].run_id, stored.runs[1].run_id
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda self, target: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            stored.store.delete_run(first)
+    assert stored.store.status(first) == stored.store.run(first).status == "finished"
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            stored.store.delete_run(second)
+    assert stored.store.status(second) == stored.store.run(second).status == "pending"
+    assert "rest of a deleted run" in stored("prune", "--older-than", "0", "--yes")[0]
+    assert not any(path.name.startswith(".") for path in (stored.folder / "store" / "runs").iterdir())
 
 
 @pytest.fixture

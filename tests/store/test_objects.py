@@ -9,6 +9,7 @@ from cope_sweep.store.indexing import refresh_index
 from cope_sweep.store.objects import ObjectFolder
 from cope_sweep.train import Runtime, train_run
 from tests.errors import raises
+from tests.read.tables.ablations import finish
 from tests.store.sweeps import end, sweep_record
 from tests.tiny import tiny_run
 from tests.train.stores import stop_after, weights
@@ -71,6 +72,16 @@ def test_sweeps_an_index_that_is_made_again_and_check(on_machine):
     assert list(check(store, checksums=True)) == []
     store.objects.write(f"runs/{RUN.run_id}/curve.jsonl", b"")
     assert ["curve.jsonl" in each.problem for each in check(store, checksums=True)] == [True]
+
+
+def test_a_run_is_deleted(on_machine):
+    store, keep, drop = on_machine("a"), tiny_run(seed=0), tiny_run(seed=1)
+    for run in (keep, drop):
+        finish(store, run, {"in_dist/token_error": 1.0})
+    store.delete_run(drop.run_id)
+    assert store.objects.names("runs") == [keep.run_id]
+    assert store.index.statuses() == {keep.run_id: "finished"}
+    store.delete_run(drop.run_id)  # nothing is left to delete
 
 
 def test_errors_name_the_store_and_the_way_out(bucket_url):

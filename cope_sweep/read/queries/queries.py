@@ -201,11 +201,15 @@ class Queries:
 
     def _committed_results(self) -> Iterator[Results]:
         """The results that are kept with the ablation files, of those with claims; without stale and damaged ones."""
+        from cope_sweep.read.reports.runs import read_report, runs_file
+
         for plan in self.files.all():
-            scale = plan.ablation.scale
-            if plan.ablation.content.claims and (scale or "") in self.files.committed(plan.name):
+            path = runs_file(self.files.folder / RESULTS, plan)
+            if plan.ablation.content.claims and path.exists():
                 with contextlib.suppress(NotFinishedError):
-                    yield self.results(plan.name, scale, committed=True)
+                    report = read_report(plan, path)
+                    report.check()
+                    yield report
 
     def _figures(self, question: questions.ListFigures) -> list[answers.FigureInfo]:
         return available_figures(self.load(question.name, question.scale))
@@ -266,7 +270,7 @@ class Queries:
     def _run_query(self, question: questions.RunFilter) -> RunQuery:
         query = RunQuery(
             tuple(question.status),
-            run_ids=None if question.run is None else tuple(runs.full_id(self.store, text) for text in question.run),
+            run_ids=None if question.run is None else tuple(runs.full_ids(self.store, question.run)),
             sweep_id=question.sweep,
             filters=tuple(map(runs.parse_filter, question.filter)),
             words=tuple(question.search.split()),

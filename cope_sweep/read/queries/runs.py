@@ -79,17 +79,25 @@ def places(store: Store, run_ids: Sequence[str], plan: Plan | None = None) -> di
 
 def full_id(store: Store, text: str) -> str:
     """The id of the one run in the index that begins with these digits; else the text. Raises QueryError."""
-    if not RUN_PREFIX.fullmatch(text):
-        return text
-    found = store.index.ids_that_begin(text, limit=3)
-    if len(found) > 1:
-        raise QueryError(
-            f"{text}: the ids of several runs begin so, as {' and '.join(found)}; type more digits",
-            code="ambiguous_run_id",
-            run_id=text,
-            near=found,
-        )
-    return found[0] if found else text
+    return full_ids(store, [text])[0]
+
+
+def full_ids(store: Store, texts: Sequence[str]) -> list[str]:
+    """`full_id` of each text, with one look at the index."""
+    found: dict[str, list[str]] = {text: [] for text in texts if RUN_PREFIX.fullmatch(text)}
+    lengths = set(map(len, found))
+    for run_id in store.index.ids_with_prefixes(found) if found else ():
+        for length in lengths:
+            found.get(run_id[:length], []).append(run_id)
+    for text, ids in found.items():
+        if len(ids) > 1:
+            raise QueryError(
+                f"{text}: the ids of several runs begin so, as {' and '.join(ids[:3])}; type more digits",
+                code="ambiguous_run_id",
+                run_id=text,
+                near=ids[:3],
+            )
+    return [next(iter(found.get(text, ())), text) for text in texts]
 
 
 def find(store: Store, files: AblationFiles | None, run_id: str) -> tuple[RunRecord, list[Place]]:

@@ -7,7 +7,7 @@ from cope_sweep.store.index.database import (
     OtherFormatError,
     waiting,
 )
-from cope_sweep.store.index.index import Index
+from cope_sweep.store.index.index import Index, in_training
 from cope_sweep.store.index.model import (
     Activity,
     Filter,
@@ -21,5 +21,5 @@ from cope_sweep.store.index.model import (
 
 __all__ = [
     "Activity", "Filter", "Index", "IndexDamagedError", "IndexUnavailable", "IndexUnusable", "Lease",
-    "OtherFormatError", "Place", "QueryError", "Refusal", "Renewal", "RunQuery", "waiting",
+    "OtherFormatError", "Place", "QueryError", "Refusal", "Renewal", "RunQuery", "in_training", "waiting",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ A run or a sweep that is running, and whose lease has expired, reads as interrup
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -42,6 +43,7 @@ from cope_sweep.records import (
     SweepSummary,
     Value,
 )
+from cope_sweep.store.errors import StoreError
 from cope_sweep.store.index.cursors import INVALID, Position, decode_cursor, encode_cursor
 from cope_sweep.store.index.database import Database, is_current, replace_tables, waiting
 from cope_sweep.store.index.filters import COLUMNS, check_keys, conditions, counted, order_of
@@ -63,6 +65,17 @@ OPEN_TIMEOUT_S = 900.0
 """The time for which a process waits while another one makes the index again in SQLite."""
 ENDED: tuple[Status, ...] = ("finished", "failed", "stopped", "damaged")
 """Runs of which a sweep trains no further step."""
+
+
+def in_training(run_id: str, sweep_id: str | None) -> StoreError:
+    """The error about a run that cannot be deleted."""
+    return StoreError(
+        f"run {run_id} is in training by the sweep {sweep_id}, and cannot be deleted; end that first: "
+        f"cope-sweep stop {sweep_id}",
+        code="in_training",
+        run_id=run_id,
+        sweep=sweep_id,
+    )
 
 
 class Fill(Protocol):
@@ -242,6 +255,18 @@ class Index:
         """The first ids of runs that begin with `prefix`, sorted."""
         return self._ids_that_begin(runs.c.run_id, prefix, limit)
 
+    def ids_with_prefixes(self, prefixes: Iterable[str]) -> list[str]:
+        """The ids of runs that begin with one of these prefixes, sorted."""
+        wanted: dict[int, list[str]] = {}
+        for prefix in prefixes:
+            wanted.setdefault(len(prefix), []).append(prefix)
+        ids = runs.c.run_id
+        with self.database.reading() as connection:
+            matches = [
+                among(connection, func.substr(ids, 1, length, type_=ids.type), some) for length, some in wanted.items()
+            ]
+            return list(connection.execute(select(ids).where(or_(False, *matches)).order_by(ids)).scalars())
+
     def finished_steps(self) -> list[int]:
         """The numbers of training steps of finished runs, each once."""
         query = select(runs.c.steps).where(runs.c.status == "finished").distinct()
@@ -268,6 +293,21 @@ class Index:
         with self.database.writing() as connection:
             next_revision(connection)  # readers that keep what they have read see that something has changed
             connection.execute(delete(runs).where(among(connection, runs.c.run_id, run_ids)))
+
+    @contextlib.contextmanager
+    def deleting(self, run_id: str) -> Iterator[None]:
+        """Delete a run from the index once the block ends; a block that raises keeps it. Nobody leases it meanwhile.
+
+        Raises StoreError for a run that a sweep trains.
+        """
+        same = runs.c.run_id == run_id
+        with self.database.writing() as connection:
+            found = connection.execute(select(self._status(runs), runs.c.sweep_id).where(same)).one_or_none()
+            if found is not None and found[0] == "running":
+                raise in_training(run_id, found[1])
+            next_revision(connection)
+            connection.execute(delete(runs).where(same))
+            yield
 
     # -- leases --------------------------------------------------------------------------------------------------
 

@@ -186,7 +186,7 @@ def test_the_theme_is_the_systems_or_the_chosen_one(browser: Browser, origin: st
         page.get_by_role("button", name="Light or dark").click()
         assert page.evaluate(ground) == dark
         page.emulate_media(color_scheme="light")
-        assert page.evaluate(ground) == light
+        page.wait_for_function(f"() => {ground} === '{light}'")
 
 
 def test_the_skip_link_and_the_dialog_of_the_key_hold_the_focus(visitor: Visitor) -> None:
