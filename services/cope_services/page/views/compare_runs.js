@@ -104,7 +104,7 @@ export function compareRuns(container) {
   const around = (params) => ({ width: Math.max(container.clientWidth - FRAME, 300), params, nameOf });
 
   async function curves(runs, results, params) {
-    const ids = runs.filter((run) => run.status !== "pending").map((run) => run.run_id);
+    const ids = runs.map((run) => run.run_id);
     const metrics = results.length ? results : await logged(runs.find((run) => run.step));
     const shown = chosenMetrics(params, metrics[0]);
     const answers = await Promise.all(shown.map((metric) => curvesOf(ids, metric)));
@@ -161,9 +161,10 @@ export function compareRuns(container) {
 
   async function compute(way, ids, keys, params) {
     const found = await get(at("runs", { run: ids, limit: MOST, fields: [...SUMMARY, ...keys].join(",") }));
-    const runs = named(found.runs);
+    const runs = named(found.runs.filter((run) => run.status !== "pending")); // which have nothing to compare
     const metrics = resultsFirst(new Set(runs.flatMap((run) => Object.keys(run.metrics))));
     if (way === "curves") return curves(runs, metrics, params);
+    if (!runs.length) return () => replace(body, empty("No chosen run has been started."));
     const axes = keys.filter((key) => runs.some((run) => valueOf(run, key) !== undefined));
     if (way === "difference")
       return () => {
