@@ -26,6 +26,7 @@ from cope_sweep.errors import UserError
 from cope_sweep.read.figures import FIGURES
 from cope_sweep.read.figures.available import Declared, declared_figures, draw_declared
 from cope_sweep.read.figures.figure import Figure
+from cope_sweep.read.reports.aggregates import aggregates
 from cope_sweep.read.reports.runs import CURVE_COLUMNS, CURVES, run_frame, to_parquet
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import rank_rows
@@ -138,6 +139,11 @@ class Evidence:
         return self.table.model.answer
 
     @cached_property
+    def aggregates(self) -> Layout | None:
+        """Scores over all tasks; None where the ablation has no axis of tasks, or too few runs are finished."""
+        return aggregates(self.table.model, (self.table.compare or "").partition("=")[2] or None)
+
+    @cached_property
     def draws(self) -> Layout | None:
         """The best rows of a search; None: the ablation has none."""
         return rank_rows(self.results).layout() if self.plan.is_drawn else None
@@ -201,6 +207,9 @@ class Evidence:
         if self.claims is not None:
             parts += ["## Claims", markdown_table(self.claims), markdown_text(self.claims.note)]
         parts += ["## Results", self.table.to_markdown().strip()]
+        if self.aggregates is not None:
+            drawn = self.aggregates
+            parts += ["### Over all tasks", markdown_table(drawn), markdown_text(drawn.note)]
         if self.draws is not None:
             parts += ["### Best rows", markdown_table(self.draws), markdown_text(self.draws.note)]
         if self.structure is not None:
@@ -402,7 +411,8 @@ def shortcuts(model: TableModel) -> Shortcuts | None:
     """The shortcuts of a table's tasks; None where no column is a token error or no task has any."""
     by_task = _by_task(model)
     columns = [c for c in model.columns if c.compared and any(rule_errors(run, c.name) for run, _ in by_task)]
-    lines, alike = [], []
+    lines: list[tuple[TextCell, ...]] = []
+    alike: list[str] = []
     for run, rows in by_task:
         errors = {column: rule_errors(run, column.name) for column in columns}
         rules = list(dict.fromkeys(rule for found in errors.values() for rule in found))

@@ -1,7 +1,8 @@
 """The claims of an ablation, each with what its runs say about it.
 
 A claim says that some rows are better than others. Every such pair of rows is tested as a table tests it, with p
-corrected by Holm's method for all pairs of the claim, and the claim is
+corrected by Holm's method for the pairs of one task (rows with the same labels of all axes but the encoding), which is
+one column of the paper's tables; and the claim is
 
     shown           where every pair differs as it says
     shown in part   where some do, and no other differs
@@ -18,21 +19,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from cope_sweep.api.answers import ClaimVerdict
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Claim
-from cope_sweep.read.tables.model import Column, Comparison, TableModel, TableRow, p_text, same_labels
+from cope_sweep.read.tables.model import Column, Comparison, TableModel, TableRow, other_labels, p_text, same_labels
 from cope_sweep.read.tables.render import MISSING, ColumnHeader, Layout, TextCell, mean_text, published_text
 from cope_sweep.read.tables.stats import TELLS, holm
 
 MOST_VALUES = 5
 """Values that are listed for a row and those that it is compared with; of more, the least and the greatest."""
 CLAIMS_NOTE = (
-    "Mean ± standard deviation over seeds; p: the largest of the pairs of rows, corrected for their number (Holm). "
-    "Shown: every pair differs as the claim says; opposite: a pair differs the other way."
+    "Mean ± standard deviation over seeds; p: the largest of the pairs of rows, corrected for those of one task "
+    "(Holm). Shown: every pair differs as the claim says; opposite: a pair differs the other way."
 )
 OF_HYPOTHESIS: dict[ClaimVerdict, str] = {
     "shown": "supported",
@@ -153,8 +154,12 @@ def _finding(
     model: TableModel, claim: Claim, column: Column, of_than: Column, rows: Sequence[tuple[TableRow, TableRow]]
 ) -> Finding:
     differences = [model.difference(row.metrics[column.name], other.metrics[of_than.name]) for row, other in rows]
-    corrected = holm([each.p for each in differences])
-    floors = holm([each.smallest_p for each in differences])
+    corrected, floors = [math.nan] * len(rows), [math.nan] * len(rows)
+    for family in _families(rows):
+        p_values = holm([differences[index].p for index in family])
+        smallest = holm([differences[index].smallest_p for index in family])
+        for index, p, floor in zip(family, p_values, smallest, strict=True):
+            corrected[index], floors[index] = p, floor
     pairs, signs = [], set()
     for (row, other), difference, p in zip(rows, differences, corrected, strict=True):
         sign = 0
@@ -173,6 +178,14 @@ def _finding(
     else:
         verdict = "not shown"
     return Finding(claim, column, of_than, verdict, tuple(pairs))
+
+
+def _families(rows: Sequence[tuple[TableRow, TableRow]]) -> Collection[list[int]]:
+    """The indices of the pairs of each task: those whose better rows differ in their encoding alone."""
+    families: dict[object, list[int]] = {}
+    for index, (row, _) in enumerate(rows):
+        families.setdefault(other_labels(row), []).append(index)
+    return families.values()
 
 
 def hypothesis_verdict(found: Sequence[Finding]) -> str:

@@ -335,9 +335,13 @@ def encoding_groups(rows: Sequence[TableRow]) -> Collection[list[TableRow]]:
         return [list(rows)]
     groups: dict[object, list[TableRow]] = {}
     for row in rows:
-        others = tuple((key, label) for key, label in row.labels.items() if key != POSITION and not is_field(key))
-        groups.setdefault(others, []).append(row)
+        groups.setdefault(other_labels(row), []).append(row)
     return groups.values()
+
+
+def other_labels(row: TableRow) -> tuple[tuple[str, str], ...]:
+    """Axis key and label of a row, without its encoding and the fields of encodings: its task and its training."""
+    return tuple((key, label) for key, label in row.labels.items() if key != POSITION and not is_field(key))
 
 
 def varying_axes(plan: Plan, rows: Sequence[Row]) -> list[str]:

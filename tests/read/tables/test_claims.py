@@ -66,6 +66,8 @@ def test_rows_are_paired_where_the_other_axes_agree_and_another_metric_may_decid
         ("CoPE · 1", "RoPE · 1"), ("CoPE · 1", "None · 1"), ("CoPE · 2", "RoPE · 2"), ("CoPE · 2", "None · 2"),
     ]  # fmt: skip
     assert one.text == "shown in part (3 of 4 pairs)"
+    p = [each.comparison.p_adjusted for each in one.pairs]
+    assert p == [pytest.approx(2 * 2 / 252)] * 3 + [1.0], "corrected for two pairs a task"
     (other,) = found(*NEAR, *FAR, *FAR, metric="dense/loss")
     assert other.verdict == "opposite", "more is better"
 

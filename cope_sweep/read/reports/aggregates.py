@@ -1,0 +1,105 @@
+"""Aggregates over the tasks of an ablation: interquartile mean and probability of improvement.
+
+The measures are those of Agarwal et al. 2021 (arXiv 2108.13264). Errors of different tasks have no common scale, so a
+score is an error ÷ that of the best simple rule on the same test set (`tables.rules`): 0 is solved, and 1 no better
+than a rule that does not solve the task. Seeds are resampled within each task (stratified bootstrap).
+
+`rliable`, the authors' library, is archived, so the two measures are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.stats import trim_mean
+
+from cope_sweep.read.tables.model import TableModel
+from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell
+
+TASK = "task"
+TAILS = (0.025, 0.975)
+RESAMPLES = 9_999
+FEW_SEEDS = 10
+"""With fewer seeds a percentile interval covers less often than it says."""
+
+Scores = Mapping[str, Sequence[float]]
+"""Task → the score of each seed."""
+
+
+def interquartile_mean(scores: Scores) -> tuple[float, float, float]:
+    """The mean of the middle half of all scores of all tasks, and its 95 % interval."""
+    rng = np.random.default_rng(0)
+    drawn = [rng.choice(np.asarray(each, dtype=np.float64), (RESAMPLES, len(each))) for each in scores.values()]
+    low, high = np.quantile(trim_mean(np.concatenate(drawn, axis=1), 0.25, axis=1), TAILS)
+    return float(trim_mean(np.concatenate(list(scores.values())), 0.25)), float(low), float(high)
+
+
+def probability_of_improvement(scores: Scores, others: Scores) -> tuple[float, float, float]:
+    """The probability that a seed has a lower score than one of the others, and its 95 % interval.
+
+    It is the mean over the tasks that both have; equal scores count one half.
+    """
+    rng = np.random.default_rng(0)
+    means, drawn = [], []
+    for task in scores.keys() & others.keys():
+        own, other = np.asarray(scores[task])[:, None], np.asarray(others[task])[None, :]
+        wins = (own < other) + 0.5 * (own == other)
+        n, m = wins.shape
+        rows, columns = rng.integers(n, size=(RESAMPLES, n, 1)), rng.integers(m, size=(RESAMPLES, 1, m))
+        means.append(wins.mean())
+        drawn.append(wins[rows, columns].mean(axis=(1, 2)))
+    low, high = np.quantile(np.mean(drawn, axis=0), TAILS)
+    return float(np.mean(means)), float(low), float(high)
+
+
+def aggregates(model: TableModel, reference: str | None) -> Layout | None:
+    """A line for each encoding, the best one first, by the primary metric; None without several tasks.
+
+    Args:
+        model: The table. Rows that have not at least two seeds on each task are left out.
+        reference: The label of the rows that the others are compared with; None: there are none.
+    """
+    if TASK not in model.axes:
+        return None
+    tasks = dict.fromkeys(row.labels[TASK] for row in model.rows if TASK in row.labels)
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in model.rows:
+        cell = row.metrics[model.primary.name]
+        if TASK in row.labels and cell.rule_error is not None and len(cell.values) > 1:
+            name = " · ".join(label for key, label in row.labels.items() if key != TASK)
+            scores = [value / cell.rule_error for value in cell.values.values()]
+            found.setdefault(name, {})[row.labels[TASK]] = scores
+    complete = {name: each for name, each in found.items() if len(each) == len(tasks)}
+    if len(tasks) < 2 or len(complete) < 2:
+        return None
+    means = {name: interquartile_mean(each) for name, each in complete.items()}
+    against = complete.get(reference or "")
+    lines = []
+    for name in sorted(means, key=lambda name: means[name][0]):
+        cells = [name, _interval(means[name], 2)]
+        if against is not None:
+            text = "–" if name == reference else _interval(probability_of_improvement(complete[name], against), 2)
+            cells.append(text)
+        lines.append(tuple(map(TextCell, cells)))
+    headers = [ColumnHeader("row", numeric=False), ColumnHeader("interquartile mean")]
+    headers += [ColumnHeader(f"P(better than {reference})")] if against is not None else []
+    seeds = min(len(values) for each in complete.values() for values in each.values())
+    return Layout(tuple(headers), tuple(lines), _note(model, len(tasks), seeds))
+
+
+def _note(model: TableModel, tasks: int, seeds: int) -> str:
+    note = (
+        f"Over {tasks} tasks and at least {seeds} seeds of each. A score is {model.primary.label} ÷ the error of the "
+        "best simple rule on the same test set: 0 is solved, 1 no better than the rule. Interquartile mean: the mean "
+        "of the middle half of all scores; P: the probability that a seed of the row has a lower score on a task, "
+        "ties one half (Agarwal et al. 2021). In brackets: 95 % intervals of a bootstrap within each task."
+    )
+    if seeds < FEW_SEEDS:
+        note += f" With {seeds} seeds they are too narrow: they describe, and test nothing."
+    return note
+
+
+def _interval(values: tuple[float, float, float], digits: int) -> str:
+    middle, low, high = (f"{value:.{digits}f}" for value in values)
+    return f"{middle} [{low}, {high}]"

@@ -1,0 +1,57 @@
+"""Aggregates over tasks, by hand and by all resamples."""
+
+import itertools
+import statistics
+
+import pytest
+
+from cope_sweep.read.reports.aggregates import aggregates, interquartile_mean, probability_of_improvement
+from cope_sweep.read.tables import read_results
+from cope_sweep.read.tables.model import table_model
+from cope_sweep.store import Store
+from tests.read.tables.ablations import finish, plan_of
+
+
+def test_the_interquartile_mean_by_hand_and_its_interval_by_all_resamples():
+    scores = {"a": [0.0, 0.1], "b": [0.4, 1.0]}
+    middle, low, high = interquartile_mean(scores)
+    assert middle == pytest.approx((0.1 + 0.4) / 2)  # without the least and the greatest of four
+    all_means = [
+        statistics.fmean(sorted((*a, *b))[1:3])
+        for a in itertools.product(scores["a"], repeat=2)
+        for b in itertools.product(scores["b"], repeat=2)
+    ]
+    assert (low, high) == (pytest.approx(min(all_means)), pytest.approx(max(all_means)))  # each has a share of 1/16
+
+
+def test_the_probability_of_improvement_by_hand():
+    own, other = {"a": [0.0, 0.5], "b": [0.2, 0.2]}, {"a": [0.5, 1.0], "b": [0.1, 0.3]}
+    middle, low, high = probability_of_improvement(own, other)
+    assert middle == pytest.approx(((1 + 1 + 0.5 + 1) / 4 + 2 / 4) / 2)
+    assert low <= middle <= high
+    assert probability_of_improvement({"a": [0.0] * 3}, {"a": [0.0] * 3}) == (0.5, 0.5, 0.5)
+    assert probability_of_improvement({"a": [0.0, 0.1]}, {"a": [0.2, 0.3]}) == (1.0, 1.0, 1.0)
+
+
+def test_scores_are_shares_of_the_error_of_the_best_rule(tmp_path):
+    store = Store(tmp_path, create=True)
+    tasks = {"Copy": {"kind": "selective_copy", "tokens": 4, "blanks": 4}, "Flip": {"kind": "flip_flop", "pairs": 8}}
+    plan = plan_of(
+        base={"model": {"layers": 1, "dim": 8, "heads": 1}, "train": {"steps": 6, "batch": 2}},
+        grid={"task": tasks, "model.position": {"CoPE": ["cope"], "None": []}},
+        metrics=[{"name": "in_dist/token_error", "label": "In-dist.", "unit": "%"}],
+        published=[],
+    )
+    model = table_model(plan, read_results(plan, store).records)
+    assert aggregates(model, "CoPE") is None, "no run is finished"
+    for row in plan.rows:
+        rules = row.runs[0].task.shortcut_errors("in_dist", 2048)
+        for run in row.runs:
+            share = 0.5 if row.labels["model.position"] == "CoPE" else 1.0
+            finish(store, run, {"in_dist/token_error": share * min(rules.values())})
+    drawn = aggregates(table_model(plan, read_results(plan, store).records), "CoPE")
+    assert [[cell.text for cell in line] for line in drawn.rows] == [
+        ["CoPE", "0.50 [0.50, 0.50]", "–"],
+        ["None", "1.00 [1.00, 1.00]", "0.00 [0.00, 0.00]"],
+    ]
+    assert "With 2 seeds they are too narrow" in drawn.note
