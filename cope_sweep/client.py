@@ -163,7 +163,7 @@ class Client:
 
         Args:
             server: The address of the service.
-            key: Its API key; None: that of COPE_SWEEP_KEY, if there is one.
+            key: Its API key; None: from COPE_SWEEP_KEY, if it is set.
             timeout_s: The limit for connecting, and between two parts of an answer.
             retry: How often requests are repeated.
             transport: Sends the requests; for tests.
@@ -237,7 +237,7 @@ class Client:
                 and the same other labels.
             sort: Order the rows by a metric, best first, by an axis, or by `parameters`.
             runs: One line for each run instead, with its numbers.
-            committed: The results that are kept with the ablation files, not those of the store.
+            committed: The results that come with the ablation files, instead of the store's.
             stars: Of latex: mark significant differences by stars instead of a table of comparisons.
             group: Of latex: an axis whose labels group the rows; None: the first.
             caption: Of latex: the caption, as LaTeX code; None: the title.
@@ -309,7 +309,7 @@ class Client:
         Args:
             name: The ablation.
             figure: A figure that the file declares, as `curves` or `maps-2`, or a kind: `figures` lists both.
-            metric: Metrics; empty: those of the table.
+            metric: Metrics; empty: the metrics of the table.
             x: Of curves and convergence `step` or `time`; of values an axis, another key of a run, or a fact; of slice
                 an axis.
             panels: An axis, with a panel for each of its values (values, contexts, budget, heatmap).
@@ -322,7 +322,7 @@ class Client:
             height: Inches; None: as the panels need.
             font_size: Points; None: 8.
             scale: One of the ablation's scales.
-            committed: The results that are kept with the ablation files, not those of the store.
+            committed: The results that come with the ablation files, instead of the store's.
             format: csv: the data that is drawn.
         """
         content = self._file(
@@ -340,9 +340,9 @@ class Client:
         path, lines, offset = f"/ablations/{_quoted(name)}/curves", [], 0
         while True:
             page = self._get(Curves, path, metric=metric, scale=scale, offset=offset, limit=MAX_CURVE_ROWS)
-            for each in page.rows:
-                for run in each.series:
-                    lines += [(each.row, run.run_id, run.seed, step, value) for step, value in run.points]
+            for row in page.rows:
+                for run in row.series:
+                    lines += [(row.row, run.run_id, run.seed, step, value) for step, value in run.points]
             if page.next is None:
                 return pd.DataFrame(lines, columns=["row", "run_id", "seed", "step", "value"])
             offset = page.next
@@ -478,7 +478,7 @@ class Client:
     def download(self, url: str, path: str | Path, sha256: str, size_bytes: int) -> Path:
         """Download a file of the service to a path, and return the path. An interrupted download is continued.
 
-        The path holds either its former content or the whole file: the data is received in a file beside it, which
+        The path holds either its previous content or the whole file: the data is received in a file beside it, which
         replaces it after its digest was compared.
 
         Args:
@@ -542,7 +542,7 @@ class Client:
     # -- sweeps --------------------------------------------------------------------------------------------------
 
     def sweeps(self, ablation: str | None = None) -> list[SweepSummary]:
-        """All sweeps, or those of an ablation, newest first."""
+        """All sweeps, or an ablation's, newest first."""
         found: list[SweepSummary] = []
         while page := self._get(SweepPage, "/sweeps", ablation=ablation, limit=PAGE, offset=len(found)).sweeps:
             found += page
@@ -568,18 +568,18 @@ class Client:
     ) -> SweepState:
         """Submit a sweep: the service trains the runs of an ablation that are not finished.
 
-        The request is repeated as a GET is: those with the same key mean the same sweep.
+        The request may be repeated, like a GET: requests with the same key mean the same sweep.
 
         Args:
             ablation: An ablation of the service.
             name: Instead, the name of the ablation in `spec`.
             spec: The text of an ablation file (YAML), or the same as a dictionary.
             scale: One of the ablation's scales.
-            set: Values that replace those of the ablation: `["train.steps=100", "seeds=[0]"]`.
+            set: Values that replace the ablation's: `["train.steps=100", "seeds=[0]"]`.
             only: Train only the runs with these statuses; None: all that have not ended as planned.
             time_budget_s: Runs in training are checkpointed after it.
-            max_runs: Number of runs to train.
-            max_failures: After so many failed runs, no more are started.
+            max_runs: Train at most this many runs.
+            max_failures: Start no more runs after this many have failed.
             idempotency_key: None: a new key.
         """
         body = _body(
@@ -657,7 +657,7 @@ class Client:
     def _send(self, method: str, path: str, *, repeats: bool = True, **options: Any) -> httpx.Response:
         """The response to a request, which is repeated after some errors if `repeats` is true.
 
-        `options` are those of `httpx.Client.stream`.
+        `options` are passed to `httpx.Client.stream`.
         """
         attempt = 0
         while True:
@@ -673,7 +673,7 @@ class Client:
 
     @contextmanager
     def _stream(self, method: str, url: str, **options: Any) -> Iterator[httpx.Response]:
-        """The response to a request, whose body was not read. `options` are those of `httpx.Client.stream`."""
+        """The response to a request, whose body was not read. `options` are passed to `httpx.Client.stream`."""
         try:
             with self._http.stream(method, url, **options) as response:
                 if not response.is_success:

@@ -15,7 +15,7 @@ class UserError(Exception):
     values that the message names. A command prints the message as one line and exits with `exit_code`, and the REST
     service maps the error to a status; with `--json` and over REST, programs get all three.
 
-    A subclass has a code for its errors. An error has another one where a program has to tell it from the others.
+    A subclass has a code for its errors. An error has a more specific one if programs need it.
     """
 
     default_code = "user_error"
@@ -46,7 +46,7 @@ class NotFoundError(UserError):
 
 
 class NotFinishedError(UserError):
-    """The run exists and is not finished, or the kept results are not those of the ablation file of today."""
+    """The run exists and is not finished, or the committed results do not belong to today's ablation file."""
 
     default_code = "not_finished"
 

@@ -76,7 +76,7 @@ def run(ablation: AnyAblation, store: AnyStore = STORE) -> SweepOutcome:
     """
     planned, opened = _recorded(ablation, store, create=True)
     content = planned.ablation.content
-    for task in {each.task for each in planned.runs}:
+    for task in {run.task for run in planned.runs}:
         task.prepare()
     return sweep(planned, opened, run_local, resources=content.resources, executor_name="local", tracking_uri=None)
 
@@ -104,7 +104,7 @@ def curves(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
 def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE, **options: Any) -> Figure:
     """A figure; notebooks show it, and `.write("curves.svg")` saves it.
 
-    `kind` is one of `cope_sweep.read.figures.FIGURES`, or the name of a figure that the ablation declares, as `maps-2`.
+    `kind` is one of `cope_sweep.read.figures.FIGURES`, or the name of a figure that the ablation declares: `maps-2`.
     `options` are those of `cope-sweep figure`: metrics and rows (lists of names), x, panels, band, log, log_x, title,
     width, height, font_size.
     Raises UserError.
@@ -124,7 +124,7 @@ def predictor(
     from cope_sweep.inference import Predictor
 
     planned, opened = _recorded(ablation, store)
-    rows = [each.name for each in planned.rows[:1]] if row is None else [row]
+    rows = [first.name for first in planned.rows[:1]] if row is None else [row]
     return Predictor.load(opened.run(finished_run(planned, opened, rows, seed).run_id).fetch_checkpoint())
 
 

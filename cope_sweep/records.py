@@ -32,10 +32,10 @@ class RunRecord(BaseModel):
     status: Status = "pending"
     ablations: list[str] = Field(default=[], description="The ablations that contain the run, by file or by sweep.")
     row: str | None = Field(default=None, description="Its row in the first of these ablations.")
-    seed: int | None = Field(default=None, description="null: the run was not begun, and no plan has it.")
+    seed: int | None = Field(default=None, description="null: the run has not started, and no plan has it.")
     step: int = Field(default=0, description="The last step that is known; of a finished run, the last step.")
     steps: int | None = Field(default=None, description="Number of training steps.")
-    attempt: int = Field(default=0, description="Number of times that the run was begun.")
+    attempt: int = Field(default=0, description="Number of times that the run was started.")
     created_ms: int | None = Field(default=None, description="Time of its first start, in ms since 1970.")
     updated_ms: int | None = Field(default=None, description="Time of the last known change, in ms since 1970.")
     ended_ms: int | None = Field(default=None, exclude=True, description="Time at which the last attempt ended.")
@@ -58,7 +58,7 @@ class RunRecord(BaseModel):
     def of(cls, run_id: str, status: Status, spec: Mapping[str, Any], **columns: Any) -> "RunRecord":
         """A run as it is written into the index, from documents that were not checked.
 
-        Seed and steps are those of the spec; 0 where it is damaged.
+        Seed and steps come from the spec; 0 if it is damaged.
         """
         train = spec.get("train")
         seed, steps = (
@@ -140,7 +140,7 @@ class SweepProgress(BaseModel):
     failures: list[FailedMember] = Field(default=[], description="The newest failed runs; `counts` has their number.")
     revision: int = Field(default=0, exclude=True, description="Revision of the index before this was read.")
     steps_done: int = Field(default=0, exclude=True, description="Steps of all its runs.")
-    steps_left: float = Field(default=0.0, exclude=True, description="Estimated, where a run was not begun.")
+    steps_left: float = Field(default=0.0, exclude=True, description="Estimated for runs that have not started.")
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,8 @@ Count = Annotated[int, Field(ge=1, le=1 << 31)]
 class Budget(Frozen):
     """Limits of a sweep. Runs that are left then are trained by the next one."""
 
-    time_budget_s: Seconds | None = Field(default=None, description="Runs in training are checkpointed after it.")
-    max_runs: Count | None = Field(default=None, description="Number of runs to train.")
-    max_failures: Count | None = Field(default=None, description="After so many failed runs, no more are started.")
+    time_budget_s: Seconds | None = Field(
+        default=None, description="Stop after this time; runs in training write checkpoints first."
+    )
+    max_runs: Count | None = Field(default=None, description="Train at most this many runs.")
+    max_failures: Count | None = Field(default=None, description="Start no more runs after this many have failed.")

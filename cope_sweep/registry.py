@@ -1,8 +1,8 @@
 """Registries: one for each group of classes that a spec selects by `kind` (encodings, tasks, families, optimisers, …).
 
-A registry holds three groups of classes: the built-in ones, those that installed distributions declare as entry points,
-and those of plugins. A plugin is a module that registers its classes when it is imported. An ablation file (`plugins:`)
-or the environment variable COPE_SWEEP_PLUGINS names it:
+A registry holds three groups of classes: built-in ones, entry points of installed distributions, and plugins. A plugin
+is a module that registers its classes when it is imported. An ablation file (`plugins:`) or the environment variable
+COPE_SWEEP_PLUGINS names it:
 
     @ENCODINGS.register
     class MyEncoding(Encoding):
@@ -147,14 +147,17 @@ class Registry(Mapping[str, type[K]]):
                 kind=kind,
                 missing=missing,
             )
-        known = self._classes.get(kind)
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        registered = self._classes.get(kind)
+        if registered is not None and (registered.__module__, registered.__qualname__) != (
+            cls.__module__,
+            cls.__qualname__,
+        ):
             raise PluginError(
-                f"{name}: the {self.noun} {kind!r} already exists in {known.__module__}; choose another kind",
+                f"{name}: the {self.noun} {kind!r} already exists in {registered.__module__}; choose another kind",
                 code="plugin_kind_taken",
                 plugin=name,
                 kind=kind,
-                owner=known.__module__,
+                owner=registered.__module__,
             )
         self._classes[kind] = cls
         self._validator = None
@@ -301,18 +304,19 @@ def load_plugins(modules: Iterable[str], folder: Path | None = None) -> None:
 def _check_not_hidden(plugin: str, folders: Iterable[Path]) -> None:
     """Raise PluginError if another module than the one in these folders was imported for a plugin."""
     name = plugin.partition(".")[0]
-    module = sys.modules.get(name)  # a package without a file of its own has the paths that it is searched in
+    module = sys.modules.get(name)  # a package without a file has the paths that it is searched in
     file: str | None = getattr(module, "__file__", None)
     places = [file] if file else getattr(module, "__path__", [])
     imported = {Path(place).resolve() for place in places}
     for folder in folders:
-        meant = next((each for each in (folder / f"{name}.py", folder / name / "__init__.py") if each.is_file()), None)
-        if meant is not None and meant.resolve() not in imported:
+        candidates = (folder / f"{name}.py", folder / name / "__init__.py")
+        expected = next(filter(Path.is_file, candidates), None)
+        if expected is not None and expected.resolve() not in imported:
             found = next(iter(map(str, imported)), "a part of Python")
             raise PluginError(
-                f"the plugin {plugin} is {found}, which hides {meant}; give the file a name that no other module has",
+                f"the plugin {plugin} is {found}, which hides {expected}; give the file a unique name",
                 code="plugin_hidden",
                 plugin=plugin,
                 imported=found,
-                hidden=str(meant),
+                hidden=str(expected),
             )

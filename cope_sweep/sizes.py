@@ -1,4 +1,4 @@
-"""Sizes from which on a computation has another form: for the code that computes, and for estimates of its memory."""
+"""Sizes at which a computation changes its form, for the code that computes and for estimates of its memory."""
 
 RECOMPUTED_ELEMENTS = 2**20
 """Activations of this size and more are computed again in the backward pass. For smaller ones, that would take a larger

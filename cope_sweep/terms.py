@@ -17,7 +17,7 @@ An encoding's `score` computes its whole (B, H, Q, S) bias. Its `term` describes
     a function of the key:
         KeyBias           b_hj
 
-One term describes weights in place of the softmax: StickBreak.
+One term describes weights that replace the softmax: StickBreak.
 
 Shapes: B batch, H heads, Q queries, K head dim, P positions, N knots, M = N + 1 segments,
 R distances, S keys.

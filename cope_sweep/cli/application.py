@@ -48,8 +48,8 @@ class CommandGroup(PlainGroup):
             _print_error(error)
             sys.exit(error.exit_code)
         except (BrokenPipeError, SystemExit) as error:
-            # Consoles of rich, and click, raise SystemExit(1) in place of the BrokenPipeError.
-            if not any(isinstance(each, BrokenPipeError) for each in (error, error.__context__)):
+            # Consoles of rich, and click, raise SystemExit(1) instead of the BrokenPipeError.
+            if not any(isinstance(cause, BrokenPipeError) for cause in (error, error.__context__)):
                 raise
             discard_output()
             sys.exit(BROKEN_PIPE)
@@ -161,7 +161,7 @@ def add_installed_commands() -> None:
 def _unavailable(name: str) -> Callable[[], None]:
     def command() -> None:
         raise UserError(
-            f"`cope-sweep {name}` is not part of this installation; use a checkout: pip install --editable .",
+            f"`cope-sweep {name}` is not part of this installation; install a checkout: pip install --editable .",
             code="command_not_installed",
             command=name,
         )

@@ -21,7 +21,7 @@ from cope_sweep.cli.options import (
     AblationArg,
     AblationsDir,
     IndexOpt,
-    Json,
+    JsonOpt,
     OptionalAblationArg,
     OutputOpt,
     ScaleOpt,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 DOCUMENT = "report.html"
 REPORT_SUFFIXES: dict[str, ReportFormat] = {".html": "html"}
-SUFFIXES: dict[str, FigureFormat] = {f".{each}": each for each in FORMATS}
+SUFFIXES: dict[str, FigureFormat] = {f".{name}": name for name in FORMATS}
 of_maps = partial(typer.Option, rich_help_panel="Options of maps")
 """An option of the figures that need a checkpoint."""
 
@@ -50,9 +50,9 @@ CompareOpt = Annotated[
     typer.Option(
         "--compare",
         metavar="paper|ROW|AXIS=LABEL",
-        help="Compare the rows with one of them, named by its labels as in `RoPE, layers 2`; or with the published "
-        "numbers: `paper`; or, as in `model.position=CoPE`, each row with the one that has this label and the same "
-        "other labels. The rule is below the table.",
+        help="Compare every row with one row, named by its labels (`RoPE, layers 2`); with the published numbers "
+        "(`paper`); or, as in `model.position=CoPE`, with the row that has this label and otherwise the same labels. "
+        "A note below the table explains the test.",
         show_default=False,
     ),
 ]
@@ -60,7 +60,7 @@ CommittedOpt = Annotated[
     bool,
     typer.Option(
         "--committed",
-        help="The results that are kept with the ablation files, in their folder `results`, not those of the store.",
+        help="Show the results that come with the ablation files (their folder `results`) instead of your store.",
     ),
 ]
 FromOpt = Annotated[
@@ -68,7 +68,7 @@ FromOpt = Annotated[
     typer.Option(
         "--from",
         metavar="DIR",
-        help="The runs of a report in this folder, as `report --out` writes it, instead of those of a store.",
+        help="Show the runs of a report in this folder, written by `report --out`, instead of a store.",
     ),
 ]
 TableFormatOpt = Annotated[
@@ -87,12 +87,11 @@ GroupOpt = Annotated[
     str | None,
     of_latex(
         metavar="AXIS",
-        help="Rows with the same label of this axis are together, and the best of each group is bold. Default: the "
-        "first axis.",
+        help="Group rows by this axis; the best of each group is bold. Default: the first axis.",
     ),
 ]
 TableRunsOpt = Annotated[
-    bool, typer.Option("--runs", help="One line for each run instead of each row (terminal, csv, parquet).")
+    bool, typer.Option("--runs", help="Print one line per run instead of one per row (terminal, csv, parquet).")
 ]
 
 
@@ -106,12 +105,13 @@ def table(
     committed: CommittedOpt = False,
     output: OutputOpt = None,
     stars: Annotated[
-        bool, of_latex("--stars", help="Mark significant differences by stars instead of a table of comparisons.")
+        bool,
+        of_latex("--stars", help="Mark significant differences with stars instead of adding a table of comparisons."),
     ] = False,
     group: GroupOpt = None,
     caption: Annotated[str | None, of_latex(help="The caption, as LaTeX code. Default: the title.")] = None,
     label: Annotated[str | None, of_latex(help="The label. Default: tab:NAME.")] = None,
-    notes: Annotated[bool, of_latex("--notes/--no-notes", help="Whether the notes are below the table.")] = True,
+    notes: Annotated[bool, of_latex("--notes/--no-notes", help="Print the notes below the table.")] = True,
     folder: FromOpt = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
@@ -121,7 +121,7 @@ def table(
 ) -> None:
     """Print the table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
 
-    Intervals, medians, stuck seeds and the runs behind every number are in `--format json`, csv and html.
+    `--format json`, csv and html also have intervals, medians, stuck seeds and the runs behind every number.
 
     Example: `cope-sweep table quickstart --sort in_dist/token_error -o table.tex`
 
@@ -147,7 +147,7 @@ def table(
     from cope_sweep.read.tables import FORMATS as TABLES
 
     queries = open_queries(store, index, ablations, sets, reports=folder)
-    suffixes = {each.suffix: name for name, each in TABLES.items()}
+    suffixes = {table_format.suffix: name for name, table_format in TABLES.items()}
     default: TableFormat = "terminal" if output is None else "markdown"
     chosen = "json" if as_json else file_format or format_of(output, suffixes, default)
     question = GetTable.model_construct(
@@ -177,11 +177,11 @@ AddOpt = Annotated[
     bool,
     typer.Option(
         "--add",
-        help="With --out: add the runs of the store to the report that the folder has, which keeps its finished runs.",
+        help="With --out: add the store's runs to the report in that folder, which keeps its finished runs.",
     ),
 ]
 AllOpt = Annotated[
-    bool, typer.Option("--all", help="Every ablation, at every scale or the one of --scale; needs --out.")
+    bool, typer.Option("--all", help="Report every ablation, at every scale or at --scale; needs --out.")
 ]
 
 
@@ -193,7 +193,7 @@ def report(
         str | None,
         typer.Option(
             metavar="paper|ROW|AXIS=LABEL",
-            help="With --out: as of `cope-sweep table`. Default: the published numbers, or else CoPE.",
+            help="With --out: as `--compare` of `cope-sweep table`. Default: the published numbers, or else CoPE.",
         ),
     ] = None,
     output: OutputOpt = None,
@@ -207,7 +207,7 @@ def report(
     index: IndexOpt = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the paths of the files of --out as JSON.")] = False,
 ) -> None:
-    """Report on the finished runs of an ablation: table with comparisons, figures, what is missing, and what made it.
+    """Report on the finished runs of an ablation: table with comparisons, figures, what is missing, and provenance.
 
     Example: `cope-sweep report quickstart -o quickstart.html`
 
@@ -229,29 +229,26 @@ def report(
     queries = open_queries(store, index, ablations, sets, reports=folder)
     if all_ablations and out is None:
         raise UserError(
-            "--all writes a document; name a folder for it with --out DIR", code="missing_option", option="--out"
+            "--all writes a document; name its folder with --out DIR", code="missing_option", option="--out"
         )
     if all_ablations != (ablation is None):
         raise UserError("name one ablation, or write --all --out DIR for all of them", code="name_one_ablation")
     if out is None:
         if compare is not None or as_json or add:
-            raise UserError(
-                "--compare, --json and --add are of the files of --out DIR", code="missing_option", option="--out"
-            )
+            raise UserError("--compare, --json and --add need --out DIR", code="missing_option", option="--out")
         chosen = file_format or format_of(output, REPORT_SUFFIXES, default="markdown")
         question = GetReport.model_construct(name=str(ablation), scale=scale, format=chosen)
         save(output, chosen, lambda file: file.write(queries.ask(question)))
         return
     if output is not None or file_format is not None or (all_ablations and (compare or sets)):
         raise UserError(
-            "--out writes files of fixed formats; leave out --format and --output, and with --all also --compare and "
-            "--set",
+            "--out chooses its own formats; leave out --format and --output, and with --all also --compare and --set",
             code="conflicting_options",
             options=["--out", "--format", "--output"],
         )
     if add and (all_ablations or folder is not None):
         raise UserError(
-            "--add takes the runs of one ablation in a store; leave out --all and --from",
+            "--add adds the runs of one ablation from a store; leave out --all and --from",
             code="conflicting_options",
             options=["--add", "--all", "--from"],
         )
@@ -303,7 +300,7 @@ FigureArg = Annotated[
     typer.Argument(
         metavar="ABLATION|RUN",
         help="Name of an ablation, or path of its file. For `maps` also the id of a finished run, or a checkpoint "
-        "folder; of an ablation, the first finished run.",
+        "folder; an ablation stands for its first finished run.",
         show_default=False,
     ),
 ]
@@ -314,13 +311,15 @@ KindOpt = Annotated[
         "-k",
         "--declared",
         metavar="KIND",
-        help=f"{', '.join(FIGURES)}; or one of the figures that the ablation declares, as `maps-2`. Default: all that "
-        "it declares; where it declares none, or options select what is drawn, curves.",
+        help=f"{', '.join(FIGURES)}; or a figure that the ablation declares, such as `maps-2`. Default: all figures "
+        "that it declares; curves if it declares none, or if other options select what to draw.",
     ),
 ]
 MetricsOpt = Annotated[
     list[str],
-    typer.Option("--metric", "-m", help="A metric. May be repeated. Default: those of the table.", show_default=False),
+    typer.Option(
+        "--metric", "-m", help="A metric. May be repeated. Default: the metrics of the table.", show_default=False
+    ),
 ]
 XOpt = Annotated[
     str | None,
@@ -346,7 +345,7 @@ LogOpt = Annotated[
     bool | None,
     typer.Option(
         "--log/--linear",
-        help="Whether the metrics' axis is logarithmic. Default: as the data ask for.",
+        help="Use a log scale for the metrics. Default: chosen from the data.",
         show_default=False,
     ),
 ]
@@ -354,16 +353,18 @@ LogXOpt = Annotated[
     bool | None,
     typer.Option(
         "--log-x/--linear-x",
-        help="Whether the other axis is logarithmic. Default: as the data ask for.",
+        help="Use a log scale for the other axis. Default: chosen from the data.",
         show_default=False,
     ),
 ]
-TitleOpt = Annotated[str, typer.Option(help="Above the figure. Default: the ablation's title.", show_default=False)]
+TitleOpt = Annotated[
+    str, typer.Option(help="Title above the figure. Default: the ablation's title.", show_default=False)
+]
 FigureFormatOpt = Annotated[
     FigureFormat | None,
     typer.Option(
         "--format",
-        help="csv: the data that is drawn. Default: by the suffix of --output, or else png.",
+        help="csv: the data behind the figure. Default: by the suffix of --output, or else png.",
         show_default=False,
     ),
 ]
@@ -372,18 +373,21 @@ WidthOpt = Annotated[
     typer.Option(
         min=1,
         max=40,
-        help="Inches: 3.25 is a column of ICML, 3.03 one of ACL, 5.5 the text of NeurIPS and ICLR. Default: as the "
-        "panels need.",
+        help="Width in inches: 3.25 fits a column of ICML, 3.03 one of ACL, 5.5 the text of NeurIPS and ICLR. "
+        "Default: what the panels need.",
         show_default=False,
     ),
 ]
 HeightOpt = Annotated[
-    float | None, typer.Option(min=1, max=40, help="Inches. Default: as the panels need.", show_default=False)
+    float | None,
+    typer.Option(min=1, max=40, help="Height in inches. Default: what the panels need.", show_default=False),
 ]
-FontSizeOpt = Annotated[float | None, typer.Option(min=4, max=24, help="Points. Default: 8.", show_default=False)]
+FontSizeOpt = Annotated[
+    float | None, typer.Option(min=4, max=24, help="Font size in points. Default: 8.", show_default=False)
+]
 FigureOutputOpt = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="Default: NAME-KIND.FORMAT, and for one figure as csv, standard output."),
+    typer.Option("--output", "-o", help="Default: NAME-KIND.FORMAT; one figure as csv goes to standard output."),
 ]
 HeadsOpt = Annotated[
     list[str],
@@ -432,7 +436,7 @@ def figure(
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Draw a figure of an ablation's results, or of what the heads of a trained model attend to, as PNG, SVG or PDF.
 
@@ -448,9 +452,9 @@ def figure(
     - `importance`: the share of a metric's variance that each parameter explains (η²)
     - `maps`: gates, positions or attention of a model's heads over the tokens
 
-    Without `--kind`, the figures are drawn that the ablation's file declares under `figures`.
+    Without `--kind`, it draws the figures that the ablation's file declares under `figures`.
 
-    `--format csv` gives the data of the same figure. Only finished runs enter means; the curves of others are dotted.
+    `--format csv` gives the data of the same figure. Means are over finished runs only; other runs have dotted curves.
 
     Example: `cope-sweep figure quickstart -o curves.svg`
 
@@ -473,24 +477,24 @@ def figure(
         "title": title,
     }  # fmt: skip
     selects = any(value not in (None, (), "auto", "") for value in selected.values())
-    selects |= any(each is not None for each in (show, *heads, mark, split, position, text, file, first, seed))
+    selects |= any(value is not None for value in (show, *heads, mark, split, position, text, file, first, seed))
     is_checkpoint = _is_checkpoint(name)
     declared: list[str] = []
     if not (is_checkpoint or selects) and kind in (None, "maps"):
-        declared = [each.name for each in available_figures(queries.load(name, scale)) if each.declared]
+        declared = [figure.name for figure in available_figures(queries.load(name, scale)) if figure.declared]
     wanted = [kind] if kind else declared or ["curves"]
     of_heads = is_checkpoint or (kind == "maps" and "maps" not in declared)
     if of_heads:
         wanted = ["maps"]
     if output is not None and len(wanted) > 1:
         raise UserError(
-            f"--output is one file; {name} declares {', '.join(declared)}; choose one with --kind",
+            f"--output names one file, but {name} declares {', '.join(declared)}; choose one with --kind",
             code="several_figures",
             allowed=list(declared),
         )
     if output is not None and file_format is None and output.suffix.lower() not in SUFFIXES:
         raise UserError(
-            f"{output}: its suffix names no format; end it with {', '.join(SUFFIXES)}, or give --format",
+            f"{output}: unknown suffix; end it with {', '.join(SUFFIXES)}, or give --format",
             code="unknown_format",
             file=str(output),
             allowed=list(SUFFIXES),
@@ -508,33 +512,33 @@ def figure(
         file.write(queries.ask(question))
 
     if of_heads:
-        drawn = _maps(
+        maps_config = _maps(
             show=show or "position_attention", heads=_pairs(heads) or 4, mark=mark, title=title, split=split,
             index=position, first=first,
         )  # fmt: skip
         if (text, file, split).count(None) < 2:
             raise UserError(
-                "more than one source of tokens; give one of --text, --file and --split",
+                "--text, --file and --split all name tokens; give only one of them",
                 code="conflicting_options",
                 options=["--text", "--file", "--split"],
             )
-        typed = None if text is None and file is None else read_text(text, file)
+        typed_text = None if text is None and file is None else read_text(text, file)
         from cope_sweep.read.figures.canvas import Size  # matplotlib
 
-        maps = FIGURES["maps"].make(_checkpoint(queries, name, scale, row, seed), drawn, typed)
+        maps = FIGURES["maps"].make(_checkpoint(queries, name, scale, row, seed), maps_config, typed_text)
         maps = replace(maps, size=Size(width, height, font_size))
     if output is None and chosen == "csv" and len(wanted) == 1:
         save(None, chosen, partial(write, figure=wanted[0]))
         return
-    written: list[dict[str, Any]] = []
-    for each in wanted:
-        path = output or Path(f"{Path(name).stem}-{each}.{chosen}")
-        save(path, chosen, partial(write, figure=each))
-        written.append({"file": str(path), "kind": each, "format": chosen, "bytes": path.stat().st_size})
+    files_written: list[dict[str, Any]] = []
+    for kind_drawn in wanted:
+        path = output or Path(f"{Path(name).stem}-{kind_drawn}.{chosen}")
+        save(path, chosen, partial(write, figure=kind_drawn))
+        files_written.append({"file": str(path), "kind": kind_drawn, "format": chosen, "bytes": path.stat().st_size})
     if as_json:
-        print_json(written if kind is None and declared else written[0])
+        print_json(files_written if kind is None and declared else files_written[0])
         return
-    for made in written:
+    for made in files_written:
         line = f"{made['file']}: {size(made['bytes'])}"
         make_console().print(escaped(line), soft_wrap=True, highlight=False)
 
@@ -560,14 +564,14 @@ def _maps(**options: Any) -> Maps:
 def _pairs(heads: list[str]) -> list[tuple[int, int]]:
     """The pairs in `2.0`, `3.1`. Raises UserError."""
     pairs = []
-    for each in heads:
-        layer, dot, head = each.partition(".")
+    for option in heads:
+        layer, dot, head = option.partition(".")
         if not (dot and layer.isdecimal() and head.isdecimal()):
             raise UserError(
-                f"--head {each}: a head is LAYER.HEAD, counted from 0, as in --head 1.0",
+                f"--head {option}: a head is LAYER.HEAD, counted from 0, as in --head 1.0",
                 code="invalid_option",
                 option="--head",
-                value=each,
+                value=option,
             )
         pairs.append((int(layer), int(head)))
     return pairs

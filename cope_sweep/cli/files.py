@@ -36,11 +36,11 @@ class NamedFiles(AblationFiles):
 
     def file(self, name: str) -> Path:
         """The file of an ablation. Raises UserError."""
-        known = self.files() if self.folder.is_dir() else {}
-        return known.get(name) or find_ablation(name, self.folder, "choose the folder with --ablations")
+        files = self.files() if self.folder.is_dir() else {}
+        return files.get(name) or find_ablation(name, self.folder, "choose the folder with --ablations")
 
     def load(self, name: str, scale: str | None = None) -> Plan:
-        """The plan of an ablation at a scale, with the values of `--set`; kept if there are none. Raises UserError."""
+        """The plan of an ablation at a scale, with `--set`; cached if there is none. Raises UserError."""
         typed = self._typed(name)
         if self.folder != ablations_folder() and not names_a_file(name):
             typed += ["--ablations", str(self.folder)]
@@ -48,7 +48,7 @@ class NamedFiles(AblationFiles):
             return super().load(name, scale)
         loaded = with_overrides(load_ablation(self.file(name)), scale=scale, assignments=list(self._sets))
         plan = expand(replace(loaded, typed=tuple(typed)))
-        if any(each.startswith("seeds=") for each in self._sets) and not self._is_said:
+        if any(assignment.startswith("seeds=") for assignment in self._sets) and not self._is_said:
             self._is_said = True
             seeds, rows = loaded.content.row_seeds, plan.samples if plan.search else len(plan.rows)
             text = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}: {rows * len(seeds):,} runs"
@@ -66,10 +66,10 @@ class NamedFiles(AblationFiles):
         return expand(replace(changed, typed=tuple(self._typed(loaded.name))))
 
     def _typed(self, name: str) -> list[str]:
-        return [name, *(word for each in self._sets for word in ("--set", each))]
+        return [name, *(word for assignment in self._sets for word in ("--set", assignment))]
 
     def places(self, run_id: str) -> list[Place]:
-        """None."""
+        """No places: the plans of all files take too long."""
         return []
 
 
@@ -87,7 +87,7 @@ def open_store(store: str, index: str | None, *, create: bool = False) -> Store:
 def open_queries(
     store: str, index: str | None, ablations: Path, sets: Sequence[str] = (), *, reports: Path | None = None
 ) -> Queries:
-    """What answers questions about a store and ablation files, with the values of `--set`.
+    """Answers questions about a store and ablation files, with the values of `--set`.
 
     The arguments are the values of `--store`, `--index`, `--ablations` and `--set`; `reports` is a folder of reports,
     whose runs are shown instead of the store's. Raises StoreError.
@@ -117,7 +117,7 @@ def find_one_run(queries: Queries, text: str, scale: str | None = None) -> str:
     rows = [row.name for row in plan.rows]
     raise UserError(
         f"no run {text!r}. {text} is an ablation: name one of its runs (cope-sweep runs --ablation {text}) or a row, "
-        f"as {text}/{rows[0]}",
+        f"as in {text}/{rows[0]}",
         code="names_an_ablation",
         ablation=text,
         rows=rows[:20],
@@ -138,7 +138,7 @@ def find_checkpoint(store: Store, run_or_folder: str) -> Path:
         )
     if lost := find_lost(folder):
         raise UserError(
-            f"{next(iter(lost.values()))}; the `cope-sweep run` of its ablation trains it again",
+            f"{next(iter(lost.values()))}; train it again: repeat the `cope-sweep run` of its ablation",
             code="damaged_file",
             run_id=folder.run_id,
         )

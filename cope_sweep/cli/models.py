@@ -18,7 +18,7 @@ from cope_sweep.cli.options import (
     CheckpointArg,
     FileOpt,
     IndexOpt,
-    Json,
+    JsonOpt,
     ScaleOpt,
     StoreOpt,
     read_text,
@@ -49,28 +49,27 @@ def perplexity(
         Path | None,
         typer.Option(
             "--file",
-            help="A text file. If it ends in .json, or is `-` (standard input): a JSON list of lists of token ids.",
+            help="A text file; or, if it ends in .json or is `-` (standard input), a JSON list of lists of token ids.",
         ),
     ] = None,
     context: Annotated[
         int | None,
-        of_windows(help="Tokens of a window. Default: as many as in training."),
+        of_windows(help="Tokens in a window. Default: as in training."),
     ] = None,
     stride: Annotated[
         int | None,
-        of_windows(help="Tokens from the start of a window to the next, 1 … context. Default: disjoint windows."),
+        of_windows(help="Tokens from the start of one window to the next, 1 … context. Default: disjoint windows."),
     ] = None,
     scale: ScaleOpt = None,
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Print the perplexity of token sequences or of a text under a finished run's model.
 
-    Each token is scored given the tokens before it. For a model whose task reads no text, a text is the labels of
-    tokens with blanks between them. Such a model is scored on what its task trains, the answers, so a sequence has to
-    contain them.
+    Each token is scored given the tokens before it. If the model's task reads no text, write the labels of tokens with
+    blanks between them. Such a model is scored on what its task trains, the answers, so the sequence must contain them.
 
     Example: `cope-sweep perplexity 95199d1142de555d --text "_ 3 _ 7 > 3 7"`
 
@@ -87,18 +86,18 @@ def perplexity(
         )
     if not is_text and (context is not None or stride is not None):
         raise UserError(
-            "--context and --stride are for a text: --text, or --file notes.txt",
+            "--context and --stride need a text: give --text, or --file notes.txt",
             code="missing_option",
             option="--text",
         )
     from cope_sweep.cli.files import open_queries
 
-    given = read_text(text, file) if is_text else _sequences(tokens, file)
+    text_or_tokens = read_text(text, file) if is_text else _sequences(tokens, file)
     # Before the import of torch, which takes seconds.
     folder = _checkpoint(run_or_folder, open_queries(store, index, ablations), scale)
     from cope_sweep.cli.probing import score_checkpoint
 
-    values = score_checkpoint(folder, given, context, stride)
+    values = score_checkpoint(folder, text_or_tokens, context, stride)
     if as_json:
         print_json(values)
         return
@@ -117,7 +116,7 @@ def perplexity(
 
 
 def _checkpoint(named: str, queries: Queries, scale: str | None) -> Path:
-    """The checkpoint of a run, by its id, the first digits of it or its row, or the folder that was named.
+    """The checkpoint of a run (named by id, first digits or row), or the folder that was named.
 
     Raises UserError.
     """
@@ -155,15 +154,19 @@ def probe(
         str | None, typer.Option("--tokens", metavar='"ID ID …"', help="A sequence of token ids.")
     ] = None,
     text: Annotated[str | None, typer.Option("--text", help="A text, or `-` for standard input.")] = None,
-    layers: Annotated[list[int], typer.Option("--layer", help="A layer, from 0; repeatable. Default: all.")] = [],
-    heads: Annotated[list[int], typer.Option("--head", help="A head, from 0; repeatable. Default: all.")] = [],
+    layers: Annotated[
+        list[int], typer.Option("--layer", help="A layer, counted from 0. May be repeated. Default: all.")
+    ] = [],
+    heads: Annotated[
+        list[int], typer.Option("--head", help="A head, counted from 0. May be repeated. Default: all.")
+    ] = [],
     marks: Annotated[
         list[str],
         typer.Option(
             "--mark",
             metavar="NAME[=ID,ID…]",
             help="Marked tokens to compare with the others: a name from the task or the text, or a new name with token "
-            "ids; repeatable; the first one is drawn. Default: all names from the task and the text.",
+            "ids. May be repeated; the first one is drawn. Default: all names from the task and the text.",
         ),
     ] = [],
     file: FileOpt = None,
@@ -194,7 +197,7 @@ def probe(
     scale: ScaleOpt = None,
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Show what each head of a finished run's model counts: gates on marked tokens and elsewhere, positions, attention.
 
@@ -213,7 +216,7 @@ def probe(
     """
     if (tokens, text, file, split).count(None) < 3:
         raise UserError(
-            "more than one source of tokens; give one of --tokens, --text, --file and --split",
+            "--tokens, --text, --file and --split all name tokens; give only one of them",
             code="conflicting_options",
             options=["--tokens", "--text", "--file", "--split"],
         )
@@ -225,16 +228,16 @@ def probe(
     folder = _checkpoint(run_or_folder, open_queries(store, None, ablations), scale)
     from cope_sweep.cli.probing import probe_checkpoint
 
-    encodings, found = probe_checkpoint(
+    encodings, statistics = probe_checkpoint(
         folder, tokens=ids, text=typed, split=split, index=first_sequence, count=count,
         first=first, marks=marks, seen_by=seen_by, layers=layers, heads=heads, out=out, html=html, svg=svg,
     )  # fmt: skip
     if as_json:
-        print_json(found)
-    elif found["heads"]:
-        _print_table(found["heads"])
+        print_json(statistics)
+    elif statistics["heads"]:
+        _print_table(statistics["heads"])
     else:
-        make_console().print(f"no gates: {encodings} has no contextual positions; --html and --out give the attention")
+        make_console().print(f"no gates: {encodings} has no contextual positions; --html and --out write the attention")
 
 
 def _print_table(statistics: list[dict[str, Any]]) -> None:
@@ -249,9 +252,9 @@ def _print_table(statistics: list[dict[str, Any]]) -> None:
         positions = (beyond, f"{head['position_mean']:.1f}", f"{head['position_max']:.1f}")
         if not head["marks"]:
             table.add_row(*identity, *["–"] * 6, *positions)
-        for number, (name, found) in enumerate(head["marks"].items()):
-            numbers = (found[each] for each in ("on", "off", "auc", "effect", "share"))
-            cells = ("–" if each is None else f"{each:.2f}" for each in numbers)
+        for number, (name, on_mark) in enumerate(head["marks"].items()):
+            numbers = (on_mark[measure] for measure in ("on", "off", "auc", "effect", "share"))
+            cells = ("–" if value is None else f"{value:.2f}" for value in numbers)
             is_first = number == 0
             table.add_row(
                 *(identity if is_first else [""] * len(identity)),

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what the texts of options mean."""
+"""Options that several commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class PlainGroup(TyperGroup):
 
 
 def _without_types(parameters: list[Any]) -> list[Any]:
-    for each in parameters:
-        if isinstance(each, TyperOption) and each.is_flag:
-            each.metavar = ""
+    for parameter in parameters:
+        if isinstance(parameter, TyperOption) and parameter.is_flag:
+            parameter.metavar = ""
     return parameters
 
 
@@ -47,7 +47,7 @@ def _existing_folder(folder: Path) -> Path:
     return ablations_folder(folder)
 
 
-# -- what a command is about -------------------------------------------------------------------------------------------
+# -- targets of commands -----------------------------------------------------------------------------------------------
 
 ABLATION_HELP = "Name of an ablation (see `cope-sweep list`) or path of its file."
 AblationArg = Annotated[str, typer.Argument(metavar="ABLATION", help=ABLATION_HELP, show_default=False)]
@@ -57,7 +57,7 @@ OptionalAblationArg = Annotated[
 ScaleOpt = Annotated[
     str | None,
     typer.Option(
-        "--scale", metavar="NAME", help="A named size of the ablation: one of its scales.", show_default=False
+        "--scale", metavar="NAME", help="A scale of the ablation: a named size, such as small.", show_default=False
     ),
 ]
 AblationsDir = Annotated[
@@ -65,7 +65,7 @@ AblationsDir = Annotated[
     typer.Option(
         "--ablations",
         envvar="COPE_SWEEP_ABLATIONS",
-        help="Folder of the ablation files. Where there is no folder `ablations`: those that are installed.",
+        help="Folder of the ablation files. Default: `ablations`, or, if there is none, the installed files.",
         callback=_existing_folder,
     ),
 ]
@@ -91,11 +91,11 @@ Sets = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Replace a value of the file: `model.dim=128`, `seeds=[0,1,2]`, `seeds=3` (so many). With `+`, add a "
-        "value to an axis of its grid, as a row of its own: `+model.position=[cope,fire]`. May be repeated.",
+        help="Replace a value of the file: `model.dim=128`, `seeds=[0,1,2]`, or `seeds=3` for three seeds. With `+`, "
+        "add a value to an axis of its grid, as another row: `+model.position=[cope,fire]`. May be repeated.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output.")]
+JsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output.")]
 OutputOpt = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")]
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -116,16 +116,16 @@ TimeBudgetOpt = Annotated[
     typer.Option(
         "--time-budget",
         metavar="TIME",
-        help="Stop after this time (`90m`, `2h`, `1d`): runs in training write checkpoints.",
+        help="Stop after this time (`90m`, `2h`, `1d`); runs in training write checkpoints first.",
         show_default=False,
     ),
 ]
 MaxRunsOpt = Annotated[
-    int | None, typer.Option(min=1, max=MAX_COUNT, help="Number of runs to train.", show_default=False)
+    int | None, typer.Option(min=1, max=MAX_COUNT, help="Train at most this many runs.", show_default=False)
 ]
 MaxFailuresOpt = Annotated[
     int | None,
-    typer.Option(min=1, max=MAX_COUNT, help="After so many failed runs, no more are started.", show_default=False),
+    typer.Option(min=1, max=MAX_COUNT, help="Start no more runs after this many have failed.", show_default=False),
 ]
 MlflowOpt = Annotated[
     str | None,
@@ -136,7 +136,7 @@ MlflowOpt = Annotated[
         help="MLflow's tracking server or database. Default: `sqlite:///STORE/mlflow.db`.",
     ),
 ]
-NoMlflowOpt = Annotated[bool, typer.Option("--no-mlflow", help="Record in the store only.")]
+NoMlflowOpt = Annotated[bool, typer.Option("--no-mlflow", help="Do not record in MLflow, only in the store.")]
 
 # -- trained models ----------------------------------------------------------------------------------------------------
 
@@ -144,8 +144,8 @@ CheckpointArg = Annotated[
     str,
     typer.Argument(
         metavar="RUN|ABLATION/ROW",
-        help="Id of a finished run, or its first digits; `ABLATION/ROW`: the row's best finished run; or a checkpoint "
-        "folder.",
+        help="Id of a finished run, or its first digits; `ABLATION/ROW` for the row's best finished run; or a "
+        "checkpoint folder.",
     ),
 ]
 FileOpt = Annotated[Path | None, typer.Option("--file", help="A text file.")]
@@ -163,7 +163,7 @@ def seconds_in(text: str, option: str) -> float:
         seconds = -1.0
     if not 0 < seconds < float("inf"):
         raise UserError(
-            f"{option} {text}: a time is a number with s, m, h or d, as in 90s, 15m, 2h or 1d",
+            f"{option} {text}: write a number with s, m, h or d, as in 90s, 15m, 2h or 1d",
             code="invalid_option",
             option=option,
             value=text,
@@ -177,7 +177,7 @@ def token_ids(text: str) -> list[int]:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError:
         raise UserError(
-            f'--tokens {text!r}: token ids are whole numbers, as in --tokens "3 14 14 7"',
+            f'--tokens {text!r}: write token ids as whole numbers, as in --tokens "3 14 14 7"',
             code="invalid_option",
             option="--tokens",
             value=text,

@@ -24,13 +24,13 @@ BINARY = ("parquet", "png", "pdf")
 RIGHT_ALIGNED = ("seed", "parameters", "tokens", "per parameter", "FLOP", "time", "memory", "step", "finished")
 """Columns that hold numbers."""
 NAMES = ("run", "ablation", "sweep", "status")
-"""Columns of what one types, and of single words: they are not wrapped."""
+"""Columns of single words and of names that people copy: they are not wrapped."""
 UNLIMITED = 10_000
 """Columns of a console whose lines are not wrapped."""
 GAP = 2
-"""Between two columns of a table."""
+"""Blanks between two columns of a table."""
 LEAST_WRAPPED = 12
-"""Columns of a terminal that a wrapped text has at least."""
+"""Smallest width of a wrapped column."""
 DAY_S = 86_400
 YEAR_DAYS = 365.25
 YEAR_S = YEAR_DAYS * DAY_S
@@ -39,14 +39,14 @@ HOURS_MATTER_DAYS = 10
 
 
 class OutputError(UserError):
-    """Standard output cannot be written: its disk is full, or it was closed before the command began."""
+    """Standard output cannot be written: its disk is full, or it was closed before the command started."""
 
     default_code = "output_failed"
     exit_code = 74  # EX_IOERR of sysexits.h
 
 
 class _StandardOutput(io.FileIO):
-    """Standard output, whose errors are told from those of other files."""
+    """Standard output. It raises OutputError, so that its errors differ from errors of other files."""
 
     def write(self, data: Any) -> int:
         try:
@@ -60,7 +60,7 @@ class _StandardOutput(io.FileIO):
 
 
 class _StandardError(io.FileIO):
-    """Standard error. What it cannot take is dropped, for there is no place to say so."""
+    """Standard error. It drops what it cannot write: there is nowhere to report it."""
 
     def write(self, data: Any) -> int:
         try:
@@ -100,7 +100,7 @@ def _with_raw(stream: TextIO, raw: io.FileIO) -> TextIO:
 
 
 def discard_output() -> None:
-    """Send to nowhere what standard output and error cannot take: Python flushes both once more when it exits."""
+    """Discard what standard output and error cannot write: Python flushes both once more when it exits."""
     null = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -128,7 +128,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 def counts_text(counts: Mapping[Any, int]) -> str:
     """`3 finished, 1 failed`."""
-    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda each: -each[1]))
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def grid(*columns: str) -> Table:
@@ -148,19 +148,19 @@ def _empty_grid() -> Table:
 def with_columns(table: Table, wanted: Callable[[Column], object]) -> Table:
     """A table of `grid` without its other columns."""
     columns = [column for column in table.columns if wanted(column)]
-    kept = _empty_grid()
-    for each in columns:
-        kept.add_column(each.header, justify=each.justify, no_wrap=each.no_wrap, overflow=each.overflow)
-    for row, cells in zip(table.rows, zip(*(each.cells for each in columns), strict=True), strict=True):
-        kept.add_row(*cells, style=row.style)
-    return kept
+    shown = _empty_grid()
+    for column in columns:
+        shown.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap, overflow=column.overflow)
+    for row, cells in zip(table.rows, zip(*(column.cells for column in columns), strict=True), strict=True):
+        shown.add_row(*cells, style=row.style)
+    return shown
 
 
 def print_table(table: Table, optional: Sequence[str] = ()) -> list[str]:
     """Print a table of `grid` to standard output. Returns the names of the columns that are left out.
 
-    In a narrow terminal it has no `optional` columns, as far as it takes, the first of them first. Names and numbers
-    are printed whole: where the rest cannot be wrapped enough, lines are longer than the terminal is wide.
+    In a narrow terminal, `optional` columns are left out until it fits, in the order given. Names and numbers are
+    printed whole: where the other columns cannot be wrapped enough, lines are longer than the terminal is wide.
     """
     console = make_console()
     wide = console.options.update(max_width=UNLIMITED)
@@ -200,8 +200,8 @@ def print_steps(console: Console, steps: Sequence[tuple[str, str]]) -> None:
 def print_json(value: Any) -> None:
     """Print one JSON document to standard output: plain data, which may hold models of pydantic."""
 
-    def plain(each: Any) -> Any:
-        return each.model_dump() if hasattr(each, "model_dump") else str(each)
+    def plain(item: Any) -> Any:
+        return item.model_dump() if hasattr(item, "model_dump") else str(item)
 
     sys.stdout.write(json.dumps(value, indent=2, default=plain) + "\n")
 
@@ -216,13 +216,13 @@ def save(
 ) -> None:
     """Write a file in a format to a path; None: to standard output.
 
-    The path holds either its former content or the whole file. `is_binary` says whether the format is no text; None:
-    whether it is one of `BINARY`. Raises UserError.
+    The path holds either its previous content or the whole file, never a part. `is_binary` says whether the format is
+    not text; None: whether it is one of `BINARY`. Raises UserError.
     """
     if output is None:
         if file_format in BINARY if is_binary is None else is_binary:
             raise UserError(
-                f"{file_format} is binary; name a file for it with --output FILE",
+                f"{file_format} is binary; write it to a file with --output FILE",
                 code="missing_option",
                 option="--output",
                 format=file_format,
@@ -233,7 +233,7 @@ def save(
     from cope_sweep.store.files import replacing
 
     try:
-        if output.exists() and not output.is_file():  # such as /dev/stdout
+        if output.exists() and not output.is_file():  # /dev/stdout, for example
             with output.open("wb") as file:
                 write(file)
         else:
@@ -270,7 +270,7 @@ def duration(seconds: float) -> str:
 def estimated_time(seconds: float, least_s: float, *, lacks_gpu: bool) -> str:
     """The estimated duration of training, or its range: `14 s to 1 min 08 s`.
 
-    `needs a GPU` for more than a year where one may be used and is not there.
+    `needs a GPU` if it is more than a year, and a GPU may be used but this machine has none.
     """
     if seconds > YEAR_S and lacks_gpu:
         return "needs a GPU"

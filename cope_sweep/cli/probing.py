@@ -24,15 +24,15 @@ from cope_sweep.inference.probe import (
 
 
 def score_checkpoint(
-    folder: Path, given: str | list[list[int]], context: int | None, stride: int | None
+    folder: Path, text_or_tokens: str | list[list[int]], context: int | None, stride: int | None
 ) -> dict[str, Any]:
     """The measures of a text or of token sequences under a checkpoint of this machine. Raises UserError."""
     predictor = Predictor.load(folder)
-    if isinstance(given, str) and predictor.reads_text:
-        return asdict(predictor.text_perplexity(given, context=context, stride=stride))
-    if isinstance(given, str):  # of labels
-        given = [predictor.vocabulary.encode(given).tolist()]
-    return asdict(predictor.perplexity(given, context=context, stride=stride))
+    if isinstance(text_or_tokens, str) and predictor.reads_text:
+        return asdict(predictor.text_perplexity(text_or_tokens, context=context, stride=stride))
+    if isinstance(text_or_tokens, str):  # of labels
+        text_or_tokens = [predictor.vocabulary.encode(text_or_tokens).tolist()]
+    return asdict(predictor.perplexity(text_or_tokens, context=context, stride=stride))
 
 
 def probe_checkpoint(
@@ -59,16 +59,21 @@ def probe_checkpoint(
     predictor = Predictor.load(folder)
     run = predictor.run
     if tokens is None and text is None:
-        given = split_sequences(run.task, split, index, count)
+        ids_of_sequences = split_sequences(run.task, split, index, count)
     else:
-        given = [tokens if tokens is not None else predictor.text_tokens(text or "").tolist()]
-    sequences = [validate_token_ids(ids[:first], predictor.vocabulary_size) for ids in given]
+        ids_of_sequences = [tokens if tokens is not None else predictor.text_tokens(text or "").tolist()]
+    sequences = [validate_token_ids(ids[:first], predictor.vocabulary_size) for ids in ids_of_sequences]
     tokenizer = predictor.tokenizer if predictor.reads_text else None
-    known = [token_marks(run.task, tokens_T, tokenizer) for tokens_T in sequences]
-    selected = [_select_marks(marks, *each) for each in zip(known, sequences, strict=True)]
-    queries = (
-        None if seen_by is None else [_select_queries(seen_by, *each) for each in zip(known, sequences, strict=True)]
-    )
+    marks_of = [token_marks(run.task, tokens_T, tokenizer) for tokens_T in sequences]
+    selected = [
+        _select_marks(marks, known_marks, tokens_T) for known_marks, tokens_T in zip(marks_of, sequences, strict=True)
+    ]
+    queries = None
+    if seen_by is not None:
+        queries = [
+            _select_queries(seen_by, known_marks, tokens_T)
+            for known_marks, tokens_T in zip(marks_of, sequences, strict=True)
+        ]
     statistics = head_statistics(
         predictor, sequences, selected, seen_by=queries, layers=layers or None, heads=heads or None
     )
@@ -78,36 +83,38 @@ def probe_checkpoint(
         raise UserError(
             f"{error.filename}: {error.strerror}; choose another file", code="not_writable", file=str(error.filename)
         ) from error
-    found = {"run_id": run.run_id, "sequences": len(sequences), "heads": [asdict(head) for head in statistics]}
-    return _encoding_names(run), found
+    summary = {"run_id": run.run_id, "sequences": len(sequences), "heads": [asdict(head) for head in statistics]}
+    return _encoding_names(run), summary
 
 
-def _select_marks(options: list[str], known: dict[str, np.ndarray], tokens_T: np.ndarray) -> dict[str, np.ndarray]:
-    """The marks that `--mark` options select or define; without options, all known ones."""
+def _select_marks(
+    options: list[str], known_marks: dict[str, np.ndarray], tokens_T: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The marks that `--mark` options select or define; without options, all known marks."""
     marks = {}
-    for each in options:
-        name, equals, ids = each.partition("=")
-        marks[name] = np.isin(tokens_T, token_ids(ids)) if equals else _known_mark(name, known)
-    return marks or known
+    for option in options:
+        name, equals, ids = option.partition("=")
+        marks[name] = np.isin(tokens_T, token_ids(ids)) if equals else _mark(name, known_marks)
+    return marks or known_marks
 
 
-def _known_mark(name: str, known: Mapping[str, np.ndarray]) -> np.ndarray:
+def _mark(name: str, known_marks: Mapping[str, np.ndarray]) -> np.ndarray:
     """The mark with a name. Raises UserError."""
-    if name not in known:
-        listed = ", ".join(known) or "none"
+    if name not in known_marks:
+        listed = ", ".join(known_marks) or "none"
         raise UserError(
             f"no mark {name!r}; the marks of these tokens are: {listed}; or define one: --mark {name}=3,4",
             code="unknown_mark",
             mark=name,
-            allowed=list(known),
+            allowed=list(known_marks),
         )
-    return known[name]
+    return known_marks[name]
 
 
-def _select_queries(seen_by: str, known: dict[str, np.ndarray], tokens_T: np.ndarray) -> np.ndarray:
+def _select_queries(seen_by: str, known_marks: dict[str, np.ndarray], tokens_T: np.ndarray) -> np.ndarray:
     """The queries that `--seen-by` selects: bool, shape (T,)."""
     if not seen_by.isdecimal():
-        return _known_mark(seen_by, known)
+        return _mark(seen_by, known_marks)
     if int(seen_by) >= len(tokens_T):
         raise UserError(
             f"--seen-by {seen_by}: the sequence has tokens 0 … {len(tokens_T) - 1}",

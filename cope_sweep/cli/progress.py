@@ -27,9 +27,9 @@ MAX_ROWS = 24
 """Runs in training that the live table shows."""
 SUMMARY_ORDER = ("finished", "running", "pending", "interrupted", "stopped", "failed")
 INDEXING = "making the index"
-"""Title of a `progress_bar`."""
+"""Title of the progress bar while the index is made."""
 SENDING = "sending to MLflow", "runs and sweeps"
-"""Title and unit of another."""
+"""Title and unit of the progress bar while runs are sent."""
 UNFINISHED = ("running", "pending", "interrupted")
 
 
@@ -44,15 +44,15 @@ class Board:
     started_s: float
     """`time.monotonic()` at the start of the sweep."""
     to_suggest: int = 0
-    """Number of rows that the plan's search has still to suggest."""
+    """Number of rows that the plan's search has yet to suggest."""
     any_event: bool = False
     """Whether this sweep has reported an event yet."""
 
     @staticmethod
     def of(plan: Plan, store: Store, leave_out: Collection[Status] = ()) -> Board:
-        """The board of a plan whose finished and stopped runs are known from the store.
+        """The board of a plan, with the finished and stopped runs of the store.
 
-        Failed runs are pending, because a sweep tries them again, unless `leave_out` holds their status.
+        Failed runs are pending, because a sweep tries them again, unless `leave_out` contains their status.
         """
         records = store.index.records(run.run_id for run in plan.runs)
         rows = {run.run_id: row.name for row in plan.rows for run in row.runs}
@@ -97,7 +97,7 @@ class Board:
         return steps_left / steps_per_s if steps_per_s and not self.to_suggest else None
 
     def steps(self) -> tuple[int, int]:
-        """The steps that are done, with those that ended runs will not make, and all steps."""
+        """Steps done, and all steps. A run that ended early counts as done to its last step."""
         latest = self.latest.values()
         done = sum(event.step if event.status in UNFINISHED else event.steps for event in latest)
         return done, sum(event.steps for event in latest)
@@ -119,12 +119,12 @@ class Board:
 class PlainLines:
     """A context manager that is called with every event of a sweep.
 
-    It prints a line for every change of a run's status, and one every LINE_INTERVAL_S while it trains.
+    It prints a line whenever a run's status changes, and one every LINE_INTERVAL_S while the run trains.
     """
 
     def __init__(self, board: Board, metrics: list[Metric], title: str, console: Console) -> None:
         self.board, self.title, self.console = board, title, console
-        self.metrics = metrics[:1]  # the table at the end has the others
+        self.metrics = metrics[:1]  # the table at the end shows all
         self.printed_s: dict[str, float] = {}
 
     def __enter__(self) -> Self:
@@ -166,7 +166,7 @@ class PlainLines:
 
 
 class LiveTable(PlainLines):
-    """A line for each run in training and a bar for the whole, redrawn in place, for terminals; failures stay above."""
+    """For terminals: a line per run in training and a bar for the sweep, redrawn in place; failures stay above."""
 
     def __init__(self, board: Board, metrics: list[Metric], title: str, console: Console) -> None:
         super().__init__(board, metrics, title, console)
@@ -228,10 +228,10 @@ def progress_display(plan: Plan, store: Store, console: Console, leave_out: Coll
 
 @contextlib.contextmanager
 def progress_bar(console: Console, title: str, unit: str = "runs") -> Iterator[Callable[[int, int], None]]:
-    """A function that is called with the number of things that are done, and with that of all.
+    """A function to call with the number of things done and their total.
 
-    It shows a bar on a terminal, and a plain line now and then in logs and pipes; nothing before the first call.
-    Where there was a line, the last one shows the end.
+    It shows a bar on a terminal, and a plain line every LINE_INTERVAL_S in logs and pipes; nothing before the first
+    call. If it printed a line, the last line shows the end.
     """
     bar = Progress(TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
     task = bar.add_task("", total=None)
@@ -261,7 +261,7 @@ def progress_bar(console: Console, title: str, unit: str = "runs") -> Iterator[C
 
 
 def indexing_bar() -> Callable[[int, int], None]:
-    """A function that shows how far the index is made, for `Store`. There is a bar from its first call to its last."""
+    """A function that shows the progress of making the index, for `Store`: a bar from its first call to its last."""
     bars = contextlib.ExitStack()
     bar: Callable[[int, int], None] | None = None
 

@@ -25,7 +25,7 @@ from cope_sweep.cli.options import (
     AblationArg,
     AblationsDir,
     IndexOpt,
-    Json,
+    JsonOpt,
     RunStatus,
     ScaleOpt,
     Sets,
@@ -71,7 +71,7 @@ def list_ablations(
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """List the ablations, the table or figure that each reproduces, and how many of their runs are finished.
 
@@ -98,23 +98,25 @@ def list_ablations(
         if entry.error is not None:
             table.add_row(escaped(entry.name), f"[red]{escaped(entry.error)}[/red]")
         else:
-            others = ", ".join(
+            other_counts = ", ".join(
                 f"{number} {status}" for status, number in entry.counts.items() if status not in ("finished", "pending")
             )
             more = (entry.reproduces, f"{entry.rows} × {entry.seeds}")
             finished = [f"{entry.finished}/{entry.runs}"]
-            finished += [f"{name} {each.finished}/{each.runs}" for name, each in entry.at_scales.items()]
-            table.add_row(*map(escaped, (entry.name, entry.title, *more, ", ".join(finished), others)))
+            finished += [f"{name} {at_scale.finished}/{at_scale.runs}" for name, at_scale in entry.at_scales.items()]
+            table.add_row(*map(escaped, (entry.name, entry.title, *more, ", ".join(finished), other_counts)))
     no_others = not any(entry.counts.keys() - {"finished", "pending"} for entry in entries)
-    wrong = any(entry.error is not None for entry in entries)  # an error stands in the place of its title
+    wrong = any(entry.error is not None for entry in entries)  # an error is shown instead of the title
     print_table(table, ["reproduces", "rows × seeds", *["others"] * no_others, *["title"] * (not wrong)])
-    finished_runs = sum(entry.finished + sum(each.finished for each in entry.at_scales.values()) for entry in entries)
-    kept = [entry.name for entry in entries if len(entry.committed) == 1]
-    kept.sort(key="quickstart".__ne__)
-    if kept and not finished_runs:
+    finished_runs = sum(
+        entry.finished + sum(at_scale.finished for at_scale in entry.at_scales.values()) for entry in entries
+    )
+    with_results = [entry.name for entry in entries if len(entry.committed) == 1]
+    with_results.sort(key="quickstart".__ne__)
+    if with_results and not finished_runs:
         make_console().print(
-            f"Nothing is finished in this store. The ablation files come with results: "
-            f"cope-sweep table {escaped(kept[0])} --committed",
+            f"This store has no finished runs yet. The ablation files come with results; show some with: "
+            f"cope-sweep table {escaped(with_results[0])} --committed",
             soft_wrap=True,
         )
 
@@ -125,22 +127,19 @@ def plan(
     sets: Sets = [],
     measure: Annotated[
         bool,
-        typer.Option(
-            "--measure", help="Train a few steps of each distinct shape here, and estimate time and memory from them."
-        ),
+        typer.Option("--measure", help="Train a few steps of each distinct shape here to estimate time and memory."),
     ] = False,
     attention: Annotated[
         bool,
         typer.Option(
             "--attention",
-            help="Show by which kernel each row computes its attention on a CPU and on a GPU, and why not by a faster "
-            "one.",
+            help="Show which kernel computes each row's attention on a CPU and on a GPU, and why not a faster one.",
         ),
     ] = False,
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Show the runs of an ablation: status, parameters, and an estimate of time and memory. Nothing is recorded.
 
@@ -181,17 +180,17 @@ def plan(
     stopped = f", {costs.counts['stopped']} stopped early" if "stopped" in costs.counts else ""
     text = f"{costs.finished} finished{stopped}, {costs.to_do} to do"
     if costs.to_do:
-        text += f" ({costs.to_suggest} still to be suggested)" if costs.to_suggest else ""
+        text += f" ({costs.to_suggest} not suggested yet)" if costs.to_suggest else ""
         time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
         up_to = "up to " * shapes_differ
         about = f"about {time} on {up_to}{groups} worker group{'s' * (groups > 1)}" if time[0].isdigit() else time
         text += f": {about} ({costs.basis})"
-    text += f"; {too_large} do not fit in the memory of this machine" if too_large else ""
+    text += f"; {too_large} do not fit into this machine's memory" if too_large else ""
     console.print(text)
 
 
 def _measured(plan: Plan, store: Store) -> PlanCost:
-    """The plan with the cost of each of its shapes, which are measured here and named on standard error."""
+    """The plan with costs from measuring each of its shapes here. Names each shape on standard error."""
     from cope_sweep.read.queries import plan_cost, recorded_plan
     from cope_sweep.train.measure import measure_plan
 
@@ -207,24 +206,23 @@ def _show_attention(plan: Plan, *, as_json: bool) -> None:
     """Print the path of each layer's attention, for the devices on which the rows may train."""
     from cope_sweep.model.paths import attention_paths
 
-    found = [
-        (row.name, device, path)
-        for row in plan.rows
-        for device in ("cpu", "cuda")
-        if (resources := plan.resources_of(row)).device in ("auto", device)
-        for path in attention_paths(row.runs[0], resources, device)
-    ]
+    paths = []
+    for row in plan.rows:
+        resources = plan.resources_of(row)
+        for device in ("cpu", "cuda"):
+            if resources.device in ("auto", device):
+                paths += [(row.name, device, path) for path in attention_paths(row.runs[0], resources, device)]
     if as_json:
         print_json(
             [
-                {"row": row, "layers": path.layers, "device": device, "attention": path.name, "reason": path.reason}
-                for row, device, path in found
+                {"row": name, "layers": path.layers, "device": device, "attention": path.name, "reason": path.reason}
+                for name, device, path in paths
             ]
         )
         return
     table = grid("row", "layers", "device", "attention", "why no fused kernel")
-    for row, device, path in found:
-        table.add_row(escaped(row), "–".join(map(str, path.layers)), device, path.name, escaped(path.reason or ""))
+    for name, device, path in paths:
+        table.add_row(escaped(name), "–".join(map(str, path.layers)), device, path.name, escaped(path.reason or ""))
     print_table(table)
 
 
@@ -255,7 +253,7 @@ def status(
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Show the status of sweeps and runs, and why runs failed, were stopped or are damaged.
 
@@ -281,8 +279,8 @@ def status(
     elif SWEEP_ID.fullmatch(name):
         _show_sweep(queries, name, as_json=as_json)
     else:
-        found = plan_cost(queries.planned(name, scale), queries.store)
-        print_json(found) if as_json else _print_runs(found.runs)
+        costs = plan_cost(queries.planned(name, scale), queries.store)
+        print_json(costs) if as_json else _print_runs(costs.runs)
 
 
 def _show_sweeps(queries: Queries, *, as_json: bool) -> None:
@@ -295,7 +293,7 @@ def _show_sweeps(queries: Queries, *, as_json: bool) -> None:
         return
     console = make_console()
     if not page.sweeps:
-        console.print(f"no sweep in the store {queries.store.location}; start one with: cope-sweep run quickstart")
+        console.print(f"no sweeps in the store {queries.store.location}; start one with: cope-sweep run quickstart")
         return
     table = grid("sweep", "ablation", "status", "executor", "runs")
     for sweep in oldest_first:
@@ -349,27 +347,27 @@ def _show_run(queries: Queries, run_id: str, *, as_json: bool) -> None:
         print_table(table)
     if run.failure is not None and run.failure.traceback:
         console.print(run.failure.traceback, style="red", markup=False, highlight=False)
-    console.print(f"Its log: cope-sweep logs {run.run_id}; everything: cope-sweep status {run.run_id} --json")
+    console.print(f"Log: cope-sweep logs {run.run_id}. All details: cope-sweep status {run.run_id} --json")
 
 
 def _paragraphs(run: RunDetail) -> list[tuple[str, str]]:
-    """What is known of a run, as titles and texts."""
+    """What the store knows of a run, as titles and texts."""
     from cope_sweep.config.keys import flatten
 
     seed = "" if run.seed is None else f", seed {run.seed}"
-    found = {
+    texts = {
         "row": f"{run.row}{seed}, in {', '.join(run.ablations)}" if run.row else "",
         "sweeps": ", ".join(run.sweeps),
         "worker": run.worker_id or "",
-        "begun": _time(run.created_ms),
+        "started": _time(run.created_ms),
         "last change": _time(run.updated_ms),
-        "attempts": "; ".join(f"{each.began} {each.text}" for each in run.attempts[-MAX_SHOWN_ATTEMPTS:]),
+        "attempts": "; ".join(f"{attempt.began} {attempt.text}" for attempt in run.attempts[-MAX_SHOWN_ATTEMPTS:]),
         "MLflow": run.mlflow_url or "",
     }
     for section, content in (run.spec or {}).items():
-        found[section] = _listed(dict(flatten(content)) if isinstance(content, Mapping) else {})
-    found["facts"] = _listed(run.facts)
-    return [(title, text) for title, text in found.items() if text]
+        texts[section] = _listed(dict(flatten(content)) if isinstance(content, Mapping) else {})
+    texts["facts"] = _listed(run.facts)
+    return [(title, text) for title, text in texts.items() if text]
 
 
 def _listed(values: Mapping[str, Any]) -> str:
@@ -401,15 +399,15 @@ def _print_runs(runs: Iterable[RunCost | SweepMember]) -> None:
 DIFF_COLUMNS = {
     "difference": "right minus left",
     "interval": "95 % interval of the difference",
-    "p": "of an exact permutation test, corrected for all metrics here (Holm)",
-    "runs": "finished ones, left and right",
+    "p": "from an exact permutation test, corrected for all metrics here (Holm)",
+    "runs": "finished runs, left and right",
 }
 """Column → its meaning."""
 SideArg = Annotated[
     str,
     typer.Argument(
         metavar="RUN|SWEEP",
-        help="The id of a run or sweep; or `ABLATION/ROW`: the row's best finished run.",
+        help="Id of a run or sweep; or `ABLATION/ROW` for the row's best finished run.",
         show_default=False,
     ),
 ]
@@ -421,7 +419,7 @@ def diff(
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Show what differs between two runs or two sweeps: values of their specs, facts, and metrics with a test.
 
@@ -436,27 +434,29 @@ def diff(
     from cope_sweep.api.questions import GetDiff
     from cope_sweep.cli.files import open_queries
 
-    found = open_queries(store, index, ablations).ask(GetDiff(left=left, right=right))
+    comparison = open_queries(store, index, ablations).ask(GetDiff(left=left, right=right))
     if as_json:
-        print_json(found)
+        print_json(comparison)
         return
     console = make_console()
-    for name, total, finished in zip((found.left, found.right), found.runs, found.finished, strict=True):
+    for name, total, finished in zip(
+        (comparison.left, comparison.right), comparison.runs, comparison.finished, strict=True
+    ):
         console.print(escaped(f"{name}: {finished} of {total} runs finished"))
-    for title, changes in (("spec", found.spec), ("fact", found.facts)):
+    for title, changes in (("spec", comparison.spec), ("fact", comparison.facts)):
         table = grid(title, "left", "right")
         for change in changes:
             table.add_row(*(escaped("–" if text is None else text) for text in (change.key, change.left, change.right)))
-        print_table(table) if changes else console.print(f"the same {title}s")
+        print_table(table) if changes else console.print(f"no {title} differs")
     table = grid("row", "metric", "left", "right", "difference", "interval", "p", "runs")
-    for each in found.metrics:
-        test = each.difference
+    for metric in comparison.metrics:
+        test = metric.difference
         interval = "" if test.ci_low is None else f"{test.ci_low:+.4g} … {test.ci_high:+.4g}"
-        values = ((each.left, ".6g"), (each.right, ".6g"), (test.difference, "+.4g"), (each.p_adjusted, ".3g"))
+        values = ((metric.left, ".6g"), (metric.right, ".6g"), (test.difference, "+.4g"), (metric.p_adjusted, ".3g"))
         numbers = ["" if value is None else format(value, form) for value, form in values]
         numbers.insert(3, interval)
-        table.add_row(*map(escaped, (each.row, each.metric, *numbers, f"{test.n[0]}, {test.n[1]}")))
-    if found.metrics:
+        table.add_row(*map(escaped, (metric.row, metric.metric, *numbers, f"{test.n[0]}, {test.n[1]}")))
+    if comparison.metrics:
         for column in table.columns:
             column.no_wrap = column.header != "row"
         table = with_columns(table, lambda column: any(column.cells))  # two runs have no row and no p
@@ -465,8 +465,8 @@ def diff(
         explained = (f"{name}: {meaning}" for name, meaning in DIFF_COLUMNS.items() if name in names)
         console.print("; ".join(explained), style="dim", highlight=False)
     else:
-        console.print("no metric that both have")
-    for side, rows in (("left", found.only_left), ("right", found.only_right)):
+        console.print("no metric in common")
+    for side, rows in (("left", comparison.only_left), ("right", comparison.only_right)):
         if rows:
             console.print(escaped(f"rows of the {side} sweep only: {', '.join(rows)}"))
 
@@ -479,7 +479,7 @@ FilterOpt = Annotated[
     typer.Option(
         "--filter",
         metavar="KEY>=VALUE",
-        help="A condition that has to hold: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`, "
+        help="Only runs that meet this condition: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`, "
         "`facts.device=cuda`, `tags.row=CoPE` (also `tags.sweep`, `tags.ablation`, and the label of an axis). A run "
         "that lacks the key does not match. May be repeated.",
         show_default=False,
@@ -488,8 +488,8 @@ FilterOpt = Annotated[
 SearchOpt = Annotated[
     str,
     typer.Option(
-        help="Words that have to be found, each at the start of the run's id, or in its message, or in the row, the "
-        "ablation or its title, in a sweep of the run. Small and capital letters are alike.",
+        help="Only runs that contain all of these words: at the start of the id; or in the message, the row, the "
+        "ablation or its title. Case does not matter.",
         show_default=False,
     ),
 ]
@@ -506,7 +506,7 @@ SortOpt = Annotated[
     str,
     typer.Option(
         metavar="KEY",
-        help="A key as in `filter`, or run_id, status, seed, step, created_ms. Runs without it come last.",
+        help="A key as in `--filter`, or run_id, status, seed, step, created_ms. Runs without it come last.",
     ),
 ]
 ExportOpt = Annotated[
@@ -531,23 +531,23 @@ def runs(
     ablation: OfAblationOpt = None,
     scale: ScaleOpt = None,
     sort: SortOpt = "run_id",
-    descending: Annotated[bool, typer.Option("--descending", help="The greatest first.")] = False,
+    descending: Annotated[bool, typer.Option("--descending", help="Greatest value first.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of runs.")] = 100,
     offset: Annotated[int, typer.Option(min=0, max=2**31, help="Number of runs to skip.")] = 0,
     export: ExportOpt = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file of an export.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Export to this file.")] = None,
     curves: CurvesOpt = False,
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
-    """List the runs of the store that were begun, by any of their values. Filtered and sorted values are shown.
+    """List the runs of the store, filtered and sorted by any of their values.
 
-    So are the values in which runs of the same row and seed differ.
+    The list shows the values that you filter and sort by, and those in which runs of the same row and seed differ.
 
     An export has one line for each run: its configuration by dotted keys, seed, sweeps, metrics, and facts such as
-    versions and durations. It holds every matching run, however many there are.
+    versions and durations. It contains every matching run, however many there are.
 
     Example: `cope-sweep runs --filter "model.layers>=4" --sort in_dist/token_error`
 
@@ -568,7 +568,7 @@ def runs(
         return
     if curves:
         raise UserError(
-            "--curves exports; name a file with --output FILE, or a format with --format",
+            "--curves is for exports; name a file with --output FILE, or a format with --format",
             code="missing_option",
             option="--output",
         )
@@ -579,7 +579,7 @@ def runs(
     _print_page(queries, page.runs)
     if page.total > len(page.runs):
         first, last = min(offset + 1, page.total), offset + len(page.runs)
-        make_console().print(f"runs {first} to {last} of {page.total}; --limit and --offset show others")
+        make_console().print(f"runs {first} to {last} of {page.total}; use --limit and --offset to see others")
 
 
 def _print_page(queries: Queries, shown: Sequence[RunRecord]) -> None:
@@ -596,7 +596,7 @@ def _print_page(queries: Queries, shown: Sequence[RunRecord]) -> None:
         table.add_row(*map(escaped, (*start, *values, run.message or "")), style=style)
     left_out = print_table(table, ["step", "message", "ablation"])
     if "message" in left_out and any(run.message for run in shown):
-        make_console().print("cope-sweep status RUN shows why a run failed")
+        make_console().print("To see why a run failed: cope-sweep status RUN")
 
 
 def _distinguishing(queries: Queries, shown: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:
@@ -610,19 +610,23 @@ def _distinguishing(queries: Queries, shown: Sequence[RunRecord]) -> dict[str, d
     if not groups:
         return {}
     exported = queries.ask(
-        ExportRuns(run=tuple(each for run_ids in groups.values() for each in run_ids), format="json")
+        ExportRuns(run=tuple(run_id for run_ids in groups.values() for run_id in run_ids), format="json")
     )
     specs = {
         record["run_id"]: {key: value for key, value in record.items() if key.startswith(SPEC)}
         for record in json.loads(exported)
     }
-    found: dict[str, dict[str, Any]] = {}
+    differing_values: dict[str, dict[str, Any]] = {}
     for run_ids in groups.values():
-        own = {run_id: specs[run_id] for run_id in run_ids if run_id in specs}  # others were deleted meanwhile
-        keys = dict.fromkeys(key for spec in own.values() for key in spec)
-        differing = [key for key in keys if len({spec.get(key) for spec in own.values()}) > 1]
-        found |= {run_id: {key: spec.get(key) for key in differing} for run_id, spec in own.items()}
-    return found
+        specs_of_group = {
+            run_id: specs[run_id] for run_id in run_ids if run_id in specs
+        }  # others were deleted meanwhile
+        keys = dict.fromkeys(key for spec in specs_of_group.values() for key in spec)
+        differing = [key for key in keys if len({spec.get(key) for spec in specs_of_group.values()}) > 1]
+        differing_values |= {
+            run_id: {key: spec.get(key) for key in differing} for run_id, spec in specs_of_group.items()
+        }
+    return differing_values
 
 
 def _export(queries: Queries, selected: dict[str, Any], name: str | None, output: Path | None, *, curves: bool) -> None:
@@ -631,10 +635,9 @@ def _export(queries: Queries, selected: dict[str, Any], name: str | None, output
 
     chosen = name or (output.suffix.removeprefix(".") if output else "")
     if chosen not in get_args(RunsFormat):
-        given = f"--format {name}" if name else f"--output {output}: its suffix"
+        origin = f"--format {name}" if name else f"--output {output}: its suffix"
         raise UserError(
-            f"{given} is no format of runs; the formats are {', '.join(get_args(RunsFormat))}; choose one with "
-            "--format",
+            f"{origin} is not a format of runs; choose one with --format: {', '.join(get_args(RunsFormat))}",
             code="unknown_format",
             allowed=list(get_args(RunsFormat)),
         )
@@ -645,7 +648,9 @@ def _export(queries: Queries, selected: dict[str, Any], name: str | None, output
 
 
 def _text(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 # -- best -------------------------------------------------------------------------------------------------------------
@@ -660,31 +665,32 @@ def best(
         typer.Option(
             "--metric",
             "-m",
-            help="Compare rows by this metric. Default: what the search optimises; else the primary one, on the "
-            "validation set where there is one.",
+            help="Compare rows by this metric. Default: what the search optimises, or else the primary metric, on the "
+            "validation set if there is one.",
         ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Show so many rows.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="Number of rows to show.")] = 10,
     as_yaml: Annotated[
         bool,
         typer.Option(
             "--yaml",
-            help="Print YAML to paste into an ablation file: a scale that trains the best row with new seeds; of a "
-            "random search in a grid, `when:` with the best values of each row.",
+            help="Print YAML to paste into your ablation: a scale that trains the best row with new seeds, so that the "
+            "seeds of the search are not reported; after a random search in a grid, `when:` entries with the best "
+            "values of each row.",
         ),
     ] = False,
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
-    """Show the best rows of an ablation by its primary metric: of a search by Optuna, of random draws, or of a grid.
+    """Show the best rows of an ablation by its primary metric: after an Optuna search, random draws, or a grid.
 
-    Only rows whose seeds are all finished have a rank, by the mean over the seeds.
+    Rows are ranked by the mean over their seeds, once all seeds are finished.
 
-    A random search tries the same draws for every row of its grid, so each has a line: columns `of 1`, `of 2`, `of 4`,
-    … are the best values of the first so many draws, which says whether more would help. A value marked `edge` is the
-    least or greatest of those that were tried: a wider space may have a better one.
+    A random search tries the same draws for every row of its grid, so each row has a line. Columns `of 1`, `of 2`,
+    `of 4`, … show the best value of the first 1, 2, 4, … draws: if they still improve, more draws may help. A value
+    marked `edge` is the smallest or largest that was tried: a wider space may have a better one.
 
     Example: `cope-sweep best axes --top 5`
 
@@ -692,7 +698,7 @@ def best(
     """
     if as_yaml and as_json:
         raise UserError(
-            "--yaml and --json are two forms of the answer; leave one out",
+            "--yaml and --json both set the format; leave one out",
             code="conflicting_options",
             options=["--yaml", "--json"],
         )
@@ -705,24 +711,24 @@ def best(
     queries = open_queries(store, index, ablations, sets)
     planned, opened = queries.load(ablation, scale), queries.store
     results = read_results(planned, opened)
-    found = rank_rows(results, metric)
+    ranking = rank_rows(results, metric)
     if as_yaml:
-        sys.stdout.write(yaml_of_best(found))
+        sys.stdout.write(yaml_of_best(ranking))
         return
     if as_json:
-        print_json({"metric": found.metric, "goal": found.goal, "seeds": found.seeds,
-                    "rows": [_as_dict(each) for each in found.groups]})  # fmt: skip
+        print_json({"metric": ranking.metric, "goal": ranking.goal, "seeds": ranking.seeds,
+                    "rows": [_as_dict(group) for group in ranking.groups]})  # fmt: skip
         return
-    drawn = found.layout(top)
+    drawn = ranking.layout(top)
     table = grid(*(header.text for header in drawn.headers))
     for cells in drawn.rows:
         table.add_row(*(escaped(cell.text) for cell in cells))
     print_table(table)
     notes = [drawn.note]
-    if not found.answer:
-        notes.append(f"No row has finished; train with: {results.training}")
+    if not ranking.answer:
+        notes.append(f"No row is finished yet; train with: {results.training}")
     if planned.search and (opened.root / STUDY_FILE).exists():
-        notes.append(f"The study in Optuna's dashboard: optuna-dashboard {sqlite_url(opened.root / STUDY_FILE)}")
+        notes.append(f"Open the study in Optuna's dashboard: optuna-dashboard {sqlite_url(opened.root / STUDY_FILE)}")
     for note in notes:
         make_console().print(escaped(note), style="dim", soft_wrap=True, highlight=False)
 
@@ -741,7 +747,7 @@ def _as_dict(group: Group) -> dict[str, Any]:
         "best": plain(group.best()),
         "at_edge": list(group.at_edge),
         "not_ended": group.missing,
-        "draws": [plain(each) for each in group.candidates],
+        "draws": [plain(candidate) for candidate in group.candidates],
     }
 
 
@@ -753,8 +759,8 @@ def logs(
         str,
         typer.Argument(
             metavar="RUN|SWEEP",
-            help="The id of a run, or its first digits: four or more that no other run has; or ABLATION/ROW for the "
-            "row's best finished run; or the id of a sweep.",
+            help="Id of a run, or its first digits (at least four, unique in the store); ABLATION/ROW for the row's "
+            "best finished run; or the id of a sweep.",
             show_default=False,
         ),
     ],
@@ -763,19 +769,21 @@ def logs(
         typer.Option(
             min=0,
             max=10_000,
-            help=f"Only so many lines from the end; with --json {LOG_LINES}.",
+            help=f"Print only this many lines from the end. Default: all; with --json: {LOG_LINES}.",
             show_default=False,
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run, or the sweep, ends.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing until the run or the sweep ends.")
+    ] = False,
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Print the log of a run (attempts, evaluations, errors with their tracebacks), or the log of a sweep's driver.
 
-    The log of a sweep says how its runs began and ended, where, and what went wrong beside them.
+    The log of a sweep says when and where its runs started and ended, and what else went wrong.
 
     Example: `cope-sweep logs 95199d1142de555d --follow`
 
@@ -796,19 +804,19 @@ def logs(
     queries = open_queries(store, index, ablations)
     is_sweep = SWEEP_ID.fullmatch(target) is not None
     name = target if is_sweep else find_one_run(queries, target)
-    read = partial(_read_sweep_log if is_sweep else _read_log, queries, name)
+    read_log = partial(_read_sweep_log if is_sweep else _read_log, queries, name)
     if as_json:
         last = LOG_LINES if tail is None else tail
         if is_sweep:
-            lines = read()[0].splitlines()
+            lines = read_log()[0].splitlines()
             shown = lines[-last:] if last else []
             print_json({"sweep_id": name, "lines": shown, "truncated": len(lines) > len(shown)})
         else:
             print_json(queries.ask(GetLog(run_id=name, tail=last)))
         return
-    written = 0
+    printed = 0
     for turn in itertools.count():
-        text, running = read()
+        text, running = read_log()
         if turn == 0 and not text and not running:
             kind = "sweep" if is_sweep else "run"
             raise UserError(
@@ -816,9 +824,9 @@ def logs(
             )
         if turn == 0 and tail is not None:
             lines = text.splitlines(keepends=True)
-            written = len("".join(lines[: max(0, len(lines) - tail)]))
-        typer.echo(text[written:], nl=False)
-        written = len(text)
+            printed = len("".join(lines[: max(0, len(lines) - tail)]))
+        typer.echo(text[printed:], nl=False)
+        printed = len(text)
         if not follow or not running:
             return
         time.sleep(POLL_INTERVAL_S)
@@ -835,12 +843,12 @@ def _read_sweep_log(queries: Queries, sweep_id: str) -> tuple[str, bool]:
 
 
 def _read_log(queries: Queries, run_id: str) -> tuple[str, bool]:
-    """The log of a run, and whether it is in training. Raises UserError for a run that was not begun."""
+    """The log of a run, and whether it is in training. Raises UserError for a run that has not started."""
     store = queries.store
     folder, status = store.run(run_id), store.status(run_id)  # status first: nothing of the log is missed
     if status == "pending":
         raise UserError(
-            f"run {run_id} was not begun in the store {store.root}; `cope-sweep plan ABLATION` lists the ids",
+            f"run {run_id} has not started in the store {store.root}; `cope-sweep plan ABLATION` lists the ids",
             code="not_found",
             run_id=run_id,
         )

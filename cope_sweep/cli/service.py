@@ -20,7 +20,7 @@ from cope_sweep.errors import UserError
 from cope_sweep.store import SweepProgress
 
 PROGRESS_INTERVAL_S = 10.0
-"""Between two lines about a sweep in which no run has begun or ended."""
+"""Between two lines about a sweep while no run starts or ends."""
 EXIT_CODES = {"finished": 0, "failed": 1, "interrupted": 130}
 """Exit codes by the status of a sweep at its end."""
 
@@ -51,8 +51,8 @@ def submit_to_service(
             console.print(escaped(f"sweep {state.sweep_id}: {state.runs} runs, {state.status}"))
             curl = 'curl -H "Authorization: Bearer $COPE_SWEEP_KEY"' if os.environ.get(KEY_VARIABLE) else "curl"
             url = f"{server.rstrip('/')}{API}/sweeps/{state.sweep_id}"
-            steps = [(f"{curl} {url}", "how far it is"), (f"{curl} -N {url}/events", "follows its progress")]
-            stop = (f"{curl} -X POST {url}/stop", "stops it; its runs write checkpoints first")
+            steps = [(f"{curl} {url}", "shows its progress"), (f"{curl} -N {url}/events", "follows its progress")]
+            stop = (f"{curl} -X POST {url}/stop", "stops it; runs write checkpoints first")
             print_steps(console, [*steps, stop])
 
 
@@ -76,8 +76,10 @@ def _show_progress(client: Client, state: SweepState, *, as_json: bool) -> NoRet
     else:
         console = make_console()
         console.print(escaped(f"sweep {end.sweep_id}: {end.status}"))
-        for each in end.failures:
-            console.print(escaped(f"{each.run_id} {each.row}: {each.message or 'failed'}"), style="red", soft_wrap=True)
+        for failure in end.failures:
+            console.print(
+                escaped(f"{failure.run_id} {failure.row}: {failure.message or 'failed'}"), style="red", soft_wrap=True
+            )
     raise typer.Exit(EXIT_CODES.get(end.status, 1))
 
 
@@ -96,7 +98,7 @@ def _followed(client: Client, sweep_id: str) -> SweepProgress:
                     shown, shown_s = key, time.monotonic()
             return progress
         except KeyboardInterrupt:
-            console.print("stopping the sweep: its runs write checkpoints first")
+            console.print("stopping the sweep; runs write checkpoints first")
             client.stop(sweep_id)
 
 

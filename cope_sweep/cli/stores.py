@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cope_sweep.cli.options import (
-    ABLATIONS,
-    STORE,
-    AblationsDir,
-    IndexOpt,
-    Json,
-    MlflowOpt,
-    PlainGroup,
-    StoreOpt,
-)
+from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, JsonOpt, MlflowOpt, PlainGroup, StoreOpt
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, size
 from cope_sweep.errors import UserError
 
@@ -27,7 +18,7 @@ if TYPE_CHECKING:
     from cope_sweep.tracking.mlflow import Tracker
 
 DIFFERENT = 1
-"""The exit code of `store check` where something differs or is damaged."""
+"""The exit code of `store check` if something differs or is damaged."""
 DAY_S = 86400.0
 RESUMED_STATUSES = ("stopped", "failed", "interrupted")
 
@@ -35,30 +26,30 @@ app = typer.Typer(
     cls=PlainGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Check that a store is in order, and repair it.",
+    help="Check a store for damage, and repair it.",
 )
 
 
 @app.command()
 def check(
     checksums: Annotated[
-        bool, typer.Option("--checksums", help="Read curves and checkpoints, too, and compare their SHA-256.")
+        bool, typer.Option("--checksums", help="Also read curves and checkpoints, and compare their SHA-256.")
     ] = False,
     repair: Annotated[
         bool,
         typer.Option(
             "--repair",
-            help="Rename damaged files to `NAME.damaged`, mark their runs, and make the index again from the run "
-            "folders. The same `cope-sweep run` then trains again what is lost.",
+            help="Rename damaged files to `NAME.damaged`, mark their runs, and rebuild the index from the run folders. "
+            "Then repeat `cope-sweep run` to train again what is lost.",
         ),
     ] = False,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Compare the index with the files, and say what is damaged and what to do.
 
-    Runs that a sweep trains at the moment are left out.
+    Runs that are being trained are left out.
 
     Exit codes: 0 nothing differs, 1 something does, or did before `--repair`.
 
@@ -73,57 +64,60 @@ def check(
     opened = open_store(store, index)
     if opened.objects is None and not (opened.root / "runs").is_dir():
         raise UserError(
-            f"{opened.root} is no store: it has no folder `runs`; choose another with --store",
+            f"{opened.root} is not a store: it has no folder `runs`; choose another with --store",
             code="no_store",
             store=str(opened.root),
         )
     display = make_console(stderr=True)
-    found = damage.mend_index(opened) if repair else []
+    differences = damage.mend_index(opened) if repair else []
     with progress_bar(display, "checking runs") as on_progress:
-        found += damage.check(opened, checksums=checksums, on_progress=on_progress)
-    if repair and found:
+        differences += damage.check(opened, checksums=checksums, on_progress=on_progress)
+    if repair and differences:
         with progress_bar(display, INDEXING) as on_progress:
-            damage.repair(opened, found, on_progress)
+            damage.repair(opened, differences, on_progress)
     if as_json:
-        print_json([each.__dict__ for each in found])
+        print_json([difference.__dict__ for difference in differences])
     else:
         console = make_console()
-        for each in found:  # one line each, whatever the width of the terminal
-            console.print(escaped(f"{each.item}: {each.problem}"), style="red", soft_wrap=True, highlight=False)
+        for difference in differences:  # one line each, whatever the width of the terminal
+            console.print(
+                escaped(f"{difference.item}: {difference.problem}"), style="red", soft_wrap=True, highlight=False
+            )
             if not repair:
-                console.print(escaped(f"    {each.way_out}"), soft_wrap=True, highlight=False)
-        if repair and found:
-            console.print("The index is made again. The same `cope-sweep run` trains again what is lost.")
-        if not found:
-            console.print("nothing differs, nothing is damaged")
-    raise typer.Exit(DIFFERENT if found else 0)
+                console.print(escaped(f"    {difference.way_out}"), soft_wrap=True, highlight=False)
+        if repair and differences:
+            console.print("The index is rebuilt. Repeat `cope-sweep run` to train again what is lost.")
+        if not differences:
+            console.print("the store is in order: nothing differs, nothing is damaged")
+    raise typer.Exit(DIFFERENT if differences else 0)
 
 
 def prune(
-    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only show what would be deleted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only show what would go.")] = False,
     older_than: Annotated[
-        float, typer.Option("--older-than", metavar="DAYS", min=0, help="Keep what was changed in these last days.")
+        float,
+        typer.Option("--older-than", metavar="DAYS", min=0, help="Keep files that changed in the last this many days."),
     ] = 1.0,
     ended: Annotated[
         list[str],
         typer.Option(
             "--states",
             metavar="STATUS",
-            help="Delete the training states of runs that are `stopped`, `failed` or `interrupted`: the next attempt "
-            "starts at the first step. May be repeated.",
+            help="Also delete the resume files of runs that are `stopped`, `failed` or `interrupted`: their next "
+            "attempt starts at the first step. May be repeated.",
         ),
     ] = [],
     orphans: Annotated[
-        bool, typer.Option("--orphans", help="Delete runs that no ablation file has, at any scale.")
+        bool, typer.Option("--orphans", help="Also delete runs that no ablation file contains, at any scale.")
     ] = False,
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Free disk space: temporary and damaged files, resume files of runs that ended, logs of old sweeps.
 
-    Results, checkpoints and curves of runs are kept, except those of `--orphans`. Runs in training are not touched.
+    It keeps results, checkpoints and curves, except of `--orphans`, and never touches runs in training.
 
     Example: `cope-sweep prune --states stopped --older-than 7 --yes`
     """
@@ -140,32 +134,34 @@ def prune(
         )
     opened = open_store(store, index)
     if not opened.root.is_dir():
-        raise UserError(f"no store at {opened.root}", code="no_store", store=str(opened.root))
+        raise UserError(
+            f"no store at {opened.root}; choose another with --store", code="no_store", store=str(opened.root)
+        )
     opened.end_expired()
-    kept = _planned_runs(ablations) if orphans else None
-    found = list(waste(opened, older_than_s=older_than * DAY_S, statuses=ended, kept=kept))  # type: ignore[arg-type]
-    total = sum(each.size_bytes for each in found)
+    planned = _planned_runs(ablations) if orphans else None
+    items = list(waste(opened, older_than_s=older_than * DAY_S, statuses=ended, planned_runs=planned))  # type: ignore[arg-type]
+    total = sum(item.size_bytes for item in items)
     if yes:
-        delete(opened, found)
-    paths = [{"path": str(each.path), "reason": each.reason, "bytes": each.size_bytes} for each in found]
+        delete(opened, items)
+    paths = [{"path": str(item.path), "reason": item.reason, "bytes": item.size_bytes} for item in items]
     if as_json:
         print_json({"deleted": yes, "bytes": total, "found": paths})
         return
     table = grid("file", "reason", "size")
-    for each in found:
-        table.add_row(escaped(each.path.relative_to(opened.root)), escaped(each.reason), size(each.size_bytes))
+    for item in items:
+        table.add_row(escaped(item.path.relative_to(opened.root)), escaped(item.reason), size(item.size_bytes))
     console = make_console()
-    if found:
+    if items:
         print_table(table)
-    hint = "" if yes or not found else "; --yes deletes it"
-    console.print(f"{size(total)} in {len(found)} files and folders {'deleted' if yes else 'can be deleted'}{hint}")
+    hint = "" if yes or not items else "; add --yes to delete"
+    console.print(f"{size(total)} in {len(items)} files and folders {'deleted' if yes else 'can be deleted'}{hint}")
 
 
 def _planned_runs(folder: Path) -> set[str]:
     """The ids of the runs of all ablations of a folder, at all scales. Raises UserError for a faulty file."""
     from cope_sweep.config import expand, load_ablation, with_overrides
 
-    found: set[str] = set()
+    run_ids: set[str] = set()
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
         raise UserError(
@@ -176,8 +172,8 @@ def _planned_runs(folder: Path) -> set[str]:
     for path in paths:
         ablation = load_ablation(path)
         for scale in (None, *ablation.content.scales):
-            found |= {run.run_id for run in expand(with_overrides(ablation, scale=scale)).runs}
-    return found
+            run_ids |= {run.run_id for run in expand(with_overrides(ablation, scale=scale)).runs}
+    return run_ids
 
 
 def delete(
@@ -189,7 +185,7 @@ def delete(
     no_mlflow: Annotated[bool, typer.Option("--no-mlflow", help="Leave MLflow as it is.")] = False,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Delete runs: their folders with curves and checkpoints, their rows in the index, and their runs in MLflow.
 
@@ -285,14 +281,14 @@ def sync(
     ] = 60.0,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
-    """Send to MLflow the runs and sweeps of the store that it does not have, or not as they are now.
+    """Upload runs and sweeps that MLflow is missing, or has in an older state.
 
-    `run` does this while it trains. What is missing afterwards, because MLflow did not answer or a process was killed,
-    is sent by this command. Nothing is sent twice. Ctrl-C ends it after the run that is being sent.
+    `run` does this while it trains. Use `sync` for what is missing afterwards, because MLflow did not answer or a
+    process was killed. Nothing is sent twice. Ctrl-C stops after the run that is being sent.
 
-    Exit codes: 0 MLflow has everything, 1 something is left, 2 bad input, 130 interrupted.
+    Exit codes: 0 MLflow has everything, 1 something is not sent, 2 bad input, 130 interrupted.
 
     Example: `cope-sweep sync`
 
@@ -309,7 +305,7 @@ def sync(
     opened = open_store(store, index)
     if not opened.root.is_dir():
         raise UserError(
-            f"no store in {opened.location}; choose the folder with --store",
+            f"no store at {opened.location}; choose another with --store",
             code="no_store",
             store=str(opened.location),
         )
@@ -322,26 +318,26 @@ def sync(
         try:
             check_mlflow(uri)
             with progress_bar(display, *SENDING) as bar:
-                done = sending.sync(opened, uri, bar, timeout_s=timeout_s, interrupted=stop.is_set, dry_run=dry_run)
+                outcome = sending.sync(opened, uri, bar, timeout_s=timeout_s, interrupted=stop.is_set, dry_run=dry_run)
         except TrackingError as error:
             if not uri.startswith("http"):
                 raise
-            done = sending.Synced(0, None, [str(error)])
+            outcome = sending.Synced(0, None, [str(error)])
     shown_uri = redacted(uri)
     if as_json:
-        print_json({"uri": shown_uri, "sent": done.sent, "left": done.left, "errors": done.reasons})
+        print_json({"uri": shown_uri, "sent": outcome.sent, "left": outcome.left, "errors": outcome.reasons})
     else:
         console, warnings = make_console(), make_console(stderr=True)
-        if done.sent or done.reasons:
-            total = "" if done.left is None else f" of {done.sent + done.left}"
-            console.print(escaped(f"Sent {done.sent}{total} runs and sweeps to {shown_uri}."))
-        elif done.left:
-            console.print(escaped(f"{done.left} runs and sweeps are not in MLflow at {shown_uri} yet."))
+        if outcome.sent or outcome.reasons:
+            total = "" if outcome.left is None else f" of {outcome.sent + outcome.left}"
+            console.print(escaped(f"Sent {outcome.sent}{total} runs and sweeps to {shown_uri}."))
+        elif outcome.left:
+            console.print(escaped(f"{outcome.left} runs and sweeps are not in MLflow at {shown_uri} yet."))
         else:
             console.print(escaped(f"MLflow at {shown_uri} has everything."))
-        hint = "; the same command sends the rest" if stop.is_set() else ""
-        for reason in done.reasons:
+        hint = "; repeat the command to send the rest" if stop.is_set() else ""
+        for reason in outcome.reasons:
             warnings.print(f"[yellow]not sent:[/yellow] {escaped(reason + hint)}", soft_wrap=True)
-    if dry_run or not done.reasons:
+    if dry_run or not outcome.reasons:
         raise typer.Exit(0)
     raise typer.Exit(130 if stop.is_set() else 1)

@@ -16,7 +16,7 @@ from cope_sweep.cli.options import (
     AblationsDir,
     GroupsOpt,
     IndexOpt,
-    Json,
+    JsonOpt,
     LocalOpt,
     MaxFailuresOpt,
     MaxRunsOpt,
@@ -53,19 +53,19 @@ def run(
     no_mlflow: NoMlflowOpt = False,
     submission: Annotated[
         str | None,
-        typer.Option("--submission", metavar="SWEEP", hidden=True, help="Execute a submitted sweep: what a job does."),
+        typer.Option("--submission", metavar="SWEEP", hidden=True, help="Execute a submitted sweep; used by its job."),
     ] = None,
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Train the runs that are not finished, record them in the store and in MLflow, and print the table.
 
-    Ctrl-C stops at any time: runs in training are checkpointed first. The same command continues from there.
+    Press Ctrl-C at any time: runs in training write checkpoints first. Repeat the command to continue from there.
 
-    Exit codes: 0 all runs finished (or were stopped early, as the file's `schedule` says), 1 some runs failed and
-    nothing is left, 2 bad input, 130 something is left: interrupted, or a budget was used up.
+    Exit codes: 0 all runs finished (or were stopped early by the file's `schedule`), 1 some runs failed and no others
+    are left, 2 bad input, 130 runs are left: interrupted, or a budget was used up.
 
     Example: `cope-sweep run quickstart`
 
@@ -101,9 +101,11 @@ def retry(
         ),
     ],
     scale: ScaleOpt = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Train failed runs again, from their last state.")] = False,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Train failed runs again, from their last checkpoint.")
+    ] = False,
     stopped: Annotated[
-        bool, typer.Option("--stopped", help="Train runs to their end that a schedule stopped early.")
+        bool, typer.Option("--stopped", help="Train runs that a schedule stopped early to their last step.")
     ] = False,
     sets: Sets = [],
     local: LocalOpt = False,
@@ -114,12 +116,12 @@ def retry(
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
-    """Train runs again: those of an ablation that failed or were stopped early, or all that a sweep has left.
+    """Train failed or stopped runs of an ablation again, or finish a submitted sweep.
 
-    A sweep is trained again as it was submitted, although its file may have changed since. `run` trains all runs of an
-    ablation that are not finished.
+    A submitted sweep is finished as it was submitted, even if its file has changed since. To train all unfinished runs
+    of an ablation, use `run`.
 
     Example: `cope-sweep retry quickstart --failed`
 
@@ -132,13 +134,13 @@ def retry(
     is_sweep = SWEEP_ID.fullmatch(ablation) is not None
     if is_sweep and (failed or stopped or sets or scale):
         raise UserError(
-            "a sweep is trained again as it was submitted; leave out --failed, --stopped, --set and --scale",
+            "a sweep is finished as it was submitted; leave out --failed, --stopped, --set and --scale",
             code="conflicting_options",
             options=["--failed", "--stopped", "--set", "--scale"],
         )
     if not (is_sweep or failed or stopped):
         raise UserError(
-            "say which runs to train again: --failed, --stopped, or both", code="missing_option", option="--failed"
+            "choose the runs to train again: --failed, --stopped, or both", code="missing_option", option="--failed"
         )
     options = Training(
         ablations=ablations, store=store, index=index, as_json=as_json, local=local, address=address, groups=groups,
@@ -182,12 +184,12 @@ def submit(
             "--server",
             metavar="URL",
             envvar="COPE_SWEEP_SERVER",
-            help="Submit to this service instead, which trains on its own cluster; its API key is in COPE_SWEEP_KEY.",
+            help="Submit to this cope-sweep service instead; put its API key into COPE_SWEEP_KEY.",
         ),
     ] = None,
     sets: Sets = [],
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", help="Stream the job's log, and exit with its code.")
+        bool, typer.Option("--follow/--no-follow", help="Stream the job's log, and exit with the sweep's code.")
     ] = True,
     time_budget: TimeBudgetOpt = None,
     max_runs: MaxRunsOpt = None,
@@ -203,25 +205,25 @@ def submit(
         str | None, typer.Option("--mlflow", metavar="URI", help="MLflow's address as the cluster sees it.")
     ] = None,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
-    """Run the ablation as a Ray job on a cluster, as `ray job submit` does; with `--server`, on that of a service.
+    """Run an ablation on a Ray cluster or, with `--server`, on the cluster of a cope-sweep service.
 
-    With token authentication, the token is read from RAY_AUTH_TOKEN or Ray's token file, as Ray's own client does.
+    If the cluster uses token authentication, put its token into RAY_AUTH_TOKEN or Ray's token file.
 
     Example: `cope-sweep submit quickstart --address http://head:8265`
 
     Example: `cope-sweep submit quickstart --server http://service:8000`
     """
     limits = _limits(time_budget, max_runs, max_failures)
-    given = [flag for name, flag in OF_A_CLUSTER.items() if _is_on_command_line(context, name)]
-    if server and given and _is_on_command_line(context, "server"):
+    cluster_options = [flag for name, flag in OF_A_CLUSTER.items() if _is_on_command_line(context, name)]
+    if server and cluster_options and _is_on_command_line(context, "server"):
         raise UserError(
-            f"{given[0]} is for a cluster, and {server} is a service; leave out one of them",
+            f"{cluster_options[0]} is for a cluster, but --server {server} is a service; leave out one of them",
             code="conflicting_options",
-            options=[given[0], "--server"],
+            options=[cluster_options[0], "--server"],
         )
-    if server and not given:
+    if server and not cluster_options:
         from cope_sweep.cli.service import submit_to_service
 
         submit_to_service(server, ablation, scale, sets, limits, follow=follow, as_json=as_json)
@@ -244,16 +246,14 @@ def _is_on_command_line(context: typer.Context, name: str) -> bool:
 
 
 def stop(
-    sweep: Annotated[
-        str, typer.Argument(metavar="SWEEP", help="Id of a sweep, as `cope-sweep status` lists them; `all`: every one.")
-    ],
+    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="Id of a sweep (see `cope-sweep status`), or `all`.")],
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the sweep has ended.")] = True,
     timeout_s: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Maximum time to wait.")] = 120.0,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
-    as_json: Json = False,
+    as_json: JsonOpt = False,
 ) -> None:
-    """Stop a sweep on whatever machine it runs: its runs write checkpoints, and the same `run` command continues.
+    """Stop a sweep, whatever machine it runs on. Runs write checkpoints first; repeat `run` to continue.
 
     Exit codes: 0 stopped, 1 not stopped within the timeout, 2 no such sweep.
 
@@ -266,26 +266,26 @@ def stop(
     opened = open_store(store, index)
 
     def active_sweeps() -> set[str]:
-        return {each.sweep_id for each in opened.index.sweeps(ACTIVE)}
+        return {summary.sweep_id for summary in opened.index.sweeps(ACTIVE)}
 
     active = active_sweeps()
     if sweep != "all" and sweep not in active:
         Queries(opened).sweep_summary(sweep)  # raises UserError for an unknown sweep
     wanted = active if sweep == "all" else active & {sweep}
-    for each in wanted:
-        opened.index.request_stop(each)
+    for sweep_id in wanted:
+        opened.index.request_stop(sweep_id)
     until = time.monotonic() + timeout_s
     while wait and active_sweeps() & wanted and time.monotonic() < until:
         time.sleep(POLL_INTERVAL_S)
-    left = active_sweeps() & wanted if wait else set()
+    still_active = active_sweeps() & wanted if wait else set()
     if as_json:
-        print_json({"stopped": sorted(wanted - left), "running": sorted(left)})
+        print_json({"stopped": sorted(wanted - still_active), "running": sorted(still_active)})
     else:
         console = make_console()
         if not wanted:
             console.print("nothing to stop: the sweep has ended" if sweep != "all" else "no sweep is running")
-        for each in sorted(wanted):
+        for sweep_id in sorted(wanted):
             ended = "stopped" if wait else "asked to stop"
-            state = f"still running after {timeout_s:g} s" if each in left else ended
-            console.print(escaped(f"{each}: {state}"))
-    raise typer.Exit(1 if left else 0)
+            state = f"still running after {timeout_s:g} s" if sweep_id in still_active else ended
+            console.print(escaped(f"{sweep_id}: {state}"))
+    raise typer.Exit(1 if still_active else 0)

@@ -54,9 +54,9 @@ class Training:
     index: str | None = None
     """The database of the store's index; None: its default."""
     as_json: bool = False
-    """Whether the outcome is printed as JSON."""
+    """Print the outcome as JSON."""
     local: bool = False
-    """Whether they are trained in this process."""
+    """Train in this process, without Ray."""
     address: str | None = None
     """The Ray cluster; None: one that is started on this machine."""
     groups: int | None = None
@@ -64,14 +64,14 @@ class Training:
     mlflow: str | None = None
     """The address of MLflow; None: its default."""
     no_mlflow: bool = False
-    """Whether nothing is recorded in MLflow."""
+    """Record nothing in MLflow."""
 
     def open_store(self, *, create: bool = False) -> Store:
-        """The store, with its index; with `create`, it is made. Raises StoreError."""
+        """The store, with its index; with `create`, make it if it is missing. Raises StoreError."""
         return open_store(self.store, self.index, create=create)
 
     def like(self, submitted: Submission) -> Training:
-        """The same with the MLflow of a submission, where none is given here."""
+        """These options, with the MLflow of a submission if they name none."""
         return replace(self, mlflow=self.mlflow or submitted.mlflow, no_mlflow=self.no_mlflow or submitted.no_mlflow)
 
 
@@ -111,21 +111,21 @@ def train_ablation(
 
 
 def train_rest(sweep_id: str, options: Training) -> NoReturn:
-    """Train what a submitted sweep has left, as a sweep of its own, show the table and exit."""
+    """Finish a submitted sweep: train its unfinished runs as a new sweep, show the table and exit."""
     store = options.open_store()
-    known = Queries(store).ask(GetSweep(sweep_id=sweep_id))  # raises UserError for an unknown sweep
-    if known.status in ACTIVE:
+    summary = Queries(store).ask(GetSweep(sweep_id=sweep_id))  # raises UserError for an unknown sweep
+    if summary.status in ACTIVE:
         raise UserError(
-            f"sweep {sweep_id} is {known.status}; stop it first, or wait for its end",
+            f"sweep {sweep_id} is {summary.status}; wait for its end, or stop it: cope-sweep stop {sweep_id}",
             code="not_ended",
             sweep_id=sweep_id,
-            status=known.status,
+            status=summary.status,
         )
     try:
         submitted = read_submission(store, sweep_id)
     except NotFoundError:
         raise UserError(
-            f"sweep {sweep_id} was not submitted; the command that started it trains on: {shlex.join(known.command)}",
+            f"sweep {sweep_id} was not submitted; repeat its command to continue: {shlex.join(summary.command)}",
             code="not_submitted",
             sweep_id=sweep_id,
         ) from None
@@ -137,7 +137,7 @@ def train_rest(sweep_id: str, options: Training) -> NoReturn:
 
 
 def train_submission(sweep_id: str, options: Training) -> NoReturn:
-    """Execute a submitted sweep, show the table and exit. Where that cannot begin, the sweep is recorded as failed."""
+    """Execute a submitted sweep, show the table and exit. If it cannot start, record it as failed."""
     store = options.open_store(create=True)
     with jobs.failing(store, sweep_id):
         submitted, plan = jobs.job_submission(store, sweep_id)
@@ -186,7 +186,7 @@ def _train(
         # Texts are tokenised here, where the user sees the progress bar and errors. On a cluster the workers do it.
         finished = {run_id for run_id, status in store.index.statuses().items() if status == "finished"}
         runs = [*plan.runs, *(run for row in plan.examples for run in row.runs if plan.open_samples)]
-        for task in {each.task for each in runs if each.run_id not in finished}:
+        for task in {run.task for run in runs if run.run_id not in finished}:
             task.prepare()
     console = make_console(stderr=True)
     start_s = LOCAL_START_S if options.local else RAY_START_S
@@ -249,7 +249,7 @@ def _print_cost(
     """Say how many runs a sweep will train, and how long that takes, before it starts.
 
     `leave_out` are further statuses of runs that it does not train, `max_runs` is how many it trains at most, and
-    `start_s` is the time until the first one begins.
+    `start_s` is the time until the first one starts.
     """
     ended: list[Status] = ["finished"] if plan.schedule is None else ["finished", "stopped"]
     costs = plan_cost(plan, store, leave_out={*ended, *leave_out}, max_runs=max_runs, start_s=start_s)
@@ -276,14 +276,14 @@ def submit_job(
 ) -> NoReturn:
     """Run an ablation as a job of a Ray cluster and exit.
 
-    `files` are those of the folder that is sent. `limits` are the fields of a `Budget`. Raises UserError.
+    `files` are the ablations of the folder that is sent. `limits` are the fields of a `Budget`. Raises UserError.
     """
     plan = files.load(ablation, scale)  # a faulty file fails here, not on the cluster
     is_here = urlsplit(address if "://" in address else f"//{address}").hostname in LOOPBACK
     if store is None:
         if not is_here:
             raise UserError(
-                f"{address} is another machine; name the store's path on the cluster, as in --store /shared/store",
+                f"{address} is another machine; give the store's path on the cluster, as in --store /shared/store",
                 code="missing_option",
                 option="--store",
                 address=address,
@@ -329,49 +329,49 @@ def submit_job(
 
 
 def _steps_of_job(job_id: str, address: str, store: Store | None) -> list[tuple[str, str]]:
-    """Commands that are useful while a job runs; `store` is where it is recorded as the sweep of its id, if it is."""
-    steps = [(f"ray job logs {job_id} --address {address} --follow", "its log")]
+    """Commands that are useful while a job runs. `store` has its sweep, with the same id; None: it is out of reach."""
+    steps = [(f"ray job logs {job_id} --address {address} --follow", "follows its log")]
     if store is None:
-        return [*steps, (f"ray job stop {job_id} --address {address}", "stops it; its runs write checkpoints first")]
-    own, at_store = _command("cope-sweep"), store.option
+        return [*steps, (f"ray job stop {job_id} --address {address}", "stops it; runs write checkpoints first")]
+    command, at_store = _command("cope-sweep"), store.option
     return [
-        (f"{own} {shlex.join(['status', job_id, *at_store])}", "how far it is, and why runs failed"),
-        (f"{own} {shlex.join(['stop', job_id, *at_store])}", "stops it; its runs write checkpoints first"),
+        (f"{command} {shlex.join(['status', job_id, *at_store])}", "shows its progress, and why runs failed"),
+        (f"{command} {shlex.join(['stop', job_id, *at_store])}", "stops it; runs write checkpoints first"),
         *steps,
     ]
 
 
 def _other_folder(ablations: Path) -> list[str]:
-    """The option that names a folder of ablation files, unless it is that of commands without one."""
+    """The `--ablations` that names this folder; none for the default folder."""
     return [] if ablations == ablations_folder() else ["--ablations", str(ablations)]
 
 
 def _overrides(scale: str | None, sets: Sequence[str]) -> list[str]:
-    """The arguments that change an ablation's file as `scale` and `sets` do."""
+    """The `--scale` and `--set` of a command line."""
     return [*(["--scale", scale] if scale else []), *(part for value in sets for part in ("--set", value))]
 
 
 def _print_outcome(console: Console, outcome: SweepOutcome, same_plan: str, total: int) -> None:
     """Print how the sweep ended, and what to do about unfinished runs. `total` is the number of all runs."""
     if outcome.sweep_id is None and not outcome.failed:
-        rest = f"{outcome.reused} of {total} runs are finished, and none of the others is to be trained"
+        rest = f"{outcome.reused} of {total} runs are finished, and the options leave out the others"
         console.print(f"Nothing to train: {f'all {total} runs are finished' if outcome.reused == total else rest}.")
     if outcome.failed:
         command = f"{_command('cope-sweep')} status {same_plan}"
         console.print(
             f"[red]{_runs(outcome.failed)} failed[/red]. {escaped(command)} shows the errors; "
-            "the same `run` command tries them again, unless it has --keep-failed.",
+            "repeat the `run` command, without --keep-failed, to try them again.",
             soft_wrap=True,
         )
     if outcome.stopped:
         command = f"{_command('cope-sweep')} retry {same_plan} --stopped"
-        text = f"{_runs(outcome.stopped)} stopped early by the schedule; {command} trains them on."
+        text = f"{_runs(outcome.stopped)} stopped early by the schedule; {command} trains them to the end."
         console.print(escaped(text), soft_wrap=True)
     if outcome.left:
-        reason = "".join(f": {escaped(each)}" for each in outcome.stop_reasons[:1])
+        reason = f": {escaped(outcome.stop_reasons[0])}" if outcome.stop_reasons else ""
         console.print(
-            f"[yellow]Interrupted[/yellow] with {_runs(outcome.left)} to do{reason}; the same command continues from "
-            "there.",
+            f"[yellow]Interrupted[/yellow] with {_runs(outcome.left)} to do{reason}; repeat the command to "
+            "continue from there.",
             soft_wrap=True,
         )
 
@@ -381,7 +381,7 @@ def _runs(number: int) -> str:
 
 
 def _command(name: str) -> str:
-    """A command of this installation as one can type it: by its name, its path, or as a module of this Python."""
+    """How to type a command of this installation: its name, its path, or as a module of this Python."""
     script = Path(sys.executable).with_name(name)
     if shutil.which(name):
         return name
@@ -389,7 +389,7 @@ def _command(name: str) -> str:
 
 
 MODULES = {"cope-sweep": "cope_sweep.cli", "mlflow": "mlflow"}
-"""Command → the module that is run as it."""
+"""Command → the module that runs it."""
 
 
 def _print_next_steps(
@@ -402,24 +402,24 @@ def _print_next_steps(
     *,
     again: str | None,
 ) -> None:
-    """Commands that are useful after a sweep; `again` are the words after `cope-sweep` that continue it.
+    """Print commands that are useful after a sweep.
 
-    `folder` are the words that name another folder of ablation files.
+    `again` are the arguments of `cope-sweep` that continue it, `folder` those that name another folder of ablations.
     """
-    own = _command("cope-sweep")
+    command = _command("cope-sweep")
     at_store = store.option
-    steps = [] if again is None else [(f"{own} {again}", "continues with the runs that are left")]
-    steps.append((f"{own} table {same_plan} --format latex", "the table in LaTeX"))
+    steps = [] if again is None else [(f"{command} {again}", "continues with the unfinished runs")]
+    steps.append((f"{command} table {same_plan} --format latex", "prints the table in LaTeX"))
     if uri and uri.startswith("sqlite:"):
         mlflow = f"{_command('mlflow')} ui --backend-store-uri {uri}"
-        steps.append((mlflow, "curves, parameters and files of every run"))
-    serve = f"{own} {shlex.join(['serve', *at_store, *folder])}"
-    steps.append((serve, "the REST service, and a page at http://127.0.0.1:8000"))
-    statuses = store.index.statuses(each.run_id for each in plan.runs)
-    finished = next((each for each in plan.runs if statuses.get(each.run_id) == "finished"), None)
+        steps.append((mlflow, "shows curves, parameters and files of every run"))
+    serve = f"{command} {shlex.join(['serve', *at_store, *folder])}"
+    steps.append((serve, "starts the REST service, and a page at http://127.0.0.1:8000"))
+    statuses = store.index.statuses(run.run_id for run in plan.runs)
+    finished = next((run for run in plan.runs if statuses.get(run.run_id) == "finished"), None)
     if finished and (example := _example_input(finished, store)):
-        words = shlex.join(["perplexity", finished.run_id, *example, *at_store])
-        steps.append((f"{own} {words}", "the perplexity of token ids or a text under a checkpoint"))
+        arguments = shlex.join(["perplexity", finished.run_id, *example, *at_store])
+        steps.append((f"{command} {arguments}", "scores token ids or a text with a trained model"))
     print_steps(console, steps)
 
 

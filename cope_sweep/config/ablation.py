@@ -68,13 +68,13 @@ class Distribution(Frozen):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if len(given) != 1:
+        kinds_given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(kinds_given) != 1:
             kinds = ", ".join(type(self).model_fields)
             raise InvalidValue(
-                f"{' and '.join(given) or 'no distribution'} given; give exactly one of {kinds}",
-                code="several_distributions" if given else "no_distribution",
-                given=given,
+                f"{' and '.join(kinds_given) or 'no distribution'} given; give exactly one of {kinds}",
+                code="several_distributions" if kinds_given else "no_distribution",
+                given=kinds_given,
                 allowed=list(type(self).model_fields),
             )
         if self.choice is not None:
@@ -90,7 +90,7 @@ class Distribution(Frozen):
             )
         if self.is_log and low <= 0:
             raise InvalidValue(
-                f"{self.kind}: the lower bound {low} must be greater than 0, as it has a logarithm",
+                f"{self.kind}: the lower bound {low} must be greater than 0, because its logarithm is taken",
                 key=self.kind,
                 value=low,
             )
@@ -130,7 +130,7 @@ class Distribution(Frozen):
         return self.rounded(low - margin + share * (high - low + 2 * margin))
 
     def rounded(self, number: float) -> float:
-        """The number as it is used in a run: whole, or of four significant digits, and within the bounds."""
+        """The number as a run uses it: whole, or with four significant digits, and within the bounds."""
         low, high = self.bounds
         number = round(number) if self.is_int else float(f"{number:.{SIGNIFICANT_DIGITS}g}")
         return min(max(number, low), high)
@@ -140,9 +140,9 @@ class Distribution(Frozen):
         number: Any = json.loads(label)
         low, high = self.bounds
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not low <= number <= high:
-            raise InvalidValue(f"{label} is no number in [{low}, {high}]", value=label, bounds=[low, high])
+            raise InvalidValue(f"{label} is not a number in [{low}, {high}]", value=label, bounds=[low, high])
         if self.is_int and number != int(number):
-            raise InvalidValue(f"{label} is no whole number", value=label)
+            raise InvalidValue(f"{label} is not a whole number", value=label)
         return int(number) if self.is_int else float(number)
 
 
@@ -320,7 +320,7 @@ class Contexts(_Figure):
     Lengths are those of windows over a text (`evaluate.contexts`), or multiples of the trained length
     (`evaluate.lengths`).
 
-    Variants of the evaluation (`evaluate.variants`) have lines of their own.
+    Each variant of the evaluation (`evaluate.variants`) has its own line.
     """
 
     kind: Literal["contexts"] = "contexts"
@@ -345,7 +345,7 @@ class Heatmap(_Figure):
     """
 
     kind: Literal["heatmap"] = "heatmap"
-    panels: str | None = Field(default=None, description="An axis key: each of its values has columns of its own.")
+    panels: str | None = Field(default=None, description="An axis key: each of its values gets its own columns.")
     columns: Annotated[dict[str, Annotated[dict[MetricName, str], Field(min_length=1)]], Field(min_length=1)] = Field(
         description="Label of the axis `panels` (or, without it, any heading) → metrics, with the titles of their "
         "columns."
@@ -354,7 +354,7 @@ class Heatmap(_Figure):
         default="column", description="What a colour scale is for: each column by itself, or all columns together."
     )
     decimals: Annotated[int, Field(ge=0, le=6)] | None = Field(
-        default=None, description="Digits after the decimal point; null: those of the metric."
+        default=None, description="Digits after the decimal point; null: as for the metric."
     )
     caption: str = Field(default="", description="Below the figure.")
 
@@ -400,7 +400,7 @@ Point = dict[str, Json]
 """Dotted keys of a run with values. As a condition, a list of values means: any of these."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-"""The bounds are those of `RunSpec.seed`."""
+"""Same bounds as `RunSpec.seed`."""
 
 
 def _module_name(name: str) -> str:
@@ -424,7 +424,7 @@ class Condition(Frozen):
     set: Point = Field(
         default={},
         description="Values to set in these points; they replace an axis value. Keys `resources.…` (workers, cpus, "
-        "gpus, …) give the runs resources of their own, which are no part of what a run is.",
+        "gpus, …) change the resources of these runs; run ids do not depend on them.",
     )
 
 
@@ -445,7 +445,7 @@ class Metric(Frozen):
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=1.0,
         description="Tables print values times this factor: 1e-6 and the unit `M` for millions. Exported values, "
-        "such as those of CSV and JSON, are not scaled.",
+        "as in CSV and JSON, are not scaled.",
     )
     decimals: Annotated[int, Field(ge=0, le=6)] = Field(default=2, description="Digits after the decimal point.")
     learned: Annotated[float | None, Field(allow_inf_nan=False)] = Field(
@@ -506,8 +506,8 @@ class Scale(Frozen):
     title: str | None = Field(
         default=None, description="A title that replaces the ablation's own: of another text, say."
     )
-    set: Point = Field(default={}, description="Dotted keys of a run, and values that replace those of the base.")
-    grid: dict[str, Axis] = Field(default={}, description="Axes that replace those of the same key.")
+    set: Point = Field(default={}, description="Dotted keys of a run, and values that replace the values in base.")
+    grid: dict[str, Axis] = Field(default={}, description="Axes that replace the axes with the same keys.")
     exclude: list[Point] | None = Field(default=None, description="Exclusions that replace the ablation's own.")
     seeds: Annotated[list[Seed] | None, Field(min_length=1)] = Field(
         default=None, description="Seeds that replace the ablation's own."

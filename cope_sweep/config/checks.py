@@ -1,4 +1,4 @@
-"""Checks of a whole ablation, beyond those of single runs. Each raises SpecError with the line to change."""
+"""Checks of a whole ablation, beyond the checks of single runs. Each raises SpecError with the line to change."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def _no_axis(loaded: LoadedAblation, path: KeyPath, key: str, axes: Sequence[str
     return loaded.source.error(path, message, "unknown_axis", axis=key, allowed=list(axes))
 
 
-def _no_metric(loaded: LoadedAblation, path: KeyPath, run: RunSpec, name: str, known: Sequence[str]) -> SpecError:
-    message = f"the task {run.task.kind} has no metric {name!r}" + suggest(name, known)
-    return loaded.source.error(path, message, "unknown_metric", metric=name, task=run.task.kind, allowed=list(known))
+def _no_metric(loaded: LoadedAblation, path: KeyPath, run: RunSpec, name: str, metrics: Sequence[str]) -> SpecError:
+    message = f"the task {run.task.kind} has no metric {name!r}" + suggest(name, metrics)
+    return loaded.source.error(path, message, "unknown_metric", metric=name, task=run.task.kind, allowed=list(metrics))
 
 
 def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
@@ -107,13 +107,13 @@ def check_resources(loaded: LoadedAblation) -> None:
     content = loaded.content
     axes: list[KeyPath] = [("grid", key) for key in content.grid]
     axes += [("zip", index, key) for index, group in enumerate(content.zip) for key in group]
-    axes += [("when", index, "grid", key) for index, each in enumerate(content.when) for key in each.grid]
+    axes += [("when", index, "grid", key) for index, condition in enumerate(content.when) for key in condition.grid]
     axes += [("search", "space", key) for key in getattr(content.search, "space", {})]
     for path in axes:
         if str(path[-1]).startswith("resources."):
             raise loaded.source.error(
                 path,
-                "resources are no part of a run, so an axis of them would repeat runs; give them to some rows with "
+                "resources do not change a run, so an axis of them would repeat runs; give them to some rows with "
                 f"`when: [{{if: …, set: {{{path[-1]}: …}}}}]`, or to all rows with `resources: …`",
                 "resources_axis",
             )
@@ -203,10 +203,10 @@ def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
         )
     of_variants = dict.fromkeys(name for run in runs for name in run.variant_metrics)
     for run in runs:
-        known = [*run.metrics, *of_variants, *(f"facts.{name}" for name in NUMERIC_FACTS)]
+        metric_names = [*run.metrics, *of_variants, *(f"facts.{name}" for name in NUMERIC_FACTS)]
         for index, metric in enumerate(loaded.content.metrics):
-            if metric.name not in known:
-                raise _no_metric(loaded, ("metrics", index, "name"), run, metric.name, known)
+            if metric.name not in metric_names:
+                raise _no_metric(loaded, ("metrics", index, "name"), run, metric.name, metric_names)
 
 
 def check_claims(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
@@ -219,7 +219,7 @@ def check_claims(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
                 message = f"the table has no column {column!r}{suggest(column, names)}"
                 place: KeyPath = ("claims", index, key)
                 raise loaded.source.error(place, message, "unknown_column", column=column, allowed=names)
-        if loaded.written is not None:
+        if loaded.unchanged is not None:
             continue  # a scale or --set may have other rows
         for side, condition in (("better", claim.better), ("than", claim.than)):
             if not any(matches(loaded, point, condition) for point in points):
@@ -241,10 +241,10 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
         elif isinstance(figure, Contexts):
             names = {(*path, "metric"): figure.metric}
         for run in runs:
-            known = [name for name in run.metrics if isinstance(figure, Values) or "@" not in name]
+            metric_names = [name for name in run.metrics if isinstance(figure, Values) or "@" not in name]
             for place, name in names.items():
-                if name not in known:
-                    raise _no_metric(loaded, place, run, name, known)
+                if name not in metric_names:
+                    raise _no_metric(loaded, place, run, name, metric_names)
             if isinstance(figure, Positions):
                 if run.evaluate.positions is None:
                     message = "a figure of positions needs evaluate.positions, and a row has none"

@@ -21,7 +21,7 @@ from cope_sweep.sizes import CHUNK_LOGITS, MIN_BLOCKED_KEYS, RECOMPUTED_ELEMENTS
 DEFAULT_FLOPS_PER_S = 2e10
 """Floating-point operations per second and core without measurements: a slow CPU core on small transformers."""
 FAST = 5
-"""A fast core reaches so many times as many."""
+"""Factor by which a fast core is faster."""
 DEFAULT_STEP_S = 2e-3
 """Seconds per training step without measurements, in addition to the floating-point operations. A batch of an
 evaluation, without a backward pass, takes a third."""
@@ -46,7 +46,7 @@ OUTPUT_ARRAYS = 3
 pass, and copies that matrix products make of the weight."""
 
 
-Shape = tuple[str, str, int, str]
+RunShape = tuple[str, str, int, str]
 """Task, model, batch size and optimiser of a run; runs of equal shape take equal time per step."""
 
 
@@ -133,7 +133,7 @@ def model_flops_per_token(run: RunSpec) -> int:
     or recomputed activations add, do not count.
     """
     looked_up = ("position.",) if run.model.tied else ("position.", "embedding.")
-    declared = (each for each in _declared_parameters(run) if not each[0].startswith(looked_up))
+    declared = (parameter for parameter in _declared_parameters(run) if not parameter[0].startswith(looked_up))
     multiplied = sum(math.prod(shape) * count for _, shape, count in declared)
     return 6 * multiplied + 12 * run.model.layers * run.model.dim * run.task.length("train")
 
@@ -168,7 +168,7 @@ def run_flops(run: RunSpec, resources: Resources, parameters: int | None = None)
 
 
 def evaluation_batches(run: RunSpec) -> int:
-    """The number of batches in all evaluations on the test sets, with those of longer sequences and of variants."""
+    """The number of batches in all evaluations on the test sets, with longer sequences and variants."""
     evaluate = run.evaluate
     often, last = (math.ceil(number / run.train.batch) for number in (evaluate.sequences, evaluate.final_sequences))
     at_every = (run.train.steps - 1) // evaluate.every * often + last
@@ -190,7 +190,7 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     block = saved * model.dim * tokens
     scored = any(encoding.scores or encoding.weighs for encoding in model.position)
     whole = resources.attention == "reference"
-    unfused = any((each.scores or each.weighs) and not each.has_term for each in model.position)
+    unfused = any((encoding.scores or encoding.weighs) and not encoding.has_term for encoding in model.position)
     short = task.length("train") < MIN_BLOCKED_KEYS
     if whole or ((model.hard_attention or unfused) and short):
         block += (14 if scored else 3) * model.heads * tokens * task.length("train")
@@ -218,7 +218,7 @@ def _on_cuda(resources: Resources) -> bool:
 
 
 def estimates(
-    plan: Plan, measured: Mapping[Shape, float] | None = None, timed: Mapping[Shape, StepCost] | None = None
+    plan: Plan, measured: Mapping[RunShape, float] | None = None, timed: Mapping[RunShape, StepCost] | None = None
 ) -> dict[str, Estimate]:
     """Run id → estimate, for every run of the plan and of its examples.
 
@@ -228,7 +228,7 @@ def estimates(
     """
     measured, timed = measured or {}, timed or {}
     median_rate = statistics.median(measured.values()) if measured else None
-    known: dict[tuple[Any, ...], Estimate] = {}
+    by_shape: dict[tuple[Any, ...], Estimate] = {}
     result = {}
     for row in (*plan.rows, *plan.examples):
         run = row.runs[0]
@@ -236,9 +236,9 @@ def estimates(
         train, resources = run.train, plan.resources_of(row)
         parts = (run.task, run.model, run.evaluate, train.optimizer, resources)
         key = train.steps, train.batch, *(part.model_dump_json() for part in parts)
-        estimate = known.get(key)
+        estimate = by_shape.get(key)
         if estimate is None:
-            estimate = known[key] = _estimate(run, resources, measured, timed, median_rate)
+            estimate = by_shape[key] = _estimate(run, resources, measured, timed, median_rate)
         result.update(dict.fromkeys((run.run_id for run in row.runs), estimate))
     return result
 
@@ -246,8 +246,8 @@ def estimates(
 def _estimate(
     run: RunSpec,
     resources: Resources,
-    measured: Mapping[Shape, float],
-    timed: Mapping[Shape, StepCost],
+    measured: Mapping[RunShape, float],
+    timed: Mapping[RunShape, StepCost],
     median_rate: float | None,
 ) -> Estimate:
     parameters, memory = parameter_count(run), memory_bytes(run, resources)
@@ -305,7 +305,7 @@ def total_seconds(runs: Iterable[tuple[Estimate, int]]) -> float:
     return latest_s
 
 
-def shape_of(run: RunSpec) -> Shape:
+def shape_of(run: RunSpec) -> RunShape:
     """The shape of a run: its task, model, batch size and optimiser."""
     train = run.train
     return run.task.model_dump_json(), run.model.model_dump_json(), train.batch, train.optimizer.model_dump_json()

@@ -23,12 +23,12 @@ from cope_sweep.config.checks import (
     resolved_schedule,
     resolved_search,
 )
-from cope_sweep.config.explain import Problem, explain_all
+from cope_sweep.config.explain import SpecProblem, explain_all
 from cope_sweep.config.keys import depth, is_below, is_field, key_path, set_key, short_names
 from cope_sweep.config.loading import LoadedAblation
 from cope_sweep.config.points import (
     Assignments,
-    Value,
+    AxisValue,
     example_points,
     matches,
     parameters_of,
@@ -64,7 +64,7 @@ class Row:
     """One run per seed, in the order of the ablation's seeds."""
     published: Published | None = None
     resources: Resources | None = None
-    """The resources of its runs; None: those of the ablation."""
+    """The resources of its runs; None: the ablation's."""
     figures: frozenset[int] = frozenset()
     """The figures of the ablation that draw it, by their index in the file."""
     values: Mapping[str, Json] = field(default_factory=dict)
@@ -96,7 +96,9 @@ class Plan:
         """Key and metric of a search or schedule that chooses runs by a test set that the table reports."""
         reported = {metric.name for metric in self.ablation.content.metrics}
         choosers = (("search", self.search), ("schedule", self.schedule))
-        chosen = [(key, each.metric) for key, each in choosers if each is not None and each.metric is not None]
+        chosen = [
+            (key, chooser.metric) for key, chooser in choosers if chooser is not None and chooser.metric is not None
+        ]
         return tuple((key, name) for key, name in chosen if name in reported and name.split("/")[0] != VALIDATION)
 
     @property
@@ -134,7 +136,7 @@ class Plan:
 
     @cached_property
     def own_resources(self) -> dict[str, Resources]:
-        """Run id → resources, of the runs whose resources are not those of the ablation."""
+        """Run id → resources, for runs whose resources differ from the ablation's."""
         return {run.run_id: row.resources for row in self.rows if row.resources is not None for run in row.runs}
 
     def resources_of(self, row: Row) -> Resources:
@@ -158,8 +160,8 @@ class Plan:
 def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
     """The plan of an ablation. It has no rows yet where a search suggests them by results (`search: optuna`).
 
-    Raises SpecError if a key, value or combination is not valid in a run, if no row is left, or if there are more than
-    `max_runs` runs. That is noticed before the runs are made.
+    Raises SpecError if a key, value or combination is not valid in a run, if no row is left, or, before it makes any
+    run, if there are more than `max_runs` runs.
     """
     check_search(loaded)
     if isinstance(loaded.content.search, (RandomSearch, Optuna)):
@@ -188,7 +190,7 @@ def _check_size(loaded: LoadedAblation, runs: int, max_runs: int | None) -> None
 
 
 def row_of(loaded: LoadedAblation, parameters: Mapping[str, str | float]) -> Row:
-    """The row that a search by suggestions means, of an ablation that was expanded already. Raises SpecError."""
+    """The row that a search suggests, in an ablation that was already expanded. Raises SpecError."""
     (row,) = _rows(loaded, [point_of(loaded, parameters)])
     return row
 
@@ -196,7 +198,7 @@ def row_of(loaded: LoadedAblation, parameters: Mapping[str, str | float]) -> Row
 def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mapping[str, str]]]) -> Plan:
     """The plan of what a search has suggested so far: pairs of a run id, of any seed, and the labels of its row.
 
-    A pair that means another run today, or none, is left out: the ablation has changed. Raises SpecError if the
+    A pair whose labels now mean another run, or none, is left out: the ablation has changed. Raises SpecError if the
     ablation is not valid.
     """
     check_search(loaded)
@@ -243,31 +245,31 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
             continue
         name, labels = _row_name(names, ambiguous), {key: value.label for key, value in values.items()}
         published = next((entry for entry in content.published if matches(loaded, point, entry.match)), None)
-        figures = frozenset(index for index, each in enumerate(content.figures) if matches(loaded, point, each.rows))
+        figures = frozenset(index for index, drawn in enumerate(content.figures) if matches(loaded, point, drawn.rows))
         assigned = {key: value.value for key, value in values.items()}
-        better = frozenset(index for index, each in enumerate(content.claims) if matches(loaded, point, each.better))
-        than = frozenset(index for index, each in enumerate(content.claims) if matches(loaded, point, each.than))
+        better = frozenset(index for index, drawn in enumerate(content.claims) if matches(loaded, point, drawn.better))
+        than = frozenset(index for index, drawn in enumerate(content.claims) if matches(loaded, point, drawn.than))
         row = Row(name, labels, runs, published, resources, figures, assigned, better, than - better)
-        known = rows.setdefault(runs[0].run_id, row)
-        if known.name != name:
-            message = f"the rows {known.name!r} and {name!r} are the same configuration; remove one of them"
-            problems.append(loaded.source.error((), message, "same_rows", rows=[known.name, name]))
-        elif known.resources != resources:
-            message = f"the row {known.name!r} has two kinds of resources; let conditions agree on one"
-            problems.append(loaded.source.error((), message, "two_resources", row=known.name))
+        same_run = rows.setdefault(runs[0].run_id, row)
+        if same_run.name != name:
+            message = f"the rows {same_run.name!r} and {name!r} are the same configuration; remove one of them"
+            problems.append(loaded.source.error((), message, "same_rows", rows=[same_run.name, name]))
+        elif same_run.resources != resources:
+            message = f"the row {same_run.name!r} has two kinds of resources; let conditions agree on one"
+            problems.append(loaded.source.error((), message, "two_resources", row=same_run.name))
     if problems:
         raise SpecError.of(list(_without_repetition(problems)))
     return tuple(rows.values())
 
 
 def _without_repetition(problems: Iterable[SpecError]) -> Iterator[SpecError]:
-    """Each problem once. That of a combination of values names the first row that has it."""
+    """Each problem once. If it is about a combination of values, it names the first row with it."""
     same: dict[str, list[SpecError]] = {}
     for problem in problems:
         same.setdefault(str(problem), []).append(problem)
-    for message, found in same.items():
-        first = found[0]
-        others = f"; and in {len(found) - 1} others" if len(found) > 1 else ""
+    for message, repeated in same.items():
+        first = repeated[0]
+        others = f"; and in {len(repeated) - 1} others" if len(repeated) > 1 else ""
         row = f" (in the row {first.data['combination']}{others})" if "combination" in first.data else ""
         yield SpecError(message + row, code=first.code, **first.data)
 
@@ -298,8 +300,10 @@ def _labelled(point: Assignments, varied: Collection[str]) -> Assignments:
 def _names(values: Assignments, short: Mapping[str, str]) -> dict[str, str]:
     """Axis key → what the name of the row says: the label; of a field, `p_max 8`, as not every row has it."""
     return {
-        key: f"{short[key]} {each.label}" if is_field(key) and each.label == default_label(each.value) else each.label
-        for key, each in values.items()
+        key: f"{short[key]} {value.label}"
+        if is_field(key) and value.label == default_label(value.value)
+        else value.label
+        for key, value in values.items()
     }
 
 
@@ -308,7 +312,7 @@ def _ambiguous_names(rows: Iterable[Mapping[str, str]]) -> set[tuple[str, ...]]:
     keys: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for names in rows:
         keys.setdefault(tuple(names.values()), set()).add(tuple(names))
-    return {names for names, known in keys.items() if len(known) > 1}
+    return {names for names, key_sets in keys.items() if len(key_sets) > 1}
 
 
 def _row_name(names: dict[str, str], ambiguous: set[tuple[str, ...]]) -> str:
@@ -329,7 +333,7 @@ class RunBuilder:
 
     def __init__(self, loaded: LoadedAblation) -> None:
         self.loaded = loaded
-        self._parts: dict[tuple[str, tuple[Value, ...]], tuple[Any, str]] = {}
+        self._parts: dict[tuple[str, tuple[AxisValue, ...]], tuple[Any, str]] = {}
         """Name of a part, and the values that it was made of → the part, and its text in the run's identity."""
 
     def runs(self, point: Assignments) -> tuple[RunSpec, ...]:
@@ -339,12 +343,12 @@ class RunBuilder:
             assigned.setdefault(key.partition(".")[0], []).append(key)
         seeds = self.loaded.content.row_seeds
         try:
-            known = {name: self._part(name, keys, point) for name, keys in assigned.items()}
-            run = RunSpec.model_validate({name: part for name, (part, _) in known.items()} | {"seed": seeds[0]})
+            parts = {name: self._part(name, keys, point) for name, keys in assigned.items()}
+            run = RunSpec.model_validate({name: part for name, (part, _) in parts.items()} | {"seed": seeds[0]})
         except ValueError:  # of pydantic or of `set_key`
             raise SpecError.of(self.problems(point)) from None
         # A part that was resolved, as a budget in tokens, has another text.
-        return run.with_seeds(seeds, {name: text for name, (part, text) in known.items() if getattr(run, name) is part})
+        return run.with_seeds(seeds, {name: text for name, (part, text) in parts.items() if getattr(run, name) is part})
 
     def _part(self, name: str, keys: list[str], point: Assignments) -> tuple[Any, str]:
         """A part of a run with the values that `point` assigns to its keys, and its text in the run's identity."""
@@ -361,7 +365,7 @@ class RunBuilder:
         return self._parts[made_of]
 
     def split(self, point: Assignments) -> tuple[Assignments, Resources | None]:
-        """The values of the point's runs, and their resources; None: those of the ablation. Raises SpecError."""
+        """The values of the point's runs, and their resources; None: the ablation's. Raises SpecError."""
         keys = [key for key in point if key.startswith(f"{RESOURCES}.")]
         if not keys:
             return point, None
@@ -371,24 +375,26 @@ class RunBuilder:
         source, common = self.loaded.source, self.loaded.content.resources
         values = {key.removeprefix(f"{RESOURCES}."): point[key] for key in keys}
         for name in SWEEP_KEYS & values.keys():
-            message = f"{name} is one for the whole sweep; write it below `resources`"
+            message = f"{name} applies to the whole sweep; write it under `resources`"
             raise source.error(values[name].origin, message, "resource_of_the_sweep", key=name)
         try:
-            own = Resources.model_validate(common.model_dump() | {name: each.value for name, each in values.items()})
+            changed = Resources.model_validate(
+                common.model_dump() | {name: problem.value for name, problem in values.items()}
+            )
         except ValidationError as error:
             raise SpecError.of(
                 [
                     error_at(
-                        source.location(values[str(each.path[0])].origin),
-                        (RESOURCES, *each.path),
-                        each.message,
-                        each.code,
-                        **each.data,
+                        source.location(values[str(problem.path[0])].origin),
+                        (RESOURCES, *problem.path),
+                        problem.message,
+                        problem.code,
+                        **problem.data,
                     )
-                    for each in explain_all(error, Resources)
+                    for problem in explain_all(error, Resources)
                 ]
             ) from error
-        return None if own == common else own
+        return None if changed == common else changed
 
     def problems(self, point: Assignments) -> list[SpecError]:
         """The errors of the run of a point. The whole run is validated, so that paths start at its top."""
@@ -409,7 +415,7 @@ class RunBuilder:
         return lost
 
 
-def _located(loaded: LoadedAblation, point: Assignments, data: Json, problem: Problem) -> SpecError:
+def _located(loaded: LoadedAblation, point: Assignments, data: Json, problem: SpecProblem) -> SpecError:
     """The error about the run in `data`, with the line of the axis value or base key that caused it."""
     path = problem.path
     parts = key_path(data, path)
@@ -420,7 +426,7 @@ def _located(loaded: LoadedAblation, point: Assignments, data: Json, problem: Pr
             place = loaded.source.location((*value.origin, *path[length:]))
             shown = parts if is_field(key) else path
             return error_at(place, shown, problem.message, problem.code, **problem.data)
-    found = dict(problem.data)
+    error_data = dict(problem.data)
     if point and not path:
-        found["combination"] = ", ".join(f"{key} = {value.label}" for key, value in point.items())
-    return loaded.source.error(("base", *path), problem.message, problem.code, **found)
+        error_data["combination"] = ", ".join(f"{key} = {value.label}" for key, value in point.items())
+    return loaded.source.error(("base", *path), problem.message, problem.code, **error_data)

@@ -61,7 +61,7 @@ MAX_VALUE_LENGTH = 60
 
 
 @dataclass(frozen=True)
-class Problem:
+class SpecProblem:
     """What is wrong with a value: its key path in the file, and message, code and data of the error about it."""
 
     path: KeyPath
@@ -70,21 +70,21 @@ class Problem:
     data: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
-def explain_all(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
-    """The problems of a validation error. A value that fits none of several types is one problem."""
-    found: dict[KeyPath, Problem] = {}
+def explain_all(error: ValidationError, model: type[BaseModel]) -> list[SpecProblem]:
+    """The problems of a validation error. A value that matches none of several types is one problem."""
+    problems: dict[KeyPath, SpecProblem] = {}
     messages: dict[KeyPath, dict[str, None]] = {}
     for item in error.errors(include_url=False):
         problem = explain(item, model)
         message = problem.message
-        if problem.path in found and item["type"] == "literal_error" and not isinstance(item["input"], str):
+        if problem.path in problems and item["type"] == "literal_error" and not isinstance(item["input"], str):
             message = " or ".join(_choices(item))  # after what is wrong with it as a number
-        found.setdefault(problem.path, problem)
+        problems.setdefault(problem.path, problem)
         messages.setdefault(problem.path, {})[message] = None
-    return [replace(problem, message=", or ".join(messages[path])) for path, problem in found.items()]
+    return [replace(problem, message=", or ".join(messages[path])) for path, problem in problems.items()]
 
 
-def explain(error: Any, model: type[BaseModel]) -> Problem:
+def explain(error: Any, model: type[BaseModel]) -> SpecProblem:
     """The problem that one item of pydantic's `ValidationError.errors()` means.
 
     `model` is the class that was validated.
@@ -93,32 +93,34 @@ def explain(error: Any, model: type[BaseModel]) -> Problem:
     error_type, value = error["type"], error.get("input")
     annotations, path = _resolve(model, location)
     if error_type == "extra_forbidden":
-        models = [each for each in _resolve(model, location[:-1])[0] if _is_model(each)]
-        names = sorted({name for each in models for name in each.model_fields})
+        models = [model_class for model_class in _resolve(model, location[:-1])[0] if _is_model(model_class)]
+        names = sorted({name for model_class in models for name in model_class.model_fields})
         message = f"unknown key {path[-1]!r}" + suggest(str(path[-1]), names)
-        return Problem(path, message, "unknown_key", {"key": path[-1], "allowed": names})
+        return SpecProblem(path, message, "unknown_key", {"key": path[-1], "allowed": names})
     if error_type == "missing":
-        return Problem(path[:-1], f"the key {path[-1]!r} is missing", "missing_key", {"key": path[-1]})
+        return SpecProblem(path[:-1], f"the key {path[-1]!r} is missing", "missing_key", {"key": path[-1]})
     if error_type == "union_tag_invalid":
         kind, kinds = error["ctx"]["tag"], _quoted_names(error["ctx"]["expected_tags"])
-        written = value["kind"] if isinstance(value, Mapping) else kind
-        if isinstance(written, str):
+        kind_written = value["kind"] if isinstance(value, Mapping) else kind
+        if isinstance(kind_written, str):
             message = f"unknown kind {kind!r}" + suggest(kind, kinds)
         else:  # 1.10 is the number 1.1 in YAML
-            hint = "; quote it" if isinstance(written, int | float) else ""
-            message = f"the kind {_shown(written)} is not text{hint}{suggest(str(written), kinds)}"
-        return Problem(path, message, "unknown_kind", {"kind": kind, "allowed": kinds})
+            hint = "; quote it" if isinstance(kind_written, int | float) else ""
+            message = f"the kind {_shown(kind_written)} is not text{hint}{suggest(str(kind_written), kinds)}"
+        return SpecProblem(path, message, "unknown_kind", {"kind": kind, "allowed": kinds})
     if error_type == "union_tag_not_found":
-        kinds = [kind for each in annotations if _is_model(each) and (kind := _kind(each))]
-        return Problem(path, f"{_shown(value)} has no `kind`" + suggest("", kinds), "missing_kind", {"allowed": kinds})
+        kinds = [kind for kind in map(_kind, filter(_is_model, annotations)) if kind]
+        return SpecProblem(
+            path, f"{_shown(value)} has no `kind`" + suggest("", kinds), "missing_kind", {"allowed": kinds}
+        )
     if error_type == "literal_error":
         message = f"{_shown(value)} is not one of the choices" + suggest(str(value), _choices(error))
-        return Problem(path, message, "unknown_choice", {"value": _shown(value), "allowed": _choices(error)})
+        return SpecProblem(path, message, "unknown_choice", {"value": _shown(value), "allowed": _choices(error)})
     if error_type == "value_error":
         reason = error["ctx"]["error"]
         if isinstance(reason, UserError):
-            return Problem(path, str(reason), reason.code, reason.data)
-        return Problem(path, str(reason))
+            return SpecProblem(path, str(reason), reason.code, reason.data)
+        return SpecProblem(path, str(reason))
     if error_type in EXPECTED_TYPES:
         hint = ""
         if EXPECTED_TYPES[error_type] == "a list" and value not in (None, ""):
@@ -129,9 +131,9 @@ def explain(error: Any, model: type[BaseModel]) -> Problem:
         if expected in ("a number", "a whole number") and DECIMAL_COMMA.fullmatch(str(value)):
             hint = f"; write it with a point: {str(value).replace(',', '.')}"
         message = f"{_shown(value)} is not {expected}{hint}"
-        return Problem(path, message, "wrong_type", {"value": _shown(value), "expected": expected})
+        return SpecProblem(path, message, "wrong_type", {"value": _shown(value), "expected": expected})
     message = error["msg"][0].lower() + error["msg"][1:]
-    return Problem(path, f"{_shown(value)}: {message}", data={"value": _shown(value)})
+    return SpecProblem(path, f"{_shown(value)}: {message}", data={"value": _shown(value)})
 
 
 def suggest(name: str, accepted: Iterable[str]) -> str:
@@ -144,20 +146,23 @@ def suggest(name: str, accepted: Iterable[str]) -> str:
     if not accepted:
         return ""
     folded = name.casefold()
-    meant = [each for each in accepted if folded.replace("-", "_") in SYNONYMS.get(each, ())]
-    if not meant:
-        by_folded = {each.casefold(): each for each in reversed(accepted)}
-        meant = [by_folded[each] for each in difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.5)]
-    hint = f"; did you mean {meant[0]!r}?" if meant else ";"
+    matches = [candidate for candidate in accepted if folded.replace("-", "_") in SYNONYMS.get(candidate, ())]
+    if not matches:
+        by_folded = {candidate.casefold(): candidate for candidate in reversed(accepted)}
+        matches = [by_folded[candidate] for candidate in difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.5)]
+    hint = f"; did you mean {matches[0]!r}?" if matches else ";"
     return f"{hint} accepted: {', '.join(accepted)}"
 
 
 def near_names(name: str, accepted: Iterable[str], most: int = 3) -> list[str]:
-    """The accepted dotted names that `name` may mean: those whose last part is its synonym first, then similar ones."""
+    """The accepted dotted names that `name` may mean: first names whose last part is a synonym, then similar ones."""
     accepted = list(accepted)
     start, dot, last = name.rpartition(".")
     meant = [f"{start}{dot}{own}" for own, others in SYNONYMS.items() if last.casefold() in others]
-    near = [*(each for each in meant if each in accepted), *difflib.get_close_matches(name, accepted, n=most)]
+    near = [
+        *(candidate for candidate in meant if candidate in accepted),
+        *difflib.get_close_matches(name, accepted, n=most),
+    ]
     return list(dict.fromkeys(near))[:most]
 
 

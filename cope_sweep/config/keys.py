@@ -54,38 +54,38 @@ def field_place(items: Sequence[Json], key: str) -> tuple[int, list[str]] | None
 
 
 def named_by_kind(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a spec by dotted key, without those that are named by the place of an encoding, not by its kind."""
+    """The values of a spec by dotted key, without fields that are named by an encoding's index instead of its kind."""
     names = names_of(str(values.get(ENCODINGS_KEY, "")).split("+"))
     return {key: value for key, value in values.items() if not is_field(key) or key.split(".")[2] in names}
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """Key → its last part, with as many parts before it as tell the keys apart: `cope.p_max`, `relative.p_max`."""
+    """Key → the shortest end of it that is unique among the keys: `cope.p_max`, `relative.p_max`."""
     parts = {key: key.split(".") for key in keys}
 
     def name(key: str, length: int) -> str:
         return ".".join(parts[key][-length:])
 
-    found = {}
-    for key, own in parts.items():
-        lengths = range(1, len(own) + 1)
+    short = {}
+    for key, key_parts in parts.items():
+        lengths = range(1, len(key_parts) + 1)
         unique = (n for n in lengths if sum(name(other, n) == name(key, n) for other in parts) == 1)
-        found[key] = name(key, next(unique, len(own)))
-    return found
+        short[key] = name(key, next(unique, len(key_parts)))
+    return short
 
 
 def key_path(data: Json, path: KeyPath) -> tuple[str, ...]:
     """A path through lists by index as the parts of a key: `("model", "position", "cope", "p_max")`."""
-    found = []
+    key_parts = []
     inner: Any = data
     for part in path:
         if isinstance(part, int) and isinstance(inner, list) and part < len(inner):
-            found.append(names_of(inner)[part] or str(part))
+            key_parts.append(names_of(inner)[part] or str(part))
             inner = inner[part]
         else:
-            found.append(str(part))
+            key_parts.append(str(part))
             inner = inner.get(part) if isinstance(inner, dict) else None
-    return tuple(found)
+    return tuple(key_parts)
 
 
 def set_key(data: dict[str, Json], key: str, value: Json, place: str | None = None) -> None:

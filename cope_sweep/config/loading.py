@@ -71,14 +71,14 @@ class LoadedAblation:
     scale: str | None = None
     """The scale that was chosen; None: the ablation's own size."""
     typed: tuple[str, ...] = ()
-    """How a command line has named it: name or path, and options. Empty: by its name."""
-    written: Source | None = None
+    """How a command line named it: name or path, and options. Empty: just the name."""
+    unchanged: Source | None = None
     """The file before scale and `--set`; None: `source` is."""
 
     @property
     def data(self) -> dict[str, Json]:
         """The content of its file with what that inherits, before scale and `--set`."""
-        source = self.written or self.source
+        source = self.unchanged or self.source
         return {key: value for key, value in source.data.items() if key != "inherit"}
 
     @property
@@ -87,7 +87,7 @@ class LoadedAblation:
         return [*(self.typed or (self.name,)), *(["--scale", self.scale] if self.scale else [])]
 
     @property
-    def words(self) -> str:
+    def cli_args(self) -> str:
         """Name and scale, as commands take them: `counting --scale small`."""
         return f"{self.name} --scale {self.scale}" if self.scale else self.name
 
@@ -105,11 +105,11 @@ def validate(source: Source, name: str, *, folder: Path | None = None, allow_plu
 
     Raises SpecError with one line per problem.
     """
-    own = source
+    file_alone = source
     if source.data.get("inherit") is not None and not source.parents:
         source = with_inherited(source, folder)
     loaded = _validated(source, name, folder, allow_plugins=allow_plugins)
-    _check_base(own, loaded)
+    _check_base(file_alone, loaded)
     return loaded
 
 
@@ -119,7 +119,7 @@ def _validated(source: Source, name: str, folder: Path | None, *, allow_plugins:
     except ValidationError as error:
         problems = explain_all(error, Ablation)
         raise SpecError.of(
-            [source.error(each.path, each.message, each.code, **each.data) for each in problems]
+            [source.error(problem.path, problem.message, problem.code, **problem.data) for problem in problems]
         ) from error
     if content.plugins and not allow_plugins:
         raise source.error(
@@ -137,13 +137,13 @@ def _validated(source: Source, name: str, folder: Path | None, *, allow_plugins:
     return LoadedAblation(name, content, source)
 
 
-def _check_base(own: Source, loaded: LoadedAblation) -> None:
+def _check_base(file_alone: Source, loaded: LoadedAblation) -> None:
     """Raises SpecError for base values of a file below an axis, as `task.tokens` below `task`: each row replaces them.
 
     Inherited ones may be replaced. `own` is the file without what it inherits.
     """
     content = loaded.content
-    if not isinstance(base := own.data.get("base"), dict):
+    if not isinstance(base := file_alone.data.get("base"), dict):
         return
     axes: list[KeyPath] = [("grid", key) for key in content.grid]
     axes += [("zip", index, key) for index, group in enumerate(content.zip) for key in group]
@@ -151,8 +151,9 @@ def _check_base(own: Source, loaded: LoadedAblation) -> None:
     for path in axes:
         key = str(path[-1])
         in_each_row = all(key == other or is_below(key, other) for row in content.include for other in row)
-        if in_each_row and (lost := [each for each, _ in leaves(base) if is_below(each, key) and not is_field(each)]):
-            raise own.error(
+        lost = [leaf for leaf, _ in leaves(base) if is_below(leaf, key) and not is_field(leaf)]
+        if in_each_row and lost:
+            raise file_alone.error(
                 ("base", *lost[0].split(".")),
                 f"it has no effect, because each row has a value of the axis {key} ({loaded.source.location(path)}), "
                 "which replaces it as a whole; remove it, or give the axis a deeper key",
@@ -190,8 +191,8 @@ def with_inherited(source: Source, folder: Path | None) -> Source:
         chain.append(_parent(chain, folder))
     heir = source.location(("inherit",))
     merged = FileMapping()
-    for each in reversed(chain[1:]):
-        inherited = copied(each.data, lambda place: f"{place} (inherited by {heir})")
+    for ancestor in reversed(chain[1:]):
+        inherited = copied(ancestor.data, lambda place: f"{place} (inherited by {heir})")
         merged = _merged(
             merged, {key: value for key, value in inherited.items() if key not in OWN_KEYS}, inherited.places
         )
@@ -206,7 +207,7 @@ def _parent(chain: list[Source], folder: Path | None) -> Source:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise child.error(
             path,
-            f"{name!r} is not the name of an ablation; write the name of a file of the same folder, as in "
+            f"{name!r} is not the name of an ablation; write the name of a file in the same folder, as in "
             "inherit: wikitext",
             "invalid_name",
             name=name,
@@ -214,17 +215,18 @@ def _parent(chain: list[Source], folder: Path | None) -> Source:
     if folder is None:
         raise child.error(
             path,
-            f"{name!r} cannot be read, because this text belongs to no folder; remove the key",
+            f"{name!r} cannot be inherited: this ablation is a text without a folder; remove the key",
             "no_folder",
             name=name,
         )
-    file = next((file for suffix in SUFFIXES if (file := folder / f"{name}{suffix}").exists()), None)
+    candidates = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
+    file = next(filter(Path.exists, candidates), None)
     if file is None:
-        known = sorted({each.stem for suffix in SUFFIXES for each in folder.glob(f"*{suffix}")})
-        message = f"no file {folder / name}.yaml" + suggest(name, known)
-        raise child.error(path, message, "no_such_file", file=f"{folder / name}.yaml", allowed=known)
-    if any(Path(each.name) == file for each in chain):
-        names = [*(Path(each.name).stem for each in chain), name]
+        names_here = sorted({ancestor.stem for suffix in SUFFIXES for ancestor in folder.glob(f"*{suffix}")})
+        message = f"no file {folder / name}.yaml" + suggest(name, names_here)
+        raise child.error(path, message, "no_such_file", file=f"{folder / name}.yaml", allowed=names_here)
+    if any(Path(ancestor.name) == file for ancestor in chain):
+        names = [*(Path(ancestor.name).stem for ancestor in chain), name]
         message = f"files inherit from one another: {' → '.join(names)}; remove one `inherit`"
         raise child.error(path, message, "circular_inheritance", names=names)
     try:
@@ -237,7 +239,7 @@ def _parent(chain: list[Source], folder: Path | None) -> Source:
 def _merged(
     inherited: FileMapping, own: Mapping[str, Json], places: Mapping[str, str], path: KeyPath = ()
 ) -> FileMapping:
-    """Two mappings at the same key path, merged. `places`: those of `own`."""
+    """Merge two mappings at the same key path. `places` belong to `own`."""
     merged = FileMapping(inherited, inherited.places)
     for key, value in own.items():
         here = (*path, key)
@@ -284,10 +286,10 @@ def with_overrides(
 ) -> LoadedAblation:
     """The ablation at a named scale, with `key=value` assignments applied after it.
 
-    A key of a run has this value in every row then, and is no axis. A field of an encoding, as
+    A key of a run then has this value in every row, and is not an axis. A field of an encoding, such as
     `model.position.cope.p_max`, has it in the rows with this encoding. `seeds`, `metrics`, `primary`, `search.<key>`,
-    `schedule.<key>` and `resources.<key>` replace the ablation's own; the last also those of single rows. A number of
-    seeds (`seeds=3`) means the ablation's first ones, and those that follow.
+    `schedule.<key>` and `resources.<key>` replace the ablation's own; `resources.<key>` also in single rows. A number
+    of seeds (`seeds=3`) means the first seeds of the ablation, continued if it has fewer.
 
     `+key=value` adds the value to the axis instead: one more row for each combination with the other axes.
 
@@ -296,17 +298,19 @@ def with_overrides(
     if scale is None and not assignments:
         return loaded
     data: FileMapping = copied(loaded.source.data)
-    assigned = [each.partition("=")[0] for each in assignments if not each.startswith(ADDS)]
+    assigned = [text.partition("=")[0] for text in assignments if not text.startswith(ADDS)]
     if both := [key for key in assigned if RIVAL_KEYS.get(key) in assigned]:
-        message = f"{OPTION}{both[0]}: {RIVAL_KEYS[both[0]]} is set, too; remove one of them"
+        message = f"{OPTION}{both[0]}: {RIVAL_KEYS[both[0]]} is also set; remove one of them"
         raise SpecError(message, code="two_budgets", place=f"{OPTION}{both[0]}", key=both[0])
     replaced = [*loaded.replaced, *assigned]
     if scale is not None:
         if scale not in loaded.content.scales:
-            known = ", ".join(loaded.content.scales) or "none: this ablation has one size"
+            scales = "the scales are " + ", ".join(loaded.content.scales)
+            if not loaded.content.scales:
+                scales = "this ablation has no scales; leave it out"
             raise loaded.source.error(
                 (),
-                f"unknown scale {scale!r}; it has {known}",
+                f"unknown scale {scale!r}; {scales}",
                 "unknown_scale",
                 scale=scale,
                 allowed=list(loaded.content.scales),
@@ -317,8 +321,8 @@ def with_overrides(
         _add_value(data, assignment) if assignment.startswith(ADDS) else _apply_assignment(data, assignment)
     trained = tuple(key for key in dict.fromkeys(replaced) if key.partition(".")[0] in TRAINED_KEYS)
     changed = _validated(replace(loaded.source, data=data), loaded.name, None)
-    written = loaded.written or loaded.source
-    return replace(changed, replaced=trained, scale=scale or loaded.scale, typed=loaded.typed, written=written)
+    original = loaded.unchanged or loaded.source
+    return replace(changed, replaced=trained, scale=scale or loaded.scale, typed=loaded.typed, unchanged=original)
 
 
 def _replaced_keys(content: Ablation, scale: Scale) -> list[str]:
@@ -340,7 +344,7 @@ def _apply_scale(source: Source, data: FileMapping, scale: str) -> None:
     chosen = data["scales"][scale]
     fixed, grid = chosen.get("set", {}), chosen.get("grid", {})
     if both := [key for key in fixed if RIVAL_KEYS.get(key) in (*fixed, *grid)]:
-        message = f"{RIVAL_KEYS[both[0]]} is set at this scale, too; remove one of them"
+        message = f"{RIVAL_KEYS[both[0]]} is also set at this scale; remove one of them"
         raise source.error(("scales", scale, "set", both[0]), message, "two_budgets", key=both[0])
     # An inherited scale may set a key whose axis the same scale has here: the axis stays, with the figures over it.
     for key, value in fixed.items():
@@ -395,15 +399,15 @@ def _apply_assignment(data: FileMapping, assignment: str) -> None:
 
 
 def _first_seeds(seeds: Json, number: int) -> list[Json]:
-    """So many seeds: the first ones of a file, and those that follow its last one. Raises InvalidValue."""
+    """The first `number` seeds of a file, continued after its last one. Raises InvalidValue."""
     if isinstance(number, bool) or not 1 <= number <= MAX_SEEDS:
         raise InvalidValue(
-            f"seeds: a number of seeds is 1 to {MAX_SEEDS:,}; a seed itself is written as a list: [{number}]",
+            f"give a number of seeds from 1 to {MAX_SEEDS:,}; for the seed {number} itself, write seeds=[{number}]",
             key="seeds",
             value=number,
         )
     first = list(seeds) if isinstance(seeds, list) and seeds else list(Ablation.model_fields["seeds"].default)
-    if not all(isinstance(seed, int) for seed in first):  # which is said later
+    if not all(isinstance(seed, int) for seed in first):  # validation reports it later
         return first
     return [*first, *range(max(first) + 1, max(first) + 1 + number)][:number]
 
@@ -435,7 +439,7 @@ def _add_value(data: FileMapping, assignment: str) -> None:
     axis, label = grid[key], default_label(value)
     if value in _values(axis) or (isinstance(axis, dict) and label in axis):
         raise SpecError(
-            f"{option}: the axis {key} has this value already", code="no_effect", place=option, axis=key, value=text
+            f"{option}: the axis {key} already has this value", code="no_effect", place=option, axis=key, value=text
         )
     if isinstance(axis, dict):
         grid.put(key, FileMapping({**axis, label: value}, {**places_of(axis), label: option}), option)
@@ -444,7 +448,7 @@ def _add_value(data: FileMapping, assignment: str) -> None:
 
 
 def _replace_kind(data: FileMapping, head: str, kind: Json, option: str) -> None:
-    """Set the kind of `search` or `schedule`, and keep those of its settings that the new kind has."""
+    """Set the kind of `search` or `schedule`, and keep the settings that the new kind also has."""
     before = data.get(head)
     cls = REGISTRIES[head].get(kind) if isinstance(kind, str) else None
     fields = set(cls.model_fields) if cls is not None else set()
@@ -456,7 +460,7 @@ def _fix(data: FileMapping, key: str, value: Json, place: str | None) -> None:
     """Let a run's key have one value in every row, and resolve the conditions on it.
 
     An entry of `published`, `when` or `exclude` that asks for another value of the key is dropped, and a figure whose
-    axis it is. Raises InvalidValue as `set_path` does.
+    axis it is. Raises InvalidValue, like `set_path`.
     """
     axis = data.get("grid", {}).get(key)
     labels = [default_label(value)]
@@ -570,11 +574,11 @@ def find_ablation(ablation: str | Path, folder: Path, otherwise: str) -> Path:
         return Path(ablation)
     if (named := folder / f"{ablation}.yaml").exists():
         return named
-    known = sorted(file.stem for file in folder.glob("*.yaml"))
-    hint = suggest(str(ablation), known) or f"; {otherwise}"
+    names = sorted(file.stem for file in folder.glob("*.yaml"))
+    hint = suggest(str(ablation), names) or f"; {otherwise}"
     raise NotFoundError(
         f"no ablation {str(ablation)!r} in {folder.absolute()}{hint}",
         name=str(ablation),
         folder=str(folder.absolute()),
-        allowed=known,
+        allowed=names,
     )

@@ -26,7 +26,7 @@ MAX_POINTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Value:
+class AxisValue:
     """A value that a point assigns, its label, and its key path in the file."""
 
     label: str
@@ -34,12 +34,12 @@ class Value:
     origin: KeyPath
 
     @classmethod
-    def of(cls, value: Json, *origin: str | int) -> Value:
+    def of(cls, value: Json, *origin: str | int) -> AxisValue:
         """A value that the file gives no label."""
         return cls(default_label(value), value, origin)
 
 
-Assignments = dict[str, Value]
+Assignments = dict[str, AxisValue]
 """Axis key → value: one point."""
 
 
@@ -48,7 +48,7 @@ class Dimension:
     """One dimension of a search by suggestions: the options of an axis, of zipped axes or of `choice`, or numbers."""
 
     keys: tuple[str, ...]
-    """The keys of a run that it assigns: one, or those of zipped axes."""
+    """The keys of a run that it assigns: one, or several if axes are zipped."""
     options: tuple[Assignments, ...] = ()
     numbers: Distribution | None = None
     """The distribution of a number; None: it has options."""
@@ -60,7 +60,7 @@ class Dimension:
 
     @property
     def is_of_fields(self) -> bool:
-        """Whether it only varies fields of encodings, so that rows without these do not have it."""
+        """Whether it only varies fields of encodings. Rows without these encodings do not have it."""
         return all(map(is_field, self.keys))
 
     @property
@@ -90,7 +90,7 @@ class Dimension:
                 raise InvalidValue(f"{self.name} has no value {parameter!r}", key=self.name, value=parameter)
             return self.options[self.choices.index(str(parameter))]
         (key,) = self.keys
-        return {key: Value.of(self.numbers.rounded(float(parameter)), "search", "space", key)}
+        return {key: AxisValue.of(self.numbers.rounded(float(parameter)), "search", "space", key)}
 
     def parameter(self, labels: Mapping[str, str]) -> str | float:
         """The choice or number of a row with these labels. Raises ValueError where the dimension does not have it."""
@@ -118,7 +118,7 @@ def points_of(loaded: LoadedAblation, limit: int | None = None) -> list[Assignme
     if isinstance(loaded.content.search, RandomSearch):
         groups.append(_draws(loaded.content.search))
     included = (
-        {key: Value.of(value, "include", index, key) for key, value in row.items()}
+        {key: AxisValue.of(value, "include", index, key) for key, value in row.items()}
         for index, row in enumerate(loaded.content.include)
     )
     expansion = _Expansion(loaded)
@@ -142,7 +142,7 @@ def dimensions_of(loaded: LoadedAblation) -> tuple[Dimension, ...]:
         if distribution.choice is None:
             dimensions.append(Dimension((key,), numbers=distribution))
         else:
-            options = tuple({key: Value.of(value, "search", "space", key)} for value in distribution.choice)
+            options = tuple({key: AxisValue.of(value, "search", "space", key)} for value in distribution.choice)
             dimensions.append(Dimension((key,), options))
     return tuple(dimensions)
 
@@ -152,7 +152,7 @@ def chosen_parameters(
 ) -> tuple[dict[str, str | float], Assignments]:
     """The parameters of one row of a search by suggestions, and its point.
 
-    `choose` is called for each dimension: for those of fields last, and only where the row's model has the encoding.
+    `choose` is called for each dimension; last for fields of encodings, and only if the row's model has the encoding.
     """
     expansion = _Expansion(loaded)
     dimensions = sorted(dimensions_of(loaded), key=lambda dimension: dimension.is_of_fields)
@@ -162,14 +162,14 @@ def chosen_parameters(
         if not dimension.is_of_fields or expansion.has_any(expansion.conditioned(point), dimension.keys):
             parameters[dimension.name] = choose(dimension)
             point |= dimension.assignments(parameters[dimension.name])
-    ordered = {key: point[key] for each in dimensions_of(loaded) for key in each.keys if key in point}
+    ordered = {key: point[key] for axis in dimensions_of(loaded) for key in axis.keys if key in point}
     return parameters, expansion.conditioned(ordered)
 
 
 def point_of(loaded: LoadedAblation, parameters: Mapping[str, str | float]) -> Assignments:
-    """The point that a search by suggestions means with one of each dimension's choices, or a number, by its name.
+    """The point that a search suggests: dimension name → its choice or number.
 
-    Raises SpecError where a dimension does not have its parameter, or KeyError where it has none.
+    Raises SpecError if a dimension does not have the value, KeyError if a parameter is missing.
     """
     try:
         return chosen_parameters(loaded, lambda dimension: parameters[dimension.name])[1]
@@ -190,15 +190,15 @@ def parameters_of(loaded: LoadedAblation, labels: Mapping[str, str]) -> dict[str
 
 
 def example_points(loaded: LoadedAblation) -> list[Assignments]:
-    """Points in which each option, and each bound of numbers, of a search by suggestions occurs at least once."""
+    """Points in which each option, and each bound of a number, of a search occurs at least once."""
     expansion = _Expansion(loaded)
     plain = [dimension for dimension in dimensions_of(loaded) if not dimension.is_of_fields]
     of_fields = [dimension for dimension in dimensions_of(loaded) if dimension.is_of_fields]
     points = []
     for start in _side_by_side(plain):
         point = expansion.conditioned(start)
-        own = [dimension for dimension in of_fields if expansion.has_any(point, dimension.keys)]
-        points += [expansion.conditioned(start | fields) for fields in _side_by_side(own)]
+        own_fields = [dimension for dimension in of_fields if expansion.has_any(point, dimension.keys)]
+        points += [expansion.conditioned(start | fields) for fields in _side_by_side(own_fields)]
     return points
 
 
@@ -210,23 +210,23 @@ def _side_by_side(dimensions: Sequence[Dimension]) -> Iterator[Assignments]:
 
 
 def size_of_space(loaded: LoadedAblation) -> float:
-    """The number of the rows that a search by suggestions can suggest; infinite where a number is not whole."""
+    """The number of rows that a search can suggest; infinite if a number is not whole."""
     expansion, dimensions = _Expansion(loaded), dimensions_of(loaded)
-    deciding = [each for each in dimensions if any(key in DECIDING_KEYS for key in each.keys)]
-    of_fields = [each for each in dimensions if each.is_of_fields]
-    others = [each.size for each in dimensions if each not in deciding and each not in of_fields]
-    models = map(_merged, itertools.product(*(each.options for each in deciding)))
+    deciding = [axis for axis in dimensions if any(key in DECIDING_KEYS for key in axis.keys)]
+    of_fields = [axis for axis in dimensions if axis.is_of_fields]
+    other_sizes = [axis.size for axis in dimensions if axis not in deciding and axis not in of_fields]
+    models = map(_merged, itertools.product(*(axis.options for axis in deciding)))
     sizes = (
-        math.prod(each.size for each in of_fields if expansion.has_any(expansion.conditioned(model), each.keys))
+        math.prod(axis.size for axis in of_fields if expansion.has_any(expansion.conditioned(model), axis.keys))
         for model in models
     )
-    return math.prod(others) * sum(sizes)
+    return math.prod(other_sizes) * sum(sizes)
 
 
 def matches(loaded: LoadedAblation, point: Assignments, condition: Point) -> bool:
-    """Whether each key of the condition has the label or value that it asks for; of a list, any.
+    """Whether a point meets a condition: each key has the label or value, or one of a list of them.
 
-    A key of a field may also be one of the encodings that the point's `model.position` holds.
+    A field may be assigned by the point, or be part of an encoding in its `model.position`.
     """
     for key, wanted in condition.items():
         actual = value_of(loaded, point, key)
@@ -238,27 +238,30 @@ def matches(loaded: LoadedAblation, point: Assignments, condition: Point) -> boo
     return True
 
 
-def value_of(loaded: LoadedAblation, point: Assignments, key: str) -> Value | None:
-    """What a point assigns to a key; of a field that it does not assign, what its encoding has; None: neither."""
+def value_of(loaded: LoadedAblation, point: Assignments, key: str) -> AxisValue | None:
+    """What a point assigns to a key, or, for a field, what its encoding has; None: neither."""
     if not is_field(key):
         return point.get(key)
     encodings = _encodings(loaded, point)
-    found = field_place(encodings, key)
-    if found is None or key in point:
-        return None if found is None else point[key]
-    index, rest = found
-    if ENCODINGS_KEY not in point or len(rest) != 1:
+    place = field_place(encodings, key)
+    if place is None or key in point:
+        return None if place is None else point[key]
+    index, field_path = place
+    if ENCODINGS_KEY not in point or len(field_path) != 1:
         return None
     encoding = encodings[index] if isinstance(encodings[index], dict) else {"kind": encodings[index]}
     cls = ENCODINGS.get(encoding["kind"])
-    if rest[0] not in encoding and (cls is None or rest[0] not in cls.model_fields):
+    if field_path[0] not in encoding and (cls is None or field_path[0] not in cls.model_fields):
         return None
-    value = encoding[rest[0]] if rest[0] in encoding else cls.model_fields[rest[0]].default if cls else None
-    return Value.of(value, *point[ENCODINGS_KEY].origin)
+    if field_path[0] in encoding:
+        value = encoding[field_path[0]]
+    else:
+        value = cls.model_fields[field_path[0]].default if cls else None
+    return AxisValue.of(value, *point[ENCODINGS_KEY].origin)
 
 
 def has_encoding(loaded: LoadedAblation, point: Assignments, key: str) -> bool:
-    """Whether a key has a place in a point's model. That of a field of an encoding that the model lacks has none."""
+    """Whether a point's model has a place for the key: a field needs its encoding."""
     return not is_field(key) or field_place(_encodings(loaded, point), key) is not None
 
 
@@ -266,11 +269,11 @@ def _encodings(loaded: LoadedAblation, point: Assignments) -> Sequence[Json]:
     """The list of encodings of a point, as it was written; empty where it is no list."""
     part, _, name = ENCODINGS_KEY.partition(".")
     if ENCODINGS_KEY in point:
-        found = point[ENCODINGS_KEY].value
+        encodings = point[ENCODINGS_KEY].value
     else:
         model = point[part].value if part in point else loaded.content.base.get(part)
-        found = model.get(name) if isinstance(model, dict) else None
-    return found if isinstance(found, list) else ()
+        encodings = model.get(name) if isinstance(model, dict) else None
+    return encodings if isinstance(encodings, list) else ()
 
 
 def _merged(parts: Iterable[Assignments]) -> Assignments:
@@ -298,7 +301,7 @@ class _Expansion:
         return any(has_encoding(self.loaded, point, key) for key in keys)
 
     def combinations(self, groups: Sequence[_Group]) -> Iterator[_Open]:
-        """The product of groups. Those of fields come after those that decide which encodings a model has."""
+        """The product of groups: first the groups that decide which encodings a model has, then groups of fields."""
         points: Iterator[_Open] = iter([({}, ())])
         for group in _encodings_first(groups):
             points = self._with_group(points, group)
@@ -315,7 +318,7 @@ class _Expansion:
                     yield point | alternative, waiting
 
     def settled(self, points: Iterator[_Open], *, of_include: bool = False) -> Iterator[Assignments]:
-        """Points with all conditions, without the fields that they have no encoding for, each once.
+        """Points with all conditions applied, without fields of encodings that they lack, each once.
 
         Args:
             points: The points.
@@ -329,20 +332,20 @@ class _Expansion:
             if not any(map(is_field, point)):
                 yield point
                 continue
-            own = {key: value for key, value in point.items() if has_encoding(self.loaded, point, key)}
-            content = tuple(own.items())
+            with_place = {key: value for key, value in point.items() if has_encoding(self.loaded, point, key)}
+            content = tuple(with_place.items())
             if content not in seen:
                 seen.add(content)
-                yield own
+                yield with_place
 
     def conditioned(self, point: Assignments) -> Assignments:
         """The point after all conditions. Only for ablations whose conditions have no axes: it stays one point."""
-        (found,) = self.settled(iter([(point, ())]))
-        return found
+        (settled,) = self.settled(iter([(point, ())]))
+        return settled
 
     def _with_condition(self, points: Iterator[_Open], index: int) -> Iterator[_Open]:
         condition = self.loaded.content.when[index]
-        fixed = {key: Value.of(value, "when", index, "set", key) for key, value in condition.set.items()}
+        fixed = {key: AxisValue.of(value, "when", index, "set", key) for key, value in condition.set.items()}
         axes = [
             [{key: value} for value in _axis_values(axis, ("when", index, "grid", key))]
             for key, axis in condition.grid.items()
@@ -358,7 +361,7 @@ class _Expansion:
 
 
 def _encodings_first(groups: Sequence[_Group]) -> list[_Group]:
-    """Groups in their order, but those of fields alone not before those that assign the list of encodings."""
+    """The groups in order, but groups of fields alone only after the groups that assign the list of encodings."""
     last = max((index for index, group in enumerate(groups) if group[0].keys() & {*DECIDING_KEYS}), default=-1)
 
     def place(index: int) -> tuple[int, bool]:
@@ -381,16 +384,16 @@ def _axis_groups(loaded: LoadedAblation) -> list[list[Assignments]]:
 
 
 def _draws(search: RandomSearch) -> list[Assignments]:
-    """The draws of a random search. Those of one key depend on the seed and this key alone."""
+    """The draws of a random search. The draws of a key depend on the seed and this key alone."""
     columns = []
     for key, distribution in search.space.items():
         generator = random.Random(f"{search.seed}/{key}")
         values = [distribution.value_at(generator.random()) for _ in range(search.samples)]
-        columns.append([Value.of(value, "search", "space", key) for value in values])
+        columns.append([AxisValue.of(value, "search", "space", key) for value in values])
     return [dict(zip(search.space, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _axis_values(axis: Axis, origin: KeyPath) -> list[Value]:
+def _axis_values(axis: Axis, origin: KeyPath) -> list[AxisValue]:
     if isinstance(axis, dict):
-        return [Value(label, value, (*origin, label)) for label, value in axis.items()]
-    return [Value.of(value, *origin, index) for index, value in enumerate(axis)]
+        return [AxisValue(label, value, (*origin, label)) for label, value in axis.items()]
+    return [AxisValue.of(value, *origin, index) for index, value in enumerate(axis)]

@@ -8,7 +8,7 @@ from cope_sweep.errors import InvalidValue
 from cope_sweep.frozen import Frozen
 
 SWEEP_KEYS = frozenset({"groups", "max_failures", "step_timeout_s"})
-"""The resources that are one for the whole sweep. The others may differ between the rows of an ablation."""
+"""Resources of the whole sweep. All others may differ between the rows of an ablation."""
 
 
 class Resources(Frozen):
@@ -65,8 +65,8 @@ class Resources(Frozen):
     )
     step_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="A run that makes no step for so many seconds is ended and restarted like one whose process died. "
-        "Preparing data and evaluations count as time without steps. null: no limit.",
+        description="A run that makes no step for this many seconds is ended and restarted, as if its process had died."
+        " Preparing data and evaluations count as time without steps. null: no limit.",
     )
 
     @model_validator(mode="after")

@@ -70,7 +70,7 @@ class ModelSpec(Frozen):
     tied: bool = Field(default=True, description="The output layer uses the weights of the token embedding.")
     hard_attention: bool = Field(
         default=False,
-        description="Attend only to the token with the largest logit; the gradient is that of the softmax.",
+        description="Attend only to the token with the largest logit; the gradient is taken from the softmax.",
     )
     position: Annotated[tuple[AnyEncoding, ...], Strict(False)] = Field(
         default=(), description="Position encodings, which add up. Empty: none."
@@ -103,7 +103,7 @@ class TrainSpec(Frozen):
     steps: Positive = Field(default=1000, description="Number of training steps; `tokens` may give it.")
     tokens: Amount | None = Field(
         default=None,
-        description="Number of training tokens, in place of `steps`: 20k, 300M, 1.5B. It becomes the number of steps, "
+        description="Number of training tokens, instead of `steps`: 20k, 300M, 1.5B. It becomes the number of steps, "
         "rounded up, before the run has its id.",
     )
     batch: Positive = Field(default=64, description="Sequences in a step, summed over the workers.")
@@ -170,7 +170,7 @@ Variants = Annotated[dict[VariantName, dict[str, dict[str, JsonValue]]], BeforeV
 class EvaluateSpec(Frozen):
     """The steps at which the test sets are evaluated, and the number of their sequences."""
 
-    every: Positive = Field(default=100, description="Evaluate every so many steps, and after the last step.")
+    every: Positive = Field(default=100, description="Steps between evaluations. The last step is always evaluated.")
     sequences: Positive = Field(default=256, description="Sequences of each test set in an evaluation.")
     final_sequences: Positive = Field(
         default=1024, description="Sequences of each test set in the evaluation after the last step."
@@ -430,10 +430,13 @@ class RunSpec(Frozen):
         The parts are shared. `texts`: name of a part → its `part_text`, of those that are known.
         """
         text = self._identity_text(texts)
-        parts, given = {name: getattr(self, name) for name in RunSpec.model_fields}, self.model_fields_set | {"seed"}
+        parts, fields_set = (
+            {name: getattr(self, name) for name in RunSpec.model_fields},
+            self.model_fields_set | {"seed"},
+        )
         copies = []
         for seed in seeds:
-            copy = RunSpec.model_construct(given, **parts | {"seed": seed})
+            copy = RunSpec.model_construct(fields_set, **parts | {"seed": seed})
             copy.__dict__["run_id"] = _hash(text, seed)  # where `cached_property` keeps it
             copies.append(copy)
         return tuple(copies)

@@ -59,7 +59,7 @@ class SpecError(UserError):
     """A declaration is not valid. The message names the file, line, key and value, and what would be accepted.
 
     `data` has the `place`, a file with its line or a command-line option, and the `key_path` as in `base.model.dim`.
-    Of several problems they are those of the first, and `problems` has code, message and data of each.
+    If there are several problems, they describe the first, and `problems` has code, message and data of each.
     """
 
     default_code = "invalid_ablation"
@@ -70,7 +70,9 @@ class SpecError(UserError):
         first = problems[0]
         if len(problems) == 1:
             return first
-        listed: list[JsonValue] = [{"code": each.code, "message": str(each), "data": each.data} for each in problems]
+        listed: list[JsonValue] = [
+            {"code": problem.code, "message": str(problem), "data": problem.data} for problem in problems
+        ]
         return cls("\n".join(map(str, problems)), code=first.code, **{**first.data, "problems": listed})
 
 
@@ -119,7 +121,7 @@ def copied(value: Json, shown: Callable[[str], str] = str) -> Json:
 
 @dataclass(frozen=True)
 class Source:
-    """A parsed file, or JSON in the place of one."""
+    """A parsed file, or JSON instead of a file."""
 
     name: str
     """The file's path, as error messages show it."""
@@ -131,18 +133,18 @@ class Source:
     def location(self, path: KeyPath) -> str:
         """The place where the deepest known part of `path` was written: `file:line`, or a command-line option.
 
-        Of an error about several keys, `--set` options of some of them are the place: without them the file is valid.
+        For an error about several keys, the place is the `--set` options among them: without these the file is valid.
         """
         value: Json = self.data
-        own, place = "", self.name
+        deepest, place = "", self.name
         for part in path:
-            own = places_of(value).get(part, "")
-            place = own or place
+            deepest = places_of(value).get(part, "")
+            place = deepest or place
             try:
                 value = value[part]
             except (LookupError, TypeError):
                 return place
-        options = [] if own.startswith(OPTION) or not path else list(dict.fromkeys(_options(value)))
+        options = [] if deepest.startswith(OPTION) or not path else list(dict.fromkeys(_options(value)))
         return ", ".join(options) or place
 
     def error(self, path: KeyPath, message: str, code: str | None = None, /, **data: JsonValue) -> SpecError:
@@ -155,15 +157,23 @@ class Source:
 def _options(value: Json) -> Iterator[str]:
     """The `--set` options that have set a part of a value."""
     yield from (place for place in places_of(value).values() if place.startswith(OPTION))
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _options(inner)
+    inner: Iterable[Json] = ()
+    if isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, list):
+        inner = value
+    for item in inner:
+        yield from _options(item)
 
 
 def dotted(path: KeyPath) -> str:
     """A key path as text: `model.position[0].p_max`."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if text else part
     return text
 
 
@@ -235,7 +245,7 @@ def _parsed(text: str, name: str) -> yaml.Node | None:
     except RecursionError as problem:
         raise _not_yaml(name, TOO_LARGE) from problem
     except UnicodeEncodeError as problem:  # of a command line that is no UTF-8, or of JSON
-        raise _not_yaml(name, "no Unicode text: it has half of a surrogate pair") from problem
+        raise _not_yaml(name, "contains a lone surrogate, which is not Unicode text") from problem
     except yaml.YAMLError as problem:
         raise _not_yaml(name, str(problem).partition(chr(10))[0]) from problem
 
@@ -316,7 +326,7 @@ class _Reader:
                 key = _key(key_node, path, at)
                 if key in result:
                     raise SpecError(
-                        f"{at}: not valid YAML: the key {key!r} is here twice", code="duplicate_key", place=at, key=key
+                        f"{at}: not valid YAML: the key {key!r} appears twice", code="duplicate_key", place=at, key=key
                     )
                 result.put(key, self.value(value, (*path, key), at), at)
             return result
@@ -404,6 +414,6 @@ def ablations_folder(folder: Path = DEFAULT_FOLDER) -> Path:
 
 
 def packaged_ablations() -> Path:
-    """The ablations of this installation: those of its wheel, or of the checkout that it was installed from."""
+    """The ablations of this installation: in its wheel, or in the checkout that it was installed from."""
     installed = PACKAGE / "ablations"
     return installed if installed.is_dir() else PACKAGE.parent / "ablations"

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from cope_sweep.families.base import (
-    Constant,
+    ConstantValue,
     Family,
     Initialisation,
     ModelSizes,
@@ -30,7 +30,7 @@ __all__ = [
     "FAMILIES",
     "GPT2",
     "AnyFamily",
-    "Constant",
+    "ConstantValue",
     "Family",
     "Initialisation",
     "Llama",

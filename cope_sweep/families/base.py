@@ -45,11 +45,11 @@ class ModelSizes:
     layers: int
     feed_forward_dim: int
     tied: bool
-    """Whether the output layer uses the token embedding; it then has no parameter of its own."""
+    """Whether the output layer uses the token embedding; it then has no parameter itself."""
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantValue:
     """Initialise every element to `value`."""
 
     value: float
@@ -69,8 +69,8 @@ class Uniform:
     bound: float
 
 
-Initialisation = Constant | Normal | Uniform
-ZEROS, ONES = Constant(0.0), Constant(1.0)
+Initialisation = ConstantValue | Normal | Uniform
+ZEROS, ONES = ConstantValue(0.0), ConstantValue(1.0)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Family(Kind):
 
         `attention` maps (B, T, D) to (B, T, D): projections, heads and position encodings. `dropout` is the model's
         dropout, for the residual branches and wherever else the family has it, at most 15 times. Its calls are counted:
-        each one has masks of its own. So call it outside of functions that are computed again (`recomputed`).
+        each one has its own masks. So call it outside of functions that are computed again (`recomputed`).
         """
 
     def final_norm(self, parameters: Parameters, x_BTD: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ As in `src/models/transformer.py` and `src/models/simple_transformer.py` of that
 
 Options of encodings choose the rest of that code: `{kind: relative, scale_positions: true, share_layers: true, std:
 1/sqrt(d)}` and `{kind: cope, p_max: full, scale_positions: true}`. Its `--pos-emb rope` has no effect; ours rotates.
-The order in which initial values are drawn, the dropout masks and the random data are not those of that code.
+The order in which initial values are drawn, the dropout masks and the random data differ from that code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Generation of tokens with a cache of keys and values.
 
-A step reads the newest token of each sequence; all tokens before it are in the cache. Its logits equal those of a full
-pass to rounding errors, for every encoding: CoPE's positions are sums of gates between a query and the cached keys,
+A step reads the newest token of each sequence; all tokens before it are in the cache. Its logits equal a full pass's
+to rounding errors, for every encoding: CoPE's positions are sums of gates between a query and the cached keys,
 and the others depend on the numbers of tokens.
 
 Sequences with prompts of the same length are decoded together. Each draws from its own random generator: the same seed
@@ -120,12 +120,13 @@ class Generation:
             self.finish_reason = "length"
 
     def _stops_with(self, piece: bytes) -> bool:
-        """Append to the text; whether a stop text is complete, before which the text ends then."""
+        """Append to the text; if it then contains a stop text, cut it before that, and return True."""
         self._text += piece
-        found = [place for stop in self.sampling.stop if (place := self._text.find(stop.encode())) >= 0]
-        if found:
-            self._text = self._text[: min(found)]
-        return bool(found)
+        stops = [stop.encode() for stop in self.sampling.stop]
+        places = [self._text.index(stop) for stop in stops if stop in self._text]
+        if places:
+            self._text = self._text[: min(places)]
+        return bool(places)
 
 
 @torch.inference_mode()
@@ -134,8 +135,11 @@ def generate(generations: Sequence[Generation], is_cancelled: Callable[[], bool]
 
     Raises NotFiniteError where the model's outputs are not numbers.
     """
-    unfinished = sorted((each for each in generations if each.finish_reason is None), key=lambda each: len(each.ids))
-    for _, group in groupby(unfinished, key=lambda each: len(each.ids)):
+    unfinished = sorted(
+        (generation for generation in generations if generation.finish_reason is None),
+        key=lambda generation: len(generation.ids),
+    )
+    for _, group in groupby(unfinished, key=lambda generation: len(generation.ids)):
         alike = list(group)
         for batch in batches([each.limit for each in alike], batch_tokens(alike[0].predictor.model)):
             _decode([alike[index] for index in batch], is_cancelled)
@@ -148,13 +152,13 @@ def _decode(generations: list[Generation], is_cancelled: Callable[[], bool]) -> 
     cache: Cache = [{} for _ in model.blocks]
     read_tokens = 0
     while generations and not is_cancelled():
-        tokens_BT = torch.tensor([predictor.reading(each.ids)[read_tokens:] for each in generations])
+        tokens_BT = torch.tensor([predictor.reading(generation.ids)[read_tokens:] for generation in generations])
         read_tokens += tokens_BT.shape[1]
         hidden_BTD = read(model, predictor.run, tokens_BT.to(model.embedding.weight.device), cache)
         logits_BV = model.logits(hidden_BTD[:, -1]).double().cpu().numpy()
-        for each, logits_V in zip(generations, logits_BV, strict=True):
-            each.choose(logits_V)
-        rows = [row for row, each in enumerate(generations) if each.finish_reason is None]
+        for generation, logits_V in zip(generations, logits_BV, strict=True):
+            generation.choose(logits_V)
+        rows = [row for row, generation in enumerate(generations) if generation.finish_reason is None]
         if len(rows) < len(generations):
             generations = [generations[row] for row in rows]
             for layer in cache:

@@ -181,7 +181,7 @@ class Predictor:
             context: Tokens of a window. None: the whole sequence.
             stride: Tokens from the begin of a window to the begin of the next, 1 … `context`. None: `context`.
 
-        Raises as `log_probabilities`; TokensError for a stride out of range, and for a sequence of which the task
+        Raises, like `log_probabilities`; TokensError for a stride out of range, and for a sequence of which the task
         trains no token.
         """
         sequences = []
@@ -204,7 +204,7 @@ class Predictor:
         return batch.inputs_NT[0], np.concatenate(([False], batch.targets_NT[0, :-1] != IGNORED))
 
     def check_trained(self, trained_T: np.ndarray, name: str) -> None:
-        """Raise TokensError for a sequence of which the task trains no token."""
+        """Raise TokensError for a sequence without any token that the task trains."""
         if not trained_T.any():
             task = self.run.task
             raise TokensError(
@@ -232,7 +232,7 @@ class Predictor:
             raise TokensError("there is no sequence; give at least one", code="no_sequence")
         longest = max(range(len(sequences)), key=lambda index: len(sequences[index]))
         self.check_reach(len(sequences[longest]) - 1, f"sequence {longest} of {len(sequences[longest])} tokens")
-        scored = score(self.model, self.run, [Window(each) for each in sequences])
+        scored = score(self.model, self.run, [Window(sequence) for sequence in sequences])
         return [np.concatenate(([np.nan], scores.check(self.run).log_probabilities_N)) for scores in scored]
 
     def score_windows(self, all_windows: Iterable[Window]) -> Iterator[Scores]:

@@ -124,18 +124,18 @@ class Probe:
         `stopped` are the positions after the limit.
         """
         named: dict[str, np.ndarray] = {"tokens": self.tokens_T}
-        for each in self.layers:
-            layer = f"layer{each.layer}"
-            named[f"{layer}/heads"] = np.array(each.heads)
-            for kind, matrices in each.contextual.items():
+        for layer_probe in self.layers:
+            layer = f"layer{layer_probe.layer}"
+            named[f"{layer}/heads"] = np.array(layer_probe.heads)
+            for kind, matrices in layer_probe.contextual.items():
                 named[f"{layer}/{kind}/gates"] = matrices.gates_HTT
                 named[f"{layer}/{kind}/positions"] = matrices.positions_HTT
                 named[f"{layer}/{kind}/stopped"] = matrices.clamped_positions_HTT
-            for kind, scores_HTT in each.scores_HTT.items():
+            for kind, scores_HTT in layer_probe.scores_HTT.items():
                 named[f"{layer}/{kind}/scores"] = scores_HTT
-            if each.position_only_attention_HTT is not None:
-                named[f"{layer}/position_only_attention"] = each.position_only_attention_HTT
-            named[f"{layer}/attention"] = each.attention_HTT
+            if layer_probe.position_only_attention_HTT is not None:
+                named[f"{layer}/position_only_attention"] = layer_probe.position_only_attention_HTT
+            named[f"{layer}/attention"] = layer_probe.attention_HTT
         return named
 
 
@@ -189,14 +189,14 @@ def matrix_count(run: RunSpec, layer: int) -> int:
     return 2 * sum(isinstance(encoding, ContextualEncoding) for encoding in serving) + scoring + bool(scoring) + 1
 
 
-def _selected(numbers: Sequence[int] | None, count: int, what: str) -> tuple[int, ...]:
+def _selected(numbers: Sequence[int] | None, count: int, noun: str) -> tuple[int, ...]:
     if numbers is None:
         return tuple(range(count))
     for number in numbers:
         if not 0 <= number < count:
             raise ProbeError(
-                f"there is no {what} {number}: this model has {what}s 0 … {count - 1}",
-                code=f"no_such_{what}",
+                f"there is no {noun} {number}: this model has {noun}s 0 … {count - 1}",
+                code=f"no_such_{noun}",
                 value=number,
                 largest=count - 1,
             )
@@ -249,7 +249,7 @@ def _observe_layers(
         layer = next(layer_numbers)  # the model calls attention once per layer, in order
         if layer in layers:
             try:
-                found = _layer_probe(layer, heads, inputs, positions)
+                observed = _layer_probe(layer, heads, inputs, positions)
             except FloatingPointError as error:
                 raise CheckpointError(
                     f"run {predictor.run.run_id}: layer {layer} computes values that are not finite; "
@@ -258,7 +258,7 @@ def _observe_layers(
                     run_id=predictor.run.run_id,
                     layer=layer,
                 ) from error
-            on_layer(found)
+            on_layer(observed)
         if layer == max(layers, default=0):
             raise _LastLayerDoneError
 
@@ -322,7 +322,7 @@ def _query_block(inputs: Inputs, start: int, stop: int) -> Inputs:
         # `Inputs.rotated` compares identities: without rotation these must be the same tensors.
         rotated_q_BHTK=inputs.rotated_q_BHTK[:, :, start:stop] if inputs.rotated else q_BHTK,
         rotated_k_BHSK=inputs.rotated_k_BHSK[:, :, :stop] if inputs.rotated else k_BHSK,
-        features_BHSF=[each if each is None else each[:, :, :stop] for each in inputs.features_BHSF],
+        features_BHSF=[feature if feature is None else feature[:, :, :stop] for feature in inputs.features_BHSF],
     )
 
 
@@ -356,7 +356,7 @@ _PATTERNS = {
 def token_marks(task: Task, tokens_T: np.ndarray, tokenizer: TextTokenizer | None = None) -> dict[str, np.ndarray]:
     """Mark name → whether each token is marked: bool, shape (T,).
 
-    The marks are those of the task, and those of the text where there is a tokenizer.
+    The marks come from the task, and from the text if there is a tokenizer.
     """
     marks = {} if tokenizer is None else text_marks(tokenizer.pieces(tokens_T.tolist()))
     return marks | task.marks(tokens_T)
@@ -448,7 +448,7 @@ def head_statistics(
     raises.
     """
     totals: dict[tuple[int, int, str], _RunningTotals] = defaultdict(_RunningTotals)
-    names = list(dict.fromkeys(name for each in marks for name in each))
+    names = list(dict.fromkeys(name for mark in marks for name in mark))
     for index, token_ids in enumerate(sequences):
         T = len(token_ids)
         queries_T = np.ones(T, dtype=bool) if seen_by is None else seen_by[index]

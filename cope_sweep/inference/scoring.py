@@ -80,7 +80,7 @@ def tokens_read(length: int, context: int, stride: int) -> int:
 
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
-"""Limit for the tokens of a batch by device, including padding. A longer window is a batch of its own.
+"""Limit for the tokens of a batch by device, including padding. A longer window is a batch by itself.
 
 On a CPU, larger batches are slower: their activations do not fit its caches.
 """
@@ -98,16 +98,16 @@ class Scores:
 
     log_probabilities_N: np.ndarray
     top_ids_NK: np.ndarray
-    """int64: the most probable tokens in the place of each scored token, best first."""
+    """int64: the most probable tokens at the place of each scored token, best first."""
     top_log_probabilities_NK: np.ndarray
-    """Their log-probabilities: computed as those of the scored tokens, so equal tokens have the same float."""
+    """Their log-probabilities, computed like the scored tokens', so equal tokens have the same float."""
     next_logits_V: np.ndarray | None = None
     """The logits of the token after the window, float64; None without `read_last`."""
 
     def check(self, run: RunSpec) -> Scores:
         """Itself. Raises NotFiniteError where a number is NaN or infinite."""
         arrays = [self.log_probabilities_N, *([] if self.next_logits_V is None else [self.next_logits_V])]
-        if not all(np.isfinite(each).all() for each in arrays):
+        if not all(np.isfinite(array).all() for array in arrays):
             raise not_finite(run)
         return self
 
@@ -136,7 +136,7 @@ def batch_tokens(model: Transformer) -> int:
     return BATCH_TOKENS["cuda" if model.embedding.weight.is_cuda else "cpu"]
 
 
-def fitting(length: int, others: Sequence[int], model: Transformer) -> list[int]:
+def fitting(length: int, shorter: Sequence[int], model: Transformer) -> list[int]:
     """The indices of the `others` that are computed in a batch with a window of `length` tokens.
 
     Those nearest in length, as far as padding costs less than another batch.
@@ -144,8 +144,8 @@ def fitting(length: int, others: Sequence[int], model: Transformer) -> list[int]
     limit = batch_tokens(model)
     chosen: list[int] = []
     longest = total = length
-    for index in sorted(range(len(others)), key=lambda index: abs(others[index] - length)):
-        longest, total = max(longest, others[index]), total + others[index]
+    for index in sorted(range(len(shorter)), key=lambda index: abs(shorter[index] - length)):
+        longest, total = max(longest, shorter[index]), total + shorter[index]
         padded = longest * (len(chosen) + 2)
         if padded > limit or padded - total > max(FREE_PADDING, MAX_PADDING * total):
             break
@@ -180,8 +180,8 @@ def _score_batch(model: Transformer, run: RunSpec, windows: Sequence[Window], to
     targets_N = torch.from_numpy(np.concatenate(targets)).to(device)
     top = min(top, model.vocabulary_size)
     scored_N, ids_NK, tops_NK = _log_probabilities(model, hidden_RD[predicting_N], targets_N, top)
-    cuts = np.cumsum([len(each) for each in targets])[:-1]
-    scored, ids, tops = (np.split(each, cuts) for each in (scored_N, ids_NK, tops_NK))
+    cuts = np.cumsum([len(target) for target in targets])[:-1]
+    scored, ids, tops = (np.split(array, cuts) for array in (scored_N, ids_NK, tops_NK))
     results = []
     for number, (window, end) in enumerate(zip(windows, ends, strict=True)):
         next_V = model.logits(hidden_RD[end - 1]).double().cpu().numpy() if window.read_last else None
@@ -190,7 +190,7 @@ def _score_batch(model: Transformer, run: RunSpec, windows: Sequence[Window], to
 
 
 def _hidden(model: Transformer, run: RunSpec, windows: Sequence[Window]) -> Tensor:
-    """The model's hidden states of the tokens that it reads, (R, D): those of the first window, the second, …"""
+    """The model's hidden states of the tokens that it reads, (R, D): of the first window, the second, …"""
     lengths = [window.reads for window in windows]
     tokens_BT = np.zeros((len(windows), max(lengths)), dtype=np.int64)
     for row, window in enumerate(windows):
@@ -237,7 +237,7 @@ def _log_probabilities(
         chosen_N = (logits_NV.gather(-1, targets_N[start : start + rows, None]) - normalizer_N1).squeeze(-1)
         tops_NK, ids_NK = logits_NV.topk(top, dim=-1)
         scored.append((chosen_N.cpu().numpy(), ids_NK.cpu().numpy(), (tops_NK - normalizer_N1).cpu().numpy()))
-    values_N, ids_NK_, tops_NK_ = (np.concatenate(each) for each in zip(*scored, strict=True))
+    values_N, ids_NK_, tops_NK_ = (np.concatenate(arrays) for arrays in zip(*scored, strict=True))
     return values_N, ids_NK_, tops_NK_
 
 

@@ -1,4 +1,4 @@
-"""Token ids: their validation, and their text, which is that of a tokenizer or the labels of a task's vocabulary.
+"""Token ids: their validation, and their text, from a tokenizer or the labels of a task's vocabulary.
 
 text    "the cat"     one token may be part of a character
 labels  " w 0 i 1 r"  Flip-Flop's tokens; each is written with a blank before it, and read where blanks separate it

@@ -74,7 +74,7 @@ class Inputs:
     features_BHSF: Sequence[Tensor | None]
     """The features of all tokens of each encoding, as gate keys; None if it has none."""
     hard: bool = False
-    """One-hot attention to the largest logit; the gradient is that of the softmax ("straight through")."""
+    """One-hot attention to the largest logit; the gradient is the softmax's ("straight through")."""
     lengths_B: Tensor | None = None
     """int64: the number of tokens of each sequence; later ones are padding. None: all S. The output at padding is 0 and
     has no gradient."""
@@ -144,7 +144,7 @@ class Arguments(NamedTuple):
     log_gates: bool = False
     """Slope: positions are Σ log σ(gate logit) of the keys after the key, up to the query, in place of CoPE's."""
     stick_breaking: bool = False
-    """The weights are σ(s_ij)·Π_{j < k < i} (1 − σ(s_ik)), s with all terms added, in place of the softmax."""
+    """The weights are σ(s_ij)·Π_{j < k < i} (1 − σ(s_ik)), s with all terms added, instead of the softmax."""
     keep_remainder: bool = False
     """Stick-breaking: whether the query's own value gets the weight that no key has taken."""
 
@@ -171,7 +171,7 @@ def make_problem(inputs: Inputs, positions: Positions, dropout: float, seeds_B: 
     """The problem for these inputs and encodings, or why the fused kernels cannot express it, for a log message.
 
     They cannot express hard attention, an encoding without a `term`, two terms of a kind, contextual encodings whose
-    gates differ, a table of rotated queries beside one (or gates) of unrotated ones, gates with queries of their own
+    gates differ, a table of rotated queries beside one (or gates) of unrotated ones, gates with separate queries
     beside a table, and contextual encodings or a bias of keys
     beside stick-breaking. Raises ValueError if gate keys of an encoding are missing from the inputs.
     """
@@ -210,7 +210,7 @@ def make_problem(inputs: Inputs, positions: Positions, dropout: float, seeds_B: 
         # A term may leave out what is the same for all keys of a query, which cancels in the softmax only.
         return "a bias of keys stands for a score in the softmax only, and stick-breaking replaces it"
     if gate_queries and table_queries:
-        return "gates have queries of their own, beside a table of the attention's queries"
+        return "gates have separate queries, beside a table of the attention's queries"
     gate_k = gate_keys[0] if gate_keys else None
     base_queries = table_queries if gate_k is None else [*table_queries, *(gate_queries or [inputs.q_BHTK])]
     base_q = base_queries[0] if base_queries else inputs.rotated_q_BHTK

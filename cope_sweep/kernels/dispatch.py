@@ -179,7 +179,7 @@ def choose(
 ) -> Path:
     """The path of an attention. `auto` is the fastest, forward and backward (measured with `bench attention`).
 
-    `seeds_B` are those of the dropout masks; None where nothing is computed.
+    `seeds_B` are the seeds of the dropout masks; None where nothing is computed.
     """
     if implementation == "auto":
         return _fastest(inputs, positions, dropout, device, seeds_B)
@@ -188,7 +188,7 @@ def choose(
     if implementation == "reference":
         return Path("reference")
     if implementation == "blocked":
-        return Path(instead, None if instead == "blocked" else "torch.compile traces the reference in place of blocked")
+        return Path(instead, None if instead == "blocked" else "torch.compile traces the reference instead of blocked")
     problem = make_problem(inputs, positions, dropout, seeds_B)
     reason = problem if isinstance(problem, str) else _why_not(problem, implementation, device)
     if isinstance(problem, Arguments) and reason is None:
@@ -213,10 +213,10 @@ def _fastest(
     instead: PathName = "blocked" if S >= MIN_BLOCKED_KEYS and not torch.compiler.is_compiling() else "reference"
     problem = make_problem(inputs, positions, dropout, seeds_B)
     if isinstance(problem, str):
-        why = f"no fused kernel is used, {problem}; using"
+        why = f"no fused kernel: {problem}; using"
         if instead == "blocked":
             return Path("blocked", f"{why} PyTorch (blocked)")
-        return Path("reference", f"{why} the reference, which needs memory for all T × T scores")
+        return Path("reference", f"{why} the reference, which needs O(T²) memory")
     name: Literal["native", "triton"] = "native" if on_cpu else "triton"
     reason = _why_not(problem, name, device)
     if reason is None:

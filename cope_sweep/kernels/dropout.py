@@ -1,6 +1,6 @@
 """Dropout whose masks are a function of (seed of the sequence, place in the model, head, token, column).
 
-Each sequence has a seed of its own, so its masks do not depend on the other sequences of a forward pass: they are the
+Each sequence has its own seed, so its masks do not depend on the other sequences of a forward pass: they are the
 same however a batch is divided over workers and micro-batches. A backward pass, or a recomputation, makes the same mask
 again. All implementations of attention compute this function, so they have the same mask for the same seeds.
 

@@ -2,7 +2,7 @@
 
 torch.compile traces through attention without a break, because all that depends on the machine (compiled libraries,
 modules that may be missing, pointers) happens inside the operator. Its argument `kernel` names the implementation, and
-the others are those of `Arguments`. There is no synchronisation with a GPU here.
+the others are fields of `Arguments`. There is no synchronisation with a GPU here.
 
 Shapes: B batch, H heads, T queries, K head dim.
 """
@@ -48,18 +48,18 @@ def attention(given: Arguments, kernel: str) -> Tensor:
     return out
 
 
-def empty_outputs(given: Arguments, kernel: str) -> tuple[Tensor, Tensor, Tensor]:
+def empty_outputs(arguments: Arguments, kernel: str) -> tuple[Tensor, Tensor, Tensor]:
     """The output, (B, H, T, K); the log-sum-exp, (B, H, T); and what else the kernel saves for its backward pass."""
-    B, H, T, _ = given.q.shape
-    lse = given.q.new_empty((B, H, T), dtype=torch.float32)
-    return _empty_heads(given.q, given.v.shape[-1], given.v.dtype, kernel), lse, _carry(given, kernel)
+    B, H, T, _ = arguments.q.shape
+    lse = arguments.q.new_empty((B, H, T), dtype=torch.float32)
+    return _empty_heads(arguments.q, arguments.v.shape[-1], arguments.v.dtype, kernel), lse, _carry(arguments, kernel)
 
 
-def _carry(given: Arguments, kernel: str) -> Tensor:
+def _carry(arguments: Arguments, kernel: str) -> Tensor:
     """An empty tensor for what a kernel saves for its backward pass beside the output and the log-sum-exp."""
-    (B, H, T, _), v = given.q.shape, given.v
+    (B, H, T, _), v = arguments.q.shape, arguments.v
     if kernel == "triton":  # integers of each query
-        return given.q.new_empty((3, B, H, T), dtype=torch.int32)
+        return arguments.q.new_empty((3, B, H, T), dtype=torch.int32)
     # What rounding to half precision has cut off the output.
     return v.new_empty((B, H, T, v.shape[-1]) if v.dtype.itemsize < 4 else (0,))
 

@@ -1,7 +1,7 @@
 """The path for plugins, and where there is neither a compiler nor a GPU: the reference in blocks of queries.
 
 It serves every encoding, by its `score` and `weights`: they are defined for the last Q of some tokens (as in decoding),
-so the queries a … b − 1 are those of a shorter sequence that ends with token b − 1. The backward pass computes the
+so the queries a … b − 1 see a shorter sequence, which ends with token b − 1. The backward pass computes the
 weights of each block again. Beyond inputs and outputs it needs the memory of one block, O(rows × S), and keys after a
 block are never visited.
 
@@ -28,21 +28,21 @@ BLOCK_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True)
-class Block:
+class QueryBlock:
     """Some sequences, and the queries `rows` of them; `end`: the token after the last."""
 
     batch: slice
     rows: slice
     end: int
 
-    def of(self, x: Tensor, kind: Kind) -> Tensor:
+    def of(self, x: Tensor, kind: TensorKind) -> Tensor:
         """The block's part of a tensor."""
         if kind == "queries":
             return x[self.batch, :, self.rows]
         return x[self.batch, :, : self.end] if kind == "keys" else x
 
 
-Kind = Literal["queries", "keys", "parameter"]
+TensorKind = Literal["queries", "keys", "parameter"]
 """The content of a tensor: (B, H, T, ·), (B, H, S, ·), or anything."""
 
 
@@ -54,7 +54,7 @@ def attend_in_blocks(inputs: Inputs, positions: Positions, dropout: float, seeds
 
 
 class _Problem:
-    """An attention as a list of tensors, of which each block takes its part."""
+    """An attention as a list of tensors; each block takes its part of them."""
 
     def __init__(self, inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> None:
         self.inputs, self.positions, self.dropout = inputs, positions, dropout
@@ -62,8 +62,8 @@ class _Problem:
         self.S = inputs.k_BHSK.shape[2]
         self.seeds_B = draw_seeds(self.B, inputs.q_BHTK.device) if dropout and seeds_B is None else seeds_B
         self.tensors: list[Tensor] = []
-        self.kinds: list[Kind] = []
-        self._index: dict[tuple[int, Kind], int] = {}
+        self.kinds: list[TensorKind] = []
+        self._index: dict[tuple[int, TensorKind], int] = {}
         for name in ("q_BHTK", "rotated_q_BHTK"):
             self._add(getattr(inputs, name), "queries")
         for x in (inputs.k_BHSK, inputs.v_BHSK, inputs.rotated_k_BHSK, *inputs.features_BHSF):
@@ -72,38 +72,38 @@ class _Problem:
             for x in position.parameters.values():
                 self._add(x, "parameter")
 
-    def _add(self, x: Tensor | None, kind: Kind) -> None:
+    def _add(self, x: Tensor | None, kind: TensorKind) -> None:
         if x is not None and (id(x), kind) not in self._index:
             self._index[id(x), kind] = len(self.tensors)
             self.tensors.append(x)
             self.kinds.append(kind)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[QueryBlock]:
         rows = min(max(ROWS, self.S // 32), max(16, 4 * BLOCK_ELEMENTS // (self.H * self.S)))
         batch = max(1, BLOCK_ELEMENTS // (self.H * min(rows, self.T) * self.S))
         for first in range(0, self.B, batch):
             for row in range(0, self.T, rows):
                 last = min(self.T, row + rows)
-                yield Block(slice(first, first + batch), slice(row, last), self.S - self.T + last)
+                yield QueryBlock(slice(first, first + batch), slice(row, last), self.S - self.T + last)
 
-    def of_block(self, block: Block, tensors: Sequence[Tensor]) -> tuple[Inputs, Positions, Tensor | None]:
+    def of_block(self, block: QueryBlock, tensors: Sequence[Tensor]) -> tuple[Inputs, Positions, Tensor | None]:
         """The inputs, encodings and seeds of a block, from its parts of the tensors."""
 
-        def part(x: Tensor | None, kind: Kind) -> Any:
+        def part(x: Tensor | None, kind: TensorKind) -> Any:
             return None if x is None else tensors[self._index[id(x), kind]]
 
-        given = self.inputs
+        original = self.inputs
         inputs = replace(
-            given,
-            q_BHTK=part(given.q_BHTK, "queries"),
-            rotated_q_BHTK=part(given.rotated_q_BHTK, "queries"),
-            **{name: part(getattr(given, name), "keys") for name in ("k_BHSK", "v_BHSK", "rotated_k_BHSK")},
-            features_BHSF=[part(x, "keys") for x in given.features_BHSF],
-            lengths_B=None if given.lengths_B is None else given.lengths_B[block.batch],
+            original,
+            q_BHTK=part(original.q_BHTK, "queries"),
+            rotated_q_BHTK=part(original.rotated_q_BHTK, "queries"),
+            **{name: part(getattr(original, name), "keys") for name in ("k_BHSK", "v_BHSK", "rotated_k_BHSK")},
+            features_BHSF=[part(x, "keys") for x in original.features_BHSF],
+            lengths_B=None if original.lengths_B is None else original.lengths_B[block.batch],
         )
         positions = [
-            Position(each.encoding, {name: part(x, "parameter") for name, x in each.parameters.items()})
-            for each in self.positions
+            Position(position.encoding, {name: part(x, "parameter") for name, x in position.parameters.items()})
+            for position in self.positions
         ]
         return inputs, positions, None if self.seeds_B is None else self.seeds_B[block.batch]
 
@@ -143,7 +143,7 @@ class _Blocks(torch.autograd.Function):
 
 
 def _gradients(
-    problem: _Problem, block: Block, parts: Sequence[Tensor], leaves: Sequence[Tensor], dout_BHTK: Tensor
+    problem: _Problem, block: QueryBlock, parts: Sequence[Tensor], leaves: Sequence[Tensor], dout_BHTK: Tensor
 ) -> Sequence[Tensor | None]:
     """The gradients of a block's leaves. The weights are computed again, and the output is not."""
     inputs, positions, seeds_B = problem.of_block(block, parts)
@@ -156,5 +156,5 @@ def _gradients(
             (weights_BHTS, dout_BHTK @ v_BHSK.detach().transpose(-1, -2)),
             (v_BHSK, weights_BHTS.detach().transpose(-1, -2) @ dout_BHTK),
         )
-        factors, gradients = zip(*(each for each in of_factors if each[0].requires_grad), strict=True)
+        factors, gradients = zip(*(of_factor for of_factor in of_factors if of_factor[0].requires_grad), strict=True)
         return torch.autograd.grad(factors, leaves, gradients, allow_unused=True)

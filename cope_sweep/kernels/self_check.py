@@ -48,22 +48,22 @@ kernels' blocks, and the others leave a part empty."""
 _FLAGS = ("log_gates", "stick_breaking", "keep_remainder")
 _OPTIONAL = [name for name, kind in get_type_hints(Arguments).items() if kind == Tensor | None and name != "seeds"]
 
-Results = dict[str, Tensor]
+CheckResults = dict[str, Tensor]
 """By name: the output, and the gradient of each input and parameter."""
 
 
-def why_not(kernel: str, given: Arguments, device: torch.device) -> str | None:
-    """Why the results of `native` or `triton` for such a problem are not to be trusted here; None: they are right.
+def why_not(kernel: str, arguments: Arguments, device: torch.device) -> str | None:
+    """Why the results of `native` or `triton` for this kind of problem cannot be trusted here; None: they are right.
 
     A plan for a GPU that this machine does not have is not checked.
     """
     if kernel == "triton" and not (device.type == "cuda" and torch.cuda.is_available()):
         return None
-    names = tuple(name for name in _OPTIONAL if getattr(given, name) is not None)
-    names += tuple(name for name in ("dropout", *_FLAGS) if getattr(given, name))
+    names = tuple(name for name in _OPTIONAL if getattr(arguments, name) is not None)
+    names += tuple(name for name in ("dropout", *_FLAGS) if getattr(arguments, name))
     # By comparisons, which torch.compile can guard where sizes are symbols.
-    head_dim = next((size for size in HEAD_DIMS if given.q.shape[-1] <= size), HEAD_DIMS[-1])
-    return _why_not(kernel, device.type, device.index or 0, given.q.dtype, head_dim, names)
+    head_dim = next((size for size in HEAD_DIMS if arguments.q.shape[-1] <= size), HEAD_DIMS[-1])
+    return _why_not(kernel, device.type, device.index or 0, arguments.q.dtype, head_dim, names)
 
 
 @constant_when_compiled
@@ -101,7 +101,7 @@ def relative_errors(
     tensors, encodings = _random_problem(dtype, head_dim, names)
     dropout = 0.1 if "dropout" in names else 0.0
 
-    def results(to: torch.device, dtype: torch.dtype, attend: Callable[..., Tensor]) -> Results:
+    def results(to: torch.device, dtype: torch.dtype, attend: Callable[..., Tensor]) -> CheckResults:
         # Parameters stay in float32 where attention computes in half precision, as under autocast in training.
         of_parameters = torch.promote_types(dtype, torch.float32)
         leaves = {n: x.to(to, of_parameters if "." in n else dtype).requires_grad_() for n, x in tensors.items()}
@@ -148,7 +148,7 @@ def _random_problem(
     from cope_sweep.positions.grape_ap import GrapeAP
     from cope_sweep.positions.stick_breaking import StickBreaking
 
-    # Gates whose keys are not those of the attention: from the values.
+    # Gates whose keys are not the keys of the attention: from the values.
     gates: dict[str, Any] = {"gate": "values"} if "gate_k" in names else {"gate_after_rotation": "base_q" in names}
     of_field: dict[str, Encoding] = {
         "e": CoPE(p_max=POSITIONS, **gates),
@@ -167,7 +167,7 @@ def _random_problem(
     def normal(shape: tuple[int, ...], std: float = 1.0) -> Tensor:
         return torch.randn(shape, generator=rng, dtype=torch.float64) * std
 
-    # Log gates have queries of their own; otherwise, tables and gates have those before a rotation.
+    # Log gates have separate queries; otherwise, tables and gates use the queries before a rotation.
     rotated = "base_q" in names and "log_gates" not in names
     inputs = ["q", "k", "v", *(["rotated_q"] if rotated else [])]
     tensors = {name: normal((BATCH, HEADS, TOKENS, head_dim)) for name in inputs}

@@ -88,16 +88,16 @@ def load_run(folder: Path) -> RunSpec:
     current = spec.versions
     for kind in sorted(config.versions.keys() | current.keys()):
         # Versions of families, optimisers and schedules are listed only where they are not 1.
-        trained, here = config.versions.get(kind, 1), current.get(kind, 1)
-        if trained != here:
+        trained, version_here = config.versions.get(kind, 1), current.get(kind, 1)
+        if trained != version_here:
             raise CheckpointError(
-                f"{path}: trained with version {trained} of {kind!r}, but this code has version {here}, "
+                f"{path}: trained with version {trained} of {kind!r}, but this code has version {version_here}, "
                 "which computes something else; train the run again, or use the code that trained it",
                 code="another_version",
                 file=str(path),
                 kind=kind,
                 trained=trained,
-                here=here,
+                here=version_here,
             )
     if config.versions != current or config.run_id != spec.run_id:
         raise CheckpointError(
@@ -162,10 +162,10 @@ def _read_config(path: Path) -> _Config:
     except ValidationError as error:
         problems = [explain(item, _Config) for item in error.errors(include_url=False)]
         raise CheckpointError(
-            "; ".join(f"{path}: {dotted(each.path)}: {each.message}" for each in problems),
+            "; ".join(f"{path}: {dotted(problem.path)}: {problem.message}" for problem in problems),
             code="invalid_config",
             file=str(path),
-            keys=[dotted(each.path) for each in problems],
+            keys=[dotted(problem.path) for problem in problems],
         ) from error
 
 

@@ -3,7 +3,7 @@
 With a large vocabulary the logits are the largest tensor of a training step: 4 × 1024 tokens over 50,257 ids take
 0.8 GB in float32, and the plain loss holds four tensors of that size. Here the tokens pass the output layer in chunks,
 and each chunk's gradient is computed together with its loss, so that only one chunk's logits exist at a time. The
-values are those of the plain loss, to rounding. Small logits take the plain loss, which is then faster.
+values equal the plain loss, to rounding. Small logits take the plain loss, which is then faster.
 
 Shapes: N tokens, D dim, V vocabulary, B batch, T tokens of a sequence.
 """
@@ -89,7 +89,7 @@ class _ChunkedLoss(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("the gradient of a loss in chunks can be computed once only; call the loss again")
         gradients, ctx.gradients = ctx.gradients, None
-        grad_hidden_ND, grad_weight_VD = (None if each is None else each.mul_(grad) for each in gradients)
+        grad_hidden_ND, grad_weight_VD = (None if gradient is None else gradient.mul_(grad) for gradient in gradients)
         return grad_hidden_ND, grad_weight_VD, None, None
 
 

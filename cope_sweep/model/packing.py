@@ -21,7 +21,7 @@ class Packing:
         """`lengths`: the number of tokens of each sequence."""
         self.batch, self.longest = len(lengths), max(lengths)
         self.lengths_B = lengths_B = torch.tensor(lengths, device=device)
-        # Row-major: the tokens of the first sequence, then those of the second.
+        # Row-major: the tokens of the first sequence, then of the second.
         is_token_BT = torch.arange(self.longest, device=device) < lengths_B[:, None]
         self._places_N = None if bool(is_token_BT.all()) else is_token_BT.flatten().nonzero().squeeze(1)
 

@@ -1,4 +1,4 @@
-"""Parameters that are built from declarations: those of a family, and those of position encodings."""
+"""Parameters that are built from the declarations of a family and of position encodings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from cope_sweep.families import Constant, Initialisation, Normal, ParameterDeclaration, Uniform
+from cope_sweep.families import ConstantValue, Initialisation, Normal, ParameterDeclaration, Uniform
 from cope_sweep.positions import Dims, Encoding
 
 
@@ -56,7 +56,7 @@ def initialise(module: nn.Module, declared: Mapping[str, ParameterDeclaration], 
 
 def initialise_parameter(parameter: Tensor, initialisation: Initialisation, generator: torch.Generator) -> None:
     """Set a parameter to its initial values in place."""
-    if isinstance(initialisation, Constant):
+    if isinstance(initialisation, ConstantValue):
         parameter.fill_(initialisation.value)
     elif isinstance(initialisation, Normal):
         parameter.normal_(0, initialisation.std, generator=generator)
@@ -65,7 +65,7 @@ def initialise_parameter(parameter: Tensor, initialisation: Initialisation, gene
 
 
 class PositionParameters(nn.Module):
-    """The parameters of one encoding: those that all layers share, and those of each layer that it serves."""
+    """The parameters of one encoding: shared by all layers, or one set for each layer that it serves."""
 
     def __init__(self, encoding: Encoding, dims: Dims) -> None:
         super().__init__()

@@ -30,11 +30,11 @@ def attention_paths(run: RunSpec, resources: Resources, device: str) -> list[Lay
     dims = replace(run.dims, context=run.task.length("train"))
 
     def paths() -> Iterator[tuple[str, str | None]]:
-        known: dict[tuple[int, ...], tuple[str, str | None]] = {}
+        by_layer: dict[tuple[int, ...], tuple[str, str | None]] = {}
         for layer in range(run.model.layers):
             serving = [index for index, encoding in enumerate(run.model.position) if encoding.serves(layer)]
-            if tuple(serving) not in known:
-                known[tuple(serving)] = which(
+            if tuple(serving) not in by_layer:
+                by_layer[tuple(serving)] = which(
                     [run.model.position[index] for index in serving],
                     dims,
                     device=device,
@@ -43,10 +43,10 @@ def attention_paths(run: RunSpec, resources: Resources, device: str) -> list[Lay
                     hard=run.model.hard_attention,
                     implementation=resources.attention,
                 )
-            yield known[tuple(serving)]
+            yield by_layer[tuple(serving)]
 
-    found: list[LayerPaths] = []
+    paths_found: list[LayerPaths] = []
     for (name, reason), group in groupby(enumerate(paths()), key=lambda each: each[1]):
         layers = [layer for layer, _ in group]
-        found.append(LayerPaths((layers[0], layers[-1]), name, reason))
-    return found
+        paths_found.append(LayerPaths((layers[0], layers[-1]), name, reason))
+    return paths_found

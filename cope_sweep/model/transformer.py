@@ -149,7 +149,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """The cross-entropy of the targets in nats, summed; without logits of all tokens at once if they are large.
 
-        `seeds_B` are those of dropout, as in `hidden`. The argument `hidden` replaces the method of this name, by a
+        `seeds_B` are the seeds of dropout, as in `hidden`. The argument `hidden` replaces the method of this name, by a
         compiled one for example.
         """
         hidden_BTD = hidden(tokens_BT, seeds_B) if hidden else self.hidden(tokens_BT, seeds_B=seeds_B)
@@ -184,8 +184,8 @@ class Transformer(nn.Module):
         seeds_B = self._dropout_seeds(tokens_BT, packing, seeds_B)
         start = cache[0]["v"].shape[2] if cache and cache[0] else 0
         x_BTD = self.embedding(tokens_BT)
-        for each in self._position_parameters():
-            x_BTD = each.encoding.embed(each.of_layer(0), x_BTD, start)
+        for encoding_parameters in self._position_parameters():
+            x_BTD = encoding_parameters.encoding.embed(encoding_parameters.of_layer(0), x_BTD, start)
         if packing is not None:
             x_BTD = packing.pack(x_BTD)
         if seeds_B is not None:
@@ -204,14 +204,18 @@ class Transformer(nn.Module):
         self, tokens_BT: Tensor, cache: Cache | None, lengths_B: Tensor | None, seeds_B: Tensor | None
     ) -> Tensor | None:
         """The positions of encodings that sample them, as shares of their range, (B, T); None: there is none."""
-        sampling = [each.encoding for each in self._position_parameters() if each.encoding.samples]
+        sampling = [
+            encoding_parameters.encoding
+            for encoding_parameters in self._position_parameters()
+            if encoding_parameters.encoding.samples
+        ]
         if not sampling:
             return None
         if cache is not None:
             kind = sampling[0].kind
             raise InvalidValue(
                 f"with {kind}.sampled, positions depend on the number of tokens that follow, so tokens cannot be "
-                "computed one after another: such a model does not generate, nor score more tokens than fit into "
+                "computed one after another: such a model cannot generate, nor score more tokens than fit into "
                 "memory at once",
                 key=f"{kind}.sampled",
                 kind=kind,
@@ -231,26 +235,26 @@ class Transformer(nn.Module):
 
     @contextmanager
     def encodings(self, encodings: Sequence[Encoding]) -> Iterator[None]:
-        """Compute with these encodings within a `with` block: those of the run's spec, with other fields.
+        """Compute with these encodings within a `with` block: the run's encodings, with other fields.
 
         They have the same order and the same parameters.
         """
         parameters = self._position_parameters()
-        before = [each.encoding for each in parameters]
+        before = [parameter.encoding for parameter in parameters]
         try:
-            for each, encoding in zip(parameters, encodings, strict=True):
-                each.encoding = encoding
+            for encoding_parameters, encoding in zip(parameters, encodings, strict=True):
+                encoding_parameters.encoding = encoding
             yield
         finally:
-            for each, encoding in zip(parameters, before, strict=True):
-                each.encoding = encoding
+            for encoding_parameters, encoding in zip(parameters, before, strict=True):
+                encoding_parameters.encoding = encoding
 
     def _positions(self, layer: int) -> Positions:
         """The encodings that serve a layer, each with the parameters that the layer uses."""
         return [
-            Position(each.encoding, each.of_layer(layer))
-            for each in self._position_parameters()
-            if each.encoding.serves(layer)
+            Position(encoding_parameters.encoding, encoding_parameters.of_layer(layer))
+            for encoding_parameters in self._position_parameters()
+            if encoding_parameters.encoding.serves(layer)
         ]
 
     def _position_parameters(self) -> list[PositionParameters]:
@@ -263,8 +267,8 @@ class Transformer(nn.Module):
             initialise(block, block.declared, generator)
         initialise(self, self.family.output_parameters(run.sizes), generator)
         # Last, so that models that differ only in their encodings start with the same other weights.
-        for each in self._position_parameters():
-            each.initialise(run.dims, generator)
+        for encoding_parameters in self._position_parameters():
+            encoding_parameters.initialise(run.dims, generator)
 
 
 def check_reach(run: RunSpec, tokens: int) -> None:
@@ -275,4 +279,4 @@ def check_reach(run: RunSpec, tokens: int) -> None:
     x_BTD = torch.empty(1, tokens, run.model.dim, device="meta")
     for encoding in run.model.position:
         declared = encoding.parameters(run.dims).items()
-        encoding.embed({name: torch.empty(each.shape, device="meta") for name, each in declared}, x_BTD, 0)
+        encoding.embed({name: torch.empty(parameter.shape, device="meta") for name, parameter in declared}, x_BTD, 0)

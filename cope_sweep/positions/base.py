@@ -173,16 +173,16 @@ class Encoding(Kind):
     def features(self, parameters: Tensors, h_BTD: Tensor) -> Tensor | None:
         """Features of each token for `rotate`, `score`, `term` and `weights`, (B, T, H·F), or None.
 
-        They are computed from the attention layer's input, of each token alone: decoding keeps those of earlier tokens,
-        with the keys. Attention splits them into heads, (B, H, S, F). What mixes tokens, as a running sum or a
-        convolution, is computed where it is used, from those of all S tokens.
+        They are computed from the attention layer's input, for each token alone: decoding keeps them with the keys.
+        Attention splits them into heads, (B, H, S, F). What mixes tokens, such as a running sum or a convolution, is
+        computed where it is used, from the features of all S tokens.
         """
         return None
 
     def mix(self, parameters: Tensors, x_BHSK: Tensor, *, keys: bool) -> Tensor:
         """Queries, or `keys`, of the tokens 0 … S − 1, mixed along the tokens: no token takes from a later one.
 
-        The result replaces them in all other hooks. Decoding keeps those of earlier tokens as they were before.
+        The result replaces them in all other hooks. Decoding keeps the earlier tokens' as they were before.
         """
         return x_BHSK
 
@@ -230,7 +230,7 @@ Layers = Annotated[tuple[Annotated[int, Field(ge=0, le=10**9)], ...], Field(min_
 
 
 class AttentionEncoding(Encoding):
-    """An encoding that acts in attention layers: in all of them, or in those of `layers`."""
+    """An encoding that acts in attention layers: in all of them, or in `layers`."""
 
     layers: Layers | None = Field(default=None, description="The layers that use it, counted from 0; null: all.")
 

@@ -11,7 +11,7 @@ token-based relative positions. Gates can be computed from values or from separa
 
 The paper does not say which queries CoPE uses in a model with RoPE. By default gates and q·e use queries and keys
 before the rotation. `gate_after_rotation` computes gates from the rotated ones. `rotated_query` is the paper's listing
-in place of the attention of such a model (Llama's): gates are σ of its attention logits; q·e uses the rotated query.
+used as the attention of a model with RoPE (Llama): gates are σ of its attention logits; q·e uses the rotated query.
 
 At a whole number p the interpolation has a kink, and its derivative is the one to the right, z[p + 1] − z[p] (0 at the
 last embedding). The paper's listing, whose floor and ceiling are then the same entry, has 0 there: where many gates are

@@ -88,7 +88,7 @@ class CoPEMLP(ContextualEncoding):
         """The bias as a piecewise linear function of p: q·e(p) = slope[n]·p + intercept[n] between knots n − 1 and n.
 
         The knots −b₁/w₁ are the same for all queries, so a query needs only two tables of N + 1 entries. They move with
-        w₁ and b₁, but the function is continuous there, so all of its gradient is that of slopes and intercepts.
+        w₁ and b₁, but the function is continuous there, so slopes and intercepts carry all of its gradient.
         """
         w1_N, b1_N = parameters["w1"], parameters["b1"]
         knots_N, on_NM = relu_segments(w1_N, b1_N)

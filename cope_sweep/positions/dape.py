@@ -2,7 +2,7 @@
 
     a_ij = softmax_j(s_ij + b_ij + f([s_ij; b_ij]))        s_ij = q_i·k_j/√K of all heads, b_ij a static bias
 
-f has 2·H inputs, N hidden units with LeakyReLU and H outputs. The static bias is that of ALiBi, Kerple or FIRE (whose
+f has 2·H inputs, N hidden units with LeakyReLU and H outputs. The static bias comes from ALiBi, Kerple or FIRE (whose
 own hidden units then have LeakyReLU, as in the released code).
 """
 

@@ -4,7 +4,7 @@
 
 with m_h ALiBi's slopes, and R(l) a rotation of all pairs of components by l radians (the base of its frequencies is 1).
 Text and released code differ: in the text both p are divided by their root mean squares, pairs are neighbours and the
-rotation is by +l; in the code (`reading: released`) only that of the key is normalised, pairs are (c, c + P/2), and the
+rotation is by +l; in the code (`reading: released`) only the key's is normalised, pairs are (c, c + P/2), and the
 rotation is by −l, with sines and cosines rounded to bfloat16, which this file leaves out. Its W_p starts from
 N(0, 1/(4·D)), ours as the family's linear layers.
 """

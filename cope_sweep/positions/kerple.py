@@ -38,7 +38,7 @@ class Kerple(AttentionEncoding):
 
 
 def _bias(parameters: Tensors, distance: Tensor) -> Tensor:
-    """The bias of each head at these distances, of one or two dimensions after that of the heads."""
+    """The bias of each head at these distances, of one or two dimensions after the heads."""
     shape = (-1,) + (1,) * max(1, distance.dim() - 1)
     p, a = (_at_least(at_least_float32(parameters[name])).view(shape) for name in ("p", "a"))
     return -p * (a * distance).log1p()

@@ -11,7 +11,7 @@ a trained model for sequences `factor` times as long, in an evaluation (`evaluat
     yarn   (Peng et al. 2024)    angles of pairs with fewer than 1 turn in the trained length L divided by s, with more
                                  than 32 turns kept, with a linear ramp between; queries and keys times 0.1·ln s + 1
 
-YaRN's ramp is that of the paper, over turns; its code has one over the indices of pairs.
+YaRN's ramp follows the paper, over turns; its code has one over the indices of pairs.
 
 Positions can be random floats instead of t (`sampled.py`).
 

@@ -2,7 +2,7 @@
 
     S_ij = ReLU(q̂_i·k̂_j/√K)                       q̂, k̂: divided by their root mean squares
     D_ij = log σ(w_h·x_i + b_h)·#{k: j ≤ k ≤ i, S_ik > 0}
-    a_ij = softmax_j(S_ij + D_ij) over the keys with S_ij > 0; a row without such a key is 0
+    a_ij = softmax_j(S_ij + D_ij) over the keys with S_ij > 0; a row without any is 0
 
 It replaces q·k/√K and the softmax's mask. With RoPE, q and k are the rotated ones. Whether the key itself is counted
 cancels in the softmax. The released code drops out logits, and w and b start as torch's linear layers; ours drops out

@@ -1,7 +1,7 @@
 """The store: the files of each run, and the index over all of them."""
 
 from cope_sweep.records import ACTIVE, Budget, Event, RunPage, RunRecord, Status, SweepPage, SweepProgress, SweepSummary
-from cope_sweep.store.artifacts import Attempt, RunFolder
+from cope_sweep.store.artifacts import AttemptWriter, RunFolder
 from cope_sweep.store.errors import StoreError
 from cope_sweep.store.index import Filter, Lease, QueryError, Refusal, Renewal, RunQuery
 from cope_sweep.store.store import Store
@@ -9,7 +9,7 @@ from cope_sweep.store.submissions import Submission, read_submission, write_subm
 from cope_sweep.store.sweeps import SweepRecord, SweepRun
 
 __all__ = [
-    "ACTIVE", "Attempt", "Budget", "Event", "Filter", "Lease", "QueryError", "Refusal", "Renewal", "RunFolder",
+    "ACTIVE", "AttemptWriter", "Budget", "Event", "Filter", "Lease", "QueryError", "Refusal", "Renewal", "RunFolder",
     "RunPage", "RunQuery", "RunRecord", "Status", "Store", "StoreError", "Submission", "SweepPage", "SweepProgress",
     "SweepRecord", "SweepRun", "SweepSummary", "read_submission", "write_submission",
 ]  # fmt: skip

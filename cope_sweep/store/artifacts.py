@@ -1,13 +1,13 @@
 """The files of a run: the truth about it. The index and the tables are made from them. `README.md` lists them.
 
-`RunFolder` reads them. `RunFolder.begin` gives an `Attempt`, which also writes them. Files are written to a temporary
-file in the same folder and renamed, so a reader never sees a partial file. Whether a run that says `running` is still
-in training is not in its files: the index has its lease.
+`RunFolder` reads them, and `RunFolder.begin` gives an `AttemptWriter`, which writes them. Files are written to a
+temporary file in the same folder and renamed, so a reader never sees a partial file. Whether a run that says `running`
+is still in training is not in its files: the index has its lease.
 
-An attempt may be overtaken: its process was paused until its lease expired, and another process began the next attempt.
-It must not replace that one's files. So each attempt has a number, which it writes to `state.json` when it begins.
-Before an attempt replaces a file it reads that number, and ends if it is greater than its own. The look and the rename
-are two operations: a process that is paused between them, for longer than a lease, can replace one file.
+An attempt may be overtaken: its process was paused until its lease expired, and another process started the next
+attempt, whose files it must not replace. So each attempt has a number, which it writes to `state.json` when it starts.
+Before an attempt replaces a file it reads that number, and ends if it is greater than its own. Reading and renaming are
+two operations: a process that is paused between them, for longer than a lease, can still replace one file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SPEC_FILE, STATE_FILE, RESULT_FILE = "spec.json", "state.json", "result.json"
 CURVE_FILE, LOG_FILE = "curve.jsonl", "log.txt"
 RESUME_FILE, CHECKPOINT_FOLDER = "resume.safetensors", "checkpoint"
 CHECKED = {CURVE_FILE, CHECKPOINT_FOLDER}
-"""The file and the folder of whose content a result has checksums."""
+"""The file and the folder whose content has checksums in a result."""
 
 
 class CurveMark(TypedDict):
@@ -74,7 +74,7 @@ class RunFolder:
 
     @property
     def spec(self) -> dict[str, Any] | None:
-        """`{"run_id", "spec", "created_ms"}`; None before the run was begun. Raises DamagedError."""
+        """`{"run_id", "spec", "created_ms"}`; None before the run has started. Raises DamagedError."""
         document = self._document(SPEC_FILE)
         if document is not None and not (
             isinstance(document.get("spec"), dict) and document.get("run_id", self.run_id) == self.run_id
@@ -88,7 +88,7 @@ class RunFolder:
 
     @property
     def state(self) -> dict[str, Any]:
-        """`{"status", "updated_ms", "worker_id", "attempt", …}`; empty before it was begun. Raises DamagedError."""
+        """`{"status", "updated_ms", "worker_id", "attempt", …}`; empty before it has started. Raises DamagedError."""
         state = self._document(STATE_FILE) or {}
         if "where" in state:  # the former name of the key
             state.setdefault("worker_id", state.pop("where"))
@@ -98,7 +98,7 @@ class RunFolder:
 
     @property
     def last_attempt(self) -> int:
-        """The number of the attempt that began last; 0 before the first. Raises DamagedError."""
+        """The number of the attempt that started last; 0 before the first. Raises DamagedError."""
         return int(self.state.get("attempt", 0))
 
     @property
@@ -201,7 +201,7 @@ class RunFolder:
 
     # -- beginning, and what is damaged --------------------------------------------------------------------------------
 
-    def begin(self, spec: RunSpec, worker_id: str, attempt: int | None = None) -> Attempt:
+    def begin(self, spec: RunSpec, worker_id: str, attempt: int | None = None) -> AttemptWriter:
         """Begin an attempt: set the status to running. The first one also writes the spec.
 
         Damaged files are put aside (`repair`), and the run is trained from its last good state.
@@ -215,29 +215,29 @@ class RunFolder:
             The folder, for this attempt to write to.
 
         Raises:
-            FencedError: This or a newer attempt has begun, or an earlier one has finished the run.
+            FencedError: This or a newer attempt has started, or an earlier one has finished the run.
         """
         self.repair(spec)
         last = self.last_attempt
         if attempt is not None and attempt <= last:
             # Also the same number: the index forgets a lease without a folder when it is made again.
             raise FencedError(
-                f"run {self.run_id}: attempt {last} has begun; attempt {attempt} ends",
+                f"run {self.run_id}: attempt {last} has started; attempt {attempt} ends",
                 run_id=self.run_id,
                 newest=last,
                 attempt=attempt,
             )
-        own = Attempt(self, last + 1 if attempt is None else attempt)
+        own_files = AttemptWriter(self, last + 1 if attempt is None else attempt)
         # First the number: from here on, older attempts replace nothing. Their message and traceback are dropped.
-        own.write_document(STATE_FILE, {
-            "status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": own.number,
+        own_files.write_document(STATE_FILE, {
+            "status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": own_files.number,
         })  # fmt: skip
-        if own.result is not None:
+        if own_files.result is not None:
             raise FencedError(
                 f"run {self.run_id}: an earlier attempt has finished it", code="already_finished", run_id=self.run_id
             )
-        own.clean_up()
-        return own
+        own_files.clean_up()
+        return own_files
 
     def repair(self, spec: RunSpec) -> None:
         """Put documents that cannot be read aside as `<name>.damaged`, and write the spec if there is none."""
@@ -255,7 +255,7 @@ class RunFolder:
                 self.quarantine_file(name)
         if self.spec is None:
             document = {"run_id": spec.run_id, "spec": spec.model_dump(mode="json"), "created_ms": _now_ms()}
-            Attempt(self, self.last_attempt).write_document(SPEC_FILE, document)
+            AttemptWriter(self, self.last_attempt).write_document(SPEC_FILE, document)
 
     def quarantine_file(self, name: str) -> None:
         """Rename a damaged file, or whatever is in its place, to `<name>.damaged`."""
@@ -281,19 +281,19 @@ class RunFolder:
             self.quarantine_file(name)
         if problems.keys() - {SPEC_FILE, STATE_FILE}:
             self.quarantine_file(RESULT_FILE)
-            if self.spec is not None:  # else it reads as if it had never been begun
+            if self.spec is not None:  # else it reads as if it had never started
                 self.path.mkdir(parents=True, exist_ok=True)
-                Attempt(self, self.last_attempt).set_state("damaged", message="; ".join(problems.values()))
+                AttemptWriter(self, self.last_attempt).set_state("damaged", message="; ".join(problems.values()))
 
 
-class Attempt(RunFolder):
+class AttemptWriter(RunFolder):
     """The folder of a run, to write it as one of its attempts.
 
-    Each method that writes raises FencedError, and leaves the files as they are, if a newer attempt has begun.
+    Each method that writes raises FencedError, and leaves the files as they are, if a newer attempt has started.
     """
 
     def __init__(self, folder: RunFolder, number: int) -> None:
-        """Write to `folder` as its attempt `number`, which has begun: see `RunFolder.begin`."""
+        """Write to `folder` as its attempt `number`, which has started: see `RunFolder.begin`."""
         super().__init__(folder.path, folder.objects)
         self.number = number
         self._checked_s = self._curve_uploaded_s = float("-inf")
@@ -317,7 +317,7 @@ class Attempt(RunFolder):
                 self.objects.download(self._object(name), self.path / name)
 
     def check_fence(self, *, every_s: float = 0.0) -> None:
-        """Raise FencedError if a newer attempt than this one has begun.
+        """Raise FencedError if a newer attempt than this one has started.
 
         In an object store each check is a request: it is left out within `every_s` of the last one.
         """
@@ -329,7 +329,7 @@ class Attempt(RunFolder):
             last = self.last_attempt
             if last > self.number:
                 raise FencedError(
-                    f"run {self.run_id}: attempt {last} has begun; attempt {self.number} ends",
+                    f"run {self.run_id}: attempt {last} has started; attempt {self.number} ends",
                     run_id=self.run_id,
                     newest=last,
                     attempt=self.number,

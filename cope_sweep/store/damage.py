@@ -26,8 +26,8 @@ RESTORE = "restore the file from a copy, or delete it"
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A run or sweep of which the index and the files do not say the same, or that is damaged."""
+class StoreDifference:
+    """A run or sweep that is damaged, or whose index entry and files do not agree."""
 
     item: str
     """Run id, sweep id, or path of a sweep's record."""
@@ -39,19 +39,19 @@ class Difference:
 
 def check(
     store: Store, *, checksums: bool = False, on_progress: OnProgress = lambda done, total: None
-) -> Iterator[Difference]:
+) -> Iterator[StoreDifference]:
     """Compare the index with the files; with `checksums`, also curves and checkpoints. Raises StoreError."""
     index = store.index
     known_sweeps = {sweep.sweep_id for sweep in index.sweeps()}
     records, damaged = store.sweep_records()
-    yield from (Difference(path, problem, RESTORE) for path, problem in damaged.items())
+    yield from (StoreDifference(path, problem, RESTORE) for path, problem in damaged.items())
     for record in records:
         if record.sweep_id not in known_sweeps:
-            yield Difference(record.sweep_id, "the sweep is not in the index")
+            yield StoreDifference(record.sweep_id, "the sweep is not in the index")
     folders = store.run_folders()
     known_ids = {run_id for run_id, status in index.statuses().items() if status != "running"}
     missing = known_ids - {folder.run_id for folder in folders}
-    yield from (Difference(run_id, "in the index, but without a folder") for run_id in sorted(missing))
+    yield from (StoreDifference(run_id, "in the index, but without a folder") for run_id in sorted(missing))
     for start in range(0, len(folders), BATCH_RUNS):
         batch = folders[start : start + BATCH_RUNS]
         known = index.records(folder.run_id for folder in batch)
@@ -62,48 +62,50 @@ def check(
         on_progress(start + len(batch), len(folders))
 
 
-def mend_index(store: Store) -> list[Difference]:
+def mend_index(store: Store) -> list[StoreDifference]:
     """Make the index again if its SQLite file is damaged, and say so; the file is kept as `<name>.damaged`."""
     try:
         store.index.revision()
     except IndexDamagedError as error:
         store.put_index_aside()
-        return [Difference(store.index_url, str(error))]
+        return [StoreDifference(store.index_url, str(error))]
     return []
 
 
-def _differences(folder: RunFolder, indexed: RunRecord | None, *, checksums: bool) -> Iterator[Difference]:
+def _differences(folder: RunFolder, indexed: RunRecord | None, *, checksums: bool) -> Iterator[StoreDifference]:
     """What is damaged in a run's folder, or differs from what the index says of it."""
     for file, problem in find_damage(folder, checksums=checksums).items():
         way_out = TRAIN_AGAIN.format(" --checksums" if checksums else "")
-        yield Difference(folder.run_id, problem, way_out, file)
+        yield StoreDifference(folder.run_id, problem, way_out, file)
     row = read_run(folder)
     if row is None:
         return
     if indexed is None:
-        yield Difference(folder.run_id, f"{row.status} by its files, and not in the index")
+        yield StoreDifference(folder.run_id, f"{row.status} by its files, and not in the index")
     elif row.status != indexed.status:
-        yield Difference(folder.run_id, f"{row.status} by its files, {indexed.status} in the index")
+        yield StoreDifference(folder.run_id, f"{row.status} by its files, {indexed.status} in the index")
     elif (dict(row.metrics), dict(row.facts)) != (dict(indexed.metrics), dict(indexed.facts)):
-        yield Difference(folder.run_id, "the index has other metrics or facts than its files")
+        yield StoreDifference(folder.run_id, "the index has other metrics or facts than its files")
 
 
-def repair(store: Store, found: Iterable[Difference], on_progress: OnProgress = lambda done, total: None) -> None:
+def repair(
+    store: Store, differences: Iterable[StoreDifference], on_progress: OnProgress = lambda done, total: None
+) -> None:
     """Put the damaged files aside that `check` has found, mark their runs, and make the index again."""
     damaged: dict[str, dict[str, str]] = {}
-    for each in found:
-        if each.file is not None:
-            damaged.setdefault(each.item, {})[each.file] = each.problem
+    for difference in differences:
+        if difference.file is not None:
+            damaged.setdefault(difference.item, {})[difference.file] = difference.problem
     for run_id, problems in damaged.items():
         _mark(store.run(run_id), problems)
     refresh_index(store.index, store.files(), on_progress)
 
 
 def mark_lost(store: Store, run_ids: Iterable[str]) -> dict[str, str]:
-    """Mark those of the runs as damaged that the index has as finished and that have lost their result or another file.
+    """Mark runs as damaged that are finished in the index, but have lost their result or another file.
 
     Their files are opened, and nothing but the result is read: 0.1 ms per run on a local disk. A file whose content has
-    changed is found by `check` only.
+    changed is noticed by `check` only.
 
     Returns:
         Run id → what is wrong. Raises StoreError.
@@ -111,11 +113,12 @@ def mark_lost(store: Store, run_ids: Iterable[str]) -> dict[str, str]:
     statuses = store.index.statuses(run_ids)
     folders = [store.run(run_id) for run_id, status in statuses.items() if status == "finished"]
     seem_lost = [folder for folder, problems in zip(folders, for_each(folders, find_lost), strict=True) if problems]
-    lost = {folder: problems for folder in seem_lost if (problems := _lost_at_second_look(folder))}
+    looked_again = {folder: _lost_at_second_look(folder) for folder in seem_lost}
+    lost = {folder: problems for folder, problems in looked_again.items() if problems}
     for folder, problems in lost.items():
         _mark(folder, problems)
         row = read_run(folder)
-        if row is None:  # it is as if it had never been begun
+        if row is None:  # as if it had never started
             store.index.delete([folder.run_id])
         else:
             store.index.write([row])
@@ -148,18 +151,18 @@ def find_damage(folder: RunFolder, *, checksums: bool = False) -> dict[str, str]
         RESULT_FILE: lambda: folder.result,
         CURVE_FILE: folder.curve,
     }
-    found: dict[str, object] = {}
+    contents: dict[str, object] = {}
     for file, read in reads.items():
         try:
-            found[file] = read()
+            contents[file] = read()
         except DamagedError as error:
             problems[file] = str(error)
-    is_finished = found.get(RESULT_FILE) is not None
+    is_finished = contents.get(RESULT_FILE) is not None
     return find_lost(folder, checksums=checksums) | problems if is_finished else problems
 
 
 def find_lost(folder: RunFolder, *, checksums: bool = False) -> dict[str, str]:
-    """File → what is wrong with it, of those that a finished run has to have: its result, and what that names.
+    """File → what is wrong with it, of the files of a finished run: its result, and the files that the result names.
 
     Each is opened; with `checksums`, also read.
     """

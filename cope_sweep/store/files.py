@@ -192,7 +192,7 @@ def _read_exactly(file: IO[bytes], size: int) -> bytes:
 
 
 def parse_json(content: bytes, name: Path | str) -> dict[str, Any]:
-    """The JSON object in `content`, which is that of the file `name`. Raises DamagedError."""
+    """The JSON object in `content`, the content of the file `name`. Raises DamagedError."""
     try:
         value = json.loads(content)
     except ValueError as error:

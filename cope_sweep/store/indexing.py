@@ -34,7 +34,7 @@ class StoredFiles:
     sweeps: Sequence[SweepRecord]
 
     def batches(self, on_progress: OnProgress) -> Iterator[list[RunRecord]]:
-        """The records of the runs that were begun, a few at a time."""
+        """The records of the runs that have started, a few at a time."""
         last_sweep: dict[str, str] = {}
         for record in self.sweeps:
             trained = {run.run_id for run in record.runs} - set(record.reused)
@@ -76,10 +76,10 @@ def refresh_index(index: Index, files: StoredFiles, on_progress: OnProgress = la
     index.delete(run_id for run_id, status in statuses.items() if status != "running" and run_id not in folders)
 
 
-def for_each(folders: Sequence[RunFolder], read: Callable[[RunFolder], T]) -> list[T]:
+def for_each(folders: Sequence[RunFolder], read_folder: Callable[[RunFolder], T]) -> list[T]:
     """`read` of each folder, in order."""
     if any(folder.objects for folder in folders):
         # Three requests for each run. Threads gain nothing on a local disk, where parsing takes the time.
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-            return list(pool.map(read, folders))
-    return list(map(read, folders))
+            return list(pool.map(read_folder, folders))
+    return list(map(read_folder, folders))

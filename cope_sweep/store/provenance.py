@@ -13,11 +13,11 @@ import cope_sweep
 
 def versions() -> dict[str, str]:
     """Version by name: this package, Python, and the libraries that influence results, if they are installed."""
-    found = {"cope_sweep": cope_sweep.__version__, "python": platform.python_version()}
+    versions_found = {"cope_sweep": cope_sweep.__version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "ray", "mlflow"):
         with suppress(importlib.metadata.PackageNotFoundError):  # `run --local --no-mlflow` needs no Ray or MLflow
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions_found[name] = importlib.metadata.version(name)
+    return versions_found
 
 
 def git_commit() -> str | None:
@@ -26,13 +26,13 @@ def git_commit() -> str | None:
     None where this package is not in a Git working tree.
     """
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
             cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return process.stdout.strip() or None
 
 
 def processor() -> str | None:

@@ -25,15 +25,17 @@ class Waste:
     size_bytes: int
 
 
-def waste(store: Store, *, older_than_s: float, statuses: Iterable[Status], kept: set[str] | None) -> Iterator[Waste]:
+def waste(
+    store: Store, *, older_than_s: float, statuses: Iterable[Status], planned_runs: set[str] | None
+) -> Iterator[Waste]:
     """Files that can be deleted from a store in a folder.
 
     Args:
         store: The store.
-        older_than_s: Nothing younger is named, except whole runs.
+        older_than_s: Nothing younger is included, except whole runs.
         statuses: The training states of runs with these statuses. Such a run starts at its first step if it is trained
             again.
-        kept: The ids of the runs to keep; runs that are not in it are named as a whole. None: all runs are kept.
+        planned_runs: The ids of the runs to keep; other runs can be deleted as a whole. None: all runs are kept.
     """
     now_s = time.time()
     known = store.index.statuses()
@@ -41,14 +43,14 @@ def waste(store: Store, *, older_than_s: float, statuses: Iterable[Status], kept
         folder = store.run(run_id).path
         if status == "running":
             continue
-        if kept is not None and run_id not in kept:
-            yield Waste(folder, f"{status} run of no ablation", _size(folder))
+        if planned_runs is not None and run_id not in planned_runs:
+            yield Waste(folder, f"{status} run that no ablation file contains", _size(folder))
             continue
         for path in _entries(folder):
             if path.name == store.run(run_id).resume.name and status in statuses:
                 yield from _old(path, f"to continue a run that is {status}", now_s - older_than_s)
             elif path.name.endswith(".damaged"):
-                yield from _old(path, "damaged, and put aside", now_s - older_than_s)
+                yield from _old(path, "damaged, and renamed", now_s - older_than_s)
             elif path.name.startswith("."):
                 yield from _old(path, "temporary", now_s - max(older_than_s, TEMPORARY_AGE_S))
     for path in _entries(store.root / "runs"):
@@ -60,15 +62,15 @@ def waste(store: Store, *, older_than_s: float, statuses: Iterable[Status], kept
             yield from _old(path, "log of a sweep that ended", now_s - older_than_s)
 
 
-def delete(store: Store, found: Iterable[Waste]) -> int:
+def delete(store: Store, items: Iterable[Waste]) -> int:
     """Delete what `waste` found; runs also from the index. Returns the number of bytes."""
     total = 0
     runs = []
-    for each in found:
-        if each.path.parent.name == "runs" and RUN_ID.fullmatch(each.path.name):
-            runs.append(each.path.name)
-        remove(each.path)
-        total += each.size_bytes
+    for item in items:
+        if item.path.parent.name == "runs" and RUN_ID.fullmatch(item.path.name):
+            runs.append(item.path.name)
+        remove(item.path)
+        total += item.size_bytes
     store.index.delete(runs)
     return total
 

@@ -33,11 +33,11 @@ INTEGERS = ("attempt", "step", "created_ms", "updated_ms", "ended_ms")
 FILES = dict.fromkeys(("spec", "created_ms", "seed", "steps"), SPEC_FILE) | dict.fromkeys(
     ("step", "ended_ms", "metrics", "facts"), RESULT_FILE
 )
-"""Fields of a row and the files that they are read from; that of others is state.json."""
+"""Field of a row → the file it is read from; all others are in state.json."""
 
 
 def read_run(folder: RunFolder, sweep_id: str | None = None) -> RunRecord | None:
-    """The row of a run that nobody trains, from its files; None if it was never begun.
+    """The row of a run that nobody trains, from its files; None if it never started.
 
     A run whose last attempt died is interrupted. One whose files cannot be read is damaged, and its message says why.
     """
@@ -107,7 +107,7 @@ def _last_step(folder: RunFolder, curve: Sequence[Mapping[str, float]]) -> int:
         return int(curve[-1]["step"]) if curve else 0
     except (ValueError, OverflowError) as error:
         raise DamagedError(
-            f"{folder.path / CURVE_FILE}: step: {curve[-1]['step']} is no number of steps",
+            f"{folder.path / CURVE_FILE}: step: {curve[-1]['step']} is not a number of steps",
             file=str(folder.path / CURVE_FILE),
             key="step",
         ) from error
@@ -133,7 +133,7 @@ def check_sections(spec: Mapping[str, Any], folder: Path) -> None:
     for section in SECTIONS:
         if not isinstance(spec.get(section), Mapping):
             raise DamagedError(
-                f"{folder / SPEC_FILE}: spec.{section}: missing, or no object",
+                f"{folder / SPEC_FILE}: spec.{section}: missing, or not an object",
                 file=str(folder / SPEC_FILE),
                 key=f"spec.{section}",
             )
@@ -150,7 +150,7 @@ def checked_row(row: RunRecord, folder: Path) -> RunRecord:
             raise _error(folder, file, name, "no text")
         limit = MAX_ATTEMPT if name == "attempt" else MAX_INTEGER
         if name in INTEGERS and value is not None and not (_is_integer(value) and abs(value) <= limit):
-            raise _error(folder, file, name, "no whole number of this size")
+            raise _error(folder, file, name, "not a whole number, or too large")
         _check_value(value, folder, file, name, 0)
     return row
 
@@ -170,12 +170,12 @@ def _check_value(value: Any, folder: Path, file: str, key: str, depth: int) -> N
         raise _error(folder, file, key[:MAX_DEPTH], "nested too deeply")
     if isinstance(value, str):
         if not is_unicode(value):
-            raise _error(folder, file, key, "no Unicode text: it has half of a surrogate pair")
+            raise _error(folder, file, key, "contains a lone surrogate, which is not Unicode text")
         if "\0" in value:
-            raise _error(folder, file, key, "a text with a null character")
+            raise _error(folder, file, key, "contains a null character")
     elif isinstance(value, (int, float)):
         if not _is_finite(value):
-            raise _error(folder, file, key, "no finite number")
+            raise _error(folder, file, key, "not a finite number")
     elif isinstance(value, Mapping):
         for name, item in value.items():
             _check_value(name, folder, file, key, depth + 1)

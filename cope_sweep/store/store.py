@@ -148,8 +148,8 @@ class Store:
         """Fill an empty index. Raises StoreError where it `replaces` one, and the files are not there."""
         if replaces and not self.objects and not (self.root / "runs").is_dir():
             raise StoreError(
-                f"the index is of an older version, and can only be made again from its store; {self.root} is none: "
-                "name it with --store",
+                f"the index is of an older version and can only be rebuilt from its store; {self.root} is not a store: "
+                "name the store with --store",
                 code="no_store",
                 store=str(self.root),
             )
@@ -192,7 +192,7 @@ class Store:
         return RunFolder(self.root / "runs" / run_id, objects=self.objects)
 
     def run_folders(self) -> list[RunFolder]:
-        """The folders of all runs that were begun, ordered by id. Raises OSError, except for a missing store."""
+        """The folders of all runs that have started, ordered by id. Raises OSError, except for a missing store."""
         if self.objects:
             names = self.objects.names("runs")
         else:
@@ -204,7 +204,7 @@ class Store:
         return [RunFolder(runs / name, objects=self.objects) for name in names if RUN_ID.fullmatch(name)]
 
     def status(self, run_id: str) -> Status:
-        """The status of one run, from the index; `pending` if it was never begun."""
+        """The status of one run, from the index; `pending` if it never started."""
         return self.index.statuses([run_id]).get(run_id, "pending")
 
     def end_expired(self) -> list[str]:

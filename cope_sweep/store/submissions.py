@@ -23,7 +23,7 @@ class Submission(Budget):
     ablation: str
     """Its name."""
     typed: list[str] = Field(default=[])
-    """How the command line that submitted it has named it: name or path, and options. Empty: by its name."""
+    """How the command line that submitted it named it: name or path, and options. Empty: just the name."""
     data: dict[str, Any]
     """The content of the ablation file with what it inherits, before scale and `sets`."""
     file_text: str
@@ -45,13 +45,13 @@ class Submission(Budget):
     @property
     def command(self) -> list[str]:
         """The command that trains the same runs, for the record of the sweep."""
-        words = [
+        arguments = [
             "cope-sweep",
             "run",
             *(self.typed or [self.ablation]),
             *(["--scale", self.scale] if self.scale else []),
         ]
-        return [*words, *(word for each in self.sets for word in ("--set", each))]
+        return [*arguments, *(argument for value in self.sets for argument in ("--set", value))]
 
     def __str__(self) -> str:
         return shlex.join(self.command)

@@ -66,14 +66,15 @@ class SweepRecord(Frozen):
 
 
 def parse_sweep(content: bytes, name: str) -> SweepRecord:
-    """The record in `content`, which is that of the file `name`. Raises DamagedError."""
+    """The record in `content`, the content of the file `name`. Raises DamagedError."""
     document = parse_json(content, name)
     document.pop("table", None)  # records of older versions have the table at the end
     try:
         return SweepRecord.model_validate(document)
     except ValidationError as error:
-        reason = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3])
-        keys = [".".join(map(str, each["loc"])) for each in error.errors()]
+        problems = [(".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors()]
+        reason = "; ".join(f"{key}: {message}" for key, message in problems[:3])
+        keys = [key for key, _ in problems]
         raise DamagedError(f"{name}: not the record of a sweep ({reason})", file=str(name), keys=keys) from error
 
 

@@ -35,7 +35,7 @@ from cope_sweep.sweep.net import CONNECT_TIMEOUT_S, connection_error, first_line
 
 STATE_TIMEOUT_S = 10
 HEAD_TIMEOUT_S = 10.0
-"""The cluster's head is taken for lost after it has accepted no connections for this time."""
+"""The cluster's head counts as lost after it has accepted no connections for this time."""
 
 # What Ray and its processes read from the environment. Variables that the user has set are kept.
 SETTINGS = {
@@ -52,7 +52,7 @@ SETTINGS = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     # If the cluster were gone, Tune would start another one.
     "TUNE_DISABLE_AUTO_INIT": "1",
-    # A cluster on this machine trains at the priority of this process, as `--local` does, not at niceness 15.
+    # A cluster on this machine trains at the priority of this process, like `--local`, not at niceness 15.
     "RAY_worker_niceness": "0",
     # How long a call of a process that has died waits until Ray knows whether its node has died, too: 5 to 20 s, and
     # more than 30 s where its machine hangs. The default is 1 s.
@@ -74,7 +74,7 @@ class Node:
 
     address: str
     resources: dict[str, float]
-    """All that it has, in use or not."""
+    """All its resources, in use or not."""
 
 
 @dataclass(frozen=True)
@@ -208,18 +208,18 @@ def check_cluster(this_node: str) -> dict[str, Node]:
     while (error := connection_error(host.strip("[]"), int(port))) is not None:
         if time.monotonic() > until:
             raise ClusterLost(
-                f"the head of the Ray cluster ({address}) does not answer any more ({error}); finished runs are kept; "
-                "run the same command again on a new cluster",
+                f"the head of the Ray cluster ({address}) no longer answers ({error}); finished runs are kept; "
+                "repeat the command on a new cluster",
                 address=address,
             )
         time.sleep(0.5)
-    found = nodes()
-    if this_node not in found:
+    live_nodes = nodes()
+    if this_node not in live_nodes:
         raise ClusterLost(
-            "Ray's process on this machine, the raylet, has died; finished runs are kept; run the same command again",
+            "Ray's process on this machine, the raylet, has died; finished runs are kept; repeat the command",
             code="raylet_died",
         )
-    return found
+    return live_nodes
 
 
 def needs_of(resources: Resources, there: Mapping[str, Node]) -> Needs:
@@ -377,7 +377,7 @@ def _check_port(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ClusterError(
-            f"{address!r} is not the address of a Ray cluster: `auto`, or HOST:PORT as in 10.0.0.1:6379",
+            f"{address!r} is not the address of a Ray cluster; write `auto` or HOST:PORT, as in 10.0.0.1:6379",
             code="invalid_address",
             address=address,
         )

@@ -102,7 +102,7 @@ class Driver:
         return run
 
     def wait_again(self, run: DrivenRun) -> None:
-        """Have a run wait again, before the others of its kind: it was begun, and nobody trains it now."""
+        """Let a run wait again, before the others of its kind: it has started, and nobody trains it now."""
         with self.lock:
             self._move(run, RunState.WAITING)
             self.waiting.setdefault(run.kind, deque()).appendleft(run)
@@ -229,7 +229,7 @@ class Driver:
             ) from error
 
     def give_up(self, run: DrivenRun) -> None:
-        """End the lease of a run that no process has begun, or whose process did not answer in time."""
+        """End the lease of a run that no process has started, or whose process did not answer in time."""
         record = self.leases.end(run.run_id)
         with self.lock:
             self._end(run, record or RunRecord(run_id=run.run_id))
@@ -245,7 +245,7 @@ class Driver:
 
     def _end(self, run: DrivenRun, record: RunRecord) -> None:
         self._move(run, RunState.ENDED)
-        if record.status == "pending":  # no process has begun it
+        if record.status == "pending":  # no process has started it
             return
         event = end_event(run.spec, record)
         self.any_ended = True
@@ -265,27 +265,27 @@ class Driver:
     def look_elsewhere(self) -> str | None:
         """Notice which runs other sweeps have ended or given up. Raises IndexUnavailable.
 
-        Returns what the user should know where there is nothing else to do: for whom the sweep waits, and how long.
+        Returns a note for the user if the sweep can only wait: for which sweeps, and how long.
         """
         with self.lock:
-            others = []
+            other_sweeps = []
             if self.counts[RunState.ELSEWHERE]:
-                others = [run for run in self.runs.values() if run.state is RunState.ELSEWHERE]
-        if not others:
+                other_sweeps = [run for run in self.runs.values() if run.state is RunState.ELSEWHERE]
+        if not other_sweeps:
             return None
-        statuses = self.store.index.statuses([run.run_id for run in others])
+        statuses = self.store.index.statuses([run.run_id for run in other_sweeps])
         self._index_is_away = False
-        left = []
-        for run in others:
+        unfinished = []
+        for run in other_sweeps:
             status = statuses.get(run.run_id, "pending")
             if status == "running":
-                left.append(run)
+                unfinished.append(run)
             elif status in ENDED:
                 with self.lock:
                     self._end(run, end_record(self.store, run.run_id))
             else:
                 self.wait_again(run)
-        return self._waiting_for(left) if left and len(left) == len(others) else None
+        return self._waiting_for(unfinished) if unfinished and len(unfinished) == len(other_sweeps) else None
 
     def _waiting_for(self, runs: list[DrivenRun]) -> str:
         holders = self.store.index.leases([run.run_id for run in runs])

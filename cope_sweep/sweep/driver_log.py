@@ -37,7 +37,9 @@ class DriverLog:
     def note_event(self, event: Event) -> None:
         """Append a line where the status of a run, or its worker, has changed."""
         now = (event.status, event.worker_id)
-        is_waiting = event.status == "running" and not event.worker_id  # it was handed out, and no worker has begun it
+        is_waiting = (
+            event.status == "running" and not event.worker_id
+        )  # it was handed out, and no worker has started it
         if is_waiting or self._shown.get(event.run_id) == now:
             return
         self._shown[event.run_id] = now

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 INTERRUPT_TIMEOUT_S = 15.0
 """Time that running runs have to write their checkpoints after they were asked to stop."""
 ENDED: tuple[Status, ...] = ("finished", "failed", "stopped")
-"""The statuses of runs with which a sweep has no more to do. An interrupted or a damaged run goes on."""
+"""The statuses of runs that a sweep is done with. Interrupted and damaged runs are trained further."""
 
 
 class ClusterLost(ClusterError):
@@ -78,7 +78,7 @@ every run has ended, or after `stop` was set. A failing run does not stop the ot
 of `stop` and is raised again at the end.
 
 Raises:
-    ClusterError: There is no cluster to train on, or nothing is left of it that can train.
+    ClusterError: There is no cluster to train on, or none of it can train any more.
     PluginError: A plugin cannot be imported.
     ValueError: `resources` ask for a device that is not available.
     Exception: Whatever `on_event` raises.

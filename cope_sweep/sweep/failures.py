@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from cope_sweep.config import RunSpec
-from cope_sweep.store import Attempt, Store
+from cope_sweep.store import AttemptWriter, Store
 from cope_sweep.store.errors import DamagedError
 
 MAX_MESSAGE_CHARACTERS = 500
@@ -34,5 +34,5 @@ def record_failure(run: RunSpec, store: Store, message: str, details: str, *, ke
     elif keep_recorded and state.get("status") == "failed":
         return
     else:
-        attempt = Attempt(folder, folder.last_attempt)
+        attempt = AttemptWriter(folder, folder.last_attempt)
     attempt.fail(message[:MAX_MESSAGE_CHARACTERS], details)

@@ -56,7 +56,7 @@ JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets this environment variable for the driver of a job: JSON, with the job's metadata."""
 _HIDING = threading.Lock()
 ANSWER_TIMEOUT_S = 60.0
-"""A dashboard is taken for lost after it has failed to answer for this long."""
+"""A dashboard counts as lost after it has not answered for this long."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Cluster:
     excludes: Sequence[str] = ()
     """Patterns, as in .gitignore, of files that are not sent."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Further environment variables of jobs."""
+    """Additional environment variables of jobs."""
 
 
 def package_cluster(address: str, environment: Mapping[str, str]) -> Cluster:
@@ -128,7 +128,7 @@ def submit_job(
     try:
         return _outcome(job_id, _follow(client, job_id, on_line))
     except KeyboardInterrupt:
-        on_line(f"stopping job {job_id}: its runs write checkpoints first")
+        on_line(f"stopping job {job_id}; runs write checkpoints first")
         return _stop(client, job_id)
 
 
@@ -150,7 +150,7 @@ def _client(address: str) -> JobSubmissionClient:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ClusterError(
-            f"{address} is not the address of a Ray dashboard, as http://HOST:8265 is",
+            f"{address} is not the address of a Ray dashboard; write it as http://HOST:8265",
             code="invalid_address",
             address=address,
         )
@@ -187,7 +187,7 @@ def _client(address: str) -> JobSubmissionClient:
             **proxy_data(url),
         ) from error
     except Exception as error:
-        # The client asks for Ray's version. Any other answer, or none in JSON, is that of another service.
+        # The client asks for Ray's version. Any other answer, or one that is not JSON, comes from another service.
         raise ClusterError(
             f"what answers at {address} is no Ray dashboard ({first_line(error)}){proxy}; `ray start --head` prints "
             "the right port",
@@ -268,19 +268,19 @@ def _submit(
 
 
 def job_outcome(address: str, job_id: str) -> JobOutcome | None:
-    """The end of a job; its status is PENDING or RUNNING while it has not ended. None: the cluster knows no such job.
+    """The end of a job; its status is PENDING or RUNNING while it has not ended. None: no such job in the cluster.
 
     Raises ClusterError: the dashboard does not answer, or refuses the token.
     """
     client = _client(address)
-    known = within(CONNECT_TIMEOUT_S, client.list_jobs)
-    return next((_outcome(job_id, each) for each in known if each.submission_id == job_id), None)
+    jobs = within(CONNECT_TIMEOUT_S, client.list_jobs)
+    return next((_outcome(job_id, job) for job in jobs if job.submission_id == job_id), None)
 
 
 def stop_job(address: str, job_id: str) -> None:
-    """Ask the cluster to stop a job; has no effect on a job that has ended, or that it does not know.
+    """Ask the cluster to stop a job; no effect on a job that has ended, or that it does not know.
 
-    Raises ClusterError as `job_outcome`.
+    Raises ClusterError, like `job_outcome`.
     """
     with contextlib.suppress(OSError, RuntimeError):
         _client(address).stop_job(job_id)
@@ -336,7 +336,7 @@ def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], N
     """
     passed_on = 0
     while True:
-        details = _details(client, job_id)  # before the log, which is then that of a job that has ended
+        details = _details(client, job_id)  # before the log: if the job has ended, its log is complete
         ended, log = details.status.is_terminal(), ""
         with contextlib.suppress(OSError, RuntimeError):
             log = client.get_job_logs(job_id)
@@ -513,13 +513,13 @@ def start_submission(
 
 @contextlib.contextmanager
 def failing(store: Store, sweep_id: str) -> Iterator[None]:
-    """Record the sweep as failed, with the reason, where the block raises before the sweep has begun."""
+    """Record the sweep as failed, with the reason, if the block raises before the sweep has started."""
     try:
         yield
     except BaseException as error:
         text = " ".join(str(error).split()) or type(error).__name__
         with contextlib.suppress(Exception):  # the error of the block matters more
-            end_submission(store, sweep_id, f"the sweep did not begin: {text}", ("pending",))
+            end_submission(store, sweep_id, f"the sweep did not start: {text}", ("pending",))
         raise
 
 
@@ -532,7 +532,7 @@ def settle_submission(store: Store, sweep_id: str, message: str | None) -> None:
 
 
 def end_submission(store: Store, sweep_id: str, note: str, statuses: Sequence[Status]) -> None:
-    """Record the end of a sweep whose record has one of these statuses: failed if it had not begun, else interrupted.
+    """Record the end of a sweep whose record has one of these statuses: failed if it had not started, else interrupted.
 
     The index knows less: a running sweep whose lease has expired reads as interrupted there.
     """

@@ -1,4 +1,4 @@
-"""The leases of a sweep: its own, and those of the runs that it trains. Only the driver takes and renews them."""
+"""The leases of a sweep: on itself, and on the runs that it trains. Only the driver takes and renews them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Leases:
     def end(self, run_id: str) -> RunRecord | None:
         """End the lease of a run with what its folder says. Waits for the index.
 
-        Returns its record, which is pending if the run was never begun; None if another sweep has the lease.
+        Returns its record, which is pending if the run has never started; None if another sweep has the lease.
         """
         with self._lock:
             self._held.discard(run_id)

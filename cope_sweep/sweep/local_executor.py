@@ -23,9 +23,9 @@ def run_local(work: Workload) -> None:
     if not runs and work.search is None:
         return
     if work.schedule is not None:
-        work.on_note(f"{work.schedule.rule} ends no run here: --local trains one run after another, each to its end")
+        work.on_note(f"{work.schedule.rule} does not apply: --local trains one run after another, to its end")
     if any(work.own_resources.get(run_id, work.resources).workers > 1 for run_id in runs):
-        work.on_note("--local trains with one worker; runs that ask for several have the same results")
+        work.on_note("--local trains with one worker; the results are the same as with several")
     sweep.execute()
 
 

@@ -25,7 +25,7 @@ def connection_error(host: str, port: int) -> OSError | None:
 
 
 def within(timeout_s: float, call: Callable[[], T]) -> T:
-    """The result of `call`, which runs in a thread of its own. Signal handlers stay as they are.
+    """The result of `call`, which runs in another thread. Signal handlers stay as they are.
 
     Raises:
         TimeoutError: `call` has not returned within `timeout_s`. The thread continues.

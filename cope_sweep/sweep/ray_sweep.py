@@ -51,8 +51,8 @@ class _Trial:
     """A trial of Tune, and what is known of the process that trains its run."""
 
     run: DrivenRun
-    begun: bool = False
-    """Whether its process was heard of."""
+    has_started: bool = False
+    """Whether its process has reported."""
     node: str = ""
     """The node of that process."""
 
@@ -95,7 +95,7 @@ class RaySweep:
         self.node_of: dict[str, str] = {}
         """Process of trials (an actor's id) → its node."""
         self.idle_deaths: Counter[str] = Counter()
-        """Node id, or "" where it is not known → deaths in a row of processes that had not begun a run."""
+        """Node id, or "" where it is not known → deaths in a row of processes that had not started a run."""
         self.news: queue.SimpleQueue[Event | _End | Exception] = queue.SimpleQueue()
         """Progress and ends of trials, and the error with which Tune gave up."""
         self.ended = threading.Event()
@@ -183,7 +183,7 @@ class RaySweep:
         event: Event | None = result["event"]
         with self.lock:
             trial = self.trials[trial_id]
-            trial.begun = trial.begun or "problem" not in result
+            trial.has_started = trial.has_started or "problem" not in result
             self.node_of[result["actor"]] = trial.node = result["node"]
             for node in (trial.node, ""):
                 self.idle_deaths.pop(node, None)
@@ -250,7 +250,7 @@ class RaySweep:
             context,
             groups=None if groups == "auto" else groups,
             schedule=self.work.schedule,
-            metrics=[str(each.metric) for each in (self.work.schedule, search) if each is not None],
+            metrics=[str(rule.metric) for rule in (self.work.schedule, search) if rule is not None],
             ended=self.ended,
             scratch=self.scratch,
         )
@@ -284,7 +284,7 @@ class RaySweep:
                     raise news
                 if isinstance(news, Exception):
                     raise ClusterError(
-                        f"Ray Tune gave up: {news}; its log: {logs / 'ray.log'}",
+                        f"Ray Tune failed: {news}; see its log: {logs / 'ray.log'}",
                         code="tune_failed",
                         log=str(logs / "ray.log"),
                     ) from news
@@ -318,8 +318,8 @@ class RaySweep:
             text = WAITS_FOR_INDEX
         if text is None:
             self._noted = ""
-        elif (words := "".join(each for each in text if not each.isdigit())) != self._noted:
-            self._noted = words
+        elif (without_digits := "".join(character for character in text if not character.isdigit())) != self._noted:
+            self._noted = without_digits
             self.work.on_note(text)
 
     # -- ends of trials --------------------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ class RaySweep:
         with self.lock:
             wanted = [kind for kind, waiting in self.driver.waiting.items() if waiting]
             misfits = [kind for kind in wanted if kind in self.refused]
-            none_trains = len(misfits) == len(wanted) and not any(trial.begun for trial in self.trials.values())
+            none_trains = len(misfits) == len(wanted) and not any(trial.has_started for trial in self.trials.values())
         if misfits and none_trains and (self.excluded or not self.driver.any_ended):
             code = "no_node_left" if self.excluded else "no_room"
             raise ClusterError(self.refused[misfits[0]], code=code, cpus=misfits[0].cpus, gpus=misfits[0].gpus)
@@ -461,10 +461,10 @@ class RaySweep:
     def _any_training(self) -> bool:
         """Whether a process of this sweep still trains a run."""
         with self.lock:
-            return any(trial.begun for trial in self.trials.values())
+            return any(trial.has_started for trial in self.trials.values())
 
     def _end_rest(self) -> None:
-        """End the leases of the runs that were not begun, or whose processes did not answer in time."""
+        """End the leases of the runs that have not started, or whose processes did not answer in time."""
         with self.lock:
             rest = [run for run in self.driver.runs.values() if run.state is RunState.TRAINING]
         with contextlib.suppress(IndexUnavailable):  # the leases expire

@@ -1,10 +1,10 @@
 """A search by suggestions: which row of an ablation comes next, by Optuna.
 
-Optuna keeps its state in a study of its own storage: in the schema `optuna` of an index in PostgreSQL, or else in the
+Optuna keeps its state in a study in its own storage: in the schema `optuna` of an index in PostgreSQL, or else in the
 store's file `optuna.db`. Sweeps of one ablation share the study, one after another and at the same time, as any workers
 of Optuna do. Optuna knows which rows were suggested, and their results; whether a run has ended, the store says.
 
-A trial of Optuna is a row with all of its seeds, and its value the mean over them. A row's id is that of its first run.
+A trial of Optuna is a row with all of its seeds, and its value the mean over them. A row has the id of its first run.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Search:
             self._ended.add("stopped")
         if not retry_failed:
             self._ended.add("failed")
-        self._distributions = {each.name: _distribution(each) for each in dimensions_of(plan.ablation)}
+        self._distributions = {dimension.name: _distribution(dimension) for dimension in dimensions_of(plan.ablation)}
         self._rows = {_row_id(row): row for row in plan.rows}
         """Row id → row, of the rows that sweeps have recorded and those that this search has returned."""
         self._again: dict[str, Row] = {}
@@ -140,7 +140,7 @@ class Search:
 
     @property
     def remaining(self) -> int:
-        """The number of rows that are still to be returned, by this search or by that of a later sweep."""
+        """The number of rows yet to be returned, by this search or by a later sweep's."""
         return len(self._again) + self._open_samples + len(self._others)
 
     @property
@@ -151,7 +151,7 @@ class Search:
     @property
     def ended_early(self) -> bool:
         """Whether there are fewer rows than the ablation asks for: the sampler finds no more that are new."""
-        return not self.remaining and len(self._known()) < self._plan.samples
+        return not self.remaining and len(self._recorded_rows()) < self._plan.samples
 
     def next_row(self) -> Row | None:
         """The next row. None: none now; unless `is_exhausted`, ask again a little later, or when a run has ended.
@@ -230,14 +230,14 @@ class Search:
         self._others.clear()
         records = self._store.index.records(run.run_id for row in self._rows.values() for run in row.runs)
         for row_id, row in self._rows.items():
-            own = [record for run in row.runs if (record := records.get(run.run_id)) is not None]
-            if len(own) == len(row.runs) and all(record.status in self._ended for record in own):
-                self._tell(row_id, *_outcome([(record.status, record.value(self.metric)) for record in own]))
+            of_row = [records[run.run_id] for run in row.runs if run.run_id in records]
+            if len(of_row) == len(row.runs) and all(record.status in self._ended for record in of_row):
+                self._tell(row_id, *_outcome([(record.status, record.value(self.metric)) for record in of_row]))
             else:
                 self._again[row_id] = row
 
     def _suggested(self) -> Row | None:
-        """A new row, which is this search's; None: none now."""
+        """A new row, now owned by this search; None: there is none now."""
         for _ in range(MAX_ASKS):
             if not self._open_samples:
                 return None
@@ -247,16 +247,16 @@ class Search:
             try:
                 row = row_of(self._plan.ablation, trial.params)
             except SpecError as error:
-                logger.warning("a suggestion is no valid run: %s", error)
+                logger.warning("a suggestion is not a valid run: %s", error)
                 self._study.tell(trial, state=TrialState.FAIL)
                 continue
             row_id = _row_id(row)
-            known = self._known()
-            if row_id in known:
+            recorded = self._recorded_rows()
+            if row_id in recorded:
                 self._tell_again(trial, row_id)
                 continue
             undecided = sum(number < trial.number for number in self._undecided)
-            if len(known) + undecided >= self._plan.samples:  # another sweep was faster
+            if len(recorded) + undecided >= self._plan.samples:  # another sweep was faster
                 self._study.tell(trial, state=TrialState.FAIL)
                 return None
             trial.set_user_attr(RUN_ID, row_id)
@@ -272,9 +272,9 @@ class Search:
         """The number of rows that may still be new."""
         if self._is_stuck and not self._open:  # every suggestion is known, and no result can change that
             return 0
-        return max(0, self._plan.samples - len(self._known()))
+        return max(0, self._plan.samples - len(self._recorded_rows()))
 
-    def _known(self) -> set[str]:
+    def _recorded_rows(self) -> set[str]:
         """The rows that were suggested, by any sweep."""
         return self._rows.keys() | self._trials.keys()
 
@@ -289,7 +289,7 @@ class Search:
     # -- the study -------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Read the trials of the study, also those of other sweeps."""
+        """Read the trials of the study, also of other sweeps."""
         self._trials, self._undecided = {}, []
         oldest = datetime.now() - timedelta(seconds=DECISION_S)
         for trial in self._study.get_trials(deepcopy=False):
@@ -297,13 +297,13 @@ class Search:
                 self._trials.setdefault(trial.user_attrs[RUN_ID], []).append(trial)
             elif not trial.state.is_finished() and (trial.datetime_start or oldest) > oldest:
                 self._undecided.append(trial.number)
-        others = {}
+        foreign_trials = {}
         for row_id, trials in self._trials.items():
             if row_id not in self._rows and not all(trial.state.is_finished() for trial in trials):
                 row = self._others.get(row_id) or self._row_of(trials[0])
                 if row is not None:
-                    others[row_id] = row
-        self._others = others
+                    foreign_trials[row_id] = row
+        self._others = foreign_trials
 
     def _tell_ends(self) -> None:
         """Tell the study the results of the open rows whose runs have all ended."""
@@ -311,11 +311,14 @@ class Search:
         for row_id, open_row in list(self._open.items()):
             if not open_row.ends:
                 continue
-            others = [run.run_id for run in open_row.row.runs if run.run_id not in open_row.ends]
-            if any(run.run_id in others for run in open_row.to_train):
+            other_run_ids = [run.run_id for run in open_row.row.runs if run.run_id not in open_row.ends]
+            if any(run.run_id in other_run_ids for run in open_row.to_train):
                 continue
-            records = self._store.index.records(others) if others else {}
-            ends = [*open_row.ends.values(), *((each.status, each.value(self.metric)) for each in records.values())]
+            records = self._store.index.records(other_run_ids) if other_run_ids else {}
+            ends = [
+                *open_row.ends.values(),
+                *((record.status, record.value(self.metric)) for record in records.values()),
+            ]
             if len(ends) == len(open_row.row.runs) and all(status in ENDED for status, _ in ends):
                 self._tell(row_id, *_outcome(ends))
                 del self._open[row_id]
@@ -338,15 +341,15 @@ class Search:
             self._add(row_id, state, value)
 
     def _tell_again(self, trial: Trial, row_id: str) -> None:
-        """Tell a trial that repeats a row what is known of it."""
+        """Tell a trial that repeats a row the result of that row."""
         trial.set_user_attr(RUN_ID, row_id)
-        known = [each for each in self._trials.get(row_id, []) if each.value is not None]
-        if not known:
+        decided = [trial for trial in self._trials.get(row_id, []) if trial.value is not None]
+        if not decided:
             self._study.tell(trial, state=TrialState.FAIL)
-        elif known[-1].state == TrialState.COMPLETE:
-            self._study.tell(trial, known[-1].value)
+        elif decided[-1].state == TrialState.COMPLETE:
+            self._study.tell(trial, decided[-1].value)
         else:
-            for step, value in known[-1].intermediate_values.items():
+            for step, value in decided[-1].intermediate_values.items():
                 trial.report(value, step)
             self._study.tell(trial, state=TrialState.PRUNED)
 
@@ -396,7 +399,7 @@ class Search:
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[None]:
-        """Turn the errors of Optuna's database into those of the index."""
+        """Turn errors of Optuna's database into errors of the index."""
         with self._store.index.database.errors():
             try:
                 yield

@@ -1,6 +1,6 @@
 """Requests of the driver that runs end: the actor that holds them, and the line by which a run asks it.
 
-The actor is a process of its own, so this module imports neither Tune nor torch.
+The actor is a separate process, so this module imports neither Tune nor torch.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 INDEX_TIMEOUT_S = 120.0
 """Time limit for the index to answer at the end of the sweep."""
 STOP_PREFIX = "stopped: "
-"""Begins each note that says why a sweep ended before its last run."""
+"""Start of each note that says why a sweep ended before its last run."""
 STOP_REQUESTED = "a stop was requested"
 
 
@@ -50,9 +50,9 @@ class SweepOutcome:
     reused: int
     """Number of runs that were finished before it started, or by another sweep meanwhile."""
     failed: int
-    """Number of runs that have failed, in this sweep or before; not those that this sweep was to try again."""
+    """Number of runs that have failed, in this sweep or before; except runs that this sweep is to try again."""
     interrupted: int
-    """Number of runs that were begun and have not ended."""
+    """Number of runs that have started and not ended."""
     seconds: float
     stopped: int = 0
     """Number of runs that the scheduler ended early."""
@@ -150,7 +150,7 @@ def sweep(
         on_event: Called with every event.
         on_note: Called with what the user should know at once.
         on_row: Called, from any thread, with each row that the plan's search suggests, before the events of its run.
-        on_sending: Called at the end with the number of runs and sweeps that were sent to MLflow, and with that of all.
+        on_sending: Called at the end with the number of runs and sweeps sent to MLflow, and the number to send.
         submission: What was submitted, if a job executes the sweep. Its record is in the store.
 
     Raises:
@@ -190,10 +190,10 @@ def sweep(
 
     started_s = time.monotonic()
     ended_by = Budget()
-    """The budget, where the executor has ended by itself, so that the budget is the reason if runs are left."""
+    """The budget, if the executor ended by itself: then it is the reason if runs are left."""
     store.write_sweep(work.record, ttl_s=LEASE_S)
     log = DriverLog(store, work.record.sweep_id, plan)
-    log.note(f"sweep {work.record.sweep_id} begins on {platform.node()}: {shlex.join(work.record.command)}")
+    log.note(f"sweep {work.record.sweep_id} starts on {platform.node()}: {shlex.join(work.record.command)}")
     log.note("\n".join([f"{len(work.todo)} runs to train, {len(work.reused)} finished before", *notes]))
     recorder = _start_recorder(store, work.record, tracking_uri)
 
@@ -327,7 +327,7 @@ class _Work:
         _check_plugins(plan, store, reused)
         record = initial_record(plan, reused, executor_name, file_text, submission)
         ended = [run.run_id for run in todo if statuses.get(run.run_id) in ("failed", "stopped")]
-        attempts = {run_id: each.attempt for run_id, each in store.index.records(ended, values=False).items()}
+        attempts = {run_id: record.attempt for run_id, record in store.index.records(ended, values=False).items()}
         return cls(plan, skipped, statuses, todo, reused, record, attempts, dict(plan.own_resources))
 
     def start_search(self, store: Store, max_runs: int | None) -> Search | None:
@@ -349,18 +349,19 @@ class _Work:
 
     def add(self, row: Row, store: Store) -> None:
         """Record a row that the search has suggested."""
-        # Of a row that an earlier sweep has begun, some runs may have ended: they count already.
-        left = [each for each in row.runs if self.statuses.get(each.run_id) not in self.skipped]
-        self.todo += [each for each in left if all(each.run_id != run.run_id for run in self.todo)]
-        known = {run.run_id for run in self.record.runs}
-        members = [_member(row, run) for run in row.runs if run.run_id not in known]
+        # If an earlier sweep has started the row, runs that ended there are not trained again.
+        planned = {run.run_id for run in self.todo}
+        unfinished = [run for run in row.runs if self.statuses.get(run.run_id) not in self.skipped]
+        self.todo += [run for run in unfinished if run.run_id not in planned]
+        recorded = {run.run_id for run in self.record.runs}
+        members = [_member(row, run) for run in row.runs if run.run_id not in recorded]
         if row.resources is not None:
             self.own_resources |= {run.run_id: row.resources for run in row.runs}
         if not members:
             return
-        statuses = store.index.statuses(each.run_id for each in members)
+        statuses = store.index.statuses(member.run_id for member in members)
         reused = [run_id for run_id, status in statuses.items() if status == "finished"]
-        entries = [{**each.model_dump(), "reused": each.run_id in reused} for each in members]
+        entries = [{**member.model_dump(), "reused": member.run_id in reused} for member in members]
         store.index.append_members(self.record.sweep_id, entries)
         self.plan = replace(self.plan, rows=(*self.plan.rows, row))
         self.record = self.record.model_copy(
@@ -397,11 +398,11 @@ class _Work:
         return outcome
 
     def kept(self, status: Status) -> int:
-        """Number of runs of the plan that have ended with a status before and are not trained again."""
+        """Number of runs of the plan that had ended with a status before the sweep and are not trained again."""
         return list(self.statuses.values()).count(status) if status in self.skipped else 0
 
     def _used_up(self, budget: Budget, failed: int) -> str | None:
-        """The budget of runs that is used up, in words, where some are left; None: neither."""
+        """What to say if a budget is used up and runs are left; None: no budget is used up."""
         if budget.max_failures is not None and failed >= budget.max_failures:
             return f"the budget of {budget.max_failures} failed run{'s' * (budget.max_failures != 1)} is used up"
         if budget.max_runs is None:
@@ -416,17 +417,17 @@ def _check_plugins(plan: Plan, store: Store, finished: Collection[str]) -> None:
     """Raises SpecError where a finished run was trained with another source of a plugin, so that no row mixes two."""
     runs = {run.run_id: run for run in plan.runs if run.plugins}
     for run_id, record in store.index.records(runs.keys() & set(finished)).items() if runs else ():
-        known = dict(part.split(" ") for part in str(record.facts.get("plugins") or "").split(", ") if part)
+        recorded = dict(part.split(" ") for part in str(record.facts.get("plugins") or "").split(", ") if part)
         for kind, cls in runs[run_id].plugins.items():
-            if known.get(kind, cls.source()) not in (cls.source(), *cls.SAME_SOURCES):
+            if recorded.get(kind, cls.source()) not in (cls.source(), *cls.SAME_SOURCES):
                 raise SpecError(
-                    f"run {run_id} of {plan.name} was trained with another source of {kind} ({known[kind]}; it is "
+                    f"run {run_id} of {plan.name} was trained with another source of {kind} ({recorded[kind]}; it is "
                     f"{cls.source()} today). If the new one computes something else, increase VERSION of "
-                    f"{cls.__name__}: its runs get new ids. If not, add {known[kind]!r} to its SAME_SOURCES",
+                    f"{cls.__name__}: its runs get new ids. If not, add {recorded[kind]!r} to its SAME_SOURCES",
                     code="changed_plugin",
                     run_id=run_id,
                     plugin=kind,
-                    trained=known[kind],
+                    trained=recorded[kind],
                     here=cls.source(),
                 )
 
@@ -483,7 +484,11 @@ def _member(row: Row, run: RunSpec) -> SweepRun:
 
 def final_record(record: SweepRecord, outcome: SweepOutcome) -> SweepRecord:
     """The record with what is known at the end: status, time and notes."""
-    status: Status = "interrupted" if outcome.exit_code == 130 else "failed" if outcome.failed else "finished"
+    status: Status = "finished"
+    if outcome.exit_code == 130:
+        status = "interrupted"
+    elif outcome.failed:
+        status = "failed"
     return ended_record(record, status, outcome.notes)
 
 

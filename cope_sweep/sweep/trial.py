@@ -7,7 +7,7 @@ the run is: each evaluation, and at least every two seconds the step. It opens n
 Tune stops, the function stays blocked in `tune.report` while the process is used for the next trial.)
 
 Every run is one `TorchTrainer(train_loop).fit()`. With one worker this is Train's local mode, in the trial's process.
-With several, Train starts a worker group in a placement group of its own; the trial itself then asks for no CPU.
+With several, Train starts a worker group in a separate placement group; the trial itself then asks for no CPU.
 
 A run is asked to end through one small actor of the driver, `StopRequests`. The run then writes its state, and its
 trial reports that it is done.
@@ -39,7 +39,7 @@ from ray.util.queue import Queue
 
 from cope_sweep.config import Resources, RunSpec
 from cope_sweep.registry import PluginError, load_plugins
-from cope_sweep.store import Attempt, Event, Store, StoreError
+from cope_sweep.store import AttemptWriter, Event, Store, StoreError
 from cope_sweep.sweep.executor import worker_id
 from cope_sweep.sweep.stop_requests import StopLine, StopOrder
 
@@ -54,7 +54,7 @@ STORE_VISIBLE_TIMEOUT_S = 5.0
 WATCHDOG_INTERVAL_S = 1.0
 """Time between two starts of the watchdog's timer."""
 REPORT_INTERVAL_S = 2.0
-"""Longest time between two results of a trial, each of which asks whether its run has to end."""
+"""Longest time between two results of a trial: each result asks whether the run has to end."""
 
 
 # -- a process that trains ---------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class Watchdog:
 def train_loop(config: dict[str, Any]) -> Event:
     """Train a run as one of the workers of a `TorchTrainer`. Returns its last event.
 
-    `config` is that of the trial. With one worker, which is the trial's own process, it has also:
+    `config` is the trial's. With one worker, which is the trial's own process, it has also:
 
         process   the Process
         line      the StopLine, which the trial asks
@@ -244,7 +244,7 @@ def train_loop(config: dict[str, Any]) -> Event:
             attempt=config["attempt"], on_event=on_event, should_stop=should_stop,
         )  # fmt: skip
         if outcome == "stopped" and rank == 0 and line.order is not None:
-            attempt = Attempt(process.store.run(run.run_id), config["attempt"])
+            attempt = AttemptWriter(process.store.run(run.run_id), config["attempt"])
             attempt.set_state("stopped", message=f"{line.order.reason} at step {last.step}")
         return last
     finally:
@@ -263,7 +263,7 @@ class _ToTrial(UserCallback):
 
 # -- the trial ---------------------------------------------------------------------------------------------------------
 
-Outcome = Literal["begun", "progress", "ended", "failed"]
+TrialOutcome = Literal["started", "progress", "ended", "failed"]
 """Kind of a trial's result. `failed`: Train raised an error, which is no result of the run's folder."""
 
 
@@ -321,12 +321,12 @@ class RunTrial(tune.Trainable):
                     signal.signal(signal.SIGTERM, lambda signum, frame: process.preempted.set())
                 self.current = _Attempt(self.process, self.trial)
             if not self.shown:
-                return self._result("begun", self.current.latest)
+                return self._result("started", self.current.latest)
             self.current.line.ask()
             return self._next_result(self.current)
         except NodeProblem as problem:
             self.leaves = problem.reason
-            return self._result("begun", None, problem=problem.reason, node=problem.node_id)
+            return self._result("started", None, problem=problem.reason, node=problem.node_id)
 
     def _next_result(self, attempt: _Attempt) -> dict[str, Any]:
         message = attempt.next_message()
@@ -342,11 +342,11 @@ class RunTrial(tune.Trainable):
             return self._result("failed", attempt.latest, error=message.text, cause=message.cause)
         return self._result("ended", message.event)
 
-    def _result(self, outcome: Outcome, event: Event | None, **others: Any) -> dict[str, Any]:
+    def _result(self, outcome: TrialOutcome, event: Event | None, **extra: Any) -> dict[str, Any]:
         self.shown = True
         # Tune keeps statistics of every number for every trial, so it gets only what it needs.
         wanted = self.trial["metrics"] if event and (event.evaluated or outcome == "ended") else ()
-        known = {name: value for name, value in (event.metrics if event else {}).items() if name in wanted}
+        event_fields = {name: value for name, value in (event.metrics if event else {}).items() if name in wanted}
         return {
             "step": event.step if event else 0,
             "outcome": outcome,
@@ -355,8 +355,8 @@ class RunTrial(tune.Trainable):
             "actor": ray.get_runtime_context().get_actor_id(),
             "node": node_id(),
             "done": outcome in ("ended", "failed") and not self.leaves,
-            **known,
-            **others,
+            **event_fields,
+            **extra,
         }
 
     def _end_current(self) -> None:
@@ -368,7 +368,7 @@ class RunTrial(tune.Trainable):
 
 
 @dataclass(frozen=True)
-class _End:
+class _AttemptEnd:
     """The end of a run, with its last event."""
 
     event: Event
@@ -390,9 +390,9 @@ class _Failure:
         """What an error of Train means."""
         parts = list(error.worker_failures.values()) if isinstance(error, WorkerGroupError) else [error]
         text = str(error).strip() or type(error).__name__
-        if isinstance(error, PreemptionError) or any(getattr(each, "preempted", False) for each in parts):
+        if isinstance(error, PreemptionError) or any(getattr(part, "preempted", False) for part in parts):
             return cls(text, "preempted")
-        return cls(text, "death" if any(isinstance(each, ray.exceptions.RayError) for each in parts) else "error")
+        return cls(text, "death" if any(isinstance(part, ray.exceptions.RayError) for part in parts) else "error")
 
 
 class _Attempt:
@@ -407,11 +407,11 @@ class _Attempt:
         """The last event of the run."""
         self.broken = ""
         """Why the process cannot train another run."""
-        self._messages: queue.SimpleQueue[Event | _End | _Failure | NodeProblem] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Event | _AttemptEnd | _Failure | NodeProblem] = queue.SimpleQueue()
         """Evaluations, then the end."""
         self.training = process.training.submit(self._train)
 
-    def next_message(self) -> Event | _End | _Failure | NodeProblem:
+    def next_message(self) -> Event | _AttemptEnd | _Failure | NodeProblem:
         """The next evaluation or the end; after a while without, how far the run is."""
         try:
             return self._messages.get(timeout=REPORT_INTERVAL_S)
@@ -424,11 +424,11 @@ class _Attempt:
             event = self._fit()
             if event.status == "failed" and self.trial["gpus"] and self.workers == 1:
                 self.broken = _broken_device()
-            self._messages.put(_End(event))
+            self._messages.put(_AttemptEnd(event))
         except Exception as error:
             failures = error.worker_failures.values() if isinstance(error, WorkerGroupError) else [error]
-            causes = [getattr(each, "cause", None) or each for each in failures]
-            problem = next((each for each in causes if isinstance(each, NodeProblem)), None)
+            causes = [getattr(failure, "cause", None) or failure for failure in failures]
+            problem = next((cause for cause in causes if isinstance(cause, NodeProblem)), None)
             self._messages.put(problem or _Failure.of(error))
 
     def _fit(self) -> Event:

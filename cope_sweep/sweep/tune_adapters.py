@@ -52,7 +52,7 @@ class NotPickled:
     """An object that Tune copies and pickles into a file. Copies are the object itself, and no file is ever read."""
 
     substitute: Callable[[], Any]
-    """Makes what is pickled instead of it."""
+    """Makes the object that is pickled instead."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self
@@ -161,7 +161,7 @@ class _Asking(NotPickled, TrialScheduler):
         return TrialScheduler.CONTINUE
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        # Ray 2.60 breaks where the last result of a trial lacks the metric, as that of a failed run does.
+        # Ray 2.60 breaks if the last result of a trial lacks the metric, as the result of a failed run does.
         if self.metric_name in result:
             super().on_trial_complete(tune_controller, trial, result)
 

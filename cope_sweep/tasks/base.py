@@ -155,7 +155,7 @@ class Task(Kind):
     def sequences(self, split: str, seed: int, start: int, count: int) -> Batch:
         """Sequences `start` … `start + count − 1` of a split.
 
-        A test set can be finite (that of a text is). Past its end the batch has fewer sequences, or none, so that no
+        A test set can be finite, as for a text. Past its end the batch has fewer sequences, or none, so that no
         sequence is counted twice. Raises ValueError for a split that the task does not have.
         """
         self.check_split(split)

@@ -17,7 +17,7 @@ training set is a subset of a larger one. Each epoch visits it in a different or
 
 Two options that the release does not have ask for the same counting with less to learn beside it. With
 `operation_tokens: one`, an operation is one token, so that no name has to be bound to the `++;` that follows it. With
-`prints`, a sequence has several queries, at random places after the first set; the inputs hold `_` in the place of an
+`prints`, a sequence has several queries, at random places after the first set; the inputs hold `_` instead of an
 answer, so that none can be read off. With both, `variables: 2, operations: 5, prints: 2, max_tokens: 11`:
 
     inputs    a=0 a++ print_a _ pass; b=0 b++ print_a _ _
@@ -55,7 +55,7 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class _Rows:
-    """Sequences in compact form: small integer types, with their answers, of which one is the last token."""
+    """Sequences in compact form: small integer types, with their answers; the last token is always one."""
 
     tokens_NL: np.ndarray
     """Padded on the right; the smallest unsigned type that holds the vocabulary."""

@@ -32,9 +32,9 @@ from cope_sweep.text import (
     TOKENIZER_FILE,
     Corpus,
     CorpusName,
-    Source,
     SplitFiles,
     TextError,
+    TextSource,
     TextTokenizer,
     TokenizerFiles,
     cache_dir,
@@ -87,7 +87,7 @@ class LanguageModelling(Task):
     tokenizer: TokenizerName = Field(
         default=AUTO,
         description="gpt2: GPT-2's, from its files. bpe: trained on the training split, with `vocabulary` ids. "
-        "auto: gpt2 if `vocabulary` is at least 50257, else bpe. owner/name or owner/name@revision: that of a model of "
+        "auto: gpt2 if `vocabulary` is at least 50257, else bpe. owner/name or owner/name@revision: a model of "
         "the Hugging Face hub. A path that ends with .json: a file; its name becomes the tokenizer's.",
     )
     tokenizer_file: str | None = Field(
@@ -99,7 +99,7 @@ class LanguageModelling(Task):
     @model_validator(mode="before")
     @classmethod
     def _name_tokenizer_file(cls, data: Any) -> Any:
-        """A path in the place of a tokenizer's name is `tokenizer_file`, and gives the name."""
+        """A path instead of a tokenizer's name becomes `tokenizer_file`, and gives the name."""
         path = data.get("tokenizer") if isinstance(data, dict) else None
         if not isinstance(path, str) or not path.endswith(".json"):
             return data
@@ -122,8 +122,8 @@ class LanguageModelling(Task):
             )
         if self.tokenizer_file is not None and (self.tokenizer in (AUTO, GPT2, BPE) or "/" in self.tokenizer):
             raise InvalidValue(
-                f"task.tokenizer_file is set, and task.tokenizer is {self.tokenizer}; give the tokenizer a name of its "
-                "own, for example task.tokenizer=mine",
+                f"task.tokenizer_file is set, and task.tokenizer is {self.tokenizer}; give the tokenizer "
+                "another name, for example task.tokenizer=mine",
                 key="task.tokenizer_file",
                 value=self.tokenizer,
             )
@@ -179,7 +179,9 @@ class LanguageModelling(Task):
         return self.open_corpus().fingerprint
 
     def tokenizer_name(self) -> str:
-        name = (GPT2 if self._uses_gpt2 else BPE) if self.tokenizer == AUTO else self.tokenizer
+        name = self.tokenizer
+        if name == AUTO:
+            name = GPT2 if self._uses_gpt2 else BPE
         return f"{name} {self.open_corpus().tokenizer.digest[:12]}"
 
     @property
@@ -191,7 +193,7 @@ class LanguageModelling(Task):
         return _opened(self, cache_dir(), data_dir())
 
     @abstractmethod
-    def text_source(self) -> Source:
+    def text_source(self) -> TextSource:
         """Where the text is from. Raises UserError if it is missing."""
 
     @property
@@ -286,7 +288,7 @@ class FolderTask(LanguageModelling):
     def files(self) -> Mapping[str, Files]:
         """The files of each split. Raises UserError if they are missing."""
 
-    def text_source(self) -> Source:
+    def text_source(self) -> TextSource:
         return SplitFiles(self.files())
 
     def check_place(self) -> None:

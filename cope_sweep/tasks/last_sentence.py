@@ -8,7 +8,7 @@ sentence, `?` starts the query and `_` is padding:
     targets   .   .   .   .    . .  .     .   .   .   .  .   .    . . 2   . .
 
 With `queries: 2`, every context is asked for two different words, and both answers are trained. Padding stands between
-the queries, in the place of the answers:
+the queries, instead of the answers:
 
     inputs    she saw the book . so alice put the cat by the fire . ? the _ ? cat _
     targets   .   .   .   .    . .  .     .   .   .   .  .   .    . . 2   . . 1   .
@@ -385,10 +385,10 @@ def _table(
     pairs = np.concatenate((absent, pairs[times <= task.maximum]))
     answers = np.concatenate((np.zeros_like(absent), times[times <= task.maximum]))
     last, word = np.divmod(pairs, task.vocabulary)
-    kept = is_last[last]
-    question = (word * (task.maximum + 1) + answers)[kept]
+    usable_words = is_last[last]
+    question = (word * (task.maximum + 1) + answers)[usable_words]
     counts = np.bincount(question, minlength=task.vocabulary * (task.maximum + 1))
-    return _Table(last[kept][np.argsort(question, kind="stable")], np.concatenate(([0], counts.cumsum())))
+    return _Table(last[usable_words][np.argsort(question, kind="stable")], np.concatenate(([0], counts.cumsum())))
 
 
 def _files(task: LastSentence) -> tuple[Path, ...]:
@@ -401,20 +401,20 @@ def _files(task: LastSentence) -> tuple[Path, ...]:
             code="no_corpus",
             corpus=task.corpus,
         )
-    found = tuple(sorted(path.rglob("*.txt"))) if path.is_dir() else (path,)
-    if not found:
+    text_files = tuple(sorted(path.rglob("*.txt"))) if path.is_dir() else (path,)
+    if not text_files:
         raise TextError(
             f"{path}: no `*.txt` file in this folder; set task.folder to a text file, or to a folder with "
             "`*.txt` files",
             code="no_such_file",
             file=str(path),
         )
-    for file in found:
+    for file in text_files:
         if file.is_file() and not file.stat().st_size:
             raise TextError(
                 f"{file}: empty; add text to it, or remove it from task.folder", code="empty_text", file=str(file)
             )
-    return found
+    return text_files
 
 
 def _sentences_of(text: str) -> Iterator[list[str]]:

@@ -129,7 +129,7 @@ class AssociativeRecall(GeneratedTask):
 
 
 class MQAR(AssociativeRecall):
-    """Recall the values of keys, each of which was assigned once."""
+    """Recall the values of keys that were each assigned once."""
 
     TESTS: ClassVar[tuple[str, ...]] = ("in_dist", "more_pairs")
 
@@ -163,7 +163,7 @@ class MQAR(AssociativeRecall):
         pairs, slots = self.more_pairs if split == "more_pairs" else self.pairs, self.tokens // 2
         keys_NP, values_NP = self._keys(rng, count, pairs), self._values(rng, count, pairs)
         weights = np.arange(1, slots - pairs + 1) ** (self.power_a - 1)
-        # The order of exponential times of these rates is that of draws without replacement.
+        # Sorting exponential times with these rates draws without replacement.
         times_NS = rng.exponential(size=(count, slots - pairs)) / weights
         asking_NP = pairs + times_NS.argsort(axis=1)[:, :pairs]
 

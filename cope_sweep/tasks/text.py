@@ -21,7 +21,7 @@ from pydantic import AfterValidator, Field, model_validator
 from cope_sweep.errors import InvalidValue
 from cope_sweep.frozen import Amount
 from cope_sweep.tasks.language import LanguageModelling
-from cope_sweep.text import CorpusName, Source, TextError, data_dir
+from cope_sweep.text import CorpusName, TextError, TextSource, data_dir
 from cope_sweep.text.cache import name_of_path
 from cope_sweep.text.hub import REPOSITORY, REVISION, HubTexts, Listing, choose_files, list_dataset
 from cope_sweep.text.sources import TRAIN, Limit, LocalTexts, Shares, check_shards, find_files, splits_by_name
@@ -99,7 +99,7 @@ class Text(LanguageModelling):
     @model_validator(mode="before")
     @classmethod
     def _name_corpus(cls, data: Any) -> Any:
-        """Without a name of its own, the corpus is called like its path or dataset."""
+        """Without a `corpus`, use the name of the path or dataset."""
         if not isinstance(data, dict) or "corpus" in data:
             return data
         place = data.get("path") or data.get("dataset")
@@ -139,17 +139,19 @@ class Text(LanguageModelling):
         if self.path is not None:
             find_files(self.path)
 
-    def text_source(self) -> Source:
+    def text_source(self) -> TextSource:
         limit = Limit(self.limit_tokens, self.limit_bytes)
         if self.dataset is not None:
             listing = self._listing()
             chosen = choose_files(listing, self.configuration, self.split, self.files)
             return HubTexts(listing, chosen, self.column, self._shares(chosen), limit)
-        found = self._local_files()
-        by_name = splits_by_name([str(path) for path in found])
-        files = {split: tuple(map(Path, names)) for split, names in by_name.items()} if by_name else {TRAIN: found}
+        source_files = self._local_files()
+        by_name = splits_by_name([str(path) for path in source_files])
+        files = (
+            {split: tuple(map(Path, names)) for split, names in by_name.items()} if by_name else {TRAIN: source_files}
+        )
         if self.path is None or "*" in self.path or Path(self.path).expanduser().is_dir():
-            check_shards([str(path) for path in found])
+            check_shards([str(path) for path in source_files])
         return LocalTexts(files, self.column, self.encoding, self._shares(files), limit)
 
     def data_source(self) -> str | None:

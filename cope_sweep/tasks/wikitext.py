@@ -60,7 +60,7 @@ class WikiText(FolderTask):
         if folder is None:
             folder = self._from_hub()
         try:
-            found = [path for path in folder.iterdir() if path.suffix in SUFFIXES]
+            text_files = [path for path in folder.iterdir() if path.suffix in SUFFIXES]
         except OSError as error:
             raise TextError(
                 f"{folder}: {error.strerror}; set task.folder to the folder of {self.corpus}",
@@ -69,7 +69,7 @@ class WikiText(FolderTask):
                 corpus=self.corpus,
             ) from error
         by_split: dict[str, list[Path]] = {}
-        for path in sorted(found):
+        for path in sorted(text_files):
             words = re.split(r"[^a-z]+", path.name.lower())
             for split in {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}:
                 by_split.setdefault(split, []).append(path)

@@ -181,7 +181,7 @@ class EncodingContract:
     def test_positions_are_summed_in_float32(self, spec: Any) -> None:
         """Contextual positions of 512 tokens, on every path: sums of that many gates in bfloat16 are off by up to 1."""
         run = self.run(spec, blanks=508)
-        contextual = [each for each in run.model.position if isinstance(each, ContextualEncoding)]
+        contextual = [encoding for encoding in run.model.position if isinstance(encoding, ContextualEncoding)]
         if not contextual:
             pytest.skip("no contextual encoding")
         for encoding in contextual:

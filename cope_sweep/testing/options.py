@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def registered(config: pytest.Config, registry: Registry[Any], contract: str, small: Mapping[str, Any]) -> list[Any]:
-    """A parameter for each registered class, or for those of `--only`: its spec, or a skip if that needs fields.
+    """A parameter for each registered class, or each in `--only`: its spec, or a skip if that needs fields.
 
     Args:
         config: Without `--only` if this module is not loaded as a plugin.

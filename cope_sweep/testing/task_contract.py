@@ -192,12 +192,12 @@ def _run(task: Task) -> RunSpec:
     return RunSpec.model_validate({"task": task, "model": model, "train": {"steps": 2, "batch": 2}})
 
 
-def _equal(one: Batch, other: Batch) -> bool:
+def _equal(sequence: Batch, other: Batch) -> bool:
     arrays = ("inputs_NT", "targets_NT", "answers_NT")
     return (
-        all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)
-        and one.units_N.keys() == other.units_N.keys()
-        and all(np.array_equal(counts_N, other.units_N[name]) for name, counts_N in one.units_N.items())
+        all(np.array_equal(getattr(sequence, name), getattr(other, name)) for name in arrays)
+        and sequence.units_N.keys() == other.units_N.keys()
+        and all(np.array_equal(counts_N, other.units_N[name]) for name, counts_N in sequence.units_N.items())
     )
 
 

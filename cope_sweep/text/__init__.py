@@ -7,7 +7,7 @@ from cope_sweep.text.corpus import Corpus, open_corpus
 from cope_sweep.text.hub import fetch_tokenizer
 from cope_sweep.text.order import permuted
 from cope_sweep.text.reading import TextError
-from cope_sweep.text.sources import Source, SplitFiles
+from cope_sweep.text.sources import SplitFiles, TextSource
 from cope_sweep.text.tokenizer import END_OF_TEXT, TOKENIZER_FILE, TextTokenizer, TokenizerFiles
 
 __all__ = [
@@ -15,9 +15,9 @@ __all__ = [
     "TOKENIZER_FILE",
     "Corpus",
     "CorpusName",
-    "Source",
     "SplitFiles",
     "TextError",
+    "TextSource",
     "TextTokenizer",
     "TokenizerFiles",
     "cache_dir",

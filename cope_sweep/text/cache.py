@@ -49,7 +49,8 @@ def name_of_path(path: str, *, not_named: str = "") -> str:
     A file that is called `not_named` has the name of its folder.
     """
     parts = [part for part in Path(path).parts if not any(character in part for character in "*?[")]
-    named = [name for part in parts if part != not_named and (name := _NO_NAME.sub("-", part).strip("-._"))]
+    names = [_NO_NAME.sub("-", part).strip("-._") for part in parts if part != not_named]
+    named = list(filter(None, names))
     return _SUFFIXES.sub("", named[-1]) if named else "text"
 
 

@@ -33,7 +33,7 @@ import numpy as np
 
 from cope_sweep.text.cache import cache_dir, create_once
 from cope_sweep.text.reading import TextError, chunks
-from cope_sweep.text.sources import TRAIN, Document, Limit, Part, Source, Split
+from cope_sweep.text.sources import TRAIN, Limit, SourcePart, Split, TextDocument, TextSource
 from cope_sweep.text.tokenizer import TOKENIZER_FILE, TextTokenizer, TokenizerFiles
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class Corpus:
         return self.folder / TOKENIZER_FILE
 
 
-def open_corpus(source: Source, tokenizer: TokenizerFiles | None, vocabulary: int) -> Corpus:
+def open_corpus(source: TextSource, tokenizer: TokenizerFiles | None, vocabulary: int) -> Corpus:
     """The corpus of a source; tokenised now if it is not in the cache.
 
     Args:
@@ -109,7 +109,7 @@ def open_corpus(source: Source, tokenizer: TokenizerFiles | None, vocabulary: in
     return corpus
 
 
-def _create(folder: Path, parts: Path, source: Source, files: TokenizerFiles | None, vocabulary: int) -> None:
+def _create(folder: Path, parts: Path, source: TextSource, files: TokenizerFiles | None, vocabulary: int) -> None:
     """Tokenise a source into a folder, by way of its parts."""
 
     def create_tokenizer(new: Path) -> None:
@@ -127,7 +127,7 @@ def _create(folder: Path, parts: Path, source: Source, files: TokenizerFiles | N
     (folder / CORPUS_FILE).write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _train_tokenizer(source: Source, vocabulary: int) -> TextTokenizer:
+def _train_tokenizer(source: TextSource, vocabulary: int) -> TextTokenizer:
     limits = [TRAINING_BYTES, source.limit.size_bytes, BYTES_PER_TOKEN * (source.limit.tokens or TRAINING_BYTES)]
     most_bytes = min(limit for limit in limits if limit is not None)
 
@@ -145,13 +145,13 @@ def _train_tokenizer(source: Source, vocabulary: int) -> TextTokenizer:
         return TextTokenizer.train(_report_progress(texts(), advance), vocabulary)
 
 
-def _tokenise(parts: Path, source: Source, tokenizer: TextTokenizer, dtype: np.dtype[Any]) -> list[Path]:
+def _tokenise(parts: Path, source: TextSource, tokenizer: TextTokenizer, dtype: np.dtype[Any]) -> list[Path]:
     """Tokenise the parts of a source that are not in the cache. Returns the folders of all parts, in order."""
     limit = source.limit
     expected = [limit.size_bytes, limit.tokens and BYTES_PER_TOKEN * limit.tokens, source.size_bytes]
     totals: dict[Split, Counter[str]] = {split: Counter() for split in source.splits}
     full: set[Split] = set()
-    done: list[Path] = []
+    finished_parts: list[Path] = []
     with progress("tokenising", min(size for size in expected if size is not None)) as advance:
         for part in source.parts(full):
             left = _Left(limit, totals)
@@ -162,8 +162,8 @@ def _tokenise(parts: Path, source: Source, tokenizer: TextTokenizer, dtype: np.d
             for split, counts in json.loads((folder / PART_FILE).read_text()).items():
                 totals[split].update({name: counts[name] for name in ("tokens", "size_bytes")})
             full |= {split for split, total in totals.items() if limit.is_reached(total["tokens"], total["size_bytes"])}
-            done.append(folder)
-    return done
+            finished_parts.append(folder)
+    return finished_parts
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,8 @@ class _Chunk:
 
 def _write(
     folder: Path,
-    part: Part,
-    left: _Left,
+    part: SourcePart,
+    remaining: _Left,
     tokenizer: TextTokenizer,
     dtype: np.dtype[Any],
     advance: Callable[[int], None],
@@ -208,12 +208,12 @@ def _write(
                     file = stack.enter_context((folder / f"{chunk.split}.bin").open("wb"))
                     writers[chunk.split] = _Writer(file, dtype, tokenizer.end_of_text)
                 writer = writers[chunk.split]
-                if not left.is_full(chunk.split, writer.counts):
+                if not remaining.is_full(chunk.split, writer.counts):
                     writer.add(chunk, ids)
             read_bytes = sum(len(chunk.text.encode()) for chunk in batch)
             advance(min(read_bytes, part.size_bytes - shown_bytes))
             shown_bytes = min(part.size_bytes, shown_bytes + read_bytes)
-            if part.split in writers and left.is_full(part.split, writers[part.split].counts):
+            if part.split in writers and remaining.is_full(part.split, writers[part.split].counts):
                 break
     advance(part.size_bytes - shown_bytes)
     counts = {split: writer.counts | {"sha256": writer.digest.hexdigest()} for split, writer in writers.items()}
@@ -248,7 +248,7 @@ class _Writer:
             self._in_word = not data[-1:].isspace()
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[_Chunk]]:
+def _batches(documents: Iterable[TextDocument]) -> Iterator[list[_Chunk]]:
     """The chunks of documents, some at a time: of long texts few, and of short ones many."""
     batch: list[_Chunk] = []
     characters = 0
@@ -283,10 +283,10 @@ def _join(folder: Path, split: Split, parts: Iterable[Path]) -> dict[str, Any]:
     digests: list[str] = []
     with (folder / f"{split}.bin").open("wb") as file:
         for part in parts:
-            own = json.loads((part / PART_FILE).read_text()).get(split)
-            if own:
-                digests.append(own.pop("sha256"))
-                counts.update(own)
+            files_of_split = json.loads((part / PART_FILE).read_text()).get(split)
+            if files_of_split:
+                digests.append(files_of_split.pop("sha256"))
+                counts.update(files_of_split)
                 with (part / f"{split}.bin").open("rb") as tokens:
                     shutil.copyfileobj(tokens, file, 1 << 20)
     if not counts["size_bytes"]:

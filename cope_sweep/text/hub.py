@@ -2,7 +2,7 @@
 
 The name of a revision, as `main`, is resolved once per cache: the commit and the files of the repository are kept in
 $COPE_SWEEP_CACHE/hub, so later runs read the same text, also without a network. Files are read over the network as they
-are tokenised; no name that the hub gives becomes a path of this machine. Access tokens are those of the hub's client:
+are tokenised; no name that the hub gives becomes a path of this machine. Access tokens are the hub client's:
 `hf auth login`, or HF_TOKEN. HF_ENDPOINT names another server.
 """
 
@@ -26,12 +26,12 @@ from cope_sweep.text.sources import (
     TEST,
     TRAIN,
     VALIDATION,
-    Document,
     Limit,
-    Part,
-    Rows,
+    RowReader,
     Shares,
+    SourcePart,
     Split,
+    TextDocument,
     check_shards,
     kind_of,
     splits_by_name,
@@ -90,19 +90,19 @@ def _fetch_listing(dataset: str, revision: str) -> dict[str, Any]:
         configs = card.to_dict().get("configs") if card else None
     except Exception as error:  # the hub's client and its transport have no common base class
         raise explained(error, dataset, revision) from error
-    sizes = {each.rfilename: each.size or 0 for each in info.siblings or []}
+    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
     return {
         "dataset": dataset, "commit": info.sha, "sizes": sizes, "configurations": _configurations(configs),
     }  # fmt: skip
 
 
 def _configurations(configs: Any) -> dict[str, dict[str, list[str]]]:
-    """The configurations of a card. What has another form than the hub's documents describe is left out."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for each in configs if isinstance(configs, list) else []:
-        if not isinstance(each, dict) or not isinstance(name := each.get("config_name"), str):
+    """The configurations of a dataset card. Leaves out what does not have the form that the hub documents."""
+    configurations: dict[str, dict[str, list[str]]] = {}
+    for entry in configs if isinstance(configs, list) else []:
+        if not isinstance(entry, dict) or not isinstance(name := entry.get("config_name"), str):
             continue
-        files = each.get("data_files", [])
+        files = entry.get("data_files", [])
         if isinstance(files, str) or (isinstance(files, list) and all(isinstance(item, str) for item in files)):
             files = [{"split": TRAIN, "path": files}]
         splits: dict[str, list[str]] = {}
@@ -111,8 +111,8 @@ def _configurations(configs: Any) -> dict[str, dict[str, list[str]]]:
                 globs = item.get("path")
                 globs = [globs] if isinstance(globs, str) else globs
                 splits[item["split"]] = [glob for glob in globs or [] if isinstance(glob, str)]
-        found[name] = splits
-    return found
+        configurations[name] = splits
+    return configurations
 
 
 def explained(error: Exception, repository: str, revision: str, *, kind: str = "dataset") -> TextError:
@@ -135,8 +135,8 @@ def explained(error: Exception, repository: str, revision: str, *, kind: str = "
     if isinstance(error, (errors.EntryNotFoundError, FileNotFoundError)):
         return TextError(f"{place}: a file is gone ({reason})", code="no_such_file", **data)
     return TextError(
-        f"{place}: cannot be read from {_endpoint()} ({type(error).__name__}: {reason}); try again, and what is done "
-        "is kept",
+        f"{place}: cannot be read from {_endpoint()} ({type(error).__name__}: {reason}); try again: what was "
+        "downloaded is kept",
         code="no_download",
         **data,
     )
@@ -163,22 +163,27 @@ def choose_files(listing: Listing, configuration: str | None, split: str, glob: 
     """The files of the training split, and of validation and test where the dataset has them. Raises TextError."""
     if glob is not None:
         return {TRAIN: _readable(listing, matching(listing.sizes, glob), f"task.files={glob}", complete="*" in glob)}
-    known = listing.configurations
-    if not known:
+    configurations = listing.configurations
+    if not configurations:
         return _by_name(listing, configuration, split)
-    name = configuration or ("default" if "default" in known else next(iter(known)) if len(known) == 1 else None)
-    if name is None or name not in known:
-        listed = ", ".join(known)
+    name = configuration
+    if not name and "default" in configurations:
+        name = "default"
+    elif not name and len(configurations) == 1:
+        name = next(iter(configurations))
+    if name is None or name not in configurations:
+        listed = ", ".join(configurations)
         which = "has several configurations" if name is None else f"has no configuration {name!r}"
         raise TextError(
             f"{listing.dataset}: {which}; set task.configuration to one of {listed}",
             code="unknown_configuration",
             dataset=listing.dataset,
             configuration=name,
-            allowed=list(known),
+            allowed=list(configurations),
         )
     splits = {
-        each: [file for glob in globs for file in matching(listing.sizes, glob)] for each, globs in known[name].items()
+        split_name: [file for glob in globs for file in matching(listing.sizes, glob)]
+        for split_name, globs in configurations[name].items()
     }
     return _chosen(listing, splits, split, f"its configuration {name!r}")
 
@@ -251,12 +256,12 @@ class HubTexts:
             "limit": [self.limit.tokens, self.limit.size_bytes],
         }  # fmt: skip
 
-    def parts(self, full: Collection[Split]) -> Iterator[Part]:
+    def parts(self, full: Collection[Split]) -> Iterator[SourcePart]:
         named = [(split, name) for split, names in self.files.items() for name in names]
         for number, (split, name) in enumerate(named):
             if split in full:
                 continue
-            rows = Rows(
+            rows = RowReader(
                 f"{self.listing.dataset}@{self.listing.commit[:12]}/{name}",
                 self.listing.sizes[name],
                 functools.partial(self._open, name),
@@ -270,7 +275,7 @@ class HubTexts:
             except Exception as error:
                 raise self._explained(error) from error
 
-    def _documents(self, part: Part) -> Iterator[Document]:
+    def _documents(self, part: SourcePart) -> Iterator[TextDocument]:
         try:
             yield from part.documents()
         except TextError:

@@ -23,7 +23,7 @@ from cope_sweep.text.reading import BYTE_ORDER_MARK, Files, TextError, file_dige
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 Split = str
-Document = tuple[Split, Iterator[str]]
+TextDocument = tuple[Split, Iterator[str]]
 """The split of a document, and its text in pieces."""
 
 LONG_FILE_BYTES = 1 << 14
@@ -51,7 +51,7 @@ _SHARD = re.compile(r"(?P<before>.*?)(?P<number>\d{3,})-of-(?P<total>\d{3,})(?P<
 
 
 @dataclass(frozen=True)
-class Part:
+class SourcePart:
     """A piece of a source that is tokenised as a whole."""
 
     key: str
@@ -60,7 +60,7 @@ class Part:
     """The split that it is for. Some of its documents may be held out for others."""
     size_bytes: int
     """Its share of the source's size."""
-    documents: Callable[[], Iterator[Document]]
+    documents: Callable[[], Iterator[TextDocument]]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Limit:
 NO_LIMIT = Limit()
 
 
-class Source(Protocol):
+class TextSource(Protocol):
     """Where a corpus is from."""
 
     @property
@@ -97,7 +97,7 @@ class Source(Protocol):
     def key(self) -> JsonValue:
         """What decides its text: digests of files, or names and a commit. Raises TextError."""
 
-    def parts(self, full: Collection[Split]) -> Iterator[Part]:
+    def parts(self, full: Collection[Split]) -> Iterator[SourcePart]:
         """The parts in order. Those of splits that are in `full` by then are left out. Raises TextError."""
 
 
@@ -125,12 +125,12 @@ class SplitFiles:
                     )
         return {split: files.digest() for split, files in self.files.items()}
 
-    def parts(self, full: Collection[Split]) -> Iterator[Part]:
+    def parts(self, full: Collection[Split]) -> Iterator[SourcePart]:
         for number, (split, files) in enumerate(self.files.items()):
-            yield Part(f"{number:05}", split, files.size_bytes, partial(_documents_of, split, files))
+            yield SourcePart(f"{number:05}", split, files.size_bytes, partial(_documents_of, split, files))
 
 
-def _documents_of(split: Split, files: Files) -> Iterator[Document]:
+def _documents_of(split: Split, files: Files) -> Iterator[TextDocument]:
     return ((split, read_document(document)) for document in files.documents)
 
 
@@ -139,7 +139,7 @@ def _documents_of(split: Split, files: Files) -> Iterator[Document]:
 
 @dataclass(frozen=True)
 class Shares:
-    """The shares of documents that are held out, by the hash of their content; 0: the split has files of its own."""
+    """The shares of documents that are held out, by the hash of their content; 0: the split has its own files."""
 
     validation: float
     test: float
@@ -151,7 +151,7 @@ class Shares:
             return VALIDATION
         return TEST if place < self.validation + self.test else TRAIN
 
-    def divide(self, split: Split, texts: Iterable[str]) -> Iterator[Document]:
+    def divide(self, split: Split, texts: Iterable[str]) -> Iterator[TextDocument]:
         """The documents of a split's files, without blank ones. Of the training files, some are of other splits."""
         for text in texts:
             # Half of a surrogate pair, which JSON can hold, is no character.
@@ -169,16 +169,16 @@ def _place(digest: bytes) -> float:
 def splits_by_name(names: Sequence[str]) -> dict[Split, list[str]] | None:
     """The files of each split, where every name has the word of one (`train-00000-of-00002.parquet`); None: none has.
 
-    Raises TextError where some files have such a word and others have not, or several words.
+    Raises TextError if some files have one of these words and others none, or several.
     """
-    found: dict[str, set[Split]] = {}
+    names_by_split: dict[str, set[Split]] = {}
     for name in names:
         words = re.split(r"[^a-z]+", name.rpartition("/")[2].lower())
-        found[name] = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
-    named = set().union(*found.values()) if found else set()
+        names_by_split[name] = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
+    named = set().union(*names_by_split.values()) if names_by_split else set()
     if TRAIN not in named or len(named) == 1:
         return None
-    for name, splits in found.items():
+    for name, splits in names_by_split.items():
         if len(splits) != 1:
             raise TextError(
                 f"{name}: its name has {'several words' if splits else 'no word'} of train, validation and test, and "
@@ -188,7 +188,7 @@ def splits_by_name(names: Sequence[str]) -> dict[Split, list[str]] | None:
                 splits=sorted(splits),
             )
     by_split: dict[Split, list[str]] = {}
-    for name, splits in found.items():
+    for name, splits in names_by_split.items():
         by_split.setdefault(min(splits), []).append(name)
     return by_split
 
@@ -217,11 +217,11 @@ def check_shards(names: Iterable[str]) -> None:
 
 # -- formats -----------------------------------------------------------------------------------------------------------
 
-Kind = Literal["text", "json", "parquet"]
+FileKind = Literal["text", "json", "parquet"]
 
 
-def kind_of(name: str) -> Kind | None:
-    """The format of a file by its name, in which `.gz` and `.zst` may follow JSON's suffixes; None: another one."""
+def kind_of(name: str) -> FileKind | None:
+    """The format of a file by its name; JSON's suffixes may be followed by `.gz` or `.zst`; None: another one."""
     lower = name.lower()
     for suffix in COMPRESSIONS:
         if lower.endswith(suffix):
@@ -234,7 +234,7 @@ def kind_of(name: str) -> Kind | None:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowReader:
     """A file of documents, one for each line or row: JSON lines or Parquet, here or at a distance."""
 
     name: str
@@ -244,17 +244,17 @@ class Rows:
     """Opens it; the file can seek if it is Parquet."""
     column: str
 
-    def parts(self, key: str, split: Split, shares: Shares) -> Iterator[Part]:
+    def parts(self, key: str, split: Split, shares: Shares) -> Iterator[SourcePart]:
         """The parts of the file: all JSON lines, or some groups of rows. Raises TextError."""
         if kind_of(self.name) == "json":
-            yield Part(key, split, self.size_bytes, lambda: shares.divide(split, self.json_lines()))
+            yield SourcePart(key, split, self.size_bytes, lambda: shares.divide(split, self.json_lines()))
             return
         groups = self._groups()
         for number, group in enumerate(groups):
             documents = partial(self._documents_of_groups, group, split, shares)
-            yield Part(f"{key}-{number:05}", split, self.size_bytes // len(groups), documents)
+            yield SourcePart(f"{key}-{number:05}", split, self.size_bytes // len(groups), documents)
 
-    def _documents_of_groups(self, groups: Sequence[int], split: Split, shares: Shares) -> Iterator[Document]:
+    def _documents_of_groups(self, groups: Sequence[int], split: Split, shares: Shares) -> Iterator[TextDocument]:
         return shares.divide(split, self.rows(groups))
 
     def json_lines(self) -> Iterator[str]:
@@ -342,13 +342,13 @@ class Rows:
             **data,
         )
 
-    def _no_text(self, place: str, found: str, **data: JsonValue) -> TextError:
+    def _no_text(self, place: str, type_name: str, **data: JsonValue) -> TextError:
         return TextError(
-            f"{place}: the column {self.column!r} is no text ({found}); set task.column to the column of the text",
+            f"{place}: the column {self.column!r} is no text ({type_name}); set task.column to the column of the text",
             code="column_not_text",
             file=self.name,
             column=self.column,
-            type=found,
+            type=type_name,
             **data,
         )
 
@@ -378,7 +378,7 @@ def _lines(file: IO[bytes], compression: Literal["gzip", "zstd"] | None) -> Iter
 
 
 @contextlib.contextmanager
-def _parquet_file(rows: Rows) -> Iterator[Any]:
+def _parquet_file(rows: RowReader) -> Iterator[Any]:
     """The opened Parquet file of some rows. Raises TextError where it is damaged."""
     import pyarrow.parquet as pq
 
@@ -395,9 +395,9 @@ def _parquet_file(rows: Rows) -> Iterator[Any]:
         ) from error
 
 
-def rows_of_file(path: Path, column: str) -> Rows:
+def rows_of_file(path: Path, column: str) -> RowReader:
     """The documents of a file of this machine."""
-    return Rows(str(path), path.stat().st_size, lambda: open_file(path), column)
+    return RowReader(str(path), path.stat().st_size, lambda: open_file(path), column)
 
 
 # -- texts of this machine ---------------------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ class LocalTexts:
             "limit": [self.limit.tokens, self.limit.size_bytes],
         }  # fmt: skip
 
-    def parts(self, full: Collection[Split]) -> Iterator[Part]:
+    def parts(self, full: Collection[Split]) -> Iterator[SourcePart]:
         for number, (split, path) in enumerate((split, path) for split, paths in self.files.items() for path in paths):
             if split in full:
                 continue
@@ -438,9 +438,9 @@ class LocalTexts:
             if kind_of(path.name) in ("json", "parquet"):
                 yield from rows_of_file(path, self.column).parts(key, split, self.shares)
             elif size := path.stat().st_size:
-                yield Part(key, split, size, partial(self._texts, split, path))
+                yield SourcePart(key, split, size, partial(self._texts, split, path))
 
-    def _texts(self, split: Split, path: Path) -> Iterator[Document]:
+    def _texts(self, split: Split, path: Path) -> Iterator[TextDocument]:
         size, digest = path.stat().st_size, file_digest(path)
         if split != TRAIN or size < LONG_FILE_BYTES:
             split = self.shares.split_of(digest) if split == TRAIN else split
@@ -488,23 +488,23 @@ def _line_starts(path: Path, places: Sequence[int]) -> list[int]:
 
 
 def find_files(path: str) -> tuple[Path, ...]:
-    """The files that a path names: one, those of a folder with a known suffix, or those of a glob. Raises TextError."""
+    """The files that a path names: a file, a folder's files with a known suffix, or a glob's. Raises TextError."""
     place = Path(path).expanduser().absolute()
     if place.is_dir():
-        found = [
-            each
-            for each in place.rglob("*")
-            if kind_of(each.name) and not any(part.startswith(".") for part in each.relative_to(place).parts)
+        candidates = [
+            candidate
+            for candidate in place.rglob("*")
+            if kind_of(candidate.name) and not any(part.startswith(".") for part in candidate.relative_to(place).parts)
         ]
         nothing = f"no file with a name that ends with {FORMATS}"
     elif place.exists():
         return (place,)
     elif any(character in path for character in "*?["):
         root, pattern = _glob_root(place)
-        found, nothing = list(root.glob(pattern)), "no file matches"
+        candidates, nothing = list(root.glob(pattern)), "no file matches"
     else:
-        found, nothing = [], "no such file or folder"
-    files = tuple(sorted(each for each in found if each.is_file()))
+        candidates, nothing = [], "no such file or folder"
+    files = tuple(sorted(candidate for candidate in candidates if candidate.is_file()))
     if not files:
         raise TextError(
             f"{place}: {nothing}; set task.path to a file, a folder or a glob, as in 'texts/*.jsonl.gz'",

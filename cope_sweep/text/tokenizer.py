@@ -88,7 +88,7 @@ class TextTokenizer:
         end_token = next((token for token in END_TOKENS if token in vocabulary), None)
         if end_token is None:
             raise TextError(
-                f"{name}: has none of the tokens {', '.join(END_TOKENS)}, with one of which every document must start",
+                f"{name}: has none of the tokens {', '.join(END_TOKENS)}; every document must start with one",
                 code="unusable_tokenizer",
                 file=name,
                 reason=f"no token {END_OF_TEXT}",

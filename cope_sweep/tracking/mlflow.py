@@ -151,11 +151,11 @@ class Tracker:
     def keeps(self, run: Run, tags: Mapping[str, str]) -> bool:
         """Whether a run that was created just now is the only one with these tags; if not, it is given up.
 
-        So of several processes that create it at once, none deletes a run that another one has begun to fill. If all of
-        them give up, they find none, and create it again after a random time.
+        So if several processes create it at once, none deletes a run that another has started to fill. If all give up,
+        they find none, and create it again after a random time.
         """
         if all(
-            each.info.run_id == run.info.run_id or each.info.lifecycle_stage == "deleted" for each in self._with(tags)
+            same.info.run_id == run.info.run_id or same.info.lifecycle_stage == "deleted" for same in self._with(tags)
         ):
             return True
         self._discard(run, tags)
@@ -261,18 +261,18 @@ class Tracker:
                 experiments[name] = self.client.create_experiment(name, location, tags)
             except TrackingError:
                 # Another process may have created it, or it is in the trash.
-                if (found := self.client.get_experiment_by_name(name)) is None:
+                if (experiment := self.client.get_experiment_by_name(name)) is None:
                     raise
-                if found.lifecycle_stage == "deleted":
+                if experiment.lifecycle_stage == "deleted":
                     raise TrackingError(
-                        f"{redacted(self.uri)}: the experiment {name!r} is in MLflow's trash; restore it with "
-                        f"`mlflow experiments restore -x {found.experiment_id}`, or empty the trash with `mlflow gc`",
+                        f"{redacted(self.uri)}: the experiment {name!r} is in MLflow's trash; restore it with `mlflow "
+                        f"experiments restore -x {experiment.experiment_id}`, or empty the trash with `mlflow gc`",
                         code="deleted_experiment",
                         uri=redacted(self.uri),
                         experiment=name,
-                        experiment_id=found.experiment_id,
+                        experiment_id=experiment.experiment_id,
                     ) from None
-                experiments[name] = found.experiment_id
+                experiments[name] = experiment.experiment_id
         return experiments[name]
 
 
@@ -362,7 +362,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def describe(logged: LoggedModel, checkpoint: Path) -> dict[str, str]:
-    """File → content, of the files that MLflow expects beside those of a checkpoint. Equal models give equal files."""
+    """File → content, of the files that MLflow expects beside a checkpoint's. Equal models give equal files."""
     version, signature = _version(), _signature()
     files = sorted(str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file())
     created = datetime.fromtimestamp(logged.creation_timestamp / 1000, UTC).replace(tzinfo=None)
@@ -435,8 +435,7 @@ def check_server(uri: str) -> None:
         if isinstance(error, MlflowException) and isinstance(error.__cause__ or error.__context__, OSError):
             raise no_server(uri, reason) from error
         raise TrackingError(
-            f"{url} answers, but not as an MLflow server does ({reason}){through_proxy(uri)}; check the URL's port and "
-            "path",
+            f"{url} answers, but is not an MLflow server ({reason}){through_proxy(uri)}; check the URL's port and path",
             code="not_an_mlflow_server",
             uri=url,
             reason=reason,

@@ -41,7 +41,7 @@ def experiment_page(store: Store, ablation: str) -> str | None:
 def _page(store: Store, ablation: str, run_id: str | None) -> str | None:
     """The URL of the page of an ablation's experiment, or of one run in it.
 
-    Credentials are those of the URL, or MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD.
+    Credentials come from the URL, or from MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD.
     """
     import httpx  # commands that show no page need not wait for its import
 
@@ -76,10 +76,10 @@ def _place(uri: str, experiment: str, run_id: str | None) -> str | None:
         headers["Authorization"] = f"Bearer {os.environ['MLFLOW_TRACKING_TOKEN']}"
     bypass_proxies_here(uri)
     with httpx.Client(base_url=f"{uri}/api/2.0/mlflow", timeout=TIMEOUT_S, headers=headers, auth=auth) as client:
-        found = client.get("/experiments/get-by-name", params={"experiment_name": experiment})
-        if found.status_code == httpx.codes.NOT_FOUND:
+        response = client.get("/experiments/get-by-name", params={"experiment_name": experiment})
+        if response.status_code == httpx.codes.NOT_FOUND:
             return None
-        experiment_id = found.raise_for_status().json()["experiment"]["experiment_id"]
+        experiment_id = response.raise_for_status().json()["experiment"]["experiment_id"]
         if run_id is None:
             return f"experiments/{experiment_id}"
         query: dict[str, Any] = {

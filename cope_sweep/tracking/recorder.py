@@ -27,9 +27,9 @@ MAX_SEND_INTERVAL_S = 30.0
 PROGRESS_INTERVAL_S = 10.0
 """Between two notes about the progress of a sweep."""
 MAX_FAILURES = 2
-"""After MLflow has refused this many runs in a row, it is taken to be down until the next interval."""
+"""After MLflow has refused this many runs in a row, it counts as down until the next interval."""
 FINAL_TRIES = 5
-"""Number of tries at the end, 1 s apart, that may send nothing: the user waits for it."""
+"""Number of tries at the end, 1 s apart, that may send nothing: the user waits."""
 RETRY_INTERVAL_S = 1.0
 PATIENCE_S = 120.0
 """The time for which the end of a sweep waits without progress."""
@@ -61,7 +61,7 @@ class Recorder:
         self._older: list[str] | None = None
         """Sweeps of the same ablation that MLflow lacks a part of; None: not known yet."""
         self._looked_again = False
-        """Whether it was looked for such sweeps at the end, too."""
+        """Whether such sweeps were also looked for at the end."""
         self._older_runs: set[str] = set()
         """Their runs, which are in `_changed`, too."""
         self._shown: set[str] = set()
@@ -73,7 +73,7 @@ class Recorder:
         self._is_complete = False
         """Whether all of the sweep was sent."""
         self._is_refusing = False
-        """Whether MLflow or the index is taken to be down."""
+        """Whether MLflow or the index counts as down."""
         self._errors: dict[str, str] = {}
         """Run, or empty for all → why it could not be sent."""
 
@@ -99,7 +99,7 @@ class Recorder:
         Ctrl-C ends the wait: what has ended is shown as ended, and the rest is left to `cope-sweep sync`.
 
         Args:
-            on_sending: Called with the number of runs and sweeps that were sent since now, and that of all.
+            on_sending: Called with the number of runs and sweeps sent from now on, and the number to send.
             patience_s: How long to wait without progress.
 
         Returns:
@@ -128,11 +128,11 @@ class Recorder:
                     self._condition.notify_all()
         with self._condition:
             self._is_interrupted = True
-            reasons, left = list(dict.fromkeys(self._errors.values())), self._left()
+            reasons, unsent = list(dict.fromkeys(self._errors.values())), self._left()
         if total:
-            on_sending(self._sent - before, max(total, self._sent - before + left))
-        if was_interrupted and left:
-            reasons = [f"interrupted with {left} {'runs and sweeps' if left > 1 else 'run or sweep'} to send"]
+            on_sending(self._sent - before, max(total, self._sent - before + unsent))
+        if was_interrupted and unsent:
+            reasons = [f"interrupted with {unsent} {'runs and sweeps' if unsent > 1 else 'run or sweep'} to send"]
         elif is_late and not reasons:
             reasons = [f"MLflow made no progress for {patience_s:.0f} s"]
         command = shlex.join(["cope-sweep", "sync", "--store", self._store.location, "--mlflow", redacted(self._uri)])
@@ -188,7 +188,7 @@ class Recorder:
             sender.send_sweep(self._record.sweep_id)
             self._noted_s = time.monotonic()
         if self._older is None or (is_ending and not self._looked_again):
-            # Again at the end: a sweep whose process died just before this one began was still leased then.
+            # Again at the end: a sweep whose process died just before this one started was still leased then.
             self._looked_again = is_ending
             self._find_older(sender)
         if is_ending:
@@ -292,7 +292,7 @@ class Recorder:
         self._older = older
 
     def _find_rest(self) -> None:
-        """Note the runs of which not all was sent, also where nobody has said that they have ended."""
+        """Note the runs that were not sent completely, even if nobody has reported their end."""
         record = self._store.sweep(self._record.sweep_id) or self._record  # a search has added runs
         rows = self._store.index.records((run.run_id for run in record.runs), values=False)
         for run_id, row in rows.items():

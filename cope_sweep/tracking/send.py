@@ -27,7 +27,7 @@ from cope_sweep.config.keys import leaves
 from cope_sweep.store import RunFolder, RunQuery, RunRecord, Status, Store, SweepRecord
 from cope_sweep.store.curve import TIME_KEY
 from cope_sweep.store.errors import DamagedError
-from cope_sweep.store.index.model import Place, QueryError
+from cope_sweep.store.index.model import QueryError, SweepPlace
 from cope_sweep.tracking.mlflow import Tracker, age, cut
 from cope_sweep.tracking.uri import RUN_ID_TAG
 
@@ -44,7 +44,7 @@ MLFLOW_STATUS: dict[Status, str] = {
 interrupted run waits to be continued, which MLflow's pages show by a clock; one that a scheduler ended was killed,
 which they show in red. Pending runs are not sent."""
 SWEEP_STATUS: dict[Status, str] = MLFLOW_STATUS | {"interrupted": "KILLED", "pending": "SCHEDULED"}
-"""An interrupted sweep is not continued: another one trains what it has left. A pending one was submitted."""
+"""An interrupted sweep is not continued: another one trains the rest. A pending one was submitted."""
 ENDED: tuple[Status, ...] = ("finished", "failed", "stopped", "damaged", "interrupted")
 MAX_NOTE_CHARACTERS = 7800
 """MLflow cuts the note of a run at 8000 characters."""
@@ -120,12 +120,12 @@ class Sender:
 
     def _seen(self, runs: Iterable[Run], tag: str) -> dict[str, Seen]:
         """The value of a tag → what MLflow shows of the run that has it; of several, the one that `find` keeps."""
-        kept: dict[str, tuple[tuple[bool, int, str], Seen]] = {}
+        sent_before: dict[str, tuple[tuple[bool, int, str], Seen]] = {}
         for run in runs:
             key, rank = run.data.tags.get(tag, ""), age(run)
-            if key not in kept or rank < kept[key][0]:
-                kept[key] = rank, Seen.of(run)
-        return {key: seen for key, (_, seen) in kept.items()}
+            if key not in sent_before or rank < sent_before[key][0]:
+                sent_before[key] = rank, Seen.of(run)
+        return {key: seen for key, (_, seen) in sent_before.items()}
 
     def end_run(self, seen: Seen, record: RunRecord) -> None:
         """Show a run as ended that has ended in the store. Its rest is sent later."""
@@ -152,27 +152,32 @@ class Sender:
     def send_run(self, run_id: str, *, is_new: bool = False) -> RunRecord | None:
         """Bring MLflow up to date with a run, which is trained or has ended; `is_new`: MLflow did not have it just now.
 
-        Returns the record that was sent; None if there is none, or if the run was not begun.
+        Returns the record that was sent; None if there is none, or if the run has not started.
         """
         record, folder = self._store.index.records([run_id]).get(run_id), self._store.run(run_id)
         if record is None or record.status == "pending":
             return None
-        found = None if is_new else self._find(run_id, {RUN_ID_TAG: run_id})
+        existing = None if is_new else self._find(run_id, {RUN_ID_TAG: run_id})
         sweep, place = self._place(record)
-        if found and record.status != "running" and Seen.of(found).has_run(record, sweep.tracked_id if sweep else None):
+        if (
+            existing
+            and record.status != "running"
+            and Seen.of(existing).has_run(record, sweep.tracked_id if sweep else None)
+        ):
             return record
-        begun: dict[str, Any] = _readable(lambda: folder.spec, record.status, {})
-        created_ms, tags = _created_ms(record, begun), run_tags(record, sweep, place)
-        run = found or self._create_run(record, sweep, place, tags, created_ms)
+        run_spec: dict[str, Any] = _readable(lambda: folder.spec, record.status, {})
+        created_ms, tags = _created_ms(record, run_spec), run_tags(record, sweep, place)
+        run = existing or self._create_run(record, sweep, place, tags, created_ms)
         if run.info.lifecycle_stage == "deleted":
             return record
         ended_ms = None if record.status == "running" else record.ended_ms or record.updated_ms or record.created_ms
         self._set_status(run, MLFLOW_STATUS[record.status], ended_ms)
         curve: list[dict[str, float]] = _readable(lambda: folder.curve(times=True), record.status, [])
         latest = {
-            each.key: Metric(each.key, each.value, each.timestamp, each.step) for each in run.data.to_proto().metrics
+            metric.key: Metric(metric.key, metric.value, metric.timestamp, metric.step)
+            for metric in run.data.to_proto().metrics
         }
-        points, spec = curve_points(latest, curve, created_ms), begun.get("spec", {})
+        points, spec = curve_points(latest, curve, created_ms), run_spec.get("spec", {})
         if record.status == "finished":
             points = self._finish(run, record, folder, spec, points, latest, tags)
         if record.status in ("failed", "damaged"):
@@ -183,7 +188,12 @@ class Sender:
         return record
 
     def _create_run(
-        self, record: RunRecord, sweep: _Sweep | None, place: Place | None, run_tags: Mapping[str, str], started_ms: int
+        self,
+        record: RunRecord,
+        sweep: _Sweep | None,
+        place: SweepPlace | None,
+        run_tags: Mapping[str, str],
+        started_ms: int,
     ) -> Run:
         """Create a run in the experiment of its sweep, unless another process does so."""
         tags = {**run_tags, f"{TAG}kind": "run", RUN_ID_TAG: record.run_id}
@@ -199,13 +209,14 @@ class Sender:
 
         return self._create(record.run_id, {RUN_ID_TAG: record.run_id}, create)
 
-    def _place(self, record: RunRecord) -> tuple[_Sweep | None, Place | None]:
+    def _place(self, record: RunRecord) -> tuple[_Sweep | None, SweepPlace | None]:
         """The sweep that trained a run last, and the run's place in it; where it is not known, the oldest with the run.
 
         A damaged record of a sweep keeps no run from being sent: it is None.
         """
         places = self._store.index.places([record.run_id]).get(record.run_id, [])
-        place = next((each for each in places if each.sweep_id == record.sweep_id), places[0] if places else None)
+        oldest = places[0] if places else None
+        place = next((place for place in places if place.sweep_id == record.sweep_id), oldest)
         return self._sweep(place.sweep_id) if place else None, place
 
     def _finish(
@@ -219,12 +230,14 @@ class Sender:
         tags: Mapping[str, str],
     ) -> list[Metric]:
         """Log the data and the model of a finished run. The points that are left, with the final ones of the model."""
-        final = {point.key: point for point in final_points(record, {**latest, **{each.key: each for each in points}})}
+        final = {
+            point.key: point for point in final_points(record, {**latest, **{point.key: point for point in points}})
+        }
         data = datasets(record, spec)
         # The data is logged before a model is made: a run without data cannot have one.
         new = not (run.inputs and run.inputs.dataset_inputs)
         self._client.log_inputs(run.info.run_id, data)
-        linked = [each.model_id for each in run.outputs.model_outputs] if run.outputs else []
+        linked = [output.model_id for output in run.outputs.model_outputs] if run.outputs else []
         model_id, checkpoint = next(iter(linked), None), folder.fetch_checkpoint()
         if model_id is None and checkpoint.is_dir():
             axes = {key: value for key, value in tags.items() if key.startswith(f"{TAG}axis.")}
@@ -238,10 +251,10 @@ class Sender:
             ).model_id
             self.tracker.link_model(run.info.run_id, model_id, record.step)
         if model_id is not None:
-            by_split = {each.tags[0].value: each.dataset for each in data}
+            by_split = {dataset.tags[0].value: dataset.dataset for dataset in data}
             final = {key: _of_model(point, model_id, by_split) for key, point in final.items()}
-        rest = [point for point in points if (last := final.get(point.key)) is None or last.step != point.step]
-        return [*rest, *final.values()]
+        earlier = [point for point in points if point.key not in final or final[point.key].step != point.step]
+        return [*earlier, *final.values()]
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 
@@ -255,20 +268,21 @@ class Sender:
         if run.info.lifecycle_stage == "deleted":
             return
         if status in ("running", "pending"):
-            statuses = self._store.index.statuses(each.run_id for each in record.runs)
+            statuses = self._store.index.statuses(member.run_id for member in record.runs)
             self._log(run, tags={"mlflow.note.content": sweep_note(record, statuses, self._best(record), {})})
             return
-        records = self._store.index.records(each.run_id for each in record.runs)
-        known_before = set(record.reused)
-        own = [each for run_id, each in records.items() if run_id not in known_before]
+        records = self._store.index.records(member.run_id for member in record.runs)
+        reused_ids = set(record.reused)
+        trained_here = [run_record for run_id, run_record in records.items() if run_id not in reused_ids]
         reused = self._links(record)
-        note = sweep_note(record, {key: each.status for key, each in records.items()}, self._best(record), reused)
-        known = {each.key: each.step for each in run.data.to_proto().metrics}
-        points = [point for point in sweep_points(record, own) if point.step > known.get(point.key, -1)]
+        statuses = {run_id: run_record.status for run_id, run_record in records.items()}
+        note = sweep_note(record, statuses, self._best(record), reused)
+        sent_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
+        points = [point for point in sweep_points(record, trained_here) if point.step > sent_steps.get(point.key, -1)]
         self._log(run, points, sweep_params(record), {"mlflow.note.content": note})
         self._client.log_text(run.info.run_id, record.file_text, "ablation.yaml")
-        # MLflow lists runs by their sweep, with its data: that of any of them.
-        for finished in [each for each in records.values() if each.status == "finished"][:1]:
+        # MLflow lists runs by their sweep, with its data: any finished run has it.
+        for finished in [run_record for run_record in records.values() if run_record.status == "finished"][:1]:
             spec = (self._store.run(finished.run_id).spec or {}).get("spec", {})
             self._client.log_inputs(run.info.run_id, datasets(finished, spec))
         self._log(run, tags={f"{TAG}status": status})
@@ -302,9 +316,9 @@ class Sender:
         status: Status = summary.status if summary else record.status
         ended_ms = record.ended_ms
         if status not in ("running", "pending") and ended_ms is None:  # its process died: when it was last heard of
-            runs = self._store.index.records((each.run_id for each in record.runs), values=False).values()
-            own = [each.ended_ms or each.updated_ms or 0 for each in runs if each.sweep_id == record.sweep_id]
-            ended_ms = max([record.started_ms, *own])
+            runs = self._store.index.records((member.run_id for member in record.runs), values=False).values()
+            ends = [run.ended_ms or run.updated_ms or 0 for run in runs if run.sweep_id == record.sweep_id]
+            ended_ms = max([record.started_ms, *ends])
         if run.info.lifecycle_stage != "deleted":
             self._set_status(run, SWEEP_STATUS[status], ended_ms)
         return run, status
@@ -335,19 +349,19 @@ class Sender:
             run = self._client.get_run(self._ids[item])
             if run.info.lifecycle_stage != "deleted":
                 return run
-        found = self.tracker.find(tags)
-        if found is not None:
-            self._ids[item] = found.info.run_id
-        return found
+        existing = self.tracker.find(tags)
+        if existing is not None:
+            self._ids[item] = existing.info.run_id
+        return existing
 
     def _create(self, item: str, tags: Mapping[str, str], create: Callable[[], Run]) -> Run:
-        """Create MLflow's run of a run or sweep that it does not have, or take that of another process."""
-        found = None
-        while found is None:
+        """Create MLflow's run of a run or sweep that it does not have, or take the one that another process created."""
+        existing = None
+        while existing is None:
             made = create()
-            found = made if self.tracker.keeps(made, tags) else self._find(item, tags)
-        self._ids[item] = found.info.run_id
-        return found
+            existing = made if self.tracker.keeps(made, tags) else self._find(item, tags)
+        self._ids[item] = existing.info.run_id
+        return existing
 
     def _log(
         self,
@@ -391,7 +405,7 @@ def curve_points(latest: Mapping[str, Metric], curve: Sequence[Mapping[str, floa
     Args:
         latest: Metric → the last point that MLflow has.
         curve: The logged rows of the run, each with its `step` and, unless it is old, its time of day.
-        created_ms: When the run was first begun.
+        created_ms: When the run first started.
     """
     last = {key: point.step for key, point in latest.items()}
     points = []
@@ -409,7 +423,7 @@ def curve_points(latest: Mapping[str, Metric], curve: Sequence[Mapping[str, floa
 def final_points(record: RunRecord, latest: Mapping[str, Metric]) -> list[Metric]:
     """The final metrics of a finished run and its measured facts, as the points in `latest` where they are there.
 
-    MLflow shows metrics under `system/` on a page of their own, so that a chart of one point is not among the learning
+    MLflow shows metrics under `system/` on a separate page, so that a chart of one point is not among the learning
     curves. Facts that say how the run was executed (threads, workers) are tags only.
     """
     ended_ms = max((point.timestamp for point in latest.values()), default=record.ended_ms or record.created_ms or 0)
@@ -470,9 +484,9 @@ def _reason(record: RunRecord, folder: RunFolder) -> str:
         return record.message or str(error)
 
 
-def _created_ms(record: RunRecord, begun: Mapping[str, Any]) -> int:
-    """When a run was first begun."""
-    return int(begun.get("created_ms") or record.created_ms or record.updated_ms or record.ended_ms or 0)
+def _created_ms(record: RunRecord, run_spec: Mapping[str, Any]) -> int:
+    """When a run first started."""
+    return int(run_spec.get("created_ms") or record.created_ms or record.updated_ms or record.ended_ms or 0)
 
 
 # -- the texts that MLflow shows: tags, parameters and notes -----------------------------------------------------------
@@ -483,7 +497,7 @@ def flat(value: Mapping[str, Any]) -> dict[str, str]:
     return {name: _text(leaf) for name, leaf in leaves(value)}
 
 
-def run_tags(record: RunRecord, sweep: _Sweep | None, place: Place | None) -> dict[str, str]:
+def run_tags(record: RunRecord, sweep: _Sweep | None, place: SweepPlace | None) -> dict[str, str]:
     """The tags of a run that may change while it is trained, and by the sweep that trains it again."""
     tags = {f"{TAG}message": record.message or "", f"{TAG}worker_id": record.worker_id or ""}
     tags |= {f"{TAG}{key}": _text(value) for key, value in record.facts.items() if key not in OMITTED_FACTS}
@@ -529,7 +543,7 @@ def experiment_note(record: SweepRecord) -> str:
 def primary_metric(record: SweepRecord) -> tuple[str, str]:
     """Name and goal (`min` or `max`) of the primary metric of a sweep's ablation."""
     first = [*record.metrics, {"name": "train/loss", "goal": "min"}][0]
-    metric = next((each for each in record.metrics if each["name"] == record.primary), first)
+    metric = next((metric for metric in record.metrics if metric["name"] == record.primary), first)
     return metric["name"], metric["goal"]
 
 
@@ -558,7 +572,7 @@ def sweep_note(
 ) -> str:
     """The note of a sweep: its progress, its best run, and links to the runs that it reused.
 
-    `statuses` are those of its runs by id; `reused` maps the ids of reused runs to those that they have in MLflow.
+    `statuses`: run id → status. `reused`: id of a reused run → its id in MLflow.
     """
     counts = Counter(statuses.get(run.run_id, "pending") for run in record.runs)
     progress = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])

@@ -28,9 +28,9 @@ class Synced(NamedTuple):
     sent: int
     """Number of runs and sweeps that were sent."""
     left: int | None
-    """Number of those that MLflow lacks; None: it did not answer."""
+    """Number of runs and sweeps that MLflow still lacks; None: it did not answer."""
     reasons: list[str]
-    """Why something is left, one line each."""
+    """Why something was not sent, one line each."""
 
 
 @dataclass
@@ -77,20 +77,20 @@ def sync(
     from cope_sweep.tracking.send import Sender
 
     sender: Sender | None = None
-    sent, left, failed, progress_s = 0, len(missing), set[str](), time.monotonic()
+    sent, unsent, failed, progress_s = 0, len(missing), set[str](), time.monotonic()
     while True:
         errors: dict[str, str] = {}
         try:
             sender = sender or Sender(store, uri)
             seen = sender.seen_runs(), sender.seen_sweeps()
             missing = _missing(store, *seen)
-            missing.failed, left = failed, len(missing)
+            missing.failed, unsent = failed, len(missing)
             if dry_run:
                 break
             for item in _sending(sender, missing, seen, errors, interrupted):
-                sent, left, progress_s = sent + 1, left - 1, time.monotonic()
+                sent, unsent, progress_s = sent + 1, unsent - 1, time.monotonic()
                 failed.discard(item)
-                on_sending(sent, sent + left)
+                on_sending(sent, sent + unsent)
         except (TrackingError, StoreError, OSError) as error:
             errors[""] = str(error)
         failed |= errors.keys()
@@ -101,9 +101,9 @@ def sync(
         sender.tracker.close()
     counts = Counter(errors.values())
     reasons = [f"{reason} ({count}×)" if count > 1 else reason for reason, count in counts.items()]
-    if left and interrupted() and not reasons:
-        reasons = [f"interrupted with {left} {'runs and sweeps' if left > 1 else 'run or sweep'} to send"]
-    return Synced(sent, left, reasons)
+    if unsent and interrupted() and not reasons:
+        reasons = [f"interrupted with {unsent} {'runs and sweeps' if unsent > 1 else 'run or sweep'} to send"]
+    return Synced(sent, unsent, reasons)
 
 
 def _missing(store: Store, seen_runs: Mapping[str, Seen], seen_sweeps: Mapping[str, Seen]) -> _Missing:

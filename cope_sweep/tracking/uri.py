@@ -20,7 +20,7 @@ MOVES = (
     f"UPDATE runs {MOVE.format('artifact_uri')}",
     f"UPDATE logged_models {MOVE.format('artifact_location')}",
 )
-"""Replace the begin of the places of artifacts in MLflow's tables."""
+"""Replace the start of the places of artifacts in MLflow's tables."""
 LOG_FILE = "mlflow.log"
 """The file in a store with what MLflow's client logs while it is sent."""
 BUSY_TIMEOUT_S = 60

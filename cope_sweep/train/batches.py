@@ -24,7 +24,7 @@ AHEAD = 2
 """Shares that are made before they are needed."""
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """The input of one forward pass."""
 
     inputs_NT: Tensor
@@ -34,10 +34,10 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShare:
     """Sequences that one worker processes in a step, in the memory of the host."""
 
-    parts: list[Part]
+    parts: list[BatchPart]
     targets: int
     """Number of targets in this share."""
     tokens: int
@@ -50,9 +50,9 @@ class Batches:
     def __init__(self, spec: RunSpec, runtime: Runtime) -> None:
         self._spec, self._runtime = spec, runtime
         self._executor: ThreadPoolExecutor | None = None
-        self._pending: deque[tuple[int, Future[Share]]] = deque()
+        self._pending: deque[tuple[int, Future[BatchShare]]] = deque()
 
-    def take(self, step: int) -> Share:
+    def take(self, step: int) -> BatchShare:
         """The share of step `step`, counted from 0. Raises what its task raised."""
         if self._executor is None:
             # The thread ends with this object, or when the process ends.
@@ -78,7 +78,7 @@ class Batches:
         self._pending.clear()
 
 
-def make_share(spec: RunSpec, runtime: Runtime, step: int) -> Share:
+def make_share(spec: RunSpec, runtime: Runtime, step: int) -> BatchShare:
     """One worker's share of the batch of a step, counted from 0; the workers' shares in order are the batch."""
     size = spec.train.batch
     own = own_sequences(spec.task, "train", spec.seed, step * size, size, runtime)
@@ -90,9 +90,9 @@ def make_share(spec: RunSpec, runtime: Runtime, step: int) -> Share:
     for part in parts:
         seeds_N = sequence_seeds(spec.seed, range(first, first + len(part)))
         made = (torch.from_numpy(part.inputs_NT), torch.from_numpy(part.targets_NT), seeds_N)
-        tensors.append(Part(*(each.pin_memory() if runtime.device == "cuda" else each for each in made)))
+        tensors.append(BatchPart(*(each.pin_memory() if runtime.device == "cuda" else each for each in made)))
         first += len(part)
-    return Share(tensors, targets, size * parts[0].inputs_NT.shape[1])
+    return BatchShare(tensors, targets, size * parts[0].inputs_NT.shape[1])
 
 
 def own_sequences(task: Task, split: str, seed: int, start: int, count: int, runtime: Runtime) -> Batch:
@@ -105,7 +105,7 @@ def own_sequences(task: Task, split: str, seed: int, start: int, count: int, run
 def own_range(start: int, count: int, runtime: Runtime) -> range:
     """The indices that a worker takes of `count` from `start`: one after another, so that it generates only its own.
 
-    Shares differ by at most one; that of rank 0, whose memory is recorded, is never the smaller one.
+    Shares differ by at most one; rank 0, whose memory is recorded, never has the smaller one.
     """
     first, last = (-(-count * rank // runtime.world_size) for rank in (runtime.rank, runtime.rank + 1))
     return range(start + first, start + last)

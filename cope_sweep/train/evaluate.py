@@ -78,13 +78,13 @@ class EvaluationSums:
 
         Args:
             nats: The cross-entropy, summed over the targets, without dimensions.
-            most_probable_NT: The most probable token in place of each target.
+            most_probable_NT: The most probable token for each target.
             targets_NT: The targets.
             answers_NT: bool: the target is an answer, which the error rates count.
         """
         wrong_NT = (most_probable_NT != targets_NT) & answers_NT
         sums = (nats, wrong_NT.sum(), wrong_NT.any(-1).sum())
-        self._prediction_sums += torch.stack([each.double() for each in sums])
+        self._prediction_sums += torch.stack([total.double() for total in sums])
 
     def result(self, sum_over_workers: Callable[[Tensor], Tensor] = lambda vector: vector) -> dict[str, float]:
         """The sums by name; `sum_over_workers` adds the workers' vectors."""
@@ -198,7 +198,7 @@ class Evaluator:
             sums[1] += torch.diff(totals, prepend=totals.new_zeros(1))
 
     def evaluate_longer(self, times: int, sequences: int) -> dict[str, float]:
-        """The task's metrics on sequences of the first test set that are so many times as long.
+        """The task's metrics on sequences of the first test set that are `factor` times as long.
 
         They are named `in_dist/token_error@4x`. A forward pass takes no more tokens than in training, but at least one
         sequence. Raises ValueError where an encoding has no position for so many tokens, or the task no such sequences.
@@ -222,7 +222,7 @@ class Evaluator:
                 return
 
     def _test_share(self, split: str, start: int, count: int) -> TestShare:
-        """The worker's share of `count` test sequences; of those of every evaluation, from memory."""
+        """The worker's share of `count` test sequences, from memory if every evaluation uses them."""
         key = split, start, count
         if key in self._kept:
             return self._kept[key]
@@ -237,7 +237,7 @@ class Evaluator:
     def _on_device(self, share: Batch, at_once: int | None) -> TestShare:
         def tensors(part: Batch) -> TestPart:
             arrays = (part.inputs_NT, part.targets_NT, part.answers_NT)
-            inputs_NT, targets_NT, answers_NT = (to_device(torch.from_numpy(each), self._device) for each in arrays)
+            inputs_NT, targets_NT, answers_NT = (to_device(torch.from_numpy(array), self._device) for array in arrays)
             return inputs_NT, targets_NT, answers_NT
 
         return share, [tensors(part) for part in in_parts(share, at_once)]

@@ -1,4 +1,4 @@
-"""Trains one run: begins an attempt, restores its state, trains, evaluates, saves, and reports how it goes.
+"""Trains one run: starts an attempt, restores its state, trains, evaluates, saves, and reports progress.
 
 Read from top to bottom: `train_run` deals with attempts and errors, `_train` with the parts of a training, and
 `TrainingLoop` with its steps and its end.
@@ -19,7 +19,7 @@ from cope_sweep.config import RunSpec
 from cope_sweep.errors import CheckpointError
 from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import save_model
-from cope_sweep.store import Attempt, Event, RunFolder, Status
+from cope_sweep.store import AttemptWriter, Event, RunFolder, Status
 from cope_sweep.store.artifacts import RESUME_FILE
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.text import TOKENIZER_FILE
@@ -58,7 +58,7 @@ def train_run(
 
     With several ranks, all call this with the same arguments. Only rank 0 writes, and its `should_stop` decides. The
     caller holds the run's lease, or ensures otherwise that nothing else trains the run. Settings of the process, as
-    torch's number of threads, are those of `runtime` until the run ends, and then as before.
+    torch's number of threads, follow `runtime` until the run ends, and are then as before.
 
     Args:
         run: The run.
@@ -73,7 +73,7 @@ def train_run(
         "failed": an error is recorded with its traceback (a loss that is not finite, a sequence that is too long for an
             encoding, out of memory, …). It is not raised, so that the next run can follow.
         "interrupted", "stopped": what `should_stop` returned.
-        "fenced": a newer attempt of the run has begun elsewhere; nothing of it was overwritten.
+        "fenced": a newer attempt of the run has started elsewhere; nothing of it was overwritten.
 
     Raises, with several ranks, an error that may have occurred on one rank only, after it is recorded: the ranks are
     no longer in step and have to be restarted.
@@ -107,7 +107,7 @@ def train_run(
 
 def _begin(
     run: RunSpec, folder: RunFolder, runtime: Runtime, attempt: int | None
-) -> tuple[Attempt | None, Literal["finished", "fenced"] | None]:
+) -> tuple[AttemptWriter | None, Literal["finished", "fenced"] | None]:
     """The attempt, to write to, or why there is none."""
     if folder.status == "finished":
         folder.repair(run)
@@ -121,14 +121,14 @@ def _begin(
 def _train(
     run: RunSpec,
     folder: RunFolder,
-    files: Attempt | None,
+    files: AttemptWriter | None,
     runtime: Runtime,
     reporter: RunReporter,
     should_stop: Callable[[], StopRequest | None],
 ) -> Literal["finished"] | StopRequest:
-    """Train a run that was begun. `files` is None in workers that write nothing: those of rank 1 and above.
+    """Train a run that has started. `files` is None in workers that write nothing: all but rank 0.
 
-    Raises DataError where the data have changed since the run's first attempt.
+    Raises DataError if the data have changed since the run's first attempt.
     """
     clock = Clock()
     reset_peak(runtime.device)
@@ -166,7 +166,7 @@ class Start:
     spent: Mapping[str, float]
     """What `Clock.durations` was then."""
     restarted: str | None = None
-    """Why the run starts again at the first step although it was begun before."""
+    """Why the run starts again at the first step although it has started before."""
 
     def __str__(self) -> str:
         if self.restarted:
@@ -174,7 +174,7 @@ class Start:
         return f"continues after step {self.step}" if self.step else "starts"
 
 
-def _restore(run: RunSpec, folder: RunFolder, files: Attempt | None, runtime: Runtime, data: str | None) -> Start:
+def _restore(run: RunSpec, folder: RunFolder, files: AttemptWriter | None, runtime: Runtime, data: str | None) -> Start:
     """Create the trainer, and bring model and curve to the state of the resume file.
 
     Where that file or the curve up to it is damaged, the run starts again at the first step.
@@ -201,7 +201,7 @@ def _check_data(folder: RunFolder, notes: Mapping[str, Any], data: str | None) -
     """Raise DataError if the resume file with these notes was trained on other data."""
     if notes.get("data") != data:
         raise DataError(
-            f"this run was started on data {notes.get('data')}, but its task now reads {data}; "
+            f"this run was trained on data {notes.get('data')}, but its task now reads {data}; "
             f"bring the files back to continue, or delete {folder.path} to start again",
             started=notes.get("data"),
             reads=data,
@@ -211,8 +211,10 @@ def _check_data(folder: RunFolder, notes: Mapping[str, Any], data: str | None) -
 class RunReporter:
     """Writes a run's metrics to its folder and sends progress events to a listener."""
 
-    def __init__(self, run: RunSpec, worker_id: str, files: Attempt | None, on_event: Callable[[Event], None]) -> None:
-        """`files` is None in workers that write nothing: those of rank 1 and above."""
+    def __init__(
+        self, run: RunSpec, worker_id: str, files: AttemptWriter | None, on_event: Callable[[Event], None]
+    ) -> None:
+        """`files` is None in workers that write nothing: all but rank 0."""
         self.step = 0
         self.metrics: dict[str, float] = {}
         """The latest value of each metric."""
@@ -263,7 +265,7 @@ class TrainingLoop:
     """The steps of a run, and its end. Rank 0 has `files` and `writer`, and writes; for other ranks both are None."""
 
     run: RunSpec
-    files: Attempt | None
+    files: AttemptWriter | None
     runtime: Runtime
     reporter: RunReporter
     start: Start
@@ -339,7 +341,7 @@ class TrainingLoop:
         return broadcast_flag(self.runtime, due)
 
     def _save(self) -> None:
-        """Begin to write the resume file; it is complete at the next `wait` of the writer. Every rank calls this."""
+        """Start to write the resume file; it is complete at the next `wait` of the writer. Every rank calls this."""
         with self.clock.paused():
             self.trainer.collect_state()
             if self.files and self.writer:

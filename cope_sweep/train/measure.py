@@ -1,6 +1,6 @@
 """Measures what a training step costs on this machine: of one run in this process, or of all shapes of a plan.
 
-Shapes of a plan are measured in a process of their own, which may run out of memory. Linux ends a process that does,
+Shapes of a plan are measured in a separate process, which may run out of memory. Linux ends a process that does,
 without any error in it, and may choose another one of this machine. So the process is watched, and ended before.
 """
 
@@ -22,7 +22,7 @@ import psutil
 import torch
 
 from cope_sweep.config import Plan, Resources, RunSpec
-from cope_sweep.config.estimate import Shape, StepCost, shape_of
+from cope_sweep.config.estimate import RunShape, StepCost, shape_of
 from cope_sweep.errors import UserError
 from cope_sweep.registry import load_plugins
 from cope_sweep.train.facts import peak_bytes, reset_peak
@@ -34,7 +34,7 @@ WARM_UP_STEPS = 1
 """Steps that are not timed: the first one may build kernels and allocates the optimiser's state."""
 
 CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
-"""Part of the message of a plain RuntimeError: torch 2.15 has no error of its own for it on a CPU."""
+"""Part of the message of a plain RuntimeError: torch 2.15 has no specific error for it on a CPU."""
 
 
 def measure_step(spec: RunSpec, runtime: Runtime, *, workers: int = 1, steps: int = 5) -> StepCost:
@@ -98,7 +98,7 @@ def _free_memory() -> None:
 
 
 RESERVED_BYTES = 512 * 2**20
-"""Memory that is left to the other processes of the machine."""
+"""Memory that is left for other processes of the machine."""
 WATCH_INTERVAL_S = 0.05
 """Time between two readings of the memory of the process, in which it can grow by about 100 MB."""
 CGROUP = Path("/sys/fs/cgroup")
@@ -110,7 +110,7 @@ def measure_plan(
     steps: int = 5,
     limit_bytes: float = math.inf,
     on_shape: Callable[[str, int, int], None] = lambda row, number, total: None,
-) -> dict[Shape, StepCost]:
+) -> dict[RunShape, StepCost]:
     """Shape → measured cost, for every distinct shape of the plan's rows and examples. Give it to `estimates`.
 
     Args:
@@ -124,7 +124,7 @@ def measure_plan(
         UserError: The data of a task cannot be used.
     """
     rows = {shape_of(row.runs[0]): row for row in reversed((*plan.rows, *plan.examples))}
-    costs: dict[Shape, StepCost] = {}
+    costs: dict[RunShape, StepCost] = {}
     with contextlib.closing(_Measurer(tuple(plan.ablation.content.plugins), steps, limit_bytes)) as measurer:
         for number, (shape, row) in enumerate(reversed(rows.items()), start=1):
             on_shape(row.name, number, len(rows))
@@ -212,12 +212,12 @@ def _used_bytes(pid: int | None) -> int:
 
 def _left_bytes() -> float:
     """The memory that is free, on the machine and in its container."""
-    left = float(psutil.virtual_memory().available)
+    free_bytes = float(psutil.virtual_memory().available)
     with contextlib.suppress(OSError, ValueError):
         limit, used = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
         if limit != "max":
-            left = min(left, int(limit) - int(used) + _cached_bytes())
-    return left
+            free_bytes = min(free_bytes, int(limit) - int(used) + _cached_bytes())
+    return free_bytes
 
 
 def _cached_bytes() -> int:

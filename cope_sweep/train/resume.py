@@ -31,7 +31,7 @@ from torch import Tensor
 
 from cope_sweep.errors import CheckpointError
 from cope_sweep.model.checkpoint import distinct, read_tensors
-from cope_sweep.store import Attempt
+from cope_sweep.store import AttemptWriter
 from cope_sweep.train.trainer import Trainer
 
 OptimizerState = dict[int, dict[str, Any]]
@@ -167,7 +167,7 @@ class ResumeWriter:
     killed leaves the one before. An error of the thread is raised by the next call.
     """
 
-    def __init__(self, files: Attempt) -> None:
+    def __init__(self, files: AttemptWriter) -> None:
         self._files = files
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="resume")
         self._pending: Future[None] | None = None

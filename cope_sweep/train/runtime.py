@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Runtime:
-    """The settings with which one worker executes runs. They are no part of a run's identity."""
+    """The settings with which one worker executes runs. They do not affect a run's id."""
 
     device: str = "cpu"
     precision: str = "fp32"
@@ -44,9 +44,9 @@ class Runtime:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within the block, torch has these threads, and attention this implementation; after it, those of before.
+        """Within the block, torch has these threads, and attention this implementation; after it, the previous ones.
 
-        Both are settings of the whole process: a notebook that trains a run goes on with its own.
+        Both are settings of the whole process: a notebook that trains a run then continues with its own.
         """
         threads = torch.get_num_threads()
         torch.set_num_threads(self.threads)
@@ -60,7 +60,7 @@ class Runtime:
     def of(resources: Resources, *, worker_id: str, rank: int = 0, world_size: int = 1) -> Runtime:
         """The settings that `resources` mean on this machine.
 
-        Raises InvalidValue where `resources.device` is `cuda` and torch sees no CUDA device.
+        Raises InvalidValue if `resources.device` is `cuda` and torch sees no CUDA device.
         """
         cuda = torch.cuda.is_available()
         if resources.device == "cuda" and not cuda:

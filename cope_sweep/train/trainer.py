@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cope_sweep.config import RunSpec
 from cope_sweep.model import Transformer
 from cope_sweep.model.transformer import Hidden
-from cope_sweep.train.batches import Batches, Part, to_device
+from cope_sweep.train.batches import Batches, BatchPart, to_device
 from cope_sweep.train.compiled import compiled_hidden
 from cope_sweep.train.evaluate import Evaluator
 from cope_sweep.train.runtime import Runtime
@@ -40,8 +40,8 @@ class Trainer:
     """A run in training: call `train_step` until `done`, and `evaluate` at any time.
 
     With `runtime.world_size` > 1, every rank of the torch.distributed group has a trainer and takes its share of each
-    batch. With `runtime.micro_batch`, the share goes through the model in parts. In either case, the gradient is
-    that of the whole batch, to rounding. Dropout masks are a function of the run's seed and a sequence's number.
+    batch. With `runtime.micro_batch`, the share goes through the model in parts. In either case, the gradient
+    equals the whole batch's, to rounding. Dropout masks are a function of the run's seed and a sequence's number.
 
     Threads and implementation of attention are settings of the process: use a trainer within `runtime.applied()`.
     """
@@ -69,7 +69,7 @@ class Trainer:
             self._forward = self._parallel
         train = spec.train
         optimizers = train.optimizer.build(dict(self.model.named_parameters()), train.optimizer_settings)
-        self.optimizers = [shard(each) for each in optimizers] if runtime.shard else optimizers
+        self.optimizers = [shard(optimizer) for optimizer in optimizers] if runtime.shard else optimizers
         for group in self._parameter_groups():
             group["initial_lr"] = group["lr"]
 
@@ -140,9 +140,9 @@ class Trainer:
         for optimizer in self.optimizers:
             yield from optimizer.param_groups
 
-    def _backward(self, part: Part, targets: float | Tensor, *, last: bool) -> Tensor:
+    def _backward(self, part: BatchPart, targets: float | Tensor, *, last: bool) -> Tensor:
         """Add the part's gradient; returns its share of the batch's mean loss. The last part sums over workers."""
-        inputs_NT, targets_NT, seeds_N = (to_device(each, self.device) for each in part)
+        inputs_NT, targets_NT, seeds_N = (to_device(tensor, self.device) for tensor in part)
         with nullcontext() if last or self._parallel is None else self._parallel.no_sync():
             with self.runtime.autocast():
                 loss = self._forward(inputs_NT, targets_NT, seeds_N) / targets
@@ -150,12 +150,12 @@ class Trainer:
             torch.autograd.backward(loss * self.runtime.world_size)
         return loss.detach()
 
-    def _targets_of_batch(self, own: int) -> float | Tensor:
-        """The number of targets of the whole batch, at least 1, from that of this worker's share."""
+    def _targets_of_batch(self, own_targets: int) -> float | Tensor:
+        """The number of targets in the whole batch, at least 1, from the number in this worker's share."""
         if self.runtime.world_size == 1:
-            return max(1, own)
+            return max(1, own_targets)
         # Filled on the device: a copy from the host would wait for it.
-        return sum_over_workers(self.runtime, torch.full((), float(own), device=self.device)).clamp_(min=1)
+        return sum_over_workers(self.runtime, torch.full((), float(own_targets), device=self.device)).clamp_(min=1)
 
 
 class _Loss(nn.Module):

@@ -2,7 +2,7 @@
 
 With one worker, each function of communication returns its argument. Where the optimiser's state is divided (ZeRO,
 stage 1; Rajbhandari et al. 2020), each worker keeps the state of a part of the parameters, updates these, and sends
-them to the others. Weights and gradients are whole on every worker. The updates are those of one worker, to the bit.
+them to the others. Weights and gradients are whole on every worker. Updates equal a single worker's, to the bit.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def gather(runtime: Runtime, value: Any) -> list[Any]:
 
 
 class DataError(UserError):
-    """The data differ from those that the run was started on, or from those of other workers."""
+    """The data differ from the data that the run was started on, or from other workers' data."""
 
     default_code = "changed_data"
 

@@ -97,7 +97,7 @@ def test_runs_that_are_too_large_are_marked(shell):
     out, _ = shell("plan", "tiny", "--set", "model.dim=200000", "--set", "resources.device=cpu")
     out = " ".join(out.split())
     assert "too large" in out
-    assert "; 4 do not fit in the memory of this machine" in out
+    assert "; 4 do not fit into this machine's memory" in out
     assert "too large" not in shell("plan", "tiny")[0]
 
 

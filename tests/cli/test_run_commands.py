@@ -46,7 +46,7 @@ def test_run_shows_what_to_do_next(trained):
     assert "cope-sweep table tiny --set 'seeds=[0]' --format latex" in out
     assert "mlflow ui" not in out
     out, _ = trained("retry", "tiny", "--failed", "--local", "--no-mlflow", "--set", "seeds=[0,9]")
-    assert "Nothing to train: 2 of 4 runs are finished, and none of the others is to be trained." in out
+    assert "Nothing to train: 2 of 4 runs are finished" in out
 
 
 def test_what_to_do_next_names_another_folder_of_ablation_files(shell):
@@ -102,7 +102,7 @@ def test_a_failed_run_does_not_stop_the_others(shell):
 def test_a_used_up_budget_is_said(shell, options, reason, left):
     shell.write("tiny", TINY + f"when: [{{if: {{model.position: [CoPE, none]}}, set: {FAILS}}}]\n")
     out, _ = shell("run", "tiny", "--local", "--no-mlflow", *options, code=130)
-    text = f"Interrupted with {left} runs to do: {reason}; the same command continues from there."
+    text = f"Interrupted with {left} runs to do: {reason}; repeat the command to continue from there."
     assert text in " ".join(out.split())
     assert f"cope-sweep run tiny --local --no-mlflow {' '.join(options)}   continues" in out
     assert (
@@ -132,7 +132,7 @@ def test_ctrl_c_checkpoints_and_the_same_command_continues(shell):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "1 run failed" in out
-    assert "Interrupted with 1 run to do; the same command continues from there." in " ".join(out.split())
+    assert "Interrupted with 1 run to do; repeat the command to continue from there." in " ".join(out.split())
     runs = {run["steps"]: run for run in shell.json("status", "tiny", "--set", "seeds=[0]")["runs"]}
     assert {steps: run["status"] for steps, run in runs.items()} == {6: "finished", 7: "failed", 100000: "interrupted"}
     assert shell.json("status")[0]["status"] == "interrupted"
@@ -235,7 +235,7 @@ def test_submit_to_a_store_that_only_the_cluster_can_reach(shell, jobs):
 def test_submit_without_its_log_says_what_to_type_next(shell, jobs):
     out, _ = shell("submit", "tiny", "--no-follow", code=3)
     (sweep,) = Store(shell.folder / "store").index.sweeps()
-    assert f"status {sweep.sweep_id}   how far it is" in out
+    assert f"status {sweep.sweep_id} " in out
     assert f"stop {sweep.sweep_id}   stops it" in out
     assert f"ray job logs {sweep.sweep_id} --address http://127.0.0.1:8265 --follow" in out
 

@@ -88,7 +88,7 @@ def test_prune_shows_and_deletes(stored):
     os.utime(path, (time.time() - 3 * 86400,) * 2)
     out, _ = stored("prune")
     assert "state.json.damaged" in out
-    assert "--yes deletes it" in out
+    assert "--yes" in out
     assert path.exists()
     answer = stored.json("prune", "--yes")
     assert (answer["deleted"], [each["path"] for each in answer["found"]]) == (True, [str(path)])
@@ -209,7 +209,7 @@ def test_ctrl_c_leaves_nothing_running_and_the_next_sync_sends_the_rest_once(she
     assert process.returncode == 130
     assert 0 < left < total
     assert f"Sent {total - left} of {total} runs and sweeps" in out
-    assert f"interrupted with {left} runs and sweeps to send; the same command sends the rest" in err
+    assert f"interrupted with {left} runs and sweeps to send; repeat the command to send the rest" in err
     assert set(statuses(store).values()) == {"FINISHED"}
     assert shell.json("sync") == {"uri": uri, "sent": left, "left": 0, "errors": []}
     assert f"MLflow at {uri} has everything." in shell("sync")[0]

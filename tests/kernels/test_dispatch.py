@@ -262,11 +262,11 @@ def test_the_path_of_every_encoding_is_known_without_a_gpu(kind):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_hard_attention_has_no_fused_kernel(device):
     reason = "attention is hard, and fused kernels compute the softmax only"
-    for keys, instead in ((300, "PyTorch (blocked)"), (100, "the reference, which needs memory for all T × T scores")):
+    for keys, instead in ((300, "PyTorch (blocked)"), (100, "the reference, which needs O(T²) memory")):
         found = which([CoPE()], Dims(64, 2, 1, keys), device=device, hard=True)
         assert found == (
             "blocked" if keys == 300 else "reference",
-            f"no fused kernel is used, {reason}; using {instead}",
+            f"no fused kernel: {reason}; using {instead}",
         )
     for name in ("native", "triton"):
         found = which([CoPE()], Dims(64, 2, 1, 300), device=device, hard=True, implementation=name)

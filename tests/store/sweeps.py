@@ -7,7 +7,7 @@ from typing import Any
 
 from cope_sweep.config import Plan, RunSpec
 from cope_sweep.records import Status
-from cope_sweep.store import Attempt, Lease, RunFolder, RunRecord, Store, SweepRecord, SweepRun
+from cope_sweep.store import AttemptWriter, Lease, RunFolder, RunRecord, Store, SweepRecord, SweepRun
 from cope_sweep.store.reading import read_run
 
 LEASE_S = 600.0
@@ -63,7 +63,7 @@ def end_sweep(store: Store, record: SweepRecord, status: Status = "finished") ->
     return ended
 
 
-def begin(store: Store, run: RunSpec, *rows: Mapping[str, float], lease_s: float = LEASE_S) -> Attempt:
+def begin(store: Store, run: RunSpec, *rows: Mapping[str, float], lease_s: float = LEASE_S) -> AttemptWriter:
     """Lease a run to the sweep `tests`, begin an attempt, and log some rows. Returns its folder, to write to."""
     row = RunRecord.of(run.run_id, "running", run.model_dump(mode="json"), created_ms=int(time.time() * 1000))
     lease = store.index.acquire(row, "tests", lease_s)

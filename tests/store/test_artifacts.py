@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cope_sweep.store import Attempt, Store
+from cope_sweep.store import AttemptWriter, Store
 from cope_sweep.store.damage import find_damage
 from cope_sweep.store.errors import FencedError
 from cope_sweep.store.files import parse_json, write_bytes
@@ -102,7 +102,7 @@ def test_an_attempt_that_is_overtaken_while_it_writes_changes_nothing(folder, mo
     old = folder.begin(RUN, "old", 1)
     old.log({"step": 1, "loss": 2.0})
     after = {}
-    fsync, check_fence = os.fsync, Attempt.check_fence
+    fsync, check_fence = os.fsync, AttemptWriter.check_fence
 
     def newer_writes():
         if after:
@@ -126,7 +126,7 @@ def test_an_attempt_that_is_overtaken_while_it_writes_changes_nothing(folder, mo
         check_fence(self, **options)
 
     monkeypatch.setattr(os, "fsync", paused_fsync)
-    monkeypatch.setattr(Attempt, "check_fence", paused_check)
+    monkeypatch.setattr(AttemptWriter, "check_fence", paused_check)
     with pytest.raises((FencedError, FileNotFoundError)):  # the newer one has deleted temporary files
         write(old)
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == after
@@ -328,7 +328,7 @@ def test_an_attempt_looks_for_a_newer_one_on_its_own_clock(folder):
     folder.objects = Objects(folder.path)
     folder.begin(RUN, "here", 2).note("a look")
     with pytest.raises(FencedError):
-        Attempt(folder, 1).log({"step": 1})
+        AttemptWriter(folder, 1).log({"step": 1})
 
 
 class Objects:

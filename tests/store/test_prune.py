@@ -20,7 +20,7 @@ def aged(path, days=2.0):
 def found(store, *, older_than_s=DAY_S, statuses=(), kept=None):
     return {
         str(each.path.relative_to(store.root)).replace("runs/", "")
-        for each in waste(store, older_than_s=older_than_s, statuses=statuses, kept=kept)
+        for each in waste(store, older_than_s=older_than_s, statuses=statuses, planned_runs=kept)
     }
 
 
@@ -60,7 +60,7 @@ def test_deleting(store):
     assert len(store.index.statuses()) == 2
     aged(store.run(keep.run_id).path / "state.json.damaged").write_bytes(b"12345")
     aged(store.run(keep.run_id).path / "state.json.damaged")
-    named = list(waste(store, older_than_s=DAY_S, statuses=(), kept={keep.run_id}))
+    named = list(waste(store, older_than_s=DAY_S, statuses=(), planned_runs={keep.run_id}))
     assert delete(store, named) == sum(each.size_bytes for each in named) > 5
     assert store.index.statuses() == {keep.run_id: "finished"}
     assert not store.run(drop.run_id).path.exists()

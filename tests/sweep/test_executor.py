@@ -226,5 +226,5 @@ def test_a_schedule_has_no_effect_and_that_is_said(store: Store, events: EventLo
     train_locally(seeds(1), store, ONE_GROUP, on_event=events, stop=events.stop, schedule=rule, on_note=notes.append)
     assert [status for _, status in events.ends()] == ["finished"]
     assert notes == [
-        "ASHA (in_dist/loss, grace 3 steps) ends no run here: --local trains one run after another, each to its end"
+        "ASHA (in_dist/loss, grace 3 steps) does not apply: --local trains one run after another, to its end"
     ]

@@ -258,7 +258,7 @@ def test_a_stop_request_is_repeated_until_it_is_accepted(dashboard: Dashboard, t
     outcome = submit_job(["list"], Cluster(dashboard.url, tree), on_line=lines.append)
     assert outcome == JobOutcome("job-1", "STOPPED", 130)
     assert dashboard.asked["stop"] == 3
-    assert lines == ["first", "stopping job job-1: its runs write checkpoints first"]
+    assert lines == ["first", "stopping job job-1; runs write checkpoints first"]
 
 
 def test_a_job_that_cannot_be_stopped_is_reported(

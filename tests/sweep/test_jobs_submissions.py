@@ -104,7 +104,7 @@ def test_a_sweep_that_does_not_begin_is_recorded_as_failed(child: Path, store: S
     with pytest.raises(ZeroDivisionError), failing(store, submission.sweep_id):
         raise ZeroDivisionError("no\nroom")
     record = store.sweep(submission.sweep_id)
-    assert (record.status, record.notes) == ("failed", ["the sweep did not begin: no room"])
+    assert (record.status, record.notes) == ("failed", ["the sweep did not start: no room"])
     with pytest.raises(KeyError), failing(store, "20260101-000000-00"):
         raise KeyError
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from cope_sweep.model import CheckpointError
-from cope_sweep.store import Attempt, RunFolder, Store
+from cope_sweep.store import AttemptWriter, RunFolder, Store
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train import resume as module
 from cope_sweep.train.resume import ResumeWriter, load_state, snapshot_state, write_state
@@ -109,7 +109,7 @@ def test_a_run_that_is_killed_after_its_last_step_loses_nothing(store, tmp_path,
         raise SystemExit  # as a signal does: nothing is recorded
 
     with monkeypatch.context() as patch:
-        patch.setattr(Attempt, dies_in, die)
+        patch.setattr(AttemptWriter, dies_in, die)
         with pytest.raises(SystemExit):
             train_run(run, store.run(run.run_id), Runtime(checkpoint_every_s=0))
     assert train_run(run, store.run(run.run_id), Runtime()) == "finished"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cope_sweep.kernels import dispatch, using
-from cope_sweep.store import Attempt
+from cope_sweep.store import AttemptWriter
 from cope_sweep.train import Runtime, train_run
 from tests.tiny import tiny_run
 
@@ -107,8 +107,8 @@ def test_a_full_disk_fails_the_run_with_the_reason(store, monkeypatch, capsys):
 
     run, events = tiny_run(), []
     with monkeypatch.context() as patch:
-        patch.setattr(Attempt, "log", full)
-        patch.setattr(Attempt, "set_state", full)
+        patch.setattr(AttemptWriter, "log", full)
+        patch.setattr(AttemptWriter, "set_state", full)
         assert train_run(run, store.run(run.run_id), Runtime(), on_event=events.append) == "failed"
     assert events[-1].message == "OSError: [Errno 28] No space left on device"
     assert "the failure cannot be recorded" in capsys.readouterr().err

@@ -23,7 +23,7 @@ MAX_GROUPS = 8
 """The most groups into which the queries of a head are split."""
 
 
-class Floats(c_void_p):
+class FloatPointer(c_void_p):
     """`float*` in C; None: null."""
 
 
@@ -53,7 +53,7 @@ def _c_type(name: str, kind: Any) -> Any:
         return View
     if name in ("lengths", "seeds"):
         return Integers
-    return {float: c_float, bool: c_int64}.get(kind, Floats)
+    return {float: c_float, bool: c_int64}.get(kind, FloatPointer)
 
 
 _PASSED = {name: _c_type(name, kind) for name, kind in get_type_hints(Arguments).items() if name != "dropout"}
@@ -93,7 +93,7 @@ _C_TYPES = {
     c_int32: "int32_t",
     c_int64: "int64_t",
     c_void_p: "void*",
-    Floats: "float*",
+    FloatPointer: "float*",
     Integers: "int64_t*",
     View: "View",
 }
@@ -113,26 +113,26 @@ def header() -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def problem(given: Arguments) -> Problem:
+def problem(arguments: Arguments) -> Problem:
     """The structure for arguments in the kernels' types and memory layouts, which have to stay alive."""
-    B, H, T, D = given.q.shape
-    S = given.k.shape[2]
+    B, H, T, D = arguments.q.shape
+    S = arguments.k.shape[2]
     return Problem(
-        *(_c_value(kind, getattr(given, name)) for name, kind in _PASSED.items()),
+        *(_c_value(kind, getattr(arguments, name)) for name, kind in _PASSED.items()),
         B=B,
         H=H,
         T=T,
         S=S,
         D=D,
-        P=_size(given.e, -2),
-        e_head=head_stride(given.e),
-        N=_size(given.knots, -1),
-        R=_size(given.relative, -2),
-        relative_head=head_stride(given.relative),
-        share_N=_size(given.share_knots, -1),
-        biases=_size(given.distance_bias, -1),
-        threshold=threshold(given.dropout) if given.dropout else 0,
-        keep_scale=1 / (1 - given.dropout) if given.dropout < 1 else 0.0,
+        P=_size(arguments.e, -2),
+        e_head=head_stride(arguments.e),
+        N=_size(arguments.knots, -1),
+        R=_size(arguments.relative, -2),
+        relative_head=head_stride(arguments.relative),
+        share_N=_size(arguments.share_knots, -1),
+        biases=_size(arguments.distance_bias, -1),
+        threshold=threshold(arguments.dropout) if arguments.dropout else 0,
+        keep_scale=1 / (1 - arguments.dropout) if arguments.dropout < 1 else 0.0,
         # From the shape alone: the number of threads must not change the order of any sum.
         groups=min(MAX_GROUPS, max(1, -(-MIN_WORK_ITEMS // max(1, B * H))), max(1, S // 128)),
         threads=torch.get_num_threads(),

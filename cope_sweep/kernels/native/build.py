@@ -2,7 +2,7 @@
 
 There is one library for each instruction set (AVX-512, AVX2, portable) and each version of the sources, to which the
 header `abi.h` belongs that `abi.py` writes. Its file name holds both, so libraries are never overwritten and different
-hosts can share a home directory. Processes that build at the same time each write a file of their own and rename it;
+hosts can share a home directory. Processes that build at the same time each write a separate file and rename it;
 their contents are the same.
 """
 
@@ -74,15 +74,15 @@ def build(target: str) -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
             fresh = Path(folder) / "attention.so"
             (Path(folder) / "abi.h").write_text(abi.header())
-            done = subprocess.run(
+            compilation = subprocess.run(
                 [*command, "-I", folder, "-o", str(fresh)],
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_S,
                 check=False,
             )
-            if done.returncode:
-                raise BuildError(f"{compiler} could not compile the native kernels: {_first_error(done.stderr)}")
+            if compilation.returncode:
+                raise BuildError(f"{compiler} could not compile the native kernels: {_first_error(compilation.stderr)}")
             fresh.replace(path)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"the native kernels could not be built in {path.parent}: {error}") from error
@@ -92,7 +92,8 @@ def build(target: str) -> Path:
 def _compiler() -> str | None:
     """The path of the compiler. Without one, libraries that g++ has built are used (an image that holds them)."""
     names = (os.environ.get("CXX"), "g++", "c++")
-    return next((found for name in names if name and (found := shutil.which(name))), None)
+    paths = (shutil.which(name) for name in names if name)
+    return next(filter(None, paths), None)
 
 
 def _digest(command: list[str]) -> str:

@@ -35,30 +35,30 @@ MAX_HEAD_DIM = 256
 DTYPES = tuple(PAIRS)
 
 
-def why_not(given: Arguments, device: torch.device) -> str | None:
+def why_not(arguments: Arguments, device: torch.device) -> str | None:
     """Why these kernels cannot compute this problem on a device, for a log message; None: they can."""
-    q = given.q
+    q = arguments.q
     if device.type != "cuda" and not INTERPRETED:
         return f"it needs a GPU, and the tensors are on {device.type}"
     if device.type == "cuda" and _is_old(device.index):
         return "the GPU is older than compute capability 8.0"
     if q.dtype not in DTYPES:
         return f"it has no kernel for {q.dtype}"
-    if any(x.dtype != q.dtype for x in (given.k, given.v)):
+    if any(x.dtype != q.dtype for x in (arguments.k, arguments.v)):
         return "queries, keys and values are not all of one type"
-    if any(x is not None and x.shape[-1] != q.shape[-1] for x in (given.k, given.v, given.gate_k)):
+    if any(x is not None and x.shape[-1] != q.shape[-1] for x in (arguments.k, arguments.v, arguments.gate_k)):
         return "queries, keys, values and gate keys do not have one head dim"
     if q.shape[-1] > MAX_HEAD_DIM:
         return f"head dim {q.shape[-1]} is more than {MAX_HEAD_DIM}"
-    if q.shape[2] > given.k.shape[2] or 0 in q.shape:
-        return f"there are {q.shape[2]} queries of {given.k.shape[2]} tokens"
-    if given.knots is not None and given.e is not None:
+    if q.shape[2] > arguments.k.shape[2] or 0 in q.shape:
+        return f"there are {q.shape[2]} queries of {arguments.k.shape[2]} tokens"
+    if arguments.knots is not None and arguments.e is not None:
         return "it does not compute CoPE and CoPE-MLP in one layer"
-    if given.log_gates:
+    if arguments.log_gates:
         return "it has no sums of log gates"
-    if given.stick_breaking:
+    if arguments.stick_breaking:
         return "it has no stick-breaking"
-    if given.share_slope is not None:
+    if arguments.share_slope is not None:
         return "it has no bias by the share of the distance"
     return None
 

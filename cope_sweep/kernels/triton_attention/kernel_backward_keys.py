@@ -26,7 +26,7 @@ from cope_sweep.kernels.triton_attention import scores, tables, tiles
 from cope_sweep.kernels.triton_attention.tiles import FAR, LOG2E
 
 TILES = tl.constexpr(128)
-"""Tiles of queries of which a program reads at a time whether they are plain."""
+"""Number of tiles of queries for which a program reads at once whether they are plain."""
 
 
 @triton.jit(do_not_specialize=tiles.SIZES)

@@ -45,17 +45,17 @@ def run(kernel: str, grid: tuple[int, int], arguments: dict[str, Any], sizes: Ti
 class Call:
     """One attention: the kernels' arguments, converted to the types that they read."""
 
-    def __init__(self, given: Arguments) -> None:
-        self.given = given
-        self.q, self.k, self.v = unit_stride(given.q), unit_stride(given.k), unit_stride(given.v)
+    def __init__(self, arguments: Arguments) -> None:
+        self.arguments = arguments
+        self.q, self.k, self.v = unit_stride(arguments.q), unit_stride(arguments.k), unit_stride(arguments.v)
         (self.B, self.H, self.T, self.K), self.S = self.q.shape, self.k.shape[2]
-        self.base_q = self._like_q(given.base_q)
-        self.gate_k = self._like_q(given.gate_k)
-        self.e, self.relative = (self._table(x) for x in (given.e, given.relative))
-        self.m, self.distance_bias = (_float(x) for x in (given.m, given.distance_bias))
+        self.base_q = self._like_q(arguments.base_q)
+        self.gate_k = self._like_q(arguments.gate_k)
+        self.e, self.relative = (self._table(x) for x in (arguments.e, arguments.relative))
+        self.m, self.distance_bias = (_float(x) for x in (arguments.m, arguments.distance_bias))
         self.P, self.R = (0 if x is None else x.shape[-2] for x in (self.e, self.relative))
         self.D = 0 if self.distance_bias is None else self.distance_bias.shape[-1]
-        self.M = 0 if given.segment_slope is None else given.segment_slope.shape[-1]
+        self.M = 0 if arguments.segment_slope is None else arguments.segment_slope.shape[-1]
         self.N = max(self.R, self.D)
         self.chunk_p, self.chunk_r = _chunk(max(self.P, self.M)), _chunk(max(self.N, 1))
 
@@ -75,7 +75,7 @@ class Call:
 
     def shared(self) -> dict[str, Any]:
         """The arguments that all kernels take."""
-        given = self.given
+        arguments = self.arguments
         bias = self.distance_bias
         return {
             "q": self.q,
@@ -88,9 +88,9 @@ class Call:
             **self._segments(),
             "relative": self.relative,
             "distance_bias": None if bias is None else bias.view(torch.int32),
-            "distance_slope": _float(given.distance_slope),
-            "key_bias": _float(given.key_bias),
-            "lengths": None if given.lengths is None else given.lengths.to(torch.int64).contiguous(),
+            "distance_slope": _float(arguments.distance_slope),
+            "key_bias": _float(arguments.key_bias),
+            "lengths": None if arguments.lengths is None else arguments.lengths.to(torch.int64).contiguous(),
             "seeds": self._seeds(),
             **strides("q", self.q),
             **strides("k", self.k),
@@ -98,13 +98,13 @@ class Call:
             **strides("bq", self.q if self.base_q is None else self.base_q),
             **strides("gk", self.k if self.gate_k is None else self.gate_k),
             **{size: getattr(self, size) for size in "HTSPRDM"},
-            "scale": given.scale,
-            "threshold": threshold(given.dropout) - 2**31,
-            "survival": 1.0 - given.dropout,
+            "scale": arguments.scale,
+            "threshold": threshold(arguments.dropout) - 2**31,
+            "survival": 1.0 - arguments.dropout,
             "HEAD_DIM": self.K,
             "BLOCK_K": max(16, triton.next_power_of_2(self.K)),
-            "FAR_LAST": given.far_last,
-            "DROPOUT": given.dropout > 0,
+            "FAR_LAST": arguments.far_last,
+            "DROPOUT": arguments.dropout > 0,
             "PAIRS": PAIRS[self.q.dtype],
             "PRECISION": precision(self.q.dtype),
             "STEPS": self.M.bit_length(),
@@ -116,37 +116,37 @@ class Call:
             "saturation": self._saturation(),
             "e_h": head_stride(self.e),
             "r_h": head_stride(self.relative),
-            "e_scale": self.given.e_scale,
-            "relative_scale": self.given.relative_scale,
+            "e_scale": self.arguments.e_scale,
+            "relative_scale": self.arguments.relative_scale,
             "BLOCK_P": self.chunk_p,
             "BLOCK_R": self.chunk_r,
         }
 
     def _segments(self) -> dict[str, Any]:
         """The arguments of a piecewise linear function of the position."""
-        given = self.given
-        if given.knots is None:
-            return {"knots": None, "segment_slope": None, "segment_intercept": None, "limit": given.limit}
-        padding = 2 ** self.M.bit_length() - 1 - len(given.knots)
-        knots = torch.nn.functional.pad(given.knots.float(), (0, padding), value=float("inf"))
-        slope, intercept = _float(given.segment_slope), _float(given.segment_intercept)
+        arguments = self.arguments
+        if arguments.knots is None:
+            return {"knots": None, "segment_slope": None, "segment_intercept": None, "limit": arguments.limit}
+        padding = 2 ** self.M.bit_length() - 1 - len(arguments.knots)
+        knots = torch.nn.functional.pad(arguments.knots.float(), (0, padding), value=float("inf"))
+        slope, intercept = _float(arguments.segment_slope), _float(arguments.segment_intercept)
         return {
             "knots": knots.view(torch.int32),
             "segment_slope": None if slope is None else slope.view(torch.int32),
             "segment_intercept": None if intercept is None else intercept.view(torch.int32),
-            "limit": given.limit,
+            "limit": arguments.limit,
         }
 
     def _saturation(self) -> int:
         """The position from which on keys have one score."""
-        if self.given.knots is None:
+        if self.arguments.knots is None:
             return self.P - 1
-        return math.ceil(self.given.limit) if self.given.limit < _NEVER else _NEVER
+        return math.ceil(self.arguments.limit) if self.arguments.limit < _NEVER else _NEVER
 
     def _seeds(self) -> Tensor | None:
         """The seeds on the device of q, where kernels read them."""
-        seeds = self.given.seeds
-        return None if seeds is None or not self.given.dropout else seeds.to(self.q.device).contiguous()
+        seeds = self.arguments.seeds
+        return None if seeds is None or not self.arguments.dropout else seeds.to(self.q.device).contiguous()
 
     def scratch(self, parts: Parts, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor | None:
         """Memory for the heads and queries of a launch, `shape` words each; None if a size is 0."""
@@ -206,14 +206,14 @@ def _of_carry(carry: Tensor) -> dict[str, Tensor]:
 def row_bytes(call: Call, block_t: int, edge: int) -> float:
     """Scratch memory of the backward kernels for a query of a launch (see `workspace.py`)."""
     tables = 12 * call.P + 8 * call.M + 4 * (call.R + call.N) + 4 * (call.K * (call.P + call.R) + call.D) / block_t
-    return tables + 16 + (16 * (triton.cdiv(call.S, edge) + 1) if call.given.contextual else 0)
+    return tables + 16 + (16 * (triton.cdiv(call.S, edge) + 1) if call.arguments.contextual else 0)
 
 
 def backward(
-    given: Arguments, dout: Tensor, out: Tensor, lse: Tensor, carry: Tensor, gradients: list[Tensor | None]
+    arguments: Arguments, dout: Tensor, out: Tensor, lse: Tensor, carry: Tensor, gradients: list[Tensor | None]
 ) -> None:
     """Write the gradients."""
-    launches = Backward(Call(given), unit_stride(dout), out, lse, carry, gradients)
+    launches = Backward(Call(arguments), unit_stride(dout), out, lse, carry, gradients)
     with launches.call.device():
         for part in launches.parts:
             launches.run(part)
@@ -263,7 +263,7 @@ class Backward:
 
     def _edges(self, edge: int) -> Tensor | None:
         """Positions and Σ dp at the edges of the column kernel's tiles of keys, and those of a saturated one."""
-        if not self.call.given.contextual:
+        if not self.call.arguments.contextual:
             return None
         shape = (self.parts.heads_each, triton.cdiv(self.call.S, edge) + 1, self.parts.rows_each, 4)
         return self.call.q.new_empty(shape, dtype=torch.float32)

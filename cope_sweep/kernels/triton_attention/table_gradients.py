@@ -31,7 +31,7 @@ def of_entries(sums, starts, n, both_sum, above_sum, first_entry, valid):
     """Σ ds and Σ ds·w of the keys of entries `n`, (1, entries), of the rows' tables: differences of prefix sums.
 
     Also returns the second prefix sum at n − 1. Prefix sums at the first key's entry and above are 0, and were not
-    stored; the one at −1 is that of the whole row.
+    stored; the one at −1 is for the whole row.
     """
     here = valid[:, None] & (n < first_entry)
     both_n = tl.load(sums + starts + n * 2, mask=here, other=0.0)

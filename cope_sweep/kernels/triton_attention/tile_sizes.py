@@ -19,7 +19,7 @@ TileSizes = dict[str, int]
 """By parameter of a kernel: its tile sizes, `num_warps` and `num_stages`."""
 
 INTERPRETED = (16, 16, 16, 4, 1)
-"""For Triton's interpreter, whose time is that of its operations: small tiles show more of their borders."""
+"""For Triton's interpreter, whose time grows with operations, not tiles: small tiles test more borders."""
 
 CHOICES = {
     (16, 64): ((64, 32, 64, 4, 2), (64, 32, 64, 4, 2), (32, 64, 64, 4, 2)),

@@ -62,7 +62,7 @@ def budget(results: Results, question: GetFigure) -> Figure:
     if not plan.is_drawn:
         raise QueryError(
             f"{plan.name} trains every row of its grid, which has no order; its best rows: cope-sweep best "
-            f"{plan.ablation.words}, or the figure `slice`",
+            f"{plan.ablation.cli_args}, or the figure `slice`",
             code="not_a_search",
             ablation=plan.name,
         )

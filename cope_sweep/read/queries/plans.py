@@ -14,7 +14,7 @@ import psutil
 
 from cope_sweep.api.answers import PlanCost, RunCost
 from cope_sweep.config import Plan, Resources, RunSpec, estimates, plan_of_recorded, suggested_estimates, total_seconds
-from cope_sweep.config.estimate import RAY_START_S, Shape, StepCost, run_flops, shape_of, training_flops
+from cope_sweep.config.estimate import RAY_START_S, RunShape, StepCost, run_flops, shape_of, training_flops
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
 from cope_sweep.read.tables.row_names import find_rows
@@ -66,7 +66,7 @@ def best_of_row(plan: Plan, store: Store, row: str) -> str:
 
     Raises NotFoundError for an unknown row, NotFinishedError where no run is finished.
     """
-    rows, name = find_rows(plan, row), plan.ablation.words
+    rows, name = find_rows(plan, row), plan.ablation.cli_args
     if not rows:
         known = [each.name for each in plan.rows]
         hint = suggest(row, known) or f"; its rows are {', '.join(map(repr, known[:20]))}"
@@ -94,7 +94,7 @@ def best_of_row(plan: Plan, store: Store, row: str) -> str:
 def plan_cost(
     plan: Plan,
     store: Store,
-    timed: Mapping[Shape, StepCost] | None = None,
+    timed: Mapping[RunShape, StepCost] | None = None,
     *,
     leave_out: Collection[Status] = ENDED,
     max_runs: int | None = None,
@@ -105,7 +105,7 @@ def plan_cost(
     Args:
         plan: The plan.
         store: The store.
-        timed: Shape → what a few of its steps cost on this machine.
+        timed: RunShape → what a few of its steps cost on this machine.
         leave_out: Statuses of runs that are not to do.
         max_runs: How many runs are to do at most; None: no limit.
         start_s: Seconds until the first run begins.
@@ -199,10 +199,10 @@ def _groups(plan: Plan) -> Callable[[Resources], int]:
     return lambda each: max(1, cpus // (each.cpus * each.workers)) if groups == "auto" else groups
 
 
-def measured_rates(plan: Plan, store: Store) -> dict[Shape, float]:
+def measured_rates(plan: Plan, store: Store) -> dict[RunShape, float]:
     """Shape → median seconds per floating-point operation of the plan's finished runs of that shape."""
     facts = store.index.facts((run.run_id for run in plan.runs), (WALL_S, RECOMPUTES))
-    rates: dict[Shape, list[float]] = {}
+    rates: dict[RunShape, list[float]] = {}
     for row in plan.rows:
         known = (facts.get(run.run_id, (None, None)) for run in row.runs)
         measured = [(wall_s, recomputes) for wall_s, recomputes in known if isinstance(wall_s, (int, float))]

@@ -273,7 +273,7 @@ class Queries:
             run_ids=None if question.run is None else tuple(runs.full_ids(self.store, question.run)),
             sweep_id=question.sweep,
             filters=tuple(map(runs.parse_filter, question.filter)),
-            words=tuple(question.search.split()),
+            search_words=tuple(question.search.split()),
             sort=question.sort,
             descending=question.descending,
         )
@@ -397,7 +397,7 @@ class Queries:
             )
         made = draw_figure(results, question)
         if made.empty and file_format != "csv":
-            words = plan.ablation.words
+            words = plan.ablation.cli_args
             raise FigureError(
                 f"nothing to draw: no run, or too few, of {words} are finished in {results.place}; train them with: "
                 f"{results.training}",

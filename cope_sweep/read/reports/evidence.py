@@ -230,7 +230,7 @@ class Evidence:
         parts += ["## Missing", "\n".join(f"- {line}" for line in self.missing)] if self.missing else []
         rows = [
             *self.provenance.lines,
-            ("This report", f"`cope-sweep report {self.plan.ablation.words}{self._options}`"),
+            ("This report", f"`cope-sweep report {self.plan.ablation.cli_args}{self._options}`"),
         ]
         cells = [(name, text.replace("|", r"\|")) for name, text in rows]
         parts += ["## Provenance", "\n".join(["| | |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in cells)])]
@@ -253,7 +253,7 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
     """
     plan = results.plan
     if not any(record.status == "finished" for record in results.records.values()):
-        words = plan.ablation.words
+        words = plan.ablation.cli_args
         raise ReportError(
             f"no run of {words} is finished in {results.place}; train them with: {results.training}",
             ablation=plan.name,
@@ -298,7 +298,7 @@ def _drawn(results: Results, declared: Declared) -> Drawn:
             return Drawn(declared.name, title, source, lambda: kept)
         reason = str(error).replace(f" in {results.place}", "")
         # A report is kept elsewhere than the store.
-        reason = reason.replace(results.training, f"cope-sweep run {results.plan.ablation.words}")
+        reason = reason.replace(results.training, f"cope-sweep run {results.plan.ablation.cli_args}")
         return Drawn(declared.name, title, source, None, reason)
     if made.empty and not is_map:
         return Drawn(declared.name, title, source, None, "too few finished runs")

@@ -150,7 +150,7 @@ class Committed(Results):
         gone, new = self.records.keys() - planned, planned - self.records.keys()
         if not gone and not new:
             return ""
-        words = self.plan.ablation.words
+        words = self.plan.ablation.cli_args
         return (
             f"{self.path.name} is stale: {len(gone)} of its runs are not in the plan of {words} today, and {len(new)} "
             f"of the plan are missing; train them with `cope-sweep run {words}`, then "
@@ -197,7 +197,7 @@ def extend_report(results: Results, report: Committed) -> Extended:
     if lost := finished - results.records.keys():
         raise NotFinishedError(
             f"{report.path.name} has {len(lost)} finished runs that are not in the plan of "
-            f"{results.plan.ablation.words} today; leave out --add to replace the report"
+            f"{results.plan.ablation.cli_args} today; leave out --add to replace the report"
         )
     kept = frozenset(run_id for run_id in finished if results.records[run_id].status != "finished")
     records = {run_id: report.records[run_id] if run_id in kept else each for run_id, each in results.records.items()}

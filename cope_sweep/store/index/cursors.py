@@ -10,20 +10,20 @@ from typing import get_args
 from cope_sweep.records import Value
 from cope_sweep.store.index.model import QueryError, RunQuery
 
-Position = tuple[Value | None, ...]
+SortPosition = tuple[Value | None, ...]
 """The values of the sorted columns, and the run id, of the run at a place. Two runs never have the same."""
 
 MAX_CURSOR = 2000
-INVALID = "cursor: not the cursor of a page of this query; take `next` of its last page, or begin without a cursor"
+INVALID = "cursor: not the cursor of a page of this query; use `next` of its last page, or start without a cursor"
 
 
-def encode_cursor(position: Position, query: RunQuery) -> str:
+def encode_cursor(position: SortPosition, query: RunQuery) -> str:
     """The cursor of a position in the order of a query."""
     text = json.dumps([_digest(query), *position], separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def decode_cursor(query: RunQuery) -> Position | None:
+def decode_cursor(query: RunQuery) -> SortPosition | None:
     """The position that a query's cursor names; None without one.
 
     Raises QueryError for a text that is no cursor, one of another query, and one beside an offset.
@@ -37,7 +37,7 @@ def decode_cursor(query: RunQuery) -> Position | None:
         digest, *position = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
     except (ValueError, TypeError, RecursionError):
         raise QueryError(INVALID, code="another_cursor") from None
-    are_values = all(each is None or isinstance(each, get_args(Value)) for each in position)
+    are_values = all(value is None or isinstance(value, get_args(Value)) for value in position)
     if digest != _digest(query) or not are_values or not position or not isinstance(position[-1], str):
         raise QueryError(INVALID, code="another_cursor")
     return tuple(position)
@@ -45,5 +45,13 @@ def decode_cursor(query: RunQuery) -> Position | None:
 
 def _digest(query: RunQuery) -> str:
     """Digest of the order and the conditions of a query, without the page."""
-    conditions = (query.statuses, query.sweep_id, query.filters, query.words, query.sort, query.descending, query.plan)
+    conditions = (
+        query.statuses,
+        query.sweep_id,
+        query.filters,
+        query.search_words,
+        query.sort,
+        query.descending,
+        query.plan,
+    )
     return hashlib.sha256(repr(conditions).encode()).hexdigest()[:12]

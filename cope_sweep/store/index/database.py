@@ -173,7 +173,7 @@ class Database:
                 ) from error
             if code in LASTING_ERRORS:
                 raise IndexUnusable(
-                    f"the index {redacted(self.url)} cannot be used: {reason}; mend that, or name another folder "
+                    f"the index {redacted(self.url)} cannot be used: {reason}; fix that, or name another folder "
                     "with --store or another database with --index, and run the same command again",
                     index=redacted(self.url),
                     reason=reason,
@@ -192,7 +192,7 @@ def _engine(url: str) -> Engine:
         parsed = None
     if parsed is None or parsed.get_backend_name() not in ("sqlite", "postgresql"):
         raise StoreError(
-            f"{redacted(url)!r} is no index; accepted: sqlite:///PATH and postgresql://USER:PASSWORD@HOST:PORT/NAME",
+            f"{redacted(url)!r} is not an index; accepted: sqlite:///PATH and postgresql://USER:PASSWORD@HOST:PORT/NAME",
             code="unsupported_index",
             index=redacted(url),
         )
@@ -257,27 +257,27 @@ def is_current(connection: Connection) -> bool:
 
 
 def replace_tables(connection: Connection, url: str) -> bool:
-    """Drop the tables of an older version, and create those of this one; whether there were any.
+    """Drop the tables of an older version, and create this version's. Returns whether there were any.
 
     Raises OtherFormatError.
 
     A newer version's tables are left alone: its programs may be using them. So are an older version's, while one of its
     sweeps holds a lease.
     """
-    found = _format(connection)
-    if found is not None and found > FORMAT:
+    old_format = _format(connection)
+    if old_format is not None and old_format > FORMAT:
         raise OtherFormatError(
-            f"the index {redacted(url)} has format {found}, of a newer cope_sweep; this one knows {FORMAT}. Install "
-            "the newer version, or name another database with --index: it is filled from the run folders",
+            f"the index {redacted(url)} has format {old_format}, of a newer cope_sweep; this one knows {FORMAT}. "
+            "Install the newer version, or name another database with --index: it is filled from the run folders",
             code="newer_format",
             index=redacted(url),
-            format=found,
+            format=old_format,
             known=FORMAT,
         )
-    if found is not None and _is_leased(connection, found):
+    if old_format is not None and _is_leased(connection, old_format):
         raise OtherFormatError(
-            f"the index {redacted(url)} is of an older cope_sweep, and a sweep of that version is running with it; "
-            "stop it, or wait for its end, and run the same command again",
+            f"the index {redacted(url)} was made by an older cope_sweep, and one of its sweeps is running; stop that "
+            "sweep, or wait for its end, and repeat the command",
             code="older_format_in_use",
             index=redacted(url),
         )
@@ -285,7 +285,7 @@ def replace_tables(connection: Connection, url: str) -> bool:
     former.reflect(connection, only=lambda name, _: name in FORMER_TABLES or name in metadata.tables)
     former.drop_all(connection)
     metadata.create_all(connection)
-    return found is not None
+    return old_format is not None
 
 
 def _format(connection: Connection) -> int | None:
@@ -296,9 +296,9 @@ def _format(connection: Connection) -> int | None:
     return 0 if number is None else int(number)
 
 
-def _is_leased(connection: Connection, found: int) -> bool:
+def _is_leased(connection: Connection, table_format: int) -> bool:
     """Whether a run, or a sweep, has a lease in the tables of a format. Runs have one in every format."""
-    for table in ("runs", "sweeps") if found else ("runs",):
+    for table in ("runs", "sweeps") if table_format else ("runs",):
         query = text(f"SELECT 1 FROM {table} WHERE status = 'running' AND expires_s > :now_s LIMIT 1")  # noqa: S608
         if connection.execute(query, {"now_s": time.time()}).scalar() is not None:
             return True

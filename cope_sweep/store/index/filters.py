@@ -12,7 +12,7 @@ from sqlalchemy import CTE, ColumnElement, Connection, Select, Text, and_, case,
 from cope_sweep.config.explain import near_names, suggest
 from cope_sweep.config.keys import is_field
 from cope_sweep.records import Status, Value
-from cope_sweep.store.index.cursors import INVALID, Position
+from cope_sweep.store.index.cursors import INVALID, SortPosition
 from cope_sweep.store.index.model import RECORD_COLUMNS, Filter, QueryError, RunQuery
 from cope_sweep.store.index.rows import among
 from cope_sweep.store.index.tables import SECTIONS, keys, parts, runs, sweep_runs, sweeps
@@ -35,98 +35,99 @@ TEXT_COLUMNS = ("run_id", "worker_id", "message", "sweep_id", "status")
 
 def conditions(connection: Connection, query: RunQuery, status: ColumnElement[str]) -> list[ColumnElement[bool]]:
     """The WHERE clause of a query; `status` is the status with expired leases. Raises QueryError."""
-    found: list[ColumnElement[bool]] = []
+    clauses: list[ColumnElement[bool]] = []
     if query.statuses:
         # Only these two depend on leases. The others are read from the index of the column.
         depends = not {"running", "interrupted"}.isdisjoint(query.statuses)
-        found.append((status if depends else runs.c.status).in_(query.statuses))
+        clauses.append((status if depends else runs.c.status).in_(query.statuses))
     if query.run_ids is not None:
-        found.append(among(connection, runs.c.run_id, query.run_ids))
+        clauses.append(among(connection, runs.c.run_id, query.run_ids))
     if query.sweep_id is not None:
-        found.append(runs.c.run_id.in_(select(sweep_runs.c.run_id).where(sweep_runs.c.sweep_id == query.sweep_id)))
-    found += [_contains(word) for word in query.words]
-    return found + [_condition(connection, each, status) for each in query.filters]
+        clauses.append(runs.c.run_id.in_(select(sweep_runs.c.run_id).where(sweep_runs.c.sweep_id == query.sweep_id)))
+    clauses += [_contains(word) for word in query.search_words]
+    return clauses + [_condition(connection, filter_, status) for filter_ in query.filters]
 
 
 def _contains(word: str) -> ColumnElement[bool]:
-    """The condition of a word of a search; small and capital letters are alike."""
+    """The condition that a run contains a word of a search, whatever its case."""
     columns = (sweep_runs.c.row, sweeps.c.ablation, sweeps.c.title)
     joined = select(sweep_runs.c.run_id).join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
     return or_(
         runs.c.run_id.istartswith(word, autoescape=True),
         runs.c.message.icontains(word, autoescape=True),
-        runs.c.run_id.in_(joined.where(or_(*(each.icontains(word, autoescape=True) for each in columns)))),
+        runs.c.run_id.in_(joined.where(or_(*(column.icontains(word, autoescape=True) for column in columns)))),
     )
 
 
-def _condition(connection: Connection, each: Filter, status: ColumnElement[str]) -> ColumnElement[bool]:
-    if each.operator not in OPERATORS:
+def _condition(connection: Connection, wanted: Filter, status: ColumnElement[str]) -> ColumnElement[bool]:
+    if wanted.operator not in OPERATORS:
         raise QueryError(
-            f"{each.operator!r} is no operator; use one of {' '.join(OPERATORS)}",
+            f"{wanted.operator!r} is not an operator; use one of {' '.join(OPERATORS)}",
             code="unknown_operator",
-            operator=each.operator,
+            operator=wanted.operator,
             allowed=list(OPERATORS),
         )
-    compare = OPERATORS[each.operator]
-    if each.key == "status" and each.value not in STATUSES:
-        hint = suggest(str(each.value), STATUSES)
-        raise QueryError(f"{each.value!r} is no status{hint}", code="unknown_status", status=each.value)
-    if each.key == "status" or each.key in COLUMNS:
-        column = status if each.key == "status" else runs.c[each.key]
-        if (each.key in TEXT_COLUMNS) != isinstance(each.value, str) or isinstance(each.value, bool):
-            kind = "a text" if each.key in TEXT_COLUMNS else "a number"
+    compare = OPERATORS[wanted.operator]
+    if wanted.key == "status" and wanted.value not in STATUSES:
+        hint = suggest(str(wanted.value), STATUSES)
+        raise QueryError(f"{wanted.value!r} is not a status{hint}", code="unknown_status", status=wanted.value)
+    if wanted.key == "status" or wanted.key in COLUMNS:
+        column = status if wanted.key == "status" else runs.c[wanted.key]
+        if (wanted.key in TEXT_COLUMNS) != isinstance(wanted.value, str) or isinstance(wanted.value, bool):
+            kind = "a text" if wanted.key in TEXT_COLUMNS else "a number"
             raise QueryError(
-                f"{each.key} is {kind}; it cannot be compared with {each.value!r}",
+                f"{wanted.key} is {kind}; it cannot be compared with {wanted.value!r}",
                 code="not_comparable",
-                key=each.key,
-                value=each.value,
+                key=wanted.key,
+                value=wanted.value,
             )
-        condition: ColumnElement[bool] = compare(column, each.value)
+        condition: ColumnElement[bool] = compare(column, wanted.value)
         return condition
-    if each.key.startswith(TAGS):
-        return _tag_condition(each, compare)
-    check_keys(connection, [each.key])
-    number, text = values_of(connection, each.key)
-    content = _text(each.value)
-    _check_type(connection, each)
-    matches: ColumnElement[bool] = compare(number, each.value) if content is None else compare(text, content)
-    section = _section(each.key)
+    if wanted.key.startswith(TAGS):
+        return _tag_condition(wanted, compare)
+    check_keys(connection, [wanted.key])
+    number, text = values_of(connection, wanted.key)
+    content = _text(wanted.value)
+    _check_type(connection, wanted)
+    matches: ColumnElement[bool] = compare(number, wanted.value) if content is None else compare(text, content)
+    section = _section(wanted.key)
     if section is None:
         return matches
     return runs.c[f"{section}_part"].in_(select(parts.c.id).where(parts.c.section == section, matches))
 
 
-def _check_type(connection: Connection, each: Filter) -> None:
+def _check_type(connection: Connection, filter_: Filter) -> None:
     """Raise QueryError for a text where all values of a key are numbers, and the reverse: no run could match."""
-    number, text = values_of(connection, each.key)
-    section, is_text = _section(each.key), _text(each.value) is not None
-    if section is None and not each.key.startswith("facts.") and not is_text:
+    number, text = values_of(connection, filter_.key)
+    section, is_text = _section(filter_.key), _text(filter_.value) is not None
+    if section is None and not filter_.key.startswith("facts.") and not is_text:
         return  # metrics are numbers
     table = runs if section is None else parts
     own = table.c.id.is_not(None) if section is None else parts.c.section == section
 
     def example(value: ColumnElement[Any]) -> Value | None:
-        found: Value | None = connection.execute(select(value).where(own, value.is_not(None)).limit(1)).scalar()
-        return found
+        first: Value | None = connection.execute(select(value).where(own, value.is_not(None)).limit(1)).scalar()
+        return first
 
     wanted, other = (text, number) if is_text else (number, text)
-    if example(wanted) is None and (known := example(other)) is not None:
+    if example(wanted) is None and (other_value := example(other)) is not None:
         kind = "number" if is_text else "text"
         raise QueryError(
-            f"{each.key} is a {kind} in all runs, as {known!r}, so it cannot be compared with {each.value!r}",
+            f"{filter_.key} is a {kind} in all runs, for example {other_value!r}, so it cannot be compared with "
+            f"{filter_.value!r}",
             code="not_comparable",
-            key=each.key,
-            value=each.value,
+            key=filter_.key,
+            value=filter_.value,
         )
 
 
-def _tag_condition(each: Filter, compare: Callable[[Any, Any], Any]) -> ColumnElement[bool]:
+def _tag_condition(filter_: Filter, compare: Callable[[Any, Any], Any]) -> ColumnElement[bool]:
     """A condition on the place of a run in a sweep: the sweep, its ablation, the row, or the row's label of an axis."""
-    name = each.key.removeprefix(TAGS)
+    name = filter_.key.removeprefix(TAGS)
     named = {"sweep": sweep_runs.c.sweep_id, "ablation": sweeps.c.ablation, "row": sweep_runs.c.row}
     column = named[name] if name in named else sweep_runs.c.labels[name].as_string()
     joined = select(sweep_runs.c.run_id).join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
-    return runs.c.run_id.in_(joined.where(compare(column, _text(each.value) or str(each.value))))
+    return runs.c.run_id.in_(joined.where(compare(column, _text(filter_.value) or str(filter_.value))))
 
 
 def _text(value: Value) -> str | None:
@@ -143,9 +144,9 @@ def _section(key: str) -> str | None:
 
 
 def values_of(connection: Connection, key: str) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-    """A value as a number and as a text, of which one is null: of `runs`, or, of a spec, of `parts`.
+    """A value as a number and as a text, one of them null: a column of `runs`, or, for a spec, of `parts`.
 
-    A metric is that of a finished run. The type is looked at before a value is converted, which would fail.
+    Metrics count for finished runs only. The type is checked before a value is converted, which could fail.
     """
     fact = key.removeprefix("facts.")
     if _section(key) is None and fact == key:
@@ -171,11 +172,9 @@ def check_keys(connection: Connection, names: Iterable[str]) -> None:
             continue
         known = [*COLUMNS, "status", *filter(_is_shown, connection.execute(select(keys.c.name)).scalars())]
         near = near_names(name, known)
-        hint = (
-            f"; near ones: {', '.join(near)}"
-            if near
-            else "; keys are as `model.layers`, `test/perplexity`, `facts.device`"
-        )
+        hint = "; write a key like `model.layers`, `test/perplexity` or `facts.device`"
+        if near:
+            hint = f"; similar keys: {', '.join(near)}"
         raise QueryError(f"no run of this store has {name!r}{hint}", code="unknown_key", key=name, near=near)
 
 
@@ -203,20 +202,22 @@ class Order:
     def sorted(self, statement: Select[Any]) -> Select[Any]:
         """A statement that has the columns, in this order."""
         directions = zip(self.columns, self.descending, strict=True)
-        return statement.order_by(*((each.desc() if down else each.asc()).nulls_last() for each, down in directions))
+        return statement.order_by(
+            *((column.desc() if down else column.asc()).nulls_last() for column, down in directions)
+        )
 
-    def after(self, position: Position) -> ColumnElement[bool]:
+    def after(self, position: SortPosition) -> ColumnElement[bool]:
         """The condition that a run comes after a position. Raises QueryError for one of another order."""
         if len(position) != len(self.columns):
             raise QueryError(INVALID, code="another_cursor")
-        found: list[ColumnElement[bool]] = []
+        clauses: list[ColumnElement[bool]] = []
         equal: list[ColumnElement[bool]] = []
         for column, down, value in zip(self.columns, self.descending, position, strict=True):
             if value is not None:  # nothing of a column comes after a missing value
                 later = column < value if down else column > value
-                found.append(and_(*equal, or_(later, column.is_(None))))
+                clauses.append(and_(*equal, or_(later, column.is_(None))))
             equal.append(column.is_(None) if value is None else column == value)
-        return or_(*found)
+        return or_(*clauses)
 
 
 def counted(
@@ -229,7 +230,8 @@ def counted(
     """
     statement = order.joined(select(runs.c.id, *order.columns).where(*where))
     if all(
-        each.key in (*COLUMNS, "status") or each.key.startswith(TAGS) or _section(each.key) for each in query.filters
+        filter_.key in (*COLUMNS, "status") or filter_.key.startswith(TAGS) or _section(filter_.key)
+        for filter_ in query.filters
     ):
         total = select(func.count()).select_from(runs).where(*where).correlate(None).scalar_subquery()
         return statement, total, order

@@ -44,17 +44,17 @@ from cope_sweep.records import (
     Value,
 )
 from cope_sweep.store.errors import StoreError
-from cope_sweep.store.index.cursors import INVALID, Position, decode_cursor, encode_cursor
+from cope_sweep.store.index.cursors import INVALID, SortPosition, decode_cursor, encode_cursor
 from cope_sweep.store.index.database import Database, is_current, replace_tables, waiting
 from cope_sweep.store.index.filters import COLUMNS, check_keys, conditions, counted, order_of
 from cope_sweep.store.index.model import (
     Activity,
     Lease,
-    Place,
     QueryError,
     Refusal,
     Renewal,
     RunQuery,
+    SweepPlace,
 )
 from cope_sweep.store.index.rows import among, next_revision, write_counters, write_members, write_runs, write_sweep
 from cope_sweep.store.index.tables import FORMAT, SECTIONS, counters, parts, runs, sweep_runs, sweeps
@@ -64,7 +64,7 @@ FETCHED_ROWS = 10_000
 OPEN_TIMEOUT_S = 900.0
 """The time for which a process waits while another one makes the index again in SQLite."""
 ENDED: tuple[Status, ...] = ("finished", "failed", "stopped", "damaged")
-"""Runs of which a sweep trains no further step."""
+"""Statuses of runs that a sweep trains no further."""
 
 
 def in_training(run_id: str, sweep_id: str | None) -> StoreError:
@@ -130,11 +130,11 @@ class Index:
     def state(self) -> tuple[object, ...]:
         """A value that changes with every change of what the index says, also where a lease expires."""
         with self.database.reading() as connection:
-            found = {row.name: row.value for row in connection.execute(select(counters))}
+            values = {row.name: row.value for row in connection.execute(select(counters))}
             expired = [
                 self._expired(connection, table.c[name]) for table, name in ((runs, "run_id"), (sweeps, "sweep_id"))
             ]
-        return found["built"], found["revision"], *map(tuple, expired)
+        return values["built"], values["revision"], *map(tuple, expired)
 
     def statuses(self, run_ids: Iterable[str] | None = None) -> dict[str, Status]:
         """Run id → status, of the runs that are in the index; those that are not are pending."""
@@ -193,8 +193,8 @@ class Index:
         return RunPage(total=total, limit=query.limit, offset=query.offset, next=following, runs=records)
 
     def _page_of_ids(
-        self, query: RunQuery, after: Position | None, *, values: bool
-    ) -> tuple[int, list[RunRecord], Position | None]:
+        self, query: RunQuery, after: SortPosition | None, *, values: bool
+    ) -> tuple[int, list[RunRecord], SortPosition | None]:
         """The number of runs, a page of them, and the position of its last one if others follow."""
         run_ids = query.run_ids or ()
         matching: Sequence[str] = run_ids
@@ -215,8 +215,8 @@ class Index:
         return len(matching), records, None if is_last else (some[-1],)
 
     def _page_of_matches(
-        self, query: RunQuery, after: Position | None, *, values: bool
-    ) -> tuple[int, list[RunRecord], Position | None]:
+        self, query: RunQuery, after: SortPosition | None, *, values: bool
+    ) -> tuple[int, list[RunRecord], SortPosition | None]:
         """The number of runs, a page of them, and the position of its last one if others follow."""
         status = self._status(runs)
         columns = [*_record_columns(values=values), status]
@@ -226,14 +226,14 @@ class Index:
             ids = order.sorted(ids.add_columns(count.label("total")))
             if after is not None:
                 ids = ids.where(order.after(after))
-            found = list(connection.execute(ids.limit(query.limit + 1).offset(query.offset)))
-            total = found[0].total if found else connection.execute(select(count)).scalar_one()
-            more, found = len(found) > query.limit, found[: query.limit]
-            wanted = [row[0] for row in found]
+            matching = list(connection.execute(ids.limit(query.limit + 1).offset(query.offset)))
+            total = matching[0].total if matching else connection.execute(select(count)).scalar_one()
+            more, matching = len(matching) > query.limit, matching[: query.limit]
+            wanted = [row[0] for row in matching]
             rows = connection.execute(select(runs.c.id, *columns).where(runs.c.id.in_(wanted)))
             names = [column.name for column in columns]
             records = {row[0]: _record(names, row[1:]) for row in rows}
-        return int(total), [records[key] for key in wanted], tuple(found[-1][1:-1]) if more else None
+        return int(total), [records[key] for key in wanted], tuple(matching[-1][1:-1]) if more else None
 
     def matching(self, query: RunQuery) -> list[str]:
         """The ids of all runs that match, in the order of the query, whose limit and offset are ignored.
@@ -274,7 +274,7 @@ class Index:
             return list(connection.execute(query).scalars())
 
     def newest_ms(self, run_ids: Iterable[str]) -> int | None:
-        """The time of the last change of the runs with these ids, in ms since 1970; None if none was begun."""
+        """The time of the last change of the runs with these ids, in ms since 1970; None if none has started."""
         changed = func.max(func.coalesce(runs.c.ended_ms, runs.c.updated_ms, runs.c.created_ms))
         with self.database.reading() as connection:
             return connection.execute(select(changed).where(among(connection, runs.c.run_id, run_ids))).scalar()
@@ -282,11 +282,11 @@ class Index:
     def write(self, rows: Sequence[RunRecord], *, keep_leased: bool = False) -> None:
         """Insert or replace runs; their leases end. With `keep_leased`, those with a lease stay as they are."""
         with self.database.writing() as connection:
-            kept: set[str] = set()
+            skipped_ids: set[str] = set()
             if keep_leased:
                 leased = select(runs.c.run_id).where(self._status(runs) == "running")
-                kept = set(connection.execute(leased).scalars())
-            write_runs(connection, [row for row in rows if row.run_id not in kept])
+                skipped_ids = set(connection.execute(leased).scalars())
+            write_runs(connection, [row for row in rows if row.run_id not in skipped_ids])
 
     def delete(self, run_ids: Iterable[str]) -> None:
         """Delete runs from the index."""
@@ -337,7 +337,7 @@ class Index:
             return Lease(record.run_id, attempt + 1)
 
     def renew(self, sweep_id: str, ttl_s: float, progress: Iterable[Event] = ()) -> Renewal:
-        """Prolong the lease of a sweep, and those of its running runs, to `ttl_s` from now; write progress of its runs.
+        """Prolong the leases of a sweep and of its running runs to `ttl_s` from now; write the progress of its runs.
 
         A lease that has expired is prolonged, too, unless another sweep has taken it.
         """
@@ -347,10 +347,10 @@ class Index:
             connection.execute(update(sweeps).where(own).values(until))
             connection.execute(update(runs).where(_held_by(sweep_id)).values(until))
             held = frozenset(connection.execute(select(runs.c.run_id).where(_held_by(sweep_id))).scalars())
-            for each in progress:
-                if each.run_id in held:
-                    values = {"step": each.step, "worker_id": each.worker_id, "metrics": dict(each.metrics)}
-                    changed = update(runs).where(runs.c.run_id == each.run_id)
+            for event in progress:
+                if event.run_id in held:
+                    values = {"step": event.step, "worker_id": event.worker_id, "metrics": dict(event.metrics)}
+                    changed = update(runs).where(runs.c.run_id == event.run_id)
                     connection.execute(changed.values(**values, revision=next_revision(connection)))
             return Renewal(held, _stop_requested(connection, sweep_id))
 
@@ -408,15 +408,15 @@ class Index:
         return None if row is None else _summary(row)
 
     def sweep_page(self, *, ablation: str | None = None, limit: int = 100, offset: int = 0) -> SweepPage:
-        """A page of all sweeps, or of those of an ablation, newest first, with their counts."""
+        """A page of all sweeps, or of an ablation's sweeps, newest first, with their counts."""
         where = () if ablation is None else (sweeps.c.ablation == ablation,)
         page = select(*self._sweep_columns()).where(*where)
         page = page.order_by(sweeps.c.started_ms.desc(), sweeps.c.sweep_id.desc()).limit(limit).offset(offset)
         with self.database.reading() as connection:
             total = connection.execute(select(func.count()).select_from(sweeps).where(*where)).scalar_one()
-            found = [_summary(row) for row in connection.execute(page)]
-        counts = self.sweep_counts(each.sweep_id for each in found)
-        counted = [each.model_copy(update={"counts": counts.get(each.sweep_id, {})}) for each in found]
+            summaries = [_summary(row) for row in connection.execute(page)]
+        counts = self.sweep_counts(summary.sweep_id for summary in summaries)
+        counted = [summary.model_copy(update={"counts": counts.get(summary.sweep_id, {})}) for summary in summaries]
         return SweepPage(total=total, limit=limit, offset=offset, sweeps=counted)
 
     def swept_ablations(self, limit: int) -> list[str]:
@@ -433,15 +433,15 @@ class Index:
             WHERE member.sweep_id IN :sweep_ids GROUP BY 1, 2
         """  # noqa: S608 - constants
         statement = text(query).bindparams(bindparam("sweep_ids", list(sweep_ids), expanding=True))
-        found: dict[str, dict[Status, int]] = {}
+        rows: dict[str, dict[Status, int]] = {}
         with self.database.reading() as connection:
             for sweep_id, status, number in connection.execute(statement, {"now_s": time.time()}):
-                found.setdefault(sweep_id, {})[status] = int(number)
-        return found
+                rows.setdefault(sweep_id, {})[status] = int(number)
+        return rows
 
     def sweep_progress(self, sweep_id: str, most_failed: int) -> SweepProgress | None:
         """How far a sweep is, with at most so many failed runs; None: there is no such sweep."""
-        own = and_(sweep_runs.c.run_id == runs.c.run_id, sweep_runs.c.sweep_id == sweep_id)
+        of_sweep = and_(sweep_runs.c.run_id == runs.c.run_id, sweep_runs.c.sweep_id == sweep_id)
         status = self._status(runs)
         grouped = select(status, func.count(), func.sum(runs.c.step), func.sum(runs.c.steps)).group_by(status)
         failed = select(runs.c.run_id, sweep_runs.c.row, runs.c.message).where(runs.c.status == "failed")
@@ -455,17 +455,17 @@ class Index:
                 return None
             sweep = _summary(row)
             totals = [
-                (each[0], int(each[1]), int(each[2] or 0), int(each[3] or 0))
-                for each in connection.execute(grouped.join(sweep_runs, own))
+                (status, int(number), int(steps_done or 0), int(steps or 0))
+                for status, number, steps_done, steps in connection.execute(grouped.join(sweep_runs, of_sweep))
             ]
-            training = [each or "" for each in connection.execute(workers.join(sweep_runs, own)).scalars()]
-            newest = connection.execute(failed.join(sweep_runs, own)).all()
-        counts: Counter[Status] = Counter({each[0]: each[1] for each in totals})
-        begun = sum(counts.values())
-        counts["pending"] += sweep.runs - begun
-        left = sum(steps - done for status, _, done, steps in totals if status not in ENDED)
-        # A run that was not begun counts with the mean of the others.
-        mean_steps = sum(steps for *_, steps in totals) / begun if begun else 0.0
+            training = [worker or "" for worker in connection.execute(workers.join(sweep_runs, of_sweep)).scalars()]
+            newest = connection.execute(failed.join(sweep_runs, of_sweep)).all()
+        counts: Counter[Status] = Counter({status: number for status, number, _, _ in totals})
+        started = sum(counts.values())
+        counts["pending"] += sweep.runs - started
+        steps_left = sum(steps - steps_done for status, _, steps_done, steps in totals if status not in ENDED)
+        # A run that has not started counts with the mean of the others.
+        mean_steps = sum(steps for *_, steps in totals) / started if started else 0.0
         is_running = sweep.status == "running"
         return SweepProgress(
             sweep_id=sweep_id,
@@ -474,11 +474,13 @@ class Index:
             runs=sweep.runs,
             counts=+counts,
             groups=len(training) if is_running else None,
-            nodes=len({each.rpartition(":")[0] for each in training} - {""}) if is_running else None,
-            failures=[FailedMember(run_id=each[0], row=each[1], message=each[2]) for each in reversed(newest)],
+            nodes=len({worker.rpartition(":")[0] for worker in training} - {""}) if is_running else None,
+            failures=[
+                FailedMember(run_id=run_id, row=row, message=message) for run_id, row, message in reversed(newest)
+            ],
             revision=revision,
-            steps_done=sum(done for _, _, done, _ in totals),
-            steps_left=left + mean_steps * max(0, sweep.runs - begun),
+            steps_done=sum(steps_done for _, _, steps_done, _ in totals),
+            steps_left=steps_left + mean_steps * max(0, sweep.runs - started),
         )
 
     def sweep_ids_that_begin(self, prefix: str, limit: int) -> list[str]:
@@ -503,7 +505,7 @@ class Index:
             found = {row.run_id: dict(row.labels) for row in connection.execute(query)}
         return list(found.items())
 
-    def places(self, run_ids: Iterable[str]) -> dict[str, list[Place]]:
+    def places(self, run_ids: Iterable[str]) -> dict[str, list[SweepPlace]]:
         """Run id → the sweeps that contain it, with ablation, row and labels, oldest sweep first."""
         query = (
             select(
@@ -513,11 +515,11 @@ class Index:
             .join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
             .order_by(sweeps.c.started_ms, sweeps.c.sweep_id)
         )  # fmt: skip
-        found: dict[str, list[Place]] = {}
+        places: dict[str, list[SweepPlace]] = {}
         with self.database.reading() as connection:
             for run_id, *place in connection.execute(query.where(among(connection, sweep_runs.c.run_id, run_ids))):
-                found.setdefault(run_id, []).append(Place(*place))
-        return found
+                places.setdefault(run_id, []).append(SweepPlace(*place))
+        return places
 
     def activity(self) -> Activity:
         """The present state of all runs and sweeps."""
@@ -525,19 +527,19 @@ class Index:
         left_s = func.min(runs.c.expires_s) - self.database.now_s()
         totals = select(of_runs, func.count(), func.sum(runs.c.step), left_s).group_by(of_runs)
         with self.database.reading() as connection:
-            found = connection.execute(totals).all()
+            rows = connection.execute(totals).all()
             counts = connection.execute(select(of_sweeps, func.count()).group_by(of_sweeps)).all()
             running = connection.execute(
                 select(sweeps.c.sweep_id, sweeps.c.left_out).where(of_sweeps == "running")
             ).all()
-        of_running = self.sweep_counts(each.sweep_id for each in running) if running else {}
+        of_running = self.sweep_counts(summary.sweep_id for summary in running) if running else {}
         return Activity(
-            runs={row[0]: int(row[1]) for row in found},
-            steps=sum(int(row[2] or 0) for row in found),
-            shortest_lease_s=next((float(row[3]) for row in found if row[0] == "running"), None),
+            runs={row[0]: int(row[1]) for row in rows},
+            steps=sum(int(row[2] or 0) for row in rows),
+            shortest_lease_s=next((float(row[3]) for row in rows if row[0] == "running"), None),
             sweeps={row[0]: int(row[1]) for row in counts},
-            waiting=sum(each.get("pending", 0) for each in of_running.values()),
-            left_out=sum(int(each.left_out) for each in running),
+            waiting=sum(by_status.get("pending", 0) for by_status in of_running.values()),
+            left_out=sum(int(summary.left_out) for summary in running),
         )
 
     def write_sweep(
@@ -556,7 +558,7 @@ class Index:
             write_sweep(connection, summary, members, expires_s)
 
     def append_members(self, sweep_id: str, members: Sequence[Mapping[str, Any]]) -> None:
-        """Append runs to a sweep, as those of `write_sweep`."""
+        """Append runs to a sweep; for `members`, see `write_sweep`."""
         with self.database.writing() as connection:
             counted_runs = select(sweeps.c.runs).where(sweeps.c.sweep_id == sweep_id)
             known = connection.execute(counted_runs).scalar_one()

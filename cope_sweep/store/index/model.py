@@ -42,7 +42,7 @@ class RunQuery:
     sweep_id: str | None = None
     filters: tuple[Filter, ...] = ()
     """All have to hold. A run that lacks the key does not match."""
-    words: tuple[str, ...] = ()
+    search_words: tuple[str, ...] = ()
     """Each is at the start of the run's id, or in its message, or in the ablation, its title or the row of a sweep."""
     sort: str = "run_id"
     """A key as in `Filter`; runs without a value come last."""
@@ -52,12 +52,12 @@ class RunQuery:
     cursor: str | None = None
     """`next` of a page: only the runs after it."""
     plan: str = ""
-    """The ablation and scale that have `run_ids` in their plan: a cursor is that of one plan."""
+    """The ablation and scale that have `run_ids` in their plan: a cursor belongs to one plan."""
 
     @property
     def keeps_order(self) -> bool:
         """Whether it has run ids, and statuses at most: its runs are in the order of the ids."""
-        selects = self.sweep_id is not None or self.filters or self.words or self.descending
+        selects = self.sweep_id is not None or self.filters or self.search_words or self.descending
         return self.run_ids is not None and not selects and self.sort == "run_id"
 
 
@@ -67,7 +67,7 @@ class Lease:
 
     run_id: str
     attempt: int
-    """Counts the leases of the run from 1. Files of an older attempt cannot replace those of a newer one."""
+    """Counts the leases of the run from 1. An older attempt cannot replace files of a newer one."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Renewal:
 
 
 @dataclass(frozen=True)
-class Place:
+class SweepPlace:
     """A run's place in a sweep."""
 
     sweep_id: str
@@ -107,7 +107,7 @@ class Activity:
     """The present state of all runs and sweeps of an index."""
 
     runs: Mapping[Status, int]
-    """Status → number of the runs that were begun."""
+    """Status → number of the runs that have started."""
     steps: int
     """Training steps of all runs: of a running one, those up to its last heartbeat."""
     shortest_lease_s: float | None
@@ -115,6 +115,6 @@ class Activity:
     sweeps: Mapping[Status, int]
     """Status → number of sweeps. `pending` ones were submitted, and wait for the cluster."""
     waiting: int
-    """Runs of the running sweeps that were not begun yet."""
+    """Runs of the running sweeps that have not started yet."""
     left_out: int
     """Nodes that the running sweeps have left out because they cannot train."""

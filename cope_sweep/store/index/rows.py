@@ -34,7 +34,7 @@ def insert_into(dialect: str, table: Table) -> Any:
     """An INSERT of a database's own dialect, which has `on_conflict_do_update` and `on_conflict_do_nothing`."""
     if dialect == "sqlite":
         return sqlite.insert(table)
-    from sqlalchemy.dialects import postgresql  # of which commands on a SQLite index need nothing
+    from sqlalchemy.dialects import postgresql  # not needed with an index in SQLite
 
     return postgresql.insert(table)
 
@@ -67,14 +67,16 @@ def write_sweep(
 
     `expires_s` is the end of its lease. A sweep that has ended has none, and no request to stop.
     """
-    known = connection.execute(select(sweeps.c.runs).where(sweeps.c.sweep_id == summary.sweep_id)).scalar_one_or_none()
+    existing = connection.execute(
+        select(sweeps.c.runs).where(sweeps.c.sweep_id == summary.sweep_id)
+    ).scalar_one_or_none()
     values = summary.model_dump(exclude={"counts"}) | {"revision": next_revision(connection)}
     if expires_s is not None:
         values["expires_s"] = expires_s
     elif summary.status not in ("pending", "running"):
         values |= {"expires_s": None, "stop_requested": False}
     replace_row(connection, sweeps, values)
-    if known != len(members):
+    if existing != len(members):
         connection.execute(delete(sweep_runs).where(sweep_runs.c.sweep_id == summary.sweep_id))
         write_members(connection, summary.sweep_id, members)
 
@@ -96,17 +98,18 @@ def _part_ids(connection: Connection, rows: Sequence[RunRecord]) -> dict[str, di
             digest = _part_digest(section, content)
             contents[digest] = (section, content)
             wanted.setdefault(row.run_id, {})[f"{section}_part"] = digest
-    known = _known_parts(connection, contents)
-    if new := [digest for digest in contents if digest not in known]:
+    ids_by_part = _existing_parts(connection, contents)
+    if new := [digest for digest in contents if digest not in ids_by_part]:
         values = {digest: part_values(*contents[digest]) for digest in new}
         rows_of_parts = [
             {"digest": digest, "section": contents[digest][0], "content": values[digest]} for digest in new
         ]
         connection.execute(insert(parts), rows_of_parts)
-        known |= _known_parts(connection, new)
-        _write_keys(connection, {name for each in values.values() for name in each})
+        ids_by_part |= _existing_parts(connection, new)
+        _write_keys(connection, {name for value in values.values() for name in value})
     return {
-        run_id: {column: known[digest] for column, digest in by_column.items()} for run_id, by_column in wanted.items()
+        run_id: {column: ids_by_part[digest] for column, digest in by_column.items()}
+        for run_id, by_column in wanted.items()
     }
 
 
@@ -161,7 +164,7 @@ def among(connection: Connection, column: Any, wanted: Iterable[str | int]) -> C
     return cast(ColumnElement[bool], column == any_(literal(values, ARRAY(column.type))))
 
 
-def _known_parts(connection: Connection, digests: Iterable[str]) -> dict[str, int]:
+def _existing_parts(connection: Connection, digests: Iterable[str]) -> dict[str, int]:
     """Digest → id, of the parts that exist."""
     query = select(parts.c.digest, parts.c.id).where(among(connection, parts.c.digest, digests))
     return {row.digest: row.id for row in connection.execute(query)}

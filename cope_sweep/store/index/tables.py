@@ -1,6 +1,6 @@
 """The tables of the index.
 
-    runs          one row per run that was begun: status, lease, times, final metrics and facts
+    runs          one row per run that has started: status, lease, times, final metrics and facts
     parts         the sections of specs (task, model, train, evaluate), each distinct one once, as values by dotted key
                   (`model.layers`); a run names its four. Fields of encodings are there by kind, and by place
     keys          the keys of all parts, final metrics and facts

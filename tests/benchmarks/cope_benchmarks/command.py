@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from cope_sweep.cli.options import Json
+from cope_sweep.cli.options import JsonOpt
 from cope_sweep.cli.output import print_json
 from cope_sweep.errors import UserError
 
@@ -42,7 +42,7 @@ Repetitions = Annotated[
 
 @app.command()
 def attention(
-    as_json: Json = False,
+    as_json: JsonOpt = False,
     keep: Keep = None,
     threads: Threads = None,
     repetitions: Repetitions = 9,
@@ -63,7 +63,7 @@ def attention(
 
 
 @app.command()
-def step(as_json: Json = False, keep: Keep = None, threads: Threads = None, repetitions: Repetitions = 9) -> None:
+def step(as_json: JsonOpt = False, keep: Keep = None, threads: Threads = None, repetitions: Repetitions = 9) -> None:
     """Measure training steps on this CPU: ours with CoPE and RoPE, plain PyTorch's and x-transformers' (`pip install -e .[test]`).
 
     Example: `cope-sweep bench step --threads 1 --keep results`
@@ -73,7 +73,7 @@ def step(as_json: Json = False, keep: Keep = None, threads: Threads = None, repe
 
 @app.command()
 def prefill(
-    as_json: Json = False,
+    as_json: JsonOpt = False,
     keep: Keep = None,
     threads: Threads = None,
     repetitions: Repetitions = 3,
@@ -98,7 +98,7 @@ def prefill(
 
 @app.command()
 def sweep(
-    as_json: Json = False,
+    as_json: JsonOpt = False,
     keep: Keep = None,
     runs: Annotated[int, typer.Option("--runs", min=10, help="Runs of one step.")] = 1_000,
     repetitions: Annotated[
@@ -116,7 +116,7 @@ def sweep(
 
 @app.command()
 def store(
-    as_json: Json = False,
+    as_json: JsonOpt = False,
     keep: Keep = None,
     runs: Annotated[int, typer.Option("--runs", help="Runs of the store: a multiple of 100.")] = 100_000,
 ) -> None:
@@ -131,7 +131,7 @@ def store(
 
 @app.command()
 def serve(
-    as_json: Json = False,
+    as_json: JsonOpt = False,
     keep: Keep = None,
     runs: Annotated[int, typer.Option("--runs", help="Runs of the store that is read: a multiple of 1,000.")] = 100_000,
 ) -> None:
@@ -145,7 +145,7 @@ def serve(
 
 
 @app.command()
-def data(as_json: Json = False, keep: Keep = None) -> None:
+def data(as_json: JsonOpt = False, keep: Keep = None) -> None:
     """Measure how many sequences per second each task generates, and how many its training step consumes, at the paper's sizes.
 
     Example: `cope-sweep bench data`

@@ -9,7 +9,7 @@ from cope_sweep.config import Plan, RunSpec, expand
 from cope_sweep.config.loading import validate
 from cope_sweep.config.source import Source
 from cope_sweep.read.tables.export import run_batches
-from cope_sweep.store import Attempt, RunQuery, Store
+from cope_sweep.store import AttemptWriter, RunQuery, Store
 from tests.store.sweeps import end
 from tests.tiny import TINY
 
@@ -69,7 +69,7 @@ def stop(store: Store, run: RunSpec, message: str = "stopped at step 3 by asha")
     end(store, folder)
 
 
-def begin(store: Store, run: RunSpec, worker_id: str = "here") -> Attempt:
+def begin(store: Store, run: RunSpec, worker_id: str = "here") -> AttemptWriter:
     """Begin `run`, as a worker does: only its files say so. A result that it has is lost, else nobody trains it again."""
     folder = store.run(run.run_id)
     (folder.path / "result.json").unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from cope_sweep.inference import Predictor
 from cope_sweep.model import checkpoint, load_model, save_model
-from cope_sweep.store.artifacts import Attempt
+from cope_sweep.store.artifacts import AttemptWriter
 from tests.services.sample_store import API, SampleStore, serving
 from tests.store.waiting import until
 
@@ -43,7 +43,7 @@ def test_a_changed_checkpoint_is_loaded_again(own_sample: SampleStore) -> None:
         model, spec = load_model(folder.checkpoint)
         model.norm.weight.mul_(2)
         shutil.rmtree(folder.checkpoint)
-        with Attempt(folder, folder.last_attempt).save_checkpoint() as temporary:
+        with AttemptWriter(folder, folder.last_attempt).save_checkpoint() as temporary:
             save_model(temporary, model, spec)
         assert ask(client, own_sample.ids[0])["total"] != before
 

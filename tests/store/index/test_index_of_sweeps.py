@@ -3,7 +3,7 @@
 import pytest
 
 from cope_sweep.store import Event
-from cope_sweep.store.index import Filter, Lease, Place, RunQuery
+from cope_sweep.store.index import Filter, Lease, RunQuery, SweepPlace
 from tests.store.index.rows import row, write_sweep
 from tests.tiny import tiny_run
 
@@ -47,8 +47,8 @@ def test_facts_and_places(used):
     found = used.facts(IDS, ["wall_s", "device"])
     assert found == {IDS[0]: (3, "cpu"), IDS[1]: (None, None), IDS[2]: (None, None)}
     assert used.places(IDS)[IDS[0]] == [
-        Place("a", "tiny", 1, "CoPE", 0, {"n": "0"}),
-        Place("b", "other", 2, "CoPE", 0, {"n": "0"}),
+        SweepPlace("a", "tiny", 1, "CoPE", 0, {"n": "0"}),
+        SweepPlace("b", "other", 2, "CoPE", 0, {"n": "0"}),
     ]
     assert used.recorded_rows("tiny") == [(run_id, {"n": str(i)}) for i, run_id in enumerate(IDS)]
 
