@@ -194,7 +194,8 @@ class Asha(EarlyStopping):
 
     kind: Literal["asha"] = "asha"
     reduction: Annotated[float, Field(gt=1)] = Field(
-        default=4, description="One of so many runs passes a rung; rungs are that factor apart."
+        default=4,
+        description="One in this many runs passes a rung, and each rung has this many times the steps of the last.",
     )
 
 
@@ -246,7 +247,7 @@ class Optuna(SearchSpec):
     seed: SearchSeed = Field(default=0, description="Seed of the sampler.")
     seeds_per_sample: Positive | None = Field(
         default=None,
-        description="Each sample is trained with so many of the ablation's `seeds`, the first ones, and the mean of "
+        description="Each sample is trained with this many of the ablation's `seeds`, the first ones, and the mean of "
         "the metric is optimised; null: with all of them.",
     )
     metric: MetricName | None = Field(
@@ -317,7 +318,7 @@ class Values(_Figure):
 class Contexts(_Figure):
     """A metric against the length of the evaluated sequences: a line for each row.
 
-    Lengths are those of windows over a text (`evaluate.contexts`), or multiples of the trained length
+    Lengths are lengths of windows over a text (`evaluate.contexts`), or multiples of the trained length
     (`evaluate.lengths`).
 
     Each variant of the evaluation (`evaluate.variants`) has its own line.

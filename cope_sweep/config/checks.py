@@ -57,7 +57,7 @@ def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
         for key, rival in RIVAL_KEYS.items():
             if key in point and rival in point:
                 raise loaded.source.error(
-                    point[key].origin, f"a row has {rival}, too; remove one of them", "two_budgets", key=key
+                    point[key].origin, f"a row also has {rival}; remove one of them", "two_budgets", key=key
                 )
     seeds: list[KeyPath] = [("base", "seed")] if "seed" in content.base else []
     seeds += [point["seed"].origin for point in points if "seed" in point]
@@ -129,7 +129,7 @@ def check_search(loaded: LoadedAblation) -> None:
         if key in axes:
             raise loaded.source.error(
                 ("search", "space", key),
-                f"{key!r} is an axis of the grid, too; remove it from one of them",
+                f"{key!r} is also an axis of the grid; remove it from one of them",
                 "axis_in_space",
             )
     if not isinstance(search, Optuna):
@@ -210,7 +210,7 @@ def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
 
 
 def check_claims(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
-    """Raises SpecError for a claim about a metric that is no column, or, at the ablation's own size, about no row."""
+    """Raises SpecError for a claim about a metric that is not a column, or, without a scale, about no row."""
     names = [metric.name for metric in loaded.content.metrics]
     for index, claim in enumerate(loaded.content.claims):
         metric = claim.metric or loaded.content.primary_metric.name
@@ -309,7 +309,7 @@ def resolved_search(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> Optuna |
     if metric.startswith("facts."):
         raise loaded.source.error(
             ("search", "metric"),
-            f"{metric!r} is no metric of an evaluation; choose another",
+            f"{metric!r} is not a metric of an evaluation; choose another",
             "not_evaluated",
             metric=metric,
         )
@@ -380,7 +380,7 @@ def _objective(
     if column is None and spec.goal is None:
         raise loaded.source.error(
             (key, "metric"),
-            f"{name!r} is no column of the table, so its goal is not known; add `goal: min` or `goal: max`",
+            f"{name!r} is not a column of the table, so its goal is not known; add `goal: min` or `goal: max`",
             "unknown_goal",
             metric=name,
         )

@@ -328,7 +328,7 @@ def _row_name(names: dict[str, str], ambiguous: set[tuple[str, ...]]) -> str:
 class RunBuilder:
     """Makes the runs of an ablation's points, and their resources, on which no run's id depends.
 
-    Points share their values. Those that assign equal values to a part of a run share that part, too.
+    Points share their values. Points that assign equal values to a part of a run also share that part.
     """
 
     def __init__(self, loaded: LoadedAblation) -> None:

@@ -39,7 +39,7 @@ def depth(key: str) -> int:
 def names_of(items: Sequence[Json]) -> list[str]:
     """What keys call the items of a list of specs, which are kinds or mappings with a `kind`.
 
-    An empty name means that an item is no spec.
+    An empty name means that an item is not a spec.
     """
     kinds = [item.get("kind") if isinstance(item, Mapping) else item for item in items]
     names = [kind if isinstance(kind, str) else "" for kind in kinds]

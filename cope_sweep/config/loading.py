@@ -496,7 +496,7 @@ def _remove_key(data: FileMapping, key: str, accepts: Callable[[Json], bool]) ->
         return key not in condition or accepts(condition.pop(key))
 
     def draws(figure: dict[str, Json]) -> bool:
-        """Whether the key is no axis of the figure. It is removed from the rows that the figure draws."""
+        """Whether the key is not an axis of the figure. It is removed from the rows that the figure draws."""
         figure.get("rows", {}).pop(key, None)
         return key not in (figure.get("x"), figure.get("panels"))
 

@@ -266,7 +266,7 @@ def has_encoding(loaded: LoadedAblation, point: Assignments, key: str) -> bool:
 
 
 def _encodings(loaded: LoadedAblation, point: Assignments) -> Sequence[Json]:
-    """The list of encodings of a point, as it was written; empty where it is no list."""
+    """The list of encodings of a point, as it was written; empty where it is not a list."""
     part, _, name = ENCODINGS_KEY.partition(".")
     if ENCODINGS_KEY in point:
         encodings = point[ENCODINGS_KEY].value

@@ -189,7 +189,7 @@ class EvaluateSpec(Frozen):
     lengths: Annotated[tuple[Annotated[int, Field(ge=2, le=1024)], ...], Strict(False)] = Field(
         default=(),
         description="For tasks that generate sequences: multiples of the trained length. After the last step, the "
-        "first test set is also evaluated with sequences so many times as long (`in_dist/token_error@4x`).",
+        "first test set is also evaluated with sequences this many times as long (`in_dist/token_error@4x`).",
     )
     positions: Positive | None = Field(
         default=None,

@@ -320,7 +320,11 @@ class _Reader:
                 if number := _number_with_comma(before, key_node, value):
                     wrong, right = number, number.replace(",", ".")
                     raise error_at(
-                        at, path, f"{wrong} is no number; write it with a point: {right}", "decimal_comma", value=wrong
+                        at,
+                        path,
+                        f"{wrong} is not a number; write it with a point: {right}",
+                        "decimal_comma",
+                        value=wrong,
                     )
                 before = value
                 key = _key(key_node, path, at)

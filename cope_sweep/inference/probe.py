@@ -20,7 +20,7 @@ computed.
 lines, sections or sentences opens its gates on such tokens.
 
     newline     a token that contains a line break (in WikiText, the end of a paragraph)
-    section     a token of a title: WikiText's ` = = Title = = `, or Markdown's `## Title`, on a line of its own
+    section     a token of a title: WikiText's ` = = Title = = `, or Markdown's `## Title`, on a separate line
     sentence    a token that contains the `.`, `!` or `?` at the end of a sentence. Closing quotation marks and brackets
                 may follow it; then a space or the end of the text must follow. This is a heuristic: it splits
                 "Mr. Smith".
@@ -149,7 +149,7 @@ def probe(
 
     Raises:
         ProbeError: The model has no such layer or head, or the matrices take more than MAX_BYTES.
-        TokensError: An entry is no token id of this model, or the sequence is longer than an encoding supports.
+        TokensError: An entry is not a token id of this model, or the sequence is longer than an encoding supports.
         CheckpointError: The model computes values that are not finite.
     """
     tokens_T = _validated_tokens(predictor, token_ids)

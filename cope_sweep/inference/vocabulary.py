@@ -135,7 +135,7 @@ class LabelVocabulary:
         if unknown is not None:
             known = " ".join(self._labels[:12]) + (" …" if len(self._labels) > 12 else "")
             raise TokensError(
-                f"the task {self._kind} has no text tokenizer, and {unknown[:40]!r} is no label of its vocabulary; "
+                f"the task {self._kind} has no text tokenizer, and {unknown[:40]!r} is not a label of its vocabulary; "
                 f"give token ids, or labels with blanks between them: {known}",
                 code="unknown_label",
                 label=unknown[:40],

@@ -142,7 +142,7 @@ class Arguments(NamedTuple):
     """RelativeLookUp: whether distances beyond the table use its last entry."""
     dropout: float = 0.0
     log_gates: bool = False
-    """Slope: positions are Σ log σ(gate logit) of the keys after the key, up to the query, in place of CoPE's."""
+    """Slope: positions are Σ log σ(gate logit) of the keys after the key, up to the query, instead of CoPE's."""
     stick_breaking: bool = False
     """The weights are σ(s_ij)·Π_{j < k < i} (1 − σ(s_ik)), s with all terms added, instead of the softmax."""
     keep_remainder: bool = False

@@ -174,7 +174,7 @@ def _random_problem(
     stds = {"e": head_dim**-0.5, "w1": 0.2, "b1": 1.0, "w2": head_dim**-0.5, "m": 0.1, "c": 0.02, "factor": 0.1}
     features = {"fox": 1, "grape_ap": head_dim}
     for index, encoding in enumerate(encodings):
-        if encoding.kind in features:  # they are given, in place of the parameters that make them
+        if encoding.kind in features:  # they are given, instead of the parameters that make them
             tensors[f"features{index}"] = 3 + normal((BATCH, HEADS, TOKENS, features[encoding.kind]))
             continue
         # The input of FIRE's units is a share from 0 to 1. Where they hardly change, the gradient of w₂ cancels.

@@ -27,7 +27,7 @@ Slopes = Annotated[tuple[float, ...], Field(min_length=1), Strict(False)]
 def standard_slopes(heads: int) -> list[float]:
     """The slopes of Press et al. for n heads: 2^(−8/n), 2^(−16/n), …
 
-    If n is not a power of 2, the slopes are those of the next lower power, followed by every other slope of the next
+    If n is not a power of 2, use the slopes of the next lower power, followed by every other slope of the next
     higher power (section 3 and the released code).
     """
     power = 1 << (heads.bit_length() - 1)

@@ -60,7 +60,7 @@ class ContextualEncoding(AttentionEncoding):
     rotated_query: bool = Field(
         default=False,
         description="In a model with RoPE: both gates and q·e use the rotated queries (and gates the rotated keys), as "
-        "the paper's listing does in place of the model's attention.",
+        "the paper's listing does instead of the model's attention.",
     )
 
     @property

@@ -5,7 +5,7 @@
 
 The convolution is causal, of 3 taps for each channel; W₂·W₁ has rank 32. SiLU is in the released code only. Its
 taps start from N(0, 0.02²), where w is so short that ε counts (|w| ≈ 0.85 after division, at dim 64); ours start as
-those of torch's convolution, ±1/√3.
+as for torch's convolution, ±1/√3.
 
 Keys are visited in chunks from the last to the first, q̃ being the query after the steps of those behind it. Inside
 a chunk, with c_it = w_t·(H_{t+1} ⋯ q̃_i), the score is q̃_i·k_j − Σ_{t > j} β_t·c_it·(w_t·k_j). All c of a chunk solve

@@ -4,7 +4,7 @@
 
 It is causal, and comes before everything else in attention: rotations, gates and scores take q' and k'. So it composes
 with any encoding, `[cope, short_convolution]`, and shows how much of PaTH's or Selective RoPE's result is its
-convolution's. Taps start as PaTH's and Selective RoPE's, which are those of torch's convolution: uniform on ±1/√taps.
+convolution's. Taps start as PaTH's and Selective RoPE's, like torch's convolution: uniform on ±1/√taps.
 """
 
 from __future__ import annotations

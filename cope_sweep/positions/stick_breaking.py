@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class StickBreaking(AttentionEncoding):
-    """Weights that break a stick of length 1 from the nearest key to earlier ones, in place of the softmax."""
+    """Weights that break a stick of length 1 from the nearest key to earlier ones, instead of the softmax."""
 
     kind: Literal["stick_breaking"] = "stick_breaking"
     remainder: Literal["drop", "self"] = Field(

@@ -168,7 +168,7 @@ class RunFolder:
         """The folder of the trained model on this machine. Copied from an object store once. Raises StoreError.
 
         There is no such folder if the run has no checkpoint. Raises DamagedError for links, which may lead out of the
-        store, and for a pipe or a device in place of a file.
+        store, and for a pipe or a device instead of a file.
         """
         check_checkpoint(self.checkpoint)
         if self.objects and not self.checkpoint.is_dir():

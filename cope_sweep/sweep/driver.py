@@ -211,7 +211,7 @@ class Driver:
                 self.wait_again(run)
 
     def fail(self, run: DrivenRun, message: str, details: str, *, keep_recorded: bool = False) -> None:
-        """Record that a run failed, in place of its process, and end its lease: see `record_failure`.
+        """Record that a run failed, instead of its process, and end its lease: see `record_failure`.
 
         Raises:
             StoreError: The run's folder cannot be written.

@@ -1,4 +1,4 @@
-"""Writes to a run's folder in place of its process, which has died."""
+"""Writes to a run's folder instead of its process, which has died."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ def stop_job(address: str, job_id: str) -> None:
 def stop_own_job() -> None:
     """In the driver of a job: let Ray stop it, so that it ends as STOPPED; another exit code than 0 is FAILED.
 
-    Has no effect in a process that is no job, or where the dashboard does not answer.
+    Has no effect in a process that is not a job, or where the dashboard does not answer.
     """
     job_id = json.loads(os.environ.get(JOB_VARIABLE) or "{}").get("metadata", {}).get("job_submission_id")
     if job_id is None:

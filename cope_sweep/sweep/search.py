@@ -44,7 +44,7 @@ from cope_sweep.store.index.database import on_network, sqlite_file, sqlite_url
 from cope_sweep.store.store import STUDY_FILE
 
 RUN_ID = "run_id"
-"""The user attribute of a trial that has its row's id. A trial without it is no valid row, or is not decided yet."""
+"""The user attribute of a trial that has its row's id. A trial without it is not a valid row, or is not decided yet."""
 MAX_ASKS = 100
 """The number of times that the sampler is asked for a new row. After that, the space counts as used up."""
 DECISION_S = 60.0

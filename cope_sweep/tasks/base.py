@@ -173,7 +173,7 @@ class Task(Kind):
         return ("train", *self.TESTS)
 
     def longer(self, times: int) -> Self:
-        """The task with sequences that are so many times as long, with the same tokens. Raises ValueError."""
+        """The task with sequences `times` times as long, with the same tokens. Raises ValueError."""
         if not self.LENGTHS:
             raise InvalidValue(
                 f"the task {self.kind} has no longer sequences (`LENGTHS`)", code="no_lengths", task=self.kind

@@ -79,7 +79,7 @@ class Text(LanguageModelling):
     )
     files: str | None = Field(
         default=None,
-        description="A glob of the dataset's files to train on, in place of configuration and split: "
+        description="A glob of the dataset's files to train on, instead of configuration and split: "
         "`data/python/*.parquet`.",
     )
     column: str = Field(default="text", description="The column of the text, in JSON lines and Parquet files.")

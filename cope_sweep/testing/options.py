@@ -46,7 +46,7 @@ def registered(config: pytest.Config, registry: Registry[Any], contract: str, sm
         config: Without `--only` if this module is not loaded as a plugin.
         registry: The registry.
         contract: The class to derive tests from, for the reason of a skip.
-        small: Kind → what is tested in place of the spec with its default fields.
+        small: Kind → what is tested instead of the spec with its default fields.
     """
     only = _names(config.getoption("cope_only", default=""))
     parameters = []

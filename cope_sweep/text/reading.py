@@ -30,7 +30,7 @@ MAX_CHUNK = 1 << 20
 """Largest number of characters in a chunk. A text without blanks is cut at this length."""
 
 BYTE_ORDER_MARK = "\ufeff"
-"""Some editors write it at the start of a file. It is no part of the text."""
+"""Some editors write it at the start of a file. It is not part of the text."""
 
 _BEFORE_LAST_BLANK = re.compile(r".*(?=[ \n][!-~])", re.DOTALL)
 """The text before the last blank that is followed by a printable ASCII character. GPT-2's pre-tokenizer always starts a

@@ -154,7 +154,7 @@ class Shares:
     def divide(self, split: Split, texts: Iterable[str]) -> Iterator[TextDocument]:
         """The documents of a split's files, without blank ones. Of the training files, some are of other splits."""
         for text in texts:
-            # Half of a surrogate pair, which JSON can hold, is no character.
+            # Half of a surrogate pair, which JSON can hold, is not a character.
             data = text.encode("utf-8", "replace")
             if data and not data.isspace():
                 own = self.split_of(hashlib.sha256(data).digest()) if split == TRAIN else split
@@ -344,7 +344,7 @@ class RowReader:
 
     def _no_text(self, place: str, type_name: str, **data: JsonValue) -> TextError:
         return TextError(
-            f"{place}: the column {self.column!r} is no text ({type_name}); set task.column to the column of the text",
+            f"{place}: the column {self.column!r} is not text ({type_name}); set task.column to the column of the text",
             code="column_not_text",
             file=self.name,
             column=self.column,

@@ -219,7 +219,7 @@ class Tracker:
                 model_type="cope_sweep",
             )
             models = self._models(run)
-            if [each.model_id for each in models] != [made.model_id]:  # another process sends the run, too
+            if [model.model_id for model in models] != [made.model_id]:  # another process also sends the run
                 self.client.delete_logged_model(made.model_id)
                 time.sleep(random.uniform(*CREATE_PAUSE_S))
                 models = self._models(run)

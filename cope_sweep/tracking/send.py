@@ -5,8 +5,8 @@ its tag `cope_sweep.run_id` before it is created. Of its curve only the points a
 run that has ended gets MLflow's status first, so that it does not stay running there, and the tag `cope_sweep.status`
 last: with both, it is complete.
 
-A point has the time when its row was written. Rows of older versions have none: there it is the time when the run was
-begun, plus 1 ms per step.
+A point has the time when its row was written. Rows of older versions have none: there it is the time when the run
+started, plus 1 ms per step.
 """
 
 from __future__ import annotations
@@ -450,8 +450,8 @@ def _of_model(point: Metric, model_id: str, by_split: Mapping[str, Dataset]) -> 
 def datasets(record: RunRecord, spec: Mapping[str, Any]) -> list[DatasetInput]:
     """The data that a finished run read: the training set, and each test set that it has metrics of.
 
-    The digest is the fingerprint of the text that the task reads, or, where the task generates its sequences, that of
-    the task's spec. Its context is its use: `train`, or the name of the test set.
+    The digest is the fingerprint of the text that the task reads, or, if it generates its sequences, of its spec. Its
+    context is its use: `train`, or the name of the test set.
     """
     task = spec.get("task", {})
     source = json.dumps({"task": task}, sort_keys=True)
@@ -493,7 +493,7 @@ def _created_ms(record: RunRecord, run_spec: Mapping[str, Any]) -> int:
 
 
 def flat(value: Mapping[str, Any]) -> dict[str, str]:
-    """A spec under dotted names, see `leaves`; what is no text is JSON."""
+    """A spec under dotted names, see `leaves`; what is not a text is JSON."""
     return {name: _text(leaf) for name, leaf in leaves(value)}
 
 

@@ -198,7 +198,7 @@ class Evaluator:
             sums[1] += torch.diff(totals, prepend=totals.new_zeros(1))
 
     def evaluate_longer(self, times: int, sequences: int) -> dict[str, float]:
-        """The task's metrics on sequences of the first test set that are `factor` times as long.
+        """The task's metrics on sequences of the first test set that are `times` times as long.
 
         They are named `in_dist/token_error@4x`. A forward pass takes no more tokens than in training, but at least one
         sequence. Raises ValueError where an encoding has no position for so many tokens, or the task no such sequences.

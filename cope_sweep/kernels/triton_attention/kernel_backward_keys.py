@@ -9,7 +9,7 @@ q and do need no transposition.
 - in `row_records`: Σ_k do·o; the log-sum-exp; the bias of plain tiles minus that; the fourth is not used;
 - in `edge_records`, for each tile of keys: of the position at its right edge, the fraction, and the first number of
   `table_row`, plus the row's start in the table, if not WIDE; Σ dp of all keys before the tile; the second number of
-  `table_row`, or with `m` or segments the integer of the position. In place of a tile after the last, those of any tile
+  `table_row`, or with `m` or segments the integer of the position. Instead of a tile after the last, those of any tile
   whose keys are all saturated.
 
 Shapes: as in `kernel_forward.py`.

@@ -26,7 +26,7 @@ def encode_cursor(position: SortPosition, query: RunQuery) -> str:
 def decode_cursor(query: RunQuery) -> SortPosition | None:
     """The position that a query's cursor names; None without one.
 
-    Raises QueryError for a text that is no cursor, one of another query, and one beside an offset.
+    Raises QueryError for a text that is not a cursor, one of another query, and one beside an offset.
     """
     if query.cursor is None:
         return None

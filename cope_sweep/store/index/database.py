@@ -41,7 +41,7 @@ FORMER_TABLES = {"alembic_version", "mirrored", "locks", "part_values", "run_val
 LASTING_ERRORS = {8, 10, 13, 14}
 """SQLite's codes of errors that do not pass by themselves: READONLY, IOERR, FULL, CANTOPEN."""
 DAMAGE_ERRORS = {11, 26}
-"""SQLite's codes for a file that is no database, or no longer one: CORRUPT, NOTADB."""
+"""SQLite's codes for a file that is not a database, or no longer one: CORRUPT, NOTADB."""
 RETRY_INTERVAL_S = 0.5
 """Between two tries to reach a database that does not answer."""
 

@@ -26,7 +26,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
 }
 COLUMNS = tuple(name for name in RECORD_COLUMNS if name not in ("status", "metrics", "facts"))
-"""Columns of `runs` that can be named as they are. `status` can be named, too."""
+"""Columns of `runs` that a key can name. `status` is another."""
 STATUSES: tuple[str, ...] = get_args(Status)
 TAGS = "tags."
 """Prefix of keys that name the place of a run in sweeps: `tags.row`, `tags.model.position` (a label)."""

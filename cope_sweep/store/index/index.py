@@ -440,7 +440,7 @@ class Index:
         return rows
 
     def sweep_progress(self, sweep_id: str, most_failed: int) -> SweepProgress | None:
-        """How far a sweep is, with at most so many failed runs; None: there is no such sweep."""
+        """How far a sweep is, with at most `most_failed` failed runs; None: there is no such sweep."""
         of_sweep = and_(sweep_runs.c.run_id == runs.c.run_id, sweep_runs.c.sweep_id == sweep_id)
         status = self._status(runs)
         grouped = select(status, func.count(), func.sum(runs.c.step), func.sum(runs.c.steps)).group_by(status)
