@@ -155,7 +155,7 @@ def _tokenise(parts: Path, source: TextSource, tokenizer: TextTokenizer, dtype: 
     with progress("tokenising", min(size for size in expected if size is not None)) as advance:
         for part in source.parts(full):
             left = _Left(limit, totals)
-            write = partial(_write, part=part, left=left, tokenizer=tokenizer, dtype=dtype, advance=advance)
+            write = partial(_write, part=part, remaining=left, tokenizer=tokenizer, dtype=dtype, advance=advance)
             if (parts / part.key).is_dir():  # from before an interruption
                 advance(part.size_bytes)
             folder = create_once(parts / part.key, write)

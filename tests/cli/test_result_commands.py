@@ -488,7 +488,7 @@ def test_the_best_rows_of_a_grid(shell):
     plan = shell.plan = expand(load_ablation(shell.folder / "ablations" / "tiny.yaml"))
     store = Store(shell.folder / "store", create=True)
     out, _ = shell("best", "tiny")
-    assert "No row has finished" in out
+    assert "No row is finished" in out
     for number, row in enumerate(plan.rows):
         for run in row.runs:
             finish(store, run, {"in_dist/token_error": 50.0 - number})
@@ -546,7 +546,7 @@ def test_logs_of_a_sweep_are_those_of_its_driver(trained, stored):
     sweep_id = trained.first["sweep"]["sweep_id"]
     lines = trained("logs", sweep_id)[0].splitlines()
     texts = [line.partition("  ")[2] for line in lines]
-    assert texts[0].startswith(f"sweep {sweep_id} begins on ")
+    assert texts[0].startswith(f"sweep {sweep_id} starts on ")
     assert texts[1] == "4 runs to train, 0 finished before"
     assert sum(", seed 0): finished, step 6 of 6" in text for text in texts) == 2
     assert texts[-1].endswith(" s: 4 trained")
