@@ -228,7 +228,7 @@ def test_submit_to_a_store_that_only_the_cluster_can_reach(shell, jobs):
     assert jobs[0][0] == ["run", "tiny", "--store", "/shared/store", "--max-runs", "2"]
     assert jobs[0][3] is False
     out, _ = shell(*words, code=3)
-    assert "ray job logs job-1 --address http://192.0.2.1:8265 --follow   its log" in out
+    assert "ray job logs job-1 --address http://192.0.2.1:8265 --follow   follows its log" in out
     assert "ray job stop job-1" in out
 
 
