@@ -9,6 +9,7 @@ import math
 import re
 from pathlib import Path
 
+from cope_sweep.config import load_ablation
 from cope_sweep.read.reports.runs import read_committed, run_files
 from cope_sweep.read.tables import Table
 from cope_sweep.read.tables.claims import findings, place_in_paper
@@ -23,7 +24,7 @@ CLAIMS_HEADING = (
     "[What the verdicts mean](../../docs/concepts/statistics.md).\n\n"
 )
 REPORTS_HEADING = "\n## Reports\n\n"
-OWN_SIZE = "the file's own"
+OWN_SIZE = "its own"
 MOST_ROWS = 10
 """Rows whose values are listed for a report."""
 
@@ -103,7 +104,7 @@ class Means:
 def claims():
     """What the results say, a line for each claim."""
     copy, flip, paper, count, many = map(
-        Means, ("selective_copy.small", "flip_flop.small", "flip_flop", "counting.small", "encodings.small")
+        Means, ("selective_copy.small", "flip_flop.small", "flip_flop", "counting_ood.small", "encodings.small")
     )
     copy.check_verdicts(RoPE="worse", Absolute="worse")
     flip.check_verdicts(RoPE="worse", Absolute="worse")  # in distribution
@@ -111,8 +112,9 @@ def claims():
     assert out_of_distribution.column.name == "sparse/token_error"
     assert out_of_distribution.text == "shown in part (1 of 2 pairs)"
     assert f"{out_of_distribution.largest_p:.3f}" == "0.056"
-    one, three = ("Relative · 1", "Absolute · 1"), ("Relative · 3", "Relative, not divided · 3", "Absolute · 3")
-    count.check_verdicts(**dict.fromkeys(one, "worse"), **dict.fromkeys(three, "no significant difference"))
+    more_passes = findings(count.report.plan, table_of(count.report).model)[0]
+    assert (more_passes.column.name, more_passes.text) == ("longer/token_error", "shown")
+    longer = "longer/token_error"
     for metric in ("dense/sequence_error", "sparse/sequence_error"):
         assert copy[f"CoPE, {metric}"] == "0 %", metric
         assert copy[f"RoPE, {metric}"] == copy[f"Absolute, {metric}"] == "100 %", metric
@@ -134,8 +136,9 @@ CoPE {many[f"Flip-Flop · CoPE, {far}"]} (3 seeds: not tested).
 (p = 0.056, 5 seeds). In distribution it is better than both.
 - [The same at the paper's size]({paper.link}): CoPE {paper[f"CoPE, {sparse}"]}, RoPE {paper[f"RoPE, {sparse}"]}, absolute \
 {paper[f"Absolute, {sparse}"]} (3 seeds: not tested); published are 4.9, 20.3 and 21.7 %.
-- [Counting]({count.link}): with one variable CoPE {count[f"CoPE · 1, {wrong}"]}, relative {count[f"Relative · 1, {wrong}"]}, \
-absolute {count[f"Absolute · 1, {wrong}"]}; with three variables no significant difference, and no row is good (5 seeds).
+- [Counting, with more passes than in training]({count.link}): CoPE {count[f"CoPE · 1, {longer}"]}, absolute \
+{count[f"Absolute · 1, {longer}"]}, RoPE {count[f"RoPE · 1, {longer}"]}, relative {count[f"Relative · 1, {longer}"]}; CoPE is better \
+than absolute and relative positions (p = {more_passes.largest_p:.3f}, 5 seeds).
 """
 
 
@@ -156,19 +159,35 @@ def with_results(text):
 
 
 def claims_of_all():
-    """A Markdown table of the claims of all reports, in the order of the paper's tables and figures."""
+    """A Markdown table of the claims of all files, in the order of the paper's tables and figures."""
     found = [(each, finding) for each in committed() for finding in findings(each.plan, table_of(each).model)]
-    lines = ["| paper | claim | size | ours | paper's | p | verdict | report |"]
-    lines.append("| --- | --- | --- | --- | --- | ---: | --- | --- |")
-    for report, finding in sorted(found, key=lambda pair: place_in_paper(pair[1].claim.source)):
+    lines = []
+    for report, finding in found:
         p = "" if math.isnan(finding.largest_p) else p_text(finding.largest_p)
-        size = report.plan.ablation.scale or OWN_SIZE
+        size = report.plan.ablation.scale or ("the paper's" if finding.published else OWN_SIZE)
         ours = f"{finding.measure}: {finding.ours}"
         cells = [finding.claim.source or "–", finding.claim.text, size, ours, finding.published or "–"]
         link = f"[{markdown_text(report.path.stem)}]({report.path.stem}.md)"
         texts = [*map(markdown_text, cells), p, f"**{finding.text}**", link]
-        lines.append(f"| {' | '.join(texts)} |")
-    return "\n".join(lines) + "\n"
+        lines.append((place_in_paper(finding.claim.source), f"| {' | '.join(texts)} |"))
+    reported = {(report.plan.ablation.name, finding.claim.text) for report, finding in found}
+    for path in sorted(ABLATIONS.glob("*.yaml")):
+        for claim in load_ablation(path).content.claims:
+            if (path.stem, claim.text) not in reported:
+                texts = [
+                    markdown_text(claim.source or "–"),
+                    markdown_text(claim.text),
+                    "",
+                    "–",
+                    "–",
+                    "",
+                    "**not trained**",
+                ]
+                link = f"[{markdown_text(path.stem)}](../{path.name})"
+                lines.append((place_in_paper(claim.source), f"| {' | '.join([*texts, link])} |"))
+    head = ["| paper | claim | size | ours | paper's | p | verdict | report |"]
+    head.append("| --- | --- | --- | --- | --- | ---: | --- | --- |")
+    return "\n".join(head + [line for _, line in sorted(lines, key=lambda each: each[0])]) + "\n"
 
 
 def all_results():
