@@ -256,9 +256,9 @@ class Client:
             return content
         return pd.read_parquet(io.BytesIO(content)) if runs else _table_frame(content.decode())
 
-    def mlflow_page(self, ablation: str) -> str | None:
+    def mlflow_page(self, name: str) -> str | None:
         """The URL of an ablation's experiment in MLflow; None if the service knows no server, or it has none."""
-        return self._get(MlflowPage, f"/ablations/{_quoted(ablation)}/mlflow").url
+        return self._get(MlflowPage, f"/ablations/{_quoted(name)}/mlflow").url
 
     def claims(
         self, ablation: str | None = None, *, scale: str | None = None, committed: bool = False

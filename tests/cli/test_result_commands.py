@@ -367,7 +367,7 @@ def test_diff_of_two_runs(stored):
     out = stored("diff", left.run_id, right.run_id)[0]
     (heading,) = [line.split() for line in out.splitlines() if line.startswith("metric ")]
     assert heading == ["metric", "left", "right", "difference", "runs"]
-    assert "difference: right minus left; runs: finished ones" in " ".join(out.split())
+    assert "difference: right minus left; runs: finished runs, left and right" in " ".join(out.split())
     assert "in_dist/token_error" in out
     assert max(map(len, out.splitlines())) <= 60
     found = stored.json("diff", left.run_id, right.run_id)

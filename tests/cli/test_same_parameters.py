@@ -44,6 +44,8 @@ IN_PAGES = {"limit": "all pages are read", "offset": "all pages are read"}
 QUESTIONS = [
     Asked("/ablations", "list", Client.ablations),
     Asked("/ablations/{name}", None, Client.ablation),
+    Asked("/ablations/{name}/mlflow", None, Client.mlflow_page),
+    Asked("/claims", None, Client.claims),
     Asked("/ablations/{name}/plan", "plan", Client.plan),
     Asked("/ablations/{name}/plan", "status", Client.plan),
     Asked("/ablations/{name}/curves", None, Client.curves, {}, IN_PAGES),

@@ -99,5 +99,5 @@ def test_the_built_in_encodings():
     built_in = [kind for kind, cls in ENCODINGS.items() if cls.__module__.startswith("cope_sweep.")]
     assert sorted(built_in) == [
         "absolute", "alibi", "cope", "cope_alibi", "cope_mlp", "dape", "darope", "fire", "fox", "grape_ap", "kerple",
-        "path", "relative", "rope", "selective_rope", "sinusoidal", "stick_breaking", "t5", "tra", "xpos",
+        "path", "relative", "rope", "selective_rope", "short_convolution", "sinusoidal", "stick_breaking", "t5", "tra", "xpos",
     ]  # fmt: skip

@@ -567,7 +567,7 @@ def test_a_sweep_is_submitted_by_a_form(
     end_sweep(sample.store, write_sweep(sample.store, expand(load_ablation(sample.ablations / "tiny_again.yaml"))))
     with scripted_cluster() as cluster, serving(sample.settings(ray_address=cluster.url)) as client:
         visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
-        page = visitor.open("ablations/tiny?tab=train&scale=own", "form.train")
+        page = visitor.open("ablations/tiny?tab=train&scale=base", "form.train")
         page.get_by_text(
             "2 of 4 runs would be trained (1 failed); 2 have ended and will not be trained again."
         ).wait_for()
