@@ -13,7 +13,17 @@ def commands(concept):
 @pytest.mark.slow
 def test_the_commands_of_the_store_and_of_runs(trained):
     shown = [*commands("run"), *commands("store")]
-    assert [words[0] for words in shown] == ["runs", "status", "logs", "diff", "store", "prune", "prune", "delete", "sync"]
+    assert [words[0] for words in shown] == [
+        "runs",
+        "status",
+        "logs",
+        "diff",
+        "store",
+        "prune",
+        "prune",
+        "delete",
+        "sync",
+    ]
     ids = [run["run_id"] for run in trained.json("runs")["runs"]]
     shown[-2] = ["delete", ids[-1], "--yes"]
     for words in shown:
