@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -190,8 +191,9 @@ def delete(
     """Delete runs: their folders with curves and checkpoints, their rows in the index, and their runs in MLflow.
 
     An ablation that has such a run shows it as pending, and `cope-sweep run` trains it again. A run in training is
-    refused. Ctrl-C ends after the run that is being deleted; killed, the same command deletes the rest. MLflow keeps
-    what is deleted in its trash, which `mlflow gc` empties.
+    refused. Ctrl-C ends after the run that is being deleted, and says which are left. After a kill, name those that are
+    left: an id that the store does not have is an error, before anything is deleted. MLflow keeps what is deleted in
+    its trash, which `mlflow gc` empties.
 
     Exit codes: 0 deleted, 1 the question was answered with no, 2 bad input, 130 interrupted.
 
@@ -223,7 +225,7 @@ def delete(
         )
     tracker = None if no_mlflow else _existing_tracker(opened, mlflow)
     stop, deleted = threading.Event(), []
-    with stopping_on_signals(stop):
+    with stopping_on_signals(stop), nullcontext() if tracker is None else closing(tracker):
         for run_id in run_ids:
             if stop.is_set():
                 break
@@ -231,13 +233,11 @@ def delete(
                 tracker.delete({RUN_ID_TAG: run_id})
             opened.delete_run(run_id)
             deleted.append(run_id)
-    if tracker is not None:
-        tracker.close()
     left = run_ids[len(deleted) :]
     if as_json:
         print_json({"deleted": deleted, "left": left})
     else:
-        hint = f"; {_counted(left)} left" if left else ""
+        hint = f"; {_counted(left)} left: {' '.join(left)}" if left else ""
         make_console().print(f"{_counted(deleted)} deleted{hint}", highlight=False)
     raise typer.Exit(130 if left else 0)
 

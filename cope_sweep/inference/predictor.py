@@ -181,8 +181,8 @@ class Predictor:
             context: Tokens of a window. None: the whole sequence.
             stride: Tokens from the begin of a window to the begin of the next, 1 … `context`. None: `context`.
 
-        Raises, like `log_probabilities`; TokensError for a stride out of range, and for a sequence of which the task
-        trains no token.
+        Raises, like `log_probabilities`; TokensError for a stride out of range, and for a sequence without a token
+        that the task trains.
         """
         sequences = []
         for index, ids in enumerate(token_ids):

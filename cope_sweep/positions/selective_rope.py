@@ -4,7 +4,7 @@
     φ = conv₄(W₂·W₁·x/|x|), K/2 numbers for each head
 
 The convolution is causal, of 4 taps for each number; W₂·W₁ has a low rank. The released code takes the unit vector of
-each head's slice of x (`unit: head`), the paper's text that of x. Its taps start from N(0, 0.02²), ours as in
+each head's slice of x (`unit: head`), the paper's text normalises x. Its taps start from N(0, 0.02²), ours as in
 torch's convolution, ±1/2: initial angles are small in both, and in its model smaller.
 
 Shapes: C = K/2 pairs of components.

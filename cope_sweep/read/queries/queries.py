@@ -191,7 +191,7 @@ class Queries:
         return known[1]
 
     def _finished_results(self) -> Iterator[Results]:
-        """The results of the ablations with claims, at each scale of which a run is finished."""
+        """The results of ablations with claims, at each scale that has a finished run."""
         for plan in self.files.all():
             results = (
                 read_results(recorded_plan(plan, self.store), self.store) if plan.ablation.content.claims else None

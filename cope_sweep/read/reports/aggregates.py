@@ -1,8 +1,8 @@
 """Aggregates over the tasks of an ablation: interquartile mean and probability of improvement.
 
 The measures are those of Agarwal et al. 2021 (arXiv 2108.13264). Errors of different tasks have no common scale, so a
-score is an error ÷ that of the best simple rule on the same test set (`tables.rules`): 0 is solved, and 1 no better
-than a rule that does not solve the task. Seeds are resampled within each task (stratified bootstrap).
+score is a row's error ÷ the error of the best simple rule on the same test set (`tables.rules`): 0 is solved, and 1 is
+no better than a rule that does not solve the task. Seeds are resampled within each task (stratified bootstrap).
 
 `rliable`, the authors' library, is archived, so the two measures are here.
 """
@@ -42,7 +42,7 @@ def probability_of_improvement(scores: Scores, others: Scores) -> tuple[float, f
     """
     rng = np.random.default_rng(0)
     means, drawn = [], []
-    for task in scores.keys() & others.keys():
+    for task in filter(others.__contains__, scores):  # in their order, which decides what is drawn
         own, other = np.asarray(scores[task])[:, None], np.asarray(others[task])[None, :]
         wins = (own < other) + 0.5 * (own == other)
         n, m = wins.shape

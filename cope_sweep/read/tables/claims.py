@@ -109,7 +109,7 @@ class Finding:
 
     @property
     def measure(self) -> str:
-        """The title of the column that decides, and that of the rows that are called worse where it is another."""
+        """The title of the column that decides; where another one decides for the rows called worse, both titles."""
         titles = dict.fromkeys((self.column.title, self.than_column.title))
         return " against ".join(titles)
 

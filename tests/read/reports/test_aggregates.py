@@ -1,8 +1,12 @@
 """Aggregates over tasks, by hand and by all resamples."""
 
 import itertools
+import os
 import statistics
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
 from cope_sweep.read.reports.aggregates import aggregates, interquartile_mean, probability_of_improvement
@@ -55,3 +59,20 @@ def test_scores_are_shares_of_the_error_of_the_best_rule(tmp_path):
         ["None", "1.00 [1.00, 1.00]", "0.00 [0.00, 0.00]"],
     ]
     assert "With 2 seeds they are too narrow" in drawn.note
+
+
+def test_the_order_of_tasks_decides_what_is_drawn_and_not_how_python_hashes_them():
+    rng = np.random.default_rng(1)
+    own, other = ({f"task {n}": rng.random(4).tolist() for n in range(6)} for _ in range(2))
+    found = probability_of_improvement(own, other)
+    assert probability_of_improvement(own, dict(reversed(other.items()))) == found
+    code = f"from cope_sweep.read.reports.aggregates import *; print(probability_of_improvement({own}, {other}))"
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == str(found)
