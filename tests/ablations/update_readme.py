@@ -24,7 +24,7 @@ CLAIMS_HEADING = (
     "[What the verdicts mean](../../docs/concepts/statistics.md).\n\n"
 )
 REPORTS_HEADING = "\n## Reports\n\n"
-OWN_SIZE = "its own"
+BASE = "base"
 MOST_ROWS = 10
 """Rows whose values are listed for a report."""
 
@@ -65,14 +65,16 @@ def overview(reports, folder):
             values = f"{len(named)} rows, from {' to '.join(named[end] for end in ends)}"
         link = f"[{markdown_text(model.title)}]({folder}/{each.path.stem}.md)"
         values = f"{markdown_text(model.primary.title)}: {values}"
-        lines.append(f"| {link} | {each.plan.ablation.scale or OWN_SIZE} | {values} | {markdown_text(model.answer)} |")
+        lines.append(f"| {link} | {each.plan.ablation.scale or BASE} | {values} | {markdown_text(model.answer)} |")
     return "\n".join(lines) + "\n"
 
 
 def quick_start():
-    """The table of the quick start."""
+    """The table of the quick start, and what its sign means."""
     report = next(each for each in committed() if each.path.stem == "quickstart")
-    return table_of(report).to_markdown().partition("\n\n")[0] + "\n"
+    table = table_of(report).to_markdown().partition("\n\n")[0] + "\n"
+    sign = "\n†: the seeds do no better than a rule that always gives the most frequent answer.\n"
+    return table + (sign if "†" in table else "")
 
 
 class Means:
@@ -142,7 +144,24 @@ than absolute and relative positions (p = {more_passes.largest_p:.3f}, 5 seeds).
 """
 
 
-REGIONS = {"table of the quick start": quick_start, "claims": claims}
+def encodings():
+    """A Markdown table: the built-in encodings with paper and year, by the kernels that compute them.
+
+    It is made from the table in docs/reference/encodings.md, which says what each kernel computes.
+    """
+    page = (ROOT / "docs" / "reference" / "encodings.md").read_text(encoding="utf-8")
+    blocks, both = "PyTorch, in blocks", "CPU and GPU"
+    fused = {("native", "triton"): both, ("native", "sdpa"): both, ("native", blocks): "CPU", (blocks, blocks): "none"}
+    kernels = {name: [] for name in fused.values()}
+    for kind, year, paper, cpu, gpu in re.findall(
+        r"^\| \[(`\w+`)\]\(\S+\) \| .*? \| (\d+) \| \[.*?\]\((\S+)\) \| (.*?) \| (.*?) \|$", page, re.MULTILINE
+    ):
+        kernels[fused[cpu, gpu]].append(f"[{kind}]({paper}) {year}")
+    rows = [f"| {name} | {', '.join(kinds)} |" for name, kinds in kernels.items()]
+    return "\n".join(["| fused kernel | encoding, paper, year |", "| --- | --- |", *rows]) + "\n"
+
+
+REGIONS = {"table of the quick start": quick_start, "encodings": encodings, "claims": claims}
 """What is written into the main README, by the name in its markers."""
 
 
@@ -164,7 +183,7 @@ def claims_of_all():
     lines = []
     for report, finding in found:
         p = "" if math.isnan(finding.largest_p) else p_text(finding.largest_p)
-        size = report.plan.ablation.scale or ("the paper's" if finding.published else OWN_SIZE)
+        size = report.plan.ablation.scale or ("the paper's" if finding.published else BASE)
         ours = f"{finding.measure}: {finding.ours}"
         cells = [finding.claim.source or "–", finding.claim.text, size, ours, finding.published or "–"]
         link = f"[{markdown_text(report.path.stem)}]({report.path.stem}.md)"

@@ -53,7 +53,7 @@ class Size:
     @property
     def name(self) -> str:
         """Its name in the document."""
-        return self.scale or "own size"
+        return self.scale or "base"
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,9 @@ def test_the_document(files, store):
     plain = " ".join(re.sub(r"<[^>]+>", " ", text).split())
     assert "10 finished runs, 10 min of training" in plain
     assert "first never not run: 6 runs" in plain
-    assert "first own size 1 of 6 runs: 1 failed" in plain
+    assert "first base 1 of 6 runs: 1 failed" in plain
     assert "first small 1 of 6 runs: 1 pending" in plain
-    assert "third own size not run: 3 runs" in plain
+    assert "third base not run: 3 runs" in plain
     assert "wrong.yaml" in plain
 
 
