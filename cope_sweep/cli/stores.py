@@ -224,16 +224,27 @@ def delete(
             f"Delete {_counted(run_ids)}, with curves, checkpoints and MLflow's copies?", abort=True, err=True
         )
     tracker = None if no_mlflow else _existing_tracker(opened, mlflow)
-    stop, deleted = threading.Event(), []
+    stop, deleted = threading.Event(), list[str]()
+    problem: UserError | None = None
     with stopping_on_signals(stop), nullcontext() if tracker is None else closing(tracker):
         for run_id in run_ids:
             if stop.is_set():
                 break
-            if tracker is not None:  # first: of a run that is still in the store, the same command finds the rest
-                tracker.delete({RUN_ID_TAG: run_id})
-            opened.delete_run(run_id)
+            try:
+                if tracker is not None:  # first: of a run that is still in the store, the same command finds the rest
+                    tracker.delete({RUN_ID_TAG: run_id})
+                opened.delete_run(run_id)
+            except UserError as error:
+                problem = error
+                break
             deleted.append(run_id)
     left = run_ids[len(deleted) :]
+    if problem is not None:
+        raise UserError(
+            f"{problem}. {_counted(deleted)} deleted; {_counted(left)} left: {' '.join(left)}",
+            code=problem.code,
+            **{**problem.data, "deleted": deleted, "left": left},
+        ) from problem
     if as_json:
         print_json({"deleted": deleted, "left": left})
     else:

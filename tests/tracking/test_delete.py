@@ -53,3 +53,20 @@ def test_runs_that_were_never_sent_are_deleted_without_mlflow(store, plan):
     finish(store, plan.runs[0], {"in_dist/token_error": 1.0})
     assert delete(store, plan.runs[0].run_id).exit_code == 0
     assert not (store.root / "mlflow.db").exists()
+
+
+def test_where_mlflow_dies_between_runs_the_error_says_which_are_left(store, plan, sqlite_uri, monkeypatch):
+    for run in plan.runs:
+        finish(store, run, {"in_dist/token_error": 1.0})
+    first, second, third = (run.run_id for run in plan.runs[:3])
+    delete_run = store.delete_run
+
+    def delete_and_die(self, run_id):
+        delete_run(run_id)
+        (store.root / "mlflow.db").write_bytes(b"no database")
+
+    monkeypatch.setattr(type(store), "delete_run", delete_and_die)
+    refused = delete(store, first, second, third)
+    error = json.loads(refused.stdout)["error"]
+    assert (refused.exit_code, error["data"]["deleted"], error["data"]["left"]) == (2, [first], [second, third])
+    assert [store.status(run_id) for run_id in (first, second)] == ["pending", "finished"]

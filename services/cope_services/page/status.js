@@ -26,6 +26,9 @@ export const dot = (run, label) =>
 /** The number of runs that have been started. */
 export const begun = (counts) => STATUSES.reduce((sum, status) => sum + (status === "pending" ? 0 : (counts[status] ?? 0)), 0);
 
+/** Whether a run of this status has ended. */
+export const hasEnded = (status) => ["finished", "failed", "stopped", "damaged"].includes(status);
+
 export const total = (counts) => STATUSES.reduce((sum, status) => sum + (counts[status] ?? 0), 0);
 
 /** "12 of 15 finished · 1 running". */

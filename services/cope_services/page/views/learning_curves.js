@@ -8,6 +8,7 @@ import { change } from "../route.js";
 import { CHOICES, chosenCurves, chosenMetrics, curvePanels, curvesOf } from "./curve_panels.js";
 
 const ROWS = 100;
+const MOST_DRAWN = 12; // of more rows, the first are drawn until some are chosen
 
 /** The groups of a chart from the answer of …/curves; by time, with the seconds of /curves. */
 async function groupsOf(curves, byTime, metric) {
@@ -65,20 +66,24 @@ export function learningCurves(container) {
         return grouped(false);
       });
       const [first] = answers;
+      const names = groups[0].map((group) => group.name);
+      const isCut = !chosen.length && names.length > MOST_DRAWN;
+      const visible = isCut ? names.slice(0, MOST_DRAWN) : chosen;
       const state = JSON.stringify([
         problem,
         groups,
         [first.metrics, first.total],
-        chosen,
+        visible,
         ["from", ...CHOICES].map((each) => params.getAll(each)),
       ]);
       if (state === drawn) return;
       replace(pages, rowPages(first, +(params.get("from") ?? 0)));
       const titles = new Map(detail.metrics.map((metric) => [metric.name, metric.title]));
       const charts = answers.map(({ metric }, i) => ({ metric, title: titles.get(metric) ?? metric, groups: groups[i] }));
-      panels.draw({ metrics: named(first.metrics, titles), charts, settings, chosen });
+      panels.draw({ metrics: named(first.metrics, titles), charts, settings, chosen: visible });
       const text = `The curves by time cannot be shown, so they are by step: ${problem}`;
-      replace(note, problem && h("p", { class: "bad" }, text));
+      const cut = `The first ${MOST_DRAWN} of ${integer(names.length)} rows are drawn. Choose rows in the table to draw others.`;
+      replace(note, problem && h("p", { class: "bad" }, text), isCut && h("p", { class: "note" }, cut));
       drawn = state;
     },
   };

@@ -59,12 +59,14 @@ function cell(row, metric, context) {
   const paper = found.published ?? published?.get(row.row)?.[metric.name]?.published;
   const id = `${row.row}|${metric.name}`;
   const open = params.get("open") === id;
+  const mark = isStuck(found) && h("sup", { title: STUCK }, "†");
   const ours =
     found.n === 0
       ? h("span", { class: "none" }, "–")
       : committed // its runs are not in this store
         ? h("span", { class: `value${found.best ? " best" : ""}`, title: `${found.n} of ${row.seeds} seeds` },
             withSpread(found.mean, found.std, metric, widths.get(metric.name)),
+            mark,
           )
       : h("button", {
             type: "button",
@@ -75,6 +77,7 @@ function cell(row, metric, context) {
             onclick: () => change({ open: open ? null : id }),
           },
           withSpread(found.mean, found.std, metric, widths.get(metric.name)),
+          mark,
           found.n !== row.counts.finished && h("sup", {}, `n=${found.n}`),
         );
   const below = [
@@ -90,6 +93,11 @@ function cell(row, metric, context) {
 
 const paperDecimals = ({ value, std }, { scale }) =>
   Math.max(...[value, std ?? 0].map((each) => (String(+(each * scale).toPrecision(10)).split(".")[1] ?? "").length));
+
+const STUCK = "† Most seeds are stuck: they do no better than a simple rule that does not solve the task.";
+
+/** Whether most seeds behind a cell are stuck. */
+const isStuck = ({ values, n }) => 2 * values.filter((each) => each.stuck).length > n && n > 0;
 
 /** The runs behind a cell, with their values. */
 function runsOfCell(row, metric, width) {
@@ -110,7 +118,7 @@ function runsOfCell(row, metric, width) {
             ),
           ),
         ),
-        stuck ? h("p", { class: "note" }, "Stuck: the run never left the error of guessing.") : null,
+        stuck ? h("p", { class: "note" }, "Stuck: the run does no better than a simple rule that does not solve the task.") : null,
         comparison && h("p", {}, comparisonText(comparison, metric)),
         h("p", {},
           h("a", { href: link(["runs"], { ids: pack(ids), sel: pack(ids) }) }, "Compare these runs"),
@@ -224,6 +232,7 @@ export function resultsTable(container, context) {
       h("div", { class: "notes" },
         [
           `Mean ± standard deviation over seeds. ${goals(table.metrics)}${committed ? "" : " Select a number to see its runs. Choose rows to compare them."}`,
+          table.rows.some((row) => Object.values(row.metrics).some(isStuck)) && STUCK,
           shown &&
             "The paper's numbers are of models and training of another size, so there is no verdict against the paper.",
           table.scaled.length ? `This scale changes ${table.scaled.join(", ")}.` : null,

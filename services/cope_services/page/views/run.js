@@ -5,6 +5,7 @@ import { style } from "../curves.js";
 import { changes, empty, h, replace, tabs } from "../dom.js";
 import { number } from "../format.js";
 import { change } from "../route.js";
+import { hasEnded } from "../status.js";
 import { CHOICES, chosenCurves, chosenMetrics, curvePanels } from "./curve_panels.js";
 import { checkpoint, comparison, configuration, facts, head, logs, pairs } from "./run_parts.js";
 
@@ -16,7 +17,6 @@ const TABS = [
   ["logs", "Logs"],
   ["checkpoint", "Checkpoint"],
 ];
-const ENDED = new Set(["finished", "failed", "stopped", "damaged"]);
 
 export function run(root, id) {
   const part = changes();
@@ -33,7 +33,7 @@ export function run(root, id) {
       return { metric, title: metric, groups: [{ name: title, style: style(0), series: [{ name: title, points }] }] };
     });
     const metrics = Object.entries(found.metrics).map(([key, value]) => [key, number(value, 5)]);
-    const none = ENDED.has(found.status) ? "The run ended without results." : "They appear when the run is finished.";
+    const none = hasEnded(found.status) ? "The run ended without results." : "They appear when the run is finished.";
     replace(
       body,
       h("div", { class: "columns2" },

@@ -4,7 +4,7 @@ import { at, download, get, urlOf } from "../api.js";
 import { crumbs, definitions, empty, h, scrolling, table } from "../dom.js";
 import { bytes, count, duration, integer, moment, number } from "../format.js";
 import { change, link } from "../route.js";
-import { badge } from "../status.js";
+import { badge, hasEnded } from "../status.js";
 import { flatten, shown } from "../values.js";
 
 const TAIL = 500; // lines of a log
@@ -66,7 +66,7 @@ export function facts(run) {
   const found = flatten(run.facts).map(([key, value]) =>
     FACTS[key] ? [FACTS[key][0], FACTS[key][1](value)] : [key.replaceAll("_", " "), shown(key, value)],
   );
-  if (!found.length) return empty("There are none before the run has ended.");
+  if (!found.length) return empty(hasEnded(run.status) ? "The run ended without facts." : "They appear when the run is finished.");
   const list = definitions(found);
   list.classList.add("factgrid");
   return list;
