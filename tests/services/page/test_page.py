@@ -21,7 +21,7 @@ from tests.services.scripted_cluster import scripted_cluster
 from tests.store.sweeps import end_sweep, write_sweep
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext
+    from playwright.sync_api import Browser, BrowserContext, Route
 
 pytest.importorskip("playwright")
 pytest.importorskip("axe_playwright_python")
@@ -292,6 +292,30 @@ def test_a_cell_opens_its_runs_and_chosen_rows_are_compared(visitor: Visitor, si
     page = visitor.open("ablations/tiny?scale=longer", "h1")
     page.get_by_role("link", name="Playground", exact=True).click()
     page.wait_for_function("() => location.hash === '#/playground?ablation=tiny&scale=longer'")  # the one at hand
+
+
+def test_stuck_rows_are_marked_and_of_many_rows_the_first_are_drawn(visitor: Visitor) -> None:
+    def with_stuck_seeds(route: Route) -> None:
+        answer = route.fetch()
+        table = answer.json()
+        for value in table["rows"][1]["metrics"]["in_dist/token_error"]["values"]:
+            value["stuck"] = True
+        route.fulfill(response=answer, json=table)
+
+    def with_many_rows(route: Route) -> None:
+        answer = route.fetch()
+        curves = answer.json()
+        rows = [row | {"row": f"{row['row']} {i}"} for i in range(10) for row in curves["rows"]]
+        route.fulfill(response=answer, json=curves | {"rows": rows})
+
+    visitor.page.route("**/ablations/tiny/table?*", with_stuck_seeds)
+    visitor.page.route("**/ablations/tiny/curves?*", with_many_rows)
+    page = visitor.open("ablations/tiny", ".uplot canvas")
+    marked = page.locator(".results tr", has=page.locator(".mark"))
+    assert [row.split()[0] for row in marked.all_inner_texts()] == ["Absolute"]
+    assert page.get_by_text("Most seeds are stuck").is_visible()
+    assert page.locator(".legend button[aria-pressed='true']").count() == 12
+    assert page.get_by_text("The first 12 of 20 rows are drawn").is_visible()
 
 
 def test_a_zoom_is_in_the_address_and_goes_with_the_step_axis(visitor: Visitor) -> None:

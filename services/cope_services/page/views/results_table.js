@@ -59,7 +59,7 @@ function cell(row, metric, context) {
   const paper = found.published ?? published?.get(row.row)?.[metric.name]?.published;
   const id = `${row.row}|${metric.name}`;
   const open = params.get("open") === id;
-  const mark = isStuck(found) && h("sup", { title: STUCK }, "†");
+  const mark = isStuck(found) && h("sup", { class: "mark", title: STUCK }, "†");
   const ours =
     found.n === 0
       ? h("span", { class: "none" }, "–")
