@@ -298,8 +298,9 @@ def test_stuck_rows_are_marked_and_of_many_rows_the_first_are_drawn(visitor: Vis
     def with_stuck_seeds(route: Route) -> None:
         answer = route.fetch()
         table = answer.json()
-        for value in table["rows"][1]["metrics"]["in_dist/token_error"]["values"]:
-            value["stuck"] = True
+        for row in table["rows"]:
+            for value in [value for metric in row["metrics"].values() for value in metric["values"]]:
+                value["stuck"] = row["row"] == "Absolute"
         route.fulfill(response=answer, json=table)
 
     def with_many_rows(route: Route) -> None:
