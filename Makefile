@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 UV := $(BIN)/uv
-# Three processes, because many tests wait; the tests of a file stay in one, which shares its servers and clusters.
+# Three processes, because many tests wait; the tests of a file stay in one, and so do those of files that share a server or a
+# cluster (tests/conftest.py).
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 # Tables 2, 3 and 9, 4 and 7.
 TABLES := flip_flop selective_copy counting counting_ood flip_flop_architectures
@@ -25,18 +26,17 @@ help:   ## List the targets
 quickstart: .venv/run.stamp   ## Install, train the quick-start ablation, and print its table
 	$(BIN)/cope-sweep run quickstart
 
-test: .venv/test.stamp bytecode   ## Run the tests, but those that `make test-all` adds
+# Else each of the hundreds of processes that tests start would compile the sources, and pytest all files of tests.
+test test-all test-fast: export PYTHONDONTWRITEBYTECODE :=
+
+test: .venv/test.stamp   ## Run the tests, but those that `make test-all` adds
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not thorough" --durations=50
 
-test-all: .venv/test.stamp bytecode   ## Run all tests, also those of the benchmarks, of Triton, of random faults, and with a real Slurm, Caddy, Prometheus and Redis
+test-all: .venv/test.stamp   ## Run all tests, also those of the benchmarks, of Triton, of random faults, and with a real Slurm, Caddy, Prometheus and Redis
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-test-fast: .venv/test.stamp bytecode   ## Run the tests that take at most about a second each (3 to 6 minutes on 2 cores)
+test-fast: .venv/test.stamp   ## Run the tests that take at most about a second each (3 to 6 minutes on 2 cores)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m fast
-
-# Tests start hundreds of processes: with PYTHONDONTWRITEBYTECODE, each would compile the sources anew.
-bytecode:
-	@$(BIN)/python -m compileall -q cope_sweep services tests
 
 test-real: .venv/test.stamp   ## Run what is deployed with a real Slurm, Caddy, Prometheus and Redis, where they are installed
 	$(BIN)/python -m pytest tests/real

@@ -18,6 +18,23 @@ THOROUGH = (
 # core many times longer than they compute. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+SHARED = {
+    "a cluster of Ray": (
+        "tests/sweep/test_ray_executor.py",
+        "tests/sweep/test_executor.py",
+        "tests/sweep/test_plugins.py",
+        "tests/sweep/test_faults_store.py",
+    ),
+    "a server of MLflow": ("tests/tracking/",),
+    "a server of PostgreSQL": (
+        "tests/store/index/",
+        "tests/store/test_store.py",
+        "tests/sweep/test_search.py",
+        "tests/sweep/test_call_faults.py",
+    ),
+}
+"""What a process starts once → the files, by the begin of their paths, that use it: they are tested in one process."""
+
 SLOW_S, FAST_S = 10.0, 0.1
 """About what a test takes that has the mark `slow`, and one without."""
 
@@ -45,8 +62,29 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.thorough)
         if not (item.get_closest_marker("slow") or item.get_closest_marker("thorough")):
             item.add_marker(pytest.mark.fast)
-        seconds[item.path] += SLOW_S if item.get_closest_marker("slow") else FAST_S
-    items.sort(key=lambda item: -seconds[item.path])  # the tests of a file stay together, and in their order
+        seconds[unit(item.nodeid)] += SLOW_S if item.get_closest_marker("slow") else FAST_S
+    # The tests of a file stay together, and in their order.
+    items.sort(key=lambda item: (-seconds[unit(item.nodeid)], unit(item.nodeid)))
+
+
+def unit(nodeid):
+    """The tests that one process runs: the file of a test, or what its file shares with others."""
+    file = nodeid.partition("::")[0]
+    return next((shared for shared, files in SHARED.items() if file.startswith(files)), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `--dist loadfile`: the tests of a file in one process, and those of files that share something, too."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return unit(nodeid)
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,6 +97,12 @@ def unchanged_environment():
     for name in after.keys() - before.keys():
         del os.environ[name]
     assert after == before
+
+
+@pytest.fixture(scope="session")
+def thorough(request):
+    """Whether some of the tests are thorough ones: then what tests share has also what only those need."""
+    return any(item.get_closest_marker("thorough") for item in request.session.items)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -80,6 +124,16 @@ def store(tmp_path):
     from cope_sweep.store import Store
 
     return Store(tmp_path / "store", create=True)
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A server of PostgreSQL for all tests of this process: each makes a database of its own."""
+    from tests.store.databases import Postgres
+
+    server = Postgres()
+    yield server
+    server.remove()
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,7 @@ ROOMS = (
 PROJECT_FILES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 PAGES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
 READMES = ("README.md", *PROJECT_FILES, "ablations/results/README.md", *(f"{room}/README.md" for room in ROOMS), *PAGES)
+COMMAND = get_command(cli)
 BENCHES = sorted(f"bench {command}" for command in get_command(bench).commands)
 
 
@@ -156,7 +157,7 @@ def test_every_environment_variable():
 
 def test_every_exit_code():
     listed = set(re.findall(r"^\| (\d+) \|", read("docs/reference/exit-codes.md"), re.MULTILINE))
-    assert set(re.findall(r"(\d+)\s+[a-z]", get_command(cli).help.partition("Exit codes:")[2])) <= listed
+    assert set(re.findall(r"(\d+)\s+[a-z]", COMMAND.help.partition("Exit codes:")[2])) <= listed
 
 
 def test_terms_of_the_glossary_are_sorted():
@@ -225,7 +226,7 @@ def shown_commands(text):
 
 def leaf_command(words):
     """The command that words name, and the words after its name."""
-    command = get_command(cli)
+    command = COMMAND
     while hasattr(command, "commands"):
         assert words[0] in command.commands, words
         command, words = command.commands[words[0]], words[1:]
@@ -322,17 +323,8 @@ def test_the_encoding_of_the_guide_trains(tmp_path):
     shutil.copy(ROOT / "ablations" / "quickstart.yaml", tmp_path / "ablations")
     (tmp_path / "learned_decay.py").write_text(code_blocks(text, "python")[0])
     (plugins, command) = re.findall(r"^COPE_SWEEP_PLUGINS=(\w+) cope-sweep (run quickstart .*)$", text, re.MULTILINE)[0]
-    small = [
-        "--set",
-        "train.steps=2",
-        "--set",
-        "seeds=[0]",
-        "--set",
-        "model.layers=1",
-        "--local",
-        "--no-mlflow",
-        "--json",
-    ]
+    sizes = ("train.steps=2", "seeds=[0]", "model.layers=1", "evaluate.sequences=8", "evaluate.final_sequences=8")
+    small = [*(word for size in sizes for word in ("--set", size)), "--local", "--no-mlflow", "--json"]
     printed = output_of("-m", "cope_sweep.cli", *shlex.split(command), *small, cwd=tmp_path, COPE_SWEEP_PLUGINS=plugins)
     assert '"trained": 4' in printed
 

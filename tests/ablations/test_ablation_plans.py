@@ -26,8 +26,9 @@ def plan(name: str, scale: str = "") -> Plan:
     return expand(with_overrides(load_ablation(ABLATIONS / f"{name}.yaml"), scale=scale or None))
 
 
+@lru_cache
 def scales(name: str) -> list[str]:
-    return ["", *plan(name).ablation.content.scales]
+    return ["", *load_ablation(ABLATIONS / f"{name}.yaml").content.scales]
 
 
 def ids(name: str, scale: str = "") -> set[str]:

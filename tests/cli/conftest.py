@@ -10,6 +10,7 @@ import textwrap
 from unittest import mock
 
 import pytest
+import typer.main
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -35,11 +36,16 @@ TINY = textwrap.dedent("""\
     """)
 
 
+COMMAND = get_command(app)
+"""The command line. Typer makes it from the functions for every call, which takes longer than most tests."""
+
+
 class Shell:
     """Calls `cope-sweep` in a folder of its own, which has the ablation `tiny`."""
 
     def __init__(self, folder):
         self.folder = folder
+        self.command = COMMAND
         (folder / "ablations").mkdir()
         self.write("tiny", TINY)
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("COPE_SWEEP", "MLFLOW", "RAY"))}
@@ -64,6 +70,7 @@ class Shell:
         with (
             contextlib.chdir(self.folder),
             mock.patch.dict(os.environ, self.environment, clear=True),
+            mock.patch.object(typer.main, "get_command", return_value=self.command),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):
@@ -86,10 +93,9 @@ class Shell:
 
     def refuses(self, code, *words, **data):
         """Run the command; it raises a UserError with this code and these data. `main` makes a line of it."""
-        command = get_command(app)
         with self.inside(io.TextIOWrapper(io.BytesIO()), io.StringIO()), raises(code, **data):  # noqa: SIM117
-            with TyperGroup.make_context(command, "cope-sweep", list(words)) as context:
-                TyperGroup.invoke(command, context)
+            with TyperGroup.make_context(self.command, "cope-sweep", list(words)) as context:
+                TyperGroup.invoke(self.command, context)
 
     def json(self, *words, code=0):
         return json.loads(self(*words, "--json", code=code)[0])

@@ -77,6 +77,7 @@ def test_a_command_of_a_package_that_is_missing_says_so(shell, monkeypatch):
     monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: [ghost])
     monkeypatch.setattr(app, "registered_commands", [*app.registered_commands])
     add_installed_commands()
+    shell.command = get_command(app)
     shell.refuses("command_not_installed", "ghost", command="ghost")
 
 

@@ -54,13 +54,6 @@ class Postgres:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
-def postgres():
-    server = Postgres()
-    yield server
-    server.remove()
-
-
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def index_url(request, tmp_path):
     """The URL of an empty database, of each kind."""

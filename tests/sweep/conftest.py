@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from cope_sweep.sweep.local_executor import run_local
-from tests.store.databases import postgres  # noqa: F401 - a fixture
 from tests.sweep.ports import free_port
 from tests.sweep.runs import EventLog, train_by
 
@@ -29,10 +28,7 @@ def ray_environment() -> Iterator[dict[str, str]]:
         patch.setenv("RAY_timeout_ms_task_wait_for_death_info", "90000")  # as `connected` sets it before it connects
         for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
             patch.delenv(name, raising=False)
-        if os.environ.get("PYTHONDONTWRITEBYTECODE"):
-            # Without bytecode, every worker group would compile modules for 10 s.
-            patch.delenv("PYTHONDONTWRITEBYTECODE")
-            patch.setenv("PYTHONPYCACHEPREFIX", f"{tempfile.gettempdir()}/cope-sweep-pycache-{os.getuid()}")
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # each process would compile the same sources
         (Path(folder) / "home").mkdir()
         (Path(folder) / "r").mkdir()
         yield dict(os.environ)
@@ -40,13 +36,14 @@ def ray_environment() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def cluster_nodes(ray_environment: dict[str, str]) -> Iterator[Any]:
+def cluster_nodes(ray_environment: dict[str, str], thorough: bool) -> Iterator[Any]:
     """A cluster of two nodes with one CPU each. This process is connected to it."""
     import ray
     from ray.cluster_utils import Cluster
 
+    # A thorough test needs the dashboard: it tells where a process was that ended before it reported anything.
     # Ray's default ports may be those of another cluster on this machine.
-    head = {"num_cpus": 1, "include_dashboard": True, "dashboard_port": free_port()}
+    head = {"num_cpus": 1, "include_dashboard": thorough, "dashboard_port": free_port(), "include_log_monitor": False}
     nodes = Cluster(initialize_head=True, head_node_args=head | {"dashboard_agent_listen_port": free_port()})
     nodes.add_node(num_cpus=1, dashboard_agent_listen_port=free_port())
     ray.init(address=nodes.address, log_to_driver=False)

@@ -21,7 +21,7 @@ from cope_sweep.store.index.database import Database
 from cope_sweep.store.objects import ObjectFolder
 from cope_sweep.sweep import leases, local_executor
 from cope_sweep.sweep.driver import Driver
-from tests.store.databases import index_url, postgres  # noqa: F401 - fixtures
+from tests.store.databases import index_url  # noqa: F401 - a fixture
 from tests.sweep.runs import ONE_GROUP, EventLog, seeds, train_by
 
 pytestmark = pytest.mark.slow

@@ -62,6 +62,7 @@ def test_a_failing_run_fails_alone(executor: Callable[..., None], store: Store, 
     assert store.run(bad.run_id).state["attempt"] == 2
 
 
+@RAY_IS_THOROUGH
 def test_stop_interrupts_and_the_next_call_resumes(
     executor: Callable[..., None], store: Store, events: EventLog
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from cope_sweep import __version__
 from cope_sweep.store import Store, Submission
 from cope_sweep.sweep import jobs
 from cope_sweep.sweep.jobs import Cluster, JobOutcome, job_outcome, submit_job
@@ -59,8 +60,8 @@ def run(head: Head, name: str, store: Path, *more: str, **options: object) -> tu
     return outcome, lines
 
 
-@pytest.mark.slow
-def test_a_job_trains_and_its_log_and_exit_code_are_passed_on(head: Head, tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_a_job_trains(head: Head, tmp_path: Path) -> None:
     outcome, lines = run(head, "good", tmp_path)
     assert outcome == JobOutcome(outcome.job_id, "SUCCEEDED", 0), lines
     assert any("finished" in line for line in lines)
@@ -152,8 +153,10 @@ def test_a_token_is_required(head: Head, monkeypatch: pytest.MonkeyPatch, token:
 @pytest.mark.parametrize(
     "source", [pytest.param("RAY_AUTH_TOKEN_PATH", marks=pytest.mark.thorough), "~/.ray/auth_token"]
 )
-def test_the_token_is_that_of_ray(head: Head, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str) -> None:
-    """Also in a file."""
+def test_the_token_is_that_of_ray_and_a_job_s_log_and_exit_code_are_passed_on(
+    head: Head, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str
+) -> None:
+    """The token may be in a file."""
     monkeypatch.delenv("RAY_AUTH_MODE")
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / ".ray" / "auth_token"
@@ -161,8 +164,10 @@ def test_the_token_is_that_of_ray(head: Head, monkeypatch: pytest.MonkeyPatch, t
     file.write_text(f"{TOKEN}\n")
     if source == "RAY_AUTH_TOKEN_PATH":
         monkeypatch.setenv(source, str(file.rename(tmp_path / "token")))
-    outcome = submit_job(["list"], Cluster(head.address, head.tree), follow=False)
-    assert outcome.status == "SUBMITTED"
+    lines: list[str] = []
+    outcome = submit_job(["--version"], Cluster(head.address, head.tree), on_line=lines.append)
+    assert outcome == JobOutcome(outcome.job_id, "SUCCEEDED", 0), lines
+    assert any(__version__ in line for line in lines)
 
 
 @dataclass

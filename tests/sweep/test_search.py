@@ -15,6 +15,7 @@ from cope_sweep.config import Plan, Row, RunSpec, plan_of_recorded, row_of
 from cope_sweep.config.points import dimensions_of, parameters_of
 from cope_sweep.store import Status, Store
 from cope_sweep.store.index import IndexUnavailable
+from cope_sweep.sweep import search as search_module
 from cope_sweep.sweep.search import RUN_ID, Search, study_name, study_url
 from tests.config.ablations import load
 from tests.read.tables.ablations import fail, finish, stop
@@ -304,8 +305,9 @@ def test_a_small_space_is_exhausted(store: Store) -> None:
     assert (search.next_row(), search.is_exhausted, search.ended_early) == (None, True, False)
 
 
-def test_a_search_that_finds_nothing_new_ends_early(store: Store) -> None:
+def test_a_search_that_finds_nothing_new_ends_early(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that are not whole, and only two values of four digits."""
+    monkeypatch.setattr(search_module, "MAX_ASKS", 20)
     text = SMALL.replace("samples: 10", "samples: 10, space: {train.lr: {uniform: [0.1, 0.1001]}}")
     sweep = Sweep(store, text.replace("{CoPE: [cope], RoPE: [rope], none: []}", "[[]]"))
     search = sweep.search()
@@ -318,7 +320,7 @@ def test_a_search_that_finds_nothing_new_ends_early(store: Store) -> None:
     assert (search.remaining, search.is_exhausted, search.ended_early) == (0, True, True)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(order=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=12), samples=st.integers(1, 4))
 def test_sweeps_at_the_same_time_suggest_as_many_rows_as_one(
     tmp_path_factory: pytest.TempPathFactory, order: list[tuple[int, bool]], samples: int

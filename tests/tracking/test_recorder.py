@@ -145,6 +145,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.parametrize("uri", ["sqlite", pytest.param("server", marks=pytest.mark.thorough)], indirect=True)
 def test_a_killed_sweep_leaves_neither_gaps_nor_duplicates(store, plan, uri, tmp_path):
     script = tmp_path / "sweep.py"
     script.write_text(textwrap.dedent(SWEEP))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 import time
 
 import pytest
@@ -21,6 +19,7 @@ from tests.config.ablations import TEXT, load
 from tests.errors import raises
 from tests.read.tables.ablations import plan_of
 from tests.tiny import tiny_run
+from tests.train.measuring import cannot_read_its_data, crashes, dies_of_memory
 
 RUNTIME = Runtime()
 LARGE = {"model.dim": 64, "model.layers": 2, "task.blanks": 60, "train.batch": 16, "train.steps": 8}
@@ -112,21 +111,6 @@ def test_a_shape_that_needs_more_memory_than_there_is_does_not_fit_and_the_other
     assert costs[shape_of(large)].peak_memory_bytes > 1.2e9
     found = estimates(plan, {}, costs)
     assert [found[run.run_id].fits for run in (large, huge, small)] == [False, False, True]
-
-
-def cannot_read_its_data(connection, *settings):
-    connection.recv()
-    connection.send(UserError("no such text", code="no_corpus", corpus="mine"))
-
-
-def dies_of_memory(connection, *settings):
-    connection.recv()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def crashes(connection, *settings):
-    connection.recv()
-    os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def test_a_process_that_linux_ends_for_its_memory_is_no_error(monkeypatch):

@@ -190,7 +190,7 @@ def test_no_body_occupies_the_event_loop(sample: SampleStore, path: str) -> None
 # -- requests that are generated from the OpenAPI document -------------------------------------------------------------
 
 
-EXAMPLES = int(os.environ.get("COPE_OPENAPI_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("COPE_OPENAPI_EXAMPLES", "4"))
 """Requests for each operation and mode."""
 CHECKS = [
     schemathesis.checks.not_a_server_error,
