@@ -10,7 +10,7 @@
         for progress in client.events(sweep.sweep_id):
             print(progress.counts)
 
-The service checks what is asked, and fills in what is left out. Importing this module imports neither torch nor ray.
+The service validates requests and fills in defaults. Importing this module imports neither torch nor ray.
 """
 
 # ruff: noqa: A002 - `filter`, `format` and `set` are names of the service
@@ -42,7 +42,7 @@ from cope_sweep.api.answers import (
     AblationSummary,
     Checkpoint,
     ClaimResult,
-    Curves,
+    CurvePage,
     FigureInfo,
     MlflowPage,
     PlanCost,
@@ -73,22 +73,21 @@ A = TypeVar("A")
 M = TypeVar("M", bound=BaseModel)
 
 KEY_VARIABLE = "COPE_SWEEP_KEY"
-PAGE = 1000
-"""Sweeps that are requested at a time."""
-PASSING = ("not_ready", "service_unavailable")
-"""Codes of a 503 that may pass by waiting: of the service, and of a proxy in front of it."""
+SWEEPS_PER_PAGE = 1000
+TEMPORARY_CODES = ("not_ready", "service_unavailable")
+"""Codes of a 503 that may pass: from the service, and from a proxy in front of it."""
 MAX_WAIT_S = 60.0
 """An error is raised at once if its Retry-After is longer than this."""
 RECONNECT_S = 1.0
-"""The wait before a stream of events that has ended early is opened again."""
+"""The wait before reopening a stream of events that has ended early."""
 SILENCE_S = 60.0
-"""A stream of events without any data, not even a comment, for this time counts as broken."""
+"""A stream of events counts as broken after this time without any data, not even a comment."""
 
 
 class ServiceError(UserError):
-    """The service has answered with an error: its HTTP status and message, and code and data of the error there.
+    """The service has answered with an error: its HTTP status, message, code and data.
 
-    The request may be repeated after `retry_after_s`, if the service has sent one.
+    If the service has sent `retry_after_s`, the request may be repeated after that time.
     """
 
     status = 500
@@ -102,19 +101,19 @@ class ConnectionFailed(UserError):
 
 
 class DownloadError(UserError):
-    """A downloaded file is not the one that the service has announced."""
+    """A downloaded file does not have the size or digest that the service has announced."""
 
     default_code = "damaged_download"
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """The rule for repeating a request: after connection errors, 429, and those 503 that may pass."""
+    """How often a request is repeated: after connection errors, status 429, and a status 503 that may pass."""
 
     retries: int = 4
     """The maximum number of repetitions."""
     first_wait_s: float = 0.5
-    """Doubled for each further repetition, and shortened at random by up to a half."""
+    """Doubled for each further repetition, and shortened at random by up to half."""
 
     def wait_s(self, error: ServiceError | ConnectionFailed, attempt: int) -> float | None:
         """The wait after the attempt with this number, from 0; None if the error is to be raised."""
@@ -122,7 +121,7 @@ class RetryPolicy:
             return None
         wait_s = self.first_wait_s * 2**attempt * random.uniform(0.5, 1.0)
         if isinstance(error, ServiceError):
-            if error.status != 429 and not (error.status == 503 and error.code in PASSING):
+            if error.status != 429 and not (error.status == 503 and error.code in TEMPORARY_CODES):
                 return None
             wait_s = max(wait_s, error.retry_after_s or 0.0)
         return wait_s if wait_s <= MAX_WAIT_S else None
@@ -145,8 +144,8 @@ class Page(bytes):
 class Client:
     """A client of the service. All methods that send a request raise ServiceError and ConnectionFailed.
 
-    Ablations are named as `ablations` lists them, runs by their ids or the first digits of one. `scale` is one of the
-    ablation's scales; None: its own size.
+    Ablations have the names that `ablations` lists. A run is named by its id or its first digits. `scale` is one of the
+    ablation's scales; None: the ablation without a scale.
     """
 
     def __init__(
@@ -176,7 +175,7 @@ class Client:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(
-                f"{server!r} is not the address of a service, as http://127.0.0.1:8000 is",
+                f"{server!r} is not the address of a service; write it like http://127.0.0.1:8000",
                 code="invalid_address",
                 address=server,
             )
@@ -207,7 +206,7 @@ class Client:
         return self._get(AblationDetail, f"/ablations/{_quoted(name)}", scale=scale)
 
     def plan(self, name: str, scale: str | None = None) -> PlanCost:
-        """Each run of an ablation in plan order, with its status, and the time and memory that it takes there."""
+        """Each run of an ablation in plan order: status, and estimated time and memory on the service's machine."""
         return self._get(PlanCost, f"/ablations/{_quoted(name)}/plan", scale=scale)
 
     @overload
@@ -232,19 +231,19 @@ class Client:
         Args:
             name: The ablation.
             scale: One of its scales.
-            compare: Compare the rows with one of them, named by its labels as in `RoPE, layers 2`; or with the
-                published numbers: `paper`; or, as in `model.position=CoPE`, each row with the one that has this label
-                and the same other labels.
-            sort: Order the rows by a metric, best first, by an axis, or by `parameters`.
-            runs: One line for each run instead, with its numbers.
-            committed: The results that come with the ablation files, instead of the store's.
-            stars: Of latex: mark significant differences by stars instead of a table of comparisons.
-            group: Of latex: an axis whose labels group the rows; None: the first.
-            caption: Of latex: the caption, as LaTeX code; None: the title.
-            label: Of latex: the label; None: `tab:` and the name.
-            notes: Of latex: whether the notes are below the table.
-            format: The file in this format. It has intervals, medians and p, too. None: a DataFrame that prints as the
-                table, and with `compare` as the comparisons below it; its cells are texts.
+            compare: Compare every row with one row, named by its labels (`RoPE, layers 2`); with the published numbers
+                (`paper`); or, as in `model.position=CoPE`, with the row that has this label and otherwise the same
+                labels.
+            sort: Order the rows by a metric (best first), by an axis, or by `parameters`.
+            runs: One line per run instead of one per row.
+            committed: Use the results that come with the ablation files instead of the store's.
+            stars: latex: mark significant differences with stars instead of adding a table of comparisons.
+            group: latex: group rows by this axis; None: the first axis.
+            caption: latex: the caption, as LaTeX code; None: the title.
+            label: latex: the label; None: `tab:NAME`.
+            notes: latex: print the notes below the table.
+            format: Return a file in this format, which also has intervals, medians and p. None: return a DataFrame that
+                prints as the table, or with `compare` as the comparisons below the table; its cells are texts.
         """
         path = f"/ablations/{_quoted(name)}/table"
         chosen = format or ("parquet" if runs else "markdown")
@@ -257,7 +256,7 @@ class Client:
         return pd.read_parquet(io.BytesIO(content)) if runs else _table_frame(content.decode())
 
     def mlflow_page(self, name: str) -> str | None:
-        """The URL of an ablation's experiment in MLflow; None if the service knows no server, or it has none."""
+        """The URL of an ablation's experiment in MLflow; None if the service knows no server or no experiment."""
         return self._get(MlflowPage, f"/ablations/{_quoted(name)}/mlflow").url
 
     def claims(
@@ -268,12 +267,12 @@ class Client:
         Args:
             ablation: The ablation; None: all.
             scale: One of its scales.
-            committed: About the results that are kept with the ablation files, not those of the store.
+            committed: Use the results that come with the ablation files instead of the store's.
         """
         return self._get(list[ClaimResult], "/claims", ablation=ablation, scale=scale, committed=committed)
 
     def report(self, name: str, *, scale: str | None = None, format: ReportFormat = "html") -> bytes:
-        """The report on an ablation's finished runs: table with comparisons, figures, and what made the runs.
+        """The report on an ablation's finished runs: table with comparisons, figures, and provenance.
 
         Notebooks show HTML.
         """
@@ -281,7 +280,7 @@ class Client:
         return Page(content) if format == "html" else content
 
     def figures(self, name: str, scale: str | None = None) -> list[FigureInfo]:
-        """The figures of an ablation: those that its file declares, and those that any ablation has."""
+        """The figures that the ablation's file declares, and the kinds of figures that every ablation has."""
         return self._get(list[FigureInfo], f"/ablations/{_quoted(name)}/figures", scale=scale)
 
     def figure(
@@ -308,22 +307,22 @@ class Client:
 
         Args:
             name: The ablation.
-            figure: A figure that the file declares, as `curves` or `maps-2`, or a kind: `figures` lists both.
+            figure: A figure that the file declares, such as `maps-2`, or a kind, such as `curves`; `figures` lists
+                both.
             metric: Metrics; empty: the metrics of the table.
-            x: Of curves and convergence `step` or `time`; of values an axis, another key of a run, or a fact; of slice
-                an axis.
-            panels: An axis, with a panel for each of its values (values, contexts, budget, heatmap).
+            x: curves, convergence: `step` or `time`; values: an axis, another key of a run, or a fact; slice: an axis.
+            panels: values, contexts, budget, heatmap: an axis; a panel for each value.
             row: Rows; empty: all.
-            band: `interval` (95 %, of the mean), `range`, or what suits the number of seeds.
-            log: Whether the metrics' axis is logarithmic; None: as the data ask for.
-            log_x: The same of the other axis.
-            title: Above the figure; empty: the ablation's title.
-            width: Inches; None: as the panels need.
-            height: Inches; None: as the panels need.
-            font_size: Points; None: 8.
+            band: `interval` (95 % interval of the mean), `range`, or `auto`: the range if a row has two seeds.
+            log: Use a log scale for the metrics; None: chosen from the data.
+            log_x: Use a log scale for the other axis; None: chosen from the data.
+            title: Title above the figure; empty: the ablation's title.
+            width: Width in inches; None: what the panels need.
+            height: Height in inches; None: what the panels need.
+            font_size: Font size in points; None: 8.
             scale: One of the ablation's scales.
-            committed: The results that come with the ablation files, instead of the store's.
-            format: csv: the data that is drawn.
+            committed: Use the results that come with the ablation files instead of the store's.
+            format: A file format; csv: the data behind the figure.
         """
         content = self._file(
             f"/ablations/{_quoted(name)}/figures/{_quoted(figure)}", metric=metric, x=x, panels=panels, row=row,
@@ -333,13 +332,13 @@ class Client:
         return Picture(content) if format == "svg" else content
 
     def curves(self, name: str, metric: str | None = None, *, scale: str | None = None) -> pd.DataFrame:
-        """The learning curves of a metric: the columns row, run_id, seed, step and value, about 200 points a run.
+        """The learning curves of a metric: columns row, run_id, seed, step and value, about 200 points per run.
 
-        The metric is the primary one of the ablation unless it is given.
+        The default metric is the ablation's primary metric.
         """
         path, lines, offset = f"/ablations/{_quoted(name)}/curves", [], 0
         while True:
-            page = self._get(Curves, path, metric=metric, scale=scale, offset=offset, limit=MAX_CURVE_ROWS)
+            page = self._get(CurvePage, path, metric=metric, scale=scale, offset=offset, limit=MAX_CURVE_ROWS)
             for row in page.rows:
                 for run in row.series:
                     lines += [(row.row, run.run_id, run.seed, step, value) for step, value in run.points]
@@ -363,21 +362,21 @@ class Client:
         descending: bool = False,
         curves: bool = False,
     ) -> pd.DataFrame:
-        """All matching runs that have been started, a line for each, with all their values.
+        """All matching runs that have started, with all their values, one line per run.
 
         The columns are run_id, status, ablation, row, seed, …, the configuration by dotted keys (`model.layers`),
         metrics, and facts such as versions and durations.
 
         Args:
-            filter: Conditions that all have to hold: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`.
-            search: Words that have to be found, in the run's id, its message, row or ablation.
+            filter: Conditions that all must hold: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`.
+            search: Only runs that contain all of these words in their id, message, row or ablation.
             status: Only runs with these statuses.
-            run: Only these runs, by their ids, in this order.
+            run: Only the runs with these ids, in this order.
             sweep: Only the runs of this sweep.
             ablation: Only the runs of this ablation, in plan order.
             scale: The ablation's scale.
             sort: A key as in `filter`, or run_id, status, seed, step, created_ms. Runs without it come last.
-            descending: The greatest first.
+            descending: Largest value first.
             curves: The learning curves instead: one line for each logged value of a run.
         """
         content = self._file(
@@ -387,7 +386,7 @@ class Client:
         return pd.read_parquet(io.BytesIO(content))
 
     def run(self, run_id: str, *, curve: bool = True) -> RunDetail:
-        """One run: configuration, state, attempts, metrics and facts; why it failed; with `curve` its logged rows."""
+        """One run: configuration, state, attempts, metrics, facts, why it failed, and with `curve` its logged rows."""
         return self._get(RunDetail, f"/runs/{_quoted(run_id)}", curve=curve)
 
     def curve(self, run_id: str) -> pd.DataFrame:
@@ -421,14 +420,13 @@ class Client:
 
         Args:
             models: Run ids; or the best run of a row: `{"ablation": "quickstart", "row": "CoPE"}`.
-            tokens: Whole sequences of token ids, their answers included. Scored are those that the task trains.
-            text: A text or texts, instead. A model without a tokenizer reads labels of its task with blanks between
-                them.
-            context: Tokens of a window; None: for texts as many as in training, for token ids the whole sequence.
-            stride: Tokens from the start of a window to the next, 1 … context; None: disjoint windows.
-            log_probabilities: Whether the answer has the log-probability of each token.
-            token_labels: Whether it has the ids and labels of the tokens.
-            top: Number of most probable tokens to report for each place, at most 20.
+            tokens: Whole sequences of token ids, including the answers. Only tokens that the task trains are scored.
+            text: A text or texts, instead. A model without a tokenizer reads labels of its task, separated by blanks.
+            context: Tokens per window; None: for texts, as in training; for token ids, the whole sequence.
+            stride: Tokens from the start of one window to the start of the next, 1 … context; None: disjoint windows.
+            log_probabilities: Return the log-probability of each token.
+            token_labels: Return the ids and labels of the tokens.
+            top: Number of most probable tokens to return at each position, at most 20.
         """
         body = _body(
             PerplexityRequest, models=models, tokens=tokens, text=text, context=context, stride=stride,
@@ -450,9 +448,9 @@ class Client:
         """Gates, positions and attention of a run's model on a sequence. The request is not repeated.
 
         Args:
-            run_id: The whole id of a finished run.
+            run_id: The full id of a finished run.
             tokens: Token ids.
-            text: A text, instead.
+            text: A text instead of token ids.
             layers: Numbers from 0; None: all.
             heads: Numbers from 0; None: all.
             matrices: The matrices to send; None: all; an empty list: statistics only.
@@ -478,8 +476,8 @@ class Client:
     def download(self, url: str, path: str | Path, sha256: str, size_bytes: int) -> Path:
         """Download a file of the service to a path, and return the path. An interrupted download is continued.
 
-        The path holds either its previous content or the whole file: the data is received in a file beside it, which
-        replaces it after its digest was compared.
+        The path holds either its previous content or the whole file: the data goes to a second file, which replaces
+        the path once its digest is verified.
 
         Args:
             url: The address of the file, or its path on the service.
@@ -507,7 +505,7 @@ class Client:
                 else:
                     if file.tell() < size_bytes:
                         raise DownloadError(
-                            f"{path}: the service has sent {file.tell():,} bytes only",
+                            f"{path}: the service has sent {file.tell():,} of {size_bytes:,} bytes; download it again",
                             code="incomplete_download",
                             file=str(path),
                             size_bytes=file.tell(),
@@ -519,7 +517,7 @@ class Client:
         if digest != sha256:
             partial.unlink(missing_ok=True)
             raise DownloadError(
-                f"{path}: its SHA-256 is {digest}, and {sha256} was announced; download it again",
+                f"{path}: its SHA-256 is {digest} instead of {sha256}; download it again",
                 file=str(path),
                 sha256=digest,
                 announced=sha256,
@@ -528,7 +526,7 @@ class Client:
         return path
 
     def _receive(self, url: str, file: IO[bytes], size_bytes: int) -> None:
-        """Append the rest of a file, or write it anew if the service sends the whole; stop after too many bytes."""
+        """Append the rest of a file; if the service sends the whole file, overwrite it. Stops after `size_bytes`."""
         headers = {"accept-encoding": "identity"} | ({"range": f"bytes={file.tell()}-"} if file.tell() else {})
         with self._stream("GET", url, headers=headers) as response:
             if response.status_code != 206:
@@ -543,10 +541,12 @@ class Client:
 
     def sweeps(self, ablation: str | None = None) -> list[SweepSummary]:
         """All sweeps, or an ablation's, newest first."""
-        found: list[SweepSummary] = []
-        while page := self._get(SweepPage, "/sweeps", ablation=ablation, limit=PAGE, offset=len(found)).sweeps:
-            found += page
-        return found
+        sweeps: list[SweepSummary] = []
+        while True:
+            page = self._get(SweepPage, "/sweeps", ablation=ablation, limit=SWEEPS_PER_PAGE, offset=len(sweeps)).sweeps
+            if not page:
+                return sweeps
+            sweeps += page
 
     def sweep(self, sweep_id: str) -> SweepDetail:
         """One sweep: its runs and their status, its ablation file, command, code and machine, and its table."""
@@ -568,19 +568,19 @@ class Client:
     ) -> SweepState:
         """Submit a sweep: the service trains the runs of an ablation that are not finished.
 
-        The request may be repeated, like a GET: requests with the same key mean the same sweep.
+        Repeating the request is safe: requests with the same key mean the same sweep.
 
         Args:
             ablation: An ablation of the service.
-            name: Instead, the name of the ablation in `spec`.
+            name: Instead of `ablation`: a name for the ablation in `spec`.
             spec: The text of an ablation file (YAML), or the same as a dictionary.
             scale: One of the ablation's scales.
             set: Values that replace the ablation's: `["train.steps=100", "seeds=[0]"]`.
-            only: Train only the runs with these statuses; None: all that have not ended as planned.
-            time_budget_s: Runs in training are checkpointed after it.
+            only: Train only the runs with these statuses; None: all runs that are neither finished nor stopped early.
+            time_budget_s: Stop after this time; runs in training write checkpoints first.
             max_runs: Train at most this many runs.
             max_failures: Start no more runs after this many have failed.
-            idempotency_key: None: a new key.
+            idempotency_key: Requests with the same key mean the same sweep; None: a new key.
         """
         body = _body(
             SweepRequest, ablation=ablation, name=name, spec=spec, scale=scale, set=list(set), only=only,
@@ -600,7 +600,7 @@ class Client:
         only: Sequence[Trainable] | None = None,
         max_runs: int | None = None,
     ) -> PlanCost:
-        """The runs that `submit` with the same values would train, and their estimated cost. Nothing is started."""
+        """The runs that `submit` would train with these arguments, and their estimated cost. Nothing is started."""
         body = _body(
             SweepRequest, ablation=ablation, name=name, spec=spec, scale=scale, set=list(set), only=only,
             max_runs=max_runs,
@@ -608,17 +608,17 @@ class Client:
         return self._answer(PlanCost, "POST", "/sweeps/preview", json=body)
 
     def stop(self, sweep_id: str) -> SweepState:
-        """Request a sweep to end; its runs write checkpoints."""
+        """Stop a sweep; its runs write checkpoints first."""
         return self._answer(SweepState, "POST", f"/sweeps/{_quoted(sweep_id)}/stop")
 
     def retry(self, sweep_id: str) -> SweepState:
-        """Train the runs again that a sweep has not finished. Returns the new sweep."""
+        """Start a new sweep that trains the runs that this sweep has not finished, and return it."""
         return self._answer(SweepState, "POST", f"/sweeps/{_quoted(sweep_id)}/retry")
 
     def events(self, sweep_id: str, last_id: str | None = None) -> Iterator[SweepProgress]:
-        """The progress of a sweep up to its end, after the event `last_id`.
+        """The progress of a sweep until it ends, after the event `last_id`.
 
-        After a lost connection, the events continue after the last one that was received.
+        After a lost connection, events continue after the last one received.
         """
         path = f"{API}/sweeps/{_quoted(sweep_id)}/events"
         timeout = httpx.Timeout(self._http.timeout.connect, read=SILENCE_S)
@@ -647,15 +647,15 @@ class Client:
 
     def _file(self, path: str, **parameters: Any) -> bytes:
         """The content of a route. Parameters that are None or empty are left out."""
-        given = {name: value for name, value in parameters.items() if value not in (None, "", (), [])}
-        return self._send("GET", path, params=given).content
+        params = {name: value for name, value in parameters.items() if value not in (None, "", (), [])}
+        return self._send("GET", path, params=params).content
 
     def _answer(self, kind: type[M], method: str, path: str, **options: Any) -> M:
         """The answer to a request, with the options of `_send`."""
         return kind.model_validate_json(self._send(method, path, **options).content)
 
     def _send(self, method: str, path: str, *, repeats: bool = True, **options: Any) -> httpx.Response:
-        """The response to a request, which is repeated after some errors if `repeats` is true.
+        """The response to a request. With `repeats`, the request is repeated after temporary errors.
 
         `options` are passed to `httpx.Client.stream`.
         """
@@ -673,7 +673,7 @@ class Client:
 
     @contextmanager
     def _stream(self, method: str, url: str, **options: Any) -> Iterator[httpx.Response]:
-        """The response to a request, whose body was not read. `options` are passed to `httpx.Client.stream`."""
+        """The response to a request, before its body is read. `options` are passed to `httpx.Client.stream`."""
         try:
             with self._http.stream(method, url, **options) as response:
                 if not response.is_success:
@@ -692,7 +692,7 @@ class Client:
             ) from error
 
     def _wait(self, error: ServiceError | ConnectionFailed, attempt: int) -> None:
-        """Wait before the next attempt. Raises the error if there is none."""
+        """Wait before the next attempt. Raises the error if there is no next attempt."""
         wait_s = self.retries.wait_s(error, attempt)
         if wait_s is None:
             raise error
@@ -700,10 +700,10 @@ class Client:
 
 
 def _body(kind: type[BaseModel], **values: Any) -> dict[str, Any]:
-    """The body of a request, without the values that are None. Raises UserError for values that it cannot have."""
-    given = {name: value for name, value in values.items() if value is not None}
+    """The body of a request, without values that are None. Raises UserError for invalid values."""
+    fields = {name: value for name, value in values.items() if value is not None}
     try:
-        return kind.model_validate(given).model_dump(mode="json", exclude_unset=True)
+        return kind.model_validate(fields).model_dump(mode="json", exclude_unset=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
@@ -712,7 +712,7 @@ def _body(kind: type[BaseModel], **values: Any) -> dict[str, Any]:
 
 
 def _table_frame(markdown: str) -> pd.DataFrame:
-    """The last table of a text in Markdown. Its index are the columns before the first one of numbers."""
+    """The last table of a Markdown text. The columns before the first column of numbers are its index."""
     table = [part for part in markdown.split("\n\n") if part.startswith("|")][-1]
     header, alignment, *rows = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in table.splitlines()]
     columns = [_plain_text(cell) for cell in header]
@@ -732,7 +732,7 @@ def _quoted(name: str) -> str:
 
 
 def _service_error(response: httpx.Response) -> ServiceError:
-    """The error in a response whose body was read: problem details, or the text of another server."""
+    """The error in a response whose body was read: problem details, or another server's text."""
     try:
         body = response.json()
     except ValueError:
@@ -760,9 +760,9 @@ def _retry_after_s(response: httpx.Response) -> float | None:
 
 
 def server_events(lines: Iterable[str]) -> Iterator[tuple[str, str, str | None]]:
-    """Kind, data and id of the server-sent events in the lines of a stream. A service sends data as one line of ASCII.
+    """Kind, data and id of the server-sent events in the lines of a stream. The service sends data as one ASCII line.
 
-    An event that is not complete is left out.
+    Incomplete events are left out.
     """
     fields: dict[str, str] = {}
     for line in lines:

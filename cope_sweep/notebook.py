@@ -1,4 +1,4 @@
-"""The functions for notebooks and scripts.
+"""Functions for notebooks and scripts.
 
     from cope_sweep import notebook
 
@@ -11,8 +11,8 @@
     notebook.predictor(ablation, row="CoPE").perplexity(…)
     notebook.probe(ablation, row="CoPE")
 
-All take an ablation, its name, or the path of its file, and `store`, a folder or URL, by default ./store as on the
-command line. Errors that a user can correct are `cope_sweep.errors.UserError`.
+Each takes an ablation, its name, or the path of its file, and `store`: a folder or URL, by default ./store. Errors that
+you can correct are `cope_sweep.errors.UserError`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def load_ablation(
 ) -> LoadedAblation:
     """An ablation file, at a scale, with the values of `set`: `"train.steps=100"`, or a list of such texts.
 
-    `name` is the path of a file, or the name of one in ./ablations, or, where there is no such folder, of one that is
-    installed. Raises UserError.
+    `name` is the path of a file, or the name of an ablation in ./ablations; if that folder does not exist, of an
+    installed ablation. Raises UserError.
     """
     path = find_ablation(name, ablations_folder(), "give the path of its file")
     return with_overrides(_load_file(path), scale=scale, assignments=[set] if isinstance(set, str) else list(set))
@@ -86,9 +86,9 @@ def table(ablation: AnyAblation, store: AnyStore = STORE, *, compare: str | None
 
     `compare`: `paper`, the name of a row, or `model.position=CoPE`, see `read.tables.model`. Raises UserError.
     """
-    made = Table(read_results(*_recorded(ablation, store)), compare)
-    made.check()
-    return made
+    result_table = Table(read_results(*_recorded(ablation, store)), compare)
+    result_table.check()
+    return result_table
 
 
 def frame(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
@@ -105,9 +105,8 @@ def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE,
     """A figure; notebooks show it, and `.write("curves.svg")` saves it.
 
     `kind` is one of `cope_sweep.read.figures.FIGURES`, or the name of a figure that the ablation declares: `maps-2`.
-    `options` are those of `cope-sweep figure`: metrics and rows (lists of names), x, panels, band, log, log_x, title,
-    width, height, font_size.
-    Raises UserError.
+    `options` are the same as for `cope-sweep figure`: metrics and rows (lists of names), x, panels, band, log, log_x,
+    title, width, height, font_size. Raises UserError.
     """
     fields = {{"metrics": "metric", "rows": "row"}.get(name, name): value for name, value in options.items()}
     results = read_results(*_recorded(ablation, store))
@@ -117,9 +116,9 @@ def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE,
 def predictor(
     ablation: AnyAblation, store: AnyStore = STORE, *, row: str | None = None, seed: int | None = None
 ) -> Predictor:
-    """The trained model of a run: of a row, by default the first, and of a seed, by default the first that is finished.
+    """The trained model of a run, by default of the first row and its first finished seed.
 
-    Raises UserError where that run is not finished.
+    Raises UserError if that run is not finished.
     """
     from cope_sweep.inference import Predictor
 
@@ -147,6 +146,6 @@ def probe(
 
 
 def _recorded(ablation: AnyAblation, store: AnyStore, *, create: bool = False) -> tuple[Plan, Store]:
-    """The plan with what its search has suggested, and the store."""
+    """The plan with the runs that its search has suggested, and the store."""
     opened = store if isinstance(store, Store) else Store(store, create=create)
     return recorded_plan(plan(ablation), opened), opened

@@ -1,4 +1,4 @@
-"""Answers of the queries: the models of the REST service and of `--json`."""
+"""Answers to questions: the models of the REST service and of `--json`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cope_sweep.records import Counts, RunRecord, Status, SweepSummary
 
 
 class Answer(BaseModel):
-    """The base class of answers. Each is compiled when it is used first: a command needs one or two of forty."""
+    """Base class of answers. Pydantic compiles a model on first use: a command needs one or two of the forty."""
 
     model_config = ConfigDict(defer_build=True)
 
@@ -35,7 +35,7 @@ class AblationSummary(Answer):
     reproduces: str = ""
     scales: list[str] = []
     at_scales: dict[str, ScaleSummary] = Field(
-        default={}, description="Scale → its runs; the numbers below are of the ablation's own size."
+        default={}, description="Scale → its runs. The fields below count the runs without a scale."
     )
     rows: int = 0
     seeds: int = 0
@@ -47,16 +47,14 @@ class AblationSummary(Answer):
     )
     committed: list[str] = Field(
         default=[],
-        description="Scales whose results are kept with the ablation files (`table?committed=true`). An empty name is "
-        "the own size.",
+        description="Scales with results that come with the ablation files (`table?committed=true`). An empty name "
+        "means: without a scale.",
     )
     recorded_by: str | None = Field(
         default=None,
-        description="The sweep whose record has the ablation, where the service has no file of it; null: it has one.",
+        description="The sweep whose record contains the ablation; null: the service has its file.",
     )
-    error: str | None = Field(
-        default=None, description="The reason why the file is invalid; the other fields are then empty."
-    )
+    error: str | None = Field(default=None, description="Why the file is invalid; the other fields are then empty.")
 
 
 class PlannedRun(Answer):
@@ -79,7 +77,7 @@ class MetricInfo(Answer):
     goal: str
     unit: str
     decimals: int
-    scale: float = Field(description="Tables print values times this factor.")
+    scale: float = Field(description="Factor by which tables multiply values.")
 
 
 class AblationDetail(AblationSummary):
@@ -89,33 +87,39 @@ class AblationDetail(AblationSummary):
     metrics: list[MetricInfo] = []
     plan: list[PlannedRow] = []
     reference: str | None = Field(
-        default=None, description="The reference of a report's comparisons, as `compare` of the table takes it."
+        default=None, description="What a report compares the rows with: a value for `compare` of the table."
     )
     text: str = Field(description="The content of the file.")
 
 
 class ClaimResult(Answer):
-    """A claim of an ablation, and what its finished runs at one scale say about it."""
+    """A claim of an ablation, and the verdict of its finished runs at one scale."""
 
     claim: str
-    source: str = Field(description="The table or figure of the paper that says so; empty: the paper does not.")
+    source: str = Field(
+        description="The table or figure of the paper that makes the claim; empty: not a claim of the paper."
+    )
     ablation: str
     title: str = Field(description="The title of the ablation.")
     scale: str | None
     measure: str = Field(description="The column of the table that decides: `OOD (%)`.")
     ours: str = Field(description="Mean ± standard deviation over seeds of the rows that are compared.")
-    published: str = Field(description="The published values of the same rows; empty where there are none.")
-    p: float | None = Field(description="The largest p of the pairs of rows, corrected for their number (Holm).")
+    published: str = Field(description="The published values of the same rows; empty if there are none.")
+    p: float | None = Field(description="The largest p over the pairs of rows, corrected for their number (Holm).")
     verdict: ClaimVerdict
     pairs: int = Field(description="The number of pairs of rows that were tested.")
-    shown: int = Field(description="The number of these that differ as the claim says.")
-    hypothesis: str = Field(description="What all claims of the ablation say about its hypothesis: `supported`.")
+    shown: int = Field(description="The number of pairs that differ as claimed.")
+    hypothesis: str = Field(
+        description="The verdict on the ablation's hypothesis from all its claims, such as `supported`."
+    )
 
 
 class MlflowPage(Answer):
-    """The page of an ablation in MLflow, where its runs have notes and tags."""
+    """The page of an ablation in MLflow, where its runs can have notes and tags."""
 
-    url: str | None = Field(description="Its experiment; null if no server is known, or it does not have it.")
+    url: str | None = Field(
+        description="URL of its experiment; null if no MLflow server is known, or the server has no such experiment."
+    )
 
 
 class FigureInfo(Answer):
@@ -142,7 +146,7 @@ class Attempt(Answer):
     number: int
     began: str = Field(description="Time of day, UTC: `2026-07-30 12:00:00`.")
     worker_id: str
-    text: str = Field(description="The line of the log: device, precision, workers, and where it started.")
+    text: str = Field(description="The line of the log: device, precision, workers, and the step at which it started.")
 
 
 class RunDetail(RunRecord):
@@ -156,12 +160,12 @@ class RunDetail(RunRecord):
     failure: Failure | None = Field(default=None, description="The error of a failed run.")
     attempts: list[Attempt] = Field(default=[], description="The attempts in its log, oldest first.")
     mlflow_url: str | None = Field(
-        default=None, description="Its page in MLflow, if a server is known and has the run."
+        default=None, description="Its page in MLflow, if an MLflow server is known and has the run."
     )
     example: str | None = Field(
-        default=None, description="A test sequence of its task with the answers, as labels; null if it reads a text."
+        default=None, description="A test sequence of its task with the answers, as labels; null for tasks over text."
     )
-    curve: list[dict[str, int | float]] = Field(default=[], description="The logged rows, by step.")
+    curve: list[dict[str, int | float]] = Field(default=[], description="The logged values, by step.")
 
 
 class Series(Answer):
@@ -180,7 +184,7 @@ class RowCurves(Answer):
     series: list[Series]
 
 
-class Curves(Answer):
+class CurvePage(Answer):
     """Learning curves of one metric for all runs of an ablation."""
 
     metric: str
@@ -195,12 +199,12 @@ class RunCurve(Answer):
 
     run_id: str
     points: list[tuple[int, float | None, float | None]] = Field(
-        description="(step, seconds since the run began, value); the seconds of old runs are null."
+        description="(step, seconds since the run started, value); seconds are null for old runs."
     )
 
 
 class CurvesOfRuns(Answer):
-    """A metric of several runs, in the order in which they were asked for."""
+    """A metric of several runs, in the order of the request."""
 
     metric: str
     series: list[RunCurve]
@@ -215,7 +219,7 @@ class RunLog(Answer):
 
 
 class ChangedValue(Answer):
-    """A value that differs; null where one side has none."""
+    """A value that differs; null on a side that has none."""
 
     key: str
     left: str | None
@@ -223,25 +227,25 @@ class ChangedValue(Answer):
 
 
 class MetricTest(Answer):
-    """Right minus left: of the means over finished runs, with a test where there are enough of them."""
+    """Right minus left: the difference of the means over finished runs, and a test if there are enough runs."""
 
     n: tuple[int, int]
     difference: float | None
     ci_low: float | None
     ci_high: float | None
     p: float | None = Field(description="p of the exact permutation test, not corrected.")
-    smallest_p: float | None = Field(description="The least p that so many runs can have.")
+    smallest_p: float | None = Field(description="The smallest p possible with this number of runs.")
 
 
 class MetricChange(Answer):
-    """A metric of both sides. A number that is undefined is null."""
+    """A metric of both sides. Undefined numbers are null."""
 
     row: str
     metric: str
     left: float | None = Field(description="Mean over the finished runs.")
     right: float | None
     difference: MetricTest
-    p_adjusted: float | None = Field(description="With Holm's correction for all metrics of the comparison.")
+    p_adjusted: float | None = Field(description="Corrected for all metrics of the comparison (Holm).")
 
 
 class RunsDiff(Answer):
@@ -265,7 +269,9 @@ class SweepState(Answer):
     ablation: str
     status: Status
     runs: int
-    stop_requested: bool = Field(default=False, description="Whether it ends soon; its runs write checkpoints first.")
+    stop_requested: bool = Field(
+        default=False, description="Whether it is about to stop; its runs write checkpoints first."
+    )
     retry_of: str | None = Field(default=None, description="The sweep whose runs it trains again.")
     url: str = Field(description="URL of its state.")
     events: str = Field(description="URL of its progress as server-sent events.")
@@ -287,7 +293,7 @@ class SweepMember(Answer):
 
 
 class SweepDetail(SweepSummary):
-    """A sweep with its runs, and what its record says of code and machine."""
+    """A sweep with its runs, and the code and machine from its record."""
 
     hypothesis: str = ""
     command: list[str] = []
@@ -299,12 +305,12 @@ class SweepDetail(SweepSummary):
     file_text: str = Field(default="", description="The ablation file.")
     members: list[SweepMember] = []
     error: str | None = Field(
-        default=None, description="The reason why its record cannot be read; fields are then empty."
+        default=None, description="Why its record cannot be read; the other fields are then empty."
     )
 
 
 class RunCost(Answer):
-    """A run of a plan: how far it is, and its estimated cost."""
+    """A run of a plan: its progress and its estimated cost."""
 
     run_id: str
     row: str
@@ -315,33 +321,35 @@ class RunCost(Answer):
     worker_id: str | None
     message: str | None
     parameters: int
-    training_tokens: int = Field(description="Tokens that it is trained on: steps × sequences × tokens.")
+    training_tokens: int = Field(description="Tokens in training: steps × sequences × tokens.")
     training_flops: float = Field(
-        description="Floating-point operations of its training: 6 for each parameter and token, and attention's."
+        description="Floating-point operations in training: 6 per parameter and token, plus attention."
     )
     estimated_s: float
-    least_s: float = Field(description="The same on a fast core, where nothing was measured; else the same.")
+    least_s: float = Field(
+        description="Estimate for a fast core if nothing was measured; otherwise equal to `estimated_s`."
+    )
     estimated_memory_bytes: int
     basis: str
-    fits: bool = Field(description="Whether the machine that was asked has enough memory, as far as is known.")
+    fits: bool = Field(description="Whether the machine that answers has enough memory, as far as is known.")
     resources: str = Field(description="Resources of the worker group that trains it.")
 
 
 class PlanCost(Answer):
-    """The runs of a plan in its order, and the estimated wall time of those that are to do."""
+    """The runs of a plan, in order, and the estimated wall time of the runs still to do."""
 
     ablation: str
     worker_groups: int
     counts: Counts
     finished: int
     to_do: int = Field(description="Runs that are neither finished nor stopped.")
-    to_suggest: int = Field(description="Runs of them that the search has still to suggest; they are not in `runs`.")
-    basis: str | None = Field(description="What the time estimate is made of.")
+    to_suggest: int = Field(description="Of these, runs that the search has not suggested yet; they are not in `runs`.")
+    basis: str | None = Field(description="What the time estimate is based on.")
     estimated_s: float
     least_s: float = Field(
-        description="The same if no other program uses the machine; where nothing was measured, on fast cores."
+        description="Estimate if no other program uses the machine; if nothing was measured, for fast cores."
     )
-    lacks_gpu: bool = Field(description="Whether the runs may use a GPU, and the machine that was asked has none.")
+    lacks_gpu: bool = Field(description="Whether the runs may use a GPU, and the machine that answers has none.")
     runs: list[RunCost]
 
 

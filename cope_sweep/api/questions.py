@@ -1,7 +1,7 @@
 """The questions that a store answers: pydantic models, whose fields have defaults, limits and descriptions.
 
-The fields of a question that are no part of its path are the parameters of its route: `TableOptions` are those of
-`GET /ablations/{name}/table`, and `GetTable` adds the name.
+`GetTable` is the question of `GET /ablations/{name}/table`. Its base class `TableOptions` has the parameters of that
+route; `GetTable` adds the name, which is part of the path.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cope_sweep.api import answers
+from cope_sweep.api import answers, descriptions
 from cope_sweep.api.formats import Band, FigureFormat, ReportFormat, RunsFormat, TableFormat
 from cope_sweep.records import RunPage, Status, SweepPage
 
@@ -20,50 +20,40 @@ A_co = TypeVar("A_co", covariant=True)
 RUN_PREFIX = re.compile(r"[0-9a-f]{4,15}")
 """The first digits of a run's id."""
 MAX_CURVE_ROWS = 1_000
-"""Rows of an ablation whose curves are on one page."""
+"""Maximum number of rows whose curves are on one page."""
 API = "/api/v1"
-"""The path below which a service has its routes."""
+"""Prefix of the paths of all routes."""
 
-Name = Annotated[str, Field(max_length=200, description="The name of an ablation.")]
-Scale = Annotated[str | None, Field(max_length=100, description="A named size of the ablation: one of its scales.")]
-Side = Annotated[
-    str,
-    Field(
-        max_length=700,
-        description="The id of a run or sweep; or `ABLATION/ROW`: the row's best finished run.",
-    ),
-]
-RunId = Annotated[
-    str, Field(max_length=100, description="The id of a run, or its first digits: four or more that no other run has.")
+AblationName = Annotated[str, Field(max_length=200, description="The name of an ablation.")]
+ScaleName = Annotated[str | None, Field(max_length=100, description=descriptions.SCALE)]
+DiffSide = Annotated[str, Field(max_length=700, description=descriptions.SIDE)]
+RunIdOrPrefix = Annotated[
+    str, Field(max_length=100, description="The id of a run, or its first digits: at least four, unique in the store.")
 ]
 SweepId = Annotated[str, Field(description="The id of a sweep.")]
 FigureName = Annotated[
     str,
     Field(
-        max_length=100, description="The name of a declared figure, as `curves` or `maps-2`, or a kind: see the list."
+        max_length=100,
+        description="A figure that the ablation declares, such as `maps-2`, or a kind of figure, such as `curves`; "
+        "`GET …/figures` lists both.",
     ),
 ]
-Points = Annotated[
+MaxPoints = Annotated[
     int | None,
-    Field(ge=4, le=10_000, description="At most so many points of a run; spikes stay. Default: all."),
+    Field(ge=4, le=10_000, description="Maximum number of points per run; spikes are kept. Default: all points."),
 ]
-Committed = Annotated[
-    bool,
-    Field(
-        description="The results that are kept with the ablation files, in their folder `results`, not those of the "
-        "store."
-    ),
-]
+UseCommitted = Annotated[bool, Field(description=descriptions.COMMITTED)]
 
 
 class Options(BaseModel):
-    """The parameters of a query. An unknown one is an error."""
+    """The parameters of a query. An unknown parameter is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Question(Options, Generic[A_co]):
-    """A question to a store, whose answer is of type `A_co`: a model of `answers`, or a file."""
+    """A question to a store. Its answer has type `A_co`: a model of `answers`, or the bytes of a file."""
 
 
 # -- ablations ---------------------------------------------------------------------------------------------------------
@@ -74,166 +64,153 @@ class ListAblations(Question[list[answers.AblationSummary]]):
 
 
 class ScaleOptions(Options):
-    scale: Scale = None
+    scale: ScaleName = None
 
 
 class GetAblation(ScaleOptions, Question[answers.AblationDetail]):
     """One ablation: its rows, runs and file."""
 
-    name: Name
+    name: AblationName
 
 
 class GetPlan(ScaleOptions, Question[answers.PlanCost]):
     """Each run of an ablation in plan order: status, step, worker, message, parameters, estimated time and memory.
 
-    Estimates are for the machine that answers.
+    Estimates are for the machine that answers the request.
     """
 
-    name: Name
+    name: AblationName
 
 
 class CurvesOptions(Options):
     metric: Annotated[str | None, Field(max_length=200, description="Default: the primary metric of the ablation.")] = (
         None
     )
-    scale: Scale = None
-    offset: Annotated[int, Field(ge=0, le=2**31, description="Number of rows to skip: `next` of the page before.")] = 0
+    scale: ScaleName = None
+    offset: Annotated[
+        int, Field(ge=0, le=2**31, description="Number of rows to skip: `next` of the previous page.")
+    ] = 0
     limit: Annotated[int, Field(ge=1, le=MAX_CURVE_ROWS, description="Maximum number of rows.")] = MAX_CURVE_ROWS
 
 
-class GetCurves(CurvesOptions, Question[answers.Curves]):
+class GetCurves(CurvesOptions, Question[answers.CurvePage]):
     """Learning curves of a metric: every run of the rows, at most about 200 points each.
 
-    A page also ends where it has 5,000 runs that were begun. Curves are as new as the index, which running runs update
-    every few seconds.
+    A page also ends after 5,000 runs that have started. Curves come from the index, which running runs update every few
+    seconds.
     """
 
-    name: Name
+    name: AblationName
 
 
 class TableOptions(Options):
     format: Annotated[TableFormat | None, Field(description="Default: json.")] = None
-    scale: Scale = None
+    scale: ScaleName = None
     compare: Annotated[
         str | None,
         Field(
             max_length=500,
-            description="Compare the rows with one of them, named by its labels as in `RoPE, layers 2`; or with the "
-            "published numbers: `paper`; or, as in `model.position=CoPE`, each row with the one that has this label "
-            "and the same other labels. The rule is below the table.",
+            description=descriptions.COMPARE,
         ),
     ] = None
     sort: Annotated[
         str | None,
-        Field(max_length=200, description="Order the rows by a metric, best first, by an axis, or by `parameters`."),
+        Field(max_length=200, description=descriptions.SORT_ROWS),
     ] = None
-    runs: Annotated[bool, Field(description="One line for each run instead of each row (csv, parquet).")] = False
-    committed: Committed = False
-    stars: Annotated[
-        bool, Field(description="latex: mark significant differences by stars instead of a table of comparisons.")
-    ] = False
+    runs: Annotated[bool, Field(description=descriptions.ONE_LINE_PER_RUN)] = False
+    committed: UseCommitted = False
+    stars: Annotated[bool, Field(description=f"latex: {descriptions.STARS}")] = False
     group: Annotated[
         str | None,
         Field(
             max_length=200,
-            description="latex: an axis; rows with the same label are together, and the best of each group is bold. "
-            "Default: the first axis.",
+            description=f"latex: {descriptions.GROUP}",
         ),
     ] = None
-    caption: Annotated[
-        str | None, Field(max_length=2000, description="latex: the caption, as LaTeX code. Default: the title.")
-    ] = None
-    label: Annotated[str | None, Field(max_length=200, description="latex: the label. Default: tab:NAME.")] = None
-    notes: Annotated[bool, Field(description="latex: whether the notes are below the table.")] = True
+    caption: Annotated[str | None, Field(max_length=2000, description=f"latex: {descriptions.CAPTION}")] = None
+    label: Annotated[str | None, Field(max_length=200, description=f"latex: {descriptions.LABEL}")] = None
+    notes: Annotated[bool, Field(description=f"latex: {descriptions.NOTES}")] = True
 
 
 class GetTable(TableOptions, Question[bytes]):
     """The result table: mean ± standard deviation over seeds, and the published numbers."""
 
-    name: Name
+    name: AblationName
 
 
 class ReportOptions(Options):
     format: Annotated[ReportFormat | None, Field(description="Default: html.")] = None
-    scale: Scale = None
+    scale: ScaleName = None
 
 
 class GetReport(ReportOptions, Question[bytes]):
-    """The report on the finished runs: table with comparisons, figures, what is missing, and what made the runs."""
+    """The report on the finished runs: table with comparisons, figures, what is missing, and provenance."""
 
-    name: Name
+    name: AblationName
 
 
 class GetMlflowPage(Question[answers.MlflowPage]):
     """The page of an ablation in MLflow, where its runs can have notes and tags."""
 
-    name: Name
+    name: AblationName
 
 
 class ListClaims(Question[list[answers.ClaimResult]]):
     """The claims of ablations with their verdicts, in the order of the paper's tables and figures.
 
-    Without an ablation: those of all ablations, at each scale with finished runs.
+    Without `ablation`: the claims of all ablations, at each scale with finished runs.
     """
 
     ablation: Annotated[str | None, Field(max_length=200, description="Only the claims of this ablation.")] = None
-    scale: Scale = None
-    committed: Committed = False
+    scale: ScaleName = None
+    committed: UseCommitted = False
 
 
 class ListFigures(ScaleOptions, Question[list[answers.FigureInfo]]):
-    """The figures of an ablation: those that its file declares, and those that any ablation has."""
+    """The figures that the ablation's file declares, and the kinds of figures that every ablation has."""
 
-    name: Name
+    name: AblationName
 
 
 class FigureOptions(Options):
     metric: Annotated[
         tuple[str, ...],
-        Field(max_length=20, description="A metric. May be repeated. Default: those of the table."),
+        Field(max_length=20, description=descriptions.METRICS),
     ] = ()
     x: Annotated[
         str | None,
         Field(
             max_length=200,
-            description="curves, convergence: `step` or `time`. values: an axis, another key of a run, or a fact "
-            "(`facts.parameters`). slice: an axis. Default: the first axis with numbers; slice: all axes.",
+            description=descriptions.X,
         ),
     ] = None
     panels: Annotated[
         str | None,
-        Field(max_length=200, description="values, contexts, budget, heatmap: an axis; a panel for each value."),
+        Field(max_length=200, description=descriptions.PANELS),
     ] = None
-    row: Annotated[tuple[str, ...], Field(max_length=300, description="A row. May be repeated. Default: all.")] = ()
+    row: Annotated[tuple[str, ...], Field(max_length=300, description=descriptions.ROWS)] = ()
     band: Annotated[
         Band,
-        Field(
-            description="interval: 95 % interval of the mean. range: least and greatest value. auto: the range if a "
-            "row has two seeds, else the interval."
-        ),
+        Field(description=descriptions.BAND),
     ] = "auto"
-    log: Annotated[
-        bool | None, Field(description="Whether the metrics' axis is logarithmic. Default: as the data ask for.")
-    ] = None
-    log_x: Annotated[
-        bool | None, Field(description="Whether the other axis is logarithmic. Default: as the data ask for.")
-    ] = None
-    title: Annotated[str, Field(max_length=200, description="Above the figure. Default: the ablation's title.")] = ""
-    width: Annotated[float | None, Field(ge=1, le=40, description="Inches. Default: as the panels need.")] = None
-    height: Annotated[float | None, Field(ge=1, le=40, description="Inches. Default: as the panels need.")] = None
-    font_size: Annotated[float | None, Field(ge=4, le=24, description="Points. Default: 8.")] = None
-    scale: Scale = None
-    committed: Committed = False
-    format: Annotated[FigureFormat | None, Field(description="csv: the data that is drawn. Default: svg.")] = None
+    log: Annotated[bool | None, Field(description=descriptions.LOG)] = None
+    log_x: Annotated[bool | None, Field(description=descriptions.LOG_X)] = None
+    title: Annotated[str, Field(max_length=200, description=descriptions.TITLE)] = ""
+    width: Annotated[float | None, Field(ge=1, le=40, description=descriptions.WIDTH)] = None
+    height: Annotated[float | None, Field(ge=1, le=40, description=descriptions.HEIGHT)] = None
+    font_size: Annotated[float | None, Field(ge=4, le=24, description=descriptions.FONT_SIZE)] = None
+    scale: ScaleName = None
+    committed: UseCommitted = False
+    format: Annotated[FigureFormat | None, Field(description=f"{descriptions.FIGURE_CSV} Default: svg.")] = None
 
 
 class GetFigure(FigureOptions, Question[bytes]):
     """A figure of the finished runs, or its data.
 
-    An ablation has the figures that its file declares, and each kind with the options that are given here.
+    `figure` is the name of a figure that the ablation's file declares, or a kind; a kind is drawn with these options.
     """
 
-    name: Name
+    name: AblationName
     figure: FigureName
 
 
@@ -247,76 +224,68 @@ class RunFilter(Options):
         tuple[str, ...],
         Field(
             max_length=20,
-            description="A condition that has to hold: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`, "
-            "`facts.device=cuda`, `tags.row=CoPE` (also `tags.sweep`, `tags.ablation`, and the label of an axis). A "
-            "run that lacks the key does not match. May be repeated.",
+            description=descriptions.FILTER,
         ),
     ] = ()
     search: Annotated[
         str,
         Field(
             max_length=200,
-            description="Words that have to be found, each at the start of the run's id, or in its message, or in the "
-            "row, the ablation or its title, in a sweep of the run. Small and capital letters are alike.",
+            description=descriptions.SEARCH,
         ),
     ] = ""
-    status: Annotated[
-        tuple[Status, ...], Field(max_length=20, description="Only runs with this status. May be repeated.")
-    ] = ()
+    status: Annotated[tuple[Status, ...], Field(max_length=20, description=descriptions.STATUS)] = ()
     run: Annotated[
         tuple[str, ...] | None,
         Field(
             max_length=1000,
-            description="Only these runs, by ids or first digits, in this order. May be repeated.",
+            description="Only these runs, in this order: ids or their first digits. May be repeated.",
         ),
     ] = None
-    sweep: Annotated[str | None, Field(max_length=100, description="Only the runs of this sweep.")] = None
-    ablation: Annotated[
-        str | None, Field(max_length=200, description="Only the runs of this ablation, in plan order.")
-    ] = None
-    scale: Scale = None
+    sweep: Annotated[str | None, Field(max_length=100, description=descriptions.SWEEP)] = None
+    ablation: Annotated[str | None, Field(max_length=200, description=descriptions.ABLATION)] = None
+    scale: ScaleName = None
     sort: Annotated[
         str,
-        Field(
-            description="A key as in `filter`, or run_id, status, seed, step, created_ms. Runs without it come last."
-        ),
+        Field(description=descriptions.SORT_RUNS),
     ] = "run_id"
-    descending: Annotated[bool, Field(description="The greatest first.")] = False
+    descending: Annotated[bool, Field(description=descriptions.DESCENDING)] = False
 
 
 class ListRuns(RunFilter, Question[RunPage]):
     """All runs that have been started, filtered and sorted; or the runs of an ablation.
 
-    Those of an ablation are in the order of its plan, with pending ones. A filter, a sweep or an order leaves out
-    pending runs, which have no values.
+    The runs of an ablation are in plan order and include pending runs. With `filter`, `sweep` or `sort`, pending runs
+    are left out, because they have no values.
     """
 
-    limit: Annotated[int, Field(ge=1, le=1000, description="Maximum number of runs.")] = 100
-    offset: Annotated[int, Field(ge=0, le=2**31, description="Number of runs to skip.")] = 0
+    limit: Annotated[int, Field(ge=1, le=1000, description=descriptions.MAX_RUNS)] = 100
+    offset: Annotated[int, Field(ge=0, le=2**31, description=descriptions.SKIPPED_RUNS)] = 0
     cursor: Annotated[
         str | None,
-        Field(max_length=2000, description="`next` of the page before. Pages stay exact while runs arrive and end."),
+        Field(
+            max_length=2000,
+            description="`next` of the previous page. No run is missing or repeated if runs start or end meanwhile.",
+        ),
     ] = None
     fields: Annotated[
         tuple[str, ...],
         Field(
             max_length=50,
-            description="What is shown of each run, as names of its fields (`status,step,metrics`) and keys as in "
-            "`filter` (`model.layers`), whose values are in `values`. May be repeated. Default: all fields.",
+            description="The fields of each run to show (`status,step,metrics`), and keys as in `filter` "
+            "(`model.layers`), shown in `values`. May be repeated. Default: all fields.",
         ),
     ] = ()
 
 
 class ExportRuns(RunFilter, Question[bytes]):
-    """All matching runs that have been started, a line for each, with all their values; or their learning curves.
+    """All matching runs that have started, with all their values, one line per run; or their learning curves.
 
     A line has the configuration by dotted keys, seed, sweeps, metrics, and facts such as versions and durations.
     """
 
     format: Annotated[RunsFormat | None, Field(description="The format of the file. Default: csv.")] = None
-    curves: Annotated[
-        bool, Field(description="The learning curves instead: one line for each logged value of a run.")
-    ] = False
+    curves: Annotated[bool, Field(description=descriptions.CURVES)] = False
 
 
 class RunOptions(Options):
@@ -324,9 +293,9 @@ class RunOptions(Options):
 
 
 class GetRun(RunOptions, Question[answers.RunDetail]):
-    """One run: configuration, state, attempts, metrics, facts and logged rows; why it failed."""
+    """One run: configuration, state, attempts, metrics, facts, logged rows, and why it failed."""
 
-    run_id: RunId
+    run_id: RunIdOrPrefix
 
 
 class LogOptions(Options):
@@ -336,34 +305,34 @@ class LogOptions(Options):
 class GetLog(LogOptions, Question[answers.RunLog]):
     """The end of a run's log, of its last MiB: its attempts, evaluations, and errors with their tracebacks."""
 
-    run_id: RunId
+    run_id: RunIdOrPrefix
 
 
 class GetDiff(Question[answers.RunsDiff]):
     """Differences between two runs or two sweeps: spec, facts, and metrics (right minus left) with a test."""
 
-    left: Side
-    right: Side
+    left: DiffSide
+    right: DiffSide
 
 
 class CompareCurves(Question[answers.CurvesOfRuns]):
-    """A metric of several runs, by step and by seconds since each run began.
+    """A metric of several runs, by step and by seconds since each run started.
 
-    A run whose curve cannot be read has no points.
+    A run with an unreadable curve has no points.
     """
 
     run: Annotated[
         tuple[str, ...], Field(min_length=1, max_length=100, description="The id of a run. May be repeated.")
     ]
     metric: Annotated[str, Field(max_length=200, description="A metric that the runs have logged: `train/loss`.")]
-    points: Points = None
+    points: MaxPoints = None
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
 class ListSweeps(Question[SweepPage]):
-    """The sweeps of the store, newest first, with the present number of their runs by status."""
+    """The sweeps of the store, newest first, with the current number of their runs by status."""
 
     ablation: Annotated[str | None, Field(max_length=200, description="Only the sweeps of this ablation.")] = None
     limit: Annotated[int, Field(ge=1, le=1000, description="Maximum number of sweeps.")] = 100

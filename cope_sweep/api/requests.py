@@ -1,4 +1,4 @@
-"""The requests that have a body, with their answers: a sweep to execute, sequences to score, a sequence to probe."""
+"""Requests with a body, and their answers: execute a sweep, score sequences, probe a sequence."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from cope_sweep.records import Budget, Status
 
 def _check_unicode(text: str) -> str:
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("no Unicode text: it has half of a surrogate pair")
+        raise ValueError("contains a lone surrogate, which is not Unicode text; remove it")
     return text
 
 
 Unicode = AfterValidator(_check_unicode)
 UnicodeText = Annotated[str, Unicode]
-"""JSON can have halves of surrogate pairs, which no encoding can write."""
+"""A string without lone surrogates: JSON can contain them, but no file can."""
 TokenId = Annotated[int, Field(strict=True)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-"""A list that is validated up to its first error: a body of 1 MB can have 250,000."""
-Count = Annotated[int, Field(ge=1, le=1 << 31, strict=True)]
+TokenIdList = Annotated[list[TokenId], Field(fail_fast=True)]
+"""Validation ends at the first error: a body of 1 MB can contain 250,000."""
+TokenCount = Annotated[int, Field(ge=1, le=1 << 31, strict=True)]
 
 MAX_KEYS = 100
 
 
 def _check_keys(value: object) -> object:
-    """The value. Raises ValueError for a mapping of so many keys that an error for each of them would take seconds."""
+    """The value. Raises ValueError for a mapping with too many keys: reporting an error for each would take seconds."""
     if isinstance(value, dict) and len(value) > MAX_KEYS:
-        raise ValueError(f"more than {MAX_KEYS} keys")
+        raise ValueError(f"has {len(value)} keys; send at most {MAX_KEYS}")
     return value
 
 
 class Body(BaseModel):
-    """A body of a request, which has no other keys than its fields. It is validated in bounded time."""
+    """Base class of request bodies. Unknown keys are errors, and validation takes bounded time."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -51,7 +51,7 @@ _Name = Annotated[UnicodeText, Field(min_length=1, max_length=200)]
 
 
 class SweepRequest(Body, Budget):
-    """A sweep to execute: an ablation of this service by its name, or one in the request."""
+    """A sweep to execute: the name of an ablation of this service, or an ablation in the request."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"ablation": "quickstart", "set": ["train.steps=100", "seeds=[0]"]}]}
@@ -59,20 +59,21 @@ class SweepRequest(Body, Budget):
 
     ablation: _Name | None = Field(default=None, description="The name of an ablation.")
     name: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")] | None = Field(
-        default=None, description="The name of the ablation in `spec`; no ablation file has it."
+        default=None, description="A name for the ablation in `spec`, different from all ablation files."
     )
     spec: UnicodeText | dict[str, Any] | None = Field(
         default=None,
         description="An ablation: the text of a file (YAML), or the same as an object. It may inherit from an ablation "
-        "of this service. It names no plugins, files and folders.",
+        "of this service. It may not name plugins, files or folders.",
     )
     scale: Annotated[UnicodeText, Field(max_length=100)] | None = None
     set: Annotated[list[Annotated[UnicodeText, Field(max_length=10_000)]], Field(max_length=100)] = Field(
-        default=[], description="Values that replace those of the ablation: `KEY=VALUE`, as after `--set`."
+        default=[], description="Replace values of the ablation: `KEY=VALUE`, as with `--set`."
     )
     only: Annotated[list[Trainable], Field(min_length=1, fail_fast=True)] | None = Field(
         default=None,
-        description="Train only the runs with these statuses. Default: all that have not ended as planned.",
+        description="Train only the runs with these statuses. Default: all runs that are neither finished nor stopped "
+        "early.",
     )
 
     @model_validator(mode="after")
@@ -80,19 +81,21 @@ class SweepRequest(Body, Budget):
         if (self.ablation is None) == (self.spec is None):
             raise ValueError("give either `ablation` or `spec`")
         if (self.name is None) != (self.spec is None):
-            raise ValueError("`name` is the name of the ablation in `spec`; give both or none of them")
+            raise ValueError("`name` is the name of the ablation in `spec`; give both or neither")
         return self
 
     @property
     def leave_out(self) -> list[Status]:
         """The statuses of runs that are not trained."""
-        return [each for each in get_args(Trainable) if self.only is not None and each not in self.only]
+        if self.only is None:
+            return []
+        return [status for status in get_args(Trainable) if status not in self.only]
 
 
 # -- perplexity -----------------------------------------------------------------------------------------------------
 
-RunId = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
-Text = Annotated[str, Field(min_length=1), Unicode]
+FullRunId = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+RequestText = Annotated[str, Field(min_length=1), Unicode]
 
 
 class BestOfRow(Body):
@@ -104,7 +107,7 @@ class BestOfRow(Body):
 
 
 class PerplexityRequest(Body):
-    """Sequences to score with one or several models: token ids or texts."""
+    """Token ids or texts to score with one or several models."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -117,34 +120,36 @@ class PerplexityRequest(Body):
         }
     )
 
-    models: Annotated[list[RunId | BestOfRow], Field(min_length=1, max_length=32, fail_fast=True)] = Field(
+    models: Annotated[list[FullRunId | BestOfRow], Field(min_length=1, max_length=32, fail_fast=True)] = Field(
         description="Run ids, or the best runs of rows."
     )
-    tokens: Annotated[list[TokenIds], Field(min_length=1, max_length=4096, fail_fast=True)] | None = Field(
+    tokens: Annotated[list[TokenIdList], Field(min_length=1, max_length=4096, fail_fast=True)] | None = Field(
         default=None,
-        description="Token ids of whole sequences, their answers included. Scored are those that the task trains, and "
-        "never the first.",
+        description="Token ids of whole sequences, including the answers. Only the tokens that the task trains are "
+        "scored, and never the first one.",
     )
-    text: Text | Annotated[list[Text], Field(min_length=1, max_length=4096, fail_fast=True)] | None = Field(
+    text: RequestText | Annotated[list[RequestText], Field(min_length=1, max_length=4096, fail_fast=True)] | None = (
+        Field(
+            default=None,
+            description="Texts for a model with a tokenizer: each gets an end-of-text token in front, so every token "
+            "is "
+            "scored. For other models: labels of the task's vocabulary, separated by blanks, including the answers.",
+        )
+    )
+    context: TokenCount | None = Field(
         default=None,
-        description="Texts for a model with a tokenizer: the end-of-text token is put before each, so every token is "
-        "scored. For other models: labels of the task's vocabulary with blanks between them, the answers included.",
+        description="Tokens per window. Default: for texts, and with `stride`, as in training; for token ids, the "
+        "whole sequence.",
     )
-    context: Count | None = Field(
+    stride: TokenCount | None = Field(
         default=None,
-        description="Tokens of a window. Default: for texts, and with `stride`, as many as in training; for token ids "
-        "the whole sequence.",
+        description="Tokens from the start of one window to the start of the next, 1 … context. Default: disjoint "
+        "windows.",
     )
-    stride: Count | None = Field(
-        default=None,
-        description="Tokens from the begin of a window to the next, 1 … context. Default: disjoint windows.",
-    )
-    log_probabilities: bool = Field(
-        default=False, description="Whether the response has the log-probability of each token."
-    )
-    token_labels: bool = Field(default=False, description="Whether the response has the ids and labels of the tokens.")
+    log_probabilities: bool = Field(default=False, description="Return the log-probability of each token.")
+    token_labels: bool = Field(default=False, description="Return the ids and labels of the tokens.")
     top: Annotated[int, Field(ge=0, le=20, strict=True)] = Field(
-        default=0, description="Number of most probable tokens to report in the place of each token."
+        default=0, description="Number of most probable tokens to return at each position."
     )
 
     @model_validator(mode="after")
@@ -170,18 +175,18 @@ class TextUnits(BaseModel):
 
 
 class ScoredTotal(BaseModel):
-    """Perplexity over the tokens that the task trains; each has the same weight."""
+    """Perplexity over the tokens that the task trains, all with the same weight."""
 
     nll_sum: float = Field(description="−Σ log p, in nats.")
-    tokens: int = Field(description="Number of scored tokens: those that the task trains.")
-    positions: int = Field(description="Number of all tokens but the first of each sequence.")
+    tokens: int = Field(description="Number of scored tokens: the tokens that the task trains.")
+    positions: int = Field(description="Number of all tokens except the first of each sequence.")
     perplexity: float | None = Field(description="exp(nll_sum / tokens); null if a float overflows.")
     bits_per_token: float
     text: TextUnits | None = Field(default=None, description="Only for texts of models with a tokenizer.")
 
 
 class ScoredSequence(ScoredTotal):
-    """Perplexity of one sequence. Lists have an entry for each token, null where it is not scored."""
+    """Perplexity of one sequence. Lists have one entry per token; null: not scored."""
 
     log_probabilities: list[float | None] | None = Field(
         default=None, description="Natural logarithms, one per token; null: not scored. Only if requested."
@@ -189,7 +194,8 @@ class ScoredSequence(ScoredTotal):
     token_ids: list[int] | None = Field(default=None, description="Only with `token_labels`.")
     input_ids: list[int] | None = Field(
         default=None,
-        description="Ids that the model reads in the places of all tokens but the last. Only with `token_labels`.",
+        description="Ids that the model reads at the positions of all tokens except the last. Only with "
+        "`token_labels`.",
     )
     labels: list[str] | None = Field(default=None, description="The text of each token. Only with `token_labels`.")
     top: list[list[tuple[int, float]] | None] | None = Field(
@@ -199,7 +205,7 @@ class ScoredSequence(ScoredTotal):
 
 class ModelPerplexity(BaseModel):
     run_id: str
-    context: int | None = Field(default=None, description="Tokens of a window; null: whole sequences.")
+    context: int | None = Field(default=None, description="Tokens per window; null: whole sequences.")
     stride: int | None = None
     scored: str = Field(description="The tokens that the task trains, in words.")
     total: ScoredTotal
@@ -219,25 +225,24 @@ TriangularMatrix = Annotated[
     list[list[float]],
     Field(description="Row i is query i; its values are for the keys 0 … i, rounded to six decimal places."),
 ]
-Index = Annotated[int, Field(ge=0, strict=True)]
-Indices = Annotated[list[Index], Field(fail_fast=True)]
+Indices = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(fail_fast=True)]
 
 
 class ProbeRequest(Body):
-    """A sequence of token ids or a text, and the requested layers, heads, matrices and marks."""
+    """Token ids or a text to probe, and the layers, heads, matrices and marks to return."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [3, 14, 14, 7], "layers": [0], "heads": [1]}]})
 
-    tokens: Annotated[TokenIds, Field(min_length=1)] | None = None
-    text: Annotated[str, Field(min_length=1), Unicode] | None = Field(
+    tokens: Annotated[TokenIdList, Field(min_length=1)] | None = None
+    text: RequestText | None = Field(
         default=None,
-        description="A text for a model with a tokenizer: the end-of-text token is put before it. For other models: "
-        "labels of the task's vocabulary with blanks between them.",
+        description="A text for a model with a tokenizer: it gets an end-of-text token in front. For other models: "
+        "labels of the task's vocabulary, separated by blanks.",
     )
     layers: Indices | None = Field(default=None, description="Numbers from 0; null: all.")
     heads: Indices | None = Field(default=None, description="Numbers from 0; null: all.")
     matrices: Annotated[list[MatrixName], Field(fail_fast=True)] = Field(
-        default=list(get_args(MatrixName)), description="The requested matrices; an empty list: statistics only."
+        default=list(get_args(MatrixName)), description="The matrices to return; an empty list: statistics only."
     )
     marks: Annotated[dict[str, Indices], Field(max_length=16), BeforeValidator(_check_keys)] | None = Field(
         default=None,
@@ -252,7 +257,7 @@ class ProbeRequest(Body):
 
 
 class ProbedMark(BaseModel):
-    """Separation of marked tokens from the others by a head's gates; null: undefined for these tokens."""
+    """How well a head's gates separate the marked tokens from the others; null: undefined for these tokens."""
 
     tokens_on: int
     tokens_off: int
@@ -264,7 +269,7 @@ class ProbedMark(BaseModel):
 
 
 class ProbedEncoding(BaseModel):
-    """Statistics and matrices of an encoding in a head. An encoding without gates has only scores."""
+    """Statistics and matrices of an encoding in a head. An encoding without gates has scores only."""
 
     kind: str
     limit: int | None = Field(

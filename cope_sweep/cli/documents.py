@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cope_sweep.api import descriptions
 from cope_sweep.api.formats import Band, FigureFormat, ReportFormat, TableFormat
 from cope_sweep.cli.options import (
     ABLATIONS,
@@ -50,9 +51,7 @@ CompareOpt = Annotated[
     typer.Option(
         "--compare",
         metavar="paper|ROW|AXIS=LABEL",
-        help="Compare every row with one row, named by its labels (`RoPE, layers 2`); with the published numbers "
-        "(`paper`); or, as in `model.position=CoPE`, with the row that has this label and otherwise the same labels. "
-        "A note below the table explains the test.",
+        help=descriptions.COMPARE,
         show_default=False,
     ),
 ]
@@ -60,7 +59,7 @@ CommittedOpt = Annotated[
     bool,
     typer.Option(
         "--committed",
-        help="Show the results that come with the ablation files (their folder `results`) instead of your store.",
+        help=descriptions.COMMITTED,
     ),
 ]
 FromOpt = Annotated[
@@ -79,7 +78,7 @@ TableSortOpt = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMN",
-        help="Order the rows by a metric, best first, by an axis, or by `parameters`.",
+        help=descriptions.SORT_ROWS,
         show_default=False,
     ),
 ]
@@ -87,12 +86,10 @@ GroupOpt = Annotated[
     str | None,
     of_latex(
         metavar="AXIS",
-        help="Group rows by this axis; the best of each group is bold. Default: the first axis.",
+        help=descriptions.GROUP,
     ),
 ]
-TableRunsOpt = Annotated[
-    bool, typer.Option("--runs", help="Print one line per run instead of one per row (terminal, csv, parquet).")
-]
+TableRunsOpt = Annotated[bool, typer.Option("--runs", help=descriptions.ONE_LINE_PER_RUN)]
 
 
 def table(
@@ -106,12 +103,12 @@ def table(
     output: OutputOpt = None,
     stars: Annotated[
         bool,
-        of_latex("--stars", help="Mark significant differences with stars instead of adding a table of comparisons."),
+        of_latex("--stars", help=descriptions.STARS),
     ] = False,
     group: GroupOpt = None,
-    caption: Annotated[str | None, of_latex(help="The caption, as LaTeX code. Default: the title.")] = None,
-    label: Annotated[str | None, of_latex(help="The label. Default: tab:NAME.")] = None,
-    notes: Annotated[bool, of_latex("--notes/--no-notes", help="Print the notes below the table.")] = True,
+    caption: Annotated[str | None, of_latex(help=descriptions.CAPTION)] = None,
+    label: Annotated[str | None, of_latex(help=descriptions.LABEL)] = None,
+    notes: Annotated[bool, of_latex("--notes/--no-notes", help=descriptions.NOTES)] = True,
     folder: FromOpt = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
@@ -317,35 +314,29 @@ KindOpt = Annotated[
 ]
 MetricsOpt = Annotated[
     list[str],
-    typer.Option(
-        "--metric", "-m", help="A metric. May be repeated. Default: the metrics of the table.", show_default=False
-    ),
+    typer.Option("--metric", "-m", help=descriptions.METRICS, show_default=False),
 ]
 XOpt = Annotated[
     str | None,
     typer.Option(
-        help="curves, convergence: `step` or `time`. values: an axis, another key of a run, or a fact "
-        "(`facts.parameters`). slice: an axis. Default: the first axis with numbers; slice: all axes.",
+        help=descriptions.X,
         show_default=False,
     ),
 ]
 PanelsOpt = Annotated[
     str | None,
-    typer.Option(help="values, contexts, budget, heatmap: an axis; a panel for each value.", show_default=False),
+    typer.Option(help=descriptions.PANELS, show_default=False),
 ]
-RowsOpt = Annotated[list[str], typer.Option(help="A row. May be repeated. Default: all.", show_default=False)]
+RowsOpt = Annotated[list[str], typer.Option(help=descriptions.ROWS, show_default=False)]
 BandOpt = Annotated[
     Band,
-    typer.Option(
-        help="interval: 95 % interval of the mean. range: least and greatest value. auto: the range if a row has two "
-        "seeds, else the interval."
-    ),
+    typer.Option(help=descriptions.BAND),
 ]
 LogOpt = Annotated[
     bool | None,
     typer.Option(
         "--log/--linear",
-        help="Use a log scale for the metrics. Default: chosen from the data.",
+        help=descriptions.LOG,
         show_default=False,
     ),
 ]
@@ -353,18 +344,16 @@ LogXOpt = Annotated[
     bool | None,
     typer.Option(
         "--log-x/--linear-x",
-        help="Use a log scale for the other axis. Default: chosen from the data.",
+        help=descriptions.LOG_X,
         show_default=False,
     ),
 ]
-TitleOpt = Annotated[
-    str, typer.Option(help="Title above the figure. Default: the ablation's title.", show_default=False)
-]
+TitleOpt = Annotated[str, typer.Option(help=descriptions.TITLE, show_default=False)]
 FigureFormatOpt = Annotated[
     FigureFormat | None,
     typer.Option(
         "--format",
-        help="csv: the data behind the figure. Default: by the suffix of --output, or else png.",
+        help=f"{descriptions.FIGURE_CSV} Default: by the suffix of --output, or else png.",
         show_default=False,
     ),
 ]
@@ -373,18 +362,15 @@ WidthOpt = Annotated[
     typer.Option(
         min=1,
         max=40,
-        help="Width in inches: 3.25 fits a column of ICML, 3.03 one of ACL, 5.5 the text of NeurIPS and ICLR. "
-        "Default: what the panels need.",
+        help=descriptions.WIDTH,
         show_default=False,
     ),
 ]
 HeightOpt = Annotated[
     float | None,
-    typer.Option(min=1, max=40, help="Height in inches. Default: what the panels need.", show_default=False),
+    typer.Option(min=1, max=40, help=descriptions.HEIGHT, show_default=False),
 ]
-FontSizeOpt = Annotated[
-    float | None, typer.Option(min=4, max=24, help="Font size in points. Default: 8.", show_default=False)
-]
+FontSizeOpt = Annotated[float | None, typer.Option(min=4, max=24, help=descriptions.FONT_SIZE, show_default=False)]
 FigureOutputOpt = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="Default: NAME-KIND.FORMAT; one figure as csv goes to standard output."),

@@ -14,7 +14,7 @@ from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.queries.ablations import Place
-from cope_sweep.read.queries.recorded import Recorded
+from cope_sweep.read.queries.recorded import RecordedAblation
 from cope_sweep.read.queries.unknown import no_run
 from cope_sweep.store import Store
 from cope_sweep.store.artifacts import RUN_ID
@@ -55,7 +55,7 @@ class NamedFiles(AblationFiles):
             make_console(stderr=True).print(text, highlight=False, soft_wrap=True)
         return plan
 
-    def expanded(self, recorded: Recorded, scale: str | None = None) -> Plan:
+    def expand_recorded(self, recorded: RecordedAblation, scale: str | None = None) -> Plan:
         """The plan of an ablation that is in no file, with the values of `--set`. A note says where it is from."""
         loaded = recorded.ablation
         if loaded.name not in self._noted:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup, TyperOption
 
+from cope_sweep.api import descriptions
 from cope_sweep.errors import UserError
 
 ABLATIONS, STORE = Path("ablations"), "store"
@@ -56,9 +57,7 @@ OptionalAblationArg = Annotated[
 ]
 ScaleOpt = Annotated[
     str | None,
-    typer.Option(
-        "--scale", metavar="NAME", help="A scale of the ablation: a named size, such as small.", show_default=False
-    ),
+    typer.Option("--scale", metavar="NAME", help=descriptions.SCALE, show_default=False),
 ]
 AblationsDir = Annotated[
     Path,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
+from cope_sweep.api import descriptions
 from cope_sweep.api.formats import RunsFormat
 from cope_sweep.cli.options import (
     ABLATIONS,
@@ -407,7 +408,7 @@ SideArg = Annotated[
     str,
     typer.Argument(
         metavar="RUN|SWEEP",
-        help="Id of a run or sweep; or `ABLATION/ROW` for the row's best finished run.",
+        help=descriptions.SIDE,
         show_default=False,
     ),
 ]
@@ -479,34 +480,25 @@ FilterOpt = Annotated[
     typer.Option(
         "--filter",
         metavar="KEY>=VALUE",
-        help="Only runs that meet this condition: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`, "
-        "`facts.device=cuda`, `tags.row=CoPE` (also `tags.sweep`, `tags.ablation`, and the label of an axis). A run "
-        "that lacks the key does not match. May be repeated.",
+        help=descriptions.FILTER,
         show_default=False,
     ),
 ]
 SearchOpt = Annotated[
     str,
     typer.Option(
-        help="Only runs that contain all of these words: at the start of the id; or in the message, the row, the "
-        "ablation or its title. Case does not matter.",
+        help=descriptions.SEARCH,
         show_default=False,
     ),
 ]
-StatusOpt = Annotated[
-    list[RunStatus], typer.Option(help="Only runs with this status. May be repeated.", show_default=False)
-]
-OfSweepOpt = Annotated[
-    str | None, typer.Option(metavar="SWEEP", help="Only the runs of this sweep.", show_default=False)
-]
-OfAblationOpt = Annotated[
-    str | None, typer.Option(help="Only the runs of this ablation, in plan order.", show_default=False)
-]
+StatusOpt = Annotated[list[RunStatus], typer.Option(help=descriptions.STATUS, show_default=False)]
+OfSweepOpt = Annotated[str | None, typer.Option(metavar="SWEEP", help=descriptions.SWEEP, show_default=False)]
+OfAblationOpt = Annotated[str | None, typer.Option(help=descriptions.ABLATION, show_default=False)]
 SortOpt = Annotated[
     str,
     typer.Option(
         metavar="KEY",
-        help="A key as in `--filter`, or run_id, status, seed, step, created_ms. Runs without it come last.",
+        help=descriptions.SORT_RUNS,
     ),
 ]
 ExportOpt = Annotated[
@@ -518,9 +510,7 @@ ExportOpt = Annotated[
         "--output.",
     ),
 ]
-CurvesOpt = Annotated[
-    bool, typer.Option("--curves", help="Export the learning curves: one line for each logged value of a run.")
-]
+CurvesOpt = Annotated[bool, typer.Option("--curves", help=descriptions.CURVES)]
 
 
 def runs(
@@ -531,9 +521,9 @@ def runs(
     ablation: OfAblationOpt = None,
     scale: ScaleOpt = None,
     sort: SortOpt = "run_id",
-    descending: Annotated[bool, typer.Option("--descending", help="Greatest value first.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of runs.")] = 100,
-    offset: Annotated[int, typer.Option(min=0, max=2**31, help="Number of runs to skip.")] = 0,
+    descending: Annotated[bool, typer.Option("--descending", help=descriptions.DESCENDING)] = False,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help=descriptions.MAX_RUNS)] = 100,
+    offset: Annotated[int, typer.Option(min=0, max=2**31, help=descriptions.SKIPPED_RUNS)] = 0,
     export: ExportOpt = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Export to this file.")] = None,
     curves: CurvesOpt = False,

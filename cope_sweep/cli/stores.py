@@ -259,9 +259,9 @@ def _counted(run_ids: Sequence[str]) -> str:
 
 def _show_runs(opened: Store, records: Sequence[RunRecord]) -> None:
     """Print on standard error what will be deleted."""
-    from cope_sweep.read.queries.runs import places
+    from cope_sweep.read.queries.runs import run_places
 
-    found = places(opened, [record.run_id for record in records])
+    found = run_places(opened, [record.run_id for record in records])
     for record in records:
         where = "".join(f"  {place.ablation}/{place.row}" for place in found.get(record.run_id, [])[:1])
         typer.echo(f"{record.run_id}  {record.status}{where}, seed {record.seed}", err=True)

@@ -20,7 +20,7 @@ def serve(
         list[str],
         typer.Option(
             metavar="NAME",
-            help="A name by which clients may call the service, besides its address. May be repeated.",
+            help="A host name that clients may use besides the address. May be repeated.",
             show_default=False,
         ),
     ] = [],  # noqa: B006 - Typer copies it
@@ -32,7 +32,7 @@ def serve(
         typer.Option(
             envvar="COPE_SWEEP_RAY_ADDRESS",
             metavar="URL",
-            help="Dashboard of the Ray cluster that trains submitted sweeps, as http://HOST:8265. Default: none.",
+            help="Dashboard of the Ray cluster that trains submitted sweeps: `http://HOST:8265`. Default: none.",
         ),
     ] = "",
     keys_file: Annotated[
@@ -40,11 +40,11 @@ def serve(
         typer.Option(
             envvar="COPE_SWEEP_KEYS_FILE",
             metavar="FILE",
-            help="File of the API keys' digests. Delete the line of a key to revoke it.",
+            help="File with the digests of the API keys. Delete a key's line to revoke it.",
         ),
     ] = Path("keys.txt"),
     new_key: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Make an API key, print it, and end.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="Make an API key, print it, and exit.", show_default=False)
     ] = None,
     scope: Annotated[
         list[str],
@@ -58,8 +58,8 @@ def serve(
 ) -> None:
     """Serve tables, runs, checkpoints, perplexity and probes over REST, with a web page.
 
-    Ctrl-C stops the service. Beyond this machine, as with `--host 0.0.0.0`, it needs an API key. Its other settings are
-    environment variables: docs/reference/environment.md lists them.
+    Ctrl-C stops the service. To serve other machines (`--host 0.0.0.0`), make an API key first. More settings are
+    environment variables, listed in docs/reference/environment.md.
 
     Example: `cope-sweep serve --port 8080`, then `curl http://127.0.0.1:8080/api/v1/ablations/quickstart/table?format=markdown`
     """
@@ -77,19 +77,19 @@ def serve(
 
 
 def _make_key(path: Path, name: str | None, scopes: list[str]) -> None:
-    """Print a new key. Raises UserError."""
+    """Make a key and print it. Raises UserError."""
     from cope_services.http.access import SCOPES, KeysFile
 
     if name is None:
-        raise UserError(
-            "--scope is of a new key; give its name, too: --new-key NAME", code="missing_option", option="--new-key"
-        )
-    if unknown := [scope for scope in scopes if scope not in SCOPES]:
+        raise UserError("--scope needs a new key; add --new-key NAME", code="missing_option", option="--new-key")
+    unknown = [scope for scope in scopes if scope not in SCOPES]
+    if unknown:
         raise UserError(
             f"there is no scope {unknown[0]!r}; the scopes are {', '.join(SCOPES)}",
             code="unknown_scope",
             scope=unknown[0],
             allowed=list(SCOPES),
         )
-    typer.echo(KeysFile(path).create(name, [each for each in SCOPES if each in (scopes or ["read"])]))
-    typer.echo(f"{path} has its digest only: this is the only time that it is shown", err=True)
+    wanted = scopes or ["read"]
+    typer.echo(KeysFile(path).create(name, [scope for scope in SCOPES if scope in wanted]))
+    typer.echo(f"copy the key now: {path} has only its digest, so it cannot be shown again", err=True)

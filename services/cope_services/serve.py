@@ -1,9 +1,8 @@
 """The routes that ask models, on autoscaled replicas of Ray Serve: `serve run cope_services.serve:app`.
 
-A replica runs the application of these routes, with the keys, hosts and limits of `cope-sweep serve`. Serve starts and
-ends replicas with the number of requests. A client that sends the header `serve_multiplexed_model_id: RUN_ID` gets a
-replica that has the model in memory, if there is one. How many bytes of models a replica has is decided as in
-`cope-sweep serve`, by COPE_SWEEP_MAX_MODEL_BYTES.
+A replica runs the application of these routes, with the same keys, hosts and limits as `cope-sweep serve`. Serve scales
+the number of replicas with the number of requests. A client that sends the header `serve_multiplexed_model_id: RUN_ID`
+gets a replica that has the model in memory, if there is one. COPE_SWEEP_MAX_MODEL_BYTES limits the models in memory.
 """
 # Serve reads the annotation of `app` at run time, so annotations must not be texts here.
 
@@ -23,9 +22,9 @@ from cope_sweep.errors import UserError
 ANNOUNCED = 64
 """Runs for which Serve prefers a replica."""
 ONGOING = 64
-"""Requests that a replica answers at a time, with windows in batches."""
+"""Requests that a replica answers at a time; it computes their windows in batches."""
 QUEUED = 256
-"""Requests that wait in a proxy for a replica; further ones get 429."""
+"""Maximum number of requests that wait in a proxy for a replica; more get 429."""
 
 
 class Replicas(BaseModel):
@@ -36,7 +35,7 @@ class Replicas(BaseModel):
     min_replicas: int = Field(1, ge=1)
     max_replicas: int = Field(4, ge=1)
     target_ongoing_requests: float = Field(8, gt=0)
-    """Requests per replica that autoscaling aims at."""
+    """Target number of requests per replica for autoscaling."""
     cpus: float = Field(1, ge=0)
     """CPUs of a replica."""
     gpus: float = Field(0, ge=0)
@@ -53,13 +52,14 @@ class Models:
 
     @serve.multiplexed(max_num_models_per_replica=ANNOUNCED)  # type: ignore[untyped-decorator]
     async def load(self, run_id: str) -> str:
-        """Load a model, for which Serve prefers this replica from now on. The application keeps or drops it."""
+        """Load a model. From now on, Serve prefers this replica for it. The application may drop it from memory."""
         await self.service.components.predictor(run_id)
         return run_id
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         async def with_model(scope: Scope, receive: Receive, send: Send) -> None:
-            if run_id := serve.get_multiplexed_model_id():
+            run_id = serve.get_multiplexed_model_id()
+            if run_id:
                 with suppress(UserError):  # the route says what is wrong with the run
                     await self.load(run_id)
             await self.service(scope, receive, send)
@@ -68,14 +68,14 @@ class Models:
 
 
 def app(replicas: Replicas) -> Application:
-    """The application, with the settings of the environment of each node. Raises UserError.
+    """The application, with settings from the environment of each node. Raises UserError.
 
-    Folders are those of the environment of the caller, as absolute paths.
+    Folders come from the caller's environment, as absolute paths.
     """
     settings = load_settings()
     if not KeysFile(settings.keys_file).protects:
         raise UserError(
-            f"Ray Serve needs API keys, and {settings.keys_file.absolute()} has none: make one with `cope-sweep serve "
+            f"Ray Serve needs API keys, but {settings.keys_file.absolute()} has none; make one with `cope-sweep serve "
             "--new-key NAME --scope read --scope infer`, or set COPE_SWEEP_KEYS_FILE"
         )
     models = serve.deployment(
@@ -97,7 +97,7 @@ def app(replicas: Replicas) -> Application:
 
 
 def _folders(settings: Settings) -> dict[str, str]:
-    """Folders and files by their absolute paths; nothing that is secret."""
+    """Absolute paths of folders and files; no secrets."""
     store = settings.store if "://" in settings.store else str(Path(settings.store).absolute())
     return {
         "ablations": str(settings.ablations.absolute()),

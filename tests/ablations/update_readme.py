@@ -12,7 +12,7 @@ from pathlib import Path
 from cope_sweep.config import load_ablation
 from cope_sweep.read.reports.runs import read_committed, run_files
 from cope_sweep.read.tables import Table
-from cope_sweep.read.tables.claims import findings, place_in_paper
+from cope_sweep.read.tables.claims import claim_findings, place_in_paper
 from cope_sweep.read.tables.model import p_text, reference
 from cope_sweep.read.tables.render import layout, markdown_text
 
@@ -110,11 +110,11 @@ def claims():
     )
     copy.check_verdicts(RoPE="worse", Absolute="worse")
     flip.check_verdicts(RoPE="worse", Absolute="worse")  # in distribution
-    out_of_distribution = findings(flip.report.plan, table_of(flip.report).model)[0]
+    out_of_distribution = claim_findings(flip.report.plan, table_of(flip.report).model)[0]
     assert out_of_distribution.column.name == "sparse/token_error"
     assert out_of_distribution.text == "shown in part (1 of 2 pairs)"
     assert f"{out_of_distribution.largest_p:.3f}" == "0.056"
-    more_passes = findings(count.report.plan, table_of(count.report).model)[0]
+    more_passes = claim_findings(count.report.plan, table_of(count.report).model)[0]
     assert (more_passes.column.name, more_passes.text) == ("longer/token_error", "shown")
     longer = "longer/token_error"
     for metric in ("dense/sequence_error", "sparse/sequence_error"):
@@ -179,7 +179,7 @@ def with_results(text):
 
 def claims_of_all():
     """A Markdown table of the claims of all files, in the order of the paper's tables and figures."""
-    found = [(each, finding) for each in committed() for finding in findings(each.plan, table_of(each).model)]
+    found = [(each, finding) for each in committed() for finding in claim_findings(each.plan, table_of(each).model)]
     lines = []
     for report, finding in found:
         p = "" if math.isnan(finding.largest_p) else p_text(finding.largest_p)

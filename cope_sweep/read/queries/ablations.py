@@ -1,7 +1,7 @@
-"""The ablation files of a folder and their plans. A file is parsed when it has changed, not for each query.
+"""The ablation files of a folder and their plans. A file is parsed again only after it has changed.
 
-Plans are made under a lock per file: while one of many runs is made, which takes seconds, those of other files answer,
-and of several threads that need the same plan one makes it.
+Plans are made under one lock per file. A large plan takes seconds: meanwhile, other plans stay available, and threads
+that need the same plan wait for one thread to make it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import ClassVar
 from cope_sweep.config import LoadedAblation, Plan, RunSpec, SpecError, expand, load_ablation, with_overrides
 from cope_sweep.config.loading import SUFFIXES
 from cope_sweep.errors import NotFoundError
-from cope_sweep.read.queries.recorded import Recorded
+from cope_sweep.read.queries.recorded import RecordedAblation
 from cope_sweep.store import QueryError
 
 RESULTS = "results"
-"""The folder beside the ablation files with the reports that are kept with them."""
+"""The folder beside the ablation files that contains their reports."""
 SETTLED_NS = 100_000_000
-"""A folder that was changed longer ago than this has another time of change after its next change."""
+"""If a folder's last change is older than this, its next change is sure to get a different modification time."""
 
 FileStamp = tuple[str, int, int]
-"""Path, modification time and size; both −1 for a file that is missing."""
+"""Path, modification time and size; the last two are −1 for a missing file."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Place:
     spec: RunSpec | None = None
 
 
-Known = tuple[tuple[FileStamp, ...], Plan | SpecError]
-"""The plan of an ablation at a scale, or why there is none, and the state of the files from which that was made."""
+CachedPlan = tuple[tuple[FileStamp, ...], Plan | SpecError]
+"""The stamps of the files that were read, and the plan of an ablation at a scale or the error in these files."""
 
 
 class AblationFiles:
-    """Ablations by file name, without suffix. A client's name is only compared with a listing, never made a path."""
+    """Ablations by file name, without suffix. A client's name is only compared, and never becomes part of a path."""
 
     IMPORTS_RECORDED: ClassVar[bool] = False
-    """Whether plugins are imported that an ablation names which is in no file of the folder, only in the store."""
+    """Whether to import the plugins of ablations that are in the store only, and not in the folder."""
 
     def __init__(
         self,
@@ -56,39 +56,39 @@ class AblationFiles:
         max_runs: int | None = None,
         error_text: Callable[[str], str] = str,
     ) -> None:
-        """Name the folder.
+        """Create the object; nothing is read.
 
         Args:
             folder: The folder of the files.
-            max_runs: A file whose plan has more runs counts as faulty; None: any number.
-            error_text: What is told of the message of a faulty file: a service leaves out where its files are.
+            max_runs: A file with more runs counts as invalid; None: no limit.
+            error_text: Changes the message about an invalid file: a service hides the folders of its files.
         """
         self.folder = folder
         self._error_text = error_text
         self._max_runs = max_runs
-        self._plans: dict[tuple[str, str | None], Known] = {}
+        self._plans: dict[tuple[str, str | None], CachedPlan] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._listed: tuple[int, dict[str, Path]] | None = None
 
     def files(self) -> dict[str, Path]:
-        """Name → file, sorted by name: regular files whose links do not lead out of the folder. Raises OSError."""
+        """Name → file, sorted by name. Links that lead out of the folder are ignored. Raises OSError."""
         changed_ns = self.folder.stat().st_mtime_ns
         if self._listed is not None and self._listed[0] == changed_ns:
             return self._listed[1]
         inside = self.folder.resolve()
         paths = [path for path in self.folder.iterdir() if path.suffix in SUFFIXES and _is_inside(path, inside)]
         # If both a.yaml and a.yml exist, a.yaml wins.
-        found = {path.stem: path for path in sorted(paths, key=lambda path: (path.stem, path.suffix == ".yaml"))}
+        files = {path.stem: path for path in sorted(paths, key=lambda path: (path.stem, path.suffix == ".yaml"))}
         if time.time_ns() - changed_ns > SETTLED_NS:
-            self._listed = changed_ns, found
-        return found
+            self._listed = changed_ns, files
+        return files
 
     def file(self, name: str) -> Path:
         """The file of an ablation. Raises NotFoundError."""
         files = self.files()
         if name not in files:
             raise NotFoundError(
-                f"no ablation {name!r}; the ablations are: {', '.join(files) or 'none'}",
+                f"no ablation {name!r}; choose one of: {', '.join(files) or 'none'}",
                 name=name,
                 allowed=list(files),
             )
@@ -97,79 +97,81 @@ class AblationFiles:
     def load(self, name: str, scale: str | None = None) -> Plan:
         """The plan of an ablation at a scale. Raises NotFoundError, QueryError (the scale), SpecError (the file)."""
         path = self.file(name)
-        known = self._current(name, scale, path)
-        if known is None:
+        cached = self._cached(name, scale, path)
+        if cached is None:
             with self._locks.setdefault(name, threading.Lock()):  # setdefault is atomic
-                known = self._current(name, scale, path) or self._make(name, scale, path)
-        if isinstance(known[1], SpecError):
-            raise copy.copy(known[1])  # threads raise the same kept error, and each would add its frames to it
-        return known[1]
+                cached = self._cached(name, scale, path) or self._make_plan(name, scale, path)
+        if isinstance(cached[1], SpecError):
+            raise copy.copy(cached[1])  # a copy: every thread that raises an error adds its frames to it
+        return cached[1]
 
-    def expanded(self, recorded: Recorded, scale: str | None = None) -> Plan:
-        """The plan of an ablation that is in no file, at a scale. Raises QueryError (the scale), SpecError."""
+    def expand_recorded(self, recorded: RecordedAblation, scale: str | None = None) -> Plan:
+        """The plan of an ablation without a file, at a scale. Raises QueryError (the scale), SpecError."""
         _check_scale(recorded.ablation, scale)
         return expand(with_overrides(recorded.ablation, scale=scale), max_runs=self._max_runs)
 
     def committed(self, name: str) -> list[str]:
-        """The scales of an ablation whose results are kept with the files; "" is its own size."""
-        found = (path.stem.partition(".") for path in (self.folder / RESULTS).glob("*.parquet"))
-        return sorted(scale for own, _, scale in found if own == name and scale.rpartition(".")[2] != "curves")
+        """The scales of an ablation with results beside the files; "" means: without a scale."""
+        parts = (path.stem.partition(".") for path in (self.folder / RESULTS).glob("*.parquet"))
+        return sorted(scale for own, _, scale in parts if own == name and scale.rpartition(".")[2] != "curves")
 
-    def _current(self, name: str, scale: str | None, path: Path) -> Known | None:
-        """The known plan of an ablation at a scale; None if its files have changed since."""
-        known = self._plans.get((name, scale))
-        if known is None or known[0][0][0] != str(path) or known[0] != _stamps(each[0] for each in known[0]):
+    def _cached(self, name: str, scale: str | None, path: Path) -> CachedPlan | None:
+        """The cached plan of an ablation at a scale; None if its files have changed since."""
+        cached = self._plans.get((name, scale))
+        if cached is None:
             return None
-        return known
+        stamps = cached[0]
+        is_current = stamps[0][0] == str(path) and stamps == _file_stamps(stamp[0] for stamp in stamps)
+        return cached if is_current else None
 
-    def _make(self, name: str, scale: str | None, path: Path) -> Known:
-        """Parse a file, unless its own size is known, and make its plan. Raises QueryError for an unknown scale."""
-        # What a faulty file depends on is not known: any file of the folder.
-        everything = _stamps([path, *(other for other in self.files().values() if other != path)])
-        stamp, own_size = everything[:1], None  # taken before the file is read, so that a later change is noticed
+    def _make_plan(self, name: str, scale: str | None, path: Path) -> CachedPlan:
+        """Make the plan of a file, which is parsed at most once for all scales. Raises QueryError (unknown scale)."""
+        # An invalid file may depend on any file of the folder.
+        all_stamps = _file_stamps([path, *(other for other in self.files().values() if other != path)])
+        stamps, unscaled = all_stamps[:1], None  # taken before the file is read, so that a later change is noticed
         if scale is not None:
-            own_stamp, own_size = self._current(name, None, path) or self._make(name, None, path)
-        found: Plan | SpecError
+            unscaled_stamps, unscaled = self._cached(name, None, path) or self._make_plan(name, None, path)
+        plan: Plan | SpecError
         try:
-            if isinstance(own_size, Plan):
-                stamp, ablation = own_stamp, own_size.ablation
+            if isinstance(unscaled, Plan):
+                stamps, ablation = unscaled_stamps, unscaled.ablation
             else:
                 ablation = load_ablation(path)
-                stamp += _stamps(ablation.source.parents)
+                stamps += _file_stamps(ablation.source.parents)
             _check_scale(ablation, scale)
-            found = expand(with_overrides(ablation, scale=scale), max_runs=self._max_runs)
-            found.row_of("")  # makes the table of rows now, not during a request
+            plan = expand(with_overrides(ablation, scale=scale), max_runs=self._max_runs)
+            plan.row_of("")  # makes the table of rows now, not during a request
         except SpecError as error:
             data = error.shown_data(self._error_text)
-            stamp, found = everything, SpecError(self._error_text(str(error)), code=error.code, **data)
+            stamps, plan = all_stamps, SpecError(self._error_text(str(error)), code=error.code, **data)
         except RecursionError:
-            text = self._error_text(f"{path}: nested too deeply")
-            stamp, found = everything, SpecError(text, code="too_large", place=self._error_text(str(path)))
-        self._plans[name, scale] = stamp, found
-        return stamp, found
+            text = self._error_text(f"{path}: nested too deeply; use fewer levels")
+            stamps, plan = all_stamps, SpecError(text, code="too_large", place=self._error_text(str(path)))
+        self._plans[name, scale] = stamps, plan
+        return stamps, plan
 
     def places(self, run_id: str) -> list[Place]:
-        """The places of a run in the plans of all valid ablations at all scales: these plans are made, if need be."""
-        found = (place_in(plan, run_id) for plan in self.all())
-        return [place for place in found if place is not None]
+        """The places of a run in the plans of all valid ablations at all scales. May have to make these plans."""
+        places = (place_in(plan, run_id) for plan in self.all())
+        return [place for place in places if place is not None]
 
     def state(self) -> tuple[object, ...]:
         """A value that changes when a file changes."""
-        kept = (self.folder / RESULTS).glob("*.parquet")
-        paths = {str(path): None for path in (*self.files().values(), self.folder / RESULTS, *kept)}
+        reports = (self.folder / RESULTS).glob("*.parquet")
+        paths = {str(path): None for path in (*self.files().values(), self.folder / RESULTS, *reports)}
         paths |= {stamp[0]: None for stamps, _ in list(self._plans.values()) for stamp in stamps}
-        return _stamps(paths)
+        return _file_stamps(paths)
 
     def all(self) -> list[Plan]:
         """The plans of all valid ablations at all scales."""
-        found: list[Plan] = []
+        plans: list[Plan] = []
         for name in self.files():
             with contextlib.suppress(SpecError, NotFoundError):
-                own_size = self.load(name)
-                found.append(own_size)
-                for scale in own_size.ablation.content.scales:
-                    found.append(self.load(name, scale))  # noqa: PERF401 - a faulty scale leaves those before it
-        return found
+                unscaled = self.load(name)
+                plans.append(unscaled)
+                for scale in unscaled.ablation.content.scales:
+                    plans.append(self.load(name, scale))  # noqa: PERF401 - keeps the scales before an invalid one
+        return plans
 
 
 def _check_scale(loaded: LoadedAblation, scale: str | None) -> None:
@@ -177,7 +179,7 @@ def _check_scale(loaded: LoadedAblation, scale: str | None) -> None:
     if scale is not None and scale not in loaded.content.scales:
         scales = list(loaded.content.scales)
         raise QueryError(
-            f"{loaded.name} has no scale {scale!r}; its scales are: {', '.join(scales) or 'none'}",
+            f"{loaded.name} has no scale {scale!r}; choose one of its scales: {', '.join(scales) or 'none'}",
             code="unknown_scale",
             ablation=loaded.name,
             scale=scale,
@@ -186,7 +188,7 @@ def _check_scale(loaded: LoadedAblation, scale: str | None) -> None:
 
 
 def place_in(plan: Plan, run_id: str) -> Place | None:
-    """The place of a run in a plan, if it is in there."""
+    """The place of a run in a plan; None if the plan does not contain it."""
     row = plan.row_of(run_id)
     if row is None:
         return None
@@ -194,14 +196,14 @@ def place_in(plan: Plan, run_id: str) -> Place | None:
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path is, or leads to, a regular file in a folder."""
+    """Whether a path, with links resolved, is a regular file in a folder."""
     with contextlib.suppress(OSError, RuntimeError):
         return path.is_file() and path.resolve().is_relative_to(folder)
     return False
 
 
-def _stamps(paths: Iterable[Path | str]) -> tuple[FileStamp, ...]:
-    """The state of files, in order."""
+def _file_stamps(paths: Iterable[Path | str]) -> tuple[FileStamp, ...]:
+    """The stamps of files, in order."""
     stamps = []
     for path in map(Path, paths):
         try:

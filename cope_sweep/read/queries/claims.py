@@ -1,4 +1,4 @@
-"""The claims of ablations, with what finished runs say about them."""
+"""The claims of ablations, with verdicts from finished runs."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from collections.abc import Iterable
 
 from cope_sweep.api.answers import ClaimResult
 from cope_sweep.read.tables import Results, Table
-from cope_sweep.read.tables.claims import findings, hypothesis_verdict, place_in_paper
+from cope_sweep.read.tables.claims import claim_findings, hypothesis_verdict, place_in_paper
 from cope_sweep.read.tables.model import reference
 from cope_sweep.read.tables.stats import finite
 
 
 def claim_results(all_results: Iterable[Results]) -> list[ClaimResult]:
-    """The claims about these results, in the order of the paper's tables and figures; others come last."""
-    found = [each for results in all_results for each in _of_one(results)]
-    return sorted(found, key=lambda each: place_in_paper(each.source))
+    """The claims about these results, in the order of the paper's tables and figures; other claims come last."""
+    claims = [claim for results in all_results for claim in _claims_of(results)]
+    return sorted(claims, key=lambda claim: place_in_paper(claim.source))
 
 
-def _of_one(results: Results) -> Iterable[ClaimResult]:
+def _claims_of(results: Results) -> Iterable[ClaimResult]:
     plan = results.plan
-    found = findings(plan, Table(results, reference(plan)).model)
-    hypothesis = hypothesis_verdict(found)
-    for each in found:
+    findings = claim_findings(plan, Table(results, reference(plan)).model)
+    hypothesis = hypothesis_verdict(findings)
+    for finding in findings:
         yield ClaimResult(
-            claim=each.claim.text,
-            source=each.claim.source,
+            claim=finding.claim.text,
+            source=finding.claim.source,
             ablation=plan.name,
             title=plan.ablation.content.title,
             scale=plan.ablation.scale,
-            measure=each.measure,
-            ours=each.ours,
-            published=each.published,
-            p=finite(each.largest_p),
-            verdict=each.verdict,
-            pairs=len(each.pairs),
-            shown=each.shown,
+            measure=finding.measure,
+            ours=finding.ours,
+            published=finding.published,
+            p=finite(finding.largest_p),
+            verdict=finding.verdict,
+            pairs=len(finding.pairs),
+            shown=finding.shown,
             hypothesis=hypothesis,
         )

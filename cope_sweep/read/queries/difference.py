@@ -1,7 +1,7 @@
 """Differences between two runs, or between two groups of runs: values of their specs, facts, and metrics.
 
-Groups are compared as rows of a table are: in pairs of equal seeds where they share enough of them (`tables.stats`).
-Runs of two sweeps are matched by row, so that only rows of the same name are compared.
+Groups are compared like rows of a table: paired by seed if they share enough seeds (`tables.stats`). Two sweeps are
+compared row by row; only rows with the same name are compared.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ COMPARED_FACTS = (
     "wall_s",
     "tokens_per_s",
 )
-"""Facts of finished runs that a comparison shows if they differ."""
+"""A comparison shows these facts of finished runs if they differ."""
 TESTED = ("difference", "ci_low", "ci_high", "p", "smallest_p")
-"""Numbers of a `Difference` that an answer has."""
+"""Fields of a `Difference` that an answer contains."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A run with its row in a sweep (or its id, if it was named itself), and the values of its spec."""
+    """A run, the values of its spec, and its row in a sweep (or its id if the run itself was named)."""
 
     record: RunRecord
     row: str
@@ -44,7 +44,7 @@ class Member:
 
 
 def store_difference(store: Store, left: str, right: str) -> RunsDiff:
-    """The difference of two runs or two sweeps, by their ids.
+    """The difference of two runs or two sweeps.
 
     Raises NotFoundError for an unknown id, QueryError for a run and a sweep, StoreError.
     """
@@ -52,7 +52,7 @@ def store_difference(store: Store, left: str, right: str) -> RunsDiff:
     is_sweep = [bool(SWEEP_ID.fullmatch(name)) for name in (left, right)]
     if is_sweep[0] != is_sweep[1]:
         raise QueryError(
-            f"{left} and {right}: a run and a sweep cannot be compared; name two runs or two sweeps",
+            f"{left} and {right}: cannot compare a run with a sweep; name two runs or two sweeps",
             code="not_comparable",
             left=left,
             right=right,
@@ -74,7 +74,7 @@ def store_difference(store: Store, left: str, right: str) -> RunsDiff:
 
 
 def _members(store: Store, name: str) -> list[Member]:
-    """The run with this id, or the runs of the sweep with this id."""
+    """The run with this id, or the runs of the sweep with this id. Raises NotFoundError."""
     if SWEEP_ID.fullmatch(name):
         if store.index.sweep(name) is None:
             raise no_sweep(store, name)
@@ -97,31 +97,32 @@ def _facts(record: RunRecord) -> dict[str, Value]:
 
 def _changes(left: Sequence[Mapping[str, Value]], right: Sequence[Mapping[str, Value]]) -> list[ChangedValue]:
     """The keys whose sets of values differ."""
-    keys = dict.fromkeys(key for side in (left, right) for each in side for key in each)
-    found = [ChangedValue(key=key, left=_values(left, key), right=_values(right, key)) for key in keys]
-    return [each for each in found if each.left != each.right]
+    keys = dict.fromkeys(key for side in (left, right) for values in side for key in values)
+    changes = [ChangedValue(key=key, left=_values(left, key), right=_values(right, key)) for key in keys]
+    return [change for change in changes if change.left != change.right]
 
 
 def _values(side: Sequence[Mapping[str, Value]], key: str) -> str | None:
-    """All values of a key, each once, sorted; None without one."""
-    values = sorted({each[key] for each in side if key in each}, key=lambda value: (isinstance(value, str), value))
-    return ", ".join(f"{each:.6g}" if isinstance(each, float) else str(each) for each in values) or None
+    """The distinct values of a key, sorted; None if there are none."""
+    distinct = {values[key] for values in side if key in values}
+    ordered = sorted(distinct, key=lambda value: (isinstance(value, str), value))
+    return ", ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in ordered) or None
 
 
 def _metrics(sides: Sequence[Sequence[Member]], rows: Sequence[str], *, by_row: bool) -> list[MetricChange]:
-    """The metrics that finished runs of both sides have; p with Holm's correction for all of them."""
-    found: list[tuple[str, str, float, float, Difference]] = []
+    """The metrics that finished runs of both sides have, with p corrected for all of them (Holm)."""
+    compared: list[tuple[str, str, float, float, Difference]] = []
     for row in rows:
         left, right = ([m.record for m in side if not by_row or m.row == row] for side in sides)
         names = {name for record in left for name in record.metrics} & {name for r in right for name in r.metrics}
         for name in sorted(names):
             a, b = ({r.seed or 0: r.metrics[name] for r in side if name in r.metrics} for side in (left, right))
-            found.append((row, name, statistics.fmean(a.values()), statistics.fmean(b.values()), two_rows(b, a)))
-    adjusted = holm([each[-1].p for each in found])
+            compared.append((row, name, statistics.fmean(a.values()), statistics.fmean(b.values()), two_rows(b, a)))
+    adjusted = holm([test.p for *_, test in compared])
     return [
         MetricChange(
             row=row, metric=metric, left=finite(left), right=finite(right), p_adjusted=finite(p),
             difference=MetricTest(n=test.n, **{name: finite(getattr(test, name)) for name in TESTED}),
         )
-        for (row, metric, left, right, test), p in zip(found, adjusted, strict=True)
+        for (row, metric, left, right, test), p in zip(compared, adjusted, strict=True)
     ]  # fmt: skip

@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,29 +23,31 @@ from cope_sweep.store import RunRecord, Status, Store
 
 WALL_S, RECOMPUTES = "wall_s", "checkpoint_activations"
 ENDED: tuple[Status, ...] = ("finished", "stopped")
-"""Runs that the same command does not train again."""
+"""A repeated command does not train these runs again."""
 LEAST_LOAD = 0.5
-"""Load per core from which on other programs are taken to slow down training."""
+"""From this load per core on, other programs are assumed to slow down training."""
 GPU_DEVICES = Path("/dev")
-"""The folder of the GPUs' device files, `nvidia0`, …"""
+"""The folder of device files such as `nvidia0`."""
 
 
 def recorded_plan(plan: Plan, store: Store) -> Plan:
-    """The plan with the rows that sweeps of its ablation were suggested by its search, if that chooses as it goes."""
+    """The plan; if its search chooses rows during the sweep, with the rows that sweeps have recorded so far."""
     if not plan.open_samples:
         return plan
     return plan_of_recorded(plan.ablation, store.index.recorded_rows(plan.name))
 
 
 def finished_run(plan: Plan, store: Store, rows: Collection[str] = (), seed: int | None = None) -> RunSpec:
-    """The first finished run of these rows, or of all, and of a seed, or of any. Raises UserError where none is."""
-    known = [row.name for row in plan.rows]
-    named = {name: find_rows(plan, name) for name in rows}
-    if unknown := [name for name, found in named.items() if not found]:
-        message = f"{plan.name} has no row {unknown[0]!r}{suggest(unknown[0], known)}"
-        raise UserError(message, code="unknown_row", row=unknown[0], allowed=known)
-    chosen = [row for found in named.values() for row in found] or plan.rows
-    runs = [run for row in chosen for run in row.runs if seed in (None, run.seed)]
+    """The first finished run of these rows (empty: of any row) and this seed (None: any). Raises UserError."""
+    candidates = []
+    for name in rows:
+        matching_rows = find_rows(plan, name)
+        if not matching_rows:
+            row_names = [row.name for row in plan.rows]
+            message = f"{plan.name} has no row {name!r}{suggest(name, row_names)}"
+            raise UserError(message, code="unknown_row", row=name, allowed=row_names)
+        candidates += matching_rows
+    runs = [run for row in candidates or plan.rows for run in row.runs if seed in (None, run.seed)]
     statuses = store.index.statuses(run.run_id for run in runs)
     for run in runs:
         if statuses.get(run.run_id) == "finished":
@@ -64,25 +66,26 @@ def finished_run(plan: Plan, store: Store, rows: Collection[str] = (), seed: int
 def best_of_row(plan: Plan, store: Store, row: str) -> str:
     """The id of the row's finished run with the best value of the primary metric.
 
-    Raises NotFoundError for an unknown row, NotFinishedError where no run is finished.
+    Raises NotFoundError for an unknown row, NotFinishedError if no run is finished.
     """
     rows, name = find_rows(plan, row), plan.ablation.cli_args
     if not rows:
-        known = [each.name for each in plan.rows]
-        hint = suggest(row, known) or f"; its rows are {', '.join(map(repr, known[:20]))}"
+        row_names = [planned.name for planned in plan.rows]
+        hint = suggest(row, row_names) or f"; its rows are {', '.join(map(repr, row_names[:20]))}"
         raise NotFoundError(f"{name} has no row {row[:80]!r}{hint}", ablation=plan.name, row=row[:80])
     metric = plan.ablation.content.primary_metric
-    records = store.index.records([run.run_id for each in rows for run in each.runs])
-    values = {
-        run_id: value
-        for run_id, record in records.items()
-        if record.status == "finished" and (value := record.value(metric.name)) is not None and math.isfinite(value)
-    }
+    records = store.index.records([run.run_id for matching in rows for run in matching.runs])
+    values = {}
+    for run_id, record in records.items():
+        value = record.value(metric.name) if record.status == "finished" else None
+        if value is not None and math.isfinite(value):
+            values[run_id] = value
     if not values:
         others = [scale for scale in plan.ablation.content.scales if scale != plan.ablation.scale]
         hint = f"; its scales are {', '.join(others)}" if others else ""
         raise NotFinishedError(
-            f"{name}: no finished run of the row {row!r} has the metric {metric.name}{hint}",
+            f"{name}: no finished run of the row {row!r} has the metric {metric.name}; train it with: "
+            f"{training_command(plan, store)}{hint}",
             ablation=plan.name,
             row=row,
             metric=metric.name,
@@ -100,24 +103,23 @@ def plan_cost(
     max_runs: int | None = None,
     start_s: float = RAY_START_S,
 ) -> PlanCost:
-    """The plan's runs with status and estimates, and the estimated wall time of those that are to do.
+    """The plan's runs with status and estimates, and the estimated wall time of the runs still to do.
 
     Args:
         plan: The plan.
         store: The store.
-        timed: RunShape → what a few of its steps cost on this machine.
-        leave_out: Statuses of runs that are not to do.
-        max_runs: How many runs are to do at most; None: no limit.
-        start_s: Seconds until the first run begins.
+        timed: RunShape → measured cost of its steps on this machine.
+        leave_out: Runs with these statuses are not to do.
+        max_runs: Maximum number of runs to do; None: no limit.
+        start_s: Seconds until the first run starts.
     """
     plan = recorded_plan(plan, store)
     records = store.index.records((run.run_id for run in plan.runs), values=False)
     estimated = estimates(plan, measured_rates(plan, store), timed)
-    groups = _groups(plan)
     common = plan.ablation.content.resources
     may_use_gpu = common.device != "cpu" and common.gpus != 0
     lacks_gpu = may_use_gpu and not has_gpu()
-    # The memory of a GPU is not known here.
+    # The size of a GPU's memory is unknown here.
     memory_limit_bytes = math.inf if may_use_gpu and not lacks_gpu else psutil.virtual_memory().total
     runs = []
     for run in plan.runs:
@@ -146,8 +148,8 @@ def plan_cost(
         )
     suggested = [] if "pending" in leave_out else suggested_estimates(plan, estimated)
     wanted = [run.run_id for run in runs if run.status not in leave_out]
-    to_do = [(estimated[run_id], groups(plan.own_resources.get(run_id, common))) for run_id in wanted]
-    to_do = [*to_do, *((estimate, groups(common)) for estimate in suggested)][:max_runs]
+    to_do = [(estimated[run_id], _groups_for(plan, plan.own_resources.get(run_id, common))) for run_id in wanted]
+    to_do = [*to_do, *((estimate, _groups_for(plan, common)) for estimate in suggested)][:max_runs]
     counts = Counter(run.status for run in runs)
     least = [(replace(estimate, seconds=estimate.least_s), parallel) for estimate, parallel in to_do]
     slower, busy = _contention()
@@ -158,7 +160,7 @@ def plan_cost(
         finished=counts.get("finished", 0),
         to_do=len(to_do),
         to_suggest=len(suggested),
-        basis=f"{to_do[0][0].basis}; {start_s:.0f} s until the first run begins{busy}" if to_do else None,
+        basis=f"{to_do[0][0].basis}; {start_s:.0f} s until the first run starts{busy}" if to_do else None,
         estimated_s=_rounded(slower * (start_s + total_seconds(to_do))) if to_do else 0.0,
         least_s=_rounded(start_s + total_seconds(least)) if to_do else 0.0,
         lacks_gpu=lacks_gpu,
@@ -172,7 +174,7 @@ def has_gpu() -> bool:
 
 
 def _contention() -> tuple[float, str]:
-    """How many times longer training takes if the other programs of this machine go on, and why, for people."""
+    """The factor by which other programs on this machine slow down training, and the reason as text."""
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
     if load < LEAST_LOAD * cores:
@@ -181,38 +183,40 @@ def _contention() -> tuple[float, str]:
 
 
 def _rounded(seconds: float) -> float:
-    """Three significant digits: a run of milliseconds is not rounded to nothing."""
+    """The time with three significant digits, so that milliseconds are not rounded to 0."""
     return float(f"{seconds:.3g}")
 
 
 def worker_groups(plan: Plan) -> int:
-    """The number of worker groups of the plan's size that train in parallel on this machine's CPU cores; of several
-    sizes, the largest number.
+    """The number of worker groups that train in parallel on this machine's CPU cores.
+
+    If the plan's runs need different resources, the largest number.
     """
-    groups = _groups(plan)
-    return max(groups(plan.resources_of(row)) for row in (*plan.rows, *plan.examples))
+    return max(_groups_for(plan, plan.resources_of(row)) for row in (*plan.rows, *plan.examples))
 
 
-def _groups(plan: Plan) -> Callable[[Resources], int]:
-    """Resources → number of worker groups that train a plan's runs in parallel on this machine's CPU cores."""
-    groups, cpus = plan.ablation.content.resources.groups, len(os.sched_getaffinity(0))
-    return lambda each: max(1, cpus // (each.cpus * each.workers)) if groups == "auto" else groups
+def _groups_for(plan: Plan, resources: Resources) -> int:
+    """The number of worker groups with these resources that train in parallel on this machine's CPU cores."""
+    groups = plan.ablation.content.resources.groups
+    if groups != "auto":
+        return groups
+    return max(1, len(os.sched_getaffinity(0)) // (resources.cpus * resources.workers))
 
 
 def measured_rates(plan: Plan, store: Store) -> dict[RunShape, float]:
-    """Shape → median seconds per floating-point operation of the plan's finished runs of that shape."""
+    """Shape → median seconds per floating-point operation over the plan's finished runs with this shape."""
     facts = store.index.facts((run.run_id for run in plan.runs), (WALL_S, RECOMPUTES))
     rates: dict[RunShape, list[float]] = {}
     for row in plan.rows:
-        known = (facts.get(run.run_id, (None, None)) for run in row.runs)
-        measured = [(wall_s, recomputes) for wall_s, recomputes in known if isinstance(wall_s, (int, float))]
+        facts_of_row = (facts.get(run.run_id, (None, None)) for run in row.runs)
+        measured = [(wall_s, recomputes) for wall_s, recomputes in facts_of_row if isinstance(wall_s, (int, float))]
         if not measured:
             continue
-        own = rates.setdefault(shape_of(row.runs[0]), [])
-        flops: dict[bool, float] = {}  # by whether activations are recomputed; the seed does not change them
+        rates_of_shape = rates.setdefault(shape_of(row.runs[0]), [])
+        flops: dict[bool, float] = {}  # whether activations are recomputed → operations, equal for all seeds
         for wall_s, recomputes in measured:
             if bool(recomputes) not in flops:
                 resources = Resources(checkpoint_activations=bool(recomputes))
                 flops[bool(recomputes)] = run_flops(row.runs[0], resources)
-            own.append(float(wall_s) / flops[bool(recomputes)])
+            rates_of_shape.append(float(wall_s) / flops[bool(recomputes)])
     return {shape: statistics.median(values) for shape, values in rates.items()}

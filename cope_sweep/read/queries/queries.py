@@ -1,4 +1,4 @@
-"""The read side of a store: what the command line and the REST service ask, answered from the index."""
+"""Answers the questions of the command line and the REST service, from the index of a store."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from cope_sweep.read.figures.available import SIZE, available_figures, draw_figu
 from cope_sweep.read.queries import runs
 from cope_sweep.read.queries.ablations import RESULTS, AblationFiles
 from cope_sweep.read.queries.claims import claim_results
-from cope_sweep.read.queries.curves import KnownCurves, curves_of_runs, plan_curves, run_rows
+from cope_sweep.read.queries.curves import CurveCache, curves_of_runs, plan_curves, run_rows
 from cope_sweep.read.queries.difference import store_difference
 from cope_sweep.read.queries.plans import best_of_row, plan_cost, recorded_plan
-from cope_sweep.read.queries.recorded import Recorded, RecordedAblations
+from cope_sweep.read.queries.recorded import RecordedAblation, RecordedAblations
 from cope_sweep.read.queries.unknown import no_sweep
 from cope_sweep.read.tables import Results, Table, read_results, table_file
 from cope_sweep.read.tables.model import reference
@@ -38,16 +38,16 @@ from cope_sweep.tracking.page import experiment_page
 A = TypeVar("A")
 
 MAX_RECORDED = 200
-"""Ablations with the newest sweeps that are listed where they have no file."""
+"""Maximum number of ablations without a file that are listed, those with the newest sweeps."""
 ROW_OF_ABLATION = re.compile(r"(?P<ablation>.+?\.ya?ml|[^/.][^/]*)/(?P<row>.+)")
-"""`ABLATION/ROW`: an ablation by its name or path, and one of its rows."""
+"""`ABLATION/ROW`: the name or path of an ablation, and one of its rows."""
 
 
 class Queries:
-    """Answers questions about a store, and about the ablation files of a folder where it has one. It is thread-safe.
+    """Answers questions about a store and a folder of ablation files. Thread-safe.
 
-    Reading never writes: a run whose lease has expired reads as interrupted. Methods raise NotFoundError,
-    NotFinishedError, QueryError, SpecError and StoreError.
+    Reading never writes: a run with an expired lease is reported as interrupted, but not changed. Methods raise
+    NotFoundError, NotFinishedError, QueryError, SpecError and StoreError.
     """
 
     def __init__(
@@ -57,43 +57,43 @@ class Queries:
         *,
         reports: Path | None = None,
         links: bool = False,
-        most_rows: int | None = None,
+        max_rows: int | None = None,
     ) -> None:
-        """Name a store and its ablation files.
+        """Create the object; nothing is read.
 
         Args:
             store: The store.
-            ablations: The ablation files; None: none.
-            reports: A folder of reports, whose runs tables, figures and reports show; None: they show the store's.
-            links: Whether files lead to other routes of a service.
-            most_rows: The most rows of which pictures are drawn; None: any number.
+            ablations: The ablation files; None: no files.
+            reports: A folder of reports: tables, figures and reports show its runs instead of the store's.
+            links: Add links to other routes of a service to files.
+            max_rows: Maximum number of rows in an image; None: no limit.
         """
         self._store = store
         self._files = ablations
         self._reports = reports
         self._links = links
-        self._most_rows = most_rows
-        self._curves = KnownCurves()
+        self._max_rows = max_rows
+        self._curves = CurveCache()
         self._claims_of_reports: tuple[object, list[answers.ClaimResult]] | None = None
         self._recorded = RecordedAblations(may_import=ablations is not None and ablations.IMPORTS_RECORDED)
 
     @property
     def store(self) -> Store:
-        """The store. One that did not exist before, so that its index is in memory, is opened again once it does."""
-        known = self._store
-        if known.index.url == MEMORY and (known.root / "runs").is_dir() and os.access(known.root, os.W_OK):
-            self._store = Store(known.location)
+        """The store. If it did not exist at first, it is opened again as soon as it exists."""
+        store = self._store
+        if store.index.url == MEMORY and (store.root / "runs").is_dir() and os.access(store.root, os.W_OK):
+            self._store = Store(store.location)
         return self._store
 
     @property
     def files(self) -> AblationFiles:
-        """The ablation files. Raises NotFoundError where no folder was named."""
+        """The ablation files. Raises NotFoundError if there is no folder."""
         if self._files is None:
-            raise NotFoundError("no folder of ablation files was named", code="no_folder")
+            raise NotFoundError("there is no folder of ablation files; name one with --ablations", code="no_folder")
         return self._files
 
     def check(self) -> None:
-        """Read the folder of the ablations and the index. A missing store counts as an empty one. Raises OSError."""
+        """Read the folder of the ablations and the index. A missing store counts as empty. Raises OSError."""
         self.files.files()
         self.store.index.revision()
 
@@ -103,38 +103,40 @@ class Queries:
         return answer(self, question)
 
     def load(self, name: str, scale: str | None = None) -> Plan:
-        """The plan of an ablation at a scale, with what the search of earlier sweeps has suggested."""
+        """The plan of an ablation at a scale, with the rows that its search has suggested in earlier sweeps."""
         return recorded_plan(self.planned(name, scale), self.store)
 
     def planned(self, name: str, scale: str | None = None) -> Plan:
-        """The plan of an ablation at a scale: that of its file, or else of the newest sweep that has recorded it."""
+        """The plan of an ablation at a scale, from its file, or else from the newest sweep that has recorded it."""
         try:
             return self.files.load(name, scale)
         except NotFoundError:
-            if (known := self.recorded(name)) is None:
+            recorded = self.recorded(name)
+            if recorded is None:
                 raise
-        return self.files.expanded(known, scale)
+        return self.files.expand_recorded(recorded, scale)
 
-    def recorded(self, name: str) -> Recorded | None:
-        """The ablation as the newest sweep has recorded it; None: in no sweep. Raises SpecError (a missing plugin)."""
+    def recorded(self, name: str) -> RecordedAblation | None:
+        """The ablation from the newest sweep that has recorded it, or None. Raises SpecError (a missing plugin)."""
         return None if self._files is None else self._recorded.find(self.store, name)
 
     def text(self, name: str) -> str:
-        """The file of an ablation, or what the newest sweep has recorded of it."""
+        """The text of an ablation's file, or else the text that the newest sweep has recorded."""
         try:
             return self.files.file(name).read_text(encoding="utf-8-sig", errors="replace")
         except NotFoundError:
-            if (known := self.recorded(name)) is None:
+            recorded = self.recorded(name)
+            if recorded is None:
                 raise
-            return known.text
+            return recorded.text
 
     # -- ablations -----------------------------------------------------------------------------------------------
 
     def _ablations(self, _: questions.ListAblations) -> list[answers.AblationSummary]:
-        """The ablations by name, first those with files. An invalid file gives an entry with its error."""
+        """The ablations by name, those with files first. The entry of an invalid file has its error."""
         entries, files = [], self.files.files()
-        known = sorted(set(self.store.index.swept_ablations(MAX_RECORDED)) - set(files))
-        for name in (*files, *(each for each in known if self._is_recorded(each))):
+        without_file = sorted(set(self.store.index.swept_ablations(MAX_RECORDED)) - set(files))
+        for name in (*files, *filter(self._is_recorded, without_file)):
             try:
                 entries.append(answers.AblationSummary(**self._ablation_fields(self.load(name))))
             except SpecError as error:
@@ -154,15 +156,16 @@ class Queries:
             **fields,
             axes=plan.axes,
             metrics=[
-                answers.MetricInfo.model_validate(each, from_attributes=True) for each in plan.ablation.content.metrics
+                answers.MetricInfo.model_validate(metric, from_attributes=True)
+                for metric in plan.ablation.content.metrics
             ],
             plan=[
                 answers.PlannedRow(
                     row=row.name,
                     labels=row.labels,
                     runs=[
-                        answers.PlannedRun(run_id=r.run_id, seed=r.seed, status=statuses.get(r.run_id, "pending"))
-                        for r in row.runs
+                        answers.PlannedRun(run_id=run.run_id, seed=run.seed, status=statuses.get(run.run_id, "pending"))
+                        for run in row.runs
                     ],
                 )
                 for row in plan.rows
@@ -182,25 +185,24 @@ class Queries:
         if name is not None:
             return claim_results([self.results(name, question.scale, committed=committed)])
         if question.scale is not None:
-            raise _scale_of_no_ablation(question.scale)
+            raise _scale_without_ablation(question.scale)
         if not committed:
             return claim_results(self._finished_results())
-        state, known = self.files.state(), self._claims_of_reports
-        if known is None or known[0] != state:
-            known = self._claims_of_reports = state, claim_results(self._committed_results())
-        return known[1]
+        state, cached = self.files.state(), self._claims_of_reports
+        if cached is None or cached[0] != state:
+            cached = self._claims_of_reports = state, claim_results(self._committed_results())
+        return cached[1]
 
     def _finished_results(self) -> Iterator[Results]:
         """The results of ablations with claims, at each scale that has a finished run."""
         for plan in self.files.all():
-            results = (
-                read_results(recorded_plan(plan, self.store), self.store) if plan.ablation.content.claims else None
-            )
-            if results and any(record.status == "finished" for record in results.records.values()):
-                yield results
+            if plan.ablation.content.claims:
+                results = read_results(recorded_plan(plan, self.store), self.store)
+                if any(record.status == "finished" for record in results.records.values()):
+                    yield results
 
     def _committed_results(self) -> Iterator[Results]:
-        """The results that are kept with the ablation files, of those with claims; without stale and damaged ones."""
+        """The reports beside the ablation files, for ablations with claims, except stale and damaged reports."""
         from cope_sweep.read.reports.runs import read_report, runs_file
 
         for plan in self.files.all():
@@ -215,7 +217,7 @@ class Queries:
         return available_figures(self.load(question.name, question.scale))
 
     def _ablation_fields(self, plan: Plan) -> dict[str, Any]:
-        """Raises SpecError, also for a faulty scale."""
+        """The fields of an AblationSummary. Raises SpecError, also for an invalid scale."""
         content, index = plan.ablation.content, self.store.index
         name, run_ids = plan.name, [run.run_id for run in plan.runs]
         counts = index.status_counts(run_ids)
@@ -244,19 +246,19 @@ class Queries:
             return True
 
     def _sweep_with(self, name: str) -> str | None:
-        """The sweep whose record has the ablation."""
-        known = self.recorded(name)
-        return None if known is None else known.sweep_id
+        """The sweep whose record contains the ablation."""
+        recorded = self.recorded(name)
+        return None if recorded is None else recorded.sweep_id
 
     def _scale_summary(self, runs: list[str]) -> answers.ScaleSummary:
         counts = self.store.index.status_counts(runs)
         return answers.ScaleSummary(runs=len(runs), finished=counts.get("finished", 0), counts=counts)
 
-    def _curves_of_plan(self, question: questions.GetCurves) -> answers.Curves:
+    def _curves_of_plan(self, question: questions.GetCurves) -> answers.CurvePage:
         return plan_curves(self.load(question.name, question.scale), self.store, question, self._curves)
 
     def state(self) -> tuple[object, ...]:
-        """A value that changes when any file or anything in the store changes: `stat` calls and two queries."""
+        """A value that changes with any ablation file and with the store. Costs `stat` calls and two queries."""
         return self._files.state() if self._files else (), self.store.index.state()
 
     # -- runs ----------------------------------------------------------------------------------------------------
@@ -265,7 +267,7 @@ class Queries:
         query = self._run_query(question)
         query = replace(query, limit=question.limit, offset=question.offset, cursor=question.cursor)
         plan = None if question.ablation is None else self.load(question.ablation, question.scale)
-        return runs.page(self.store, plan, question, query)
+        return runs.run_page(self.store, plan, question, query)
 
     def _run_query(self, question: questions.RunFilter) -> RunQuery:
         query = RunQuery(
@@ -284,17 +286,18 @@ class Queries:
             place = f"{question.ablation} {question.scale}"
             query = replace(query, run_ids=tuple(run.run_id for run in planned), plan=place)
         elif question.scale is not None:
-            raise _scale_of_no_ablation(question.scale)
+            raise _scale_without_ablation(question.scale)
         return query
 
     def run_id(self, text: str, scale: str | None = None) -> str:
-        """The id of the run that a text names; else the text.
+        """The id of the run that a text names; the text itself if it names no run.
 
-        A text is the id, or its first digits, at least four; or `ABLATION/ROW`: the best finished run of the row, at a
-        scale of the ablation. Raises QueryError, and as `best_of_row`.
+        The text is an id, at least four of its first digits, or `ABLATION/ROW` for the best finished run of a row at
+        `scale`. Raises QueryError, and the errors of `best_of_row`.
         """
-        if self._files is not None and (named := ROW_OF_ABLATION.fullmatch(text)):
-            return self.best_of_row(named["ablation"], named["row"], scale)
+        match = ROW_OF_ABLATION.fullmatch(text)
+        if self._files is not None and match is not None:
+            return self.best_of_row(match["ablation"], match["row"], scale)
         return runs.full_id(self.store, text)
 
     def best_of_row(self, ablation: str, row: str, scale: str | None = None) -> str:
@@ -308,32 +311,32 @@ class Queries:
         return store_difference(self.store, self.run_id(question.left), self.run_id(question.right))
 
     def _run(self, question: questions.GetRun) -> answers.RunDetail:
-        """The details of a run, without the files that cannot be read."""
-        return runs.detail(self.store, self._files, self.run_id(question.run_id), with_curve=question.curve)
+        """The details of a run, without unreadable files."""
+        return runs.run_detail(self.store, self._files, self.run_id(question.run_id), with_curve=question.curve)
 
     def curve(self, run_id: str, metrics: Sequence[str] = (), points: int | None = None) -> list[dict[str, float]]:
-        """The logged rows of a run, by step: all, or those of some metrics, and at most `points` (≥ 4) of them."""
-        return run_rows(self._found(run_id)[1], metrics, points)
+        """The logged rows of a run, by step, with one of `metrics` (none: all), at most `points` (≥ 4) of them."""
+        return run_rows(self._find_run(run_id)[1], metrics, points)
 
-    def _found(self, text: str) -> tuple[RunRecord, RunFolder]:
-        """The record and the folder of a run, by its id or its first digits. Raises NotFoundError, QueryError."""
+    def _find_run(self, text: str) -> tuple[RunRecord, RunFolder]:
+        """The record and the folder of a run, named as in `run_id`. Raises NotFoundError, QueryError."""
         run_id = self.run_id(text)
-        return runs.find(self.store, self._files, run_id)[0], self.store.run(run_id)
+        return runs.find_run(self.store, self._files, run_id)[0], self.store.run(run_id)
 
     def _curves_of_runs(self, question: questions.CompareCurves) -> answers.CurvesOfRuns:
-        folders = [self._found(run_id)[1] for run_id in dict.fromkeys(map(self.run_id, question.run))]
+        folders = [self._find_run(run_id)[1] for run_id in dict.fromkeys(map(self.run_id, question.run))]
         return curves_of_runs(folders, question.metric, question.points)
 
     def _log(self, question: questions.GetLog) -> answers.RunLog:
-        """The end of a run's log, without lines for a run that was not begun."""
-        return runs.run_log(self._found(question.run_id)[1], question.tail)
+        """The end of a run's log; empty for a run that has not started."""
+        return runs.run_log(self._find_run(question.run_id)[1], question.tail)
 
     def finished(self, run_id: str) -> RunFolder:
         """The folder of a finished run, with its checkpoint on this machine."""
-        record, folder = self._found(run_id)
+        record, folder = self._find_run(run_id)
         if record.status != "finished":
             raise NotFinishedError(
-                f"run {record.run_id} is {record.status}; only a finished run has a checkpoint",
+                f"run {record.run_id} is {record.status}; choose a finished run: only these have a checkpoint",
                 run_id=record.run_id,
                 status=record.status,
             )
@@ -343,14 +346,14 @@ class Queries:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def results(self, name: str, scale: str | None = None, *, committed: bool = False) -> Results:
-        """The results of an ablation at a scale, of which tables, figures and reports are made.
+        """The results of an ablation at a scale, for tables, figures and reports.
 
         Args:
             name: The ablation.
-            scale: One of its scales; None: its own size.
-            committed: Whether they are those that are kept with the ablation files.
+            scale: One of its scales; None: without a scale.
+            committed: Use the results beside the ablation files instead of the store's.
 
-        Raises NotFinishedError where those of a report are stale or damaged.
+        Raises NotFinishedError for a stale or damaged report.
         """
         reports = self.files.folder / RESULTS if committed else self._reports
         if reports is None:
@@ -358,53 +361,49 @@ class Queries:
         from cope_sweep.read.reports.runs import find_committed
 
         if committed:
-            self.files.file(name)  # a name that there is not is not looked for
+            self.files.file(name)  # raises NotFoundError: an unknown name never becomes part of a path
         return find_committed(reports, self.files.folder, name, scale)
 
     def table(self, question: questions.GetTable) -> Table:
-        """The table of an ablation. That of a report is compared as the report is, unless the question says how."""
+        """The table of an ablation. The table of a report has the report's comparison, unless the question has one."""
         check_options(question)
         results = self.results(question.name, question.scale, committed=question.committed)
         default = reference(results.plan) if results.store is None else None
         return Table(results, question.compare or default, question.sort)
 
     def _table(self, question: questions.GetTable) -> bytes:
-        linked = self._links and not question.committed  # whose runs are not in the store
+        linked = self._links and not question.committed  # committed runs are not in the store
         runs_url = "../../runs" if linked else None  # relative to the table: a proxy may add a prefix
         return table_file(self.table(question), question, runs_url)
 
     def _figure(self, question: questions.GetFigure) -> bytes:
         results = self.results(question.name, question.scale, committed=question.committed)
         file_format = question.format or "svg"
-        # Maps of a report can only be shown as they were drawn: it has no checkpoints.
-        is_kept = file_format == "svg" and is_plain(question) and not any(getattr(question, name) for name in SIZE)
-        if is_kept and (picture := results.picture(question.figure)):
-            return picture
+        if file_format == "svg" and is_plain(question) and not any(getattr(question, name) for name in SIZE):
+            # A report has no checkpoints, so its maps can only be shown as they were drawn.
+            saved_figure = results.picture(question.figure)
+            if saved_figure:
+                return saved_figure
         plan = results.plan
-        search, rows = plan.ablation.content.search, len(plan.rows)
-        if question.figure == "slice" or (question.figure == "budget" and not isinstance(search, RandomSearch)):
-            rows = 1  # of which a row is a point, and not a line
-        elif question.figure == "budget" and isinstance(search, RandomSearch):
-            rows //= search.samples  # the draws of a row are one line
-        if self._most_rows is not None and rows > self._most_rows and file_format != "csv" and not question.row:
+        lines = _drawn_lines(plan, question.figure)
+        if self._max_rows is not None and lines > self._max_rows and file_format != "csv" and not question.row:
             raise FigureError(
-                f"{plan.name} has {rows:,} rows, and pictures show at most {self._most_rows}; take the data as csv, or "
-                "draw some rows with `row`",
+                f"{plan.name} has {lines:,} rows, but an image shows at most {self._max_rows}; choose rows with `row`, "
+                "or get the data with `format=csv`",
                 code="too_many_rows",
                 ablation=plan.name,
-                rows=rows,
-                limit=self._most_rows,
+                rows=lines,
+                limit=self._max_rows,
             )
-        made = draw_figure(results, question)
-        if made.empty and file_format != "csv":
-            words = plan.ablation.cli_args
+        figure = draw_figure(results, question)
+        if figure.empty and file_format != "csv":
             raise FigureError(
-                f"nothing to draw: no run, or too few, of {words} are finished in {results.place}; train them with: "
-                f"{results.training}",
+                f"nothing to draw: {plan.ablation.cli_args} has too few finished runs in {results.place}; train them "
+                f"with: {results.training}",
                 code="nothing_to_draw",
                 ablation=plan.name,
             )
-        return made.render(file_format)
+        return figure.render(file_format)
 
     def _report(self, question: questions.GetReport) -> bytes:
         from cope_sweep.read.reports.document import report_file
@@ -414,7 +413,7 @@ class Queries:
         return report_file(results, question, url)
 
     def export(self, question: questions.ExportRuns, file: IO[bytes]) -> None:
-        """Write all runs that match, or their curves, to a file, a few at a time."""
+        """Write all matching runs, or their curves, to a file, a few at a time."""
         from cope_sweep.read.tables.export import write_runs
 
         write_runs(self.store, self._run_query(question), question.format or "csv", file, curves=question.curves)
@@ -430,14 +429,14 @@ class Queries:
         return self.store.index.sweep_page(ablation=question.ablation, limit=question.limit, offset=question.offset)
 
     def sweep_summary(self, sweep_id: str) -> SweepSummary:
-        """The index's summary of a sweep. Raises NotFoundError."""
+        """The summary of a sweep from the index. Raises NotFoundError."""
         summary = self.store.index.sweep(sweep_id)
         if summary is None:
             raise no_sweep(self.store, sweep_id)
         return summary
 
     def _sweep(self, question: questions.GetSweep) -> answers.SweepDetail:
-        """The details of a sweep; only the index's summary where its record cannot be read."""
+        """The details of a sweep; only the summary from the index if its record is unreadable."""
         sweep_id = question.sweep_id
         summary = self.sweep_summary(sweep_id)
         counts = self.store.index.sweep_counts([sweep_id]).get(sweep_id, {})
@@ -447,21 +446,29 @@ class Queries:
         except DamagedError as error:
             return answers.SweepDetail(**fields, error=str(error))
         if record is None:
-            return answers.SweepDetail(**fields, error=f"{sweep_id}.json is not in {self.store.location}/sweeps")
+            return answers.SweepDetail(**fields, error=f"{self.store.location}/sweeps has no file {sweep_id}.json")
         records = self.store.index.records((run.run_id for run in record.runs), values=False)
         reused = set(record.reused)
         members = []
         for run in record.runs:
-            known = records.get(run.run_id) or RunRecord(run_id=run.run_id, steps=0)
-            present = known.model_dump(include={"status", "step", "steps", "worker_id", "message"})
-            members.append(answers.SweepMember(**run.model_dump(), **present, reused=run.run_id in reused))
-        kept = record.model_dump(include=set(answers.SweepDetail.model_fields) - set(fields) - {"members", "error"})
-        return answers.SweepDetail(**fields, **kept, members=members)
+            current = records.get(run.run_id) or RunRecord(run_id=run.run_id, steps=0)
+            progress = current.model_dump(include={"status", "step", "steps", "worker_id", "message"})
+            members.append(answers.SweepMember(**run.model_dump(), **progress, reused=run.run_id in reused))
+        more = record.model_dump(include=set(answers.SweepDetail.model_fields) - set(fields) - {"members", "error"})
+        return answers.SweepDetail(**fields, **more, members=members)
 
 
-def _scale_of_no_ablation(scale: str) -> QueryError:
+def _drawn_lines(plan: Plan, figure: str) -> int:
+    """The number of lines in a figure of all rows."""
+    search = plan.ablation.content.search
+    if figure == "budget" and isinstance(search, RandomSearch):
+        return len(plan.rows) // search.samples  # one line for all draws of a row
+    return 1 if figure in ("slice", "budget") else len(plan.rows)  # 1: each row is a point
+
+
+def _scale_without_ablation(scale: str) -> QueryError:
     return QueryError(
-        f"scale: {scale!r} is the scale of an ablation; name the ablation, too",
+        f"scale: {scale!r} is the scale of an ablation; add `ablation`",
         code="scale_of_no_ablation",
         scale=scale,
     )

@@ -1,4 +1,4 @@
-"""The ablations that a store knows by the records of their sweeps: their files may be elsewhere, or gone."""
+"""Ablations from the records of their sweeps in a store. Their files may be elsewhere or deleted."""
 
 from __future__ import annotations
 
@@ -17,62 +17,63 @@ from cope_sweep.store import Store, SweepRecord
 from cope_sweep.store.errors import DamagedError
 
 NEWEST = 5
-"""Sweeps of an ablation that are looked at: some records of older versions, or damaged ones, have no ablation."""
-MAX_KNOWN = 256
+"""Maximum number of sweeps to read per ablation: damaged records, and records of old versions, have no ablation."""
+MAX_CACHED = 256
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """An ablation as a sweep has recorded it."""
+class RecordedAblation:
+    """An ablation, as recorded by a sweep."""
 
     sweep_id: str
     ablation: LoadedAblation
     text: str
-    """Its file."""
+    """The text of its file."""
 
 
 class RecordedAblations:
-    """Finds ablations in the records of sweeps. It is thread-safe."""
+    """Finds ablations in the records of sweeps. Thread-safe."""
 
     def __init__(self, *, may_import: bool) -> None:
-        """`may_import`: whether the modules are imported that an ablation names as plugins."""
+        """With `may_import`, the modules that an ablation names as plugins are imported."""
         self._may_import = may_import
-        self._known: LRUCache[str, Recorded | SpecError | None] = LRUCache(MAX_KNOWN)
-        """Sweep id → its ablation, or why it is none; a record keeps the ablation that it begins with."""
+        self._cached: LRUCache[str, RecordedAblation | SpecError | None] = LRUCache(MAX_CACHED)
+        """Sweep id → its ablation, or the error in it. The ablation in a record never changes."""
         self._lock = Lock()
 
-    def find(self, store: Store, name: str) -> Recorded | None:
-        """The ablation of this name in the newest sweep that has recorded it; None: in no sweep.
+    def find(self, store: Store, name: str) -> RecordedAblation | None:
+        """The ablation from the newest sweep that has recorded it; None if no sweep has.
 
-        Raises SpecError where it is not valid here: a plugin is missing.
+        Raises SpecError if it is not valid here, for example because a plugin is missing.
         """
         for sweep in store.index.sweep_page(ablation=name, limit=NEWEST).sweeps:
-            found = self._of_sweep(store, sweep.sweep_id)
-            if isinstance(found, SpecError):
-                raise copy.copy(found)  # threads raise the same kept error, and each would add its frames to it
-            if found is not None:
-                return found
+            ablation = self._of_sweep(store, sweep.sweep_id)
+            if isinstance(ablation, SpecError):
+                raise copy.copy(ablation)  # a copy: every thread that raises an error adds its frames to it
+            if ablation is not None:
+                return ablation
         return None
 
-    def _of_sweep(self, store: Store, sweep_id: str) -> Recorded | SpecError | None:
+    def _of_sweep(self, store: Store, sweep_id: str) -> RecordedAblation | SpecError | None:
         with self._lock:
-            if sweep_id in self._known:
-                return self._known[sweep_id]
+            if sweep_id in self._cached:
+                return self._cached[sweep_id]
         try:
             record = store.sweep(sweep_id)
         except DamagedError:
             return None
-        found = None if record is None else self._read(record)
+        ablation = None if record is None else self._read(record)
         with self._lock:
-            self._known[sweep_id] = found
-        return found
+            self._cached[sweep_id] = ablation
+        return ablation
 
-    def _read(self, record: SweepRecord) -> Recorded | SpecError | None:
+    def _read(self, record: SweepRecord) -> RecordedAblation | SpecError | None:
         place = f"sweep {record.sweep_id}"
         try:
             data: Mapping[str, Any] = record.data or parse_source(record.file_text, place).data
-            kept = {key: value for key, value in data.items() if self._may_import or key != "plugins"}
-            return Recorded(record.sweep_id, validate(Source(place, kept), record.ablation), record.file_text)
+            content = {key: value for key, value in data.items() if self._may_import or key != "plugins"}
+            ablation = validate(Source(place, content), record.ablation)
+            return RecordedAblation(record.sweep_id, ablation, record.file_text)
         except SpecError as error:
-            # Older records have the file alone, without what it inherits.
+            # Old records have the text of the file only, without the files from which it inherits.
             return error if record.data else None

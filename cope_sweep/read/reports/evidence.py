@@ -30,7 +30,7 @@ from cope_sweep.read.reports.aggregates import aggregates
 from cope_sweep.read.reports.runs import CURVE_COLUMNS, CURVES, run_frame, to_parquet
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import rank_rows
-from cope_sweep.read.tables.claims import Finding, claims_layout, findings, hypothesis_verdict
+from cope_sweep.read.tables.claims import Finding, claim_findings, claims_layout, hypothesis_verdict
 from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, named_label, reference
 from cope_sweep.read.tables.render import (
     MISSING,
@@ -151,7 +151,7 @@ class Evidence:
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """The claims of the ablation, with their verdicts."""
-        return findings(self.plan, self.table.model)
+        return claim_findings(self.plan, self.table.model)
 
     @property
     def claims(self) -> Layout | None:

@@ -126,7 +126,7 @@ class Finding:
         return f"{self.verdict} ({self.shown} of {len(self.pairs)} pairs)"
 
 
-def findings(plan: Plan, model: TableModel) -> tuple[Finding, ...]:
+def claim_findings(plan: Plan, model: TableModel) -> tuple[Finding, ...]:
     """The claims of a plan about rows that it has, with the verdicts of `model`, the table of the same plan."""
     rows = {row.row: row for row in model.rows}
     columns = {column.name: column for column in model.columns}

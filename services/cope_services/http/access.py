@@ -1,14 +1,13 @@
 """Access control: API keys and their scopes, and the hosts and origins from which requests are accepted.
 
-A key is 256 random bits. The file has a line for each: its name, its scopes, and its SHA-256 digest. Whoever reads it
-cannot use the keys. Nobody can guess 256 random bits, so a slow password hash would protect nothing more and cost every
-request its time.
+A key is 256 random bits. The file has one line per key: name, scopes, and SHA-256 digest. Reading the file does not
+reveal the keys. Random keys of 256 bits cannot be guessed, so a slow password hash would only slow down every request.
 
     lab infer,read 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
 
-`Authentication` refuses every request without a valid key, except for the open paths, before its body is read. The
-route then asks whether the key has the scope that the route declares: `dependencies=[READ]`, `[INFER]` or `[SUBMIT]`.
-Without keys, which is only allowed on loopback, every request may do everything.
+`Authentication` refuses every request without a valid key before its body is read, except on open paths. The route then
+checks whether the key has the scope that it declares: `dependencies=[READ]`, `[INFER]` or `[SUBMIT]`. Without keys,
+which is only allowed on loopback, every request may do everything.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityS
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from cope_services.http.errors import NotReadyError, ServiceError, path_below
+from cope_services.http.errors import HttpError, NotReadyError, path_below
 from cope_sweep.errors import UserError
 
 KeyScope = Literal["read", "infer", "submit"]
@@ -41,21 +40,21 @@ SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LINE = re.compile(rf"(?P<name>{NAME.pattern})\s+(?P<scopes>[a-z,]+)\s+(?P<sha256>[0-9a-f]{{64}})")
 PREFIX = "cope_"
-"""Begins every key, so that tools that search files for secrets can find one."""
+"""Start of every key: tools that search files for secrets can find it."""
 MAX_KEY_LENGTH = 200
-"""Characters of an `Authorization` header that are worth a digest."""
+"""Longer keys in an `Authorization` header are cut before hashing."""
 FileState = tuple[int, int, int]
 
 
 class KeysError(UserError):
-    """The keys file cannot be used; the message says why and what to do."""
+    """The keys file is missing, damaged or not usable."""
 
     default_code = "damaged_keys"
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key as it is stored: its name, what it may do, and its digest."""
+    """A stored key: name, scopes and digest."""
 
     name: str
     scopes: tuple[KeyScope, ...]
@@ -65,7 +64,7 @@ class ApiKey:
 class KeysFile:
     """The keys in a file, which is read again whenever it changes.
 
-    A file that has had keys since the server started never counts as absent: without it, no key is valid.
+    If the file had keys since the server started and is then removed, no key is valid.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,38 +75,38 @@ class KeysFile:
 
     @property
     def protects(self) -> bool:
-        """Whether there are keys, or were some since the server started. Raises KeysError."""
+        """Whether the file has keys, or had some since the server started. Raises KeysError."""
         self._read_if_changed()
         return self._had_keys
 
     def all(self) -> tuple[ApiKey, ...]:
-        """All keys, in the order in which they were made. Raises KeysError."""
+        """All keys, in the order of the file. Raises KeysError."""
         self._read_if_changed()
         return self._keys
 
     def find(self, presented: str) -> ApiKey | None:
-        """The stored key of what a client presents, or None. Raises KeysError.
+        """The stored key that matches a client's key, or None. Raises KeysError.
 
-        Every digest is compared, each in constant time, so the time of an answer says nothing about the keys.
+        Every digest is compared in constant time, so response times reveal nothing about the keys.
         """
         digest = _digest(presented[:MAX_KEY_LENGTH])
-        found = None
+        match = None
         for key in self.all():
             if hmac.compare_digest(key.sha256, digest):
-                found = key
-        return found
+                match = key
+        return match
 
     def create(self, name: str, scopes: Sequence[KeyScope]) -> str:
-        """Add a key and return it. It is not stored, so nobody can show it again. Raises KeysError."""
+        """Add a key and return it. Only its digest is stored, so it cannot be shown again. Raises KeysError."""
         if NAME.fullmatch(name) is None:
             raise KeysError(
-                f"{name[:80]!r} cannot be the name of a key: use letters, digits, `.`, `_` and `-`, at most 64",
+                f"{name[:80]!r} cannot be the name of a key; use at most 64 letters, digits, `.`, `_` and `-`",
                 code="invalid_name",
                 name=name[:80],
             )
-        if any(each.name == name for each in self.all()):
+        if any(key.name == name for key in self.all()):
             raise KeysError(
-                f"there is a key {name!r} in {self.path}; choose another name, or delete its line first",
+                f"{self.path} has a key {name!r} already; choose another name, or delete its line first",
                 code="name_taken",
                 name=name,
                 file=str(self.path),
@@ -116,11 +115,12 @@ class KeysFile:
         try:
             with os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+b") as file:
                 file.seek(0)
-                begin = b"\n" if (file.read() or b"\n")[-1:] != b"\n" else b""  # an editor may leave out the last one
-                file.write(begin + f"{name} {','.join(sorted({*scopes}))} {_digest(secret)}\n".encode())
+                ends_with_newline = (file.read() or b"\n").endswith(b"\n")  # an editor may leave out the last newline
+                separator = b"" if ends_with_newline else b"\n"
+                file.write(separator + f"{name} {','.join(sorted({*scopes}))} {_digest(secret)}\n".encode())
         except OSError as error:
             raise KeysError(
-                f"the keys file {self.path} cannot be written: {error.strerror}",
+                f"cannot write the keys file {self.path}: {error.strerror}; choose another with --keys-file",
                 code="not_writable",
                 file=str(self.path),
             ) from error
@@ -134,7 +134,9 @@ class KeysFile:
             return
         except OSError as error:
             raise KeysError(
-                f"the keys file {self.path} cannot be read: {error.strerror}", file=str(self.path)
+                f"cannot read the keys file {self.path}: {error.strerror}; make it readable for the service, or choose "
+                "another with --keys-file",
+                file=str(self.path),
             ) from error
         state = status.st_mtime_ns, status.st_size, status.st_ino
         if state != self._state:
@@ -158,20 +160,23 @@ class KeysFile:
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise KeysError(f"the keys file {self.path} cannot be read: {error}", file=str(self.path)) from error
+            raise KeysError(
+                f"cannot read the keys file {self.path}: {error}; choose another with --keys-file", file=str(self.path)
+            ) from error
         return tuple(self._parsed(number, line) for number, line in enumerate(lines, 1) if line.strip())
 
     def _parsed(self, number: int, line: str) -> ApiKey:
-        found = LINE.fullmatch(line.strip())
-        scopes = tuple(each for each in SCOPES if found and each in found["scopes"].split(","))
-        if found is None or len(scopes) != len(found["scopes"].split(",")):
+        match = LINE.fullmatch(line.strip())
+        listed_scopes = match["scopes"].split(",") if match else []
+        scopes = tuple(scope for scope in SCOPES if scope in listed_scopes)
+        if match is None or len(scopes) != len(listed_scopes):
             raise KeysError(
-                f"the keys file {self.path} is damaged: line {number} is not NAME SCOPES SHA256; delete it and make a "
-                "new key",
+                f"{self.path}, line {number}: not a line of the form NAME SCOPES SHA256; delete it and make a new key "
+                "with `cope-sweep serve --new-key NAME`",
                 file=str(self.path),
                 line=number,
             )
-        return ApiKey(found["name"], scopes, found["sha256"])
+        return ApiKey(match["name"], scopes, match["sha256"])
 
 
 def _digest(key: str) -> str:
@@ -180,31 +185,31 @@ def _digest(key: str) -> str:
 
 OPEN_PATHS = frozenset({"/", "/docs", "/favicon.ico", "/health/live", "/health/ready", "/openapi.json"})
 OPEN_FOLDERS = ("/docs/", "/static/")
-"""Paths that need no key: health checks, and the files of the web page and of the documentation."""
+"""Paths that need no key: health checks, and the files of the web page and the documentation."""
 
 API_KEY = HTTPBearer(auto_error=False, scheme_name="API key", description="`cope-sweep serve --new-key` makes one.")
 
 
-class UnauthorizedError(ServiceError):
-    """The request has no key, or one that is not valid."""
+class UnauthorizedError(HttpError):
+    """The request has no key, or an invalid one."""
 
     status, default_code = 401, "unauthorized"
 
 
-class MissingScopeError(ServiceError):
+class MissingScopeError(HttpError):
     """The key does not have the scope that the route needs."""
 
     status, default_code = 403, "missing_scope"
 
 
-class CrossOriginError(ServiceError):
-    """A page of another origin sent the request."""
+class CrossOriginError(HttpError):
+    """The request comes from a page of another origin."""
 
     status, default_code = 403, "cross_origin"
 
 
-class UnknownHostError(ServiceError):
-    """The request is for a host that is not this service."""
+class UnknownHostError(HttpError):
+    """The request is for another host."""
 
     status, default_code = 421, "unknown_host"
 
@@ -219,20 +224,21 @@ async def _authorize(
 
 
 def check_scopes(request: Request, needed: Sequence[str]) -> None:
-    """Raise MissingScopeError unless the request's key, which `Authentication` has found, has these scopes."""
+    """Raise MissingScopeError unless the key that `Authentication` noted in the request has these scopes."""
     key: ApiKey | None = request.scope.get("cope_key")
     if key is None:  # no keys are needed
         return
-    if missing := [scope for scope in needed if scope not in key.scopes]:
+    missing = [scope for scope in needed if scope not in key.scopes]
+    if missing:
         raise MissingScopeError(
-            f"the key {key.name!r} has the scopes {', '.join(key.scopes)}, and this needs {', '.join(missing)}; "
-            f"make a key with it: cope-sweep serve --new-key NAME --scope {missing[0]}",
+            f"the key {key.name!r} has the scopes {', '.join(key.scopes)}, but this request needs "
+            f"{', '.join(missing)}; make a key with `cope-sweep serve --new-key NAME --scope {missing[0]}`",
             _challenge(error="insufficient_scope", scope=" ".join(needed)),
         )
 
 
 def _challenge(**about: str) -> dict[str, str]:
-    """The header of a refusal, with what is wrong with the key."""
+    """The WWW-Authenticate header, with the reason for the refusal."""
     return {"www-authenticate": ", ".join(['Bearer realm="cope-sweep"', *(f'{k}="{v}"' for k, v in about.items())])}
 
 
@@ -247,7 +253,7 @@ class Authentication:
 
     keys: KeysFile
     always: bool
-    """Whether a key is needed even if there are none: the service listens beyond this machine."""
+    """Require a key even if the file has none: the service listens beyond this machine."""
 
     def check(self, scope: Scope) -> None:
         """Note the key of a request in its scope. Raises UnauthorizedError, NotReadyError."""
@@ -258,14 +264,17 @@ class Authentication:
                 return
             presented = Headers(scope=scope).getlist("authorization")
             if len(presented) != 1:
-                raise UnauthorizedError("this needs an API key; send `Authorization: Bearer KEY`", _challenge())
+                raise UnauthorizedError(
+                    "this request needs an API key; send the header `Authorization: Bearer KEY`", _challenge()
+                )
             kind, _, secret = presented[0].partition(" ")
             key = self.keys.find(secret.strip()) if kind.lower() == "bearer" else None
         except KeysError as error:
             raise NotReadyError(str(error)) from error
         if key is None:
             raise UnauthorizedError(
-                "the API key is not valid; it may have been revoked", _challenge(error="invalid_token")
+                "the API key is not valid, or was revoked; ask the operator of the service for a new one",
+                _challenge(error="invalid_token"),
             )
         scope["cope_key"] = key
 
@@ -276,10 +285,10 @@ def is_open(path: str) -> bool:
 
 
 class AllowedHosts:
-    """Refuses requests for other hosts, and changes and computations for pages of other origins.
+    """Refuses requests for other hosts, and requests by pages of other origins to change or compute something.
 
-    A page of an attacker can make a browser send requests to this service: directly, which its origin shows, or by
-    changing the address of its own name to this machine's (DNS rebinding), which the `Host` header shows.
+    An attacker's page can make a browser send requests to this service: directly, which the `Origin` header reveals, or
+    by pointing the attacker's host name at this machine (DNS rebinding), which the `Host` header reveals.
     """
 
     def __init__(self, host: str, more: Sequence[str] = ()) -> None:
@@ -295,24 +304,26 @@ class AllowedHosts:
         host = _bare(hosts[0]) if len(hosts) == 1 else ""
         if not (host in self.names or (self.any_address and _address(host) is not None)):
             raise UnknownHostError(
-                f"this service is not {host[:200]!r}; if it should be, start it with `--allow-host NAME` for this name"
+                f"this service does not accept requests for the host {host[:200]!r}; to accept them, start it with "
+                "`--allow-host NAME`"
             )
         origin = headers.get("origin")
         is_change = scope["method"] not in ("GET", "HEAD")
         if is_change and origin is not None and not _is_same_origin(origin, hosts[0], scope.get("scheme", "http")):
             raise CrossOriginError(
-                f"a page of {origin[:200]} must not ask {hosts[0][:200]} for changes; if it is this service's page, "
-                "the reverse proxy has to pass on the Host of its requests (nginx: `proxy_set_header Host $http_host`)"
+                f"a page of {origin[:200]} may not change anything on {hosts[0][:200]}; if it is this service's page "
+                "behind a reverse proxy, let the proxy pass on the Host header (nginx: `proxy_set_header Host "
+                "$http_host`)"
             )
-        # Browsers send no origin with a picture of another page, but this. An address that is opened is a navigation.
+        # For an image that another page embeds, browsers send Sec-Fetch-Site, but no Origin. A link is a navigation.
         site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
         is_embedded = site in ("cross-site", "same-site") and mode != "navigate"
         if is_embedded and not is_open(path_below(scope)) and "authorization" not in headers:
-            raise CrossOriginError("a page of another origin must not have this service compute without a key")
+            raise CrossOriginError("a page of another origin may not use this service without a key")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens on `host`. The answer for other names is no."""
+    """Whether a server that listens on `host` is reachable from this machine only. False for unknown names."""
     address = _address(host)
     return host.lower() == "localhost" if address is None else address.is_loopback
 
@@ -333,7 +344,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 @lru_cache(maxsize=256)
 def _bare(host: str) -> str:
-    """A `Host` header in lower case, without its port and the brackets of an IPv6 address; "" if it is none."""
+    """A `Host` header in lower case, without port and without the brackets of an IPv6 address; "" if malformed."""
     if host.startswith("["):
         name, closed, rest = host[1:].partition("]")
         return name.lower() if closed and (not rest or rest.startswith(":")) else ""
@@ -345,14 +356,18 @@ def _bare(host: str) -> str:
 def _is_same_origin(origin: str, host: str, scheme: str) -> bool:
     """Whether the `Origin` of a request has the scheme, name and port of its `Host`.
 
-    A proxy that ends TLS in front of this service leaves `http` as the scheme of a request from an `https` page.
+    Behind a proxy that terminates TLS, the scheme of a request from an `https` page is `http`.
     """
     try:
         parts = urlsplit(origin)
-        usual = {"http": 80, "https": 443}[parts.scheme]
-        ours = urlsplit(f"//{host}").port
-        theirs = parts.port
+        default_port = {"http": 80, "https": 443}[parts.scheme]
+        host_port = urlsplit(f"//{host}").port
+        origin_port = parts.port
     except (KeyError, ValueError):
         return False
     is_downgraded = scheme == "https" and parts.scheme == "http"
-    return not is_downgraded and parts.hostname == _bare(host) and (theirs or usual) == (ours or usual)
+    return (
+        not is_downgraded
+        and parts.hostname == _bare(host)
+        and (origin_port or default_port) == (host_port or default_port)
+    )

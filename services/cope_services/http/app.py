@@ -1,4 +1,4 @@
-"""Creates the application from its settings, with the web page, the documentation, health checks and metrics."""
+"""Creates the application from its settings: API, web page, documentation, health checks and metrics."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from starlette.types import ASGIApp
 
 from cope_services.http import reading, sweeps
 from cope_services.http.access import READ, AllowedHosts, ApiKey, Authentication, KeysFile, is_loopback
-from cope_services.http.caching import Answers
+from cope_services.http.caching import AnswerCache
 from cope_services.http.components import Components, ComponentsDep
-from cope_services.http.errors import NotReadyError, complete, error_responses, install_error_handlers
-from cope_services.http.metrics import Measurement, Metrics
+from cope_services.http.errors import NotReadyError, add_common_errors, error_responses, install_error_handlers
+from cope_services.http.metrics import AppMetrics, Measurement
 from cope_services.http.middleware import (
     PAGE_POLICY,
     BodyLimit,
@@ -43,17 +43,17 @@ from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.store import Store
 
 MAX_ROWS = 300
-"""Rows of an ablation whose figures are drawn: more make unreadable pictures of hundreds of megabytes."""
+"""Figures of more rows are refused: they would be unreadable images of hundreds of megabytes."""
 DESCRIPTION = """\
 Ablations, result tables, runs, checkpoints, perplexity and probes.
 
-Errors have a `ProblemDetails` body, `application/problem+json`; those of a `Range` header are plain text, and the
-OpenAI protocol has its own. A server that listens on loopback only, and has no keys, needs none.
+Errors have a `ProblemDetails` body (`application/problem+json`), except that an invalid `Range` header is answered in
+plain text and the OpenAI protocol has its own error object. A server that listens on loopback only needs no keys.
 """
 
 
 class Service(FastAPI):
-    """The application, with middleware around everything: errors of the server have headers and are counted, too."""
+    """The application inside middleware, so that internal errors, too, have security headers and are counted."""
 
     def __init__(self, settings: Settings, *, always_asks_keys: bool, **options: Any) -> None:
         super().__init__(
@@ -61,11 +61,11 @@ class Service(FastAPI):
         )
         self.settings, self.always_asks_keys = settings, always_asks_keys
         self.components = self.state.components = _components(settings)
-        self.metrics = Metrics(self.components.predictors, lambda: self.components.queries.store)
-        install_error_handlers(self, settings.shown)
+        self.metrics = AppMetrics(self.components.predictors, lambda: self.components.queries.store)
+        install_error_handlers(self, settings.hide_folders)
 
     def build_middleware_stack(self) -> ASGIApp:
-        """The application of starlette, which routes requests and handles errors, in the middleware of this service."""
+        """Starlette's application, which routes requests and handles errors, inside this service's middleware."""
         hosts = AllowedHosts(self.settings.host, self.settings.allowed_hosts)
         keys = Authentication(KeysFile(self.settings.keys_file), self.always_asks_keys)
         app: ASGIApp = BodyLimit(HeadAsGet(super().build_middleware_stack()), self.settings.max_body_bytes)
@@ -73,26 +73,26 @@ class Service(FastAPI):
         return Measurement(app, self.metrics, self.routes, log=self.settings.access_log)
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document; it is made once."""
+        """The OpenAPI document, created once."""
         if self.openapi_schema is None:
-            complete(super().openapi())
+            add_common_errors(super().openapi())
         return super().openapi()
 
 
 def _components(settings: Settings) -> Components:
-    files = AblationFiles(settings.ablations, max_runs=settings.max_plan_runs, error_text=settings.shown)
-    queries = Queries(Store(settings.store, index=settings.index or None), files, links=True, most_rows=MAX_ROWS)
+    files = AblationFiles(settings.ablations, max_runs=settings.max_plan_runs, error_text=settings.hide_folders)
+    queries = Queries(Store(settings.store, index=settings.index or None), files, links=True, max_rows=MAX_ROWS)
     return Components(
         queries=queries,
-        answers=Answers(queries),
-        pictures=reading.Pictures(),
+        answers=AnswerCache(queries),
+        drawings=reading.DrawingQueue(),
         predictors=Predictors(settings),
         sweeps=sweeps.SweepJobs(queries, settings),
         watchers=sweeps.Watchers(lambda: queries.store, settings.max_listeners),
     )
 
 
-# -- the web page, the documentation, health checks, metrics, and what runs here ---------------------------------------
+# -- the web page, the documentation, health checks, metrics, and the version ------------------------------------------
 
 PAGE = Path(__file__).parent.parent / "page"
 DOCUMENTATION = Path(__file__).parent / "documentation"
@@ -121,7 +121,7 @@ def documentation_page() -> FileResponse:
 @pages.get("/docs/{name}")
 def documentation_file(name: str) -> FileResponse:
     if name not in DOCUMENTATION_FILES:
-        raise NotFoundError(f"the documentation has no file {name[:80]!r}")
+        raise NotFoundError(f"the documentation has no file {name[:80]!r}; open /docs")
     return FileResponse(DOCUMENTATION_FILES[name])
 
 
@@ -131,17 +131,19 @@ class Health(BaseModel):
 
 @health.get("/health/live")
 async def live() -> Health:
-    """The process answers requests."""
+    """Answers if the process answers requests at all."""
     return Health(status="live")
 
 
 @health.get("/health/ready", responses=error_responses(503))
 def ready(components: ComponentsDep) -> Health:
-    """The folder of the ablations can be read, and the index answers."""
+    """Answers 200 if the folder of the ablations is readable and the index answers."""
     try:
         components.queries.check()
     except OSError as error:
-        raise NotReadyError(f"{error.filename}: {error.strerror}") from error
+        raise NotReadyError(
+            f"cannot read {error.filename}: {error.strerror}; check the folder of --ablations"
+        ) from error
     return Health(status="ready")
 
 
@@ -177,7 +179,7 @@ def _torch_version() -> str:
 
 
 def _include_models(app: FastAPI) -> None:
-    """Add the routes that ask models, those of the OpenAI protocol, and the version."""
+    """Add the routes that ask models, the OpenAI protocol, and the version."""
     _include_api(app, models.perplexity, models.probes, version)
     app.include_router(openai.models)
     app.include_router(openai.router)
@@ -187,14 +189,14 @@ def _include_models(app: FastAPI) -> None:
 def _include_api(app: FastAPI, *routers: APIRouter) -> None:
     """Add routes below `/api/v1`.
 
-    They are not nested in a router of their own: every request would pass it, which takes a fifth of an answer's time.
+    They are not nested in one more router: every request would pass through it, a fifth of the time of an answer.
     """
     for router in routers:
         app.include_router(router, prefix="/api/v1", responses=error_responses(404, 422))
 
 
 def create_model_app(settings: Settings) -> Service:
-    """The application of a replica of Ray Serve, whose proxies choose the address: a key is always needed."""
+    """The application of a replica of Ray Serve. It always requires a key: Serve's proxies choose the address."""
     app = Service(settings, always_asks_keys=True)
     _include_models(app)
     return app
@@ -202,17 +204,17 @@ def create_model_app(settings: Settings) -> Service:
 
 @asynccontextmanager
 async def _in_background(app: Service) -> AsyncIterator[None]:
-    """While the application runs, record the ends of sweeps whose jobs have died."""
+    """While the application runs, record the end of sweeps whose jobs have died."""
     task = asyncio.create_task(app.components.sweeps.keep_reconciled())
     yield
     task.cancel()
 
 
 def create_app(settings: Settings) -> Service:
-    """The service for the ablations and the store of `settings`. This reads no file and starts no thread."""
+    """The service for the ablations and the store of `settings`. Creating it reads no file and starts no thread."""
     app = Service(settings, always_asks_keys=not is_loopback(settings.host), lifespan=_in_background)
     app.include_router(health)
-    _include_models(app)  # first: routers are asked in this order, and these requests take part of the models' cores
+    _include_models(app)  # first: routers are tried in this order, and these requests are the most urgent
     _include_api(app, *reading.ROUTERS, *sweeps.ROUTERS, reading.differences, reading.curves)
     app.include_router(pages)
     app.mount("/static", StaticFiles(directory=PAGE))

@@ -1,6 +1,6 @@
-"""ETags of the answers of GET routes, and work that requests share.
+"""ETags for the answers of GET routes, and tasks that several requests share.
 
-The coroutines of the classes belong to one event loop.
+The coroutines of these classes belong to one event loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Shared(Generic[K, T]):
+class SharedTasks(Generic[K, T]):
     """Tasks in progress, one per key, shared by requests. A request that stops waiting does not cancel its task."""
 
     def __init__(self) -> None:
@@ -41,55 +41,54 @@ class Shared(Generic[K, T]):
     def _end(self, key: K, task: asyncio.Task[T]) -> None:
         del self.tasks[key]
         if not task.cancelled():
-            task.exception()  # those who wait raise it
+            task.exception()  # the waiting requests raise it
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
 
-MAX_BYTES = 128 << 20
-"""Size of the answers in memory."""
+MAX_CACHE_BYTES = 128 << 20
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class Answers:
-    """The latest answers of an application by their ETags. Requests for the same answer share its computation."""
+class AnswerCache:
+    """The latest answers of an application, by ETag. Requests for the same answer share its computation."""
 
     def __init__(self, queries: Queries) -> None:
         self._queries = queries
-        self._known: LRUCache[str, Response] = LRUCache(MAX_BYTES, lambda answer: len(answer.body))
-        self._making: Shared[str, Response] = Shared()
+        self._cached: LRUCache[str, Response] = LRUCache(MAX_CACHE_BYTES, lambda answer: len(answer.body))
+        self._running: SharedTasks[str, Response] = SharedTasks()
 
     async def respond(self, request: Request, make: Handler) -> Response:
-        """What `make` answers to a request, with an ETag; or 304 if the client has that answer."""
+        """The answer of `make` to a request, with an ETag; or 304 if the client has this answer."""
         etag = await self._etag(request)
         headers = {"etag": f'W/"{etag}"', "cache-control": "no-cache", "vary": "Accept"}
         if matches_etag(request.headers.get("if-none-match"), etag):
             return Response(status_code=304, headers=headers)
-        answer = self._known.get(etag) or await self._making.get(etag, lambda: make(request))
+        answer = self._cached.get(etag) or await self._running.get(etag, lambda: make(request))
         if answer.status_code != 200:
             return answer
-        if len(answer.body) <= MAX_BYTES // 4:
-            self._known[etag] = answer
+        if len(answer.body) <= MAX_CACHE_BYTES // 4:
+            self._cached[etag] = answer
         return Response(answer.body, headers=headers, media_type=answer.headers["content-type"])
 
     async def _etag(self, request: Request) -> str:
-        """A text that changes with the index, the ablation files and the version of the package."""
+        """A text that changes with the request, the index, the ablation files and the version of the package."""
         state = await run_in_threadpool(self._queries.state)
-        asked = request.scope["path"], request.scope["query_string"], request.headers.get("accept")
-        return hashlib.sha256(repr((__version__, state, asked)).encode()).hexdigest()[:32]
+        identity = request.scope["path"], request.scope["query_string"], request.headers.get("accept")
+        return hashlib.sha256(repr((__version__, state, identity)).encode()).hexdigest()[:32]
 
 
 class CachedRoute(APIRoute):
-    """A GET route whose answers are made from the index and the ablation files alone, and have an ETag."""
+    """A GET route whose answers depend on the index and the ablation files alone. They have an ETag."""
 
     def get_route_handler(self) -> Handler:
-        """Calls FastAPI's handler for an answer that is not known."""
+        """FastAPI's handler, called only for answers that are not in the cache."""
         make = super().get_route_handler()
 
         async def handler(request: Request) -> Response:
             check_scopes(request, ("read",))  # the dependencies of the route are part of `make`
-            answers: Answers = request.app.state.components.answers
+            answers: AnswerCache = request.app.state.components.answers
             return await answers.respond(request, make)
 
         return handler

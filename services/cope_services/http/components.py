@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 from fastapi import Depends, Header, Request
 
-from cope_services.http.errors import MediaTypeError, ServiceError, TimeLimitError
+from cope_services.http.errors import HttpError, MediaTypeError, TimeLimitError
 from cope_sweep.read.queries import Queries
 from cope_sweep.store import RunFolder
 
 if TYPE_CHECKING:
-    from cope_services.http.caching import Answers
-    from cope_services.http.reading import Pictures
+    from cope_services.http.caching import AnswerCache
+    from cope_services.http.reading import DrawingQueue
     from cope_services.http.sweeps import SweepJobs, Watchers
     from cope_services.models.predictors import Predictors
     from cope_sweep.inference import Predictor
@@ -25,35 +25,35 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Components:
-    """The objects that answer the requests of an application."""
+    """The objects that answer the requests to an application."""
 
     queries: Queries
-    answers: Answers
-    pictures: Pictures
+    answers: AnswerCache
+    drawings: DrawingQueue
     predictors: Predictors
     sweeps: SweepJobs
     watchers: Watchers
 
     async def infer(self, request: Request, work: Callable[[], Awaitable[T]]) -> T:
-        """Result of `work`, unless there are too many requests, the client leaves, or the time limit is over."""
+        """The result of `work`. Raises an error if too many requests wait, the client leaves, or time runs out."""
         with self.predictors.batcher.entered():
             return await while_connected(request, work(), self.predictors.settings.max_seconds)
 
     async def predictor(self, run_id: str) -> Predictor:
-        """The model of a finished run. Raises as `Predictors.get`."""
+        """The model of a finished run. Raises the errors of `Predictors.get`."""
         return await self.predictors.get(run_id, lambda: self.queries.finished(run_id))
 
 
-class ClientGoneError(ServiceError):
+class ClientGoneError(HttpError):
     """The client has closed the connection and receives no response."""
 
     status, default_code = 499, "client_gone"
 
 
 async def while_connected(request: Request, work: Awaitable[T], limit_s: float) -> T:
-    """Result of `work`. It is cancelled when the client leaves (ClientGoneError) or its time is up (TimeLimitError).
+    """The result of `work`. Cancels it if the client leaves (ClientGoneError) or after the limit (TimeLimitError).
 
-    The body of the request has to be read already: the next message of the connection is then its end.
+    The body of the request must have been read: the next message of the connection is then its end.
     """
     task = cast("asyncio.Task[object]", asyncio.current_task())
     left = False
@@ -95,11 +95,13 @@ IfNoneMatch = Annotated[str | None, Header(description="ETag of the version that
 async def _require_json(request: Request) -> None:
     """Raise MediaTypeError unless the body is declared as JSON.
 
-    A browser sends other types to another origin without a CORS preflight request, so they are refused.
+    Other types are refused because a browser sends them to another origin without a CORS preflight request.
     """
     media = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media != "application/json":
-        raise MediaTypeError(f"the body's Content-Type is {media or 'missing'!r}; send application/json")
+        raise MediaTypeError(
+            f"the Content-Type of the body is {media or 'missing'!r}; send `Content-Type: application/json`"
+        )
 
 
 def _finished_run(run_id: str, components: ComponentsDep) -> RunFolder:
@@ -107,10 +109,10 @@ def _finished_run(run_id: str, components: ComponentsDep) -> RunFolder:
 
 
 async def _document_etag(if_none_match: IfNoneMatch = None) -> None:
-    """`CachedRoute` reads the header."""
+    """Documents the header, which `CachedRoute` reads."""
 
 
 RequireJson = Depends(_require_json)
 WithETag = Depends(_document_etag)
 FinishedRun = Annotated[RunFolder, Depends(_finished_run)]
-Accept = Annotated[str | None, Header(description="Media type of the file; the parameter `format` has priority.")]
+Accept = Annotated[str | None, Header(description="Media type of the file; the parameter `format` takes precedence.")]

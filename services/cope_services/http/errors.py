@@ -1,6 +1,6 @@
 """Maps every error to a status and a body: problem details (RFC 9457), or OpenAI's error object on its routes.
 
-It also documents them, in the OpenAPI document.
+It also adds them to the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from cope_sweep.store import QueryError, StoreError
 from cope_sweep.store.index import IndexUnavailable
 
 
-class ServiceError(UserError):
-    """An error with the status and the headers that the client receives."""
+class HttpError(UserError):
+    """An error with its HTTP status and headers."""
 
     status: ClassVar[int] = 500
     default_code = "internal_error"
@@ -47,50 +47,50 @@ class ServiceError(UserError):
         self.headers = headers or {}
 
 
-class NotAcceptableError(ServiceError):
+class NotAcceptableError(HttpError):
     status, default_code = 406, "not_acceptable"
 
 
-class TooLargeError(ServiceError):
+class TooLargeError(HttpError):
     status, default_code = 413, "too_large"
 
 
-class MediaTypeError(ServiceError):
+class MediaTypeError(HttpError):
     status, default_code = 415, "unsupported_media_type"
 
 
-class InvalidError(ServiceError):
+class InvalidError(HttpError):
     status, default_code = 422, "invalid_request"
 
 
-class ConflictError(ServiceError):
+class ConflictError(HttpError):
     status, default_code = 409, "conflict"
 
 
-class BusyError(ServiceError):
+class BusyError(HttpError):
     status, default_code = 429, "too_many_requests"
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message, {"retry-after": str(retry_after_s)})
 
 
-class DamagedCheckpointError(ServiceError):
+class DamagedCheckpointError(HttpError):
     status, default_code = 409, "damaged_checkpoint"
 
 
-class NotReadyError(ServiceError):
+class NotReadyError(HttpError):
     status, default_code = 503, "not_ready"
 
 
-class NoClusterError(ServiceError):
+class NoClusterError(HttpError):
     status, default_code = 503, "no_cluster"
 
 
-class TimeLimitError(ServiceError):
+class TimeLimitError(HttpError):
     status, default_code = 504, "time_limit"
 
     def __init__(self, limit_s: float) -> None:
-        super().__init__(f"the request was not answered within {limit_s:g} s; send a smaller one, or try again later")
+        super().__init__(f"the request took longer than {limit_s:g} s; send a smaller one, or try again later")
 
 
 USER_ERRORS: dict[type[UserError], int] = {
@@ -108,18 +108,17 @@ USER_ERRORS: dict[type[UserError], int] = {
     StoreError: 500,
     UserError: 500,
 }
-"""Status of the errors of `cope_sweep`; an error has that of its nearest class."""
+"""Error class of `cope_sweep` → status. An error has the status of its nearest base class here."""
 
 
 def status_of(error: UserError) -> int:
-    """The status of an error."""
-    if isinstance(error, ServiceError):
+    if isinstance(error, HttpError):
         return error.status
     return next(USER_ERRORS[cls] for cls in type(error).__mro__ if cls in USER_ERRORS)
 
 
 def path_below(scope: Scope) -> str:
-    """The path of a request below the prefix at which the service is mounted, if it is."""
+    """The path of a request, without the prefix at which the service is mounted."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
@@ -130,18 +129,18 @@ INTERNAL_ERROR = "internal server error; the server's log has the traceback"
 INVALID_JSON = "the body is not valid JSON"
 
 
-def install_error_handlers(app: FastAPI, shown: Callable[[str], str] = str) -> None:
-    """Make `app` answer every error with problem details, or on a route of the OpenAI protocol with its error object.
+def install_error_handlers(app: FastAPI, hide: Callable[[str], str] = str) -> None:
+    """Make `app` answer every error with problem details, or on routes of the OpenAI protocol with its error object.
 
-    `shown` leaves out of a message what clients are not told. A `Range` that cannot be sent is answered by starlette's
-    file responses, in plain text.
+    `hide` removes what clients should not see from a message. Starlette's file responses answer an invalid `Range` in
+    plain text.
     """
 
     @app.exception_handler(UserError)
     async def known_error(request: Request, error: UserError) -> Response:
-        headers = error.headers if isinstance(error, ServiceError) else None
-        data = error.shown_data(shown)
-        return error_response(request.scope, status_of(error), error.code, shown(str(error)), headers, data)
+        headers = error.headers if isinstance(error, HttpError) else None
+        data = error.shown_data(hide)
+        return error_response(request.scope, status_of(error), error.code, hide(str(error)), headers, data)
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:
@@ -175,7 +174,7 @@ def error_response(
     headers: Mapping[str, str] | None = None,
     data: Mapping[str, JsonValue] | None = None,
 ) -> Response:
-    """The response to a request that failed. An empty `detail` is replaced by a sentence about the status."""
+    """The response to a failed request. An empty `detail` is replaced by a sentence about the status."""
     detail = detail or _status_detail(scope, status)
     headers = dict(headers) if headers else None
     if not OPENAI_PATH.match(path_below(scope)):
@@ -186,8 +185,10 @@ def error_response(
 
 
 def problem_details(status: int, code: str, detail: str, data: Mapping[str, JsonValue]) -> bytes:
-    """Problem details as JSON. Their type, about:blank, means that the title is the phrase of the status (RFC 9457)."""
-    title = "Client Closed Request" if status == 499 else HTTPStatus(status).phrase  # 499 is nginx's, of no standard
+    """Problem details as JSON. The type about:blank means that the title is the phrase of the status (RFC 9457)."""
+    title = (
+        "Client Closed Request" if status == 499 else HTTPStatus(status).phrase
+    )  # 499 comes from nginx; no standard defines it
     problem = {"type": "about:blank", "title": title, "status": status, "detail": detail, "code": code, "data": data}
     return json.dumps(problem).encode()
 
@@ -209,13 +210,13 @@ def _status_detail(scope: Scope, status: int) -> str:
 
 
 def _validation_message(error: Mapping[str, Any]) -> str:
-    """One of pydantic's errors, without the value, which may be large and need not be valid JSON."""
-    message = error["msg"].removeprefix("Value error, ")  # pydantic's words for an error of a validator of ours
+    """The message of a pydantic error, without the value, which may be large or invalid JSON."""
+    message = error["msg"].removeprefix("Value error, ")  # pydantic's prefix for errors of our validators
     return f"{_location(error)}: {message[0].lower()}{message[1:]}"
 
 
 def _location(error: Mapping[str, Any]) -> str:
-    # Alternatives of a field have the names of pydantic's validators, as in `list[str]`: they say nothing to a client.
+    # Alternatives of a field are named after pydantic's validators (`list[str]`), which mean nothing to a client.
     parts = [part for part in error["loc"] if isinstance(part, int) or "[" not in part]
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
 
@@ -229,9 +230,9 @@ class ProblemDetails(BaseModel):
     """The body of every error response (RFC 9457, `application/problem+json`)."""
 
     type: Literal["about:blank"] = "about:blank"
-    title: str = Field(description="The phrase of the status.")
+    title: str = Field(description="The phrase of the HTTP status.")
     status: int
-    detail: str = Field(description="Cause, place and remedy.")
+    detail: str = Field(description="What is wrong, where, and what to do.")
     code: str = Field(description="The kind of error, for programs: `not_found`, `unknown_row`, …")
     data: dict[str, Any] = Field(description="The values that `detail` names, for programs.")
 
@@ -242,25 +243,25 @@ def error_responses(*statuses: int) -> Responses:
 
 
 INFERENCE_ERRORS = error_responses(409, 413, 415, 429, 504)
-"""Answers of a route that asks a model, besides the errors of all routes."""
+"""Errors of the routes that ask models, in addition to the errors of all routes."""
 
 PROBLEM = {"$ref": "#/components/schemas/ProblemDetails"}
 COMMON_ERRORS = (421, 500, 503)
-"""Errors of all routes: a host that is not this service; an error in the server; a folder that cannot be read."""
+"""Errors of all routes: unknown host, internal error, unreadable folder."""
 KEY_ERRORS = (401, 403)
 """Errors of the routes that need a key."""
 BODY_ERRORS = (400, 403, 413, 415)
-"""Errors of the routes with a body: invalid JSON, another origin, too slow, too many bytes, not declared as JSON."""
+"""Errors of the routes with a body: invalid JSON, another origin, body too large, wrong Content-Type."""
 HEADERS = {
-    "401": ("WWW-Authenticate", "The scheme, `Bearer`, and what is wrong with the key.", {"type": "string"}),
-    "429": ("Retry-After", "Seconds after which to try again.", {"type": "integer", "minimum": 1}),
+    "401": ("WWW-Authenticate", "The scheme, `Bearer`, and the reason for the refusal.", {"type": "string"}),
+    "429": ("Retry-After", "Seconds to wait before trying again.", {"type": "integer", "minimum": 1}),
 }
 """Headers that errors always have."""
 
 
-def complete(document: dict[str, Any]) -> None:
-    """Add to the OpenAPI document, in place, what no route declares: errors that all have, and their media type."""
-    for operation in (each for operations in document["paths"].values() for each in operations.values()):
+def add_common_errors(document: dict[str, Any]) -> None:
+    """Add the errors that no route declares, and their media type, to the OpenAPI document, in place."""
+    for operation in (operation for operations in document["paths"].values() for operation in operations.values()):
         responses = operation["responses"]
         if "4XX" in responses:  # the OpenAI protocol declares all its errors
             continue

@@ -1,4 +1,4 @@
-"""Prometheus metrics of an application and of its store, and the access log."""
+"""Prometheus metrics of an application and its store, and the access log."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from cope_sweep.sweep.leases import LEASE_S
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 UNKNOWN = "unknown"
-"""The route of paths that do not exist, and the method of words that are none: clients cannot add labels."""
+"""Label for paths and methods that do not exist, so that clients cannot add labels."""
 
 ACCESS = logging.getLogger("cope_services.access")
 
 
-class Metrics:
-    """The metrics of one application. Each has a registry of its own, so that a process may have several."""
+class AppMetrics:
+    """The metrics of one application. It has its own registry, so that a process may run several applications."""
 
     def __init__(self, predictors: Predictors, store: Callable[[], Store]) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
@@ -43,22 +43,22 @@ class Metrics:
         )
         self.seconds = Histogram(
             "cope_http_request_duration_seconds",
-            "Time until the response begins.",
+            "Time until the response starts.",
             labels,
             buckets=BUCKETS_S,
             registry=self.registry,
         )
         self.active = Gauge("cope_http_requests_active", "Requests that are being answered.", registry=self.registry)
-        self.registry.register(_Inference(predictors))
+        self.registry.register(_InferenceMetrics(predictors))
         self.registry.register(StoreMetrics(store))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
 
-class _Inference(Collector):
-    """Numbers of the batcher and the models in memory, read when the metrics are asked for.
+class _InferenceMetrics(Collector):
+    """The metrics of the batcher and of the models in memory, read at each scrape.
 
-    The event loop writes them. Each is read at once, so this takes no lock.
+    The event loop writes these numbers. Reading one is atomic, so no lock is needed.
     """
 
     def __init__(self, predictors: Predictors) -> None:
@@ -68,7 +68,7 @@ class _Inference(Collector):
         models, queue = self.predictors, self.predictors.batcher
         counts = queue.counts
         for name, text, value in (
-            ("inference_requests", "Requests that ask a model and are answered or wait.", queue.requests),
+            ("inference_requests", "Requests to models that wait or are being answered.", queue.requests),
             ("inference_queued_tokens", "Tokens of the accepted requests.", queue.queued_tokens),
             ("inference_waiting", "Windows that wait.", queue.waiting),
             ("inference_running", "Batches, generations and probes that are being computed.", queue.running),
@@ -81,8 +81,8 @@ class _Inference(Collector):
             ("inference_scored_tokens", "Tokens that models read in batches, without padding.", counts.scored_tokens),
             ("inference_padding_tokens", "Padding in batches.", counts.padding_tokens),
             ("inference_generated_tokens", "Tokens that models generated.", counts.generated_tokens),
-            ("models_hits", "Times that a model was asked for and in memory.", models.asked - models.loads),
-            ("models_loads", "Models that were read from files.", models.loads),
+            ("models_hits", "Requests for a model that was in memory.", models.requested - models.loads),
+            ("models_loads", "Models read from files.", models.loads),
         ):
             yield CounterMetricFamily(f"cope_{name}", text, value)
         totals = accumulate(counts.sizes)
@@ -98,12 +98,12 @@ class _Inference(Collector):
 
 
 class Measurement:
-    """ASGI middleware that counts and times requests, and logs a line for each of them if `log`.
+    """ASGI middleware that counts and times requests, and with `log` writes a line for each.
 
-    A line has neither headers nor the query, which may hold secrets.
+    A line has neither headers nor the query, which may contain secrets.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, routes: list[BaseRoute], *, log: bool) -> None:
+    def __init__(self, app: ASGIApp, metrics: AppMetrics, routes: list[BaseRoute], *, log: bool) -> None:
         self.app = app
         self.metrics = metrics
         self.log = log
@@ -114,7 +114,7 @@ class Measurement:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         started_s = time.perf_counter()
-        status, answered_s = 499, None  # a client that leaves before its response
+        status, answered_s = 499, None  # 499: the client leaves before the response
 
         async def watched_send(message: Message) -> None:
             nonlocal status, answered_s
@@ -142,18 +142,18 @@ class Measurement:
         self.metrics.requests.labels(*key, str(status)).inc()
 
     def route(self, scope: Scope) -> str:
-        """The template of the request's route, as `/api/v1/runs/{run_id}`."""
+        """The template of the request's route, such as `/api/v1/runs/{run_id}`."""
         if not self._templates:
             for context in iter_route_contexts(self._routes):
                 handler = context.route.app if isinstance(context.route, Mount) else context.endpoint
                 path = context.path or ""
-                # A function may answer two paths, of which one has another parameter.
+                # One function may answer two paths with different parameters.
                 self._templates[handler, *re.findall(r"{(\w+)", path)] = path
         return self._templates.get((scope.get("endpoint"), *scope.get("path_params", ())), UNKNOWN)
 
     def _write_line(self, scope: Scope, status: int, seconds: float) -> None:
         client = scope["client"][0] if scope.get("client") else "-"
-        # As it was sent: a decoded path could contain line breaks.
+        # The raw path: a decoded path could contain line breaks.
         path = scope.get("raw_path", b"").decode("latin-1")
         ACCESS.info('%s "%s %s" %d %.1f ms', client, scope["method"], path, status, seconds * 1000)
 
@@ -161,32 +161,32 @@ class Measurement:
 # -- the store: its runs and sweeps, and the disk of its folder -------------------------------------
 
 READ_EVERY_S = 5.0
-"""Scrapes within this time share their numbers: however often somebody asks, the index is not asked more often."""
+"""Scrapes within this time share one read of the index."""
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 
 class StoreMetrics(Collector):
     """The metrics of a store.
 
-    They are read from the index, so that they are the same whoever trains: a Ray cluster, several, or `--local`. No
-    label has the id of a run or sweep, and what a scrape costs does not depend on what was trained where.
+    They come from the index, so they do not depend on where runs are trained: on one Ray cluster, on several, or with
+    `--local`. Labels contain no ids of runs or sweeps, so the cost of a scrape does not grow with their number.
     """
 
     def __init__(self, store: Callable[[], Store], clock: Callable[[], float] = time.monotonic) -> None:
         self.store, self.clock = store, clock
         self._lock = threading.Lock()
         self._read_s = -READ_EVERY_S
-        self._found: Activity | None = None
+        self._activity: Activity | None = None
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the registry does not ask the index when the service starts."""
+        """Empty, so that the registry does not read the index when the service starts."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        found = self._read()
-        yield GaugeMetricFamily("cope_index_up", "Whether the index answers.", int(found is not None))
-        if found is not None:
-            yield from _activity_metrics(found)
+        activity = self._read()
+        yield GaugeMetricFamily("cope_index_up", "Whether the index answers.", int(activity is not None))
+        if activity is not None:
+            yield from _activity_metrics(activity)
         yield from _disk_metrics(self.store())
 
     def _read(self) -> Activity | None:
@@ -194,35 +194,36 @@ class StoreMetrics(Collector):
         with self._lock:
             if self.clock() - self._read_s >= READ_EVERY_S:
                 try:
-                    self._found = self.store().index.activity()
+                    self._activity = self.store().index.activity()
                 except StoreError:
-                    self._found = None
+                    self._activity = None
                 self._read_s = self.clock()
-            return self._found
+            return self._activity
 
 
-def _activity_metrics(found: Activity) -> Iterator[Metric]:
+def _activity_metrics(activity: Activity) -> Iterator[Metric]:
     for name, text, counts in (
-        ("cope_runs", "Runs that were begun, by status.", found.runs),
-        ("cope_sweeps", "Sweeps by status; pending ones wait for the cluster.", found.sweeps),
+        ("cope_runs", "Runs that have started, by status.", activity.runs),
+        ("cope_sweeps", "Sweeps by status; pending ones wait for the cluster.", activity.sweeps),
     ):
         family = GaugeMetricFamily(name, text, labels=["status"])
         for status in STATUSES:
             family.add_metric([status], counts.get(status, 0))
         yield family
-    age_s = 0.0 if found.shortest_lease_s is None else max(0.0, LEASE_S - found.shortest_lease_s)
+    age_s = 0.0 if activity.shortest_lease_s is None else max(0.0, LEASE_S - activity.shortest_lease_s)
     for name, text, value in (
-        ("cope_runs_waiting", "Runs of running sweeps that were not begun yet.", found.waiting),
-        ("cope_runs_steps", "Training steps of all runs.", found.steps),
+        ("cope_runs_waiting", "Runs of running sweeps that have not started.", activity.waiting),
+        ("cope_runs_steps", "Training steps of all runs.", activity.steps),
         ("cope_heartbeat_age_seconds", "Longest time since a running sweep renewed its lease.", age_s),
-        ("cope_nodes_left_out", "Nodes that running sweeps have left out: they cannot train.", found.left_out),
+        ("cope_nodes_left_out", "Nodes that running sweeps do not use because they cannot train.", activity.left_out),
     ):
         yield GaugeMetricFamily(name, text, value)
 
 
 def _disk_metrics(store: Store) -> Iterator[Metric]:
-    """The disk of the store's folder; of an object store, that of its working folder on this machine."""
+    """The disk of the store's folder; for an object store, of its working folder on this machine."""
     folder = store.root.absolute()
-    usage = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists()))
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    usage = shutil.disk_usage(existing)
     yield GaugeMetricFamily("cope_disk_free_bytes", "Free space of the disk of the store's folder.", usage.free)
     yield GaugeMetricFamily("cope_disk_size_bytes", "Size of the disk of the store's folder.", usage.total)

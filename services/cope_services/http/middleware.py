@@ -1,4 +1,4 @@
-"""ASGI middleware around all routes: refusals, the size of bodies, HEAD, compression, and headers."""
+"""ASGI middleware around all routes: refusals, size of bodies, HEAD, compression, and headers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cope_services.http.errors import ServiceError, TooLargeError, error_response
+from cope_services.http.errors import HttpError, TooLargeError, error_response
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
@@ -18,7 +18,7 @@ class Refusals:
     """Answers a request with the error of the first check that raises one, before its body is read."""
 
     def __init__(self, app: ASGIApp, *checks: Callable[[Scope], None]) -> None:
-        """Create the application. Each check gets the scope of a request, and may raise a ServiceError."""
+        """Create the application. Each check gets the scope of a request, and may raise an HttpError."""
         self.app, self.checks = app, checks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -26,18 +26,18 @@ class Refusals:
             try:
                 for check in self.checks:
                     check(scope)
-            except ServiceError as error:
+            except HttpError as error:
                 response = error_response(scope, error.status, error.code, str(error), error.headers, error.data)
                 return await response(scope, receive, send)
         return await self.app(scope, receive, send)
 
 
 MAX_BRACKETS = 1 << 16
-"""`[` and `{` of a body. A body of 1 MB may have 350,000 lists, which take the event loop half a second to make."""
+"""Maximum number of `[` and `{` in a body. Parsing 350,000 lists, possible in 1 MB, blocks the event loop for 0.5 s."""
 
 
 class BodyLimit:
-    """Answers 413 to a body that is too large: by its Content-Length, or as soon as more arrives than is allowed."""
+    """Answers 413 to a body that is too large: by its Content-Length, or as soon as too many bytes have arrived."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self.app = app
@@ -75,12 +75,12 @@ class BodyLimit:
 # -- responses ---------------------------------------------------------------------------------------------------------
 
 
-ASKED = "cope_services.method"
-"""The key of a scope for the method of a request that is answered as GET."""
+ORIGINAL_METHOD = "cope_services.method"
+"""Key in a scope: the method before `HeadAsGet` changed it."""
 
 
 class HeadAsGet:
-    """Has HEAD answered as GET is; the server leaves out the body."""
+    """Treats HEAD as GET; the server leaves out the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -88,7 +88,7 @@ class HeadAsGet:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get("method") != "HEAD":
             return await self.app(scope, receive, send)
-        as_get = {**scope, "method": "GET", ASKED: "HEAD"}
+        as_get = {**scope, "method": "GET", ORIGINAL_METHOD: "HEAD"}
         try:
             await self.app(as_get, receive, send)
         finally:
@@ -98,7 +98,7 @@ class HeadAsGet:
 
 
 def compression(app: ASGIApp) -> ASGIApp:
-    """An application whose text and JSON is compressed. Event streams, downloads and pictures are sent as they are."""
+    """The application with compressed text and JSON. Event streams, downloads and images are not compressed."""
     excluded = (
         *DEFAULT_EXCLUDED_CONTENT_TYPES,
         "application/octet-stream",
@@ -113,11 +113,11 @@ PAGE_POLICY = (
     f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; font-src 'self'; "
     f"connect-src 'self'; {NO_FRAMES}"
 )
-"""Content-Security-Policy of the web page and the documentation: files of the service, no inline script or style."""
+"""Content-Security-Policy of the web page and the documentation: only files of the service, nothing inline."""
 DATA_POLICY = f"default-src 'none'; {NO_FRAMES}"
 """Content-Security-Policy of all other responses."""
 DOCUMENT_POLICY = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {NO_FRAMES}; sandbox"
-"""Content-Security-Policy of reports and figures: they contain styles and pictures, and no scripts."""
+"""Content-Security-Policy of reports and figures: styles and images, no scripts."""
 FIXED = [
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -129,7 +129,7 @@ FIXED = [
 
 
 class SecurityHeaders:
-    """Adds security headers. A policy and a `Cache-Control` that a route sets stay."""
+    """Adds security headers, unless the route has set them (Content-Security-Policy, Cache-Control)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

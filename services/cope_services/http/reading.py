@@ -1,6 +1,6 @@
 """Routes that read ablations and runs. Their parameters are the questions of `cope_sweep.api`.
 
-Figures and reports are made one at a time, on a thread of their own: drawing takes seconds.
+Figures and reports are drawn one at a time, on a separate thread: drawing takes seconds.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from cope_services.http.components import (
     WithETag,
 )
 from cope_services.http.errors import BusyError, InvalidError, NotAcceptableError, Responses, error_responses
-from cope_services.http.middleware import ASKED
+from cope_services.http.middleware import ORIGINAL_METHOD
 from cope_services.models.predictors import StoredFile, checkpoint_file, checkpoint_listing
 from cope_sweep.api.answers import (
     AblationDetail,
     AblationSummary,
     Checkpoint,
     ClaimResult,
-    Curves,
+    CurvePage,
     CurvesOfRuns,
     FigureInfo,
     MlflowPage,
@@ -52,6 +52,7 @@ from cope_sweep.api.answers import (
 )
 from cope_sweep.api.formats import FigureFormat, ReportFormat, RunsFormat, TableFormat
 from cope_sweep.api.questions import (
+    AblationName,
     CompareCurves,
     CurvesOptions,
     ExportRuns,
@@ -72,11 +73,10 @@ from cope_sweep.api.questions import (
     ListFigures,
     ListRuns,
     LogOptions,
-    Name,
-    Points,
+    MaxPoints,
     Question,
     ReportOptions,
-    RunId,
+    RunIdOrPrefix,
     RunOptions,
     ScaleOptions,
     TableOptions,
@@ -94,21 +94,21 @@ _ANY: TypeAdapter[Any] = TypeAdapter(Any, config={"ser_json_inf_nan": "null"})
 
 
 def json_response(answer: BaseModel | Sequence[BaseModel], *, exclude_unset: bool = False) -> Response:
-    """An answer as JSON. It is encoded by the thread that calls, not by the event loop."""
+    """An answer as JSON, encoded by the calling thread instead of the event loop."""
     if isinstance(answer, BaseModel):
         return Response(answer.model_dump_json(exclude_unset=exclude_unset), media_type="application/json")
     return Response(_ANY.dump_json(list(answer)), media_type="application/json")
 
 
 class Download(FileResponse):
-    """A file, which is not read for HEAD."""
+    """A file; a HEAD request does not read it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__({**scope, "method": scope.get(ASKED, scope["method"])}, receive, send)
+        await super().__call__({**scope, "method": scope.get(ORIGINAL_METHOD, scope["method"])}, receive, send)
 
 
 def download(file: StoredFile, if_none_match: str | None) -> Response:
-    """The file or the requested byte range, or 304 if the client has this version."""
+    """The file, the requested byte range, or 304 if the client has this version."""
     response = Download(file.path, filename=file.path.name, stat_result=file.stat)
     if matches_etag(if_none_match, response.headers["etag"]):
         return Response(status_code=304, headers={"etag": response.headers["etag"]})
@@ -116,7 +116,7 @@ def download(file: StoredFile, if_none_match: str | None) -> Response:
 
 
 def rows_response(rows: Sequence[Mapping[str, float]], output_format: RowsFormat) -> Response:
-    """Rows with any keys. In CSV, the first column is `step`. Numbers that are not finite are null in JSON."""
+    """Rows with arbitrary keys. In CSV, `step` is the first column. In JSON, numbers that are not finite are null."""
     if output_format == "json":
         return Response(_ANY.dump_json(list(rows)), media_type="application/json")
     names = ["step", *sorted({name for row in rows for name in row} - {"step"})]
@@ -127,12 +127,12 @@ def rows_response(rows: Sequence[Mapping[str, float]], output_format: RowsFormat
     return Response(text.getvalue(), media_type="text/csv")
 
 
-def accepted(accept: str | None, available: Mapping[N, str], what: str) -> N:
-    """The name of the media type that an Accept header prefers; the first one without a header.
+def negotiate_format(accept: str | None, available: Mapping[N, str], what: str) -> N:
+    """The name of the media type that an Accept header prefers; without a header, the first one.
 
     Args:
         accept: The header.
-        available: Name → media type, the default first.
+        available: AblationName → media type, the default first.
         what: What is available, for the message.
 
     Raises NotAcceptableError.
@@ -141,25 +141,25 @@ def accepted(accept: str | None, available: Mapping[N, str], what: str) -> N:
     for name, media in available.items():
         if media == best:
             return name
-    known = ", ".join(f"{media} ({name})" for name, media in available.items())
-    raise NotAcceptableError(f"{what} is available as {known}; choose one with Accept or ?format=NAME")
+    choices = ", ".join(f"{media} ({name})" for name, media in available.items())
+    raise NotAcceptableError(f"{what} is available as {choices}; choose one with Accept or ?format=NAME")
 
 
 MAX_WAITING = 32
-"""Figures and reports that wait to be made. Answers that are known do not wait."""
+"""Figures and reports that wait to be drawn. Cached answers do not wait."""
 
 
-class Pictures:
-    """Makes figures and reports, one at a time. Its coroutines belong to one event loop."""
+class DrawingQueue:
+    """Draws figures and reports, one at a time. Its coroutines belong to one event loop."""
 
     def __init__(self) -> None:
         self._one = CapacityLimiter(1)
 
-    async def make(self, draw: Callable[[], bytes]) -> bytes:
-        """Result of `draw`. Raises BusyError."""
+    async def run(self, draw: Callable[[], bytes]) -> bytes:
+        """The result of `draw`. Raises BusyError."""
         statistics = self._one.statistics()
         if statistics.borrowed_tokens + statistics.tasks_waiting >= MAX_WAITING:
-            raise BusyError(f"{MAX_WAITING} figures and reports are being made; ask again later", 5)
+            raise BusyError(f"{MAX_WAITING} figures and reports are being drawn; try again later", 5)
         return await run_sync(draw, limiter=self._one)
 
 
@@ -186,31 +186,33 @@ def list_ablations(components: ComponentsDep) -> Response:
 
 
 @ablations.get("/{name}", response_model=AblationDetail, description=getdoc(GetAblation))
-def get_ablation(name: Name, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
+def get_ablation(name: AblationName, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
     return answer(components, GetAblation(name=name, **dict(query)))
 
 
 @ablations.get("/{name}/plan", response_model=PlanCost, description=getdoc(GetPlan))
-def get_plan(name: Name, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
+def get_plan(name: AblationName, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
     return answer(components, GetPlan(name=name, **dict(query)))
 
 
-@ablations.get("/{name}/curves", response_model=Curves, description=getdoc(GetCurves))
-def get_curves(name: Name, query: Annotated[CurvesOptions, Query()], components: ComponentsDep) -> Response:
+@ablations.get("/{name}/curves", response_model=CurvePage, description=getdoc(GetCurves))
+def get_curves(name: AblationName, query: Annotated[CurvesOptions, Query()], components: ComponentsDep) -> Response:
     return answer(components, GetCurves(name=name, **dict(query)))
 
 
 @ablations.get("/{ablation}/runs", response_model=RunPage)
-def list_planned_runs(ablation: Name, query: Annotated[ListRuns, Query()], components: ComponentsDep) -> Response:
-    """The runs of an ablation in plan order, including pending ones; with a filter or order, those that were begun."""
+def list_planned_runs(
+    ablation: AblationName, query: Annotated[ListRuns, Query()], components: ComponentsDep
+) -> Response:
+    """The runs of an ablation in plan order, including pending ones; with a filter or order, only runs that started."""
     if query.ablation not in (None, ablation):
         raise InvalidError(
-            f"the path is of the ablation {ablation[:80]!r}; leave out `ablation`", ablation=ablation[:80]
+            f"the path names the ablation {ablation[:80]!r}; leave out the parameter `ablation`", ablation=ablation[:80]
         )
     return answer(components, query.model_copy(update={"ablation": ablation}))
 
 
-TABLE_TYPES: dict[TableFormat, str] = {name: each.media_type for name, each in FORMATS.items()}
+TABLE_TYPES: dict[TableFormat, str] = {name: table_format.media_type for name, table_format in FORMATS.items()}
 FIGURE_TYPES: dict[FigureFormat, str] = {
     "svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf", "csv": "text/csv",
 }  # fmt: skip
@@ -218,52 +220,52 @@ REPORT_TYPES: dict[ReportFormat, str] = {"html": "text/html", "markdown": "text/
 EXPORT_TYPES: dict[RunsFormat, str] = {
     "csv": "text/csv", "parquet": "application/vnd.apache.parquet", "json": "application/json",
 }  # fmt: skip
-"""Format → its media type, the default first."""
+"""Format → media type, the default first."""
 
 
-def _file(types: Mapping[Any, str], *errors: int) -> dict[str, Any]:
-    """The documentation of a route that answers with a file of one of these media types."""
+def _documented_file(types: Mapping[Any, str], *errors: int) -> dict[str, Any]:
+    """Arguments of a route that answers with a file of one of these media types."""
     content: dict[str, Any] = {media: {} for media in types.values()}
     return {"response_class": Response, "responses": {200: {"content": content}, **error_responses(406, *errors)}}
 
 
-@ablations.get("/{name}/table", description=getdoc(GetTable), **_file(TABLE_TYPES))
+@ablations.get("/{name}/table", description=getdoc(GetTable), **_documented_file(TABLE_TYPES))
 def get_table(
-    name: Name, query: Annotated[TableOptions, Query()], components: ComponentsDep, accept: Accept = None
+    name: AblationName, query: Annotated[TableOptions, Query()], components: ComponentsDep, accept: Accept = None
 ) -> Response:
-    chosen = query.format or accepted(accept, TABLE_TYPES, "a table")
+    chosen = query.format or negotiate_format(accept, TABLE_TYPES, "a table")
     question = GetTable(name=name, **{**dict(query), "format": chosen})
     return Response(components.queries.ask(question), media_type=TABLE_TYPES[chosen])
 
 
 @ablations.get("/{name}/figures", response_model=list[FigureInfo], description=getdoc(ListFigures))
-def list_figures(name: Name, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
+def list_figures(name: AblationName, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
     return answer(components, ListFigures(name=name, **dict(query)))
 
 
-@ablations.get("/{name}/figures/{figure}", description=getdoc(GetFigure), **_file(FIGURE_TYPES, 429))
+@ablations.get("/{name}/figures/{figure}", description=getdoc(GetFigure), **_documented_file(FIGURE_TYPES, 429))
 async def get_figure(
-    name: Name,
+    name: AblationName,
     figure: FigureName,
     query: Annotated[FigureOptions, Query()],
     components: ComponentsDep,
     accept: Accept = None,
 ) -> Response:
-    chosen = query.format or accepted(accept, FIGURE_TYPES, "a figure")
+    chosen = query.format or negotiate_format(accept, FIGURE_TYPES, "a figure")
     question = GetFigure(name=name, figure=figure, **{**dict(query), "format": chosen})
-    return Response(await _drawn(components, question), media_type=FIGURE_TYPES[chosen])
+    return Response(await _draw(components, question), media_type=FIGURE_TYPES[chosen])
 
 
-@ablations.get("/{name}/report", description=getdoc(GetReport), **_file(REPORT_TYPES, 429))
+@ablations.get("/{name}/report", description=getdoc(GetReport), **_documented_file(REPORT_TYPES, 429))
 async def get_report(
-    name: Name, query: Annotated[ReportOptions, Query()], components: ComponentsDep, accept: Accept = None
+    name: AblationName, query: Annotated[ReportOptions, Query()], components: ComponentsDep, accept: Accept = None
 ) -> Response:
-    chosen = query.format or accepted(accept, REPORT_TYPES, "a report")
+    chosen = query.format or negotiate_format(accept, REPORT_TYPES, "a report")
     question = GetReport(name=name, **{**dict(query), "format": chosen})
-    return Response(await _drawn(components, question), media_type=REPORT_TYPES[chosen])
+    return Response(await _draw(components, question), media_type=REPORT_TYPES[chosen])
 
 
-async def _drawn(components: Components, question: GetFigure | GetReport) -> bytes:
+async def _draw(components: Components, question: GetFigure | GetReport) -> bytes:
     def draw() -> bytes:
         try:
             return components.queries.ask(question)
@@ -272,7 +274,7 @@ async def _drawn(components: Components, question: GetFigure | GetReport) -> byt
         except UserError as error:  # no finished run, no checkpoint, no such mark in the tokens
             raise NotFinishedError(str(error), code=error.code, **error.data) from error
 
-    return await components.pictures.make(draw)
+    return await components.drawings.run(draw)
 
 
 claims = APIRouter(
@@ -290,11 +292,11 @@ def list_claims(query: Annotated[ListClaims, Query()], components: ComponentsDep
 
 
 mlflow = APIRouter(prefix="/ablations", tags=["ablations"], dependencies=[READ])
-"""Asks MLflow, whose answer changes without the index."""
+"""Asks MLflow: its answer can change while the index does not, so there is no ETag."""
 
 
 @mlflow.get("/{name}/mlflow", response_model=MlflowPage, description=getdoc(GetMlflowPage))
-def get_mlflow_page(name: Name, components: ComponentsDep) -> Response:
+def get_mlflow_page(name: AblationName, components: ComponentsDep) -> Response:
     return answer(components, GetMlflowPage(name=name))
 
 
@@ -306,7 +308,7 @@ CACHED: dict[str, Any] = {
 }  # fmt: skip
 pages = APIRouter(prefix="/runs", **CACHED)
 files = APIRouter(prefix="/runs", **READING)
-"""Answers from the files of runs, which change without the index."""
+"""Answers from the files of runs, which can change while the index does not, so there is no ETag."""
 differences = APIRouter(**CACHED)
 curves = APIRouter(**READING)
 
@@ -318,11 +320,11 @@ def list_runs(query: Annotated[ListRuns, Query()], components: ComponentsDep) ->
     return answer(components, query)
 
 
-@files.get("/export", description=getdoc(ExportRuns), **_file(EXPORT_TYPES))
+@files.get("/export", description=getdoc(ExportRuns), **_documented_file(EXPORT_TYPES))
 def export_runs(query: Annotated[ExportRuns, Query()], components: ComponentsDep, accept: Accept = None) -> Response:
-    chosen = query.format or accepted(accept, EXPORT_TYPES, "an export")
+    chosen = query.format or negotiate_format(accept, EXPORT_TYPES, "an export")
     question = query.model_copy(update={"format": chosen})
-    file = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115 - it is deleted when it was sent
+    file = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115 - deleted after it was sent
     try:
         with file:
             components.queries.export(question, file)
@@ -334,12 +336,12 @@ def export_runs(query: Annotated[ExportRuns, Query()], components: ComponentsDep
 
 
 @files.get("/{run_id}", response_model=RunDetail, description=getdoc(GetRun))
-def get_run(run_id: RunId, query: Annotated[RunOptions, Query()], components: ComponentsDep) -> Response:
+def get_run(run_id: RunIdOrPrefix, query: Annotated[RunOptions, Query()], components: ComponentsDep) -> Response:
     return answer(components, GetRun(run_id=run_id, **dict(query)))
 
 
 @files.get("/{run_id}/logs", response_model=RunLog, description=getdoc(GetLog))
-def get_log(run_id: RunId, query: Annotated[LogOptions, Query()], components: ComponentsDep) -> Response:
+def get_log(run_id: RunIdOrPrefix, query: Annotated[LogOptions, Query()], components: ComponentsDep) -> Response:
     return answer(components, GetLog(run_id=run_id, **dict(query)))
 
 
@@ -352,10 +354,10 @@ def get_curve(
     run_id: str,
     components: ComponentsDep,
     metric: Annotated[list[str], Query(max_length=50, description="Only these metrics. Default: all.")] = [],  # noqa: B006
-    points: Annotated[Points, Query(description="At most so many points; spikes stay. Default: all.")] = None,
+    points: Annotated[MaxPoints, Query(description="Maximum number of points; spikes are kept. Default: all.")] = None,
     format: RowsFormat = "json",  # noqa: A002
 ) -> Response:
-    """The logged rows of a run, by step."""
+    """The logged values of a run, by step."""
     return rows_response(components.queries.curve(run_id, metric, points), format)
 
 

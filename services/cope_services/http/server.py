@@ -18,18 +18,18 @@ from cope_services.http.settings import Settings, load_settings
 from cope_sweep.errors import UserError
 
 SHUTDOWN_TIMEOUT_S = 5
-"""Time for open requests to finish after SIGINT or SIGTERM."""
+"""Time that open requests have to finish after SIGINT or SIGTERM."""
 
 SWITCH_S = 0.0005
-"""Time for which a thread keeps Python's interpreter while others wait for it.
+"""Time for which a thread keeps Python's interpreter lock while others wait for it.
 
-A thread that computes a model needs it after each operation. With Python's 5 ms, a busy event loop would make the
-model wait 5 ms hundreds of times in each batch.
+A thread that computes a model needs the lock after each operation. With Python's default of 5 ms, a busy event loop
+would make the model wait 5 ms hundreds of times per batch.
 """
 
 
 class BindError(Exception):
-    """The server cannot listen on the address. The message has the reason and an alternative."""
+    """The server cannot listen on the address. The message names the reason and an alternative."""
 
 
 def serve(settings: Settings) -> int:
@@ -45,9 +45,7 @@ def serve(settings: Settings) -> int:
         return 1
     with listener:
         check_keys(settings)  # nothing is answered yet
-        # Browsers cannot open the addresses that mean every interface.
-        local = ("::1" if ":" in settings.host else "127.0.0.1") if is_wildcard(settings.host) else settings.host
-        url = f"http://{f'[{local}]' if ':' in local else local}:{listener.getsockname()[1]}"
+        url = _browser_url(settings.host, listener.getsockname()[1])
         sys.stdout.write(f"{url}  (API: {url}/docs; stop with Ctrl-C)\n")
         sys.stdout.flush()
         if settings.access_log:
@@ -59,15 +57,23 @@ def serve(settings: Settings) -> int:
     return 0
 
 
+def _browser_url(host: str, port: int) -> str:
+    """The URL of the page. Browsers cannot open wildcard addresses, so those become the loopback address."""
+    is_ipv6 = ":" in host
+    if is_wildcard(host):
+        host = "::1" if is_ipv6 else "127.0.0.1"
+    return f"http://[{host}]:{port}" if is_ipv6 else f"http://{host}:{port}"
+
+
 def configuration(settings: Settings) -> uvicorn.Config:
-    """Uvicorn's configuration, with uvloop, which Windows does not have."""
+    """Uvicorn's configuration, with uvloop except on Windows."""
     return uvicorn.Config(
         create_app(settings),
         loop="auto",
         http="httptools",
         ws="none",
         log_level="warning",
-        access_log=False,  # uvicorn's has queries, which may hold secrets; `Measurement` writes another
+        access_log=False,  # uvicorn would log queries, which may contain secrets; `Measurement` writes the log
         proxy_headers=False,
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         server_header=False,
@@ -83,12 +89,12 @@ def _log_requests() -> None:
 
 
 def check_keys(settings: Settings) -> None:
-    """Raise UserError if the keys file is damaged, or if there are no keys where they are needed."""
+    """Raise UserError if the keys file is damaged, or if keys are required and there are none."""
     keys = KeysFile(settings.keys_file)
     if keys.protects or is_loopback(settings.host):
         return
     raise UserError(
-        f"a service that listens on {settings.host} needs API keys, and {settings.keys_file.absolute()} has none: make "
+        f"a service that listens on {settings.host} needs API keys, but {settings.keys_file.absolute()} has none; make "
         "one with `cope-sweep serve --new-key NAME --scope read --scope infer`, or listen on this machine only with "
         "`--host 127.0.0.1`",
         code="no_key",
@@ -99,7 +105,7 @@ def check_keys(settings: Settings) -> None:
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Port 0 chooses a free port. Raises BindError.
 
-    uvicorn would bind the address itself, but only log the reason of a failure, without the port or an alternative.
+    uvicorn could bind the address itself, but it would log failures without the port or an alternative.
     """
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -119,12 +125,13 @@ def _explain(error: OSError, host: str, port: int) -> str:
         return f"port {port} requires privileges; choose a port from 1024: --port 8000, or COPE_SWEEP_PORT=8000"
     # create_server raises the codes of getaddrinfo as OSError.
     if error.errno in (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL):
-        return f"{host!r} is no address of this machine; choose another: --host 127.0.0.1, or COPE_SWEEP_HOST=127.0.0.1"
-    return f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}"
+        return f"this machine has no address {host!r}; choose another: --host 127.0.0.1, or COPE_SWEEP_HOST=127.0.0.1"
+    reason = os.strerror(error.errno) if error.errno else error
+    return f"cannot listen on {host}:{port}: {reason}; choose another address with --host and --port"
 
 
 def main() -> int:
-    """`python -m cope_services`: serve with settings from the environment; return the exit code."""
+    """Serve with settings from the environment; return the exit code."""
     try:
         return serve(load_settings())
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Settings of the service, from arguments or environment variables such as `COPE_SWEEP_PORT=8080`."""
+"""Settings of the service, from arguments or from environment variables such as `COPE_SWEEP_PORT=8080`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -16,12 +16,9 @@ from cope_sweep.errors import UserError
 
 ENV_PREFIX = "COPE_SWEEP_"
 
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-
 
 def _without_brackets(host: str) -> str:
-    """`::1` for `[::1]`, which is how a URL names it."""
+    """`::1` for `[::1]`, the form in URLs."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
@@ -35,42 +32,53 @@ class Settings(BaseSettings):
 
     ablations: Annotated[Path, AfterValidator(ablations_folder)] = Field(
         default=Path("ablations"),
-        description="Folder of the ablation files; where there is no `ablations`: the installed.",
+        description="Folder of the ablation files. Without a folder `ablations`: the installed files.",
     )
     store: Annotated[str, BeforeValidator(str)] = Field(
-        default="store", description="Folder or object store of the runs; it may be missing at first."
+        default="store", description="Folder or object store of the runs; it need not exist yet."
     )
     index: str = Field(default="", description="URL of the index's database; empty: SQLite in the store.")
     host: Annotated[str, AfterValidator(_without_brackets)] = Field(
         default="127.0.0.1", description="Address to listen on; 0.0.0.0 is every IPv4 interface."
     )
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="Port; 0 chooses a free one.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8000, description="Port; 0 chooses a free port.")
     allow_hosts: str = Field(
         default="",
-        description="Names by which clients may call the service, separated by commas, besides its address.",
+        description="Host names that clients may use besides the address, separated by commas.",
     )
     keys_file: Path = Field(default=Path("keys.txt"), description="File of the API keys.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device of the models.")
-    max_tokens: Count = Field(default=8192, description="Tokens of one sequence, window or probe.")
-    max_request_tokens: Count = Field(
-        default=1 << 16, description="Tokens that the models read for one request, with those of overlapping windows."
+    max_tokens: PositiveInt = Field(
+        default=8192, description="Maximum number of tokens in one sequence, window or probe."
     )
-    max_queue_tokens: Count = Field(default=1 << 18, description="Tokens of all requests that are answered or wait.")
-    max_seconds: Seconds = Field(default=300, description="Time limit of one inference.")
-    max_probe_values: Count = Field(default=1 << 20, description="Numbers in the matrices of one probe.")
-    max_plan_runs: Count = Field(default=100_000, description="Runs of an ablation at one scale.")
-    max_body_bytes: Count = Field(default=1 << 20, description="Size of a request body.")
-    max_model_bytes: Count = Field(default=4 << 30, description="Weights in memory.")
+    max_request_tokens: PositiveInt = Field(
+        default=1 << 16,
+        description="Maximum number of tokens that models read for one request; overlaps of windows count.",
+    )
+    max_queue_tokens: PositiveInt = Field(default=1 << 18, description="Maximum number of tokens in all open requests.")
+    max_seconds: Annotated[float, Field(gt=0, le=86_400)] = Field(
+        default=300, description="Time limit of one inference, in seconds."
+    )
+    max_probe_values: PositiveInt = Field(
+        default=1 << 20, description="Maximum number of values in the matrices of one probe."
+    )
+    max_plan_runs: PositiveInt = Field(
+        default=100_000, description="Maximum number of runs of an ablation at one scale."
+    )
+    max_body_bytes: PositiveInt = Field(default=1 << 20, description="Maximum size of a request body.")
+    max_model_bytes: PositiveInt = Field(default=4 << 30, description="Maximum size of the weights in memory.")
     max_inferences: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Batches and probes computed at a time; 0: as many as there are cores, at most 4."
+        default=0, description="Batches and probes computed at a time; 0: one per core, at most 4."
     )
     ray_address: str = Field(
-        default="", description="Dashboard of the Ray cluster that trains submitted sweeps; empty: none is accepted."
+        default="", description="Dashboard of the Ray cluster that trains submitted sweeps; empty: sweeps are refused."
     )
-    max_sweeps: Count = Field(default=8, description="Submitted sweeps that wait or are executed at a time.")
-    max_sweep_runs: Count = Field(default=10_000, description="Runs of a submitted sweep.")
-    max_listeners: Count = Field(default=100, description="Clients that follow the progress of sweeps.")
-    access_log: bool = Field(default=False, description="Log a line for each request.")
+    max_sweeps: PositiveInt = Field(default=8, description="Maximum number of active submitted sweeps.")
+    max_sweep_runs: PositiveInt = Field(default=10_000, description="Maximum number of runs of a submitted sweep.")
+    max_listeners: PositiveInt = Field(
+        default=100, description="Maximum number of clients that follow the progress of sweeps."
+    )
+    access_log: bool = Field(default=False, description="Log one line per request.")
 
     def inferences(self) -> int:
         """Batches and probes computed at a time."""
@@ -82,10 +90,10 @@ class Settings(BaseSettings):
         """The names in `allow_hosts`."""
         return tuple(name.strip() for name in self.allow_hosts.split(",") if name.strip())
 
-    def shown(self, text: str) -> str:
-        """A message as clients get it: `/srv/data/store/x` is `store/x`, without the folders above this service's."""
-        for each in self._hidden:
-            text = text.replace(each, "")
+    def hide_folders(self, text: str) -> str:
+        """A message for clients, without the parents of the service's folders: `store/x` for `/srv/data/store/x`."""
+        for prefix in self._hidden:
+            text = text.replace(prefix, "")
         return text
 
     @cached_property
@@ -112,23 +120,22 @@ def load_settings(**values: Any) -> Settings:
 
 
 def _problem(error: ErrorDetails) -> str:
-    """One of pydantic's errors in plain words, as `COPE_SWEEP_PORT=99999: …`."""
+    """A pydantic error in plain words: `COPE_SWEEP_PORT=99999: must be 65535 or less; …`."""
     value, context = error["input"], error.get("ctx", {})
     expected = {
-        "int_parsing": "it has to be a whole number",
-        "int_from_float": "it has to be a whole number",
-        "float_parsing": "it has to be a number",
-        "bool_parsing": "it has to be true or false",
-        "greater_than": f"it has to be greater than {context.get('gt')}",
-        "greater_than_equal": f"it has to be {context.get('ge')} or more",
-        "less_than_equal": f"it has to be {context.get('le')} or less",
-        "literal_error": f"it has to be {context.get('expected')}",
+        "int_parsing": "must be a whole number",
+        "int_from_float": "must be a whole number",
+        "float_parsing": "must be a number",
+        "bool_parsing": "must be true or false",
+        "greater_than": f"must be greater than {context.get('gt')}",
+        "greater_than_equal": f"must be {context.get('ge')} or more",
+        "less_than_equal": f"must be {context.get('le')} or less",
+        "literal_error": f"must be {context.get('expected')}",
     }.get(error["type"], error["msg"][0].lower() + error["msg"][1:])
     name = str(error["loc"][0])
     default = Settings.model_fields[name].get_default()
-    return (
-        f"{ENV_PREFIX}{name.upper()}={str(value)[:100]}: {expected}; unset it for the default, {str(default) or 'none'}"
-    )
+    variable, shown_value = f"{ENV_PREFIX}{name.upper()}", str(value)[:100]
+    return f"{variable}={shown_value}: {expected}; unset it to use the default, {str(default) or 'none'}"
 
 
 def _check_folder(path: Path, name: str, *, must_exist: bool) -> None:

@@ -22,10 +22,10 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from cope_services.http.access import READ, SUBMIT, ApiKey
-from cope_services.http.caching import CachedRoute, Shared
+from cope_services.http.caching import CachedRoute, SharedTasks
 from cope_services.http.components import ComponentsDep, RequireJson, WithETag
 from cope_services.http.errors import BusyError, ConflictError, InvalidError, NoClusterError, Responses, error_responses
-from cope_services.http.middleware import ASKED
+from cope_services.http.middleware import ORIGINAL_METHOD
 from cope_services.http.reading import answer
 from cope_services.http.settings import Settings
 from cope_sweep.api.answers import PlanCost, SweepDetail, SweepState
@@ -60,24 +60,24 @@ from cope_sweep.sweep.jobs import (
 
 LOG = logging.getLogger("cope_services.sweeps")
 KEY_TTL_S = 7 * 86_400.0
-"""Time for which an idempotency key is remembered."""
+"""How long an idempotency key is remembered."""
 RETRY_AFTER_S = 30
 RECONCILE_S = 5.0
-"""Time between two checks of the jobs of the sweeps that have not ended."""
+"""Time between two checks of the jobs of active sweeps."""
 START_TIMEOUT_S = 300.0
-"""A sweep without a job is taken for lost when it was submitted so long ago."""
+"""A sweep without a job counts as lost after this time."""
 
 
 class SweepJobs:
-    """Starts, stops and retries sweeps. It is thread-safe; its methods block."""
+    """Starts, stops and retries sweeps. Thread-safe; its methods block."""
 
     def __init__(self, queries: Queries, settings: Settings) -> None:
         self.queries, self.settings = queries, settings
         self._lock = threading.Lock()
-        """Held while a sweep is admitted and recorded, so that the limit holds."""
+        """Held while a sweep is admitted and recorded, so that the limit of active sweeps holds."""
 
     def preview(self, request: SweepRequest) -> PlanCost:
-        """The cost of a sweep. Raises InvalidError, NotFoundError as `submit`."""
+        """The cost of a sweep. Raises InvalidError, NotFoundError."""
         _, _, plan = self._planned(request)
         left_out = {*ENDED, *request.leave_out}
         return plan_cost(plan, self.queries.store, leave_out=left_out, max_runs=request.max_runs)
@@ -87,20 +87,20 @@ class SweepJobs:
 
         Raises:
             NoClusterError: The service has no cluster.
-            ClusterError: It does not answer.
+            ClusterError: The cluster does not answer.
             BusyError: Too many sweeps are active.
-            InvalidError: The ablation, or a value of the request, is not valid; or the key means another request.
-            NotFoundError: There is no such ablation.
+            InvalidError: The ablation or a value of the request is invalid, or the key belongs to another request.
+            NotFoundError: The ablation does not exist.
         """
         try:
             digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:32]
         except ValueError as error:  # pydantic writes at most 255 levels
             raise InvalidError(f"spec: {TOO_LARGE}", code="too_large") from error
-        name = None if key is None else _request_key(f"submit {key}")
-        if name is not None:
-            known = self.queries.store.index.sweep_of_request(name, since_ms=_remembered_since_ms())
-            if known is not None:
-                return self._known(known, digest)
+        request_key = None if key is None else _request_key(f"submit {key}")
+        if request_key is not None:
+            sweep_id = self.queries.store.index.sweep_of_request(request_key, since_ms=_remembered_since_ms())
+            if sweep_id is not None:
+                return self._previous(sweep_id, digest)
         loaded, text, plan = self._planned(request)
         cluster = self._cluster()
         submission = new_submission(
@@ -112,20 +112,20 @@ class SweepJobs:
             **request.model_dump(include=set(Budget.model_fields)),
             request=digest,
         )
-        return self._start(submission, plan, cluster, name)
+        return self._start(submission, plan, cluster, request_key)
 
     def retry(self, sweep_id: str) -> SweepState:
-        """Train again what a submitted sweep has not finished, as another sweep; while that is active, it is meant.
+        """Start a new sweep that trains the unfinished runs of a submitted sweep; if one is active, return that.
 
         Raises:
-            NotFoundError: There is no such sweep.
+            NotFoundError: The sweep does not exist.
             ConflictError: The sweep is active, has nothing left to train, or was not submitted.
-            NoClusterError, ClusterError, BusyError: As `submit`.
+            NoClusterError, ClusterError, BusyError: The new sweep cannot start, see `submit`.
         """
         summary = self.queries.sweep_summary(sweep_id)
         if summary.status in ACTIVE:
             raise ConflictError(
-                f"sweep {sweep_id} is {summary.status}; stop it first, or wait for its end",
+                f"sweep {sweep_id} is {summary.status}; stop it first, or wait until it ends",
                 code="not_ended",
                 sweep_id=sweep_id,
                 status=summary.status,
@@ -135,17 +135,17 @@ class SweepJobs:
             before = read_submission(store, sweep_id)
         except NotFoundError:
             raise ConflictError(
-                f"sweep {sweep_id} was not submitted; the command that started it trains on",
+                f"sweep {sweep_id} was not submitted; continue it with the command that started it",
                 code="not_submitted",
                 sweep_id=sweep_id,
             ) from None
-        for each in self._active(store):
-            if each.retry_of == sweep_id:
-                return self._state(each.sweep_id)
+        for active in self._active(store):
+            if active.retry_of == sweep_id:
+                return self._state(active.sweep_id)
         counts = store.index.sweep_counts([sweep_id]).get(sweep_id, {})
         if not sum(number for status, number in counts.items() if status not in ("finished", "stopped")):
             raise ConflictError(
-                f"no run of sweep {sweep_id} is left to train: all have ended as planned",
+                f"sweep {sweep_id} has no run left to train: all are finished or were stopped early",
                 code="nothing_left",
                 sweep_id=sweep_id,
             )
@@ -154,9 +154,9 @@ class SweepJobs:
         return self._start(again, submitted_plan(again), cluster, _request_key(f"retry {sweep_id}"), while_active=True)
 
     def stop(self, sweep_id: str) -> SweepState:
-        """Ask a sweep to end: its runs write checkpoints. The job of one that has not begun is stopped.
+        """Stop a sweep: its runs write checkpoints first. If it has not started, its job is stopped.
 
-        Has no effect on one that has ended. Raises NotFoundError, ClusterError.
+        No effect if the sweep has ended. Raises NotFoundError, ClusterError.
         """
         if self.queries.sweep_summary(sweep_id).status in ACTIVE:
             self.queries.store.index.request_stop(sweep_id)
@@ -166,31 +166,31 @@ class SweepJobs:
         return self._state(sweep_id)
 
     async def keep_reconciled(self) -> None:
-        """Record the ends of jobs that have ended without doing so, until this task is cancelled."""
+        """Record the end of jobs that have died, until this task is cancelled."""
         logged = ""
         while self.settings.ray_address:
             await asyncio.sleep(RECONCILE_S)
             try:
                 await run_in_threadpool(self.reconcile_all)
                 logged = ""
-            except Exception as error:  # the cluster or the store does not answer: next time
+            except Exception as error:  # the cluster or the store does not answer: try again next time
                 if str(error) != logged:
-                    LOG.warning("the jobs of active sweeps could not be checked: %s", error)
+                    LOG.warning("cannot check the jobs of active sweeps: %s", error)
                 logged = str(error)
 
     def reconcile_all(self) -> None:
-        """`reconcile` for all sweeps that have not ended. Raises the first error, after it has looked at all."""
+        """Reconcile all active sweeps. Raises the first error, after all sweeps."""
         errors = []
-        for each in self.queries.store.index.sweeps(ACTIVE):
+        for active in self.queries.store.index.sweeps(ACTIVE):
             try:
-                self.reconcile(each.sweep_id)
+                self.reconcile(active.sweep_id)
             except Exception as error:
                 errors.append(error)
         if errors:
             raise errors[0]
 
     def reconcile(self, sweep_id: str) -> None:
-        """Record the end of a submitted sweep whose job has ended without doing so. Raises ClusterError."""
+        """Record the end of a submitted sweep whose job has died. Raises ClusterError."""
         store = self.queries.store
         try:
             submission = read_submission(store, sweep_id)
@@ -200,12 +200,12 @@ class SweepJobs:
         if outcome is None:
             # A sweep of the command line may be on another cluster.
             if submission.request and time.time() - submission.submitted_ms / 1000 > START_TIMEOUT_S:
-                settle_submission(store, sweep_id, "the cluster does not know it (any more)")
+                settle_submission(store, sweep_id, "the cluster has no such job")
         elif outcome.status in ("SUCCEEDED", "FAILED", "STOPPED"):
             settle_submission(store, sweep_id, "it was stopped" if outcome.status == "STOPPED" else outcome.message)
 
     def _cluster(self) -> Cluster:
-        """The cluster, which answers. Raises NoClusterError, ClusterError."""
+        """The cluster, once it answers. Raises NoClusterError, ClusterError."""
         if not self.settings.ray_address:
             raise NoClusterError(
                 "this service has no Ray cluster to train on; its operator names one with "
@@ -218,10 +218,10 @@ class SweepJobs:
 
     def _planned(self, request: SweepRequest) -> tuple[LoadedAblation, str, Plan]:
         """The ablation of a request, its text, and its plan. Raises InvalidError, NotFoundError, SpecError."""
-        own: Plan | None = None
+        file_plan: Plan | None = None
         files = self.queries.files
         if request.ablation is not None:
-            own = self.queries.planned(request.ablation, request.scale)
+            file_plan = self.queries.planned(request.ablation, request.scale)
             loaded = self.queries.planned(request.ablation).ablation
             text = self.queries.text(request.ablation)
         try:
@@ -229,7 +229,7 @@ class SweepJobs:
                 name = request.name or ""
                 if name in files.files():
                     raise InvalidError(
-                        f"name: an ablation file of this service has the name {name!r}; choose another",
+                        f"name: this service has an ablation file {name!r}; choose another name",
                         code="name_taken",
                         name=name,
                     )
@@ -237,25 +237,25 @@ class SweepJobs:
                 text = request.spec if isinstance(request.spec, str) else _as_text(request.spec)
             overridden = with_overrides(loaded, scale=request.scale, assignments=request.set)
             plan = expand(overridden, max_runs=self.settings.max_sweep_runs)
-            check_paths(plan, own)
+            check_paths(plan, file_plan)
         except SpecError as error:
             raise InvalidError(str(error), code=error.code, **error.data) from error
         return loaded, text, plan
 
-    def _known(self, sweep_id: str, digest: str) -> SweepState:
-        """The sweep that an idempotency key means. Raises InvalidError where that is of another request."""
+    def _previous(self, sweep_id: str, digest: str) -> SweepState:
+        """The sweep of an earlier request with the same key. Raises InvalidError if that request was different."""
         if read_submission(self.queries.store, sweep_id).request != digest:
             raise InvalidError(
-                "Idempotency-Key: the key was used with another request; choose a new one", code="used_key"
+                "Idempotency-Key: this key belongs to another request; choose a new one", code="used_key"
             )
         return self._state(sweep_id)
 
     def _start(
         self, submission: Submission, plan: Plan, cluster: Cluster, key: str | None, *, while_active: bool = False
     ) -> SweepState:
-        """Record a submission and start its job, unless the key means another one.
+        """Record a submission and start its job, unless the key belongs to another submission: return that.
 
-        With `while_active`, a key means a sweep only until that has ended.
+        With `while_active`, a key belongs to a sweep only until the sweep ends.
         """
         Store(self.settings.store, index=self.settings.index or None, create=True)  # makes the folder
         store = self.queries.store
@@ -263,12 +263,12 @@ class SweepJobs:
             self._admit(store)
             record_submission(submission, recorded_plan(plan, store), store)
             if key is not None:
-                meant = store.index.claim_request(
+                owner = store.index.claim_request(
                     submission.sweep_id, key, since_ms=_remembered_since_ms(), active=while_active
                 )
-                if meant != submission.sweep_id:  # another service was faster: nothing of this one has begun
+                if owner != submission.sweep_id:  # another service was faster; this sweep has not started
                     store.delete_sweep(submission.sweep_id)
-                    return self._known(meant, submission.request)
+                    return self._previous(owner, submission.request)
         try:
             start_submission(submission, store, cluster)
         except BaseException:
@@ -277,28 +277,28 @@ class SweepJobs:
         return self._state(submission.sweep_id)
 
     def _admit(self, store: Store) -> None:
-        """Raise BusyError where too many submitted sweeps are active."""
+        """Raise BusyError if too many submitted sweeps are active."""
         limit = self.settings.max_sweeps
         active = self._active(store)
         if len(active) >= limit:
-            for each in active:
-                self.reconcile(each.sweep_id)
+            for submission in active:
+                self.reconcile(submission.sweep_id)
             active = self._active(store)
         if len(active) >= limit:
-            raise BusyError(f"{len(active)} sweeps are active, and {limit} may be; wait or stop one", RETRY_AFTER_S)
+            raise BusyError(f"{len(active)} sweeps are active; the limit is {limit}: wait, or stop one", RETRY_AFTER_S)
 
     @staticmethod
     def _active(store: Store) -> list[Submission]:
-        """The sweeps that clients of services have submitted and that have not ended."""
-        found = []
-        for each in store.index.sweeps(ACTIVE):
+        """The active sweeps that clients of services have submitted."""
+        submissions = []
+        for sweep in store.index.sweeps(ACTIVE):
             try:
-                submission = read_submission(store, each.sweep_id)
+                submission = read_submission(store, sweep.sweep_id)
             except NotFoundError:
                 continue
             if submission.request:
-                found.append(submission)
-        return found
+                submissions.append(submission)
+        return submissions
 
     def _state(self, sweep_id: str) -> SweepState:
         summary, store = self.queries.sweep_summary(sweep_id), self.queries.store
@@ -320,17 +320,17 @@ class SweepJobs:
 
 
 def _request_key(text: str) -> str:
-    """The digest by which the index knows a request that is to have one sweep."""
+    """The digest under which the index records a request that starts at most one sweep."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _remembered_since_ms() -> int:
-    """The start of the time in which idempotency keys are remembered."""
+    """The time since which idempotency keys are remembered."""
     return int((time.time() - KEY_TTL_S) * 1000)
 
 
 def _as_text(spec: object) -> str:
-    """A spec that was sent as an object, as a file."""
+    """The text of a file for a spec that was sent as an object."""
     return json.dumps(spec, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -339,37 +339,36 @@ def _as_text(spec: object) -> str:
 TICK_S = 1.0
 """Time between two reads of the index."""
 HEARTBEAT_S = 15
-"""Between two comments on a quiet connection."""
+"""Time between two comments on a quiet connection."""
 SEND_S = 10.0
-"""A client that has not taken an event after this time is not followed any more: it may connect again."""
+"""A client that has not received an event after this time is disconnected; it may connect again."""
 END_ID = "end"
-"""The id of the last event: a client that has it needs no other."""
+"""The id of the last event. A client that has received it has received all events."""
 LISTENER_RETRY_S = 10
 MAX_FOLLOWED = 1000
-"""Sweeps whose progress is in memory."""
+"""Maximum number of sweeps with progress in memory."""
 
 
 class Watchers:
-    """Sends what is new of the sweeps that somebody follows.
+    """Sends the progress of sweeps to the clients that follow them.
 
-    All listeners of a sweep share one read of the index in TICK_S. A slow listener misses older events, and nothing is
-    queued for it.
+    All listeners of a sweep share one read of the index per TICK_S. Nothing is queued: a slow listener misses events.
     """
 
     def __init__(self, store: Callable[[], Store], max_listeners: int) -> None:
         self.store, self.max_listeners = store, max_listeners
         self.listeners = 0
-        self._looking: Shared[str, tuple[int, SweepProgress]] = Shared()
+        self._looking: SharedTasks[str, tuple[int, SweepProgress]] = SharedTasks()
         self._latest: TTLCache[str, tuple[int, SweepProgress]] = TTLCache(MAX_FOLLOWED, TICK_S / 2)
         self._trackers: TTLCache[str, ProgressTracker] = TTLCache(MAX_FOLLOWED, RATE_WINDOW_S)
 
     def require_place(self) -> None:
-        """Raise BusyError where no more clients may follow sweeps."""
+        """Raise BusyError if too many clients follow sweeps."""
         if self.listeners >= self.max_listeners:
-            raise BusyError(f"{self.listeners} clients follow sweeps, and no more may", LISTENER_RETRY_S)
+            raise BusyError(f"{self.listeners} clients follow sweeps, the maximum; try again later", LISTENER_RETRY_S)
 
     async def events(self, sweep_id: str, last_id: str | None) -> AsyncIterator[ServerSentEvent]:
-        """The events of a sweep after the one with the id `last_id`, up to its end. Raises BusyError."""
+        """The events of a sweep after the event `last_id`, until the sweep ends. Raises BusyError."""
         self.require_place()
         self.listeners += 1
         shown: SweepProgress | None = None
@@ -377,11 +376,11 @@ class Watchers:
             while last_id != END_ID:
                 try:
                     revision, progress = await self._look(sweep_id)
-                except IndexUnavailable:  # listeners get heartbeats until it answers again
+                except IndexUnavailable:  # listeners get heartbeats until the index answers again
                     await asyncio.sleep(TICK_S)
                     continue
                 ended = progress.status not in ACTIVE
-                # The remaining time alone is no news: it would be sent every second.
+                # A change of the remaining time alone is not sent: it changes every second.
                 is_news = shown is None or _without_eta(progress) != _without_eta(shown)
                 shown = progress
                 if ended or (is_news and str(revision) != last_id):
@@ -394,10 +393,11 @@ class Watchers:
 
     async def _look(self, sweep_id: str) -> tuple[int, SweepProgress]:
         """The revision of the index and the progress of a sweep."""
-        if (known := self._latest.get(sweep_id)) is None:
-            known = await self._looking.get(sweep_id, lambda: run_in_threadpool(self._poll, sweep_id))
-            self._latest[sweep_id] = known
-        return known
+        latest = self._latest.get(sweep_id)
+        if latest is None:
+            latest = await self._looking.get(sweep_id, lambda: run_in_threadpool(self._poll, sweep_id))
+            self._latest[sweep_id] = latest
+        return latest
 
     def _poll(self, sweep_id: str) -> tuple[int, SweepProgress]:
         store, tracker = self.store(), self._trackers.get(sweep_id)
@@ -421,8 +421,8 @@ class EventStream(EventSourceResponse):
     media_type = "text/event-stream"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events, to HEAD none. A client that does not read them loses the connection, and its place."""
-        if scope.get(ASKED) == "HEAD":  # the response would have no end, and the connection no other one
+        """Send the events, or none to HEAD. A client that does not read them is disconnected."""
+        if scope.get(ORIGINAL_METHOD) == "HEAD":  # otherwise the response would never end
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body"})
             return
@@ -444,10 +444,10 @@ LOCATION = {"headers": {"Location": {"description": "The sweep.", "schema": {"ty
 EVENTS: Responses = {
     200: {
         "model": SweepProgress,
-        "description": "Events `progress`, and `end` as the last one; the data of each is this object. Comments keep a "
+        "description": "Events `progress`, and finally `end`; the data of each event is this object. Comments keep a "
         "quiet connection open.",
     },
-    204: {"description": "The client has the last event."},
+    204: {"description": "The client has received the last event."},
     **error_responses(429),
 }
 IdempotencyKey = Annotated[
@@ -455,11 +455,11 @@ IdempotencyKey = Annotated[
     Header(
         min_length=1,
         max_length=255,
-        description="The same key with the same request means the same sweep, for 7 days. With another request it is "
-        "an error.",
+        description="For 7 days, the same key with the same request returns the same sweep. With another request, it "
+        "is an error.",
     ),
 ]
-LastEventId = Annotated[str | None, Header(max_length=100, description="The id of the last event that was received.")]
+LastEventId = Annotated[str | None, Header(max_length=100, description="The id of the last event received.")]
 
 
 @listed.get("", response_model=SweepPage, description=getdoc(ListSweeps))
@@ -480,11 +480,12 @@ def submit_sweep(
     components: ComponentsDep,
     idempotency_key: IdempotencyKey = None,
 ) -> SweepState:
-    """Execute an ablation as a job of the Ray cluster: one of this service, or one in the request."""
+    """Execute an ablation as a job of the Ray cluster: an ablation of this service, or one in the request."""
     key: ApiKey | None = request.scope.get("cope_key")
-    # Clients choose their keys independently of each other.
-    once = None if idempotency_key is None else f"{key.name if key else ''}/{idempotency_key}"
-    state = components.sweeps.submit(body, once)
+    client_key = None
+    if idempotency_key is not None:  # clients choose their keys independently of each other
+        client_key = f"{key.name if key else ''}/{idempotency_key}"
+    state = components.sweeps.submit(body, client_key)
     response.headers["location"] = f"sweeps/{state.sweep_id}"  # relative: a proxy may add a prefix
     return state
 
@@ -493,14 +494,14 @@ def submit_sweep(
 def preview_sweep(body: SweepRequest, components: ComponentsDep) -> PlanCost:
     """The runs that a sweep would train, with status, estimated time and memory. Nothing is started or recorded.
 
-    Estimates are for the machine that answers.
+    Estimates are for the machine that answers the request.
     """
     return components.sweeps.preview(body)
 
 
 @router.post("/{sweep_id}/stop", status_code=202)
 def stop_sweep(sweep_id: str, components: ComponentsDep) -> SweepState:
-    """Stop a sweep: its runs write checkpoints first. Has no effect on one that has ended."""
+    """Stop a sweep: its runs write checkpoints first. No effect if the sweep has ended."""
     return components.sweeps.stop(sweep_id)
 
 
@@ -510,7 +511,7 @@ def stop_sweep(sweep_id: str, components: ComponentsDep) -> SweepState:
     responses={202: LOCATION, **error_responses(409, 429, 503)},
 )
 def retry_sweep(sweep_id: str, response: Response, components: ComponentsDep) -> SweepState:
-    """Train again what a submitted sweep has not finished, failed runs included: another sweep with the same runs."""
+    """Start a new sweep that trains the unfinished runs of a submitted sweep, including failed runs."""
     state = components.sweeps.retry(sweep_id)
     response.headers["location"] = f"../{state.sweep_id}"
     return state
@@ -518,7 +519,7 @@ def retry_sweep(sweep_id: str, response: Response, components: ComponentsDep) ->
 
 @followed.get("/{sweep_id}/events", response_class=EventStream, responses=EVENTS)
 def follow_sweep(sweep_id: str, components: ComponentsDep, last_event_id: LastEventId = None) -> Response:
-    """Follow the progress of a sweep by server-sent events, from now or after the last event that was received."""
+    """Follow the progress of a sweep by server-sent events, from now or after the last event received."""
     components.queries.sweep_summary(sweep_id)
     if last_event_id == END_ID:
         return Response(status_code=204)

@@ -1,7 +1,7 @@
-"""Computes what requests ask of models: perplexity windows in batches over requests, within bounds.
+"""Runs models for requests, within bounds. Windows of several requests are scored in one batch.
 
-No window waits for others: while batches are computed, the next ones gather. A batch has the oldest window and those of
-the same model that fit it in length.
+A batch is computed as soon as a thread is free, and contains the windows that have arrived until then: the oldest one,
+and windows of the same model with a similar length.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_CANDIDATES = 512
-"""Windows, from the oldest on, of which a batch is chosen: choosing takes a bounded time however many wait."""
-PREPARATIONS = 4  # threads that read texts and make answers
+"""A batch is chosen from this many of the oldest windows, so that choosing takes bounded time."""
+PREPARATIONS = 4  # threads that read texts and write answers
 MAX_REQUESTS = 512
-"""Requests that are answered at a time, or wait."""
+"""Maximum number of open requests."""
 RETRY_AFTER_S = 2
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Upper bounds of the classes of batch sizes; larger batches are in a class of their own."""
+"""Upper bounds of the histogram buckets of batch sizes; one more bucket has larger batches."""
 
 
 @dataclass
 class BatchCounts:
-    """Totals since the start. They only grow."""
+    """Totals since the start of the process."""
 
     refused: int = 0
     """Requests that were answered with 429."""
     windows: int = 0
     """Windows in batches."""
     scored_tokens: int = 0
-    """Tokens that models read in them, without padding."""
+    """Tokens that models read in batches, without padding."""
     padding_tokens: int = 0
     generated_tokens: int = 0
     sizes: list[int] = field(default_factory=lambda: [0] * (len(BATCH_SIZES) + 1))
-    """Batches of windows in each class of `BATCH_SIZES`."""
+    """Number of batches in each bucket of `BATCH_SIZES`."""
 
     def add_batch(self, reads: Sequence[int]) -> None:
-        """Count a batch of windows with so many tokens each."""
+        """Count a batch of windows. `reads` has the number of tokens of each window."""
         self.windows += len(reads)
         self.scored_tokens += sum(reads)
         self.padding_tokens += max(reads) * len(reads) - sum(reads)
@@ -58,7 +58,7 @@ class BatchCounts:
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _QueuedWindow:
     """A window that waits for its scores."""
 
     predictor: Predictor
@@ -70,21 +70,21 @@ class _Waiting:
 class Batcher:
     """The queue of windows, and the threads in which models compute. Its methods belong to the event loop.
 
-    The threads share the cores of the CPU: several small batches at a time use them better than one batch on all cores,
-    where every operation ends with a wait for the slowest core. What is computed alone has all cores.
+    The threads share the CPU's cores: several small batches at a time use them better than one batch on all cores,
+    where every operation waits for the slowest core. A computation that runs alone gets all cores.
     """
 
     def __init__(self, max_inferences: int, max_queue_tokens: int) -> None:
-        """Start no thread yet.
+        """Create the queue; threads start later.
 
         Args:
-            max_inferences: Batches, generations and probes that are computed at a time.
-            max_queue_tokens: Tokens of all accepted requests.
+            max_inferences: Number of batches, generations and probes that are computed at a time.
+            max_queue_tokens: Maximum number of tokens of all accepted requests.
         """
         self.max_inferences, self.max_queue_tokens = max_inferences, max_queue_tokens
         self.counts = BatchCounts()
         self.requests = self.queued_tokens = self.running = 0
-        self._queue: list[_Waiting] = []
+        self._queue: list[_QueuedWindow] = []
         self._workers: set[asyncio.Task[None]] = set()
         self._free = asyncio.Semaphore(max_inferences)
         self._threads = ThreadPoolExecutor(max_inferences, thread_name_prefix="inference")
@@ -92,12 +92,12 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Windows that wait in the queue."""
+        """Number of windows in the queue."""
         return len(self._queue)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Count a request from its begin, before its tokens are known. Raises BusyError if there are too many."""
+        """Count a request from its start, before its tokens are known. Raises BusyError if there are too many."""
         if self.requests >= MAX_REQUESTS:
             raise self._busy(f"{self.requests} requests are being answered")
         self.requests += 1
@@ -110,12 +110,10 @@ class Batcher:
     def admitted(self, tokens: int) -> Iterator[None]:
         """Count the tokens of a request while it is answered. Raises BusyError if the queue has no room for them.
 
-        A request that is larger than the queue is accepted while nothing else is.
+        A request larger than the whole queue is accepted if the queue is empty.
         """
         if self.queued_tokens and self.queued_tokens + tokens > self.max_queue_tokens:
-            raise self._busy(
-                f"{self.queued_tokens} tokens are waiting, and the queue has room for {self.max_queue_tokens}"
-            )
+            raise self._busy(f"{self.queued_tokens} of at most {self.max_queue_tokens} tokens are waiting in the queue")
         self.queued_tokens += tokens
         try:
             yield
@@ -127,11 +125,11 @@ class Batcher:
         return BusyError(f"{reason}; try again in {RETRY_AFTER_S} s", retry_after_s=RETRY_AFTER_S)
 
     async def prepare(self, compute: Callable[[], T]) -> T:
-        """Result of `compute`: reading texts and making answers, in threads of their own."""
+        """The result of `compute`, in a thread for reading texts and writing answers."""
         return await to_thread.run_sync(compute, limiter=self._preparations)
 
     async def infer(self, compute: Callable[[], T]) -> T:
-        """Result of `compute`, which asks a model, in a thread. It is not started if the caller is cancelled before."""
+        """The result of `compute`, in a thread for models. A caller that is cancelled in time does not start it."""
         shared_by = self.max_inferences if self._queue or self.running else 1
         self.running += 1
         try:
@@ -140,18 +138,18 @@ class Batcher:
             self.running -= 1
 
     async def score(self, predictor: Predictor, windows: Sequence[Window], top: int = 0) -> list[Scores]:
-        """The scores of windows, each in a batch with others; no number is checked.
+        """The scores of windows, computed in batches with other windows. They may contain NaN: check them.
 
-        Where the caller is cancelled, windows that still wait leave the queue.
+        If the caller is cancelled, its waiting windows leave the queue.
         """
         loop = asyncio.get_running_loop()
-        waiting = [_Waiting(predictor, window, top, loop.create_future()) for window in windows]
-        self._queue += waiting
-        for _ in waiting[: self.max_inferences]:
+        queued = [_QueuedWindow(predictor, window, top, loop.create_future()) for window in windows]
+        self._queue += queued
+        for _ in queued[: self.max_inferences]:
             worker = loop.create_task(self._compute_batches())
-            self._workers.add(worker)  # the loop itself would not keep it
+            self._workers.add(worker)  # the event loop keeps only a weak reference
             worker.add_done_callback(self._workers.discard)
-        return await asyncio.gather(*(each.scores for each in waiting))
+        return await asyncio.gather(*(item.scores for item in queued))
 
     async def _compute_batches(self) -> None:
         """Compute batches until no window waits."""
@@ -159,43 +157,43 @@ class Batcher:
 
         async with self._free:
             while batch := self._next_batch():
-                predictor, top = batch[0].predictor, max(each.top for each in batch)
-                windows = [each.window for each in batch]
+                predictor, top = batch[0].predictor, max(item.top for item in batch)
+                windows = [item.window for item in batch]
                 reads = [window.reads for window in windows]
                 self.counts.add_batch(reads)
                 compute = partial(score, predictor.model, predictor.run, windows, top=top)
                 try:
                     scored = await self.infer(compute)
-                except Exception as error:  # whatever a model raises belongs to those who asked for it
-                    for each in batch:
-                        if not each.scores.done():
-                            each.scores.set_exception(error)
+                except Exception as error:  # the requests of this batch raise it
+                    for item in batch:
+                        if not item.scores.done():
+                            item.scores.set_exception(error)
                 else:
-                    for each, scores in zip(batch, scored, strict=True):
-                        if not each.scores.done():
-                            each.scores.set_result(scores)
+                    for item, scores in zip(batch, scored, strict=True):
+                        if not item.scores.done():
+                            item.scores.set_result(scores)
 
-    def _next_batch(self) -> list[_Waiting]:
-        """The oldest window, and those of its model that `fitting` allows, taken out of the queue."""
+    def _next_batch(self) -> list[_QueuedWindow]:
+        """The oldest window, and windows of its model that `fitting` allows, removed from the queue."""
         from cope_sweep.inference import fitting
 
-        self._queue = [each for each in self._queue if not each.scores.done()]  # without cancelled ones
+        self._queue = [item for item in self._queue if not item.scores.done()]  # without cancelled ones
         if not self._queue:
             return []
         oldest, *others = self._queue[:MAX_CANDIDATES]
-        mates = [each for each in others if each.predictor is oldest.predictor]
-        fits = fitting(oldest.window.reads, [each.window.reads for each in mates], oldest.predictor.model)
+        mates = [item for item in others if item.predictor is oldest.predictor]
+        fits = fitting(oldest.window.reads, [item.window.reads for item in mates], oldest.predictor.model)
         batch = [oldest, *(mates[index] for index in fits)]
-        taken = {*batch}
-        self._queue = [each for each in self._queue if each not in taken]
+        removed = {*batch}
+        self._queue = [item for item in self._queue if item not in removed]
         return batch
 
 
 def _compute(compute: Callable[[], T], shared_by: int) -> T:
     import torch
 
-    # This is a setting of the calling thread. When a thread first asks for it, torch replaces it by the one that any
-    # thread has made last, so a new thread asks before it sets its own.
+    # The number of threads is a setting of the calling thread. On a thread's first call, torch overwrites it with the
+    # value that any thread has set last, so read it once before setting it.
     torch.get_num_threads()
     torch.set_num_threads(max(1, _cores() // shared_by))
     return compute()
@@ -203,7 +201,7 @@ def _compute(compute: Callable[[], T], shared_by: int) -> T:
 
 @cache
 def _cores() -> int:
-    """Cores that torch uses unless it is told otherwise: those of this process, or OMP_NUM_THREADS."""
+    """Torch's default number of threads: the cores of this process, or OMP_NUM_THREADS."""
     import torch
 
     return torch.get_num_threads()

@@ -1,7 +1,7 @@
 """The part of the OpenAI protocol that scores and completes prompts, for clients such as lm-evaluation-harness.
 
-/v1/completions                   the request names the model: a run id, or ablation/row for its best finished run
-/openai/{run_id}/v1/completions   the path does, for clients whose other requests cannot
+/v1/completions                   the body names the model: a run id, or ablation/row for the row's best finished run
+/openai/{run_id}/v1/completions   the path names the model, for clients that cannot do it in every body
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from cope_services.http.access import INFER, READ
 from cope_services.http.components import Components, ComponentsDep, RequireJson
 from cope_services.http.errors import InvalidError, Responses, TooLargeError
 from cope_services.http.settings import Settings
-from cope_services.models.perplexity import best_of_row
+from cope_services.models.perplexity import best_run_id
 from cope_services.models.predictors import Predictors
 from cope_sweep.api.questions import GetRun, ListRuns
-from cope_sweep.api.requests import BestOfRow, Body, TokenIds, Unicode, UnicodeText
+from cope_sweep.api.requests import BestOfRow, Body, TokenIdList, Unicode, UnicodeText
 from cope_sweep.errors import TokensError
 from cope_sweep.store import RunRecord
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MAX_PROMPTS = 1024
 
 ModelName = Annotated[UnicodeText, Field(max_length=701)]
-Ids = Annotated[TokenIds, Field(min_length=1)]
+Ids = Annotated[TokenIdList, Field(min_length=1)]
 StopText = Annotated[str, Field(min_length=1, max_length=200), Unicode]
 
 
@@ -53,11 +53,11 @@ class OpenAIError(BaseModel):
 
 
 OPENAI_ERRORS: Responses = {"4XX": {"model": OpenAIError}, "5XX": {"model": OpenAIError}}
-"""The documentation of the error responses: with these, FastAPI does not add a 422, which is never sent."""
+"""Documented error responses. With them, FastAPI does not add a 422, which is never sent."""
 
 
 class CompletionRequest(Body):
-    """A completion request. Other fields of OpenAI's API are refused: they would change nothing."""
+    """A completion request. Other fields of OpenAI's API are errors, because they would have no effect."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"model": "95199d1142de555d", "prompt": [3, 14, 14, 7], "max_tokens": 4}]}
@@ -65,8 +65,7 @@ class CompletionRequest(Body):
 
     model: ModelName | None = Field(
         default=None,
-        description="A run id, or `ablation/row` for the best finished run of a row. May be missing where the path has "
-        "a run id.",
+        description="A run id, or `ablation/row` for the row's best finished run. Not needed if the path has a run id.",
     )
     prompt: (
         UnicodeText
@@ -75,29 +74,29 @@ class CompletionRequest(Body):
         | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     ) = Field(
         description="A text, token ids, or a list of either. For a model without a tokenizer, a text consists of "
-        "labels of its vocabulary with blanks between them. An empty text is the end-of-text token."
+        "labels of its vocabulary, separated by blanks. An empty text means the end-of-text token."
     )
     max_tokens: Annotated[int, Field(ge=0, le=1 << 20, strict=True)] = Field(
-        default=16, description="Generation also ends where the context of the training does."
+        default=16, description="Generation also ends when the training context is full."
     )
     temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = Field(
-        default=1, description="0: the most probable token."
+        default=1, description="0: always the most probable token."
     )
     logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = Field(
-        default=None, description="Number of most probable tokens to report besides the chosen one."
+        default=None, description="Number of most probable tokens to return in addition to the chosen one."
     )
     echo: bool = Field(
         default=False,
-        description="Whether the prompt is repeated, with the log-probabilities of the tokens that the task trains.",
+        description="Repeat the prompt, with the log-probabilities of the tokens that the task trains.",
     )
     stop: StopText | Annotated[list[StopText], Field(max_length=16, fail_fast=True)] | None = Field(
-        default=None, description="Texts before which the completion ends. `logprobs` has their tokens, too."
+        default=None, description="The completion ends before these texts. `logprobs` includes their tokens."
     )
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64, strict=True)] | None = None
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the log-probabilities of the prompt are asked for."""
+        """Whether the request asks for the log-probabilities of the prompt."""
         return self.echo and self.logprobs is not None
 
     @property
@@ -107,11 +106,11 @@ class CompletionRequest(Body):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
             return [[token for token in self.prompt if isinstance(token, int)]]
-        return [each for each in self.prompt if not isinstance(each, int)]
+        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
 
 
 class Logprobs(BaseModel):
-    """One entry per token. Tokens of an echoed prompt that the task does not train have none, nor has the first."""
+    """One entry per token. It is null for the first token of an echoed prompt, and for tokens that are not trained."""
 
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
@@ -163,7 +162,7 @@ class TokenizerInfo(BaseModel):
     model: str
     tokenizer_class: str
     vocabulary_size: int
-    max_model_len: int = Field(description="Tokens of the longest prompt that a generated token may follow.")
+    max_model_len: int = Field(description="Maximum number of prompt tokens before a generated token.")
     bos_token: str | None
     eos_token: str | None
     pad_token: str | None
@@ -173,7 +172,7 @@ class TokenizerInfo(BaseModel):
 class TokenizeRequest(Body):
     model: ModelName | None = None
     prompt: UnicodeText
-    add_special_tokens: bool = Field(default=True, description="Changes nothing: no special tokens are added.")
+    add_special_tokens: bool = Field(default=True, description="No effect: special tokens are never added.")
 
 
 class Tokens(BaseModel):
@@ -184,7 +183,7 @@ class Tokens(BaseModel):
 
 class DetokenizeRequest(Body):
     model: ModelName | None = None
-    tokens: TokenIds
+    tokens: TokenIdList
 
 
 class Detokenized(BaseModel):
@@ -197,8 +196,8 @@ Entry = tuple[int, float | None, list[tuple[int, float]]]
 """A token, its log-probability, and the most probable tokens with theirs."""
 
 
-async def complete(predictors: Predictors, predictor: Predictor, request: CompletionRequest) -> Completion:
-    """The completions of all prompts: they are scored in batches with other requests, and generated together.
+async def complete_prompts(predictors: Predictors, predictor: Predictor, request: CompletionRequest) -> Completion:
+    """The completions of all prompts. Prompts are scored in batches with other requests, and completed together.
 
     Raises TooLargeError, BusyError, TokensError, NotFiniteError, CheckpointError.
     """
@@ -212,16 +211,17 @@ async def complete(predictors: Predictors, predictor: Predictor, request: Comple
         cancelled = threading.Event()
         try:
             await batcher.infer(lambda: generate(generations, cancelled.is_set))
-        finally:  # a thread goes on when its request is cancelled
+        finally:  # the thread goes on after its request is cancelled
             cancelled.set()
-        completed = sum(len(each.tokens) for each in generations)
+        completed = sum(len(generation.tokens) for generation in generations)
         batcher.counts.generated_tokens += completed
         choices = await batcher.prepare(
             lambda: [
-                _choice(request, number, *each) for number, each in enumerate(zip(generations, scores, strict=True))
+                _choice(request, number, generation, score)
+                for number, (generation, score) in enumerate(zip(generations, scores, strict=True))
             ]
         )
-    prompted = sum(len(each.prompt_T) for each in generations)
+    prompted = sum(len(generation.prompt_T) for generation in generations)
     return Completion(
         id=f"cmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
@@ -242,20 +242,22 @@ def _generations(predictor: Predictor, request: CompletionRequest, settings: Set
         tokens_T = _prompt_tokens(predictor, prompt, f"prompt {number}")
         if len(tokens_T) > settings.max_tokens:
             raise TooLargeError(
-                f"prompt {number} has {len(tokens_T)} tokens; the limit is {settings.max_tokens}",
+                f"prompt {number} has {len(tokens_T)} tokens; send at most {settings.max_tokens}",
                 prompt=number,
                 tokens=len(tokens_T),
                 limit=settings.max_tokens,
             )
         if request.scores_prompt:
             predictor.check_reach(len(tokens_T) - 1, f"prompt {number} of {len(tokens_T)} tokens")
-        # Each completion has its own random numbers, which do not depend on what else is asked for.
+        # Each completion has its own random numbers, so they do not depend on the other prompts.
         seed = None if request.seed is None else (request.seed % (1 << 64), number)
         generations.append(Generation(predictor, tokens_T, sampling, seed))
     cost = _cost(request, generations)
     if cost > settings.max_request_tokens:
         raise TooLargeError(
-            f"{cost} tokens to read and generate; one request may have {settings.max_request_tokens}, so send several",
+            f"the request reads and generates {cost} tokens, but the limit is {settings.max_request_tokens}; send "
+            f"several "
+            "requests",
             tokens=cost,
             limit=settings.max_request_tokens,
         )
@@ -278,27 +280,28 @@ def _prompt_tokens(predictor: Predictor, prompt: str | list[int], name: str) -> 
 
 def _cost(request: CompletionRequest, generations: list[Generation]) -> int:
     """Tokens to read and to generate."""
-    scored = sum(len(each.prompt_T) for each in generations) if request.scores_prompt else 0
-    return scored + (sum(each.limit for each in generations) if request.max_tokens else 0)
+    scored = sum(len(generation.prompt_T) for generation in generations) if request.scores_prompt else 0
+    generated = sum(generation.limit for generation in generations) if request.max_tokens else 0
+    return scored + generated
 
 
 async def _score_prompts(
     predictors: Predictors, predictor: Predictor, request: CompletionRequest, generations: list[Generation]
 ) -> list[Scores | None]:
-    """The scores of each prompt: None for a prompt of one token, and where the client does not ask for them.
+    """The scores of each prompt; None for a prompt of one token, and if the request does not ask for them.
 
-    The same pass gives the first generated token: a client that only scores prompts asks for one.
+    The same forward pass yields the first generated token: clients that only score prompts ask for one token.
     """
     from cope_sweep.inference import Window
 
-    found: list[Scores | None] = [None] * len(generations)
+    prompt_scores: list[Scores | None] = [None] * len(generations)
     if not request.scores_prompt:
-        return found
+        return prompt_scores
     windows: dict[int, Window] = {}
-    for number, each in enumerate(generations):
-        prompt_T = each.prompt_T
+    for number, generation in enumerate(generations):
+        prompt_T = generation.prompt_T
         # A generation that has shortened its prompt starts from other tokens.
-        read_last = each.finish_reason is None and len(each.ids) == len(prompt_T)
+        read_last = generation.finish_reason is None and len(generation.ids) == len(prompt_T)
         if read_last or len(prompt_T) > 1:
             windows[number] = Window(prompt_T, np.array(predictor.reading(prompt_T.tolist())), read_last=read_last)
     scored = await predictors.batcher.score(predictor, list(windows.values()), top=request.logprobs or 0)
@@ -307,14 +310,14 @@ async def _score_prompts(
         if scores.next_logits_V is not None:
             generations[number].choose(scores.next_logits_V)
         if len(generations[number].prompt_T) > 1:
-            found[number] = scores
-    return found
+            prompt_scores[number] = scores
+    return prompt_scores
 
 
 def _choice(request: CompletionRequest, index: int, generation: Generation, scores: Scores | None) -> Choice:
     vocabulary = generation.predictor.vocabulary
     text = generation.text
-    entries: list[Entry] = [(each.id, each.log_probability, each.top) for each in generation.tokens]
+    entries: list[Entry] = [(token.id, token.log_probability, token.top) for token in generation.tokens]
     if request.echo:
         prompt = generation.prompt_T.tolist()
         text = b"".join(map(vocabulary.piece, prompt)).decode(errors="replace") + text
@@ -324,7 +327,7 @@ def _choice(request: CompletionRequest, index: int, generation: Generation, scor
 
 
 def _prompt_entries(generation: Generation, scores: Scores | None, top: int) -> list[Entry]:
-    """The entries of a prompt's tokens. Only those after the first that the task trains have log-probabilities."""
+    """The entries of a prompt's tokens. Only trained tokens after the first have log-probabilities."""
     prompt, trained = generation.prompt_T.tolist(), generation.predictor.trained(generation.prompt_T)[1].tolist()
     if scores is None:
         return [(token, None, []) for token in prompt[:1]]
@@ -343,7 +346,7 @@ def _logprobs(entries: list[Entry], vocabulary: Vocabulary) -> Logprobs:
         label = vocabulary.label(token)
         logprobs.tokens.append(label)
         logprobs.token_logprobs.append(log_p)
-        # With the chosen token, whose float is the same one: clients compare them with `==`.
+        # The chosen token is always included, with the same float: clients compare them with `==`.
         labelled = None if log_p is None else {vocabulary.label(other): p for other, p in top} | {label: log_p}
         logprobs.top_logprobs.append(labelled)
         logprobs.text_offset.append(offset)
@@ -357,11 +360,11 @@ MAX_MODELS = 1000
 
 models = APIRouter(tags=["OpenAI protocol"])
 router = APIRouter(tags=["OpenAI protocol"])
-"""Routes that ask a model: `create_app` has them twice, the second time below `/openai/{run_id}`."""
+"""Routes that ask a model. The application includes them twice, the second time below `/openai/{run_id}`."""
 
 
 async def of_run(run_id: Annotated[str, Path(description="A run id.")]) -> None:
-    """Document the parameter of the second ones."""
+    """Document the path parameter of the routes below `/openai/{run_id}`."""
 
 
 async def _path_run(request: Request) -> str | None:
@@ -370,7 +373,7 @@ async def _path_run(request: Request) -> str | None:
 
 
 PathRun = Annotated[str | None, Depends(_path_run)]
-"""The run of the path; None where it has none."""
+"""The run id in the path; None if it has none."""
 ModelParameter = Annotated[str | None, Query(max_length=701, description="A run id, or `ablation/row`.")]
 
 
@@ -405,8 +408,8 @@ async def create_completion(
     """Continue and score prompts."""
 
     async def answer() -> str:
-        predictor = await _predictor(_named(run, body.model), components)
-        completion = await complete(components.predictors, predictor, body)
+        predictor = await _predictor(_model_name(run, body.model), components)
+        completion = await complete_prompts(components.predictors, predictor, body)
         return await components.predictors.batcher.prepare(completion.model_dump_json)
 
     return Response(await components.infer(request, answer), media_type="application/json")
@@ -415,7 +418,7 @@ async def create_completion(
 @router.get("/tokenizer_info", dependencies=[INFER], responses=OPENAI_ERRORS)
 async def get_tokenizer_info(components: ComponentsDep, run: PathRun, model: ModelParameter = None) -> TokenizerInfo:
     """The special tokens of a model."""
-    predictor = await _predictor(_named(run, model), components)
+    predictor = await _predictor(_model_name(run, model), components)
     end = predictor.vocabulary.end_of_text
     label = None if end is None else predictor.vocabulary.label(end)
     return TokenizerInfo(
@@ -433,8 +436,8 @@ async def get_tokenizer_info(components: ComponentsDep, run: PathRun, model: Mod
 async def tokenize(
     body: TokenizeRequest, components: ComponentsDep, run: PathRun, model: ModelParameter = None
 ) -> Tokens:
-    """The ids of a text. A text that is nothing but the end-of-text token is that token."""
-    predictor = await _predictor(_named(run, body.model or model), components)
+    """The token ids of a text. The label of the end-of-text token alone becomes that token."""
+    predictor = await _predictor(_model_name(run, body.model or model), components)
     vocabulary = predictor.vocabulary
     end = vocabulary.end_of_text
     if end is not None and body.prompt == vocabulary.label(end):
@@ -451,7 +454,7 @@ async def detokenize(
     """The text of token ids."""
     from cope_sweep.inference import decode, validate_token_ids
 
-    predictor = await _predictor(_named(run, body.model or model), components)
+    predictor = await _predictor(_model_name(run, body.model or model), components)
 
     def text() -> str:
         return decode(predictor.vocabulary, validate_token_ids(body.tokens, predictor.vocabulary_size))
@@ -459,26 +462,29 @@ async def detokenize(
     return Detokenized(prompt=await components.predictors.batcher.prepare(text))
 
 
-def _named(in_path: str | None, named: str | None) -> str:
-    """The run that a request asks. Raises InvalidError where it names none, or another one than its path."""
-    if in_path is not None and named is not None and named != in_path:
+def _model_name(in_path: str | None, in_body: str | None) -> str:
+    """The model that a request names. Raises InvalidError if it names no model, or two different ones."""
+    if in_path is not None and in_body is not None and in_body != in_path:
         raise InvalidError(
-            f"the path is of the run {in_path[:40]}, but `model` is {named[:40]!r}; send the same or none",
+            f"the path names the run {in_path[:40]}, but `model` is {in_body[:40]!r}; leave out `model`",
             code="two_models",
             path=in_path[:40],
-            model=named[:40],
+            model=in_body[:40],
         )
-    if (run_id := in_path or named) is None:
+    name = in_path or in_body
+    if name is None:
         raise InvalidError(
-            "no model is named: send `model`, or use /openai/RUN_ID/; /v1/models lists the models", code="no_model"
+            "the request names no model; add `model`, or use /openai/RUN_ID/ (/v1/models lists the models)",
+            code="no_model",
         )
-    return run_id
+    return name
 
 
-async def _predictor(named: str, components: Components) -> Predictor:
-    """The model of a run, or of the best finished run of a row: `ablation/row`."""
-    ablation, is_row, row = named.partition("/")
+async def _predictor(name: str, components: Components) -> Predictor:
+    """The model of a run, or of a row's best finished run (`ablation/row`)."""
+    ablation, is_row, row = name.partition("/")
     if is_row:
         best = BestOfRow.model_construct(ablation=ablation, row=row)
-        named = await components.predictors.look_up(named, partial(best_of_row, components.queries, best))
-    return await components.predictor(named)
+        run_id = await components.predictors.look_up(name, partial(best_run_id, components.queries, best))
+        return await components.predictor(run_id)
+    return await components.predictor(name)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SMALL_TOKENS = 4096
-"""Token ids that are read, and answered, in the event loop: a few milliseconds at most."""
+"""Requests with at most this many token ids are processed in the event loop: it takes a few milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -39,52 +39,53 @@ class _Sequence:
 
     tokens_L: np.ndarray
     inputs_L: np.ndarray
-    """Tokens that the model reads in their places."""
+    """The token that the model reads at each position."""
     trained_L: np.ndarray
-    """Whether the task trains each token; only trained ones are scored."""
+    """Whether the task trains each token; only trained tokens are scored."""
     windows: list[Window]
     units: tuple[int, int] | None
     """Words and bytes; None for token ids."""
 
 
 async def compare(components: Components, request: PerplexityRequest) -> bytes:
-    """The perplexity of each model of the request, in its order: a PerplexityComparison as JSON.
+    """The perplexity of each model of the request, in order: a PerplexityComparison as JSON.
 
-    One model after the other, so that the models of one request need not fit into memory together.
+    The models are measured one after another, so that they need not fit into memory together.
 
     Raises NotFoundError, NotFinishedError, TooLargeError, BusyError, TokensError, CheckpointError.
     """
     queries, predictors = components.queries, components.predictors
-    run_ids = [
-        model
-        if isinstance(model, str)
-        else await predictors.look_up((model.ablation, model.scale, model.row), partial(best_of_row, queries, model))
-        for model in request.models
-    ]
+    run_ids = []
+    for model in request.models:
+        if isinstance(model, str):
+            run_ids.append(model)
+        else:
+            key = (model.ablation, model.scale, model.row)
+            run_ids.append(await predictors.look_up(key, partial(best_run_id, queries, model)))
     answers = [await measure(predictors, await components.predictor(run_id), request) for run_id in run_ids]
     return b'{"results":[' + b",".join(answers) + b"]}"
 
 
-def best_of_row(queries: Queries, wanted: BestOfRow) -> str:
+def best_run_id(queries: Queries, wanted: BestOfRow) -> str:
     """The id of the row's finished run with the best value of the ablation's primary metric."""
     return queries.best_of_row(wanted.ablation, wanted.row, wanted.scale)
 
 
 async def measure(predictors: Predictors, predictor: Predictor, request: PerplexityRequest) -> bytes:
-    """The perplexity of one model: a ModelPerplexity as JSON. Raises as `compare`."""
+    """The perplexity of one model: a ModelPerplexity as JSON. Raises the errors of `compare`."""
     batcher = predictors.batcher
     context = request.context or (predictor.context if request.stride or request.text is not None else None)
-    # A thread costs more than a few tokens.
-    small = sum(map(len, request.tokens or ())) <= SMALL_TOKENS if request.text is None else False
-    prepare = _here if small else batcher.prepare
+    # For a few tokens, a thread would cost more than the work.
+    is_small = request.text is None and sum(map(len, request.tokens or ())) <= SMALL_TOKENS
+    prepare = _run_here if is_small else batcher.prepare
     sequences = await prepare(lambda: _sequences(predictor, request, context, predictors.settings))
     windows = [window for sequence in sequences for window in sequence.windows]
     with batcher.admitted(sum(window.reads for window in windows)):
         scored = await batcher.score(predictor, windows, top=request.top)
-        return await prepare(lambda: _answer(predictor, request, sequences, scored, context))
+        return await prepare(lambda: _write_answer(predictor, request, sequences, scored, context))
 
 
-async def _here(compute: Callable[[], T]) -> T:
+async def _run_here(compute: Callable[[], T]) -> T:
     return compute()
 
 
@@ -94,45 +95,45 @@ def _sequences(
     """The tokens and windows of each sequence. Raises TooLargeError, TokensError, CheckpointError."""
     from cope_sweep.inference import tokens_read, validate_sequence, windows
 
-    found: list[_Sequence] = []
+    sequences: list[_Sequence] = []
     reads = 0
     inputs: Sequence[str | list[int]] = request.texts if request.tokens is None else request.tokens
-    for index, each in enumerate(inputs):
+    for index, item in enumerate(inputs):
         units = None
-        if isinstance(each, str) and predictor.reads_text:
-            tokens_L = predictor.text_tokens(each)
+        if isinstance(item, str) and predictor.reads_text:
+            tokens_L = predictor.text_tokens(item)
             units = predictor.text_units(tokens_L)
         else:
-            ids = predictor.vocabulary.encode(each) if isinstance(each, str) else each
+            ids = predictor.vocabulary.encode(item) if isinstance(item, str) else item
             tokens_L = validate_sequence(ids, predictor.vocabulary_size, f"sequence {index}")
         inputs_L, trained_L = predictor.trained(tokens_L)
         predictor.check_trained(trained_L, f"sequence {index}")
         width = context or len(tokens_L) - 1
         stride = request.stride or width
-        # Counted before any window exists: a small stride makes many.
+        # Counted before any window is created: a small stride makes many windows.
         reads += tokens_read(len(tokens_L), width, stride)
         if min(width + 1, len(tokens_L)) > settings.max_tokens:
             raise TooLargeError(
-                f"sequence {index}: {len(tokens_L)} tokens; a sequence or window may have "
-                f"{settings.max_tokens}, so choose a `context`",
+                f"sequence {index} has {len(tokens_L)} tokens, but a sequence or window may have at most "
+                f"{settings.max_tokens}; add a smaller `context`",
                 sequence=index,
                 tokens=len(tokens_L),
                 limit=settings.max_tokens,
             )
         if reads > settings.max_request_tokens:
             raise TooLargeError(
-                f"the model would read more than {settings.max_request_tokens} tokens, the limit of a request; "
+                f"the model would read more than {settings.max_request_tokens} tokens, the limit per request; "
                 "choose a larger `stride`, or send several requests",
                 limit=settings.max_request_tokens,
             )
         parts = list(windows(tokens_L, width, stride, inputs_L))
         widest = max(window.reads for window in parts)
         predictor.check_reach(widest, f"sequence {index} of {widest + 1} tokens")
-        found.append(_Sequence(tokens_L, inputs_L, trained_L, parts, units))
-    return found
+        sequences.append(_Sequence(tokens_L, inputs_L, trained_L, parts, units))
+    return sequences
 
 
-def _answer(
+def _write_answer(
     predictor: Predictor,
     request: PerplexityRequest,
     sequences: list[_Sequence],
@@ -147,7 +148,7 @@ def _answer(
     for sequence in sequences:
         scores = [next(remaining).check(predictor.run) for _ in sequence.windows]
         trained = sequence.trained_L.tolist()
-        log_p_L = np.concatenate([[np.nan], *(each.log_probabilities_N for each in scores)])
+        log_p_L = np.concatenate([[np.nan], *(window.log_probabilities_N for window in scores)])
         entries.append(np.where(sequence.trained_L, log_p_L, np.nan))
         fields = _total(Perplexity.of(entries[-1:]), [sequence])
         if request.log_probabilities:
@@ -157,8 +158,8 @@ def _answer(
             fields["input_ids"] = sequence.inputs_L[:-1].tolist()
             fields["labels"] = [predictor.vocabulary.label(token) for token in fields["token_ids"]]
         if request.top:
-            ids_LK = np.concatenate([each.top_ids_NK[:, : request.top] for each in scores])
-            tops_LK = np.concatenate([each.top_log_probabilities_NK[:, : request.top] for each in scores])
+            ids_LK = np.concatenate([window.top_ids_NK[:, : request.top] for window in scores])
+            tops_LK = np.concatenate([window.top_log_probabilities_NK[:, : request.top] for window in scores])
             rows = zip(ids_LK.tolist(), tops_LK.tolist(), strict=True)
             fields["top"] = _where(trained, [None, *(list(zip(*row, strict=True)) for row in rows)])
         answers.append(ScoredSequence(**fields))
@@ -174,7 +175,7 @@ def _answer(
 
 
 def _total(perplexity: Perplexity, sequences: list[_Sequence]) -> dict[str, Any]:
-    """The fields of a ScoredTotal. Numbers per word and byte only where every sequence is a text."""
+    """The fields of a ScoredTotal. It has numbers per word and byte only if every sequence is a text."""
     from cope_sweep.inference import TextPerplexity
 
     fields: dict[str, Any] = {

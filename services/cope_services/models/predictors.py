@@ -1,4 +1,4 @@
-"""Models of finished runs in memory, probes of them, and their checkpoint files. The first request imports torch."""
+"""Models of finished runs in memory, their probes, and their checkpoint files. The first request imports torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import quote
 from anyio import CapacityLimiter, to_thread
 from cachetools import LRUCache, TTLCache, cached
 
-from cope_services.http.caching import Shared
+from cope_services.http.caching import SharedTasks
 from cope_services.http.errors import DamagedCheckpointError, TooLargeError
 from cope_services.http.settings import Settings
 from cope_services.models.batching import Batcher
@@ -35,19 +35,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file and its status when the folder was listed."""
+    """A file, with its status from when the folder was listed."""
 
     path: Path
     stat: os.stat_result
 
     @property
     def state(self) -> tuple[int, int, int]:
-        """Modification time, size and inode: they change when the content changes."""
+        """Modification time, size and inode, which change with the content."""
         return self.stat.st_mtime_ns, self.stat.st_size, self.stat.st_ino
 
 
 def checkpoint_files(folder: RunFolder) -> list[StoredFile]:
-    """The regular, visible files by name, without links and folders. Raises NotFoundError if there are none."""
+    """The regular, visible files, sorted by name, without links. Raises NotFoundError if there are none."""
     try:
         checkpoint = folder.fetch_checkpoint()
         with os.scandir(checkpoint) as entries:
@@ -57,7 +57,7 @@ def checkpoint_files(folder: RunFolder) -> list[StoredFile]:
         files = []
     if not files:
         raise NotFoundError(
-            f"the checkpoint of run {folder.run_id} was deleted: its folder has no files",
+            f"the checkpoint of run {folder.run_id} was deleted: its folder has no files; train the run again",
             code="deleted_checkpoint",
             run_id=folder.run_id,
         )
@@ -65,14 +65,14 @@ def checkpoint_files(folder: RunFolder) -> list[StoredFile]:
 
 
 def checkpoint_file(folder: RunFolder, name: str) -> StoredFile:
-    """The file with this name. A client's name is only compared: it never becomes a path. Raises NotFoundError."""
+    """The file with this name, which is only compared: it never becomes part of a path. Raises NotFoundError."""
     files = checkpoint_files(folder)
     for file in files:
         if file.path.name == name:
             return file
-    known = ", ".join(file.path.name for file in files)
+    names = ", ".join(file.path.name for file in files)
     raise NotFoundError(
-        f"the checkpoint of run {folder.run_id} has no file {name[:80]!r}; it has {known}",
+        f"the checkpoint of run {folder.run_id} has no file {name[:80]!r}; choose one of {names}",
         run_id=folder.run_id,
         file=name[:80],
     )
@@ -96,7 +96,7 @@ def checkpoint_listing(folder: RunFolder) -> Checkpoint:
 
 @cached(LRUCache(1024), condition=Condition())
 def _sha256(path: Path, state: Hashable) -> str:
-    """The digest in hexadecimal; `state` is part of the cache key, so a changed file is read again."""
+    """The digest in hexadecimal. `state` is part of the cache key, so a changed file is read again."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -105,24 +105,24 @@ def _sha256(path: Path, state: Hashable) -> str:
 
 MODEL_SUFFIX = ".safetensors"
 LOOKUPS = 16
-"""Threads that look for runs and load models."""
-MAX_KNOWN = 4096
-"""Models that are used without asking again."""
+"""Threads that look up runs and load models."""
+MAX_FRESH = 4096
+"""Maximum number of models that are used without checking for changes."""
 FRESH_S = 0.25
-"""Time for which a model in memory is used without asking again whether its run or its files have changed."""
+"""Time for which a model in memory is used without checking whether its run or its files have changed."""
 
 
 class Predictors:
-    """Loads models, and answers probes. The most recently used models stay in memory, up to a number of bytes."""
+    """Loads and probes models. The most recently used models stay in memory, up to a number of bytes."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.batcher = Batcher(settings.inferences(), settings.max_queue_tokens)
         self._limiter = CapacityLimiter(LOOKUPS)
-        self._looking: Shared[Hashable, Any] = Shared()
-        self.asked = self.loads = 0
-        """Totals of the times that a model was asked for, and that one was read from files."""
-        self._fresh: TTLCache[Hashable, Predictor] = TTLCache(MAX_KNOWN, FRESH_S)
+        self._looking: SharedTasks[Hashable, Any] = SharedTasks()
+        self.requested = self.loads = 0
+        """How often a model was requested, and how often one was read from files."""
+        self._fresh: TTLCache[Hashable, Predictor] = TTLCache(MAX_FRESH, FRESH_S)
         # With the condition, threads that need the same model wait until one of them has loaded it.
         self.models: LRUCache[Hashable, Predictor] = LRUCache(settings.max_model_bytes, lambda model: model.size_bytes)
         self._load_cached: Callable[[Path, Hashable], Predictor] = cached(self.models, condition=Condition())(
@@ -130,37 +130,37 @@ class Predictors:
         )
 
     async def look_up(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Result of `compute`, or its error, from a thread. Requests that ask for the same key share one look-up.
+        """The result of `compute`, or its error, from a thread. Requests with the same key share one look-up.
 
-        A request that is cancelled stops to wait; the look-up goes on. So a store that does not answer occupies one
-        thread for each key, however many requests ask for it, and at most `LOOKUPS` in all.
+        A cancelled request stops waiting, but the look-up continues. So a store that does not answer occupies one
+        thread per key, and at most `LOOKUPS` threads in all.
         """
         result: T = await self._looking.get(key, lambda: to_thread.run_sync(compute, limiter=self._limiter))
         return result
 
     async def get(self, key: Hashable, find: Callable[[], RunFolder]) -> Predictor:
-        """The model of the finished run that `find` finds; `key` says what is looked for.
+        """The model of the finished run that `find` returns. Calls with the same `key` share its result.
 
-        Raises TooLargeError, DamagedCheckpointError, CheckpointError, NotFoundError, and what `find` raises.
+        Raises TooLargeError, DamagedCheckpointError, CheckpointError, NotFoundError, and the errors of `find`.
         """
-        self.asked += 1
+        self.requested += 1
         predictor = self._fresh.get(key)
         if predictor is None:
             predictor = self._fresh[key] = await self.look_up(key, lambda: self._find(find))
         return predictor
 
     async def probe(self, predictor: Predictor, request: ProbeRequest, output_format: ProbeFormat) -> bytes:
-        """Probe a model, when a thread is free: a ProbeResponse as JSON, or a picture.
+        """Probe a model, once a thread is free: a ProbeResponse as JSON, or an image.
 
         Raises TooLargeError, BusyError, TokensError, CheckpointError.
         """
-        from cope_services.models.probing import probe_json, probe_picture, probe_sequence, probed_tokens
+        from cope_services.models.probing import probe_image, probe_json, probe_sequence, probed_tokens
 
         tokens_T = await self.batcher.prepare(lambda: probed_tokens(predictor, request))
         if len(tokens_T) > self.settings.max_tokens:
             limit = self.settings.max_tokens
             raise TooLargeError(
-                f"{len(tokens_T)} tokens; one request may have {limit}", tokens=len(tokens_T), limit=limit
+                f"the sequence has {len(tokens_T)} tokens; send at most {limit}", tokens=len(tokens_T), limit=limit
             )
         with self.batcher.admitted(len(tokens_T)):
             probed = await self.batcher.infer(
@@ -168,7 +168,7 @@ class Predictors:
             )
             if output_format == "json":
                 return await self.batcher.prepare(lambda: probe_json(probed, request))
-            return await self.batcher.prepare(lambda: probe_picture(probed, request, output_format))
+            return await self.batcher.prepare(lambda: probe_image(probed, request, output_format))
 
     def _find(self, find: Callable[[], RunFolder]) -> Predictor:
         try:
@@ -181,17 +181,17 @@ class Predictors:
         size_bytes = sum(file.stat.st_size for file in files if file.path.suffix == MODEL_SUFFIX)
         if size_bytes > self.settings.max_model_bytes:
             raise TooLargeError(
-                f"the model of run {folder.run_id} has {size_bytes:,} bytes, and all models in memory may have "
+                f"the model of run {folder.run_id} has {size_bytes:,} bytes, but models in memory may have at most "
                 f"{self.settings.max_model_bytes:,}; raise COPE_SWEEP_MAX_MODEL_BYTES"
             )
         return self._load_cached(folder.fetch_checkpoint(), tuple((file.path.name, file.state) for file in files))
 
     def _load(self, checkpoint: Path, state: Hashable) -> Predictor:
-        """Load a model; `state` is part of the cache key, so changed files are loaded again."""
+        """Load a model. `state` is part of the cache key, so changed files are loaded again."""
         from cope_sweep.inference import Predictor
 
         self.loads += 1
         predictor = Predictor.load(checkpoint, self.settings.device)
-        with suppress(CheckpointError):  # a request that needs the vocabulary says so
-            predictor.vocabulary  # noqa: B018 - read here, so that no request reads a file in the event loop
+        with suppress(CheckpointError):  # a request that needs the vocabulary raises it again
+            predictor.vocabulary  # noqa: B018 - read now, so that no request reads a file in the event loop
         return predictor

@@ -1,4 +1,4 @@
-"""The response to a probe request: arrays as JSON, or a picture of them. This module imports torch."""
+"""The response to a probe request: matrices as JSON or as an image. This module imports torch."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from cope_sweep.inference.probe import (
 )
 
 MAX_DRAWN_HEADS = 8
-"""Heads of one picture, which take about 10 MB each while it is drawn."""
+"""Maximum number of heads in an image: drawing takes about 10 MB per head."""
 SYMBOLS: dict[MatrixName, str] = {
     "gates": "g",
     "positions": "p",
     "position_only_attention": "position only",
     "attention": "a",
 }
-"""The symbols of the heatmaps of these matrices."""
+"""Matrix → symbol of its heatmap."""
 
 
 def probed_tokens(predictor: Predictor, request: ProbeRequest) -> np.ndarray:
@@ -54,8 +54,8 @@ def probed_tokens(predictor: Predictor, request: ProbeRequest) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Probed:
-    """A probe of one sequence, before it is written as JSON or drawn."""
+class ProbeResult:
+    """The result of probing one sequence, before it is written as JSON or drawn."""
 
     predictor: Predictor
     probe: Probe
@@ -71,33 +71,33 @@ class Probed:
 
 def probe_sequence(
     predictor: Predictor, request: ProbeRequest, tokens_T: np.ndarray, max_values: int, output_format: ProbeFormat
-) -> Probed:
-    """Compute what the request asks for. Raises TooLargeError, InvalidError, ProbeError, CheckpointError."""
+) -> ProbeResult:
+    """Probe a model on the tokens of a request. Raises TooLargeError, InvalidError, ProbeError, CheckpointError."""
     run, tokenizer = predictor.run, predictor.tokenizer if predictor.reads_text else None
     T = len(tokens_T)
     layers, heads = select_heads(run, request.layers, request.heads)
-    # All matrices are computed, so those that the response leaves out count, too.
+    # All matrices are computed, so matrices that the response leaves out count, too.
     values = sum(matrix_count(run, layer) for layer in layers) * len(heads) * T * (T + 1) // 2
     if values > max_values:
         raise TooLargeError(
-            f"the matrices of {T} tokens, {len(layers)} layers and {len(heads)} heads have {values:,} numbers; "
-            f"the limit is {max_values:,}, so choose layers and heads, or send fewer tokens",
+            f"the matrices of {T} tokens, {len(layers)} layers and {len(heads)} heads have {values:,} values, but the "
+            f"limit is {max_values:,}; choose fewer `layers` or `heads`, or send fewer tokens",
             values=values,
             limit=max_values,
         )
     if output_format != "json" and len(layers) * len(heads) > MAX_DRAWN_HEADS:
         raise TooLargeError(
-            f"{len(layers) * len(heads)} heads are too many for one picture (at most {MAX_DRAWN_HEADS}); choose "
-            "`layers` and `heads`",
+            f"an image shows at most {MAX_DRAWN_HEADS} heads, not {len(layers) * len(heads)}; choose fewer `layers` "
+            "or `heads`",
             heads=len(layers) * len(heads),
             limit=MAX_DRAWN_HEADS,
         )
     marks = token_marks(run.task, tokens_T, tokenizer) if request.marks is None else _request_marks(request.marks, T)
     statistics = head_statistics(predictor, [tokens_T], [marks], layers=layers, heads=heads)
-    return Probed(predictor, probe(predictor, tokens_T, layers, heads), statistics, marks)
+    return ProbeResult(predictor, probe(predictor, tokens_T, layers, heads), statistics, marks)
 
 
-def probe_json(probed: Probed, request: ProbeRequest) -> bytes:
+def probe_json(probed: ProbeResult, request: ProbeRequest) -> bytes:
     """A ProbeResponse as JSON."""
     answer = ProbeResponse(
         run_id=probed.predictor.run.run_id,
@@ -107,7 +107,7 @@ def probe_json(probed: Probed, request: ProbeRequest) -> bytes:
             _probed_head(
                 layer,
                 row,
-                [each for each in probed.statistics if (each.layer, each.head) == (layer.layer, head)],
+                [stats for stats in probed.statistics if (stats.layer, stats.head) == (layer.layer, head)],
                 request,
             )
             for layer in probed.probe.layers
@@ -117,20 +117,20 @@ def probe_json(probed: Probed, request: ProbeRequest) -> bytes:
     return answer.model_dump_json(exclude_unset=True).encode()
 
 
-def probe_picture(probed: Probed, request: ProbeRequest, file_format: Literal["svg", "png"]) -> bytes:
-    """A row of heatmaps for each head. Raises ProbeError where the heads have none of the requested matrices."""
+def probe_image(probed: ProbeResult, request: ProbeRequest, file_format: Literal["svg", "png"]) -> bytes:
+    """One row of heatmaps per head. Raises ProbeError if the heads have none of the requested matrices."""
     from cope_sweep.read.figures.heads import head_figures, picture
 
     symbols = {SYMBOLS[name] for name in request.matrices if name in SYMBOLS}
     heads = [
-        replace(head, heatmaps=tuple(each for each in head.heatmaps if each.symbol in symbols))
+        replace(head, heatmaps=tuple(heatmap for heatmap in head.heatmaps if heatmap.symbol in symbols))
         for head in head_figures(probed.probe, probed.marks, probed.statistics)
     ]
     drawn = [head for head in heads if head.heatmaps]
     if not drawn:
         raise ProbeError(
-            f"nothing to draw: these heads have none of {', '.join(request.matrices) or 'no matrices'}; choose "
-            "`matrices`: attention, and for encodings with position logits or gates "
+            f"nothing to draw: these heads have no {', '.join(request.matrices) or 'requested matrices'}; choose "
+            "`matrices`: attention, or for encodings with position logits or gates "
             f"{', '.join(name for name in SYMBOLS if name != 'attention')}",
             code="no_such_map",
             matrices=list(request.matrices),
@@ -141,9 +141,10 @@ def probe_picture(probed: Probed, request: ProbeRequest, file_format: Literal["s
 def _request_marks(indices: dict[str, list[int]], tokens: int) -> TokenMarks:
     marks = {}
     for name, marked in indices.items():
-        if beyond := [index for index in marked if index >= tokens]:
+        beyond = [index for index in marked if index >= tokens]
+        if beyond:
             raise InvalidError(
-                f"marks.{name}: there is no token {beyond[0]}: the sequence has tokens 0 … {tokens - 1}",
+                f"marks.{name}: there is no token {beyond[0]}; use indices from 0 to {tokens - 1}",
                 code="no_such_token",
                 marks=name,
                 value=beyond[0],
@@ -155,7 +156,7 @@ def _request_marks(indices: dict[str, list[int]], tokens: int) -> TokenMarks:
 
 def _probed_head(layer: LayerProbe, row: int, statistics: list[HeadStatistics], request: ProbeRequest) -> ProbedHead:
     requested = request.matrices
-    by_encoding = {each.encoding: each for each in statistics}
+    by_encoding = {stats.encoding: stats for stats in statistics}
     encodings = []
     for kind in dict.fromkeys((*layer.contextual, *layer.scores_HTT)):
         fields: dict[str, object] = {"kind": kind}
@@ -163,7 +164,7 @@ def _probed_head(layer: LayerProbe, row: int, statistics: list[HeadStatistics], 
             head, matrices = by_encoding[kind], layer.contextual[kind]
             fields |= {"limit": head.limit, "clamped": head.clamped}
             fields |= {"position_mean": head.position_mean, "position_max": head.position_max}
-            fields["marks"] = {name: ProbedMark(**asdict(each)) for name, each in head.marks.items()}
+            fields["marks"] = {name: ProbedMark(**asdict(mark)) for name, mark in head.marks.items()}
             if "gates" in requested:
                 fields["gates"] = _lower_triangle(matrices.gates_HTT[row])
             if "positions" in requested:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from cope_services.http.access import INFER
 from cope_services.http.components import ComponentsDep, RequireJson
 from cope_services.http.errors import INFERENCE_ERRORS, Responses, error_responses
-from cope_services.http.reading import accepted
+from cope_services.http.reading import negotiate_format
 from cope_services.models.perplexity import compare
 from cope_sweep.api.requests import (
     MEDIA_TYPES,
@@ -25,8 +25,9 @@ perplexity = APIRouter(tags=["perplexity"], dependencies=[INFER])
     "/perplexity", dependencies=[RequireJson], responses=INFERENCE_ERRORS, response_model=PerplexityComparison
 )
 async def compare_perplexity(body: PerplexityRequest, components: ComponentsDep, request: Request) -> Response:
-    """Perplexity of token ids or texts, in total and per sequence, under one or several models: runs, or the best runs
-    of rows.
+    """Perplexity of token ids or texts under one or several models, in total and per sequence.
+
+    A model is a run, or the best run of a row.
     """
     answer = await components.infer(request, lambda: compare(components, body))
     return Response(answer, media_type="application/json")
@@ -35,10 +36,10 @@ async def compare_perplexity(body: PerplexityRequest, components: ComponentsDep,
 probes = APIRouter(tags=["probes"], dependencies=[INFER])
 
 ProbeAccept = Annotated[
-    str | None, Header(description="`image/svg+xml` or `image/png`: a picture. `format` has priority.")
+    str | None, Header(description="`image/svg+xml` or `image/png` for an image. `format` takes precedence.")
 ]
 ProbeFormatName = Annotated[
-    ProbeFormat | None, Query(description="svg or png: a picture, a row of heatmaps for each head, of at most 8 heads.")
+    ProbeFormat | None, Query(description="svg or png: an image with one row of heatmaps per head, at most 8 heads.")
 ]
 
 RESPONSES: Responses = {
@@ -57,8 +58,8 @@ async def probe_heads(
     format: ProbeFormatName = None,  # noqa: A002
     accept: ProbeAccept = None,
 ) -> Response:
-    """Gates, positions and attention of each head of a finished run's model for one sequence: arrays or a picture."""
-    output_format = format or accepted(accept, MEDIA_TYPES, "a probe")
+    """Gates, positions and attention of each head of a finished run's model on one sequence, as JSON or an image."""
+    output_format = format or negotiate_format(accept, MEDIA_TYPES, "a probe")
 
     async def answer() -> bytes:
         return await components.predictors.probe(await components.predictor(run_id), body, output_format)

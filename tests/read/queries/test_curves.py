@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cope_sweep.api.questions import GetCurves
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.queries import curves
-from cope_sweep.read.queries.curves import KnownCurves, downsample, plan_curves
+from cope_sweep.read.queries.curves import CurveCache, downsample, plan_curves
 from cope_sweep.store import RunFolder, Store
 from tests.config.test_expand import BASE
 from tests.read.tables.ablations import begin
@@ -86,7 +86,7 @@ def test_a_page_ends_where_it_has_many_begun_runs(big, monkeypatch):
 
 def test_only_runs_that_have_changed_are_read_again(big, monkeypatch):
     plan, store = big
-    known, read, original = KnownCurves(), [], RunFolder.curve
+    known, read, original = CurveCache(), [], RunFolder.curve
     monkeypatch.setattr(RunFolder, "curve", lambda folder: (read.append(folder.run_id), original(folder))[1])
     before = pages(plan, store, 2, known)
     assert len(read) == 8

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cope_sweep.config import expand, load_ablation, with_overrides
-from cope_sweep.read.tables.claims import claims_layout, findings, hypothesis_verdict
+from cope_sweep.read.tables.claims import claim_findings, claims_layout, hypothesis_verdict
 from cope_sweep.read.tables.model import table_model
 from cope_sweep.records import RunRecord
 from tests.errors import raises
@@ -25,7 +25,7 @@ def found(*values, grid=GRID, seeds=5, **claim):
         "than": {"model.position": ["RoPE", "None"]},
     }
     plan = plan_of(grid=grid, seeds=list(range(seeds)), claims=[stated | claim])
-    return findings(plan, model_of(plan, *values))
+    return claim_findings(plan, model_of(plan, *values))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_variant_decides_for_the_rows_that_are_called_worse():
         run.run_id: RunRecord(run_id=run.run_id, status="finished", metrics=dict(zip(named, each, strict=True)))
         for run, each in zip((run for row in plan.rows for run in row.runs), values, strict=True)
     }
-    plain, of_variant = findings(plan, table_model(plan, records))
+    plain, of_variant = claim_findings(plan, table_model(plan, records))
     assert (plain.text, of_variant.text) == ("not shown", "shown")
     assert of_variant.measure == " against ".join(named)
 

@@ -117,7 +117,7 @@ def test_every_error_code() -> None:
         for status, codes in re.findall(r"\| (\d{3}) \| (.*?) \|", REFERENCE)
         for code in re.findall(r"`(\w+)`", codes)
     }
-    own = {(cls.status, cls.default_code) for cls in errors.ServiceError.__subclasses__()}
+    own = {(cls.status, cls.default_code) for cls in errors.HttpError.__subclasses__()}
     assert own | {(status, cls.default_code) for cls, status in errors.USER_ERRORS.items()} <= listed
 
 
