@@ -69,7 +69,7 @@ class LoadedAblation:
     replaced: tuple[str, ...] = ()
     """Keys that a scale or `--set` has replaced and that decide what is trained: not what the paper trained."""
     scale: str | None = None
-    """The scale that was chosen; None: the ablation's own size."""
+    """The scale that was chosen; None: the ablation without a scale."""
     typed: tuple[str, ...] = ()
     """How a command line named it: name or path, and options. Empty: just the name."""
     unchanged: Source | None = None

@@ -1,10 +1,10 @@
-"""Reports of ablations: their evidence as files, and one document of all.
+"""Reports on ablations, as files, and one document with all reports.
 
     evidence     the table, figures and provenance of one ablation at one scale, and its files
-    runs         the runs of an evidence file: Parquet, and back; reports that are kept with the code
-    document     one HTML document of all ablations
+    runs         the runs of a report: written to Parquet, and read again
+    document     one HTML document with all ablations
 
-A report is computed from a plan and a store; the same store gives the same bytes.
+A report is computed from a plan and a store. The same store gives the same bytes.
 """
 
 from cope_sweep.read.reports.evidence import Evidence, ReportError, evidence, write_evidence

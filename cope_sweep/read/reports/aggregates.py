@@ -1,10 +1,10 @@
 """Aggregates over the tasks of an ablation: interquartile mean and probability of improvement.
 
-The measures are those of Agarwal et al. 2021 (arXiv 2108.13264). Errors of different tasks have no common scale, so a
+Both measures come from Agarwal et al. 2021 (arXiv 2108.13264). Errors of different tasks have no common scale, so a
 score is a row's error ÷ the error of the best simple rule on the same test set (`tables.rules`): 0 is solved, and 1 is
 no better than a rule that does not solve the task. Seeds are resampled within each task (stratified bootstrap).
 
-`rliable`, the authors' library, is archived, so the two measures are here.
+They are implemented here because `rliable`, the authors' library, is archived.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ TASK = "task"
 TAILS = (0.025, 0.975)
 RESAMPLES = 9_999
 FEW_SEEDS = 10
-"""With fewer seeds a percentile interval covers less often than it says."""
+"""With fewer seeds, a percentile interval is too narrow."""
 
-Scores = Mapping[str, Sequence[float]]
+TaskScores = Mapping[str, Sequence[float]]
 """Task → the score of each seed."""
 
 
-def interquartile_mean(scores: Scores) -> tuple[float, float, float]:
+def interquartile_mean(scores: TaskScores) -> tuple[float, float, float]:
     """The mean of the middle half of all scores of all tasks, and its 95 % interval."""
     rng = np.random.default_rng(0)
-    drawn = [rng.choice(np.asarray(each, dtype=np.float64), (RESAMPLES, len(each))) for each in scores.values()]
+    drawn = [rng.choice(np.asarray(seeds, dtype=np.float64), (RESAMPLES, len(seeds))) for seeds in scores.values()]
     low, high = np.quantile(trim_mean(np.concatenate(drawn, axis=1), 0.25, axis=1), TAILS)
     return float(trim_mean(np.concatenate(list(scores.values())), 0.25)), float(low), float(high)
 
 
-def probability_of_improvement(scores: Scores, others: Scores) -> tuple[float, float, float]:
-    """The probability that a seed has a lower score than one of the others, and its 95 % interval.
+def probability_of_improvement(scores: TaskScores, others: TaskScores) -> tuple[float, float, float]:
+    """The probability that a seed has a lower score than a seed of `others`, and its 95 % interval.
 
-    It is the mean over the tasks that both have; equal scores count one half.
+    It is the mean over the tasks that both have. Equal scores count one half.
     """
     rng = np.random.default_rng(0)
     means, drawn = [], []
-    for task in filter(others.__contains__, scores):  # in their order, which decides what is drawn
+    for task in filter(others.__contains__, scores):  # in a fixed order, so that random numbers are reproducible
         own, other = np.asarray(scores[task])[:, None], np.asarray(others[task])[None, :]
         wins = (own < other) + 0.5 * (own == other)
         n, m = wins.shape
@@ -54,26 +54,26 @@ def probability_of_improvement(scores: Scores, others: Scores) -> tuple[float, f
 
 
 def aggregates(model: TableModel, reference: str | None) -> Layout | None:
-    """A line for each encoding, the best one first, by the primary metric; None without several tasks.
+    """One line per encoding, best first, by the primary metric; None for fewer than two tasks.
 
     Args:
-        model: The table. Rows that have not at least two seeds on each task are left out.
-        reference: The label of the rows that the others are compared with; None: there are none.
+        model: The table. Rows with fewer than two seeds on a task are left out.
+        reference: The label of the rows to compare the others with; None: no comparison.
     """
     if TASK not in model.axes:
         return None
     tasks = dict.fromkeys(row.labels[TASK] for row in model.rows if TASK in row.labels)
-    found: dict[str, dict[str, list[float]]] = {}
+    scores_of: dict[str, dict[str, list[float]]] = {}
     for row in model.rows:
         cell = row.metrics[model.primary.name]
         if TASK in row.labels and cell.rule_error is not None and len(cell.values) > 1:
             name = " · ".join(label for key, label in row.labels.items() if key != TASK)
             scores = [value / cell.rule_error for value in cell.values.values()]
-            found.setdefault(name, {})[row.labels[TASK]] = scores
-    complete = {name: each for name, each in found.items() if len(each) == len(tasks)}
+            scores_of.setdefault(name, {})[row.labels[TASK]] = scores
+    complete = {name: by_task for name, by_task in scores_of.items() if len(by_task) == len(tasks)}
     if len(tasks) < 2 or len(complete) < 2:
         return None
-    means = {name: interquartile_mean(each) for name, each in complete.items()}
+    means = {name: interquartile_mean(by_task) for name, by_task in complete.items()}
     against = complete.get(reference or "")
     lines = []
     for name in sorted(means, key=lambda name: means[name][0]):
@@ -84,7 +84,7 @@ def aggregates(model: TableModel, reference: str | None) -> Layout | None:
         lines.append(tuple(map(TextCell, cells)))
     headers = [ColumnHeader("row", numeric=False), ColumnHeader("interquartile mean")]
     headers += [ColumnHeader(f"P(better than {reference})")] if against is not None else []
-    seeds = min(len(values) for each in complete.values() for values in each.values())
+    seeds = min(len(values) for by_task in complete.values() for values in by_task.values())
     return Layout(tuple(headers), tuple(lines), _note(model, len(tasks), seeds))
 
 

@@ -1,6 +1,6 @@
-"""One HTML document of all ablations: every table and figure, verdicts, provenance, and what is missing.
+"""One HTML document with all ablations: tables, figures, verdicts, provenance, and what is missing.
 
-It loads nothing from elsewhere: its figures are `data:` URIs, and it has no script.
+It is self-contained: figures are `data:` URIs, and it has no script.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from cope_sweep.store import Store
 
 TEMPLATE = Path(__file__).with_name("document.html.jinja")
 TITLE = "Ablations of position encodings"
+NO_SCALE = "base"
+"""Heading of an ablation without a scale."""
 
 
 @dataclass(frozen=True)
-class Size:
-    """An ablation at one scale."""
+class ScaleReport:
+    """An ablation at one scale, with its report if runs are finished."""
 
     scale: str | None
     runs: int
@@ -48,40 +50,40 @@ class Size:
     evidence: Evidence | None
     """None: no run is finished."""
     problem: str = ""
-    """The reason why a report cannot be shown."""
+    """Why the report cannot be shown."""
 
     @property
     def name(self) -> str:
-        """Its name in the document."""
-        return self.scale or "base"
+        """Its heading in the document."""
+        return self.scale or NO_SCALE
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """An ablation of the document."""
+    """The part of the document about one ablation."""
 
     name: str
     title: str
     reproduces: str
     hypothesis: str
-    sizes: tuple[Size, ...]
+    scales: tuple[ScaleReport, ...]
     error: str = ""
-    """The reason why its file cannot be read; the other fields are then empty."""
+    """Why its file cannot be read; the other fields are then empty."""
 
     @property
     def reports(self) -> list[Evidence]:
         """The scales with finished runs."""
-        return [each.evidence for each in self.sizes if each.evidence is not None]
+        return [scale.evidence for scale in self.scales if scale.evidence is not None]
 
     @property
-    def idle(self) -> list[Size]:
+    def untrained(self) -> list[ScaleReport]:
         """The scales without finished runs."""
-        return [each for each in self.sizes if each.evidence is None]
+        return [scale for scale in self.scales if scale.evidence is None]
 
 
 @dataclass(frozen=True)
 class Document:
-    """All ablations of a folder, and what made their runs."""
+    """All ablations of a folder, and the provenance of their runs."""
 
     chapters: tuple[Chapter, ...]
     provenance: Provenance
@@ -94,24 +96,26 @@ class Document:
         return template.render(
             title=TITLE, chapters=self.chapters, claims=self._claims(), provenance=self.provenance,
             missing=list(self._missing()), exploratory=EXPLORATORY, tables=_tables, further_table=_further_table,
-            pictures=_pictures, compute=duration(self.provenance.compute_s), p_text=p_text,
+            images=_images, no_scale=NO_SCALE, compute=duration(self.provenance.compute_s), p_text=p_text,
         )  # fmt: skip
 
     def _claims(self) -> list[tuple[Evidence, Finding]]:
-        """Every claim with its report, in the order of the paper's tables and figures; others come last."""
-        found = [(report, each) for chapter in self.chapters for report in chapter.reports for each in report.findings]
-        return sorted(found, key=lambda pair: place_in_paper(pair[1].claim.source))
+        """Every claim with its report, in the order of the paper's tables and figures; other claims come last."""
+        claims = [
+            (report, finding) for chapter in self.chapters for report in chapter.reports for finding in report.findings
+        ]
+        return sorted(claims, key=lambda pair: place_in_paper(pair[1].claim.source))
 
     def _missing(self) -> Iterator[tuple[str, str, str]]:
-        """Ablation, scale, and what is missing."""
+        """(ablation, scale, what is missing)"""
         for chapter in self.chapters:
             if chapter.error:
                 yield chapter.name, "", chapter.error
-            for size in chapter.sizes:
-                if size.evidence is None:
-                    yield chapter.name, size.name, size.problem or f"not run: {size.runs} runs"
+            for scale in chapter.scales:
+                if scale.evidence is None:
+                    yield chapter.name, scale.name, scale.problem or f"not run: {scale.runs} runs"
                 else:
-                    yield from ((chapter.name, size.name, line) for line in size.evidence.missing)
+                    yield from ((chapter.name, scale.name, line) for line in scale.evidence.missing)
 
 
 def document(files: AblationFiles, source: Store | Path, scale: str | None = None) -> Document:
@@ -120,86 +124,88 @@ def document(files: AblationFiles, source: Store | Path, scale: str | None = Non
     Args:
         files: The ablation files.
         source: The store, or a folder of reports.
-        scale: Only this scale, of the ablations that have it; None: each ablation's own size and all its scales.
+        scale: Only the ablations with this scale, at this scale; None: every ablation at all scales and without one.
 
-    Raises ReportError where no run is finished, or no ablation has the scale; StoreError, OSError.
+    Raises ReportError if no run is finished, or no ablation has the scale; StoreError, OSError.
     """
     chapters = [_chapter(files, source, name, None if scale is None else (scale,)) for name in files.files()]
     if scale is not None:
-        chapters = [each for each in chapters if each.sizes or each.error]
-    found = [each for chapter in chapters for each in chapter.reports]
-    if not found:
+        chapters = [chapter for chapter in chapters if chapter.scales or chapter.error]
+    reports = [report for chapter in chapters for report in chapter.reports]
+    if not reports:
         option = f" at the scale {scale}" if scale else ""
-        place = f"the store {source.location}" if isinstance(source, Store) else f"a report of {source}"
+        place = f"the store {source.location}" if isinstance(source, Store) else f"the reports in {source}"
+        store_option = source.option if isinstance(source, Store) else []
         raise ReportError(
-            f"no run of an ablation in {files.folder}{option} is finished in {place}; train one with: cope-sweep run "
-            f"{shlex.join(['quickstart', *(source.option if isinstance(source, Store) else [])])}",
+            f"{place} has no finished runs of the ablations in {files.folder}{option}; train some, for example with: "
+            f"cope-sweep run {shlex.join(['quickstart', *store_option])}",
             folder=str(files.folder),
             scale=scale,
         )
-    return Document(tuple(chapters), provenance(each.runs for each in found))
+    return Document(tuple(chapters), provenance(report.runs for report in reports))
 
 
 def report_file(results: Results, question: GetReport, figure_url: Callable[[str], str] | None = None) -> bytes:
-    """The report of one ablation at one scale. In Markdown, `figure_url` gives the addresses of its figures.
+    """The report on one ablation at one scale. In Markdown, `figure_url` returns the URLs of its figures.
 
-    Without `figure_url`, they are the files that `write_evidence` writes. Raises ReportError where no run is finished,
+    Without `figure_url`, figures are the files that `write_evidence` writes. Raises ReportError if no run is finished,
     StoreError.
     """
-    found = evidence(results)
+    report = evidence(results)
     if question.format == "markdown":
-        urls = {name: file if figure_url is None else figure_url(name) for name, file in found.pictures.items()}
-        return found.to_markdown(urls).encode()
-    return ablation_document(found).to_html().encode()
+        urls = {name: file if figure_url is None else figure_url(name) for name, file in report.pictures.items()}
+        return report.to_markdown(urls).encode()
+    return ablation_document(report).to_html().encode()
 
 
-def ablation_document(found: Evidence) -> Document:
-    """The document of one ablation at one scale."""
-    return Document((_sized(found.plan, (_size(found.results, found),)),), found.provenance)
+def ablation_document(report: Evidence) -> Document:
+    """A document with one ablation at one scale."""
+    return Document((_make_chapter(report.plan, (_scale_report(report.results, report),)),), report.provenance)
 
 
 def _chapter(files: AblationFiles, source: Store | Path, name: str, wanted: Sequence[str] | None) -> Chapter:
-    """The chapter of an ablation at some scales (None: all)."""
+    """The chapter of an ablation at these scales; None: at all scales, and without a scale."""
     try:
         base = files.load(name)
         content = base.ablation.content
         scales: Sequence[str | None] = [None, *content.scales] if wanted is None else wanted
-        sizes = []
-        for each in scales:
-            if each is None or each in content.scales:
-                plan = base if each is None else files.load(name, each)
-                sizes.append(_source_size(plan, source))
+        scale_reports = []
+        for scale in scales:
+            if scale is None or scale in content.scales:
+                plan = base if scale is None else files.load(name, scale)
+                scale_reports.append(_read_scale_report(plan, source))
     except (SpecError, NotFoundError) as error:
         return Chapter(name, "", "", "", (), str(error))
-    return _sized(base, tuple(sizes))
+    return _make_chapter(base, tuple(scale_reports))
 
 
-def _source_size(plan: Plan, source: Store | Path) -> Size:
-    """The size of a plan, of a store or of the report that is named as it."""
+def _read_scale_report(plan: Plan, source: Store | Path) -> ScaleReport:
+    """The report on a plan, from a store or from a folder of reports."""
     if isinstance(source, Store):
-        return _size(read_results(recorded_plan(plan, source), source))
+        return _scale_report(read_results(recorded_plan(plan, source), source))
     scale = plan.ablation.scale
     path = runs_file(source, plan)
     results = read_report(plan, path) if path.exists() else None
     if results is None or results.stale:
-        return Size(scale, len(plan.runs), 0, None, results.stale if results else "no report")
-    return _size(results)
+        return ScaleReport(scale, len(plan.runs), 0, None, results.stale if results else "no report")
+    return _scale_report(results)
 
 
-def _sized(plan: Plan, sizes: tuple[Size, ...]) -> Chapter:
+def _make_chapter(plan: Plan, scales: tuple[ScaleReport, ...]) -> Chapter:
     content = plan.ablation.content
-    return Chapter(plan.name, content.title, content.reproduces, " ".join(content.hypothesis.split()), sizes)
+    return Chapter(plan.name, content.title, content.reproduces, " ".join(content.hypothesis.split()), scales)
 
 
-def _size(results: Results, found: Evidence | None = None) -> Size:
+def _scale_report(results: Results, report: Evidence | None = None) -> ScaleReport:
     finished = sum(record.status == "finished" for record in results.records.values())
-    found = found or (evidence(results) if finished else None)
-    return Size(results.plan.ablation.scale, len(results.plan.runs), finished, found)
+    if report is None and finished:
+        report = evidence(results)
+    return ScaleReport(results.plan.ablation.scale, len(results.plan.runs), finished, report)
 
 
-def _tables(found: Evidence) -> tuple[Markup, Markup]:
-    """The table of the rows, and that of the runs."""
-    text = found.table.to_html(anchors=f"{found.stem}-")
+def _tables(report: Evidence) -> tuple[Markup, Markup]:
+    """The table of rows and the table of runs."""
+    text = report.table.to_html(anchors=f"{report.stem}-")
     rows, separator, runs = text.partition('<table class="runs">')
     return Markup(rows), Markup(separator + runs)  # noqa: S704 - `results.render` escapes all text
 
@@ -208,14 +214,14 @@ def _further_table(layout: Layout, name: str) -> Markup:
     return Markup(html_table(layout, name))  # noqa: S704 - escaped
 
 
-def _pictures(found: Evidence) -> list[dict[str, str]]:
-    """Source, text and origin of each figure that was drawn."""
+def _images(report: Evidence) -> list[dict[str, str]]:
+    """URI, title and source of each figure that was drawn."""
     return [
         {
-            "uri": "data:image/svg+xml;base64," + base64.b64encode(each.svg()).decode(),
-            "title": each.title,
-            "source": each.source,
+            "uri": "data:image/svg+xml;base64," + base64.b64encode(figure.svg()).decode(),
+            "title": figure.title,
+            "source": figure.source,
         }
-        for each in found.figures
-        if each.svg
+        for figure in report.figures
+        if figure.svg
     ]

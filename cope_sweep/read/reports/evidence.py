@@ -1,8 +1,8 @@
-"""The evidence of one ablation at one scale: its table with comparisons, its figures, and what made its runs.
+"""The report on one ablation at one scale: table with comparisons, figures, and provenance.
 
-`provenance` has commits, versions, machines, commands, dates and time of the finished runs. `shortcuts` has the errors
-of rules that do not solve the task (`Task.shortcuts`), `thresholds` the steps until it is learned (`learned` of a
-metric).
+`provenance` has commits, versions, machines, commands, dates and training time of the finished runs. `shortcuts` has
+the errors of simple rules that do not solve the task (`Task.shortcuts`), and `thresholds` the steps until the task is
+learned (`learned` of a metric).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PROVENANCE_COLUMNS = [
     "run_id", "status", "commit", "versions", "cpu", "cores", "system", "command", "created_ms", "ended_ms",
     "facts.wall_s", "facts.device", "facts.threads", "facts.python", "facts.torch",
 ]  # fmt: skip
-"""Columns of a frame of `reports.runs` that say what made its runs."""
+"""Columns of a frame of `reports.runs` about provenance."""
 NOTE = (
     f"Errors of simple rules that do not solve the task, on the first {SEQUENCES} sequences of each test set (fewer "
     f"of longer ones, at least {LEAST_SEQUENCES}). A seed is stuck where it does no better than the best of them: its "
@@ -62,31 +62,31 @@ RESAMPLES = 9_999
 
 
 class ReportError(UserError):
-    """There is nothing to report. The message says how to train it."""
+    """There is nothing to report. The message names the command that trains the runs."""
 
     default_code = "nothing_to_report"
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A figure of a report: what was drawn, or why it could not be."""
+class ReportFigure:
+    """A figure of a report, or why it could not be drawn."""
 
     name: str
     title: str
     source: str
-    """The figure of the paper that it makes again; may be empty."""
+    """The figure of the paper that it reproduces; may be empty."""
     svg: Callable[[], bytes] | None
-    """Draws it, or reads the picture of a report, which has no checkpoint."""
+    """Draws the figure, or reads it from a report, which has no checkpoints. None: it cannot be drawn."""
     problem: str = ""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence of an ablation: table, figures and gaps of its finished runs."""
+    """The report on an ablation's finished runs: table, figures, provenance, and what is missing."""
 
     results: Results
     table: Table
-    figures: tuple[Drawn, ...]
+    figures: tuple[ReportFigure, ...]
 
     @property
     def plan(self) -> Plan:
@@ -95,12 +95,12 @@ class Evidence:
 
     @property
     def scale(self) -> str | None:
-        """None: the ablation's own size."""
+        """None: the ablation without a scale."""
         return self.plan.ablation.scale
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """The runs, as `reports.runs` writes them."""
+        """The runs, with the columns of `reports.runs`."""
         return run_frame(self.results)
 
     @property
@@ -110,89 +110,91 @@ class Evidence:
 
     @property
     def stem(self) -> str:
-        """The beginning of the names of its files: `<ablation>.<scale>`, or the ablation's name alone."""
+        """The start of its file names: `<ablation>.<scale>`, or the ablation's name alone."""
         return f"{self.plan.name}.{self.scale}" if self.scale else self.plan.name
 
     @property
-    def size(self) -> str:
-        """Description of the scale, from the file."""
+    def scale_description(self) -> str:
+        """The description of the scale in the ablation file; may be empty."""
         if self.scale is None:
             return ""
         return " ".join(self.plan.ablation.content.scales[self.scale].description.split())
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
-        """Gaps of the table and the figures, with reasons; empty if nothing is missing."""
+        """What is missing in the table and the figures, and why."""
         counts: Counter[str] = Counter()
         for row in self.table.model.rows:
             counts.update(row.counts)
-        runs = [f"{counts[each]} {each}" for each in STATUSES if counts[each] and each != "finished"]
-        lines = [f"{sum(counts.values()) - counts['finished']} of {sum(counts.values())} runs: {', '.join(runs)}"]
-        lines = lines if runs else []
+        runs = [f"{counts[status]} {status}" for status in STATUSES if counts[status] and status != "finished"]
+        lines = []
+        if runs:
+            total = sum(counts.values())
+            lines.append(f"{total - counts['finished']} of {total} runs: {', '.join(runs)}")
         if self.plan.open_samples:
-            lines.append(f"{self.plan.open_samples} rows that the search has still to suggest")
-        return (*lines, *(f"{each.name}: {each.problem}" for each in self.figures if each.svg is None))
+            lines.append(f"{self.plan.open_samples} rows that the search has not suggested yet")
+        return (*lines, *(f"{figure.name}: {figure.problem}" for figure in self.figures if figure.svg is None))
 
     @property
     def answer(self) -> str:
-        """The verdicts in a sentence; empty where nothing was compared."""
+        """The verdicts in a sentence; empty without a comparison."""
         return self.table.model.answer
 
     @cached_property
     def aggregates(self) -> Layout | None:
-        """Scores over all tasks; None where the ablation has no axis of tasks, or too few runs are finished."""
+        """Scores over all tasks; None if the ablation has no axis of tasks, or too few runs are finished."""
         return aggregates(self.table.model, (self.table.compare or "").partition("=")[2] or None)
 
     @cached_property
     def draws(self) -> Layout | None:
-        """The best rows of a search; None: the ablation has none."""
+        """The best rows of a search; None if the ablation has no search."""
         return rank_rows(self.results).layout() if self.plan.is_drawn else None
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """The claims of the ablation, with their verdicts."""
+        """The claims of the ablation with their verdicts."""
         return claim_findings(self.plan, self.table.model)
 
     @property
     def claims(self) -> Layout | None:
-        """The claims as a table; None where the file has none about these rows."""
+        """The claims as a table; None if the file has no claims about these rows."""
         return claims_layout(self.findings) if self.findings else None
 
     @property
     def hypothesis_verdict(self) -> str:
-        """What the claims say about the hypothesis, as `supported`; empty where there are none."""
+        """The verdict on the hypothesis, such as `supported`; empty without claims."""
         return hypothesis_verdict(self.findings)
 
     @cached_property
     def shortcuts(self) -> Shortcuts | None:
-        """The errors of rules that do not solve the tasks; None where the tasks have none."""
+        """The errors of simple rules that do not solve the tasks; None if the tasks have no such rules."""
         return shortcuts(self.table.model)
 
     @cached_property
     def structure(self) -> Layout | None:
-        """What makes the tasks hard; None where they do not say."""
+        """What makes the tasks hard; None if the tasks do not describe it."""
         return structure(self.table.model)
 
     @cached_property
     def thresholds(self) -> Layout | None:
-        """Steps and sequences until the task is learned; None where the file does not say from which value on."""
+        """Steps and sequences until the task is learned; None if no metric defines `learned`."""
         return thresholds(self.table.model, self.results.curves)
 
     def files(self) -> dict[str, bytes]:
         """File name → content: runs, learning curves, report and figures. The same store gives the same bytes."""
-        found = {f"{self.stem}.parquet": to_parquet(self.runs)}
+        files = {f"{self.stem}.parquet": to_parquet(self.runs)}
         if not self.results.curves.empty:
-            found[f"{self.stem}{CURVES}"] = to_parquet(self.results.curves[CURVE_COLUMNS])
-        found |= {self.pictures[each.name]: each.svg() for each in self.figures if each.svg}
-        return found | {f"{self.stem}.md": self.to_markdown(self.pictures).encode()}
+            files[f"{self.stem}{CURVES}"] = to_parquet(self.results.curves[CURVE_COLUMNS])
+        files |= {self.pictures[figure.name]: figure.svg() for figure in self.figures if figure.svg}
+        return files | {f"{self.stem}.md": self.to_markdown(self.pictures).encode()}
 
     @property
     def pictures(self) -> dict[str, str]:
-        """Name of a figure that was drawn → its file."""
-        return {each.name: f"{self.stem}.{each.name}.svg" for each in self.figures if each.svg}
+        """Name of a drawn figure → its file."""
+        return {figure.name: f"{self.stem}.{figure.name}.svg" for figure in self.figures if figure.svg}
 
     def to_markdown(self, pictures: dict[str, str]) -> str:
-        """The report; `pictures` are the files of the figures by their names."""
+        """The report as Markdown. `pictures`: name of a figure → its file or URL."""
         content = self.plan.ablation.content
         parts = [f"# {markdown_text(content.title)}"]
         parts += [f"Hypothesis: {markdown_text(content.hypothesis)}"] if content.hypothesis else []
@@ -203,30 +205,26 @@ class Evidence:
         if content.reproduces:
             size = ", at another size than the paper's" if self.table.model.replaced else ""
             parts.append(f"Reproduces: {markdown_text(content.reproduces)}{size}.")
-        parts += [f"Scale `{self.scale}`: {markdown_text(self.size)}"] if self.scale else []
+        parts += [f"Scale `{self.scale}`: {markdown_text(self.scale_description)}"] if self.scale else []
         if self.claims is not None:
             parts += ["## Claims", markdown_table(self.claims), markdown_text(self.claims.note)]
         parts += ["## Results", self.table.to_markdown().strip()]
         if self.aggregates is not None:
-            drawn = self.aggregates
-            parts += ["### Over all tasks", markdown_table(drawn), markdown_text(drawn.note)]
+            parts += _markdown_section("Over all tasks", self.aggregates)
         if self.draws is not None:
-            parts += ["### Best rows", markdown_table(self.draws), markdown_text(self.draws.note)]
+            parts += _markdown_section("Best rows", self.draws)
         if self.structure is not None:
-            drawn = self.structure
-            parts += ["### Structure of the task", markdown_table(drawn), markdown_text(drawn.note)]
+            parts += _markdown_section("Structure of the task", self.structure)
         if self.shortcuts is not None:
-            drawn = self.shortcuts.layout
-            parts += ["### Shortcuts", markdown_table(drawn), markdown_text(drawn.note)]
+            parts += _markdown_section("Shortcuts", self.shortcuts.layout)
             if self.shortcuts.alike:
                 parts.append("\n".join(f"- {markdown_text(text)}" for text in self.shortcuts.alike))
         if self.thresholds is not None:
-            drawn = self.thresholds
-            parts += ["### Until the task is learned", markdown_table(drawn), markdown_text(drawn.note)]
-        for each in self.figures:
-            if each.name in pictures:
-                title = markdown_text(each.title) + (f", as {markdown_text(each.source)}" if each.source else "")
-                parts.append(f"![{title}]({pictures[each.name]})")
+            parts += _markdown_section("Until the task is learned", self.thresholds)
+        for figure in self.figures:
+            if figure.name in pictures:
+                title = markdown_text(figure.title) + (f", as {markdown_text(figure.source)}" if figure.source else "")
+                parts.append(f"![{title}]({pictures[figure.name]})")
         parts += ["## Missing", "\n".join(f"- {line}" for line in self.missing)] if self.missing else []
         rows = [
             *self.provenance.lines,
@@ -242,27 +240,30 @@ class Evidence:
         return (f" --compare {_quoted(against)}" if against else "") + " --out ablations/results"
 
 
+def _markdown_section(title: str, layout: Layout) -> list[str]:
+    return [f"### {title}", markdown_table(layout), markdown_text(layout.note)]
+
+
 def evidence(results: Results, compare: str | None = None) -> Evidence:
-    """The evidence of a plan at a scale, from the runs that are finished.
+    """The report on a plan's finished runs.
 
     Args:
         results: The plan and its runs.
-        compare: What the rows are compared with, as in `tables.Table`; None: `reference(plan)`.
+        compare: What to compare the rows with, as in `tables.Table`; None: `reference(plan)`.
 
-    Raises ReportError where no run is finished, StoreError.
+    Raises ReportError if no run is finished, StoreError.
     """
     plan = results.plan
     if not any(record.status == "finished" for record in results.records.values()):
-        words = plan.ablation.cli_args
         raise ReportError(
-            f"no run of {words} is finished in {results.place}; train them with: {results.training}",
+            f"{results.place} has no finished run of {plan.ablation.cli_args}; train them with: {results.training}",
             ablation=plan.name,
         )
-    figures = tuple(_drawn(results, each) for each in declared_figures(plan))
+    figures = tuple(_report_figure(results, declared) for declared in declared_figures(plan))
     if not figures:
         kind = "budget" if plan.is_drawn else "summary"
         figures = (
-            Drawn(
+            ReportFigure(
                 kind,
                 plan.ablation.content.title,
                 "",
@@ -272,37 +273,37 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
     return Evidence(results, Table(results, compare or reference(plan)), figures)
 
 
-def write_evidence(found: Evidence, folder: Path) -> tuple[Path, ...]:
-    """Write the files of `found` to a folder, which is made if it is missing; each is replaced as a whole.
+def write_evidence(report: Evidence, folder: Path) -> tuple[Path, ...]:
+    """Write the files of a report to a folder, which is created if it is missing. Raises OSError.
 
-    Raises OSError.
+    A file holds either its previous content or the whole new content.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files = {folder / name: content for name, content in found.files().items()}
+    files = {folder / name: content for name, content in report.files().items()}
     for path, content in files.items():
         write_bytes(path, content)
     return tuple(files)
 
 
-def _drawn(results: Results, declared: Declared) -> Drawn:
+def _report_figure(results: Results, declared: Declared) -> ReportFigure:
     title = declared.figure.title or results.plan.ablation.content.title
     source, is_map = declared.figure.source, isinstance(declared.figure, Maps)
-    kept = results.picture(declared.name) if is_map else None
+    saved = results.picture(declared.name) if is_map else None
     if is_map and results.store is None:
-        problem = "" if kept else "no picture is in the report, and no checkpoint"
-        return Drawn(declared.name, title, source, (lambda: kept) if kept else None, problem)
+        problem = "" if saved else "the report has neither the figure nor a checkpoint"
+        return ReportFigure(declared.name, title, source, (lambda: saved) if saved else None, problem)
     try:
-        made = draw_declared(results, declared)
+        figure = draw_declared(results, declared)
     except UserError as error:  # no checkpoint, or no such mark in the tokens
-        if kept:
-            return Drawn(declared.name, title, source, lambda: kept)
+        if saved:
+            return ReportFigure(declared.name, title, source, lambda: saved)
         reason = str(error).replace(f" in {results.place}", "")
-        # A report is kept elsewhere than the store.
+        # Readers of the report may have another store.
         reason = reason.replace(results.training, f"cope-sweep run {results.plan.ablation.cli_args}")
-        return Drawn(declared.name, title, source, None, reason)
-    if made.empty and not is_map:
-        return Drawn(declared.name, title, source, None, "too few finished runs")
-    return Drawn(declared.name, title, source, _svg(made))
+        return ReportFigure(declared.name, title, source, None, reason)
+    if figure.empty and not is_map:
+        return ReportFigure(declared.name, title, source, None, "too few finished runs")
+    return ReportFigure(declared.name, title, source, _svg(figure))
 
 
 def _svg(figure: Figure) -> Callable[[], bytes]:
@@ -315,19 +316,19 @@ def _quoted(text: str) -> str:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Provenance of some finished runs. Lists are in the order of their number of runs."""
+    """Provenance of finished runs. Lists are sorted by their number of runs."""
 
     runs: int
     commits: tuple[str, ...]
-    """Git commits of the working tree; `-dirty`: with changes that were not committed."""
+    """Git commits of the working tree; `-dirty`: with uncommitted changes."""
     versions: tuple[str, ...]
-    """Each like `torch 2.15.0`."""
+    """`torch 2.15.0`, …"""
     machines: tuple[str, ...]
-    """Each like `cpu, 2 threads; AMD EPYC 9B14, 2 cores; Linux`."""
+    """`cpu, 2 threads; AMD EPYC 9B14, 2 cores; Linux`, …"""
     commands: tuple[str, ...]
     """The commands of the sweeps, without options that name folders or hosts."""
     first: str
-    """UTC date of the first start of a run, as 2026-07-30."""
+    """UTC date of the first start of a run: 2026-07-30."""
     last: str
     """UTC date of the last end of a run."""
     compute_s: float
@@ -342,12 +343,12 @@ class Provenance:
             ("Machine", " / ".join(self.machines) or UNKNOWN),
             ("Runs", f"{self.runs} finished, {self.first} to {self.last}"),
             ("Compute", f"{duration(self.compute_s)} (sum of the wall times of the runs)"),
-            ("Command", " / ".join(f"`{each}`" for each in self.commands) or UNKNOWN),
+            ("Command", " / ".join(f"`{command}`" for command in self.commands) or UNKNOWN),
         )
 
 
 def provenance(frames: Iterable[pd.DataFrame]) -> Provenance:
-    """Provenance of the finished runs of frames of `reports.runs`; a run that several frames have counts once."""
+    """Provenance of the finished runs in frames of `reports.runs`. A run in several frames counts once."""
     needed = [frame.reindex(columns=PROVENANCE_COLUMNS).astype(object) for frame in frames]
     runs = pd.concat(needed).drop_duplicates("run_id")
     finished = runs[runs["status"] == "finished"]
@@ -373,14 +374,16 @@ def duration(seconds: float) -> str:
 
 
 def _versions(line: Mapping[Any, Any]) -> Iterable[str]:
-    """Each like `torch 2.15.0`: of the run, and else of the sweep that trained it."""
-    known = dict(text.split(" ", 1) for text in (line["versions"] or "").split(", ") if text)
-    known |= {name: text for name in ("python", "torch") if (text := line[f"facts.{name}"])}
-    return (f"{name} {known[name]}" for name in sorted(known))
+    """`torch 2.15.0`, …: versions recorded with the run, or else with the sweep that trained it."""
+    versions = dict(text.split(" ", 1) for text in (line["versions"] or "").split(", ") if text)
+    for name in ("python", "torch"):
+        if line[f"facts.{name}"]:
+            versions[name] = line[f"facts.{name}"]
+    return (f"{name} {versions[name]}" for name in sorted(versions))
 
 
 def _machine(line: Mapping[Any, Any]) -> str:
-    """The device of a run, and processor, cores and system of the machine that its sweep was started on."""
+    """The device of a run; processor, cores and system of the machine on which its sweep was started."""
     threads, cores = line["facts.threads"], line["cores"]
     parts = [str(line["facts.device"] or "") + (f", {threads} threads" if threads else "")]
     if cores:
@@ -389,7 +392,7 @@ def _machine(line: Mapping[Any, Any]) -> str:
 
 
 def _ordered(texts: Iterable[Any]) -> tuple[str, ...]:
-    """Distinct texts, the most frequent ones first."""
+    """The distinct texts, most frequent first."""
     counts = Counter(text for text in texts if text)
     return tuple(sorted(counts, key=lambda text: (-counts[text], text)))
 
@@ -408,20 +411,20 @@ class Shortcuts:
 
 
 def shortcuts(model: TableModel) -> Shortcuts | None:
-    """The shortcuts of a table's tasks; None where no column is a token error or no task has any."""
+    """The shortcuts of a table's tasks; None if no column is a token error, or no task has shortcuts."""
     by_task = _by_task(model)
     columns = [c for c in model.columns if c.compared and any(rule_errors(run, c.name) for run, _ in by_task)]
     lines: list[tuple[TextCell, ...]] = []
     alike: list[str] = []
     for run, rows in by_task:
         errors = {column: rule_errors(run, column.name) for column in columns}
-        rules = list(dict.fromkeys(rule for found in errors.values() for rule in found))
+        rules = list(dict.fromkeys(rule for by_rule in errors.values() for rule in by_rule))
         names = _names(rows, model)
         for rule in rules:
-            known = [errors[column].get(rule) for column in columns]
+            rule_row = [errors[column].get(rule) for column in columns]
             cells = [
                 TextCell(MISSING if error is None else f"{error:.{column.decimals}f}")
-                for error, column in zip(known, columns, strict=True)
+                for error, column in zip(rule_row, columns, strict=True)
             ]
             lines.append((*([TextCell(names)] * (len(by_task) > 1)), TextCell(rule), *cells))
         alike += _alike(rows, errors)
@@ -433,15 +436,16 @@ def shortcuts(model: TableModel) -> Shortcuts | None:
 
 
 def structure(model: TableModel) -> Layout | None:
-    """What makes the tasks of a table hard, a column for each test set; None where no task says so."""
-    columns = [(column, split) for column in model.columns if (split := _split(column)) is not None and column.compared]
+    """What makes the tasks of a table hard, with a column per test set; None if no task describes it."""
+    splits = [(column, _split(column)) for column in model.columns if column.compared]
+    columns = [(column, split) for column, split in splits if split is not None]
     by_task = _by_task(model)
     lines = []
     for run, rows in by_task:
-        found = [run.task.structure(split, SEQUENCES) for _, split in columns]
+        measures = [run.task.structure(split, SEQUENCES) for _, split in columns]
         names = _names(rows, model)
-        for name in found[0] if found else []:
-            cells = [TextCell(f"{each[name]:.3g}") for each in found]
+        for name in measures[0] if measures else []:
+            cells = [TextCell(f"{measure[name]:.3g}") for measure in measures]
             lines.append((*([TextCell(names)] * (len(by_task) > 1)), TextCell(name), *cells))
     if not lines:
         return None
@@ -451,17 +455,17 @@ def structure(model: TableModel) -> Layout | None:
 
 
 def _by_task(model: TableModel) -> list[tuple[RunSpec, list[TableRow]]]:
-    """The rows of each task, with a run of it. The training data are left aside: the test sets are the same."""
-    found: dict[str, tuple[RunSpec, list[TableRow]]] = {}
+    """The rows of each task, with one of its runs. Tasks that differ in training data alone share test sets."""
+    rows_of: dict[str, tuple[RunSpec, list[TableRow]]] = {}
     for row in model.rows:
         run = row.runs[0][0]
         key = run.task.model_dump_json(exclude={"data_seed", "train_sequences"})
-        found.setdefault(key, (run, []))[1].append(row)
-    return list(found.values())
+        rows_of.setdefault(key, (run, []))[1].append(row)
+    return list(rows_of.values())
 
 
 def _names(rows: Sequence[TableRow], model: TableModel) -> str:
-    """The labels that only these rows of a table have in common, or else their names."""
+    """The labels that these rows of a table share, and no other row has; or else their names."""
     common = set.intersection(*(set(row.labels.items()) for row in rows))
     if common and [row for row in model.rows if common <= set(row.labels.items())] == list(rows):
         return " · ".join(
@@ -471,35 +475,37 @@ def _names(rows: Sequence[TableRow], model: TableModel) -> str:
 
 
 def _split(column: Column) -> str | None:
-    """The test set of a column of token errors."""
+    """The test set of a column of token errors; None for another column."""
     split, _, quantity = column.name.rpartition("/")
     return split if quantity == ERROR and "/" not in split else None
 
 
 def _alike(rows: Sequence[TableRow], errors: Mapping[Column, Mapping[str, float]]) -> Iterator[str]:
-    """A sentence for each rule and column with the rows that score like the rule."""
-    for column, found in errors.items():
+    """A sentence for each rule and column, naming the rows that score like the rule."""
+    for column, error_of in errors.items():
         alike: dict[str, list[str]] = {}
         for row in rows:
             cell = row.metrics[column.name]
             near = {
                 rule: sum(abs(value - error) <= NEAR * error for value in cell.values.values())
-                for rule, error in found.items()
+                for rule, error in error_of.items()
             }
             rule = max(near, key=lambda rule: near[rule], default=None)
             if rule is not None and near[rule] > len(cell.values) / 2:
                 alike.setdefault(rule, []).append(f"{row.short} ({cell.summary.median:.{decimals_of(column, cell)}f})")
         for rule, names in alike.items():
-            error = f"{found[rule]:.{column.decimals}f} {column.unit}"
+            error = f"{error_of[rule]:.{column.decimals}f} {column.unit}"
             yield f"{column.label} like “{rule}” ({error}): {', '.join(names)}"
 
 
 def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
-    """The table of the finished runs; None where no column says from which value on the task is learned, or none has.
+    """Steps and sequences until finished runs have learned the task.
+
+    None if no column defines `learned`, or no run has learned the task.
 
     Args:
         model: The table of results.
-        curves: The learning curves of its runs, as `Results.curves` has them.
+        curves: The learning curves of its runs, as in `Results.curves`.
     """
     column = next((column for column in model.columns if column.learned is not None), None)
     if column is None:
@@ -528,7 +534,7 @@ def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
 
 
 def bootstrap_median(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median, and its percentile interval over resampled seeds; infinite values are later than all others."""
+    """The median, and its percentile interval over resampled seeds. Values may be infinite."""
     seeds = np.asarray(values, dtype=np.float64)
     drawn = np.random.default_rng(0).choice(seeds, (RESAMPLES, len(seeds)))
     tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
@@ -537,21 +543,21 @@ def bootstrap_median(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _first_steps(curves: pd.DataFrame, column: Column, limits: Mapping[str, float]) -> dict[str, float]:
-    """Run id → the first step at which its value says that the task is learned; infinite if none does.
+    """Run id → the first step at which it has learned the task; infinite if there is none.
 
-    `limits` are the errors from which on a run is stuck.
+    A run whose error is at least its value in `limits` (run id → error) is stuck, and has not learned the task.
     """
-    own = curves[curves["metric"] == column.name]
-    is_learned = column.is_learned(own["value"]) & (own["value"] < own["run_id"].map(limits).astype("float64"))
-    steps = own["step"].where(is_learned, math.inf).groupby(own["run_id"]).min()
+    logged = curves[curves["metric"] == column.name]
+    is_learned = column.is_learned(logged["value"]) & (logged["value"] < logged["run_id"].map(limits).astype("float64"))
+    steps = logged["step"].where(is_learned, math.inf).groupby(logged["run_id"]).min()
     return {str(run_id): float(step) for run_id, step in steps.items()}
 
 
 def _interval(steps: Sequence[float], last: int, times: int) -> str:
-    """Median and interval, in steps or, with `times` sequences in a step, in sequences."""
+    """Median and interval, in steps, or with `times` sequences per step in sequences."""
 
-    def shown(step: float) -> str:
+    def text(step: float) -> str:
         return f"> {last * times:,}" if math.isinf(step) else f"{step * times:,.0f}"
 
-    middle, low, high = map(shown, bootstrap_median(steps))
+    middle, low, high = map(text, bootstrap_median(steps))
     return middle if low == high == middle else f"{middle} [{low}, {high}]"

@@ -1,15 +1,14 @@
-"""The runs of a report as a Parquet file, and back; reports that are kept with the code (`ablations/results`).
+"""Writes the runs of a report to a Parquet file, and reads reports, such as those in `ablations/results`.
 
 One line per run of the plan, finished or not, in the plan's order:
 
-    run_id, status, row, seed, label.<axis key>, …, <key of the spec>, …, <metric>, …, facts.<name>, …: as `tables.runs`
+    run_id, status, row, seed, label.<axis key>, …, <key of the spec>, …, <metric>, …, facts.<name>, …: `tables.frames`
     sweep_id, created_ms, ended_ms
-    commit, versions, cpu, cores, system, command    of the sweep that trained it last: the Git commit, the packages,
-                                                     the processor, its cores, the system, and the command
+    commit, versions, cpu, cores, system, command    the Git commit, packages, processor, its cores, system, and command
+                                                     of the last sweep that trained the run
 
-Names of hosts and processes are left out, and so are the messages of failed runs and the options of commands that may
-name folders. Reports of older versions lack the last columns. Runs of other machines are added to a report by
-`extend_report`.
+Names of hosts and processes, messages of failed runs, and options that may name folders are left out. Reports of old
+versions lack the last columns. `extend_report` adds runs of other machines to a report.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from cope_sweep.store import RunRecord, Store, SweepRecord
 from cope_sweep.store.errors import DamagedError
 
 CURVES = ".curves.parquet"
-"""Suffix of a second file, with the learning curves: a line for each logged value, and where it is known its time."""
+"""Suffix of a second file, with the learning curves: one line per logged value, with its time if it is known."""
 CURVE_COLUMNS = ["run_id", "row", "seed", "step", "metric", "value", "time_s"]
 LEFT_OUT = ("message", "facts.host", "facts.worker_id")
 LABEL, FACT = "label.", "facts."
@@ -43,29 +42,30 @@ PRIVATE_OPTIONS = ("--store", "--index", "--mlflow", "--address", "--ablations")
 
 
 def run_frame(results: Results) -> pd.DataFrame:
-    """The frame; the module describes it. That of a report is its file."""
-    if isinstance(results, Committed):
+    """The frame of a report's runs, described in the module docstring."""
+    if isinstance(results, ReportResults):
         return results.file
     plan, records = results.plan, results.records
     frame = plan_frame(plan, records, LABEL)
-    own = [records[run.run_id] for row in plan.rows for run in row.runs]
-    sweep_ids = {each.sweep_id for each in own if each.sweep_id}
-    sweeps = {each: _sweep(results.store, each) for each in sweep_ids}
-    trained = [sweeps.get(each.sweep_id or "") for each in own]
-    places: dict[str, Any] = {"sweep_id": pd.Series([each.sweep_id for each in own], dtype="str")}
-    places |= {name: pd.Series([getattr(each, name) for each in own], dtype="Int64") for name in TIMES}
-    places |= {
-        "commit": pd.Series([each and each.git_commit for each in trained], dtype="str"),
-        "versions": pd.Series([each and _versions(each) for each in trained], dtype="str"),
-        "cpu": pd.Series([each and each.machine.get("cpu") for each in trained], dtype="str"),
-        "cores": pd.Series([each and each.machine.get("cpus") for each in trained], dtype="Int64"),
-        "system": pd.Series([each and each.machine.get("system") for each in trained], dtype="str"),
-        "command": pd.Series([each and public_command(each.command) for each in trained], dtype="str"),
+    ordered = [records[run.run_id] for row in plan.rows for run in row.runs]
+    sweep_ids = {record.sweep_id for record in ordered if record.sweep_id}
+    sweeps = {sweep_id: _sweep(results.store, sweep_id) for sweep_id in sweep_ids}
+    sweeps_of_runs = [sweeps.get(record.sweep_id or "") for record in ordered]
+    origins: dict[str, Any] = {"sweep_id": pd.Series([record.sweep_id for record in ordered], dtype="str")}
+    origins |= {name: pd.Series([getattr(record, name) for record in ordered], dtype="Int64") for name in TIMES}
+    origins |= {
+        "commit": pd.Series([sweep and sweep.git_commit for sweep in sweeps_of_runs], dtype="str"),
+        "versions": pd.Series([sweep and _versions(sweep) for sweep in sweeps_of_runs], dtype="str"),
+        "cpu": pd.Series([sweep and sweep.machine.get("cpu") for sweep in sweeps_of_runs], dtype="str"),
+        "cores": pd.Series([sweep and sweep.machine.get("cpus") for sweep in sweeps_of_runs], dtype="Int64"),
+        "system": pd.Series([sweep and sweep.machine.get("system") for sweep in sweeps_of_runs], dtype="str"),
+        "command": pd.Series([sweep and public_command(sweep.command) for sweep in sweeps_of_runs], dtype="str"),
     }
     frame = frame.drop(columns=[name for name in LEFT_OUT if name in frame])
-    frame = pd.concat([frame, pd.DataFrame(places)], axis=1)
-    if isinstance(results, Extended):
-        frame = pd.concat([frame[~results.is_kept(frame)], results.report.file[results.is_kept(results.report.file)]])
+    frame = pd.concat([frame, pd.DataFrame(origins)], axis=1)
+    if isinstance(results, ExtendedResults):
+        report_file = results.report.file
+        frame = pd.concat([frame[~results.is_from_report(frame)], report_file[results.is_from_report(report_file)]])
         frame = frame.set_index("run_id").loc[[run.run_id for row in plan.rows for run in row.runs]].reset_index()
     return frame
 
@@ -83,18 +83,18 @@ def _versions(sweep: SweepRecord) -> str:
 
 def public_command(words: Sequence[str]) -> str:
     """A command without the options that name folders, hosts or passwords."""
-    kept = ["cope-sweep"]
+    public = ["cope-sweep"]
     rest = iter(words[1:])
     for word in rest:
         if word in PRIVATE_OPTIONS:
             next(rest, None)
         elif not word.startswith(tuple(f"{option}=" for option in PRIVATE_OPTIONS)):
-            kept.append(Path(word).stem if word.endswith((".yaml", ".yml")) else word)
-    return " ".join(kept)
+            public.append(Path(word).stem if word.endswith((".yaml", ".yml")) else word)
+    return " ".join(public)
 
 
 def to_parquet(frame: pd.DataFrame) -> bytes:
-    """The content of a Parquet file."""
+    """The bytes of a Parquet file."""
     content: bytes = frame.to_parquet(None, engine="pyarrow", index=False, compression="zstd")
     return content
 
@@ -106,16 +106,16 @@ def runs_file(folder: Path, plan: Plan) -> Path:
 
 
 def run_files(folder: Path, pattern: str = "*") -> list[Path]:
-    """The files of runs in a folder of reports, by name."""
+    """The files of runs in a folder of reports, sorted by name."""
     return [path for path in sorted(folder.glob(f"{pattern}.parquet")) if not path.name.endswith(CURVES)]
 
 
 @dataclass(frozen=True)
-class Committed(Results):
-    """The results in the files of a report, with today's plan of its ablation at its scale."""
+class ReportResults(Results):
+    """The results in the files of a report, with the current plan of its ablation at its scale."""
 
     path: Path = Path()
-    """The file of its runs: `<ablation>.<scale>.parquet`."""
+    """The file of runs: `<ablation>.<scale>.parquet`."""
 
     @property
     def place(self) -> str:
@@ -124,20 +124,20 @@ class Committed(Results):
 
     @cached_property
     def file(self) -> pd.DataFrame:
-        """The content of its file; the module describes the columns."""
+        """The content of the file of runs; the module docstring describes the columns."""
         return pd.read_parquet(self.path)
 
     @cached_property
     def curves(self) -> pd.DataFrame:
         """The learning curves; empty in a report without them."""
         path = self.path.with_suffix(CURVES)
-        found = pd.read_parquet(path) if path.exists() else pd.DataFrame()
-        found = found.reindex(columns=CURVE_COLUMNS)  # files of older versions have no times
+        curves = pd.read_parquet(path) if path.exists() else pd.DataFrame()
+        curves = curves.reindex(columns=CURVE_COLUMNS)  # files of old versions have no times
         statuses = {run_id: record.status for run_id, record in self.records.items()}
-        return found.assign(status=found["run_id"].map(statuses)).astype(CURVE_TYPES)
+        return curves.assign(status=curves["run_id"].map(statuses)).astype(CURVE_TYPES)
 
     def picture(self, name: str) -> bytes | None:
-        """The SVG of a figure in the report, whatever the name is; None without it."""
+        """The SVG of a figure in the report; None if it has no such figure."""
         if not FIGURE_NAME.fullmatch(name):
             return None
         path = self.path.with_suffix(f".{name}.svg")
@@ -145,122 +145,130 @@ class Committed(Results):
 
     @property
     def stale(self) -> str:
-        """The reason why the results are not those of today's ablation file; empty if they are."""
+        """Why the results do not match the current ablation file; empty if they do."""
         planned = {run.run_id for run in self.plan.runs}
-        gone, new = self.records.keys() - planned, planned - self.records.keys()
-        if not gone and not new:
+        removed, added = self.records.keys() - planned, planned - self.records.keys()
+        if not removed and not added:
             return ""
-        words = self.plan.ablation.cli_args
+        cli_args = self.plan.ablation.cli_args
         return (
-            f"{self.path.name} is stale: {len(gone)} of its runs are not in the plan of {words} today, and {len(new)} "
-            f"of the plan are missing; train them with `cope-sweep run {words}`, then "
-            f"`cope-sweep report {words} --out {self.path.parent.name}`"
+            f"{self.path.name} is stale: the ablation file has changed since ({len(removed)} runs of the report are "
+            f"not "
+            f"in the plan, {len(added)} runs of the plan are not in the report); train with `cope-sweep run "
+            f"{cli_args}`, then write the report with `cope-sweep report {cli_args} --out {self.path.parent.name}`"
         )
 
     def check(self) -> None:
-        """Raises NotFinishedError where the results are stale."""
+        """Raise NotFinishedError if the results are stale."""
         if self.stale:
             raise NotFinishedError(self.stale, code="stale_report", file=self.path.name, ablation=self.plan.name)
 
 
 @dataclass(frozen=True)
-class Extended(Results):
-    """The runs of a store, and of a report those that the store has not finished."""
+class ExtendedResults(Results):
+    """The finished runs of a store, and the runs of a report that the store has not finished."""
 
-    report: Committed = field(kw_only=True)
-    kept: frozenset[str] = field(kw_only=True)
-    """Ids of the runs that are the report's."""
+    report: ReportResults = field(kw_only=True)
+    from_report: frozenset[str] = field(kw_only=True)
+    """Ids of the runs that come from the report."""
 
-    def is_kept(self, frame: pd.DataFrame) -> pd.Series[bool]:
-        """Whether the run of each line is the report's."""
-        return frame["run_id"].isin(self.kept)
+    def is_from_report(self, frame: pd.DataFrame) -> pd.Series[bool]:
+        """Whether the run of each line comes from the report."""
+        return frame["run_id"].isin(self.from_report)
 
     @cached_property
     def curves(self) -> pd.DataFrame:
         """The learning curves of both, in the plan's order."""
-        own, theirs = super().curves, self.report.curves
-        found = pd.concat([own[~self.is_kept(own)], theirs[self.is_kept(theirs)]])
+        of_store, of_report = super().curves, self.report.curves
+        curves = pd.concat([of_store[~self.is_from_report(of_store)], of_report[self.is_from_report(of_report)]])
         order = {run.run_id: index for index, run in enumerate(run for row in self.plan.rows for run in row.runs)}
-        return found.sort_values("run_id", key=lambda ids: ids.map(order), kind="stable", ignore_index=True)
+        return curves.sort_values("run_id", key=lambda ids: ids.map(order), kind="stable", ignore_index=True)
 
     def picture(self, name: str) -> bytes | None:
-        """The SVG of a figure in the report; None without it."""
+        """The SVG of a figure in the report; None if it has no such figure."""
         return self.report.picture(name)
 
 
-def extend_report(results: Results, report: Committed) -> Extended:
+def extend_report(results: Results, report: ReportResults) -> ExtendedResults:
     """The results of a store with the finished runs of a report that the store has not finished.
 
-    Raises NotFinishedError where a finished run of the report is not in the plan: it would be lost.
+    Raises NotFinishedError if a finished run of the report is not in the plan: it would be lost.
     """
-    finished = {run_id for run_id, each in report.records.items() if each.status == "finished"}
-    if lost := finished - results.records.keys():
+    finished = {run_id for run_id, record in report.records.items() if record.status == "finished"}
+    lost = finished - results.records.keys()
+    if lost:
         raise NotFinishedError(
-            f"{report.path.name} has {len(lost)} finished runs that are not in the plan of "
-            f"{results.plan.ablation.cli_args} today; leave out --add to replace the report"
+            f"{report.path.name} has {len(lost)} finished runs that are not in the current plan of "
+            f"{results.plan.ablation.cli_args}; leave out --add to replace the report"
         )
-    kept = frozenset(run_id for run_id in finished if results.records[run_id].status != "finished")
-    records = {run_id: report.records[run_id] if run_id in kept else each for run_id, each in results.records.items()}
-    return Extended(results.plan, records, results.store, report=report, kept=kept)
+    from_report = frozenset(run_id for run_id in finished if results.records[run_id].status != "finished")
+    records = dict(results.records) | {run_id: report.records[run_id] for run_id in from_report}
+    return ExtendedResults(results.plan, records, results.store, report=report, from_report=from_report)
 
 
 def _record(line: Mapping[Any, Any]) -> RunRecord:
-    known = {str(name): value for name, value in line.items() if not pd.isna(value)}
+    fields = {str(name): value for name, value in line.items() if not pd.isna(value)}
     return RunRecord(
-        run_id=known["run_id"],
-        status=known["status"],
-        seed=int(known["seed"]),
-        sweep_id=known.get("sweep_id"),
-        metrics={name: float(value) for name, value in known.items() if "/" in name},
-        facts={name.removeprefix(FACT): value for name, value in known.items() if name.startswith(FACT)},
-        created_ms=known.get("created_ms"),
-        ended_ms=known.get("ended_ms"),
+        run_id=fields["run_id"],
+        status=fields["status"],
+        seed=int(fields["seed"]),
+        sweep_id=fields.get("sweep_id"),
+        metrics={name: float(value) for name, value in fields.items() if "/" in name},
+        facts={name.removeprefix(FACT): value for name, value in fields.items() if name.startswith(FACT)},
+        created_ms=fields.get("created_ms"),
+        ended_ms=fields.get("ended_ms"),
     )
 
 
-def read_report(plan: Plan, path: Path) -> Committed:
+def read_report(plan: Plan, path: Path) -> ReportResults:
     """The results in a file of runs, with the plan of its ablation and scale.
 
     Raises NotFinishedError for a damaged file.
     """
     try:
         lines = pd.read_parquet(path).to_dict("records")
-        return Committed(plan, {line["run_id"]: _record(line) for line in lines}, None, path)
+        return ReportResults(plan, {line["run_id"]: _record(line) for line in lines}, None, path)
     except (ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
         raise NotFinishedError(
-            f"{path}: not the runs of a report ({str(error).splitlines()[0]})", code="damaged_report", file=str(path)
+            f"{path}: not a file of a report's runs ({str(error).splitlines()[0]}); write the report again with "
+            "`cope-sweep report ABLATION --out DIR`",
+            code="damaged_report",
+            file=str(path),
         ) from error
 
 
-def find_committed(folder: Path, ablations: Path, name: str, scale: str | None) -> Committed:
-    """One report of a folder. Without `scale`, that of the ablation's own size, or else its only one.
+def find_committed(folder: Path, ablations: Path, name: str, scale: str | None) -> ReportResults:
+    """A report in a folder. If `scale` is None, the report without a scale, or else the only report.
 
-    Raises NotFoundError where there is no such report, NotFinishedError where it is stale or damaged.
+    Raises NotFoundError if there is no such report, NotFinishedError if it is stale or damaged.
     """
-    known = {path.stem.partition(".")[2]: path for path in (*run_files(folder, name), *run_files(folder, f"{name}.*"))}
-    wanted = scale or ("" if "" in known or len(known) != 1 else next(iter(known)))
-    if wanted not in known:
-        others = ", ".join(f"--scale {each}" if each else "its own size" for each in known)
-        hint = f"; it has reports at: {others}" if known else ""
+    paths = (*run_files(folder, name), *run_files(folder, f"{name}.*"))
+    reports = {path.stem.partition(".")[2]: path for path in paths}
+    wanted = scale or ""
+    if not scale and "" not in reports and len(reports) == 1:
+        wanted = next(iter(reports))
+    if wanted not in reports:
+        others = ", ".join(f"--scale {other}" if other else "without --scale" for other in reports)
+        hint = f"; choose one of its reports: {others}" if reports else ""
         option = f" --scale {wanted}" if wanted else ""
         raise NotFoundError(
             f"{folder.name} has no report of {name}{option}{hint}",
             ablation=name,
             scale=scale,
-            allowed=list(known),
+            allowed=list(reports),
         )
-    found = read_committed(known[wanted], ablations)
-    found.check()
-    return found
+    report = read_committed(reports[wanted], ablations)
+    report.check()
+    return report
 
 
-def read_committed(path: Path, ablations: Path) -> Committed:
-    """One report, by the path of its runs. Raises UserError for one without ablation file, or without its scale."""
+def read_committed(path: Path, ablations: Path) -> ReportResults:
+    """The report with this file of runs. Raises UserError if its ablation file or its scale does not exist."""
     name, _, scale = path.stem.partition(".")
     file = ablations / f"{name}.yaml"
     if not file.exists():
         raise UserError(
-            f"{path}: there is no ablation {name!r} in {ablations}; delete the report",
+            f"{path}: {ablations} has no ablation {name!r}; delete this report",
             code="report_of_no_ablation",
             file=str(path),
             ablation=name,

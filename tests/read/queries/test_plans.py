@@ -60,7 +60,7 @@ def test_estimates_include_the_start_and_say_when_the_machine_is_busy(plan, used
     monkeypatch.setattr(os, "getloadavg", lambda: (6.0, 1.0, 1.0))
     costs = plan_cost(plan, used, start_s=5.0)
     assert (costs.least_s, costs.estimated_s) == (8.0, 4 * 8.0)
-    assert "5 s until the first run begins" in costs.basis
+    assert "5 s until the first run starts" in costs.basis
     assert "load 6.0 on 2 cores" in costs.basis
     nothing = plan_cost(plan, used, leave_out={"finished", "failed", "stopped"})
     assert (nothing.estimated_s, nothing.basis) == (0.0, None)

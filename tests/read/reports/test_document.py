@@ -70,7 +70,7 @@ def test_the_document_of_a_folder_of_reports(files, store, tmp_path):
     found = document(files, tmp_path / "reports")
     own = document(files, store).chapters[0]
     assert found.chapters[0].reports[0].to_markdown({}) == own.reports[0].to_markdown({})
-    assert [size.problem for size in found.chapters[0].sizes] == ["", "", "no report"]
+    assert [size.problem for size in found.chapters[0].scales] == ["", "", "no report"]
     path = files.file("first")
     path.write_text(path.read_text().replace('"seeds": [0, 1]', '"seeds": [0, 2]'))
     with raises("nothing_to_report", scale=None):
@@ -80,7 +80,7 @@ def test_the_document_of_a_folder_of_reports(files, store, tmp_path):
 def test_one_scale(files, store):
     found = document(files, store, "small")
     assert [each.name for each in found.chapters] == ["first", "wrong"]
-    assert [each.scale for each in found.chapters[0].sizes] == ["small"]
+    assert [each.scale for each in found.chapters[0].scales] == ["small"]
 
 
 def test_nothing_finished(files, tmp_path):
@@ -100,8 +100,8 @@ def test_the_document_of_one_ablation(files, tmp_path):
     plan = files.load(name)
     finish(store, plan.runs[0], {metric.name: 1.0 for metric in plan.ablation.content.metrics})
     found = ablation_document(evidence(read_results(plan, store)))
-    assert [(chapter.name, [size.scale for size in chapter.sizes]) for chapter in found.chapters] == [(name, [None])]
-    assert found.chapters[0].sizes[0].finished == 1
+    assert [(chapter.name, [size.scale for size in chapter.scales]) for chapter in found.chapters] == [(name, [None])]
+    assert found.chapters[0].scales[0].finished == 1
     page = report_file(Queries(store, files).results(name), question, str).decode()
     assert page == found.to_html()
     assert "<script>alert" not in page
