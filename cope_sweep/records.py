@@ -163,7 +163,7 @@ class Event:
 
 
 Seconds = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1, le=1 << 31)]
+RunLimit = Annotated[int, Field(ge=1, le=1 << 31)]
 
 
 class Budget(Frozen):
@@ -172,5 +172,5 @@ class Budget(Frozen):
     time_budget_s: Seconds | None = Field(
         default=None, description="Stop after this time; runs in training write checkpoints first."
     )
-    max_runs: Count | None = Field(default=None, description="Train at most this many runs.")
-    max_failures: Count | None = Field(default=None, description="Start no more runs after this many have failed.")
+    max_runs: RunLimit | None = Field(default=None, description="Train at most this many runs.")
+    max_failures: RunLimit | None = Field(default=None, description="Start no more runs after this many have failed.")

@@ -47,7 +47,7 @@ def available_figures(plan: Plan) -> list[FigureInfo]:
 
 
 def figure_path(plan: Plan, name: str, **parameters: str) -> str:
-    """The path of a plan's figure on a service, relative to those of its table and report."""
+    """The path of a plan's figure on a service, relative to the paths of its table and report."""
     query = urlencode(parameters | ({"scale": plan.ablation.scale} if plan.ablation.scale else {}))
     return f"figures/{quote(name)}" + (f"?{query}" if query else "")
 
@@ -102,7 +102,7 @@ def declared_figures(plan: Plan) -> tuple[Declared, ...]:
 
 
 def draw_declared(results: Results, declared: Declared) -> Figure:
-    """A declared figure of some results; maps are those of a finished run's checkpoint.
+    """A declared figure of some results; maps show the checkpoint of a finished run.
 
     Raises FigureError, StoreError, and what a probe of a checkpoint raises.
     """

@@ -73,7 +73,7 @@ SIDE, GAP, LEFT, TOP, BOTTOM = 3.0, 0.75, 0.5, 0.7, 0.45
 
 
 @dataclass(frozen=True)
-class Heatmap:
+class HeadMatrix:
     """One matrix to draw; its colour scale begins at 0."""
 
     title: str
@@ -104,7 +104,7 @@ class HeadFigure:
 
     title: str
     summary: str
-    heatmaps: tuple[Heatmap, ...]
+    heatmaps: tuple[HeadMatrix, ...]
     mean_gates_T: np.ndarray | None
     """ḡ_j of its first contextual encoding, shape (T,); None without one."""
 
@@ -140,20 +140,20 @@ def head_figures(probe: Probe, marks: TokenMarks, statistics: Sequence[HeadStati
     ]
 
 
-def layer_heatmaps(layer: LayerProbe, row: int) -> list[Heatmap]:
+def layer_heatmaps(layer: LayerProbe, row: int) -> list[HeadMatrix]:
     """The heatmaps of one head; `row` is its index in the layer's matrices."""
     heatmaps = []
     for kind, matrices in layer.contextual.items():
         suffix = f" ({kind})" if len(layer.contextual) > 1 else ""
         maximum = float(matrices.clamped_positions_HTT[row].max())
         positions_TT = matrices.positions_HTT[row]
-        heatmaps.append(Heatmap(f"Gates{suffix}", "g", matrices.gates_HTT[row], 1.0, "Greens"))
-        heatmaps.append(Heatmap(f"Positions{suffix}", "p", positions_TT, maximum, "magma_r", matrices.limit))
+        heatmaps.append(HeadMatrix(f"Gates{suffix}", "g", matrices.gates_HTT[row], 1.0, "Greens"))
+        heatmaps.append(HeadMatrix(f"Positions{suffix}", "p", positions_TT, maximum, "magma_r", matrices.limit))
     if layer.position_only_attention_HTT is not None:
         values_TT = layer.position_only_attention_HTT[row]
-        heatmaps.append(Heatmap("Position-only attention", "position only", values_TT, 1.0, "Blues"))
+        heatmaps.append(HeadMatrix("Position-only attention", "position only", values_TT, 1.0, "Blues"))
     values_TT = layer.attention_HTT[row]
-    heatmaps.append(Heatmap("Attention", "a", values_TT, float(values_TT.max()), "Blues"))
+    heatmaps.append(HeadMatrix("Attention", "a", values_TT, float(values_TT.max()), "Blues"))
     return heatmaps
 
 
@@ -224,7 +224,7 @@ def _draw_rows(heads: Sequence[HeadFigure], labels: Sequence[str], marked: np.nd
 
 def draw_heatmap(
     axes: Axes,
-    heatmap: Heatmap,
+    heatmap: HeadMatrix,
     labels: Sequence[str],
     marked: np.ndarray,
     gid: str,
@@ -365,7 +365,7 @@ def _heads(
     return sorted(best[: max(1, wanted)])
 
 
-def _head_map(layer: LayerProbe, head: int, show: Show) -> Heatmap:
+def _head_map(layer: LayerProbe, head: int, show: Show) -> HeadMatrix:
     title, symbol = MAPS[show]
     for heatmap in layer_heatmaps(layer, layer.heads.index(head)):
         if heatmap.symbol == symbol:
@@ -380,7 +380,7 @@ def _head_map(layer: LayerProbe, head: int, show: Show) -> Heatmap:
     )
 
 
-def map_frame(drawn: Mapping[tuple[int, int], Heatmap], labels: Sequence[str]) -> pd.DataFrame:
+def map_frame(drawn: Mapping[tuple[int, int], HeadMatrix], labels: Sequence[str]) -> pd.DataFrame:
     """One line per head, query and key ≤ query: layer, head, query, key, query_token, key_token, value (float32)."""
     query, key = np.tril_indices(len(labels))
     texts = np.array(labels, dtype=object)
@@ -395,7 +395,7 @@ def map_frame(drawn: Mapping[tuple[int, int], Heatmap], labels: Sequence[str]) -
 
 
 def _draw(
-    drawn: Mapping[tuple[int, int], Heatmap],
+    drawn: Mapping[tuple[int, int], HeadMatrix],
     means: Mapping[tuple[int, int], str],
     labels: Sequence[str],
     marked: np.ndarray,

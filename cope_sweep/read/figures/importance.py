@@ -35,7 +35,7 @@ INTERACTIONS, SEEDS = "interactions", "seeds"
 
 
 def importance(results: Results, question: GetFigure) -> Figure:
-    """The shares of variance of metrics (default: those of the table). Raises FigureError where nothing varies."""
+    """The share of each metric's variance (default: metrics of the table). Raises FigureError if nothing varies."""
     plan = results.plan
     runs = of_rows(results.frame, plan, question.row)
     titles = chosen_metrics(plan, runs, question.metric, (each.name for each in plan.ablation.content.metrics))

@@ -1,4 +1,4 @@
-"""The kinds of figures. Their options are those of `GetFigure`.
+"""The kinds of figures. Their options are the fields of `GetFigure`.
 
 This module imports neither pandas, matplotlib nor torch.
 """

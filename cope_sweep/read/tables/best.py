@@ -1,8 +1,8 @@
-"""The best rows of an ablation by one metric: of a search, whose draws or suggestions they are, or of a grid.
+"""The best rows of an ablation by one metric, after a search or a grid.
 
-`search: random` gives each point of the grid the same draws from the space, so all of them have had the same chances,
-and each has a best draw. Otherwise all rows are one list. What is best was chosen by its values, so they flatter it:
-other seeds say how good it is. `yaml_of_best` is what trains them.
+`search: random` tries the same draws for each point of the grid, so all points have the same chances, and each has a
+best draw. Otherwise all rows form one list. The best row was chosen by its values, so they are optimistic: new seeds
+show how good it is. `yaml_of_best` writes the YAML that trains them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cope_sweep.read.tables.runs import FACT, Results, setting
 from cope_sweep.store import QueryError, RunRecord, Status
 
 LEAST_VALUES = 3
-"""The fewest numbers of which one is said to be at the edge."""
+"""A value can be at the edge only if at least this many values were tried."""
 FRESH_SEEDS = 5
 """The number of new seeds that the best row is trained with: enough for a test of a few comparisons."""
 
@@ -40,7 +40,7 @@ class Candidate:
 
     row: Row
     values: Mapping[str, Json]
-    """Key → what this row has that other candidates may not have."""
+    """Key → value, for the keys in which candidates may differ."""
     statuses: tuple[Status, ...]
     """The statuses of its runs."""
     scores: tuple[float, ...]
@@ -48,7 +48,7 @@ class Candidate:
 
     @property
     def ended(self) -> bool:
-        """Whether all of its runs have ended."""
+        """Whether all its runs have ended."""
         return all(status in ("finished", "stopped", "failed") for status in self.statuses)
 
     @property
@@ -59,40 +59,41 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Group:
-    """The candidates of one point of the grid of a random search; or all of them, in the order of the plan."""
+    """The candidates of one grid point of a random search; otherwise all candidates, in plan order."""
 
     name: str
-    """Its labels of the axes in which the groups differ."""
+    """Its labels on the axes in which the groups differ."""
     labels: Mapping[str, str]
-    """Axis key → label, of what all candidates have in common."""
+    """Axis key → label that all its candidates share."""
     candidates: tuple[Candidate, ...]
     goal: Goal
 
     @property
     def missing(self) -> int:
         """The number of candidates that have not ended."""
-        return sum(not each.ended for each in self.candidates)
+        return sum(not candidate.ended for candidate in self.candidates)
 
     def ranked(self, first: int | None = None) -> list[Candidate]:
-        """Those of the first so many candidates (None: of all) that have a score, best first."""
-        scored = [each for each in self.candidates[:first] if each.score is not None]
+        """The candidates with a score among the first `first` candidates (None: all), best first."""
+        scored = [candidate for candidate in self.candidates[:first] if candidate.score is not None]
         sign = 1 if self.goal == "min" else -1
-        return sorted(scored, key=lambda each: sign * (each.score or 0.0))
+        return sorted(scored, key=lambda candidate: sign * (candidate.score or 0.0))
 
     def best(self, first: int | None = None) -> Candidate | None:
-        """The best of the first so many candidates (None: of all); None if none of them is finished."""
+        """The best of the first `first` candidates (None: all); None if none of them is finished."""
         return next(iter(self.ranked(first)), None)
 
     @property
     def at_edge(self) -> tuple[str, ...]:
-        """Keys whose best value is the least or the greatest that was tried: a wider space may have a better one."""
+        """Keys whose best value is the smallest or largest value tried: a wider space may have a better one."""
         best = self.best()
-        found = []
+        keys = []
         for key, value in best.values.items() if best else ():
-            tried = {number for each in self.candidates if (number := _number(each.values.get(key))) is not None}
+            numbers = {_number(candidate.values.get(key)) for candidate in self.candidates}
+            tried = [number for number in numbers if number is not None]
             if len(tried) >= LEAST_VALUES and _number(value) in (min(tried), max(tried)):
-                found.append(key)
-        return tuple(found)
+                keys.append(key)
+        return tuple(keys)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Ranking:
     metric: str
     goal: Goal
     groups: tuple[Group, ...]
-    """Of a random search, one for each point of the grid; else one."""
+    """For a random search, one per point of the grid; otherwise one."""
 
     @property
     def seeds(self) -> list[int]:
@@ -116,7 +117,7 @@ class Ranking:
         return max(len(group.candidates) for group in self.groups)
 
     def layout(self, top: int = 10) -> Layout:
-        """The best rows; or, of several groups, the best of the first 1, 2, 4, … candidates of each."""
+        """The best rows; or, for several groups, the best of the first 1, 2, 4, … candidates of each group."""
         return self._layout_of_groups if len(self.groups) > 1 else self._layout_of_rows(top)
 
     @cached_property

@@ -1,18 +1,18 @@
-"""The claims of an ablation, each with what its runs say about it.
+"""The claims of an ablation, with verdicts from its runs.
 
-A claim says that some rows are better than others. Every such pair of rows is tested as a table tests it, with p
-corrected by Holm's method for the pairs of one task (rows with the same labels of all axes but the encoding), which is
-one column of the paper's tables; and the claim is
+A claim says that some rows are better than others. Every pair of these rows is tested as in a table, with p corrected
+by Holm's method for the pairs of one task (rows with the same labels on all axes except the encoding), which is one
+column of the paper's tables. The claim is
 
-    shown           where every pair differs as it says
-    shown in part   where some do, and no other differs
-    opposite        where some pair differs the other way, and none as it says
-    mixed           where pairs differ both ways
-    not shown       where none differs
-    too few seeds   where no data of so many runs could show it
-    not trained     where no pair has finished runs; a pair without them is left out of the others
+    shown           if every pair differs as claimed
+    shown in part   if some pairs differ as claimed, and the others do not differ
+    opposite        if some pairs differ the other way, and none as claimed
+    mixed           if pairs differ both ways
+    not shown       if no pair differs
+    too few seeds   if no data of this number of runs could show a difference
+    not trained     if no pair has finished runs; otherwise pairs without finished runs are left out
 
-A hypothesis is what the claims of its ablation say together: it is supported where each of them is shown.
+The verdict on a hypothesis combines the claims of its ablation: it is supported if all claims are shown.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cope_sweep.read.tables.render import MISSING, ColumnHeader, Layout, TextCel
 from cope_sweep.read.tables.stats import TELLS, holm
 
 MOST_VALUES = 5
-"""Values that are listed for a row and those that it is compared with; of more, the least and the greatest."""
+"""Maximum number of values to list for a row and the rows that it is compared with; more are shown as a range."""
 CLAIMS_NOTE = (
     "Mean ± standard deviation over seeds; p: the largest of the pairs of rows, corrected for those of one task "
     "(Holm). Shown: every pair differs as the claim says; opposite: a pair differs the other way."
@@ -44,35 +44,35 @@ OF_HYPOTHESIS: dict[ClaimVerdict, str] = {
     "too few seeds": "not testable with so few seeds",
     "not trained": "not trained",
 }
-"""Verdict of the claims together → what it says about the hypothesis."""
+"""Combined verdict of the claims → verdict on the hypothesis."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A row that a claim calls better, and one that it calls worse."""
+    """A row that a claim calls better, and a row that it calls worse."""
 
     better: TableRow
     than: TableRow
     comparison: Comparison
-    """The better one minus the other one."""
+    """`better` minus `than`."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim, and what the runs say about it."""
+    """A claim, and its verdict from the runs."""
 
     claim: Claim
     column: Column
     than_column: Column
-    """The column of the rows that are called worse: another one where a variant evaluates them."""
+    """The column of the rows called worse; different from `column` if an evaluation variant judges them."""
     verdict: ClaimVerdict
     pairs: tuple[Pair, ...]
 
     @property
     def largest_p(self) -> float:
-        """The largest corrected p of its pairs; NaN: none was tested."""
-        known = [p for each in self.pairs if (p := each.comparison.p_adjusted) is not None]
-        return max(known, default=math.nan)
+        """The largest corrected p of its pairs; NaN if none was tested."""
+        p_values = [pair.comparison.p_adjusted for pair in self.pairs]
+        return max((p for p in p_values if p is not None), default=math.nan)
 
     @property
     def ours(self) -> str:
@@ -81,53 +81,53 @@ class Finding:
 
     @property
     def published(self) -> str:
-        """The published values of the same rows; empty where there are none."""
+        """The published values of the same rows; empty if there are none."""
 
         def value(row: TableRow, column: Column) -> str:
-            found = row.metrics[column.name].published
-            return "" if found is None else published_text(found, column)
+            published = row.metrics[column.name].published
+            return "" if published is None else published_text(published, column)
 
         return self._values(value)
 
     def _values(self, text: Callable[[TableRow, Column], str]) -> str:
-        """The values of each row that the claim calls better, and of those that it calls worse."""
+        """The values of the rows that the claim calls better, each followed by the rows called worse."""
         groups: dict[str, list[TableRow]] = {}
-        for each in self.pairs:
-            groups.setdefault(each.better.row, [each.better]).append(each.than)
+        for pair in self.pairs:
+            groups.setdefault(pair.better.row, [pair.better]).append(pair.than)
         parts = []
         for better, *others in groups.values():
             texts = [(better.short, text(better, self.column))]
             texts += [(row.short, text(row, self.than_column)) for row in others]
-            known = [(row, value) for row, value in texts if value]
-            if len(known) > MOST_VALUES:  # the extremes of the others
+            with_value = [(row, value) for row, value in texts if value]
+            if len(with_value) > MOST_VALUES:  # the extremes of the others
                 ordered = sorted(others, key=lambda row: row.metrics[self.than_column.name].summary.mean)
                 ends = " to ".join(f"{row.short} {text(row, self.than_column)}" for row in (ordered[0], ordered[-1]))
                 parts.append(f"{better.short} {text(better, self.column)}, {len(others)} others from {ends}")
-            elif known:
-                parts.append(", ".join(f"{row} {value}" for row, value in known))
+            elif with_value:
+                parts.append(", ".join(f"{row} {value}" for row, value in with_value))
         return "; ".join(parts)
 
     @property
     def measure(self) -> str:
-        """The title of the column that decides; where another one decides for the rows called worse, both titles."""
+        """The title of the deciding column; both titles if the rows called worse have a different one."""
         titles = dict.fromkeys((self.column.title, self.than_column.title))
         return " against ".join(titles)
 
     @property
     def shown(self) -> int:
-        """The number of pairs that differ as the claim says."""
-        return sum(each.comparison.verdict == "better" for each in self.pairs)
+        """The number of pairs that differ as claimed."""
+        return sum(pair.comparison.verdict == "better" for pair in self.pairs)
 
     @property
     def text(self) -> str:
-        """The verdict, with the number of pairs that differ as the claim says where not all do."""
+        """The verdict; if only some pairs differ as claimed, with their number."""
         if self.verdict not in ("shown in part", "mixed"):
             return self.verdict
         return f"{self.verdict} ({self.shown} of {len(self.pairs)} pairs)"
 
 
 def claim_findings(plan: Plan, model: TableModel) -> tuple[Finding, ...]:
-    """The claims of a plan about rows that it has, with the verdicts of `model`, the table of the same plan."""
+    """The claims about rows of this plan, with verdicts from `model`, the table of the same plan."""
     rows = {row.row: row for row in model.rows}
     columns = {column.name: column for column in model.columns}
     found = []
@@ -181,46 +181,46 @@ def _finding(
 
 
 def _families(rows: Sequence[tuple[TableRow, TableRow]]) -> Collection[list[int]]:
-    """The indices of the pairs of each task: those whose better rows differ in their encoding alone."""
+    """The indices of the pairs of each task: pairs whose better rows differ in their encoding alone."""
     families: dict[object, list[int]] = {}
     for index, (row, _) in enumerate(rows):
         families.setdefault(other_labels(row), []).append(index)
     return families.values()
 
 
-def hypothesis_verdict(found: Sequence[Finding]) -> str:
-    """What findings say about the hypothesis, as `supported`; empty where nothing was claimed."""
-    verdicts = [each.verdict for each in found if each.verdict != "not trained"]
+def hypothesis_verdict(findings: Sequence[Finding]) -> str:
+    """The verdict on the hypothesis, such as `supported`; empty without claims."""
+    verdicts = [finding.verdict for finding in findings if finding.verdict != "not trained"]
     if not verdicts:
-        return OF_HYPOTHESIS["not trained"] if found else ""
+        return OF_HYPOTHESIS["not trained"] if findings else ""
     together: ClaimVerdict
     for_it = {"shown", "shown in part", "mixed"} & set(verdicts)
     if {"opposite", "mixed"} & set(verdicts):
         together = "mixed" if for_it else "opposite"
     elif for_it:
-        together = "shown" if set(verdicts) == {"shown"} and len(verdicts) == len(found) else "shown in part"
+        together = "shown" if set(verdicts) == {"shown"} and len(verdicts) == len(findings) else "shown in part"
     else:
         together = "not shown" if "not shown" in verdicts else "too few seeds"
     return OF_HYPOTHESIS[together]
 
 
 def place_in_paper(source: str) -> tuple[bool, str, int]:
-    """Where a source like `Table 10` stands in the order of all sources."""
+    """The sort key of a source such as `Table 10`."""
     kind, _, number = source.partition(" ")
     digits = "".join(itertools.takewhile(str.isdecimal, number))
     return not source, "" if kind == "Table" else kind, int(digits or 0)
 
 
-def claims_layout(found: Sequence[Finding]) -> Layout:
-    """A line for each claim: what it says, our values and the published ones, p and the verdict."""
-    has_published = any(each.published for each in found)
+def claims_layout(findings: Sequence[Finding]) -> Layout:
+    """One line per claim: its text, our values and the published values, p and the verdict."""
+    has_published = any(finding.published for finding in findings)
     titles = ["claim", "paper", "measure", "ours", *(["published"] * has_published), "p", "verdict"]
     rows = []
-    for each in found:
-        p = MISSING if math.isnan(each.largest_p) else p_text(each.largest_p)
-        texts = [each.claim.text, each.claim.source, each.measure, each.ours]
-        texts += [each.published] * has_published
-        rows.append(tuple(TextCell(text) for text in (*texts, p, each.text)))
+    for finding in findings:
+        p = MISSING if math.isnan(finding.largest_p) else p_text(finding.largest_p)
+        texts = [finding.claim.text, finding.claim.source, finding.measure, finding.ours]
+        texts += [finding.published] * has_published
+        rows.append(tuple(TextCell(text) for text in (*texts, p, finding.text)))
     headers = tuple(ColumnHeader(title, numeric=title == "p") for title in titles)
     note = CLAIMS_NOTE + (" Published values are of the paper's size and data." if has_published else "")
     return Layout(headers, tuple(rows), note)

@@ -3,7 +3,7 @@
 The runs are read in batches, so that memory does not grow with their number. `run_batches` has one line per run, read
 from the index, no file of a run, with the columns
 
-    run_id, status, ablation, row, seed    `ablation` and `row` are those of the first sweep that contained the run
+    run_id, status, ablation, row, seed    `ablation` and `row` come from the first sweep that contained the run
     sweep_id, sweeps                       the sweep that trained it last, and all that contained it, oldest first
     attempt, step, steps, created_ms, updated_ms, ended_ms, message
     <key of the spec>, …, <metric>, …, facts.<name>, …    as in `tables.frames`, null where a run lacks them
@@ -174,13 +174,13 @@ def _write_csv(schema: pa.Schema, found: Iterator[pa.RecordBatch], file: IO[byte
 
 
 def _write_json(schema: pa.Schema, found: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
-    begin = b"[\n"
+    separator = b"[\n"
     for batch in found:
         for line in batch.to_pylist():
             plain = {name: finite(value) if isinstance(value, float) else value for name, value in line.items()}
-            file.write(begin + json.dumps(plain, ensure_ascii=False, allow_nan=False).encode())
-            begin = b",\n"
-    file.write(b"[]\n" if begin == b"[\n" else b"\n]\n")
+            file.write(separator + json.dumps(plain, ensure_ascii=False, allow_nan=False).encode())
+            separator = b",\n"
+    file.write(b"[]\n" if separator == b"[\n" else b"\n]\n")
 
 
 WRITERS: Mapping[str, Callable[[pa.Schema, Iterator[pa.RecordBatch], IO[bytes]], None]] = {

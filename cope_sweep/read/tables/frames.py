@@ -14,7 +14,7 @@ The metrics of the ablation always have a column, so that the frame of an untrai
 `curve_frame` has one line per logged value of a started run, finished or not, with the columns
 
     run_id, row, seed, step, metric, value
-    status, time_s    of the run; the time since it was first begun, pauses included, missing where no times are known
+    status, time_s    of the run; the time since its first start, including pauses; missing if no times are known
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from cope_sweep.read.tables.stats import (
     TELLS,
     Bounds,
     Difference,
-    Share,
+    Proportion,
     Summary,
     bounds_of,
     holm,
@@ -134,7 +134,7 @@ class Column:
     goal: Literal["min", "max"]
     decimals: int = 2
     scale: float = 1.0
-    """Factor of printed values; the unit is that of the product."""
+    """Factor by which values are multiplied before printing; the unit belongs to the product."""
     compared: bool = True
     """Whether rows are compared by it; else no value is the best, stuck or tested."""
     primary: bool = False
@@ -159,7 +159,7 @@ class Column:
         return min if self.goal == "min" else max
 
     def is_learned(self, value: Any) -> Any:
-        """Whether a value, or each value of a pandas series, is that of a run that has learned the task."""
+        """Whether a run with this value has learned the task; for a pandas series, element by element."""
         return value <= self.learned if self.goal == "min" else value >= self.learned
 
     @property
@@ -222,7 +222,7 @@ class MetricCell:
     """Seed → value, of the finished runs that have one."""
     stuck: tuple[int, ...] = ()
     """Seeds that do no better than the best simple rule: `tables.rules`."""
-    learned: Share | None = None
+    learned: Proportion | None = None
     """The seeds that have learned the task; None: the file does not say from which value on. A stuck one has not."""
     rule_error: float | None = None
     """The error of the best simple rule; None: the task has none, or no run is finished."""
@@ -329,7 +329,7 @@ def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
 def encoding_groups(rows: Sequence[TableRow]) -> Collection[list[TableRow]]:
     """Rows that differ in their encoding alone; all rows, where none differ in it.
 
-    The errors of one task say nothing about those of another, nor do those of one and of three variables.
+    Errors of different tasks, or of one and of three variables, cannot be compared.
     """
     if len({row.labels.get(POSITION) for row in rows}) < 2:
         return [list(rows)]
@@ -393,7 +393,9 @@ def _table_row(row: Row, short: str, records: Mapping[str, RunRecord], columns: 
         stuck = tuple(seed for seed, value in values.items() if value >= stuck_from(rule_error))
         learned = None
         if column.learned is not None:
-            learned = Share(sum(column.is_learned(values[seed]) for seed in values.keys() - set(stuck)), len(values))
+            learned = Proportion(
+                sum(column.is_learned(values[seed]) for seed in values.keys() - set(stuck)), len(values)
+            )
         cells[column.name] = MetricCell(
             summarise(values.values(), column.bounds),
             _published_value(row, column.name),
@@ -473,7 +475,7 @@ def grouped(model: TableModel, name: str | None = None) -> TableModel:
     """The table with its rows together by their label of an axis, which comes first; each group has its best means.
 
     Without a name the axis is the first in which rows differ. Where they differ in one axis only, the table stays as it
-    is. Raises QueryError for a name that is no axis.
+    is. Raises QueryError for an unknown axis.
     """
     varying = [key for key in model.axes if len({row.labels.get(key) for row in model.rows}) > 1]
     key = find_axis(model.axes, name) if name else next(iter(varying), None)
@@ -525,7 +527,7 @@ def compared(model: TableModel, against: str) -> TableModel:
     `AXIS=LABEL`, each row with the one that has this label of the axis and the same labels of the other axes that both
     rows have.
 
-    Raises QueryError where there is no such row, or nothing published.
+    Raises QueryError if there is no such row, or there are no published numbers.
     """
     rows = {row.row: row for row in model.rows}
     if against in rows:
@@ -667,7 +669,7 @@ def _tested(
     words: tuple[str, str],
     means: str,
 ) -> TableModel:
-    """The table with its comparisons, those of one column with corrected p and verdicts; its last rule says how.
+    """The table with its comparisons. One column is tested: it has corrected p and verdicts. The last rule explains it.
 
     Args:
         model: The table.
@@ -694,7 +696,10 @@ def _tested(
                 continue
             lower, verdict = tested[key].difference.difference < 0, DESCRIPTIVE
             if floor <= TELLS:
-                verdict = SAME if p > TELLS else words[0] if lower == (column.goal == "min") else words[1]
+                is_better = lower == (column.goal == "min")
+                verdict = words[0] if is_better else words[1]
+                if p > TELLS:
+                    verdict = SAME
             comparisons[key] = replace(tested[key], p_adjusted=p, verdict=verdict)
             numbers.add(sum(not math.isnan(each) for each in corrected))
             floors.append(floor)
@@ -824,7 +829,9 @@ def with_published(ours: Summary, published: PublishedValue, *, scale: float = 1
     t95, t90 = (t_quantile(probability, dof) * error for probability in (0.975, 0.95))
     test = Difference(difference, difference - t95, difference + t95, t_tail(difference / error, dof), n=n)
     agrees = abs(difference) + t90 <= margin * (1 + 1e-9)
-    verdict = "agrees" if agrees else "differs" if abs(difference) > t95 else "inconclusive"
+    verdict = "differs" if abs(difference) > t95 else "inconclusive"
+    if agrees:
+        verdict = "agrees"
     return Comparison(PAPER, test, verdict, margin=margin)
 
 

@@ -1,7 +1,7 @@
 """The texts of a table and of its comparisons, which every text format renders: headings, cells and notes.
 
 A cell shows `mean ± std` over the finished seeds, followed by `(n=1)` if seeds are missing, or `–` if all are missing.
-Its digits are those of the metric, or of the published value beside it if that has more, or those a small mean needs.
+It has the metric's number of digits, or more if the published value beside it or a small mean needs them.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ def markdown(model: TableModel) -> str:
 
 
 def _layouts(model: TableModel) -> list[Layout]:
-    """The layout of the table, and that of its comparisons, if it has any."""
+    """The layout of the table, and the layout of its comparisons, if it has any."""
     comparisons = comparison_layout(model)
     return [layout(model)] + ([comparisons] if comparisons else [])
 
@@ -433,7 +433,7 @@ def _latex_text(text: str) -> str:
 
 
 def without_formula(text: Any) -> Any:
-    """The value; a text that begins like a formula, and is no number, with an apostrophe before it."""
+    """The value. A text that a spreadsheet would read as a formula gets an apostrophe in front."""
     if isinstance(text, str) and FORMULA.match(text) and not NUMBER.fullmatch(text):
         return f"'{text}"
     return text

@@ -1,7 +1,7 @@
 """The errors of simple rules that do not solve a task, beside which the errors of runs are judged.
 
 The rules are the most frequent answer and the task's shortcuts (`Task.shortcut_errors`). A run is stuck on a test set
-where it does no better than the best of them: its error is at least `1 - NEAR` times that of the rule. So a run is
+where it does no better than the best of them: its error is at least `1 - NEAR` times the rule's error. So a run is
 judged by its task, and not by the other runs of its row.
 """
 
@@ -38,10 +38,10 @@ def rule_errors(run: RunSpec, metric: str) -> Mapping[str, float]:
 
 def best_rule(run: RunSpec, metric: str) -> tuple[str, float] | None:
     """The rule with the least error, and its error; None without one. A rule without an error says nothing."""
-    known = [(error, rule) for rule, error in rule_errors(run, metric).items() if error > 0]
-    if not known:
+    errors = [(error, rule) for rule, error in rule_errors(run, metric).items() if error > 0]
+    if not errors:
         return None
-    error, rule = min(known)
+    error, rule = min(errors)
     return rule, error
 
 
@@ -51,5 +51,5 @@ def stuck_from(rule_error: float | None) -> float:
 
 
 def are_most(seeds: Iterable[int], number: int) -> bool:
-    """Whether these are more than half of so many seeds."""
+    """Whether these are more than half of `number` seeds."""
     return len(list(seeds)) > number / 2

@@ -1,4 +1,4 @@
-"""The results of a plan: what is known of its runs, of which tables, figures and reports are made."""
+"""The results of a plan's runs, from which tables, figures and reports are made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FACT = "facts."
 
 @dataclass(frozen=True)
 class Results:
-    """The runs of a plan with what is known of them: of a store (`read_results`), or of a report (`reports.runs`)."""
+    """The runs of a plan with their records, from a store (`read_results`) or from a report (`reports.runs`)."""
 
     plan: Plan
     records: Mapping[str, RunRecord]
@@ -63,14 +63,10 @@ def training_command(plan: Plan, store: Store | None) -> str:
 
 
 def read_results(plan: Plan, store: Store) -> Results:
-    """The results of a plan as the index has them now; curves are read when they are first asked for.
-
-    Raises StoreError.
-    """
-    found = store.index.records(run.run_id for run in plan.runs)
-    return Results(
-        plan, {run.run_id: found.get(run.run_id) or RunRecord(run_id=run.run_id) for run in plan.runs}, store
-    )
+    """The current results of a plan, from the index. Curves are read on first use. Raises StoreError."""
+    started = store.index.records(run.run_id for run in plan.runs)
+    records = {run.run_id: started.get(run.run_id) or RunRecord(run_id=run.run_id) for run in plan.runs}
+    return Results(plan, records, store)
 
 
 def setting(row: Row, key: str) -> Any:

@@ -16,7 +16,7 @@ see the same batches, so that most of what differs between seeds is the same in 
 tested: under the null hypothesis each difference between two runs of the same seed could as well have the other sign. p
 is at least 2 / 2ⁿ: 0.06 for 5 seeds, 0.008 for 8. Where seeds have nothing in common, this test is the weaker one.
 
-The interval of a difference is that of the same test: the shifts of a row that the test does not reject at 5 % (Lehmann
+The interval of a difference inverts the same test: the shifts of a row that the test does not reject at 5 % (Lehmann
 2006, 2.6). It excludes 0 where p is at most 0.05, and it is unbounded, here NaN, where p cannot be so small.
 """
 
@@ -43,7 +43,7 @@ NORMAL_QUANTILE = 1.959963984540054
 POWER = 0.8
 """Power of the smallest detectable difference."""
 MOST_DIVISIONS = 20_000
-"""Up to so many divisions, or flips of signs, all are counted: 8 and 8 runs have 12,870. Of more, some are drawn."""
+"""If there are more divisions, or sign flips, than this, some are drawn at random: 8 and 8 runs have 12,870."""
 RANDOM_DIVISIONS = 9_999
 """Besides the true division, or the true signs (Phipson & Smyth 2010)."""
 ROUNDING = 1e-12
@@ -62,7 +62,9 @@ class Bounds:
     @property
     def kind(self) -> Literal["none", "low", "both"]:
         """The finite ends of the range."""
-        return "none" if math.isinf(self.low) else "low" if math.isinf(self.high) else "both"
+        if math.isinf(self.low):
+            return "none"
+        return "low" if math.isinf(self.high) else "both"
 
 
 UNBOUNDED, NON_NEGATIVE, PERCENT = Bounds(), Bounds(0.0), Bounds(0.0, 100.0)
@@ -161,7 +163,7 @@ def _special() -> Any:
 
 
 @dataclass(frozen=True)
-class Share:
+class Proportion:
     """k of n seeds."""
 
     k: int
@@ -190,7 +192,7 @@ class Difference:
     p: float = math.nan
     """Two-sided, not corrected. 1 if nothing differs."""
     smallest_p: float = math.nan
-    """The least p that so many runs can have."""
+    """The smallest p possible with this number of runs."""
     effect: float = math.nan
     """Hedges' g: the difference in pooled standard deviations, unbiased; NaN where no row varies."""
     effect_low: float = math.nan
@@ -336,7 +338,7 @@ def _effect(a: Sequence[float], b: Sequence[float]) -> tuple[tuple[float, float,
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's (1979) adjusted p: for the i-th smallest of m, the greatest (m − j + 1) · p_j of all j ≤ i, at most 1.
 
-    NaN is no test: it is not counted and stays NaN.
+    NaN means not tested: it is not counted and stays NaN.
     """
     order = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
     adjusted, greatest = [math.nan] * len(p_values), 0.0

@@ -43,7 +43,7 @@ class Table:
     compare: str | None = None
     """Reference of the comparison: the name of a row, or `paper`."""
     sort: str | None = None
-    """A column: the order of the rows; None: that of the plan. See `model.sorted_by`."""
+    """The column to sort rows by, see `model.sorted_by`; None: plan order."""
 
     @cached_property
     def model(self) -> TableModel:
@@ -119,8 +119,8 @@ class Table:
     ) -> str:
         """LaTeX `table` environments of the rows and of the comparisons, for booktabs, multirow and threeparttable.
 
-        Rows are together by their label of the axis `group`, by default the first in which they differ, and the best
-        values are those of each group. The other arguments: see `render.latex`.
+        Rows are grouped by their label on the axis `group`, by default the first axis in which they differ, and the
+        best values of each group are bold. For the other arguments, see `render.latex`.
         """
         drawn = grouped(self.model, group)
         return render.latex(drawn, stars=stars, caption=caption, label=label, notes=notes)
@@ -194,11 +194,11 @@ def _cell_json(cell: MetricCell, row: TableRow) -> dict[str, Any]:
 
 
 def _comparison_json(comparison: Comparison) -> dict[str, Any]:
-    found = {
+    fields = {
         name: finite(value) if isinstance(value, float) else value
         for name, value in asdict(comparison.difference).items()
     }
-    return found | {
+    return fields | {
         "n": list(comparison.difference.n),
         "against": comparison.against,
         "verdict": comparison.verdict,
@@ -208,7 +208,7 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 
 TERMINAL_WIDTH = 160
-"""Columns of a terminal's table where there is no terminal."""
+"""Width in characters of a table that is not printed to a terminal."""
 LATEX_OPTIONS = ("stars", "caption", "label", "notes", "group")
 """Fields of a question that only the format latex has."""
 
@@ -233,21 +233,21 @@ def check_options(question: GetTable) -> None:
     given = [name for name in LATEX_OPTIONS if getattr(question, name) != GetTable.model_fields[name].default]
     if given and question.format != "latex":
         raise QueryError(
-            f"{', '.join(given)}: only the format latex has this; add --format latex or leave it out",
+            f"{', '.join(given)}: only for the format latex; choose it with `format`, or leave this out",
             code="option_of_latex",
             options=given,
         )
     if question.runs and question.format not in (None, "json"):  # json always holds every run
         if FORMATS[question.format].render_runs is None:
-            able = " or ".join(name for name, each in FORMATS.items() if each.render_runs)
+            able = " or ".join(name for name, table_format in FORMATS.items() if table_format.render_runs)
             raise QueryError(
-                f"{question.format} has no lines for single runs: choose the format {able}; json holds every run",
+                f"{question.format} cannot show single runs; choose the format {able}, or json, which has every run",
                 code="format_without_runs",
                 format=question.format,
             )
         if question.sort is not None:
             raise QueryError(
-                "sort orders rows, and a line for each run is in the plan's order; leave out one of them",
+                "sort orders rows, but single runs are listed in plan order; leave out either sort or runs",
                 code="sorted_runs",
             )
 

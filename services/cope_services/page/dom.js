@@ -71,7 +71,7 @@ export const searchField = (label, where, onchange) =>
     oninput: (event) => onchange(event.target.value),
   });
 
-/** A list of buttons of which one is pressed: [[value, text], …]. */
+/** A list of buttons, one of them pressed: [[value, text], …]. */
 export function segmented(label, options, value, onchange) {
   return h("div", { class: "segmented", role: "group", "aria-label": label },
     options.map(([key, text, title]) =>
@@ -96,7 +96,7 @@ export function section(title, { id, level = 2, controls = [] } = {}, ...body) {
 /** A sentence with its `words in backticks` as code. */
 export const marked = (text) => text.split(/`([^`]+)`/).map((part, i) => (i % 2 ? h("code", {}, part) : part));
 
-/** A sentence in the place of something that is missing, with what to do. */
+/** A sentence instead of missing content, with what to do next. */
 export const empty = (text) => h("p", { class: "empty" }, marked(text));
 
 /** A table that can be scrolled, by keyboard, too. */

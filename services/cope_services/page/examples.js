@@ -1,4 +1,4 @@
-// Texts to begin with, by the kind of a task. The service generates those of other tasks.
+// Texts to start with, by kind of task. For other tasks, the service generates them.
 
 export const EXAMPLES = {
   flip_flop: "w 0 i 1 i 1 r 0 i 1 w 1 i 0 i 0 i 1 i 0 r 1 i 0 i 0 w 0 i 1 i 1 r 0",

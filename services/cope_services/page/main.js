@@ -132,7 +132,7 @@ document.querySelector('nav a[href="#/playground"]').addEventListener("click", (
   location.hash = link(["playground"], { ablation: path[1], scale: params.get("scale") });
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address is that of the view
+  event.preventDefault(); // the address belongs to the view
   byId("main").focus();
 });
 addEventListener("hashchange", show);

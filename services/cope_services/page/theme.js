@@ -1,4 +1,4 @@
-// The theme: that of the system, unless the button has chosen the other one. It is loaded before anything is drawn.
+// The theme: the system's, unless the button has chosen the other one. It is loaded before anything is drawn.
 
 (() => {
   const KEY = "cope-sweep-theme";

@@ -40,7 +40,7 @@ export function shown(key, value) {
 /** Fields of a run that tables of runs need. The API leaves the others out if any field or key is asked for. */
 export const SUMMARY = ["ablations", "row", "seed", "step", "steps", "created_ms", "metrics"];
 
-/** Metrics with those of training last. */
+/** Metrics, with training metrics last. */
 export const resultsFirst = (metrics) => [...metrics].sort((a, b) => a.startsWith("train/") - b.startsWith("train/"));
 
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);

@@ -15,7 +15,7 @@ from cope_sweep.config.ablation import Maps
 from cope_sweep.inference.probe import head_statistics, probe
 from cope_sweep.read.figures import heads as figure
 from cope_sweep.read.figures.canvas import printable
-from cope_sweep.read.figures.heads import HeadFigure, Heatmap, head_figures, page, picture
+from cope_sweep.read.figures.heads import HeadFigure, HeadMatrix, head_figures, page, picture
 from tests.errors import raises
 from tests.inference.tiny_models import V, tiny_predictor
 from tests.read.figures.files import Page, png_size, svg_texts
@@ -117,7 +117,7 @@ def test_marked_tokens_have_a_plus_on_the_diagonal(one_head):
 
 @pytest.mark.parametrize("label", ["<script>", '"><a>', "&amp;", "\n", "\t", "\x00\x07", "\ud800", "é", "$x$", "中"])
 def test_any_label_is_valid_xml_text(label, recwarn):
-    head = HeadFigure(f"Head {label}", "", (Heatmap("A", "a", np.ones((2, 2)), 1.0, "Blues"),), None)
+    head = HeadFigure(f"Head {label}", "", (HeadMatrix("A", "a", np.ones((2, 2)), 1.0, "Blues"),), None)
     marks = {"first": np.array([True, False])}
     document = ElementTree.fromstring(picture([head], [label, "1"], marks, "svg"))
     texts = [text.text for text in document.iter(f"{SVG}text")]

@@ -12,7 +12,7 @@ from cope_sweep.read.tables.stats import (
     NON_NEGATIVE,
     PERCENT,
     UNBOUNDED,
-    Share,
+    Proportion,
     bounds_of,
     detectable_t,
     holm,
@@ -115,7 +115,7 @@ def test_intervals_of_percentages_cover_the_true_mean(name, n):
 # statsmodels 0.15: proportion_confint(k, n, method="wilson").
 @pytest.mark.parametrize(("k", "n", "low", "high"), [(5, 5, 0.5655, 1.0), (0, 5, 0.0, 0.4345), (3, 10, 0.1078, 0.6032)])
 def test_the_interval_of_a_share(k, n, low, high):
-    assert Share(k, n).interval == pytest.approx((low, high), abs=1e-4)
+    assert Proportion(k, n).interval == pytest.approx((low, high), abs=1e-4)
 
 
 A, B = [1.0, 2.0, 4.0, 3.5], [2.0, 5.0, 5.5, 3.0]

@@ -87,12 +87,12 @@ def test_arguments_have_priority_over_the_environment(sample: SampleStore, monke
 def test_folders_of_the_service_are_named_without_those_above(sample: SampleStore, tmp_path: Path) -> None:
     (tmp_path / "real" / "ablations").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    shown = sample.settings(ablations=tmp_path / "link" / "ablations", store=tmp_path / "store").shown
+    shown = sample.settings(ablations=tmp_path / "link" / "ablations", store=tmp_path / "store").hide_folders
     assert shown(f"{tmp_path}/link/ablations/a.yaml:3: model: wrong") == "ablations/a.yaml:3: model: wrong"
     assert shown(f"{tmp_path}/real/ablations/a.yaml: wrong") == "ablations/a.yaml: wrong"
     assert shown(f"no run in the store {tmp_path}/store") == "no run in the store store"
     assert shown("/etc/passwd and ablations/a.yaml") == "/etc/passwd and ablations/a.yaml"
-    at_the_root = sample.settings(store="/store").shown
+    at_the_root = sample.settings(store="/store").hide_folders
     assert at_the_root("the store /store/x and https://host/store") == "the store /store/x and https://host/store"
 
 

@@ -107,7 +107,7 @@ export async function logs(run) {
   return [
     h("h2", {}, "Attempts"),
     attempts.length
-      ? table("Attempts", ["attempt", "began (UTC)", "worker", "how"], attempts)
+      ? table("Attempts", ["attempt", "started (UTC)", "worker", "how"], attempts)
       : empty("The log has no record of an attempt."),
     h("h2", {}, "Log"),
     truncated && h("p", { class: "note" }, `The last ${TAIL} lines.`),
