@@ -53,7 +53,21 @@ def check(report, text):
             continue
         a, b = (each.metrics[model.primary.name].values for each in (row, _reference(model, row, compared)))
         if min(len(a), len(b)) > 1:
-            assert compared.difference.p == pytest.approx(exact_p(list(a.values()), list(b.values()))), row.row
+            if report.plan.ablation.content.paired:
+                expected = exact_paired_p([a[seed] - b[seed] for seed in a if seed in b])
+            else:
+                expected = exact_p(list(a.values()), list(b.values()))
+            assert compared.difference.p == pytest.approx(expected), row.row
+
+
+def exact_paired_p(differences):
+    """The share of all choices of signs whose sum is at least as far from 0."""
+    values = [Fraction(value).limit_denominator(10**9) for value in differences]
+    sums = [
+        abs(sum(sign * value for sign, value in zip(signs, values, strict=True)))
+        for signs in itertools.product((1, -1), repeat=len(values))
+    ]
+    return sum(each >= sums[0] for each in sums) / len(sums)
 
 
 def exact_p(a, b):
