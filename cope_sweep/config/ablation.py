@@ -342,7 +342,8 @@ class Positions(_Figure):
 class Heatmap(_Figure):
     """The values of many rows in many columns, as numbers and colours, sorted by the mean of the rank in each column.
 
-    Cells are grey where most seeds of a row have not learned the task (`learned` of a metric of the table).
+    Cells are grey where most seeds of a row have not learned the task: they do no better than its shortcuts or its most
+    frequent answer, in the first metric with `learned`; or are worse than `learned`, where the task has no such rules.
     """
 
     kind: Literal["heatmap"] = "heatmap"
@@ -383,8 +384,23 @@ class Maps(_Figure):
     heads: Annotated[list[Head], Field(min_length=1)] | Positive = Field(
         default=1,
         description="[layer, head] pairs, counted from 0; or the number of heads to draw: those whose gates separate "
-        "the marked tokens best (AUC).",
+        "the marked tokens best (AUC); with `claim`, those that mark them best on other sequences.",
     )
+    claim: str = Field(
+        default="",
+        description="What the heads do with `mark`, in a sentence. Reports measure it on all runs, and say whether it "
+        "is shown. For gates and position_attention.",
+    )
+
+    @model_validator(mode="after")
+    def _check_claim(self) -> Self:
+        if self.claim and (self.mark is None or self.show not in ("gates", "position_attention")):
+            raise InvalidValue(
+                "a claim about heads needs a mark, and show: gates or position_attention",
+                code="unmeasured_claim",
+                key="claim",
+            )
+        return self
 
 
 AnyFigure = Annotated[

@@ -66,6 +66,11 @@ class Predictor:
                 )
         return cls(model, run, tokenizer_json=Path(folder) / TOKENIZER_FILE)
 
+    def untrained(self) -> Predictor:
+        """The same model with the weights with which its training started."""
+        model = Transformer(self.run).to(self.model.embedding.weight.device).eval()
+        return Predictor(model, self.run, self._tokenizer_json)
+
     @property
     def vocabulary_size(self) -> int:
         """Token ids are 0 … vocabulary_size − 1."""

@@ -20,7 +20,8 @@ computed.
 lines, sections or sentences opens its gates on such tokens.
 
     newline     a token that contains a line break (in WikiText, the end of a paragraph)
-    section     a token of a title: WikiText's ` = = Title = = `, or Markdown's `## Title`, on a separate line
+    section     the first token of a title: WikiText's ` = = Title = = `, or Markdown's `## Title`, on a separate line.
+                A title begins one section, so only one of its tokens is marked
     sentence    a token that contains the `.`, `!` or `?` at the end of a sentence. Closing quotation marks and brackets
                 may follow it; then a space or the end of the text must follow. This is a heuristic: it splits
                 "Mr. Smith".
@@ -348,7 +349,9 @@ def split_sequences(task: Task, split: str | None, index: int, count: int = 1) -
 
 _PATTERNS = {
     "newline": re.compile(rb"(?P<unit>\n)"),
-    "section": re.compile(rb"^[ \t]*(?P<unit>(?P<rank>=+(?: =+)*) .*\S (?P=rank)|#{1,6} .*\S)[ \t\r]*$", re.MULTILINE),
+    "section": re.compile(
+        rb"^[ \t]*(?=(?:(?P<rank>=+(?: =+)*) .*\S (?P=rank)|#{1,6} .*\S)[ \t\r]*$)(?P<unit>[=#])", re.MULTILINE
+    ),
     "sentence": re.compile(rb"(?P<unit>[.!?]+)(?=[\"')\]\xe2\x80\x99\x9d]*(?:\s|\Z))"),
 }
 

@@ -10,9 +10,11 @@ import re
 from pathlib import Path
 
 from cope_sweep.config import load_ablation
+from cope_sweep.config.ablation import Maps
+from cope_sweep.read.figures.available import claimed_figures
 from cope_sweep.read.reports.runs import read_committed, run_files
 from cope_sweep.read.tables import Table
-from cope_sweep.read.tables.claims import claim_findings, place_in_paper
+from cope_sweep.read.tables.claims import claim_findings, head_findings, place_in_paper
 from cope_sweep.read.tables.model import p_text, reference
 from cope_sweep.read.tables.render import layout, markdown_text
 
@@ -177,9 +179,15 @@ def with_results(text):
     return text
 
 
+def findings_of(report):
+    """What a report says about the claims of its ablation and its figures."""
+    about_rows = claim_findings(report.plan, table_of(report).model)
+    return (*about_rows, *head_findings(claimed_figures(report.plan), report.heads))
+
+
 def claims_of_all():
     """A Markdown table of the claims of all files, in the order of the paper's tables and figures."""
-    found = [(each, finding) for each in committed() for finding in claim_findings(each.plan, table_of(each).model)]
+    found = [(each, finding) for each in committed() for finding in findings_of(each)]
     lines = []
     for report, finding in found:
         p = "" if math.isnan(finding.largest_p) else p_text(finding.largest_p)
@@ -191,11 +199,14 @@ def claims_of_all():
         lines.append((place_in_paper(finding.claim.source), f"| {' | '.join(texts)} |"))
     reported = {(report.plan.ablation.name, finding.claim.text) for report, finding in found}
     for path in sorted(ABLATIONS.glob("*.yaml")):
-        for claim in load_ablation(path).content.claims:
-            if (path.stem, claim.text) not in reported:
+        content = load_ablation(path).content
+        about_heads = [each for each in content.figures if isinstance(each, Maps) and each.claim]
+        claims = [(each.text, each.source) for each in content.claims]
+        for text, source in claims + [(each.claim, each.source) for each in about_heads]:
+            if (path.stem, text) not in reported:
                 texts = [
-                    markdown_text(claim.source or "–"),
-                    markdown_text(claim.text),
+                    markdown_text(source or "–"),
+                    markdown_text(text),
                     "",
                     "–",
                     "–",
@@ -203,7 +214,7 @@ def claims_of_all():
                     "**not trained**",
                 ]
                 link = f"[{markdown_text(path.stem)}](../{path.name})"
-                lines.append((place_in_paper(claim.source), f"| {' | '.join([*texts, link])} |"))
+                lines.append((place_in_paper(source), f"| {' | '.join([*texts, link])} |"))
     head = ["| paper | claim | size | ours | paper's | p | verdict | report |"]
     head.append("| --- | --- | --- | --- | --- | ---: | --- | --- |")
     return "\n".join(head + [line for _, line in sorted(lines, key=lambda each: each[0])]) + "\n"

@@ -20,14 +20,14 @@ def marked(text, name, pieces=None):
 
 
 def test_wikitext():
-    assert marked(WIKITEXT, "section") == ["=", "Alpha", "Beta", "=", "=", "=", "Early", "life", "=", "="]
+    assert marked(WIKITEXT, "section") == ["=", "="]
     assert marked(WIKITEXT, "sentence") == [".", "!", "Mr.", "?"]
     assert sum(text_marks([bytes([b]) for b in WIKITEXT.encode()])["newline"]) == WIKITEXT.count("\n")
 
 
 def test_markdown_and_prose():
     text = '# Title\n\nHe said "Stop!" and went… No. 5 e.g. this.\n#hash\n### Deep one\nThe end.'
-    assert marked(text, "section") == ["#", "Title", "###", "Deep", "one"]
+    assert marked(text, "section") == ["#", "###"]
     assert marked(text, "sentence") == ['"Stop!"', "No.", "e.g.", "this.", "end."]
 
 
@@ -35,7 +35,7 @@ def test_tokens_with_two_units_or_a_part_of_one():
     assert text_marks([b"a", b".\n\n", b"b", b""])["newline"].tolist() == [False, True, False, False]
     assert text_marks([b"a", b".\n\n", b"b"])["sentence"].tolist() == [False, True, False]
     assert text_marks([b"a", b".", b".", b".", b" b"])["sentence"].tolist() == [False, True, True, True, False]
-    assert text_marks([b"= ", b"T\xc3", b"\xa9 ", b"=", b"\n", b"x"])["section"].tolist() == [True] * 4 + [False] * 2
+    assert text_marks([b"= ", b"T\xc3", b"\xa9 ", b"=", b"\n", b"x"])["section"].tolist() == [True] + [False] * 5
     assert text_marks([])["newline"].tolist() == []
 
 

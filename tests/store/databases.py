@@ -29,9 +29,10 @@ class Postgres:
         while True:
             try:
                 return self.server.ensure_postgres_running()
-            except subprocess.TimeoutExpired:  # it waits for 10 s, and the server goes on to start
+            except (subprocess.TimeoutExpired, AssertionError):  # it waits for 10 s, and the server goes on to start
                 if time.monotonic() > until:
                     raise
+                time.sleep(0.5)
 
     def stop(self):
         """End the server at once, as a crash does."""

@@ -2,9 +2,9 @@
 
 They are constants, because the kernels share the boundaries of tiles, and because a choice by measurement could differ
 between two processes, and with it the bits of their results. They are what fits the registers and the shared memory of
-compute capabilities 8.0 and 9.0, as compiled. Of 16-bit numbers with head dims up to 64, twelve choices a kernel were timed on
-an H100: these are within 8 % of the fastest with 64 positions and with a position for each key; others take up to 2.4 times as
-long. For other types and head dims, no others were tried.
+compute capabilities 8.0 and 9.0, as compiled. For 16-bit numbers and head dims up to 64, twelve choices per kernel were
+timed on an H100: these are within 8 % of the fastest, with 64 positions and with one position per key; others take up
+to 2.4 times as long. For other types and head dims, no others were tried.
 
 The forward kernel determines where plain tiles end, and `backward_rows` stores positions at the edges of the tiles of
 `backward_keys`, so the tiles of one kernel have to be multiples of another's: `tests/kernels/test_triton.py` lists

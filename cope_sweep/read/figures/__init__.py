@@ -7,6 +7,7 @@
     metrics     what the figures of an ablation's runs have in common: rows, metrics, statistics over seeds
     curves, values, heatmap, searches, importance    related kinds each
     heads       heatmaps of a checkpoint: maps, all heatmaps of a probe, and its HTML page
+    marks       how well heads mark what maps of them claim
 
 `FigureKind.make` imports the module of a kind, with pandas and matplotlib. `kinds` and `available` import neither.
 """

@@ -101,13 +101,24 @@ def declared_figures(plan: Plan) -> tuple[Declared, ...]:
     return tuple(found)
 
 
-def draw_declared(results: Results, declared: Declared) -> Figure:
+def claimed_figures(plan: Plan) -> dict[str, Maps]:
+    """The figures of a plan that claim something about the heads of its rows, by name."""
+    figures = {declared.name: declared.figure for declared in declared_figures(plan)}
+    return {name: figure for name, figure in figures.items() if isinstance(figure, Maps) and figure.claim}
+
+
+def draw_declared(results: Results, declared: Declared, *, head: tuple[int, int] | None = None) -> Figure:
     """A declared figure of some results; maps show the checkpoint of a finished run.
+
+    For maps, `head` (layer and head) is drawn instead of a number of heads.
 
     Raises FigureError, StoreError, and what a probe of a checkpoint raises.
     """
     if isinstance(declared.figure, Maps):
-        return FIGURES["maps"].make(_checkpoint(results, declared, declared.figure.seed), declared.figure)
+        figure = declared.figure
+        if head is not None and isinstance(figure.heads, int):
+            figure = figure.model_copy(update={"heads": [head]})
+        return FIGURES["maps"].make(_checkpoint(results, declared, figure.seed), figure)
     question = declared_question(results.plan, declared)
     if isinstance(declared.figure, Heatmap):
         return FIGURES["heatmap"].make(results, question, declared.figure)

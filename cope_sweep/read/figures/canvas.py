@@ -7,9 +7,11 @@ A logarithmic axis has a place and a tick for 0.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import math
+import re
 import textwrap
 import threading
 import warnings
@@ -26,6 +28,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.typing import RcKeyType
+from PIL import Image
 
 from cope_sweep.read.tables.model import Column
 
@@ -131,7 +134,27 @@ def render(draw: Callable[[], Drawing], file_format: Literal["png", "svg", "pdf"
     stream = io.BytesIO()
     with styled():
         draw_sized(draw, size).savefig(stream, format=file_format, dpi=DPI, metadata=_METADATA[file_format])
-    return stream.getvalue()
+    content = stream.getvalue()
+    return _PNG_IN_SVG.sub(_with_palette, content) if file_format == "svg" else content
+
+
+_PNG_IN_SVG = re.compile(rb"data:image/png;base64,\s*([A-Za-z0-9+/=\s]+)")
+_MOST_COLOURS = 256
+"""Colours of a PNG with a palette."""
+
+
+def _with_palette(match: re.Match[bytes]) -> bytes:
+    """The same pixels as a PNG with a palette, a sixth of the size; as it is where it has more than 256 colours."""
+    image = Image.open(io.BytesIO(base64.b64decode(match[1]))).convert("RGBA")
+    pixels = np.asarray(image)
+    colours, indices = np.unique(pixels.reshape(-1, 4), axis=0, return_inverse=True)
+    if len(colours) > _MOST_COLOURS or (colours[:, 3] != 255).any():
+        return match[0]
+    small = Image.fromarray(indices.reshape(pixels.shape[:2]).astype(np.uint8), "P")
+    small.putpalette(colours[:, :3].tobytes())
+    stream = io.BytesIO()
+    small.save(stream, "PNG", optimize=True)
+    return b"data:image/png;base64," + base64.b64encode(stream.getvalue())
 
 
 def draw_sized(draw: Callable[[], Drawing], size: Size) -> Drawing:
@@ -301,6 +324,15 @@ def finite(values: Sequence[float] | np.ndarray) -> np.ndarray:
     return array[np.isfinite(array)]
 
 
+def is_logarithmic(values: Sequence[float] | np.ndarray, log: bool | None) -> bool:
+    """Whether a metric's axis is logarithmic; `log` None: where positive values differ by LOG_FROM_RATIO or more."""
+    found = finite(values)
+    positive = found[found > 0]
+    if not len(positive) or (found < 0).any():
+        return False
+    return bool(positive.max() >= LOG_FROM_RATIO * positive.min()) if log is None else log
+
+
 def metric_axis(
     axes: Axes, values: Sequence[float], metric: Column, *, log: bool | None, which: Literal["x", "y"] = "y"
 ) -> None:
@@ -319,12 +351,10 @@ def metric_axis(
     label, percent = printable(metric.quantity), metric.unit == "%"
     found = finite(values)
     positive = found[found > 0]
-    if log is None:
-        log = bool(len(positive)) and positive.max() >= LOG_FROM_RATIO * positive.min()
     axis = axes.xaxis if which == "x" else axes.yaxis
     set_scale, set_limits = (axes.set_xscale, axes.set_xlim) if which == "x" else (axes.set_yscale, axes.set_ylim)
     zero_line = axes.axvline if which == "x" else axes.axhline
-    if not log or not len(positive) or (found < 0).any():
+    if not is_logarithmic(found, log):
         axis.set_major_locator(_round_numbers())
         if len(found) and ((percent and found.min() < NEAR_ZERO * found.max()) or (found == 0).all()):
             top = max(found.max(), 1e-9 if percent and found.max() > 0 else 1.0)

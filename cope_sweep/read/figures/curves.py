@@ -34,6 +34,8 @@ from cope_sweep.read.tables.model import Column, short_labels
 from cope_sweep.read.tables.runs import Results
 
 TRAIN_LOSS = "train/loss"
+MOST_BANDS = 5
+"""Bands of more rows in a panel cover one another."""
 COLUMNS = {
     "row": "str", "metric": "str", "step": "int64", "time_s": "float64", "n": "int64", "value": "float64",
     "low": "float64", "high": "float64", "seed": "Int64", "status": "str", "best": "bool",
@@ -135,7 +137,7 @@ def _draw(
     styles = {row: canvas.series_style(index) for index, row in enumerate(rows)}  # the same ones while a sweep goes on
     rows = list(dict.fromkeys(data["row"]))
     many = canvas.are_apart(len(rows), len(titles))
-    with_bands = many or len(rows) <= canvas.FEW_LINES
+    with_bands = many or len(rows) <= MOST_BANDS
     texts = {row: _legend_text(data[data["row"] == row], labels[row]) for row in rows}
     names = [(metric, row) for metric in titles for row in (rows if many else [None])]
     drawing, axes = canvas.panels(max(1, len(names)), title=title, small=many)

@@ -2,7 +2,7 @@
 
 The heatmaps follow the paper's figures of attention maps and gates: a row per query, a column per key, and a black plus
 on the diagonal for each marked token: the paper's Figure 4 is position-only attention, its Figure 6 gates, with a plus
-on each token that ends a paragraph or is part of a section's title. `head_figures` computes the data of a probe;
+on each line break, or where a section's title begins. `head_figures` computes the data of a probe;
 `picture` draws all heatmaps of each head in a row; `page` is an HTML file of them that loads nothing from elsewhere.
 `maps` is a figure of one kind of heatmap for chosen heads of a checkpoint.
 
@@ -48,6 +48,7 @@ from cope_sweep.inference.probe import (
 from cope_sweep.read.figures.canvas import legend, number, panels, printable, render, shortened
 from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.figures.kinds import FigureError, Show
+from cope_sweep.read.figures.marks import chosen_head
 
 MAX_CELLS = 8 << 20
 """Limit for the cells of all heatmaps of one drawing."""
@@ -280,8 +281,11 @@ def maps(checkpoint: Path, figure: Maps, text: str | None = None) -> Figure:
     Raises as `head_maps`, and what `Predictor.load` raises.
     """
     predictor = Predictor.load(checkpoint)
-    tokens = _shown_tokens(predictor, figure) if text is None else predictor.text_tokens(text)[: figure.first]
-    return head_maps(predictor, tokens, figure)
+    if text is not None:
+        return head_maps(predictor, predictor.text_tokens(text)[: figure.first], figure)
+    if figure.claim and figure.heads == 1 and (found := chosen_head(predictor, figure)):
+        figure = figure.model_copy(update={"heads": [found]})
+    return head_maps(predictor, _shown_tokens(predictor, figure), figure)
 
 
 def _shown_tokens(predictor: Predictor, figure: Maps) -> list[int]:

@@ -22,6 +22,7 @@ from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.figures.metrics import chosen_metrics, metric_title, of_rows, panel_key, selected_rows
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of, named_label, row_label, varying_axes
+from cope_sweep.read.tables.rules import are_most, best_rule, stuck_from
 from cope_sweep.read.tables.runs import Results
 
 COLUMNS = {
@@ -61,7 +62,7 @@ def heatmap(results: Results, question: GetFigure, declared: Heatmap | None = No
     title = question.title or plan.ablation.content.title
     options = declared or Heatmap(columns=groups)
     names = {group: named_label(plan.axes[panels], group) if panels and group else group for group in groups}
-    note = _note(data, options, _learning_rule(plan))
+    note = _note(data, options, _learning_metric(plan), has_rules=_has_rules(plan, rows))
     return Figure("heatmap", title, data, partial(_draw, data, titles, names, options, title, note))
 
 
@@ -74,14 +75,14 @@ def heatmap_frame(
     group, column, metric
     n, seeds         number of finished runs with a value, and of planned ones
     mean, std        over the n runs
-    grey             the row has not learned the task: the mean of the table's first metric with `learned` is worse
+    grey             most of the row's seeds have not learned the task as it was trained (`_unlearned`)
     rank             among the means of the column, from 1 (best); equal means share the mean of their ranks
     mean_rank        the mean of the row's ranks
 
     """
     keys = [key for key in varying_axes(plan, rows) if key != panels]
     of_row = dict(list(runs.groupby("row", sort=False)))
-    rule = _learning_rule(plan)
+    metric_of_training = _learning_metric(plan)
     lines = []
     for group, columns in groups.items():
         members = [row for row in rows if panels is None or row.labels.get(panels, "") == group]
@@ -91,9 +92,9 @@ def heatmap_frame(
             name = names[row.name] if counts[names[row.name]] == 1 else row.name
             finished = of_row[row.name]
             is_grey = False
-            if rule is not None:
-                of_rule = summarise(finished[rule.name].astype("float64"))
-                is_grey = of_rule.n > 0 and not rule.is_learned(of_rule.mean)
+            if metric_of_training is not None:
+                values = finished[metric_of_training.name].dropna().astype("float64")
+                is_grey = are_most(_unlearned(row, metric_of_training, values), len(values))
             for metric, title in columns.items():
                 found = summarise(finished[metric].astype("float64")) if metric in finished else summarise([])
                 if found.n:
@@ -112,9 +113,26 @@ def heatmap_frame(
     return in_order.drop(columns="_first").reset_index(drop=True)
 
 
-def _learning_rule(plan: Plan) -> Column | None:
+def _learning_metric(plan: Plan) -> Column | None:
     """The first metric of the table that says from which value on a task is learned."""
     return next((column_of(each) for each in plan.ablation.content.metrics if each.learned is not None), None)
+
+
+def _unlearned(row: Row, metric: Column, values: pd.Series[float]) -> list[int]:
+    """The places of the seeds that have not learned the task, by their `values` of `metric`.
+
+    They do no better than the most frequent answer or a shortcut of the task (`tables.rules`). Where the task has no
+    such rule, they are worse than the metric's `learned`.
+    """
+    rule = best_rule(row.runs[0], metric.name)
+    if rule is None:
+        return [place for place, value in enumerate(values) if not metric.is_learned(value)]
+    return [place for place, value in enumerate(values) if value >= stuck_from(rule[1])]
+
+
+def _has_rules(plan: Plan, rows: Sequence[Row]) -> bool:
+    metric = _learning_metric(plan)
+    return metric is not None and any(best_rule(row.runs[0], metric.name) for row in rows)
 
 
 def _draw(
@@ -239,7 +257,7 @@ def _number(value: float, decimals: int) -> str:
 
 def _text_colour(fill: str) -> Literal["white", "black"]:
     red, green, blue = mpl.colors.to_rgb(fill)
-    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.55 else "black"
 
 
 def _title_of(rule: Column, options: Heatmap) -> str:
@@ -247,7 +265,7 @@ def _title_of(rule: Column, options: Heatmap) -> str:
     return next((columns[rule.name] for columns in options.columns.values() if rule.name in columns), rule.label)
 
 
-def _note(data: pd.DataFrame, options: Heatmap, rule: Column | None) -> str:
+def _note(data: pd.DataFrame, options: Heatmap, rule: Column | None, *, has_rules: bool) -> str:
     if data.empty:
         return ""
     low, high = data["n"].min(), data["n"].max()
@@ -255,7 +273,11 @@ def _note(data: pd.DataFrame, options: Heatmap, rule: Column | None) -> str:
     number = f"{seeds} seed{'s' if high > 1 else ''}"
     scale = " of each column" if options.colours == "column" else ""
     parts = [f"Mean of {number}, coloured from best (blue) to worst (red){scale}."]
-    if rule is not None and data["grey"].any():
+    if has_rules and rule is not None and data["grey"].any():
+        parts.append(
+            f"Grey: most seeds do no better ({_title_of(rule, options)}) than the most frequent answer or a shortcut."
+        )
+    elif rule is not None and data["grey"].any():
         text = f"{(rule.learned or 0.0) * rule.scale:g}{' %' if rule.unit == '%' else ''}"
         worse = "more" if rule.goal == "min" else "less"
         parts.append(f"Grey: did not learn the task ({worse} than {text} {_title_of(rule, options)}).")

@@ -6,6 +6,7 @@ the table as points with bars, beside the published values.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from cope_sweep.read.figures.metrics import (
     band_text,
     chosen_band,
     chosen_metrics,
+    is_log_metric,
     is_log_parameter,
     is_number,
     metric_columns,
@@ -41,6 +43,7 @@ from cope_sweep.read.figures.metrics import (
 )
 from cope_sweep.read.tables.model import Column, row_label, short_labels, varying_axes
 from cope_sweep.read.tables.row_names import find_axis
+from cope_sweep.read.tables.rules import rule_errors
 from cope_sweep.read.tables.runs import FACT, Results, setting
 
 COLUMNS = {
@@ -51,6 +54,11 @@ SUMMARY_COLUMNS = {
     "row": "str", "metric": "str", "n": "int64", "seeds": "int64", "mean": "float64", "std": "float64",
     "low": "float64", "high": "float64", "published": "float64", "published_std": "float64",
 }  # fmt: skip
+RULES: dict[str, tuple[str, Any]] = {
+    "most_frequent": ("most frequent answer", (0, (1, 1.5))),
+    "shortcut": ("best shortcut of the task", (0, (5, 2))),
+}
+"""Column of the summary → its name in the legend, and the dashes of its line."""
 SEEDS_BELOW = 0.3
 """Distance of the dots of the seeds from the line of their row, in rows."""
 MEASURED, PUBLISHED = "#0072B2", "#D55E00"
@@ -129,6 +137,8 @@ def contexts(results: Results, question: GetFigure) -> Figure:
             ablation=results.plan.name,
         )
     multiples = any(match["times"] for match in found.values())
+    if multiples and question.log is None:  # errors of 0 to 100 %: most are large, and a logarithm would flatten them
+        question = question.model_copy(update={"log": False})
     x_title = "length of a test sequence (times the trained length)" if multiples else "evaluation context (tokens)"
     return _against_length("contexts", results, question, found, x_title=x_title, multiples=multiples)
 
@@ -258,7 +268,8 @@ def _determined(rows: Sequence[Row], key: str, places: dict[str, float]) -> bool
 def _figure(
     kind: str, plan: Plan, runs: pd.DataFrame, points: list[_Point], question: GetFigure, *, x_title: str, numeric: bool
 ) -> Figure:
-    band = chosen_band(question.band, runs)
+    drawn_columns = {point.column for point in points}
+    band = chosen_band(question.band, runs, is_log=is_log_metric(runs, drawn_columns, question.log))
     data = result_frame(runs, points, band, COLUMNS)
     in_order = data.sort_values(["panel", "series", "x"], kind="stable", key=_by_appearance)
     data = in_order.reset_index(drop=True)
@@ -385,17 +396,48 @@ def _count_text(lines: pd.DataFrame) -> str:
 
 
 def summary(results: Results, question: GetFigure) -> Figure:
-    """Final metrics (default: those of the table by which rows are compared) of every row, with those of each seed."""
+    """Final metrics (default: those of the table by which rows are compared) of every row, with those of each seed.
+
+    Where errors are of a task with rules that do not solve it (`tables.rules`), lines show the error of the most
+    frequent answer, and the least error of the other rules. Panels of percentages of the same quantity share an axis.
+    """
     plan = results.plan
     runs = of_rows(results.frame, plan, question.row)
     compared = (metric.name for metric in plan.ablation.content.metrics if metric.compared)
     titles = chosen_metrics(plan, runs, question.metric, compared)
-    band = chosen_band(question.band, runs)
+    band = chosen_band(question.band, runs, is_log=is_log_metric(runs, (each.name for each in titles), question.log))
     points = [_Point(row, title, title.name) for row in selected_rows(plan, question.row) for title in titles]
-    data = result_frame(runs, points, band, SUMMARY_COLUMNS)
+    data = _with_rules(result_frame(runs, points, band, SUMMARY_COLUMNS), plan)
     title = question.title or plan.ablation.content.title
     labels = short_labels(plan, plan.rows)
     return Figure("summary", title, data, partial(_draw_summary, data, runs, titles, labels, band, title, question.log))
+
+
+def _with_rules(data: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+    """Two further columns, missing where there is no such rule, or where it makes no error:
+
+    most_frequent, shortcut     the error of the most frequent answer, and the least error of the task's other rules
+    """
+    runs = {row.name: row.runs[0] for row in plan.rows}
+    found = [
+        [*rule_errors(runs[row], metric).values()] for row, metric in zip(data["row"], data["metric"], strict=True)
+    ]
+    most_frequent = [errors[0] if errors and errors[0] > 0 else math.nan for errors in found]
+    shortcut = [min((error for error in errors[1:] if error > 0), default=math.nan) for errors in found]
+    return data.assign(most_frequent=most_frequent, shortcut=shortcut).astype(dict.fromkeys(RULES, "float64"))
+
+
+def _draw_rules(panel: Axes, shown: pd.DataFrame, rows: Sequence[str]) -> dict[str, Any]:
+    """A line at the error of each rule, over the rows of its task. Returns an artist for each kind of rule."""
+    found = {}
+    for name, (_, dashes) in RULES.items():
+        for error in sorted(set(shown[name].dropna())):
+            y = np.array(sorted(rows.index(row) for row in shown.loc[shown[name] == error, "row"]))
+            for part in np.split(y, np.flatnonzero(np.diff(y) > 1) + 1):  # neighbours have one line
+                found[name] = panel.vlines(
+                    error, part[0] - 0.5, part[-1] + 0.5, color=canvas.GREY, linestyle=dashes, linewidth=1.2
+                )
+    return found
 
 
 def _draw_summary(
@@ -416,8 +458,9 @@ def _draw_summary(
         return drawing
     columns = 2 if len(titles) == 4 else 3
     counts = {row: _count_text(data[data["row"] == row].nlargest(1, "n")) for row in rows}
-    same = len(set(counts.values())) == 1 and len(rows) > 1
-    texts = [canvas.shortened(labels[row], 60) + ("" if same else f"  {counts[row]}") for row in rows]
+    is_same = len(set(counts.values())) == 1 and len(rows) > 1
+    rule_lines: dict[str, Any] = {}
+    texts = [canvas.shortened(labels[row], 60) + ("" if is_same else f"  {counts[row]}") for row in rows]
     for index, (panel, metric) in enumerate(zip(axes, titles, strict=True)):
         shown = data[data["metric"] == metric.name]
         seeds = runs.loc[runs["row"].isin(rows) & runs[metric.name].notna(), ["row", metric.name]]
@@ -428,9 +471,15 @@ def _draw_summary(
             seeds[metric.name], [rows.index(row) + SEEDS_BELOW for row in seeds["row"]],
             "o", color=MEASURED, alpha=0.5, markersize=2.4, markeredgewidth=0, clip_on=False,
         )  # fmt: skip
-        values = [*shown["mean"], *shown["low"], *shown["high"], *shown["published"], *seeds[metric.name]]
-        values += [*(shown["published"] - shown["published_std"]).clip(lower=0)]
-        canvas.metric_axis(panel, values, metric, log=log, which="x")
+        rule_lines |= _draw_rules(panel, shown, rows)
+        alike = [each for each in titles if each.quantity == metric.quantity] if metric.unit == "%" else [metric]
+        same = data[data["metric"].isin(each.name for each in alike) & (data["row"] != beyond)]
+        of_seeds = runs.loc[runs["row"].isin(same["row"]), [each.name for each in alike]].to_numpy(dtype="float64")
+        values = [*same["mean"], *same["low"], *same["high"], *same["published"], *of_seeds.ravel()]
+        values += [*(same["published"] - same["published_std"]).clip(lower=0)]
+        is_log = canvas.is_logarithmic(values, log)
+        values += [*same["most_frequent"], *same["shortcut"]]
+        canvas.metric_axis(panel, values, metric, log=is_log, which="x")
         panel.set_title(canvas.shortened(metric.label), loc="left")
         panel.set_ylim(len(rows) - 0.5, -0.5)
         panel.set_yticks(range(len(rows)), texts if index % columns == 0 else [""] * len(rows))
@@ -441,7 +490,7 @@ def _draw_summary(
                 transform=panel.get_yaxis_transform(), ha="right" if is_right else "left", va="center", fontsize=7,
                 color=MEASURED,
             )  # fmt: skip
-    seeds_text = f"{counts[rows[0]].removeprefix('n = ')} seeds" if same else "n seeds"
+    seeds_text = f"{counts[rows[0]].removeprefix('n = ')} seeds" if is_same else "n seeds"
     note = (
         f"mean of {seeds_text}; small dots: seeds; bars: {band_text(band)}" if (data["n"] > 1).any() else "single seeds"
     )
@@ -450,6 +499,8 @@ def _draw_summary(
     if data["published"].notna().any():
         handles.append(axes[0].plot([], [], "D", color=PUBLISHED, markerfacecolor="none")[0])
         names.append("published" + (" ± std" if data["published_std"].notna().any() else ""))
+    handles += rule_lines.values()
+    names += [RULES[name][0] for name in rule_lines]
     canvas.legend(drawing, handles, names, title=note)
     return drawing
 

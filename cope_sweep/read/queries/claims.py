@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cope_sweep.api.answers import ClaimResult
+from cope_sweep.read.figures.available import claimed_figures
+from cope_sweep.read.reports.runs import ReportResults
 from cope_sweep.read.tables import Results, Table
-from cope_sweep.read.tables.claims import claim_findings, hypothesis_verdict, place_in_paper
+from cope_sweep.read.tables.claims import (
+    Finding,
+    HeadFinding,
+    claim_findings,
+    head_findings,
+    hypothesis_verdict,
+    place_in_paper,
+)
 from cope_sweep.read.tables.model import reference
 from cope_sweep.read.tables.stats import finite
 
@@ -19,7 +28,9 @@ def claim_results(all_results: Iterable[Results]) -> list[ClaimResult]:
 
 def _claims_of(results: Results) -> Iterable[ClaimResult]:
     plan = results.plan
-    findings = claim_findings(plan, Table(results, reference(plan)).model)
+    findings: list[Finding | HeadFinding] = [*claim_findings(plan, Table(results, reference(plan)).model)]
+    if isinstance(results, ReportResults):  # to measure the heads of a store's checkpoints takes long
+        findings += head_findings(claimed_figures(plan), results.heads)
     hypothesis = hypothesis_verdict(findings)
     for finding in findings:
         yield ClaimResult(

@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,13 +25,29 @@ from cope_sweep.config import Plan, RunSpec
 from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures import FIGURES
-from cope_sweep.read.figures.available import Declared, declared_figures, draw_declared
+from cope_sweep.read.figures.available import Declared, claimed_figures, declared_figures, draw_declared
 from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.reports.aggregates import aggregates
-from cope_sweep.read.reports.runs import CURVE_COLUMNS, CURVES, run_frame, to_parquet
-from cope_sweep.read.tables import Results, Table
+from cope_sweep.read.reports.runs import (
+    CURVE_COLUMNS,
+    CURVES,
+    HEAD_COLUMNS,
+    HEADS,
+    ExtendedResults,
+    ReportResults,
+    run_frame,
+    to_parquet,
+)
+from cope_sweep.read.tables import Results, Table, summarise
 from cope_sweep.read.tables.best import rank_rows
-from cope_sweep.read.tables.claims import Finding, claim_findings, claims_layout, hypothesis_verdict
+from cope_sweep.read.tables.claims import (
+    Finding,
+    HeadFinding,
+    claim_findings,
+    claims_layout,
+    head_findings,
+    hypothesis_verdict,
+)
 from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, named_label, reference
 from cope_sweep.read.tables.render import (
     MISSING,
@@ -59,6 +76,18 @@ NOTE = (
     f"error within {100 * NEAR:g} % of the rule's; its median is in parentheses."
 )
 RESAMPLES = 9_999
+MOST_HEADS = 16
+"""Heads of a model that are listed one by one."""
+HEADS_OF = {
+    "gates": "Probability that the mean gate of a marked token is larger than that of another token (AUC). ",
+    "position_attention": "Probability that a key since the last marked token has more attention by position alone "
+    "than an earlier key of the same distance (AUC). ",
+}
+CHOSEN_NOTE = (
+    "The head of each seed is chosen on other sequences. Heads of the same number have nothing in common but their "
+    "place: each seed numbers them differently. Untrained: the same with the weights that training began with. "
+    "Mean with its 95 % interval over seeds."
+)
 
 
 class ReportError(UserError):
@@ -87,6 +116,8 @@ class Evidence:
     results: Results
     table: Table
     figures: tuple[ReportFigure, ...]
+    heads: pd.DataFrame
+    """How well heads mark what figures claim, as `figures.marks.measure_run`; empty where none claims anything."""
 
     @property
     def plan(self) -> Plan:
@@ -151,9 +182,15 @@ class Evidence:
         return rank_rows(self.results).layout() if self.plan.is_drawn else None
 
     @cached_property
-    def findings(self) -> tuple[Finding, ...]:
-        """The claims of the ablation with their verdicts."""
-        return claim_findings(self.plan, self.table.model)
+    def findings(self) -> tuple[Finding | HeadFinding, ...]:
+        """The claims of the ablation and of its figures, with their verdicts."""
+        about_rows = claim_findings(self.plan, self.table.model)
+        return about_rows + head_findings(claimed_figures(self.plan), self.heads)
+
+    @property
+    def heads_layout(self) -> Layout | None:
+        """The measures of heads by seed; None where no figure claims anything about them."""
+        return None if self.heads.empty else heads_layout(claimed_figures(self.plan), self.heads)
 
     @property
     def claims(self) -> Layout | None:
@@ -185,6 +222,8 @@ class Evidence:
         files = {f"{self.stem}.parquet": to_parquet(self.runs)}
         if not self.results.curves.empty:
             files[f"{self.stem}{CURVES}"] = to_parquet(self.results.curves[CURVE_COLUMNS])
+        if not self.heads.empty:
+            files[f"{self.stem}{HEADS}"] = to_parquet(self.heads)
         files |= {self.pictures[figure.name]: figure.svg() for figure in self.figures if figure.svg}
         return files | {f"{self.stem}.md": self.to_markdown(self.pictures).encode()}
 
@@ -221,6 +260,8 @@ class Evidence:
                 parts.append("\n".join(f"- {markdown_text(text)}" for text in self.shortcuts.alike))
         if self.thresholds is not None:
             parts += _markdown_section("Until the task is learned", self.thresholds)
+        if self.heads_layout is not None:
+            parts += _markdown_section("Heads", self.heads_layout)
         for figure in self.figures:
             if figure.name in pictures:
                 title = markdown_text(figure.title) + (f", as {markdown_text(figure.source)}" if figure.source else "")
@@ -259,7 +300,11 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
             f"{results.place} has no finished run of {plan.ablation.cli_args}; train them with: {results.training}",
             ablation=plan.name,
         )
-    figures = tuple(_report_figure(results, declared) for declared in declared_figures(plan))
+    heads = measured_heads(results)
+    by_figure = {finding.figure: finding for finding in head_findings(claimed_figures(plan), heads)}
+    figures = tuple(
+        _report_figure(results, declared, heads, by_figure.get(declared.name)) for declared in declared_figures(plan)
+    )
     if not figures:
         kind = "budget" if plan.is_drawn else "summary"
         figures = (
@@ -270,7 +315,55 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
                 _svg(FIGURES[kind].make(results, GetFigure(name=plan.name, figure=kind))),
             ),
         )
-    return Evidence(results, Table(results, compare or reference(plan)), figures)
+    return Evidence(results, Table(results, compare or reference(plan)), figures, heads)
+
+
+def measured_heads(results: Results) -> pd.DataFrame:
+    """How well the heads of finished runs mark what figures claim: of a report as it says, of a store as measured now.
+
+    A run whose checkpoint or text cannot be read is left out.
+    """
+    if isinstance(results, ReportResults):
+        return results.heads
+    figures = claimed_figures(results.plan)
+    parts: list[pd.DataFrame] = []
+    if isinstance(results, ExtendedResults):
+        parts.append(results.report.heads[results.is_from_report(results.report.heads)])
+    known = {run_id for part in parts for run_id in part["run_id"]}
+    if figures and results.store is not None:
+        from cope_sweep.read.figures.marks import measure_run  # torch
+
+        rows = {name for each in declared_figures(results.plan) if each.name in figures for name in each.rows}
+        runs = [run.run_id for row in results.plan.rows if row.name in rows for run in row.runs]
+        new = [run_id for run_id in runs if results.records[run_id].status == "finished" and run_id not in known]
+        for run_id in new:
+            with suppress(UserError):  # a text that is not on this machine: its figures are missing, and say why
+                parts.append(measure_run(results.store.run(run_id).fetch_checkpoint(), figures))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=HEAD_COLUMNS)
+
+
+def heads_layout(figures: Mapping[str, Maps], heads: pd.DataFrame) -> Layout:
+    """The AUC of each head by seed, and its mean with interval; of many heads only that of the chosen ones."""
+    seeds = sorted(set(heads["seed"]))
+    lines = []
+    for name, figure in figures.items():
+        own = heads[heads["figure"] == name]
+        kinds = [("chosen head", own[own["chosen"]], "auc")]
+        kinds.append(("chosen head, untrained", own[own["initial_chosen"]], "initial_auc"))
+        of_heads = list(own.groupby(["layer", "head"]))
+        if len(of_heads) <= MOST_HEADS:
+            kinds += [(f"layer {layer} · head {head}", part, "auc") for (layer, head), part in of_heads]
+        for label, part, column in kinds:
+            by_seed = dict(zip(part["seed"], part[column], strict=True))
+            values = [TextCell(f"{by_seed[seed]:.2f}" if seed in by_seed else MISSING) for seed in seeds]
+            found = summarise(by_seed.values())
+            interval = f" [{found.ci_low:.2f}, {found.ci_high:.2f}]" if found.n > 1 else ""
+            mean = TextCell(f"{found.mean:.2f}{interval}" if found.n else MISSING)
+            lines.append((TextCell(figure.mark or ""), TextCell(label), *values, mean))
+    headers = [ColumnHeader("mark", numeric=False), ColumnHeader("head", numeric=False)]
+    headers += [ColumnHeader(f"seed {seed}") for seed in seeds] + [ColumnHeader("mean")]
+    shows = next(iter(figures.values())).show
+    return Layout(tuple(headers), tuple(lines), HEADS_OF[shows] + CHOSEN_NOTE)
 
 
 def write_evidence(report: Evidence, folder: Path) -> tuple[Path, ...]:
@@ -285,7 +378,9 @@ def write_evidence(report: Evidence, folder: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def _report_figure(results: Results, declared: Declared) -> ReportFigure:
+def _report_figure(
+    results: Results, declared: Declared, heads: pd.DataFrame, finding: HeadFinding | None
+) -> ReportFigure:
     title = declared.figure.title or results.plan.ablation.content.title
     source, is_map = declared.figure.source, isinstance(declared.figure, Maps)
     saved = results.picture(declared.name) if is_map else None
@@ -293,7 +388,12 @@ def _report_figure(results: Results, declared: Declared) -> ReportFigure:
         problem = "" if saved else "the report has neither the figure nor a checkpoint"
         return ReportFigure(declared.name, title, source, (lambda: saved) if saved else None, problem)
     try:
-        figure = draw_declared(results, declared)
+        head = None
+        if isinstance(declared.figure, Maps) and finding is not None and finding.auc.n:
+            chosen = heads[(heads["figure"] == declared.name) & heads["chosen"]]
+            shown = chosen[chosen["seed"] == (declared.figure.seed or results.plan.ablation.content.seeds[0])]
+            head = next(zip(shown["layer"], shown["head"], strict=True), None)
+        figure = draw_declared(results, declared, head=head)
     except UserError as error:  # no checkpoint, or no such mark in the tokens
         if saved:
             return ReportFigure(declared.name, title, source, lambda: saved)

@@ -31,7 +31,13 @@ from cope_sweep.store.errors import DamagedError
 
 CURVES = ".curves.parquet"
 """Suffix of a second file, with the learning curves: one line per logged value, with its time if it is known."""
+HEADS = ".heads.parquet"
+"""Suffix of a further file of ablations whose figures claim something about heads: the frame of `figures.marks`."""
 CURVE_COLUMNS = ["run_id", "row", "seed", "step", "metric", "value", "time_s"]
+HEAD_COLUMNS = [
+    "figure", "run_id", "seed", "layer", "head", "chosen", "auc", "on", "off", "with_label", "without",
+    "initial_chosen", "initial_auc",
+]  # fmt: skip
 LEFT_OUT = ("message", "facts.host", "facts.worker_id")
 LABEL, FACT = "label.", "facts."
 FIGURE_NAME = re.compile(r"[a-z]+(-[0-9]+)?")
@@ -107,7 +113,7 @@ def runs_file(folder: Path, plan: Plan) -> Path:
 
 def run_files(folder: Path, pattern: str = "*") -> list[Path]:
     """The files of runs in a folder of reports, sorted by name."""
-    return [path for path in sorted(folder.glob(f"{pattern}.parquet")) if not path.name.endswith(CURVES)]
+    return [path for path in sorted(folder.glob(f"{pattern}.parquet")) if not path.name.endswith((CURVES, HEADS))]
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,12 @@ class ReportResults(Results):
         curves = curves.reindex(columns=CURVE_COLUMNS)  # files of old versions have no times
         statuses = {run_id: record.status for run_id, record in self.records.items()}
         return curves.assign(status=curves["run_id"].map(statuses)).astype(CURVE_TYPES)
+
+    @cached_property
+    def heads(self) -> pd.DataFrame:
+        """The measures of its heads, as of `figures.marks.measure_run`; empty in a report without them."""
+        path = self.path.with_suffix(HEADS)
+        return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=HEAD_COLUMNS)
 
     def picture(self, name: str) -> bytes | None:
         """The SVG of a figure in the report; None if it has no such figure."""

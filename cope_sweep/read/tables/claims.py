@@ -12,6 +12,17 @@ column of the paper's tables. The claim is
     too few seeds   if no data of this number of runs could show a difference
     not trained     if no pair has finished runs; otherwise pairs without finished runs are left out
 
+A figure of heads may claim that heads mark something (`figures.marks` has the measure). With the AUC of one head per
+seed, chosen on other sequences, and that head's AUC with the initial weights, the claim is
+
+    shown           if training raises the AUC, and the AUC is above `MARKS_FROM` (by their 95 % intervals over seeds)
+    shown in part   if only the first holds: heads have learned it, but set other tokens apart as well
+    opposite        if training lowers the AUC
+    not shown       if the interval of the difference contains 0
+    too few seeds   with fewer than `LEAST_SEEDS`
+
+Both intervals are Student's.
+
 The verdict on a hypothesis combines the claims of its ablation: it is supported if all claims are shown.
 """
 
@@ -19,21 +30,34 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cope_sweep.api.answers import ClaimVerdict
 from cope_sweep.config import Plan
-from cope_sweep.config.ablation import Claim
+from cope_sweep.config.ablation import Claim, Maps
 from cope_sweep.read.tables.model import Column, Comparison, TableModel, TableRow, other_labels, p_text, same_labels
 from cope_sweep.read.tables.render import MISSING, ColumnHeader, Layout, TextCell, mean_text, published_text
-from cope_sweep.read.tables.stats import TELLS, holm
+from cope_sweep.read.tables.stats import TELLS, Summary, holm, summarise
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+MARKS_FROM = 0.9
+"""A head marks something where its AUC is at least this."""
+LEAST_SEEDS = 3
+"""Seeds of which an interval of heads says something."""
 MOST_VALUES = 5
 """Maximum number of values to list for a row and the rows that it is compared with; more are shown as a range."""
 CLAIMS_NOTE = (
     "Mean ± standard deviation over seeds; p: the largest of the pairs of rows, corrected for those of one task "
     "(Holm). Shown: every pair differs as the claim says; opposite: a pair differs the other way."
+)
+HEADS_NOTE = (
+    "A claim about heads: AUC (area under the ROC curve) of one head of each seed, chosen on other sequences, beside "
+    "that of the weights that training began with. Shown: training raises it (95 % interval over seeds), and it is "
+    f"above {MARKS_FROM:g}; shown in part: training raises it."
 )
 OF_HYPOTHESIS: dict[ClaimVerdict, str] = {
     "shown": "supported",
@@ -126,6 +150,70 @@ class Finding:
         return f"{self.verdict} ({self.shown} of {len(self.pairs)} pairs)"
 
 
+@dataclass(frozen=True)
+class HeadFinding:
+    """A claim of a figure that heads mark something, and what the runs say about it."""
+
+    claim: Claim
+    figure: str
+    """The name of the figure."""
+    auc: Summary
+    """Of the chosen head of each seed."""
+    initial_auc: Summary
+    """The same of the weights that training began with."""
+    gain: Summary
+    """Their difference, by seed."""
+    on: float
+    """Mean value of the chosen heads with the label."""
+    off: float
+    """And without."""
+    measure: str
+    verdict: ClaimVerdict
+    largest_p: float = math.nan
+    published: str = ""
+    pairs: tuple[Pair, ...] = ()
+    shown: int = 0
+
+    @property
+    def ours(self) -> str:
+        """AUC, and the mean values with the label and without."""
+        if not self.auc.n:
+            return ""
+        own, first = (f"{each.mean:.2f} ± {each.std:.2f}" for each in (self.auc, self.initial_auc))
+        return f"{own}, untrained {first}; mean {self.on:.2f} with the label, {self.off:.2f} without"
+
+    @property
+    def text(self) -> str:
+        """The verdict."""
+        return self.verdict
+
+
+def head_findings(figures: Mapping[str, Maps], heads: pd.DataFrame) -> tuple[HeadFinding, ...]:
+    """The claims of figures (by name) about heads; `heads` is the frame of `figures.marks.measure_run`."""
+    found = []
+    for name, figure in figures.items():
+        lines = heads[heads["figure"] == name]
+        chosen = lines[lines["chosen"]].set_index("seed")
+        first = lines[lines["initial_chosen"]].set_index("seed")["initial_auc"]
+        own, gain = summarise(chosen["auc"]), summarise(chosen["auc"] - first)
+        what = f"gates of {figure.mark} tokens" if figure.show == "gates" else f"attention to keys since {figure.mark}"
+        found.append(
+            HeadFinding(
+                Claim(text=figure.claim, source=figure.source, better={}, than={}), name, own, summarise(first), gain,
+                chosen["on"].mean(), chosen["off"].mean(), f"AUC: {what}", _of_heads(own, gain),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _of_heads(own: Summary, gain: Summary) -> ClaimVerdict:
+    if gain.n < LEAST_SEEDS:
+        return "too few seeds" if gain.n else "not trained"
+    if gain.ci_low > 0:
+        return "shown" if own.ci_low > MARKS_FROM else "shown in part"
+    return "opposite" if gain.ci_high < 0 else "not shown"
+
+
 def claim_findings(plan: Plan, model: TableModel) -> tuple[Finding, ...]:
     """The claims about rows of this plan, with verdicts from `model`, the table of the same plan."""
     rows = {row.row: row for row in model.rows}
@@ -188,7 +276,7 @@ def _families(rows: Sequence[tuple[TableRow, TableRow]]) -> Collection[list[int]
     return families.values()
 
 
-def hypothesis_verdict(findings: Sequence[Finding]) -> str:
+def hypothesis_verdict(findings: Sequence[Finding | HeadFinding]) -> str:
     """The verdict on the hypothesis, such as `supported`; empty without claims."""
     verdicts = [finding.verdict for finding in findings if finding.verdict != "not trained"]
     if not verdicts:
@@ -211,7 +299,7 @@ def place_in_paper(source: str) -> tuple[bool, str, int]:
     return not source, "" if kind == "Table" else kind, int(digits or 0)
 
 
-def claims_layout(findings: Sequence[Finding]) -> Layout:
+def claims_layout(findings: Sequence[Finding | HeadFinding]) -> Layout:
     """One line per claim: its text, our values and the published values, p and the verdict."""
     has_published = any(finding.published for finding in findings)
     titles = ["claim", "paper", "measure", "ours", *(["published"] * has_published), "p", "verdict"]
@@ -222,5 +310,7 @@ def claims_layout(findings: Sequence[Finding]) -> Layout:
         texts += [finding.published] * has_published
         rows.append(tuple(TextCell(text) for text in (*texts, p, finding.text)))
     headers = tuple(ColumnHeader(title, numeric=title == "p") for title in titles)
-    note = CLAIMS_NOTE + (" Published values are of the paper's size and data." if has_published else "")
-    return Layout(headers, tuple(rows), note)
+    notes = [CLAIMS_NOTE] if any(isinstance(each, Finding) for each in findings) else []
+    notes += ["Published values are of the paper's size and data."] if has_published else []
+    notes += [HEADS_NOTE] if any(isinstance(each, HeadFinding) for each in findings) else []
+    return Layout(headers, tuple(rows), " ".join(notes))

@@ -94,7 +94,12 @@ def test_the_legend_counts_seeds_and_names_the_band(mixed, store):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "text"), [(2, "mean; band: min–max over seeds"), (3, "mean; band: 95 % interval of the mean")]
+    ("seeds", "text"),
+    [
+        (2, "mean; band: min–max over seeds"),
+        (4, "mean; band: min–max over seeds"),
+        (5, "mean; band: 95 % interval of the mean"),
+    ],
 )
 def test_the_automatic_band(seeds, text, store):
     plan = plan_of(seeds=list(range(seeds)))

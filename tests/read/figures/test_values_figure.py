@@ -162,6 +162,32 @@ def test_the_summary_by_hand(grid_plan, grid_store):
     assert "mean of 2 seeds; small dots: seeds; bars: min–max over seeds" in texts
 
 
+def test_the_summary_has_lines_for_rules_and_one_axis_for_errors(grid_plan, grid_store):
+    figure = made("summary", grid_plan, grid_store)
+    task = grid_plan.runs[0].task
+    for split, lines in zip(("in_dist", "dense"), (figure.frame.iloc[::2], figure.frame.iloc[1::2]), strict=True):
+        most_frequent = next(iter(task.shortcut_errors(split, 2048).values()))
+        assert set(lines["metric"]) == {f"{split}/token_error"}
+        assert set(lines["most_frequent"]) == {most_frequent}
+    assert figure.frame["shortcut"].isna().all(), "selective copy has no other rule"
+    drawn = figure.draw()
+    assert len({panel.get_xlim() for panel in drawn.axes}) == 1
+    assert "most frequent answer" in [text.get_text() for text in drawn.legends[0].get_texts()]
+
+
+def test_on_a_logarithmic_axis_bars_are_the_range(store):
+    plan = plan_of(metrics=[{"name": "in_dist/token_error", "unit": "%"}], seeds=[0, 1, 2, 3, 4])
+    for run in plan.runs:
+        finish(store, run, {"in_dist/token_error": 0.013 if run.seed == 4 else 0.0})
+    first = plan.rows[0].runs
+    for run in first:
+        finish(store, run, {"in_dist/token_error": 50.0 + run.seed})
+    frame = made("summary", plan, store).frame
+    assert frame[["low", "high"]].values.tolist() == [[50.0, 54.0], *[[0.0, 0.013]] * (len(plan.rows) - 1)]
+    linear = made("summary", plan, store, log=False).frame
+    assert linear["low"].iloc[1] > 0
+
+
 def test_a_row_that_diverges_does_not_flatten_the_axis(store):
     plan = plan_of(metrics=[{"name": "dense/loss"}, {"name": "in_dist/token_error", "unit": "%"}])
     for row, loss in zip(plan.rows, (0.5, 0.52, 9.0), strict=True):

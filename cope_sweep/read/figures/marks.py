@@ -1,0 +1,199 @@
+"""How well the heads of trained models mark what the paper's Figures 4 and 6 say they mark: ends of paragraphs, titles.
+
+The paper says of its figures that "attention tends to drop at specific tokens regardless of their relative positions",
+because "one attention head can count paragraphs while another counts sections", and that the separators are "newline
+tokens" and "section titles". So two quantities have a measure, the area under the ROC curve (AUC) of a label:
+
+    gates                 whether a token is marked, by its mean gate ḡ_j (`inference.probe`): the mean over all queries
+                          i ≥ j of its context. A token is compared with all others, of the same and other contexts.
+    position_attention    whether no token from key j to query i, both included, is marked: a head that counts marks
+                          then has j at position 0. By position-only attention, as the figure draws it, of all pairs
+                          of a distance i − j of 1, 2, 4, … tokens. A pair is compared with those of the same distance
+                          alone, so that every function of the distance, such as attention that only decays, has an
+                          AUC of ½.
+
+AUC is P(a value with the label > one without) + ½·P(they are equal), over all such pairs. Marks are those of
+`inference.probe.text_marks`: line breaks, and the first token of a title, because a title begins one section. The
+other tokens of a title count as tokens without the mark.
+
+**Which head.** The seeds of a model number their heads differently. So for each seed one head is chosen, the one with
+the largest AUC on the first half of the sequences, and measured on the second half. The best of several heads is not at
+½ by chance: a mark is mostly one token of the vocabulary, and some head may rank it high before it has learned
+anything. So the same is done with the weights that training began with. `tables.claims` has the verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import mannwhitneyu
+
+from cope_sweep.config.ablation import Maps
+from cope_sweep.inference import Predictor
+from cope_sweep.inference.probe import LayerProbe, mean_gates, probe_layers, split_sequences, token_marks
+from cope_sweep.read.figures.kinds import Show
+
+TOKENS = 1 << 14
+"""Tokens of each half of the sequences, about."""
+LEAST_SEQUENCES = 4
+"""Sequences of each half, at least."""
+COLUMNS = {
+    "figure": "str", "run_id": "str", "seed": "int64", "layer": "int64", "head": "int64", "chosen": "bool",
+    "auc": "float64", "on": "float64", "off": "float64", "with_label": "int64", "without": "int64",
+    "initial_chosen": "bool", "initial_auc": "float64",
+}  # fmt: skip
+"""Columns of the frame of `measure_run`."""
+
+
+def auc(with_label: np.ndarray, without: np.ndarray) -> float:
+    """P(a value with the label > one without) + ½·P(they are equal); NaN where one of the two is empty."""
+    pairs = len(with_label) * len(without)
+    return float(mannwhitneyu(with_label, without, method="asymptotic").statistic) / pairs if pairs else math.nan
+
+
+def auc_within(values: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:
+    """The AUC of a label over the pairs of values of the same group; NaN where no group has both kinds.
+
+    All arrays have the shape (N,); `labels` are bool, `groups` whole numbers.
+    """
+    order = np.argsort(groups, kind="stable")
+    values, labels, groups = values[order], labels[order], groups[order]
+    ends = np.flatnonzero(np.diff(groups)) + 1
+    won, pairs = 0.0, 0
+    for part, label in zip(np.split(values, ends), np.split(labels, ends), strict=True):
+        own = int(label.sum()) * int((~label).sum())
+        if own:
+            won += own * auc(part[label], part[~label])
+            pairs += own
+    return won / pairs if pairs else math.nan
+
+
+@dataclass(frozen=True)
+class HeadMeasure:
+    """The measure of one head on some sequences; NaN where no value has the label, or all have it."""
+
+    auc: float
+    on: float
+    """Mean of the values with the label."""
+    off: float
+    """Mean of those without."""
+    with_label: int
+    """Number of values with the label."""
+    without: int
+
+
+LayerAndHead = tuple[int, int]
+
+
+def measure_heads(
+    predictor: Predictor, figures: Mapping[str, Maps], sequences: Sequence[Sequence[int]]
+) -> dict[str, dict[LayerAndHead, HeadMeasure]]:
+    """The measure of every layer and head, by name of figure; without heads where a model does not have what is shown.
+
+    `sequences` are token ids.
+    """
+    task = predictor.run.task
+    tokenizer = predictor.tokenizer if predictor.reads_text else None
+    labels: dict[str, list[np.ndarray]] = defaultdict(list)
+    shows = {each.show for each in figures.values()}
+    values: dict[Show, dict[LayerAndHead, list[np.ndarray]]] = {show: defaultdict(list) for show in shows}
+    groups: dict[Show, list[np.ndarray]] = defaultdict(list)
+    for tokens in sequences:
+        query, key = _pairs(len(tokens))
+        marks = token_marks(task, np.array(tokens), tokenizer)
+        for name, figure in figures.items():
+            marked_T = marks.get(figure.mark or "", np.zeros(len(tokens), dtype=bool))
+            before_T = np.concatenate([[0], marked_T.cumsum()])  # marks before each token
+            labels[name].append(marked_T if figure.show == "gates" else before_T[query + 1] == before_T[key])
+        groups["gates"].append(np.zeros(len(tokens), dtype=np.int64))
+        groups["position_attention"].append(query - key)
+        probe_layers(predictor, tokens, partial(_add_values, values))
+    measured: dict[str, dict[LayerAndHead, HeadMeasure]] = {}
+    for name, figure in figures.items():
+        label, group = np.concatenate(labels[name]), np.concatenate(groups[figure.show])
+        heads = sorted(values[figure.show].items())
+        measured[name] = {head: _measure(np.concatenate(parts), label, group) for head, parts in heads}
+    return measured
+
+
+def _pairs(tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """The queries and the keys of all pairs of a distance of 1, 2, 4, … tokens."""
+    distances = [1 << power for power in range(tokens.bit_length()) if 1 << power < tokens]
+    queries = [np.arange(distance, tokens) for distance in distances]
+    keys = [np.arange(tokens - distance) for distance in distances]
+    return np.concatenate([*queries, np.zeros(0, dtype=int)]), np.concatenate([*keys, np.zeros(0, dtype=int)])
+
+
+def _add_values(values: Mapping[Show, dict[LayerAndHead, list[np.ndarray]]], found: LayerProbe) -> None:
+    """Add what is shown of each head of a layer: of each key, or of each pair of a query and a key."""
+    gates = next(iter(found.contextual.values()), None)
+    matrix_HTT = found.position_only_attention_HTT
+    for row, head in enumerate(found.heads):
+        if "gates" in values and gates is not None:
+            values["gates"][found.layer, head].append(mean_gates(gates.gates_HTT[row]))
+        if "position_attention" in values and matrix_HTT is not None:
+            values["position_attention"][found.layer, head].append(matrix_HTT[row][_pairs(matrix_HTT.shape[1])])
+
+
+def _measure(values: np.ndarray, label: np.ndarray, group: np.ndarray) -> HeadMeasure:
+    on, off = (float(each.mean()) if len(each) else math.nan for each in (values[label], values[~label]))
+    return HeadMeasure(auc_within(values, label, group), on, off, int(label.sum()), int((~label).sum()))
+
+
+def best_head(heads: Mapping[LayerAndHead, HeadMeasure]) -> LayerAndHead | None:
+    """The head with the largest AUC; of equal ones the first. None where no AUC is known."""
+    known = {head: found.auc for head, found in heads.items() if not math.isnan(found.auc)}
+    return max(known, key=lambda head: known[head], default=None)
+
+
+def halves(predictor: Predictor, figure: Maps) -> tuple[list[list[int]], list[list[int]]]:
+    """The sequences on which a head is chosen, and those on which it is measured, of the figure's split."""
+    task = predictor.run.task
+    count = max(LEAST_SEQUENCES, TOKENS // task.context)
+    sequences = split_sequences(task, figure.split, 0, 2 * count)
+    half = len(sequences) // 2
+    return sequences[:half], sequences[half:]
+
+
+def chosen_head(predictor: Predictor, figure: Maps) -> LayerAndHead | None:
+    """The head that marks best what the figure shows, on the sequences that choose; None where none has a measure."""
+    return best_head(measure_heads(predictor, {"": figure}, halves(predictor, figure)[0])[""])
+
+
+@torch.inference_mode()
+def measure_run(checkpoint: Path, figures: Mapping[str, Maps]) -> pd.DataFrame:
+    """A line for each head of a run and figure (name → figure), all of the same split:
+
+    figure, run_id, seed, layer, head
+    chosen                         whether its AUC is the largest on the first half of the sequences
+    auc, on, off                   AUC on the second half; mean value with the label, and without
+    with_label, without            number of values with the label, and without
+    initial_chosen, initial_auc    the same with the weights that training began with
+
+    Raises what `Predictor.load` and a probe raise.
+    """
+    predictor = Predictor.load(checkpoint)
+    first = predictor.untrained()
+    parts = halves(predictor, next(iter(figures.values())))
+    choice, final = (measure_heads(predictor, figures, part) for part in parts)
+    first_choice, first_final = (measure_heads(first, figures, part) for part in parts)
+    lines = []
+    for name in figures:
+        best, first_best = best_head(choice[name]), best_head(first_choice[name])
+        lines += [
+            {
+                "figure": name, "run_id": predictor.run.run_id, "seed": predictor.run.seed, "layer": head[0],
+                "head": head[1], "chosen": head == best, **vars(found), "initial_chosen": head == first_best,
+                "initial_auc": first_final[name][head].auc,
+            }
+            for head, found in final[name].items()
+        ]  # fmt: skip
+    return pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
