@@ -92,6 +92,10 @@ class Means:
         row, _, metric = key.partition(", ")
         return f"{float(f'{self.frame.at[row, metric]:.2g}'):g} %"
 
+    def value(self, key):
+        """A mean that is no percentage."""
+        return self[key].removesuffix(" %")
+
     def least(self, metric, rows, but):
         """The least mean among the rows that start with `rows`, but some of them."""
         found = self.frame.loc[[row for row in self.frame.index if row.startswith(rows)], metric]
@@ -119,6 +123,12 @@ def claims():
     more_passes = claim_findings(count.report.plan, table_of(count.report).model)[0]
     assert (more_passes.column.name, more_passes.text) == ("longer/token_error", "shown")
     longer = "longer/token_error"
+    names, text, much_text = map(Means, ("counting.several_variables", "wikitext.small", "wikitext.long"))
+    for report, verdict in ((names, "shown"), (text, "shown"), (much_text, "shown")):
+        assert claim_findings(report.report.plan, table_of(report.report).model)[0].text == verdict, report.link
+    relative, beside = (claim_findings(much_text.report.plan, table_of(much_text.report).model)[n] for n in (1, 2))
+    assert relative.text == beside.text == "not shown"
+    perplexity = "validation/perplexity"
     for metric in ("dense/sequence_error", "sparse/sequence_error"):
         assert copy[f"CoPE, {metric}"] == "0 %", metric
         assert copy[f"RoPE, {metric}"] == copy[f"Absolute, {metric}"] == "100 %", metric
@@ -142,7 +152,13 @@ CoPE {many[f"Flip-Flop · CoPE, {far}"]} (3 seeds: not tested).
 {paper[f"Absolute, {sparse}"]} (3 seeds: not tested); published are 4.9, 20.3 and 21.7 %.
 - [Counting, with more passes than in training]({count.link}): CoPE {count[f"CoPE · 1, {longer}"]}, absolute \
 {count[f"Absolute · 1, {longer}"]}, RoPE {count[f"RoPE · 1, {longer}"]}, relative {count[f"Relative · 1, {longer}"]}; CoPE is better \
-than absolute and relative positions (p = {more_passes.largest_p:.3f}, 5 seeds).
+than absolute and relative positions (p = {more_passes.largest_p:.3f}, 6 seeds). [With 3 variables]({names.link}), in distribution: CoPE \
+{names[f"CoPE · 3, {wrong}"]}, absolute {names[f"Absolute · 3, {wrong}"]}, RoPE {names[f"RoPE · 3, {wrong}"]}, relative \
+{names[f"Relative · 3, {wrong}"]}.
+- [Text]({text.link}) (Python's standard library, 8 seeds in pairs): CoPE is better than absolute positions, no different from relative \
+ones, and together with them a little better. [Ten times as long]({much_text.link}) only the first is left: perplexity \
+{much_text.value(f"CoPE, {perplexity}")}, absolute {much_text.value(f"Absolute, {perplexity}")}, relative \
+{much_text.value(f"Relative, {perplexity}")}.
 """
 
 
