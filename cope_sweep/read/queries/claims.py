@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cope_sweep.api.answers import ClaimResult
-from cope_sweep.read.figures.available import claimed_figures
-from cope_sweep.read.reports.runs import ReportResults
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.claims import (
     Finding,
@@ -26,11 +24,21 @@ def claim_results(all_results: Iterable[Results]) -> list[ClaimResult]:
     return sorted(claims, key=lambda claim: place_in_paper(claim.source))
 
 
+def _findings_about_heads(results: Results) -> tuple[HeadFinding, ...]:
+    """Of a report; measuring the heads of a store's checkpoints takes too long."""
+    from cope_sweep.read.reports.runs import ReportResults  # pandas
+
+    if not isinstance(results, ReportResults):
+        return ()
+    from cope_sweep.read.figures.available import claimed_figures  # matplotlib
+
+    return head_findings(claimed_figures(results.plan), results.heads)
+
+
 def _claims_of(results: Results) -> Iterable[ClaimResult]:
     plan = results.plan
     findings: list[Finding | HeadFinding] = [*claim_findings(plan, Table(results, reference(plan)).model)]
-    if isinstance(results, ReportResults):  # to measure the heads of a store's checkpoints takes long
-        findings += head_findings(claimed_figures(plan), results.heads)
+    findings += _findings_about_heads(results)
     hypothesis = hypothesis_verdict(findings)
     for finding in findings:
         yield ClaimResult(
