@@ -608,6 +608,11 @@ class Ablation(Frozen):
     resources: Resources = Resources()
 
     @property
+    def has_claims(self) -> bool:
+        """Whether the ablation claims something about its rows, or one of its figures about heads."""
+        return bool(self.claims) or any(isinstance(figure, Maps) and figure.claim for figure in self.figures)
+
+    @property
     def primary_metric(self) -> Metric:
         """The metric that rows are tested by."""
         return next((metric for metric in self.metrics if metric.name == self.primary), self.metrics[0])

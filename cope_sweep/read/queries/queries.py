@@ -207,7 +207,7 @@ class Queries:
 
         for plan in self.files.all():
             path = runs_file(self.files.folder / RESULTS, plan)
-            if plan.ablation.content.claims and path.exists():
+            if plan.ablation.content.has_claims and path.exists():
                 with contextlib.suppress(NotFinishedError):
                     report = read_report(plan, path)
                     report.check()
