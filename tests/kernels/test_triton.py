@@ -141,7 +141,11 @@ def allocated(monkeypatch, *, batch, heads, tokens, p_max, head_dim):
 
         def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
             result = function(*arguments, **(keywords or {}))
-            if function.overloadpacket.__name__ in ("new_empty", "empty_like", "new_zeros"):
+            if function.overloadpacket in (
+                torch.ops.aten.new_empty,
+                torch.ops.aten.empty_like,
+                torch.ops.aten.new_zeros,
+            ):
                 self.total += result.numel() * result.element_size()
             return result
 

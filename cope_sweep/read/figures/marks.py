@@ -19,7 +19,7 @@ other tokens of a title count as tokens without the mark.
 **Which head.** The seeds of a model number their heads differently. So for each seed one head is chosen, the one with
 the largest AUC on the first half of the sequences, and measured on the second half. The best of several heads is not at
 ½ by chance: a mark is mostly one token of the vocabulary, and some head may rank it high before it has learned
-anything. So the same is done with the weights that training began with. `tables.claims` has the verdict.
+anything. So the same is done with the initial weights. `tables.claims` has the verdict.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def measure_run(checkpoint: Path, figures: Mapping[str, Maps]) -> pd.DataFrame:
     chosen                         whether its AUC is the largest on the first half of the sequences
     auc, on, off                   AUC on the second half; mean value with the label, and without
     with_label, without            number of values with the label, and without
-    initial_chosen, initial_auc    the same with the weights that training began with
+    initial_chosen, initial_auc    the same with the initial weights
 
     Raises what `Predictor.load` and a probe raise.
     """

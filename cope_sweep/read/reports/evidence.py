@@ -79,14 +79,13 @@ RESAMPLES = 9_999
 MOST_HEADS = 16
 """Heads of a model that are listed one by one."""
 HEADS_OF = {
-    "gates": "Probability that the mean gate of a marked token is larger than that of another token (AUC). ",
-    "position_attention": "Probability that a key since the last marked token has more attention by position alone "
-    "than an earlier key of the same distance (AUC). ",
+    "gates": "AUC: the probability that a marked token has a larger mean gate than an unmarked one. ",
+    "position_attention": "AUC: the probability that a key after the last marked token gets more position-only "
+    "attention than an earlier key at the same distance. ",
 }
 CHOSEN_NOTE = (
-    "The head of each seed is chosen on other sequences. Heads of the same number have nothing in common but their "
-    "place: each seed numbers them differently. Untrained: the same with the weights that training began with. "
-    "Mean with its 95 % interval over seeds."
+    "Each seed's head is chosen on separate sequences. Head numbers do not correspond between seeds. Untrained: the "
+    "same with the initial weights. The mean has its 95 % interval over seeds."
 )
 
 
@@ -164,7 +163,14 @@ class Evidence:
             lines.append(f"{total - counts['finished']} of {total} runs: {', '.join(runs)}")
         if self.plan.open_samples:
             lines.append(f"{self.plan.open_samples} rows that the search has not suggested yet")
+        not_measured = self._finished_without_heads()
+        if not_measured:
+            lines.append(f"heads of {not_measured} finished runs: no checkpoint or text on this machine")
         return (*lines, *(f"{figure.name}: {figure.problem}" for figure in self.figures if figure.svg is None))
+
+    def _finished_without_heads(self) -> int:
+        """Number of finished runs whose heads a figure makes a claim about, but which could not be measured."""
+        return len(set(_runs_with_claims(self.results)) - set(self.heads["run_id"]))
 
     @property
     def answer(self) -> str:
@@ -333,17 +339,23 @@ def measured_heads(results: Results) -> pd.DataFrame:
     if figures and results.store is not None:
         from cope_sweep.read.figures.marks import measure_run  # torch
 
-        rows = {name for each in declared_figures(results.plan) if each.name in figures for name in each.rows}
-        runs = [run.run_id for row in results.plan.rows if row.name in rows for run in row.runs]
-        new = [run_id for run_id in runs if results.records[run_id].status == "finished" and run_id not in known]
-        for run_id in new:
-            with suppress(UserError):  # a text that is not on this machine: its figures are missing, and say why
-                parts.append(measure_run(results.store.run(run_id).fetch_checkpoint(), figures))
+        for run_id in _runs_with_claims(results):
+            if run_id not in known:
+                with suppress(UserError):  # `Evidence.missing` counts it
+                    parts.append(measure_run(results.store.run(run_id).fetch_checkpoint(), figures))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=HEAD_COLUMNS)
 
 
+def _runs_with_claims(results: Results) -> list[str]:
+    """The ids of the finished runs whose heads a figure makes a claim about."""
+    figures = claimed_figures(results.plan)
+    rows = {name for declared in declared_figures(results.plan) if declared.name in figures for name in declared.rows}
+    runs = [run.run_id for row in results.plan.rows if row.name in rows for run in row.runs]
+    return [run_id for run_id in runs if results.records[run_id].status == "finished"]
+
+
 def heads_layout(figures: Mapping[str, Maps], heads: pd.DataFrame) -> Layout:
-    """The AUC of each head by seed, and its mean with interval; of many heads only that of the chosen ones."""
+    """The AUC by head and seed, with mean and interval; only the chosen heads if there are more than MOST_HEADS."""
     seeds = sorted(set(heads["seed"]))
     lines = []
     for name, figure in figures.items():

@@ -55,9 +55,9 @@ CLAIMS_NOTE = (
     "(Holm). Shown: every pair differs as the claim says; opposite: a pair differs the other way."
 )
 HEADS_NOTE = (
-    "A claim about heads: AUC (area under the ROC curve) of one head of each seed, chosen on other sequences, beside "
-    "that of the weights that training began with. Shown: training raises it (95 % interval over seeds), and it is "
-    f"above {MARKS_FROM:g}; shown in part: training raises it."
+    "Claims about heads use the AUC (area under the ROC curve) of one head per seed, chosen on separate sequences, "
+    "before and after training. Shown: training raises the AUC, and it is above "
+    f"{MARKS_FROM:g} (95 % intervals over seeds). Shown in part: training raises it."
 )
 OF_HYPOTHESIS: dict[ClaimVerdict, str] = {
     "shown": "supported",
@@ -160,7 +160,7 @@ class HeadFinding:
     auc: Summary
     """Of the chosen head of each seed."""
     initial_auc: Summary
-    """The same of the weights that training began with."""
+    """The same with the initial weights."""
     gain: Summary
     """Their difference, by seed."""
     on: float

@@ -1,21 +1,35 @@
 """Claims of committed results."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.read.queries.claims import claim_results
-from cope_sweep.read.reports.runs import read_report
+from cope_sweep.read.reports.evidence import evidence
+from cope_sweep.read.reports.runs import ReportResults, read_report
 
 ABLATIONS = Path(__file__).parents[3] / "ablations"
 
 
-def test_figures_of_heads_have_their_claims() -> None:
+def gates() -> ReportResults:
     plan = expand(with_overrides(load_ablation(ABLATIONS / "gates.yaml"), scale="small"))
-    assert plan.ablation.content.has_claims
-    assert not plan.ablation.content.claims
-    results = read_report(plan, ABLATIONS / "results" / "gates.small.parquet")
+    return read_report(plan, ABLATIONS / "results" / "gates.small.parquet")
+
+
+def test_figures_of_heads_have_their_claims() -> None:
+    results = gates()
+    assert results.plan.ablation.content.has_claims
+    assert not results.plan.ablation.content.claims
     claims = claim_results([results])
     assert [(claim.source, claim.verdict) for claim in claims] == [
         ("Figure 6 (top)", "shown in part"),
         ("Figure 6 (bottom)", "shown in part"),
     ]
+
+
+def test_a_report_says_how_many_runs_have_heads_that_were_not_measured() -> None:
+    report = evidence(gates())
+    assert report.missing == ()
+    without_two = report.heads[report.heads["seed"] > 1]
+    (line,) = replace(report, heads=without_two).missing
+    assert line.startswith("heads of 2 finished runs")
