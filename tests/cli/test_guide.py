@@ -1,5 +1,7 @@
 """The commands of docs/tutorial.md and docs/concepts, on tiny ablations that have the names of their examples."""
 
+import shutil
+
 import pytest
 
 from tests.cli.conftest import TINY
@@ -11,7 +13,8 @@ def commands(concept):
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_store_and_of_runs(trained):
+def test_the_commands_of_the_store_and_of_runs(trained, shell):
+    shutil.copytree(trained.folder / "store", shell.folder / "store")  # one of the commands deletes a run
     shown = [*commands("run"), *commands("store")]
     assert [words[0] for words in shown] == [
         "runs",
@@ -24,12 +27,12 @@ def test_the_commands_of_the_store_and_of_runs(trained):
         "delete",
         "sync",
     ]
-    ids = [run["run_id"] for run in trained.json("runs")["runs"]]
+    ids = [run["run_id"] for run in shell.json("runs")["runs"]]
     shown[-2] = ["delete", ids[-1], "--yes"]
     for words in shown:
         runs = iter(ids)
         words = [word.replace("layers>=2", "layers>=1") for word in words]
-        assert trained(*(next(runs) if word == "RUN" else word for word in words))[0]
+        assert shell(*(next(runs) if word == "RUN" else word for word in words))[0]
 
 
 def test_the_commands_of_the_sweep(shell):
