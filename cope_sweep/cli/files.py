@@ -9,7 +9,7 @@ from pathlib import Path
 from cope_sweep.cli.output import escaped, make_console
 from cope_sweep.cli.progress import indexing_bar
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
-from cope_sweep.config.loading import find_ablation, names_a_file
+from cope_sweep.config.loading import changed_axes, find_ablation, names_a_file
 from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import AblationFiles, Queries
@@ -29,8 +29,8 @@ class NamedFiles(AblationFiles):
     def __init__(self, folder: Path, sets: Sequence[str] = ()) -> None:
         super().__init__(folder)
         self._sets = sets
-        self._is_said = False
-        """Whether the seeds of `--set` were printed."""
+        self._are_sets_explained = False
+        """Whether it was printed what `--set` did to seeds and axes."""
         self._noted: set[str] = set()
         """Ablations without a file: those for which the sweep they come from was printed."""
 
@@ -48,12 +48,21 @@ class NamedFiles(AblationFiles):
             return super().load(name, scale)
         loaded = with_overrides(load_ablation(self.file(name)), scale=scale, assignments=list(self._sets))
         plan = expand(replace(loaded, typed=tuple(typed)))
-        if any(assignment.startswith("seeds=") for assignment in self._sets) and not self._is_said:
-            self._is_said = True
-            seeds, rows = loaded.content.row_seeds, plan.samples if plan.search else len(plan.rows)
-            text = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}: {rows * len(seeds):,} runs"
-            make_console(stderr=True).print(text, highlight=False, soft_wrap=True)
+        if not self._are_sets_explained:
+            self._are_sets_explained = True
+            self._explain_sets(plan)
         return plan
+
+    def _explain_sets(self, plan: Plan) -> None:
+        """Print the seeds that `--set` chose, and the axes whose values it changed."""
+        content, console = plan.ablation.content, make_console(stderr=True)
+        if any(assignment.startswith("seeds=") for assignment in self._sets):
+            seeds, rows = content.row_seeds, plan.samples if plan.search else len(plan.rows)
+            text = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}: {rows * len(seeds):,} runs"
+            console.print(text, highlight=False, soft_wrap=True)
+        for assignment, axis, number in changed_axes(content, self._sets):
+            text = f"--set {assignment} applies to all {number} values of the axis {axis}"
+            console.print(f"[yellow]note:[/yellow] {escaped(text)}", highlight=False, soft_wrap=True)
 
     def expand_recorded(self, recorded: RecordedAblation, scale: str | None = None) -> Plan:
         """The plan of an ablation that is in no file, with the values of `--set`. A note says where it is from."""

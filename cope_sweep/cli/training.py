@@ -224,7 +224,7 @@ def _train(
     else:
         console = make_console()
         console.print(results.to_rich())
-        _print_outcome(console, outcome, same_plan, len(plan.runs))
+        _print_outcome(console, outcome, same_plan, len(plan.runs), leaves_out_failed="failed" in leave_out)
         again = shlex.join(sys.argv[1:]) if submission is None else f"run {same_plan}"
         # In a Slurm job, the cluster ends with the job, and `sbatch` continues the sweep: sweep.sbatch says so.
         ends_with_job = options.address is not None and "SLURM_JOB_ID" in os.environ
@@ -351,18 +351,23 @@ def _overrides(scale: str | None, sets: Sequence[str]) -> list[str]:
     return [*(["--scale", scale] if scale else []), *(part for value in sets for part in ("--set", value))]
 
 
-def _print_outcome(console: Console, outcome: SweepOutcome, same_plan: str, total: int) -> None:
-    """Print how the sweep ended, and what to do about unfinished runs. `total` is the number of all runs."""
+def _print_outcome(
+    console: Console, outcome: SweepOutcome, same_plan: str, total: int, *, leaves_out_failed: bool
+) -> None:
+    """Print how the sweep ended, and what to do about unfinished runs.
+
+    `total` is the number of all runs. With `leaves_out_failed`, repeating the command would not try failed runs again.
+    """
     if outcome.sweep_id is None and not outcome.failed:
         rest = f"{outcome.reused} of {total} runs are finished, and the options leave out the others"
         console.print(f"Nothing to train: {f'all {total} runs are finished' if outcome.reused == total else rest}.")
     if outcome.failed:
-        command = f"{_command('cope-sweep')} status {same_plan}"
-        console.print(
-            f"[red]{_runs(outcome.failed)} failed[/red]. {escaped(command)} shows the errors; "
-            "repeat the `run` command, without --keep-failed, to try them again.",
-            soft_wrap=True,
-        )
+        command = _command("cope-sweep")
+        again = "repeat the command to try them again"
+        if leaves_out_failed:
+            again = f"{command} retry {same_plan} --failed tries them again"
+        text = f"{command} status {same_plan} shows the errors; {again}."
+        console.print(f"[red]{_runs(outcome.failed)} failed[/red]. {escaped(text)}", soft_wrap=True)
     if outcome.stopped:
         command = f"{_command('cope-sweep')} retry {same_plan} --stopped"
         text = f"{_runs(outcome.stopped)} stopped early by the schedule; {command} trains them to the end."

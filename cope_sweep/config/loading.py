@@ -325,6 +325,21 @@ def with_overrides(
     return replace(changed, replaced=trained, scale=scale or loaded.scale, typed=loaded.typed, unchanged=original)
 
 
+def changed_axes(content: Ablation, assignments: Sequence[str]) -> list[tuple[str, str, int]]:
+    """Assignments that change each value of an axis, such as `task.tokens=32` where `task` varies.
+
+    `content` is the ablation with the assignments. Returns assignment, axis, and its number of values (at least 2).
+    """
+    mappings: list[Mapping[str, Axis]] = [content.grid, *content.zip, *(condition.grid for condition in content.when)]
+    axes = [(axis, values) for mapping in mappings for axis, values in mapping.items()]
+    changed = []
+    for assignment in assignments:
+        key = assignment.partition("=")[0]
+        if not is_field(key):
+            changed += [(assignment, axis, len(values)) for axis, values in axes if is_below(key, axis)]
+    return [(assignment, axis, number) for assignment, axis, number in changed if number > 1]
+
+
 def _replaced_keys(content: Ablation, scale: Scale) -> list[str]:
     """The keys whose values at a scale are not values of the ablation: keys of axes that it only selects are not."""
     chosen = {key: [value] for key, value in scale.set.items()}

@@ -70,6 +70,21 @@ def test_a_new_seed_trains_only_the_missing_runs(trained):
     assert (more["sweep"]["trained"], more["sweep"]["reused"]) == (2, 4)
 
 
+def test_a_set_that_changes_all_values_of_an_axis_is_said(shell):
+    """Once per command. Not of a key that is no part of the axis, or of an axis itself."""
+    shorter = "{kind: selective_copy, tokens: 1, blanks: 2, dense_blanks: 1, sparse_blanks: 4, vocabulary: 6}"
+    longer = shorter.replace("tokens: 1", "tokens: 3")
+    (task,) = [line for line in TINY.splitlines(keepends=True) if line.startswith("  task:")]
+    axis = f"  task: {{short: {shorter}, long: {longer}}}\nseeds:"
+    shell.write("tasks", TINY.replace(task, "").replace("seeds:", axis))
+    note = "note: --set task.blanks=3 applies to all 2 values of the axis task"
+    for command in (["plan"], ["run", "--local", "--no-mlflow", "--max-runs", "1"]):
+        _, err = shell(*command, "tasks", "--set", "task.blanks=3", code=0 if command == ["plan"] else 130)
+        assert err.count(note) == 1
+    for unchanged in ("train.steps=4", f"task={longer}", "model.position=[cope]"):
+        assert "applies to" not in shell("plan", "tasks", "--set", unchanged)[1]
+
+
 def test_a_failed_run_does_not_stop_the_others(shell):
     shell.write(
         "tiny",
@@ -77,12 +92,13 @@ def test_a_failed_run_does_not_stop_the_others(shell):
     )
     out, _ = shell("run", "tiny", "--local", "--no-mlflow", code=1)
     assert "2 runs failed. " in out
-    assert "cope-sweep status tiny shows the errors" in " ".join(out.split())
+    assert "cope-sweep status tiny shows the errors; repeat the command to try them again." in " ".join(out.split())
     statuses = [run["status"] for run in shell.json("status", "tiny")["runs"]]
     assert (statuses.count("finished"), statuses.count("failed")) == (2, 2)
     sweep = shell.json("run", "tiny", "--local", "--no-mlflow", "--keep-failed", code=1)["sweep"]
     assert (sweep["trained"], sweep["failed"], sweep["sweep_id"]) == (0, 2, None)
-    _, err = shell("run", "tiny", "--local", "--no-mlflow", "--keep-failed", code=1)
+    out, err = shell("run", "tiny", "--local", "--no-mlflow", "--keep-failed", code=1)
+    assert "cope-sweep retry tiny --failed tries them again." in " ".join(out.split())
     assert "to train" not in err
     assert "2 finished · 2 failed" in err
     _, err = shell("run", "tiny", "--local", "--no-mlflow", "--max-runs", "1", code=130)
