@@ -322,7 +322,8 @@ def test_the_encoding_of_the_guide_trains(tmp_path):
     (tmp_path / "ablations").mkdir()
     shutil.copy(ROOT / "ablations" / "quickstart.yaml", tmp_path / "ablations")
     (tmp_path / "learned_decay.py").write_text(code_blocks(text, "python")[0])
-    (plugins, command) = re.findall(r"^COPE_SWEEP_PLUGINS=(\w+) cope-sweep (run quickstart .*)$", text, re.MULTILINE)[0]
+    (plugins,) = re.findall(r"^export COPE_SWEEP_PLUGINS=(\w+)$", text, re.MULTILINE)
+    (command, _) = re.findall(r"^cope-sweep ((?:run|table) quickstart .*)$", text, re.MULTILINE)
     sizes = ("train.steps=2", "seeds=[0]", "model.layers=1", "evaluate.sequences=8", "evaluate.final_sequences=8")
     small = [*(word for size in sizes for word in ("--set", size)), "--local", "--no-mlflow", "--json"]
     printed = output_of("-m", "cope_sweep.cli", *shlex.split(command), *small, cwd=tmp_path, COPE_SWEEP_PLUGINS=plugins)
