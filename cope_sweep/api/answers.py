@@ -15,7 +15,9 @@ class Answer(BaseModel):
     model_config = ConfigDict(defer_build=True)
 
 
-ClaimVerdict = Literal["shown", "shown in part", "mixed", "opposite", "not shown", "too few seeds", "not trained"]
+ClaimVerdict = Literal[
+    "shown", "shown in part", "mixed", "opposite", "not shown", "too few seeds", "not testable", "not trained"
+]
 
 
 class ScaleSummary(Answer):

@@ -167,6 +167,13 @@ def _check_conditions_of_suggestions(loaded: LoadedAblation, varied: set[str], n
             raise loaded.source.error(
                 (key,), f"{name} suggests points itself, so `{key}` has no effect; {remedy}", "not_with_suggestions"
             )
+    for index, figure in enumerate(content.figures):
+        if isinstance(figure, Maps) and figure.claim:
+            raise loaded.source.error(
+                ("figures", index, "claim"),
+                f"{name} suggests rows, and this claim needs one row that is known; make a figure without a claim",
+                "not_with_suggestions",
+            )
     for index, condition in enumerate(content.when):
         if condition.grid:
             raise loaded.source.error(

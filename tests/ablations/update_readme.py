@@ -117,17 +117,17 @@ def claims():
     copy.check_verdicts(RoPE="worse", Absolute="worse")
     flip.check_verdicts(RoPE="worse", Absolute="worse")  # in distribution
     out_of_distribution = claim_findings(flip.report.plan, table_of(flip.report).model)[0]
-    assert out_of_distribution.column.name == "sparse/token_error"
-    assert out_of_distribution.text == "shown in part (1 of 2 pairs)"
+    assert out_of_distribution.measure == "OOD (%)"
+    assert out_of_distribution.verdict_text == "shown in part (1 of 2 pairs)"
     assert f"{out_of_distribution.largest_p:.3f}" == "0.056"
     more_passes = claim_findings(count.report.plan, table_of(count.report).model)[0]
-    assert (more_passes.column.name, more_passes.text) == ("longer/token_error", "shown")
+    assert (more_passes.measure, more_passes.verdict) == ("OOD longer (%)", "shown")
     longer = "longer/token_error"
     names, text, much_text = map(Means, ("counting.several_variables", "wikitext.small", "wikitext.long"))
     for report, verdict in ((names, "shown"), (text, "shown"), (much_text, "shown")):
-        assert claim_findings(report.report.plan, table_of(report.report).model)[0].text == verdict, report.link
+        assert claim_findings(report.report.plan, table_of(report.report).model)[0].verdict == verdict, report.link
     relative, beside = (claim_findings(much_text.report.plan, table_of(much_text.report).model)[n] for n in (1, 2))
-    assert relative.text == beside.text == "not shown"
+    assert relative.verdict == beside.verdict == "not shown"
     perplexity = "validation/perplexity"
     for metric in ("dense/sequence_error", "sparse/sequence_error"):
         assert copy[f"CoPE, {metric}"] == "0 %", metric
@@ -209,11 +209,11 @@ def claims_of_all():
         p = "" if math.isnan(finding.largest_p) else p_text(finding.largest_p)
         size = report.plan.ablation.scale or ("the paper's" if finding.published else BASE)
         ours = f"{finding.measure}: {finding.ours}"
-        cells = [finding.claim.source or "–", finding.claim.text, size, ours, finding.published or "–"]
+        cells = [finding.source or "–", finding.claim, size, ours, finding.published or "–"]
         link = f"[{markdown_text(report.path.stem)}]({report.path.stem}.md)"
-        texts = [*map(markdown_text, cells), p, f"**{finding.text}**", link]
-        lines.append((place_in_paper(finding.claim.source), f"| {' | '.join(texts)} |"))
-    reported = {(report.plan.ablation.name, finding.claim.text) for report, finding in found}
+        texts = [*map(markdown_text, cells), p, f"**{finding.verdict_text}**", link]
+        lines.append((place_in_paper(finding.source), f"| {' | '.join(texts)} |"))
+    reported = {(report.plan.ablation.name, finding.claim) for report, finding in found}
     for path in sorted(ABLATIONS.glob("*.yaml")):
         content = load_ablation(path).content
         about_heads = [each for each in content.figures if isinstance(each, Maps) and each.claim]

@@ -209,6 +209,7 @@ def test_labels_of_another_search_are_refused(labels, data):
         ("samples: 8", "samples: 8, metric: in_dist/loss", ("unknown_goal", "test.yaml:12", "search.metric")),
         ("samples: 8", "samples: 8, goal: max", ("contradicting_goal", "test.yaml:12", "search.goal")),
         ("seeds: [0]", "include: [{model.dim: 16}]", ("not_with_suggestions", "test.yaml:8", "include")),
+        ("seeds: [0]", "figures: [{kind: maps, show: gates, mark: data, claim: Gates open}]", ("not_with_suggestions", "test.yaml:8", "figures[0].claim")),
         ("seeds: [0]", "exclude: [{model.position: CoPE}]", ("not_with_suggestions", "test.yaml:8", "exclude")),
         ("seeds: [0]", "when: [{if: {model.position: CoPE}, grid: {train.batch: [8, 16]}}]", ("not_with_suggestions", "test.yaml:8", "when[0].grid")),
         ("seeds: [0]", "when: [{if: {model.position: CoPE}, set: {train.lr: 1e-3}}]", ("not_with_suggestions", "test.yaml:8", "when[0].set.train.lr")),

@@ -154,23 +154,23 @@ def best_head(heads: Mapping[LayerAndHead, HeadMeasure]) -> LayerAndHead | None:
     return max(known, key=lambda head: known[head], default=None)
 
 
-def halves(predictor: Predictor, figure: Maps) -> tuple[list[list[int]], list[list[int]]]:
-    """The sequences on which a head is chosen, and those on which it is measured, of the figure's split."""
+def halves(predictor: Predictor, split: str | None) -> tuple[list[list[int]], list[list[int]]]:
+    """The sequences of a split on which a head is chosen, and those on which it is measured."""
     task = predictor.run.task
     count = max(LEAST_SEQUENCES, TOKENS // task.context)
-    sequences = split_sequences(task, figure.split, 0, 2 * count)
+    sequences = split_sequences(task, split, 0, 2 * count)
     half = len(sequences) // 2
     return sequences[:half], sequences[half:]
 
 
 def chosen_head(predictor: Predictor, figure: Maps) -> LayerAndHead | None:
     """The head that marks best what the figure shows, on the sequences that choose; None where none has a measure."""
-    return best_head(measure_heads(predictor, {"": figure}, halves(predictor, figure)[0])[""])
+    return best_head(measure_heads(predictor, {"": figure}, halves(predictor, figure.split)[0])[""])
 
 
 @torch.inference_mode()
 def measure_run(checkpoint: Path, figures: Mapping[str, Maps]) -> pd.DataFrame:
-    """A line for each head of a run and figure (name → figure), all of the same split:
+    """A line for each head of a run and figure (name → figure):
 
     figure, run_id, seed, layer, head
     chosen                         whether its AUC is the largest on the first half of the sequences
@@ -180,20 +180,23 @@ def measure_run(checkpoint: Path, figures: Mapping[str, Maps]) -> pd.DataFrame:
 
     Raises what `Predictor.load` and a probe raise.
     """
-    predictor = Predictor.load(checkpoint)
-    first = predictor.untrained()
-    parts = halves(predictor, next(iter(figures.values())))
-    choice, final = (measure_heads(predictor, figures, part) for part in parts)
-    first_choice, first_final = (measure_heads(first, figures, part) for part in parts)
+    trained = Predictor.load(checkpoint)
+    untrained = trained.untrained()
     lines = []
-    for name in figures:
-        best, first_best = best_head(choice[name]), best_head(first_choice[name])
+    for split in dict.fromkeys(figure.split for figure in figures.values()):
+        of_split = {name: figure for name, figure in figures.items() if figure.split == split}
+        first_half, second_half = halves(trained, split)
+        chosen = {name: best_head(heads) for name, heads in measure_heads(trained, of_split, first_half).items()}
+        initial = {name: best_head(heads) for name, heads in measure_heads(untrained, of_split, first_half).items()}
+        measures = measure_heads(trained, of_split, second_half)
+        initial_measures = measure_heads(untrained, of_split, second_half)
         lines += [
             {
-                "figure": name, "run_id": predictor.run.run_id, "seed": predictor.run.seed, "layer": head[0],
-                "head": head[1], "chosen": head == best, **vars(found), "initial_chosen": head == first_best,
-                "initial_auc": first_final[name][head].auc,
+                "figure": name, "run_id": trained.run.run_id, "seed": trained.run.seed, "layer": head[0],
+                "head": head[1], "chosen": head == chosen[name], **vars(measure),
+                "initial_chosen": head == initial[name], "initial_auc": initial_measures[name][head].auc,
             }
-            for head, found in final[name].items()
+            for name, heads in measures.items()
+            for head, measure in heads.items()
         ]  # fmt: skip
     return pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)

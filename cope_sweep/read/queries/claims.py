@@ -8,7 +8,6 @@ from cope_sweep.api.answers import ClaimResult
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.claims import (
     Finding,
-    HeadFinding,
     claim_findings,
     head_findings,
     hypothesis_verdict,
@@ -24,7 +23,7 @@ def claim_results(all_results: Iterable[Results]) -> list[ClaimResult]:
     return sorted(claims, key=lambda claim: place_in_paper(claim.source))
 
 
-def _findings_about_heads(results: Results) -> tuple[HeadFinding, ...]:
+def _findings_about_heads(results: Results) -> tuple[Finding, ...]:
     """Of a report; measuring the heads of a store's checkpoints takes too long."""
     from cope_sweep.read.reports.runs import ReportResults  # pandas
 
@@ -37,13 +36,13 @@ def _findings_about_heads(results: Results) -> tuple[HeadFinding, ...]:
 
 def _claims_of(results: Results) -> Iterable[ClaimResult]:
     plan = results.plan
-    findings: list[Finding | HeadFinding] = [*claim_findings(plan, Table(results, reference(plan)).model)]
+    findings: list[Finding] = [*claim_findings(plan, Table(results, reference(plan)).model)]
     findings += _findings_about_heads(results)
     hypothesis = hypothesis_verdict(findings)
     for finding in findings:
         yield ClaimResult(
-            claim=finding.claim.text,
-            source=finding.claim.source,
+            claim=finding.claim,
+            source=finding.source,
             ablation=plan.name,
             title=plan.ablation.content.title,
             scale=plan.ablation.scale,

@@ -29,7 +29,7 @@ from cope_sweep.read.reports.evidence import (
 )
 from cope_sweep.read.reports.runs import read_report, runs_file
 from cope_sweep.read.tables import Results, read_results
-from cope_sweep.read.tables.claims import Finding, HeadFinding, place_in_paper
+from cope_sweep.read.tables.claims import Finding, place_in_paper
 from cope_sweep.read.tables.model import p_text
 from cope_sweep.read.tables.render import Layout, html_table
 from cope_sweep.store import Store
@@ -99,12 +99,12 @@ class Document:
             images=_images, no_scale=NO_SCALE, compute=duration(self.provenance.compute_s), p_text=p_text,
         )  # fmt: skip
 
-    def _claims(self) -> list[tuple[Evidence, Finding | HeadFinding]]:
+    def _claims(self) -> list[tuple[Evidence, Finding]]:
         """Every claim with its report, in the order of the paper's tables and figures; other claims come last."""
         claims = [
             (report, finding) for chapter in self.chapters for report in chapter.reports for finding in report.findings
         ]
-        return sorted(claims, key=lambda pair: place_in_paper(pair[1].claim.source))
+        return sorted(claims, key=lambda pair: place_in_paper(pair[1].source))
 
     def _missing(self) -> Iterator[tuple[str, str, str]]:
         """(ablation, scale, what is missing)"""

@@ -42,7 +42,6 @@ from cope_sweep.read.tables import Results, Table, summarise
 from cope_sweep.read.tables.best import rank_rows
 from cope_sweep.read.tables.claims import (
     Finding,
-    HeadFinding,
     claim_findings,
     claims_layout,
     head_findings,
@@ -170,7 +169,7 @@ class Evidence:
 
     def _finished_without_heads(self) -> int:
         """Number of finished runs whose heads a figure makes a claim about, but which could not be measured."""
-        return len(set(_runs_with_claims(self.results)) - set(self.heads["run_id"]))
+        return len(set(_claimed_figures_by_run(self.results)) - set(self.heads["run_id"]))
 
     @property
     def answer(self) -> str:
@@ -188,7 +187,7 @@ class Evidence:
         return rank_rows(self.results).layout() if self.plan.is_drawn else None
 
     @cached_property
-    def findings(self) -> tuple[Finding | HeadFinding, ...]:
+    def findings(self) -> tuple[Finding, ...]:
         """The claims of the ablation and of its figures, with their verdicts."""
         about_rows = claim_findings(self.plan, self.table.model)
         return about_rows + head_findings(claimed_figures(self.plan), self.heads)
@@ -307,10 +306,7 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
             ablation=plan.name,
         )
     heads = measured_heads(results)
-    by_figure = {finding.figure: finding for finding in head_findings(claimed_figures(plan), heads)}
-    figures = tuple(
-        _report_figure(results, declared, heads, by_figure.get(declared.name)) for declared in declared_figures(plan)
-    )
+    figures = tuple(_report_figure(results, declared, heads) for declared in declared_figures(plan))
     if not figures:
         kind = "budget" if plan.is_drawn else "summary"
         figures = (
@@ -331,27 +327,31 @@ def measured_heads(results: Results) -> pd.DataFrame:
     """
     if isinstance(results, ReportResults):
         return results.heads
-    figures = claimed_figures(results.plan)
     parts: list[pd.DataFrame] = []
     if isinstance(results, ExtendedResults):
         parts.append(results.report.heads[results.is_from_report(results.report.heads)])
-    known = {run_id for part in parts for run_id in part["run_id"]}
-    if figures and results.store is not None:
+    measured = {run_id for part in parts for run_id in part["run_id"]}
+    figures_by_run = _claimed_figures_by_run(results)
+    if figures_by_run and results.store is not None:
         from cope_sweep.read.figures.marks import measure_run  # torch
 
-        for run_id in _runs_with_claims(results):
-            if run_id not in known:
+        for run_id, figures in figures_by_run.items():
+            if run_id not in measured:
                 with suppress(UserError):  # `Evidence.missing` counts it
                     parts.append(measure_run(results.store.run(run_id).fetch_checkpoint(), figures))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=HEAD_COLUMNS)
 
 
-def _runs_with_claims(results: Results) -> list[str]:
-    """The ids of the finished runs whose heads a figure makes a claim about."""
-    figures = claimed_figures(results.plan)
-    rows = {name for declared in declared_figures(results.plan) if declared.name in figures for name in declared.rows}
-    runs = [run.run_id for row in results.plan.rows if row.name in rows for run in row.runs]
-    return [run_id for run_id in runs if results.records[run_id].status == "finished"]
+def _claimed_figures_by_run(results: Results) -> dict[str, dict[str, Maps]]:
+    """Id of a finished run → the figures, by name, that claim something about its heads."""
+    rows = {row.name: row for row in results.plan.rows}
+    rows_of_figure = {declared.name: declared.rows for declared in declared_figures(results.plan)}
+    figures_by_run: dict[str, dict[str, Maps]] = {}
+    for name, figure in claimed_figures(results.plan).items():
+        for run in (run for row in rows_of_figure[name] for run in rows[row].runs):
+            if results.records[run.run_id].status == "finished":
+                figures_by_run.setdefault(run.run_id, {})[name] = figure
+    return figures_by_run
 
 
 def heads_layout(figures: Mapping[str, Maps], heads: pd.DataFrame) -> Layout:
@@ -390,9 +390,7 @@ def write_evidence(report: Evidence, folder: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def _report_figure(
-    results: Results, declared: Declared, heads: pd.DataFrame, finding: HeadFinding | None
-) -> ReportFigure:
+def _report_figure(results: Results, declared: Declared, heads: pd.DataFrame) -> ReportFigure:
     title = declared.figure.title or results.plan.ablation.content.title
     source, is_map = declared.figure.source, isinstance(declared.figure, Maps)
     saved = results.picture(declared.name) if is_map else None
@@ -401,10 +399,12 @@ def _report_figure(
         return ReportFigure(declared.name, title, source, (lambda: saved) if saved else None, problem)
     try:
         head = None
-        if isinstance(declared.figure, Maps) and finding is not None and finding.auc.n:
-            chosen = heads[(heads["figure"] == declared.name) & heads["chosen"]]
-            shown = chosen[chosen["seed"] == (declared.figure.seed or results.plan.ablation.content.seeds[0])]
-            head = next(zip(shown["layer"], shown["head"], strict=True), None)
+        if isinstance(declared.figure, Maps) and declared.figure.claim:
+            seed = declared.figure.seed
+            if seed is None:
+                seed = results.plan.ablation.content.seeds[0]
+            chosen = heads[(heads["figure"] == declared.name) & heads["chosen"].astype(bool) & (heads["seed"] == seed)]
+            head = next(zip(chosen["layer"], chosen["head"], strict=True), None)
         figure = draw_declared(results, declared, head=head)
     except UserError as error:  # no checkpoint, or no such mark in the tokens
         if saved:

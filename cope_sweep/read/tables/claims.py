@@ -4,16 +4,18 @@ A claim says that some rows are better than others. Every pair of these rows is 
 by Holm's method for the pairs of one task (rows with the same labels on all axes except the encoding), which is one
 column of the paper's tables. The claim is
 
-    shown           if every pair differs as claimed
-    shown in part   if some pairs differ as claimed, and the others do not differ
+    shown           if every pair differs significantly, as claimed
+    shown in part   if some pairs do, and the others do not differ
     opposite        if some pairs differ the other way, and none as claimed
     mixed           if pairs differ both ways
     not shown       if no pair differs
     too few seeds   if no data of this number of runs could show a difference
+    not testable    if most seeds of every row are stuck: they do no better than a rule that does not solve the task
+                    (`tables.rules`), so nothing follows from the order of the rows
     not trained     if no pair has finished runs; otherwise pairs without finished runs are left out
 
 A figure of heads may claim that heads mark something (`figures.marks` has the measure). With the AUC of one head per
-seed, chosen on other sequences, and that head's AUC with the initial weights, the claim is
+seed, chosen on other sequences, and its AUC with the initial weights, the claim is
 
     shown           if training raises the AUC, and the AUC is above `MARKS_FROM` (by their 95 % intervals over seeds)
     shown in part   if only the first holds: heads have learned it, but set other tokens apart as well
@@ -30,7 +32,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,20 +41,31 @@ from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Claim, Maps
 from cope_sweep.read.tables.model import Column, Comparison, TableModel, TableRow, other_labels, p_text, same_labels
 from cope_sweep.read.tables.render import MISSING, ColumnHeader, Layout, TextCell, mean_text, published_text
-from cope_sweep.read.tables.stats import TELLS, Summary, holm, summarise
+from cope_sweep.read.tables.rules import are_most
+from cope_sweep.read.tables.stats import TELLS, Difference, Summary, holm, summarise
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MARKS_FROM = 0.9
-"""A head marks something where its AUC is at least this."""
+"""A head marks something if its AUC is at least this."""
 LEAST_SEEDS = 3
-"""Seeds of which an interval of heads says something."""
+"""With fewer seeds, an interval of the AUC of heads is too wide for a verdict."""
 MOST_VALUES = 5
 """Maximum number of values to list for a row and the rows that it is compared with; more are shown as a range."""
-CLAIMS_NOTE = (
-    "Mean ± standard deviation over seeds; p: the largest of the pairs of rows, corrected for those of one task "
-    "(Holm). Shown: every pair differs as the claim says; opposite: a pair differs the other way."
+VERDICT_NOTES: dict[ClaimVerdict, str] = {
+    "shown": "every pair of rows differs significantly, as the claim says",
+    "shown in part": "some pairs of rows differ significantly, as the claim says; no pair differs the other way",
+    "mixed": "some pairs of rows differ significantly as the claim says, and some the other way",
+    "opposite": "some pairs of rows differ significantly the other way, and none as the claim says",
+    "not shown": "no pair of rows differs significantly",
+    "too few seeds": "with so few seeds, no difference could be significant",
+    "not testable": "no row does better than a rule that does not solve the task (see the shortcuts)",
+}
+"""Verdict on a claim about rows → its meaning, below a table of claims."""
+VALUES_NOTE = (
+    "Values are means ± standard deviations over seeds. p is the largest p among the pairs of rows that the claim "
+    "compares, corrected for the pairs of one task (Holm)."
 )
 HEADS_NOTE = (
     "Claims about heads use the AUC (area under the ROC curve) of one head per seed, chosen on separate sequences, "
@@ -66,6 +79,7 @@ OF_HYPOTHESIS: dict[ClaimVerdict, str] = {
     "opposite": "contradicted",
     "not shown": "not supported",
     "too few seeds": "not testable with so few seeds",
+    "not testable": "not testable: no row does better than a rule that does not solve the task",
     "not trained": "not trained",
 }
 """Combined verdict of the claims → verdict on the hypothesis."""
@@ -78,19 +92,27 @@ class Pair:
     better: TableRow
     than: TableRow
     comparison: Comparison
-    """`better` minus `than`."""
+    """`better` minus `than`; its verdict is better, worse, or empty if there is no significant difference."""
 
 
 @dataclass(frozen=True)
 class Finding:
     """A claim, and its verdict from the runs."""
 
-    claim: Claim
-    column: Column
-    than_column: Column
-    """The column of the rows called worse; different from `column` if an evaluation variant judges them."""
+    claim: str
+    """The statement."""
+    source: str
+    """The table or figure of the paper that makes it; may be empty."""
+    measure: str
+    """The title of the column that decides; both titles if a variant judges the rows called worse."""
     verdict: ClaimVerdict
-    pairs: tuple[Pair, ...]
+    ours: str = ""
+    """Our values: `CoPE 0.003 ± 0.006; RoPE 3.40 ± 4.72, Absolute 24.82 ± 4.09`."""
+    published: str = ""
+    """The published values of the same rows; empty if there are none."""
+    pairs: tuple[Pair, ...] = ()
+    """The pairs of rows that were compared; none for a claim about heads."""
+    is_about_heads: bool = False
 
     @property
     def largest_p(self) -> float:
@@ -99,118 +121,45 @@ class Finding:
         return max((p for p in p_values if p is not None), default=math.nan)
 
     @property
-    def ours(self) -> str:
-        """Our values: `CoPE 0.003 ± 0.006; RoPE 3.40 ± 4.72, Absolute 24.82 ± 4.09`."""
-        return self._values(lambda row, column: mean_text(row.metrics[column.name], column))
-
-    @property
-    def published(self) -> str:
-        """The published values of the same rows; empty if there are none."""
-
-        def value(row: TableRow, column: Column) -> str:
-            published = row.metrics[column.name].published
-            return "" if published is None else published_text(published, column)
-
-        return self._values(value)
-
-    def _values(self, text: Callable[[TableRow, Column], str]) -> str:
-        """The values of the rows that the claim calls better, each followed by the rows called worse."""
-        groups: dict[str, list[TableRow]] = {}
-        for pair in self.pairs:
-            groups.setdefault(pair.better.row, [pair.better]).append(pair.than)
-        parts = []
-        for better, *others in groups.values():
-            texts = [(better.short, text(better, self.column))]
-            texts += [(row.short, text(row, self.than_column)) for row in others]
-            with_value = [(row, value) for row, value in texts if value]
-            if len(with_value) > MOST_VALUES:  # the extremes of the others
-                ordered = sorted(others, key=lambda row: row.metrics[self.than_column.name].summary.mean)
-                ends = " to ".join(f"{row.short} {text(row, self.than_column)}" for row in (ordered[0], ordered[-1]))
-                parts.append(f"{better.short} {text(better, self.column)}, {len(others)} others from {ends}")
-            elif with_value:
-                parts.append(", ".join(f"{row} {value}" for row, value in with_value))
-        return "; ".join(parts)
-
-    @property
-    def measure(self) -> str:
-        """The title of the deciding column; both titles if the rows called worse have a different one."""
-        titles = dict.fromkeys((self.column.title, self.than_column.title))
-        return " against ".join(titles)
-
-    @property
     def shown(self) -> int:
         """The number of pairs that differ as claimed."""
         return sum(pair.comparison.verdict == "better" for pair in self.pairs)
 
     @property
-    def text(self) -> str:
+    def verdict_text(self) -> str:
         """The verdict; if only some pairs differ as claimed, with their number."""
-        if self.verdict not in ("shown in part", "mixed"):
+        if self.is_about_heads or self.verdict not in ("shown in part", "mixed"):
             return self.verdict
         return f"{self.verdict} ({self.shown} of {len(self.pairs)} pairs)"
 
 
-@dataclass(frozen=True)
-class HeadFinding:
-    """A claim of a figure that heads mark something, and what the runs say about it."""
-
-    claim: Claim
-    figure: str
-    """The name of the figure."""
-    auc: Summary
-    """Of the chosen head of each seed."""
-    initial_auc: Summary
-    """The same with the initial weights."""
-    gain: Summary
-    """Their difference, by seed."""
-    on: float
-    """Mean value of the chosen heads with the label."""
-    off: float
-    """And without."""
-    measure: str
-    verdict: ClaimVerdict
-    largest_p: float = math.nan
-    published: str = ""
-    pairs: tuple[Pair, ...] = ()
-    shown: int = 0
-
-    @property
-    def ours(self) -> str:
-        """AUC, and the mean values with the label and without."""
-        if not self.auc.n:
-            return ""
-        own, first = (f"{each.mean:.2f} ± {each.std:.2f}" for each in (self.auc, self.initial_auc))
-        return f"{own}, untrained {first}; mean {self.on:.2f} with the label, {self.off:.2f} without"
-
-    @property
-    def text(self) -> str:
-        """The verdict."""
-        return self.verdict
-
-
-def head_findings(figures: Mapping[str, Maps], heads: pd.DataFrame) -> tuple[HeadFinding, ...]:
+def head_findings(figures: Mapping[str, Maps], heads: pd.DataFrame) -> tuple[Finding, ...]:
     """The claims of figures (by name) about heads; `heads` is the frame of `figures.marks.measure_run`."""
-    found = []
+    findings = []
     for name, figure in figures.items():
-        lines = heads[heads["figure"] == name]
-        chosen = lines[lines["chosen"]].set_index("seed")
-        first = lines[lines["initial_chosen"]].set_index("seed")["initial_auc"]
-        own, gain = summarise(chosen["auc"]), summarise(chosen["auc"] - first)
-        what = f"gates of {figure.mark} tokens" if figure.show == "gates" else f"attention to keys since {figure.mark}"
-        found.append(
-            HeadFinding(
-                Claim(text=figure.claim, source=figure.source, better={}, than={}), name, own, summarise(first), gain,
-                chosen["on"].mean(), chosen["off"].mean(), f"AUC: {what}", _of_heads(own, gain),
+        of_figure = heads[heads["figure"] == name]
+        chosen = of_figure[of_figure["chosen"]].set_index("seed")
+        initial = of_figure[of_figure["initial_chosen"]].set_index("seed")["initial_auc"]
+        auc, initial_auc, gain = summarise(chosen["auc"]), summarise(initial), summarise(chosen["auc"] - initial)
+        ours = ""
+        if auc.n:
+            ours = (
+                f"{auc.mean:.2f} ± {auc.std:.2f}, untrained {initial_auc.mean:.2f} ± {initial_auc.std:.2f}; "
+                f"mean {chosen['on'].mean():.2f} with the label, {chosen['off'].mean():.2f} without"
             )
-        )  # fmt: skip
-    return tuple(found)
+        measured = f"gates of {figure.mark} tokens"
+        if figure.show != "gates":
+            measured = f"attention to keys since {figure.mark}"
+        verdict = _verdict_on_heads(auc, gain)
+        findings.append(Finding(figure.claim, figure.source, f"AUC: {measured}", verdict, ours, is_about_heads=True))
+    return tuple(findings)
 
 
-def _of_heads(own: Summary, gain: Summary) -> ClaimVerdict:
+def _verdict_on_heads(auc: Summary, gain: Summary) -> ClaimVerdict:
     if gain.n < LEAST_SEEDS:
         return "too few seeds" if gain.n else "not trained"
     if gain.ci_low > 0:
-        return "shown" if own.ci_low > MARKS_FROM else "shown in part"
+        return "shown" if auc.ci_low > MARKS_FROM else "shown in part"
     return "opposite" if gain.ci_high < 0 else "not shown"
 
 
@@ -218,78 +167,144 @@ def claim_findings(plan: Plan, model: TableModel) -> tuple[Finding, ...]:
     """The claims about rows of this plan, with verdicts from `model`, the table of the same plan."""
     rows = {row.row: row for row in model.rows}
     columns = {column.name: column for column in model.columns}
-    found = []
+    findings = []
     for index, claim in enumerate(plan.ablation.content.claims):
         better = [rows[row.name] for row in plan.rows if index in row.better]
         than = [rows[row.name] for row in plan.rows if index in row.than]
-        named = claim.better.keys() | claim.than.keys()
-        pairs = [(row, other) for row in better for other in than if same_labels(row, other, named)]
-        column = columns[claim.metric or model.primary.name]
-        of_than = columns[claim.metric_of_than(column.name)]
-        trained = [
-            (row, other)
-            for row, other in pairs
-            if row.metrics[column.name].values and other.metrics[of_than.name].values
-        ]
-        if trained:
-            found.append(_finding(model, claim, column, of_than, trained))
-        elif pairs:
-            found.append(Finding(claim, column, of_than, "not trained", ()))
-    return tuple(found)
+        named_axes = claim.better.keys() | claim.than.keys()
+        pairs = [(row, other) for row in better for other in than if same_labels(row, other, named_axes)]
+        if pairs:
+            column = columns[claim.metric or model.primary.name]
+            than_column = columns[claim.metric_of_than(column.name)]
+            findings.append(_finding(model, claim, column, than_column, pairs))
+    return tuple(findings)
 
 
 def _finding(
-    model: TableModel, claim: Claim, column: Column, of_than: Column, rows: Sequence[tuple[TableRow, TableRow]]
+    model: TableModel, claim: Claim, column: Column, than_column: Column, rows: Sequence[tuple[TableRow, TableRow]]
 ) -> Finding:
-    differences = [model.difference(row.metrics[column.name], other.metrics[of_than.name]) for row, other in rows]
-    corrected, floors = [math.nan] * len(rows), [math.nan] * len(rows)
-    for family in _families(rows):
-        p_values = holm([differences[index].p for index in family])
-        smallest = holm([differences[index].smallest_p for index in family])
-        for index, p, floor in zip(family, p_values, smallest, strict=True):
-            corrected[index], floors[index] = p, floor
-    pairs, signs = [], set()
-    for (row, other), difference, p in zip(rows, differences, corrected, strict=True):
-        sign = 0
+    """The verdict on a claim about pairs of rows.
+
+    Args:
+        model: The table.
+        claim: The claim.
+        column: The column of the rows that are called better.
+        than_column: The column of the rows that are called worse.
+        rows: Pairs of a row that is called better and one that is called worse.
+    """
+    measure = " against ".join(dict.fromkeys((column.title, than_column.title)))
+    trained = [
+        (row, other)
+        for row, other in rows
+        if row.metrics[column.name].values and other.metrics[than_column.name].values
+    ]
+    if not trained:
+        return Finding(claim.text, claim.source, measure, "not trained")
+    differences = [
+        model.difference(row.metrics[column.name], other.metrics[than_column.name]) for row, other in trained
+    ]
+    corrected, smallest = _correct(trained, differences)
+    pairs = []
+    for (row, other), difference, p in zip(trained, differences, corrected, strict=True):
+        verdict = ""
         if p <= TELLS:
-            sign = 1 if (difference.difference < 0) == (column.goal == "min") else -1
-        signs.add(sign)
-        word = {1: "better", 0: "", -1: "worse"}[sign]
-        pairs.append(Pair(row, other, Comparison(other.row, difference, word, None if math.isnan(p) else p)))
-    verdict: ClaimVerdict
-    if not any(floor <= TELLS for floor in floors):
-        verdict = "too few seeds"
-    elif -1 in signs:
-        verdict = "mixed" if 1 in signs else "opposite"
-    elif 1 in signs:
-        verdict = "shown in part" if 0 in signs else "shown"
+            is_lower = difference.difference < 0
+            verdict = "better" if is_lower == (column.goal == "min") else "worse"
+        pairs.append(Pair(row, other, Comparison(other.row, difference, verdict, None if math.isnan(p) else p)))
+    if _are_all_stuck(pairs, column, than_column):
+        on_claim: ClaimVerdict = "not testable"
+    elif not any(p <= TELLS for p in smallest):
+        on_claim = "too few seeds"
     else:
-        verdict = "not shown"
-    return Finding(claim, column, of_than, verdict, tuple(pairs))
+        on_claim = _verdict_on_rows({pair.comparison.verdict for pair in pairs})
+    return Finding(
+        claim.text, claim.source, measure, on_claim,
+        ours=_list_values(pairs, column, than_column, _our_value),
+        published=_list_values(pairs, column, than_column, _published_value),
+        pairs=tuple(pairs),
+    )  # fmt: skip
 
 
-def _families(rows: Sequence[tuple[TableRow, TableRow]]) -> Collection[list[int]]:
-    """The indices of the pairs of each task: pairs whose better rows differ in their encoding alone."""
-    families: dict[object, list[int]] = {}
+def _correct(
+    rows: Sequence[tuple[TableRow, TableRow]], differences: Sequence[Difference]
+) -> tuple[list[float], list[float]]:
+    """The corrected p of each pair, and the smallest possible one.
+
+    The pairs of one task are corrected together: their better rows differ in the encoding alone.
+    """
+    indices_by_task: dict[object, list[int]] = {}
     for index, (row, _) in enumerate(rows):
-        families.setdefault(other_labels(row), []).append(index)
-    return families.values()
+        indices_by_task.setdefault(other_labels(row), []).append(index)
+    corrected, smallest = [math.nan] * len(rows), [math.nan] * len(rows)
+    for indices in indices_by_task.values():
+        p_values = holm([differences[index].p for index in indices])
+        smallest_p_values = holm([differences[index].smallest_p for index in indices])
+        for index, p, smallest_p in zip(indices, p_values, smallest_p_values, strict=True):
+            corrected[index], smallest[index] = p, smallest_p
+    return corrected, smallest
 
 
-def hypothesis_verdict(findings: Sequence[Finding | HeadFinding]) -> str:
+def _are_all_stuck(pairs: Sequence[Pair], column: Column, than_column: Column) -> bool:
+    """Whether no row of these pairs does better than a rule that does not solve the task."""
+    cells = [pair.better.metrics[column.name] for pair in pairs]
+    cells += [pair.than.metrics[than_column.name] for pair in pairs]
+    return all(are_most(cell.stuck, cell.summary.n) for cell in cells)
+
+
+def _verdict_on_rows(verdicts: set[str]) -> ClaimVerdict:
+    """The verdict on a claim from the verdicts of its pairs."""
+    if "worse" in verdicts:
+        return "mixed" if "better" in verdicts else "opposite"
+    if "better" in verdicts:
+        return "shown in part" if "" in verdicts else "shown"
+    return "not shown"
+
+
+def _our_value(row: TableRow, column: Column) -> str:
+    return mean_text(row.metrics[column.name], column)
+
+
+def _published_value(row: TableRow, column: Column) -> str:
+    published = row.metrics[column.name].published
+    return "" if published is None else published_text(published, column)
+
+
+def _list_values(
+    pairs: Sequence[Pair], column: Column, than_column: Column, value_text: Callable[[TableRow, Column], str]
+) -> str:
+    """The values of the rows that a claim calls better, each followed by the rows called worse."""
+    groups: dict[str, list[TableRow]] = {}
+    for pair in pairs:
+        groups.setdefault(pair.better.row, [pair.better]).append(pair.than)
+    parts = []
+    for better, *others in groups.values():
+        texts = [(better.short, value_text(better, column))]
+        texts += [(row.short, value_text(row, than_column)) for row in others]
+        with_value = [f"{row} {text}" for row, text in texts if text]
+        if len(with_value) > MOST_VALUES:
+            others.sort(key=lambda row: row.metrics[than_column.name].summary.mean)
+            ends = " to ".join(f"{row.short} {value_text(row, than_column)}" for row in (others[0], others[-1]))
+            parts.append(f"{better.short} {value_text(better, column)}, {len(others)} others from {ends}")
+        elif with_value:
+            parts.append(", ".join(with_value))
+    return "; ".join(parts)
+
+
+def hypothesis_verdict(findings: Sequence[Finding]) -> str:
     """The verdict on the hypothesis, such as `supported`; empty without claims."""
-    verdicts = [finding.verdict for finding in findings if finding.verdict != "not trained"]
-    if not verdicts:
-        return OF_HYPOTHESIS["not trained"] if findings else ""
-    together: ClaimVerdict
-    for_it = {"shown", "shown in part", "mixed"} & set(verdicts)
-    if {"opposite", "mixed"} & set(verdicts):
-        together = "mixed" if for_it else "opposite"
-    elif for_it:
-        together = "shown" if set(verdicts) == {"shown"} and len(verdicts) == len(findings) else "shown in part"
+    if not findings:
+        return ""
+    verdicts = {finding.verdict for finding in findings}
+    supports = bool(verdicts & {"shown", "shown in part", "mixed"})
+    combined: ClaimVerdict
+    if verdicts & {"opposite", "mixed"}:
+        combined = "mixed" if supports else "opposite"
+    elif supports:
+        combined = "shown" if verdicts == {"shown"} else "shown in part"
     else:
-        together = "not shown" if "not shown" in verdicts else "too few seeds"
-    return OF_HYPOTHESIS[together]
+        undecided: tuple[ClaimVerdict, ...] = ("not shown", "not testable", "too few seeds", "not trained")
+        combined = next(verdict for verdict in undecided if verdict in verdicts)
+    return OF_HYPOTHESIS[combined]
 
 
 def place_in_paper(source: str) -> tuple[bool, str, int]:
@@ -299,18 +314,29 @@ def place_in_paper(source: str) -> tuple[bool, str, int]:
     return not source, "" if kind == "Table" else kind, int(digits or 0)
 
 
-def claims_layout(findings: Sequence[Finding | HeadFinding]) -> Layout:
+def claims_layout(findings: Sequence[Finding]) -> Layout:
     """One line per claim: its text, our values and the published values, p and the verdict."""
     has_published = any(finding.published for finding in findings)
     titles = ["claim", "paper", "measure", "ours", *(["published"] * has_published), "p", "verdict"]
     rows = []
     for finding in findings:
         p = MISSING if math.isnan(finding.largest_p) else p_text(finding.largest_p)
-        texts = [finding.claim.text, finding.claim.source, finding.measure, finding.ours]
+        texts = [finding.claim, finding.source, finding.measure, finding.ours]
         texts += [finding.published] * has_published
-        rows.append(tuple(TextCell(text) for text in (*texts, p, finding.text)))
+        rows.append(tuple(TextCell(text) for text in (*texts, p, finding.verdict_text)))
     headers = tuple(ColumnHeader(title, numeric=title == "p") for title in titles)
-    notes = [CLAIMS_NOTE] if any(isinstance(each, Finding) for each in findings) else []
-    notes += ["Published values are of the paper's size and data."] if has_published else []
-    notes += [HEADS_NOTE] if any(isinstance(each, HeadFinding) for each in findings) else []
-    return Layout(headers, tuple(rows), " ".join(notes))
+    return Layout(headers, tuple(rows), " ".join(_claim_notes(findings, has_published=has_published)))
+
+
+def _claim_notes(findings: Sequence[Finding], *, has_published: bool) -> Iterator[str]:
+    """Sentences that explain the values and the verdicts of these findings."""
+    about_rows = {finding.verdict for finding in findings if not finding.is_about_heads}
+    if about_rows:
+        yield VALUES_NOTE
+        for verdict, meaning in VERDICT_NOTES.items():
+            if verdict in about_rows:
+                yield f"{verdict.capitalize()}: {meaning}."
+    if has_published:
+        yield "Published values are of the paper's size and data."
+    if any(finding.is_about_heads for finding in findings):
+        yield HEADS_NOTE

@@ -134,8 +134,8 @@ def frame(aucs, initial_aucs):
 def test_the_verdict(aucs, initial_aucs, verdict, hypothesis):
     heads = frame(aucs, initial_aucs) if aucs else frame([0.5], [0.5])[:0]
     [found] = head_findings({"maps": GATES}, heads)
-    assert (found.verdict, found.text, hypothesis_verdict([found])) == (verdict, verdict, hypothesis)
-    assert found.claim.text == "Gates open at data"
+    assert (found.verdict, found.verdict_text, hypothesis_verdict([found])) == (verdict, verdict, hypothesis)
+    assert found.claim == "Gates open at data"
     if len(aucs) > 1:
         assert f"{np.mean(aucs):.2f} ± {np.std(aucs, ddof=1):.2f}" in found.ours
 

@@ -15,6 +15,7 @@ from cope_sweep.read.reports.runs import extend_report, read_report, run_frame
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.model import reference
 from cope_sweep.store import Store
+from cope_sweep.train import Runtime, train_run
 from tests.read.figures.files import svg_texts
 from tests.read.tables.ablations import CONTENT, begin, fail, finish, plan_of
 from tests.store.sweeps import end, members, sweep_record
@@ -37,6 +38,25 @@ def finished_runs(plan, store, facts=FACTS):
     for index, row in enumerate(plan.rows):
         for run in row.runs:
             finish(store, run, {"in_dist/token_error": 10.0 * index + run.seed, "dense/loss": 0.1 + index}, facts)
+
+
+def test_a_figure_measures_the_heads_of_its_own_row(store):
+    figure = {"kind": "maps", "show": "gates", "mark": "data", "claim": "Gates open at data"}
+    figures = [figure | {"rows": {"model.position": "CoPE"}, "split": split} for split in ("in_dist", "dense")]
+    figures.append(figure | {"rows": {"model.position": "other"}})
+    grid = {"model.position": {"CoPE": ["cope"], "other": [{"kind": "cope", "p_max": 3}]}}
+    plan = plan_of(grid=grid, seeds=[0], figures=figures)
+    for run in plan.runs:
+        assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
+    report = evidence(read_results(plan, store))
+    cope, other = (row.runs[0].run_id for row in plan.rows)
+    runs = report.heads.groupby("figure")["run_id"].unique()
+    assert {name: list(run_ids) for name, run_ids in runs.items()} == {
+        "maps-1": [cope], "maps-2": [cope], "maps-3": [other]
+    }  # fmt: skip
+    pairs = report.heads.groupby("figure")["without"].max()
+    assert pairs["maps-1"] != pairs["maps-2"], "sequences of different splits"
+    assert report.missing == ()
 
 
 def test_runs_of_another_store_are_added_to_a_report(tmp_path):

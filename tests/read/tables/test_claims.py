@@ -7,24 +7,25 @@ import pytest
 from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.read.tables.claims import claim_findings, claims_layout, hypothesis_verdict
 from cope_sweep.read.tables.model import table_model
+from cope_sweep.read.tables.rules import SEQUENCES
 from cope_sweep.records import RunRecord
 from tests.errors import raises
-from tests.read.tables.ablations import plan_of
-from tests.read.tables.test_table_model import FIVE, model_of
+from tests.read.tables.ablations import COUNTING, plan_of
+from tests.read.tables.test_table_model import FIVE, METRIC, model_of
 
 NEAR, FAR = FIVE[:5], FIVE[5:10]
 """Values of five seeds: p of the two is 2 / 252."""
 GRID = {"model.position": {"CoPE": ["cope"], "RoPE": ["rope"], "None": []}}
 
 
-def found(*values, grid=GRID, seeds=5, **claim):
-    """The findings of one claim, and what they say about the hypothesis."""
+def findings_of(*values, seeds=5, claim=None, **changes):
+    """The findings of one claim: that CoPE is better than RoPE and no encoding."""
     stated = {
         "text": "CoPE is better",
         "better": {"model.position": "CoPE"},
         "than": {"model.position": ["RoPE", "None"]},
     }
-    plan = plan_of(grid=grid, seeds=list(range(seeds)), claims=[stated | claim])
+    plan = plan_of(**{"grid": GRID} | changes, seeds=list(range(seeds)), claims=[stated | (claim or {})])
     return claim_findings(plan, model_of(plan, *values))
 
 
@@ -41,18 +42,35 @@ def found(*values, grid=GRID, seeds=5, **claim):
     ],
 )
 def test_verdicts(values, text, hypothesis):
-    (one,) = found(*values)
-    assert one.text == text
+    (one,) = findings_of(*values)
+    assert one.verdict_text == text
     assert hypothesis_verdict([one]) == hypothesis
 
 
 def test_two_seeds_cannot_show_a_claim():
-    (one,) = found(1.0, 1.1, 5.0, 5.1, 5.2, 5.3, seeds=2)
+    (one,) = findings_of(1.0, 1.1, 5.0, 5.1, 5.2, 5.3, seeds=2)
     assert (one.verdict, hypothesis_verdict([one])) == ("too few seeds", "not testable with so few seeds")
 
 
+def test_a_claim_about_rows_that_are_all_stuck_cannot_be_tested():
+    task = plan_of(base=COUNTING, metrics=METRIC).runs[0].task
+    rule = min(task.shortcut_errors("in_dist", SEQUENCES).values())
+    stuck, learned = [rule + value for value in NEAR], [0.01 * value for value in NEAR]
+    (none_learns,) = findings_of(*stuck, *stuck, *stuck, base=COUNTING, metrics=METRIC)
+    assert none_learns.verdict == "not testable"
+    assert hypothesis_verdict([none_learns]).startswith("not testable: no row does better than a rule")
+    (all_differ,) = findings_of(
+        *stuck, *[2 * value for value in stuck], *[2 * value for value in stuck], base=COUNTING, metrics=METRIC
+    )
+    assert all_differ.verdict == "not testable", "a difference between rows that have learned nothing"
+    (few_seeds,) = findings_of(*[rule] * 6, base=COUNTING, metrics=METRIC, seeds=2)
+    assert few_seeds.verdict == "not testable", "more seeds would not help"
+    (one_learns,) = findings_of(*learned, *stuck, *stuck, base=COUNTING, metrics=METRIC)
+    assert one_learns.verdict == "shown"
+
+
 def test_p_is_corrected_for_the_pairs_of_the_claim_and_the_values_are_named():
-    (one,) = found(*NEAR, *FAR, *NEAR)
+    (one,) = findings_of(*NEAR, *FAR, *NEAR)
     assert [each.comparison.p_adjusted for each in one.pairs] == [pytest.approx(2 * 2 / 252), 1.0]
     assert one.ours == "CoPE 1.00 ± 0.08, RoPE 5.20 ± 0.16, None 1.00 ± 0.08"
     drawn = claims_layout([one])
@@ -61,14 +79,14 @@ def test_p_is_corrected_for_the_pairs_of_the_claim_and_the_values_are_named():
 
 def test_rows_are_paired_where_the_other_axes_agree_and_another_metric_may_decide():
     grid = GRID | {"model.heads": [1, 2]}
-    (one,) = found(*NEAR, *NEAR, *FAR, *FAR, *FAR, *NEAR, grid=grid)
+    (one,) = findings_of(*NEAR, *NEAR, *FAR, *FAR, *FAR, *NEAR, grid=grid)
     assert [(each.better.row, each.than.row) for each in one.pairs] == [
         ("CoPE · 1", "RoPE · 1"), ("CoPE · 1", "None · 1"), ("CoPE · 2", "RoPE · 2"), ("CoPE · 2", "None · 2"),
     ]  # fmt: skip
-    assert one.text == "shown in part (3 of 4 pairs)"
+    assert one.verdict_text == "shown in part (3 of 4 pairs)"
     p = [each.comparison.p_adjusted for each in one.pairs]
     assert p == [pytest.approx(2 * 2 / 252)] * 3 + [1.0], "corrected for two pairs a task"
-    (other,) = found(*NEAR, *FAR, *FAR, metric="dense/loss")
+    (other,) = findings_of(*NEAR, *FAR, *FAR, claim={"metric": "dense/loss"})
     assert other.verdict == "opposite", "more is better"
 
 
@@ -87,12 +105,12 @@ def test_a_variant_decides_for_the_rows_that_are_called_worse():
         for run, each in zip((run for row in plan.rows for run in row.runs), values, strict=True)
     }
     plain, of_variant = claim_findings(plan, table_model(plan, records))
-    assert (plain.text, of_variant.text) == ("not shown", "shown")
+    assert (plain.verdict, of_variant.verdict) == ("not shown", "shown")
     assert of_variant.measure == " against ".join(named)
 
 
 def test_a_hypothesis_is_supported_where_each_claim_is_shown():
-    (shown,), (not_shown,) = found(*NEAR, *FAR, *FAR), found(*NEAR, *NEAR, *NEAR)
+    (shown,), (not_shown,) = findings_of(*NEAR, *FAR, *FAR), findings_of(*NEAR, *NEAR, *NEAR)
     assert hypothesis_verdict([shown, shown]) == "supported"
     assert hypothesis_verdict([shown, not_shown]) == "supported in part"
     assert hypothesis_verdict([]) == ""
@@ -100,9 +118,9 @@ def test_a_hypothesis_is_supported_where_each_claim_is_shown():
 
 def test_a_claim_about_no_row_or_no_column_is_an_error():
     with raises("matching_rows"):
-        found(better={"model.position": "CoPPE"})
+        findings_of(claim={"better": {"model.position": "CoPPE"}})
     with raises("unknown_column"):
-        found(metric="in_dist/los")
+        findings_of(claim={"metric": "in_dist/los"})
 
 
 def test_set_may_leave_out_the_rows_of_a_claim():

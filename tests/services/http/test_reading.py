@@ -78,9 +78,8 @@ def test_claims_have_the_verdicts_of_the_runs_or_of_the_committed_results(own_sa
         (claim,) = get(client, "/claims")
         assert get(client, "/claims?ablation=tiny") == [claim]
         assert (claim["source"], claim["scale"], claim["measure"]) == ("Table 2", None, "In-dist. (%)")
-        assert (claim["verdict"], claim["pairs"], claim["hypothesis"]) == (
-            "too few seeds", 1, "not testable with so few seeds",
-        )  # fmt: skip
+        assert (claim["verdict"], claim["pairs"]) == ("not testable", 1), "runs of six steps are stuck"
+        assert claim["hypothesis"].startswith("not testable")
         assert claim["ours"].startswith("CoPE ")
         (longer,) = get(client, "/claims?ablation=tiny&scale=longer")
         assert (longer["verdict"], longer["p"]) == ("not trained", None)
