@@ -13,7 +13,7 @@ from cope_sweep.client import Client, RetryPolicy
 from cope_sweep.errors import UserError
 from cope_sweep.proxies import is_this_machine, proxy_of
 from cope_sweep.sweep.jobs import Cluster, submit_job
-from cope_sweep.tracking.check import check
+from cope_sweep.tracking.check import check_uri
 from tests.errors import raises
 from tests.services.scripted_cluster import ScriptedCluster, serving_jobs
 from tests.tracking.stub_server import Stub
@@ -100,13 +100,13 @@ def test_submit_names_the_proxy(proxy: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_mlflow_server_on_this_machine_is_reached(proxy: str) -> None:
     with Stub(None) as server:
         server.status, server.body = 200, b'{"experiments": []}'
-        check(server.url)
+        check_uri(server.url)
 
 
 @pytest.mark.slow
 def test_the_check_of_mlflow_names_the_proxy(proxy: str) -> None:
     with pytest.raises(UserError) as caught:
-        check("http://me:password@tracker.invalid:5000")
+        check_uri("http://me:password@tracker.invalid:5000")
     assert caught.value.data["proxy"] == proxy
     assert proxy in str(caught.value)
     assert "secret" not in str(caught.value)

@@ -28,7 +28,7 @@ from cope_sweep.cli.options import (
     ScaleOpt,
     Sets,
     StoreOpt,
-    read_text,
+    read_text_options,
 )
 from cope_sweep.cli.output import escaped, format_of, make_console, print_json, save, size
 from cope_sweep.errors import UserError
@@ -508,7 +508,7 @@ def figure(
                 code="conflicting_options",
                 options=["--text", "--file", "--split"],
             )
-        typed_text = None if text is None and file is None else read_text(text, file)
+        typed_text = None if text is None and file is None else read_text_options(text, file)
         from cope_sweep.read.figures.canvas import Size  # matplotlib
 
         maps = FIGURES["maps"].make(_checkpoint(queries, name, scale, row, seed), maps_config, typed_text)

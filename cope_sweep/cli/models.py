@@ -21,7 +21,7 @@ from cope_sweep.cli.options import (
     JsonOpt,
     ScaleOpt,
     StoreOpt,
-    read_text,
+    read_text_options,
     token_ids,
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table
@@ -92,7 +92,7 @@ def perplexity(
         )
     from cope_sweep.cli.files import open_queries
 
-    text_or_tokens = read_text(text, file) if is_text else _sequences(tokens, file)
+    text_or_tokens = read_text_options(text, file) if is_text else _sequences(tokens, file)
     # Before the import of torch, which takes seconds.
     folder = _checkpoint(run_or_folder, open_queries(store, index, ablations), scale)
     from cope_sweep.cli.probing import score_checkpoint
@@ -223,7 +223,7 @@ def probe(
     from cope_sweep.cli.files import open_queries
 
     ids = None if tokens is None else token_ids(tokens)
-    typed = None if text is None and file is None else read_text(text, file)
+    typed = None if text is None and file is None else read_text_options(text, file)
     # Before the import of torch, which takes seconds.
     folder = _checkpoint(run_or_folder, open_queries(store, None, ablations), scale)
     from cope_sweep.cli.probing import probe_checkpoint

@@ -183,7 +183,7 @@ def token_ids(text: str) -> list[int]:
         ) from None
 
 
-def read_text(text: str | None, file: Path | None) -> str:
+def read_text_options(text: str | None, file: Path | None) -> str:
     """The text of `--text` (`-`: standard input) or `--file`. Raises UserError where it is not readable UTF-8."""
     from cope_sweep.text.reading import BYTE_ORDER_MARK, read_document
 

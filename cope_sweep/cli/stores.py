@@ -72,7 +72,7 @@ def check(
     display = make_console(stderr=True)
     differences = damage.mend_index(opened) if repair else []
     with progress_bar(display, "checking runs") as on_progress:
-        differences += damage.check(opened, checksums=checksums, on_progress=on_progress)
+        differences += damage.find_differences(opened, checksums=checksums, on_progress=on_progress)
     if repair and differences:
         with progress_bar(display, INDEXING) as on_progress:
             damage.repair(opened, differences, on_progress)
@@ -270,14 +270,14 @@ def _show_runs(opened: Store, records: Sequence[RunRecord]) -> None:
 def _existing_tracker(opened: Store, mlflow: str | None) -> Tracker | None:
     """The tracker that may have runs of a store; None: MLflow's SQLite file was never made. Raises TrackingError."""
     from cope_sweep.store.index.database import sqlite_file
-    from cope_sweep.tracking.check import check as check_mlflow
+    from cope_sweep.tracking.check import check_uri
     from cope_sweep.tracking.uri import LOG_FILE, import_mlflow, resolve_uri
 
     uri = resolve_uri(opened, mlflow)
     database = sqlite_file(uri)
     if database is not None and not database.exists():
         return None
-    check_mlflow(uri)
+    check_uri(uri)
     import_mlflow(opened.root / LOG_FILE)
     from cope_sweep.tracking.mlflow import Tracker
 
@@ -310,7 +310,7 @@ def sync(
     from cope_sweep.store.index.database import redacted
     from cope_sweep.sweep.sweep import stopping_on_signals
     from cope_sweep.tracking import sync as sending
-    from cope_sweep.tracking.check import check as check_mlflow
+    from cope_sweep.tracking.check import check_uri
     from cope_sweep.tracking.uri import TrackingError, resolve_uri
 
     opened = open_store(store, index)
@@ -327,7 +327,7 @@ def sync(
     stop = threading.Event()
     with stopping_on_signals(stop):
         try:
-            check_mlflow(uri)
+            check_uri(uri)
             with progress_bar(display, *SENDING) as bar:
                 outcome = sending.sync(opened, uri, bar, timeout_s=timeout_s, interrupted=stop.is_set, dry_run=dry_run)
         except TrackingError as error:

@@ -229,9 +229,9 @@ def submit(
         submit_to_service(server, ablation, scale, sets, limits, follow=follow, as_json=as_json)
         return
     from cope_sweep.cli.files import NamedFiles
-    from cope_sweep.cli.training import submit_job
+    from cope_sweep.cli.training import submit_ablation
 
-    submit_job(
+    submit_ablation(
         NamedFiles(working_dir / ABLATIONS, sets), ablation, scale, sets, limits, address=address, store=store,
         index=index, mlflow=mlflow, working_dir=working_dir, follow=follow, as_json=as_json,
     )  # fmt: skip

@@ -35,7 +35,7 @@ from cope_sweep.sweep import jobs
 from cope_sweep.sweep.executor import Executor
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
-from cope_sweep.tracking.check import check
+from cope_sweep.tracking.check import check_uri
 from cope_sweep.tracking.uri import resolve_uri
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -172,7 +172,7 @@ def _train(
     """
     uri = None if options.no_mlflow else resolve_uri(store, options.mlflow)
     if uri is not None:
-        check(uri)
+        check_uri(uri)
     plan = recorded_plan(plan, store)
     resources = plan.ablation.content.resources
     if options.groups is not None:
@@ -259,7 +259,7 @@ def _print_cost(
         console.print(escaped(text), soft_wrap=True, style="dim")
 
 
-def submit_job(
+def submit_ablation(
     files: NamedFiles,
     ablation: str,
     scale: str | None,

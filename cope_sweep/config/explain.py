@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -58,6 +58,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 
 MAX_VALUE_LENGTH = 60
 """Characters of a value that a message shows."""
+PLUGGABLE = {"task", "position"}
+"""Keys whose kinds may be in a plugin."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ def explain(error: Any, model: type[BaseModel]) -> SpecProblem:
         kind_written = value["kind"] if isinstance(value, Mapping) else kind
         if isinstance(kind_written, str):
             message = f"unknown kind {kind!r}" + suggest(kind, kinds)
+            if PLUGGABLE & set(path) and not closest(kind, kinds):
+                message += "; is it in a plugin that is not loaded (`plugins`, COPE_SWEEP_PLUGINS)?"
         else:  # 1.10 is the number 1.1 in YAML
             hint = "; quote it" if isinstance(kind_written, int | float) else ""
             message = f"the kind {_shown(kind_written)} is not text{hint}{suggest(str(kind_written), kinds)}"
@@ -145,13 +149,19 @@ def suggest(name: str, accepted: Iterable[str]) -> str:
     accepted = list(accepted)
     if not accepted:
         return ""
+    match = closest(name, accepted)
+    hint = f"; did you mean {match!r}?" if match else ";"
+    return f"{hint} accepted: {', '.join(accepted)}"
+
+
+def closest(name: str, accepted: Sequence[str]) -> str | None:
+    """The accepted name that `suggest` proposes; None if none is similar."""
     folded = name.casefold()
     matches = [candidate for candidate in accepted if folded.replace("-", "_") in SYNONYMS.get(candidate, ())]
     if not matches:
         by_folded = {candidate.casefold(): candidate for candidate in reversed(accepted)}
         matches = [by_folded[candidate] for candidate in difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.5)]
-    hint = f"; did you mean {matches[0]!r}?" if matches else ";"
-    return f"{hint} accepted: {', '.join(accepted)}"
+    return matches[0] if matches else None
 
 
 def near_names(name: str, accepted: Iterable[str], most: int = 3) -> list[str]:

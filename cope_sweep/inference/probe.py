@@ -64,7 +64,7 @@ from torch import Tensor
 from cope_sweep.config import RunSpec
 from cope_sweep.errors import ProbeError
 from cope_sweep.inference import Predictor, TokenIds, TokensError, validate_token_ids
-from cope_sweep.kernels import Inputs, Positions, attention_weights, observing, seen, visible
+from cope_sweep.kernels import Inputs, LayerEncodings, attention_weights, observing, seen, visible
 from cope_sweep.model import CheckpointError, check_reach
 from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.tasks import IGNORED, Task
@@ -246,7 +246,7 @@ def _observe_layers(
     """Run the model and call `on_layer` with the matrices of each selected layer."""
     layer_numbers = itertools.count()
 
-    def observe(inputs: Inputs, positions: Positions) -> None:
+    def observe(inputs: Inputs, positions: LayerEncodings) -> None:
         layer = next(layer_numbers)  # the model calls attention once per layer, in order
         if layer in layers:
             try:
@@ -268,7 +268,7 @@ def _observe_layers(
         predictor.model(torch.from_numpy(tokens_T).to(device)[None])
 
 
-def _layer_probe(layer: int, heads: tuple[int, ...], inputs: Inputs, positions: Positions) -> LayerProbe:
+def _layer_probe(layer: int, heads: tuple[int, ...], inputs: Inputs, positions: LayerEncodings) -> LayerProbe:
     """The matrices of one layer. Raises FloatingPointError where a value is not finite."""
     _, all_heads, T, _ = inputs.q_BHTK.shape
 

@@ -4,15 +4,15 @@ This package depends on `cope_sweep.positions`, torch and numpy only. README.md 
 implementations, when each is used, and what was measured.
 """
 
-from cope_sweep.kernels.arguments import Inputs, Position, Positions, make_problem
+from cope_sweep.kernels.arguments import Inputs, LayerEncoding, LayerEncodings, make_problem
 from cope_sweep.kernels.dispatch import Implementation, attend, observing, set_implementation, using, which
 from cope_sweep.kernels.reference import attention_weights, reference, seen, visible
 
 __all__ = [
     "Implementation",
     "Inputs",
-    "Position",
-    "Positions",
+    "LayerEncoding",
+    "LayerEncodings",
     "attend",
     "attention_weights",
     "make_problem",

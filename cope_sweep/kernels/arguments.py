@@ -1,4 +1,4 @@
-"""An attention: what a layer gives (`Inputs`, `Position`), and what all fused kernels compute (`Arguments`).
+"""An attention: what a layer gives (`Inputs`, `LayerEncoding`), and what all fused kernels compute (`Arguments`).
 
 The problem of the fused kernels is a flat list of tensors and numbers:
 
@@ -52,14 +52,14 @@ def constant_when_compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @dataclass(frozen=True)
-class Position:
+class LayerEncoding:
     """An encoding of a layer, with its parameters in that layer."""
 
     encoding: Encoding
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-Positions = Sequence[Position]
+LayerEncodings = Sequence[LayerEncoding]
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def schema() -> str:
     return ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(Arguments).items())
 
 
-def make_problem(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Arguments | str:
+def make_problem(inputs: Inputs, positions: LayerEncodings, dropout: float, seeds_B: Tensor | None) -> Arguments | str:
     """The problem for these inputs and encodings, or why the fused kernels cannot express it, for a log message.
 
     They cannot express hard attention, an encoding without a `term`, two terms of a kind, contextual encodings whose
@@ -190,7 +190,7 @@ def make_problem(inputs: Inputs, positions: Positions, dropout: float, seeds_B: 
         term = encoding.term(position.parameters, query_BHTK, inputs.k_BHSK.shape[2], features_BHSF)
         if term is None:
             what = "weights" if encoding.weighs else "score"
-            return f"the {what} of {encoding.kind} with these options has no form for fused kernels"
+            return f"{encoding.kind} has no `term` for its {what} with these fields"
         of_term = _fields_of(term)
         if any(name in fields for name in of_term):
             return f"{encoding.kind} is not the only encoding with a {type(term).__name__} term"

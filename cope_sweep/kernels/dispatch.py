@@ -30,8 +30,8 @@ from cope_sweep.kernels import native, operator, self_check
 from cope_sweep.kernels.arguments import (
     Arguments,
     Inputs,
-    Position,
-    Positions,
+    LayerEncoding,
+    LayerEncodings,
     constant_when_compiled,
     make_problem,
 )
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 Implementation = Literal["auto", "reference", "blocked", "native", "triton"]
 
-Observer = Callable[[Inputs, Positions], None]
+Observer = Callable[[Inputs, LayerEncodings], None]
 """Called with the inputs and encodings of every attention, before it is computed."""
 
 _chosen: ContextVar[Implementation] = ContextVar("attention", default="auto")
@@ -140,7 +140,7 @@ def which(
 
         q_BHTK, k_BHSK, v_BHSK = (empty(1, dims.heads, tokens, dims.head_dim) for _ in range(3))
         positions = [
-            Position(encoding, {name: empty(*each.shape) for name, each in encoding.parameters(dims).items()})
+            LayerEncoding(encoding, {name: empty(*each.shape) for name, each in encoding.parameters(dims).items()})
             for encoding in encodings
         ]
         h_BSD = empty(1, tokens, dims.dim)
@@ -171,7 +171,7 @@ def which(
 
 def choose(
     inputs: Inputs,
-    positions: Positions,
+    positions: LayerEncodings,
     dropout: float,
     implementation: Implementation,
     device: torch.device,
@@ -197,7 +197,7 @@ def choose(
 
 
 def _fastest(
-    inputs: Inputs, positions: Positions, dropout: float, device: torch.device, seeds_B: Tensor | None
+    inputs: Inputs, positions: LayerEncodings, dropout: float, device: torch.device, seeds_B: Tensor | None
 ) -> Path:
     T, S, on_cpu = inputs.q_BHTK.shape[2], inputs.k_BHSK.shape[2], device.type == "cpu"
     # torch's attention would draw the dropout mask of the whole batch from its generator.
@@ -248,7 +248,7 @@ def _has_triton() -> bool:
 
 def attend(
     inputs: Inputs,
-    positions: Positions,
+    positions: LayerEncodings,
     dropout: float = 0.0,
     seeds_B: Tensor | None = None,
     implementation: Implementation | None = None,

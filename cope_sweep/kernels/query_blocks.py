@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from cope_sweep.kernels.arguments import Inputs, Position, Positions
+from cope_sweep.kernels.arguments import Inputs, LayerEncoding, LayerEncodings
 from cope_sweep.kernels.dropout import draw_seeds
-from cope_sweep.kernels.reference import at_least_float32, dropped_weights, reference, without_padding
+from cope_sweep.kernels.reference import dropped_weights, reference, with_float32, without_padding
 
 ROWS = 64
 """Queries in a block; a 32nd of a sequence of more than 2,048 tokens, so that it has few blocks."""
@@ -46,9 +46,9 @@ TensorKind = Literal["queries", "keys", "parameter"]
 """The content of a tensor: (B, H, T, ·), (B, H, S, ·), or anything."""
 
 
-def attend_in_blocks(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Tensor:
+def attend_in_blocks(inputs: Inputs, positions: LayerEncodings, dropout: float, seeds_B: Tensor | None) -> Tensor:
     """The result of `reference`, and its gradients."""
-    problem = _Problem(*at_least_float32(inputs, positions), dropout, seeds_B)
+    problem = _Problem(*with_float32(inputs, positions), dropout, seeds_B)
     out_BHTK: Tensor = _Blocks.apply(problem, *problem.tensors)
     return out_BHTK.to(inputs.v_BHSK.dtype)
 
@@ -56,7 +56,7 @@ def attend_in_blocks(inputs: Inputs, positions: Positions, dropout: float, seeds
 class _Problem:
     """An attention as a list of tensors; each block takes its part of them."""
 
-    def __init__(self, inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> None:
+    def __init__(self, inputs: Inputs, positions: LayerEncodings, dropout: float, seeds_B: Tensor | None) -> None:
         self.inputs, self.positions, self.dropout = inputs, positions, dropout
         self.B, self.H, self.T, _ = inputs.q_BHTK.shape
         self.S = inputs.k_BHSK.shape[2]
@@ -86,7 +86,7 @@ class _Problem:
                 last = min(self.T, row + rows)
                 yield QueryBlock(slice(first, first + batch), slice(row, last), self.S - self.T + last)
 
-    def of_block(self, block: QueryBlock, tensors: Sequence[Tensor]) -> tuple[Inputs, Positions, Tensor | None]:
+    def of_block(self, block: QueryBlock, tensors: Sequence[Tensor]) -> tuple[Inputs, LayerEncodings, Tensor | None]:
         """The inputs, encodings and seeds of a block, from its parts of the tensors."""
 
         def part(x: Tensor | None, kind: TensorKind) -> Any:
@@ -102,7 +102,7 @@ class _Problem:
             lengths_B=None if original.lengths_B is None else original.lengths_B[block.batch],
         )
         positions = [
-            Position(position.encoding, {name: part(x, "parameter") for name, x in position.parameters.items()})
+            LayerEncoding(position.encoding, {name: part(x, "parameter") for name, x in position.parameters.items()})
             for position in self.positions
         ]
         return inputs, positions, None if self.seeds_B is None else self.seeds_B[block.batch]

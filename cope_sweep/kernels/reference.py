@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cope_sweep.kernels.arguments import Inputs, Position, Positions
+from cope_sweep.kernels.arguments import Inputs, LayerEncoding, LayerEncodings
 from cope_sweep.kernels.dropout import draw_seeds, dropout_mask, heads_of_batch
 
 if TYPE_CHECKING:
     from cope_sweep.positions import Attention
 
 
-def reference(inputs: Inputs, positions: Positions, dropout: float = 0.0, seeds_B: Tensor | None = None) -> Tensor:
+def reference(inputs: Inputs, positions: LayerEncodings, dropout: float = 0.0, seeds_B: Tensor | None = None) -> Tensor:
     """Causal attention, softmax(q·k/√K + Σ scores)·v, (B, H, T, K). Query t is token S − T + t.
 
     `dropout` is the probability of dropping a weight. `seeds_B`, int64, determine the mask of each sequence; None: they
@@ -27,13 +27,13 @@ def reference(inputs: Inputs, positions: Positions, dropout: float = 0.0, seeds_
     result has the type of the values.
     """
     with torch.autocast(inputs.q_BHTK.device.type, enabled=False):
-        precise, positions = at_least_float32(inputs, positions)
+        precise, positions = with_float32(inputs, positions)
         weights_BHTS = dropped_weights(precise, positions, dropout, seeds_B)
         out_BHTK = without_padding(weights_BHTS @ precise.v_BHSK, inputs)
     return out_BHTK.to(inputs.v_BHSK.dtype)
 
 
-def at_least_float32(inputs: Inputs, positions: Positions) -> tuple[Inputs, Positions]:
+def with_float32(inputs: Inputs, positions: LayerEncodings) -> tuple[Inputs, LayerEncodings]:
     """The same tensors, with half-precision ones in float32. Tensors that were one object remain one."""
     converted: dict[int, Tensor] = {}
 
@@ -48,12 +48,12 @@ def at_least_float32(inputs: Inputs, positions: Positions) -> tuple[Inputs, Posi
     tensors: dict[str, Any] = {name: convert(getattr(inputs, name)) for name in names}
     tensors["features_BHSF"] = [convert(features) for features in inputs.features_BHSF]
     return replace(inputs, **tensors), [
-        Position(position.encoding, {name: cast(Tensor, convert(x)) for name, x in position.parameters.items()})
+        LayerEncoding(position.encoding, {name: cast(Tensor, convert(x)) for name, x in position.parameters.items()})
         for position in positions
     ]
 
 
-def dropped_weights(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Tensor:
+def dropped_weights(inputs: Inputs, positions: LayerEncodings, dropout: float, seeds_B: Tensor | None) -> Tensor:
     """The attention weights, (B, H, T, S), after dropout."""
     (B, H, T, _), S, device = inputs.q_BHTK.shape, inputs.k_BHSK.shape[2], inputs.q_BHTK.device
     weights_BHTS = attention_weights(inputs, positions, visible(T, S, device))
@@ -88,7 +88,7 @@ def hide_later_keys(x_BHTS: Tensor, visible_TS: Tensor) -> Tensor:
     return own_BHTT if S == T else torch.cat((earlier_BHTX, own_BHTT), dim=-1)
 
 
-def attention_weights(inputs: Inputs, positions: Positions, visible_TS: Tensor) -> Tensor:
+def attention_weights(inputs: Inputs, positions: LayerEncodings, visible_TS: Tensor) -> Tensor:
     """The attention weights, (B, H, T, S), before dropout: the softmax, or what an encoding has in its place."""
     scaled_q_BHTK = inputs.rotated_q_BHTK / inputs.q_BHTK.shape[-1] ** 0.5
     logits_BHTS = scaled_q_BHTK @ inputs.rotated_k_BHSK.transpose(-1, -2)
@@ -110,7 +110,7 @@ def attention_weights(inputs: Inputs, positions: Positions, visible_TS: Tensor) 
     return one_hot_BHTS + weights_BHTS - weights_BHTS.detach()
 
 
-def seen(inputs: Inputs, positions: Positions, logits_BHTS: Tensor, visible_TS: Tensor) -> list[Attention]:
+def seen(inputs: Inputs, positions: LayerEncodings, logits_BHTS: Tensor, visible_TS: Tensor) -> list[Attention]:
     """The argument of each encoding's `score`. `logits_BHTS` are q·k/√K, before any score is added."""
     from cope_sweep.positions import Attention  # on use: machines that only check and measure kernels lack pydantic
 

@@ -25,8 +25,8 @@ from cope_sweep.kernels import operator
 from cope_sweep.kernels.arguments import (
     Arguments,
     Inputs,
-    Position,
-    Positions,
+    LayerEncoding,
+    LayerEncodings,
     constant_when_compiled,
     make_problem,
 )
@@ -110,7 +110,7 @@ def relative_errors(
         features = [leaves.get(f"features{index}") for index in range(len(encodings))]
         inputs = Inputs(q, k, v, rotated_q, k, features, lengths_B=lengths_B)
         positions = [
-            Position(
+            LayerEncoding(
                 encoding, {name.partition(".")[2]: x for name, x in leaves.items() if name.startswith(f"{index}.")}
             )
             for index, encoding in enumerate(encodings)
@@ -121,7 +121,7 @@ def relative_errors(
         gradients = torch.autograd.grad((out * weight_BHTK).sum(), list(leaves.values()))
         return {"output": out.detach(), **{f"gradient of {n}": x for n, x in zip(leaves, gradients, strict=True)}}
 
-    def by_kernel(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor) -> Tensor:
+    def by_kernel(inputs: Inputs, positions: LayerEncodings, dropout: float, seeds_B: Tensor) -> Tensor:
         problem = make_problem(inputs, positions, dropout, seeds_B)
         assert isinstance(problem, Arguments), problem  # noqa: S101 - tests make every kind of problem
         return operator.attention(problem, kernel)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cope_sweep.families.base import Parameters, linear
-from cope_sweep.kernels import Inputs, Positions, attend
+from cope_sweep.kernels import Inputs, LayerEncodings, attend
 from cope_sweep.model.packing import Packing
 
 LayerCache = dict[str, Tensor]
@@ -19,7 +19,7 @@ LayerCache = dict[str, Tensor]
 def self_attention(
     parameters: Parameters,
     x_BTD: Tensor,
-    positions: Positions,
+    positions: LayerEncodings,
     *,
     heads: int,
     dropout: float = 0.0,

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cope_sweep.config import RunSpec
 from cope_sweep.errors import InvalidValue
-from cope_sweep.kernels import Position, Positions
+from cope_sweep.kernels import LayerEncoding, LayerEncodings
 from cope_sweep.kernels.dropout import apply_dropout, at_place, draw_seeds
 from cope_sweep.model.attention import LayerCache, self_attention
 from cope_sweep.model.loss import output_loss, predict
@@ -61,7 +61,7 @@ class Block(nn.Module):
     def forward(
         self,
         x_BTD: Tensor,
-        positions: Positions,
+        positions: LayerEncodings,
         cache: LayerCache | None = None,
         lengths_B: Tensor | None = None,
         packing: Packing | None = None,
@@ -249,10 +249,10 @@ class Transformer(nn.Module):
             for encoding_parameters, encoding in zip(parameters, before, strict=True):
                 encoding_parameters.encoding = encoding
 
-    def _positions(self, layer: int) -> Positions:
+    def _positions(self, layer: int) -> LayerEncodings:
         """The encodings that serve a layer, each with the parameters that the layer uses."""
         return [
-            Position(encoding_parameters.encoding, encoding_parameters.of_layer(layer))
+            LayerEncoding(encoding_parameters.encoding, encoding_parameters.of_layer(layer))
             for encoding_parameters in self._position_parameters()
             if encoding_parameters.encoding.serves(layer)
         ]

@@ -37,7 +37,7 @@ class StoreDifference:
     """The damaged file in the run's folder."""
 
 
-def check(
+def find_differences(
     store: Store, *, checksums: bool = False, on_progress: OnProgress = lambda done, total: None
 ) -> Iterator[StoreDifference]:
     """Compare the index with the files; with `checksums`, also curves and checkpoints. Raises StoreError."""
@@ -91,7 +91,7 @@ def _differences(folder: RunFolder, indexed: RunRecord | None, *, checksums: boo
 def repair(
     store: Store, differences: Iterable[StoreDifference], on_progress: OnProgress = lambda done, total: None
 ) -> None:
-    """Put the damaged files aside that `check` has found, mark their runs, and make the index again."""
+    """Put the damaged files aside that `find_differences` has found, mark their runs, and make the index again."""
     damaged: dict[str, dict[str, str]] = {}
     for difference in differences:
         if difference.file is not None:
@@ -105,7 +105,7 @@ def mark_lost(store: Store, run_ids: Iterable[str]) -> dict[str, str]:
     """Mark runs as damaged that are finished in the index, but have lost their result or another file.
 
     Their files are opened, and nothing but the result is read: 0.1 ms per run on a local disk. A file whose content has
-    changed is noticed by `check` only.
+    changed is noticed by `find_differences` only.
 
     Returns:
         Run id → what is wrong. Raises StoreError.

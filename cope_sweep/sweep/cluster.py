@@ -193,7 +193,7 @@ def node_of_process(actor_id: str) -> str:
     return str(getattr(state, "node_id", None) or "")
 
 
-def check_cluster(this_node: str) -> dict[str, Node]:
+def living_nodes(this_node: str) -> dict[str, Node]:
     """The nodes that are alive, by id.
 
     Args:

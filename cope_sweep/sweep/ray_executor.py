@@ -26,7 +26,7 @@ def run_on_ray(work: Workload, *, address: str | None = None) -> None:
         work: What is to be trained.
         address: "auto", "host:port", or None for RAY_ADDRESS; without that, a new cluster on this machine.
     """
-    driver = Driver(work, lambda spec: kind_of(work, spec.run_id))
+    driver = Driver(work, lambda spec: resources_of_run(work, spec.run_id))
     if not driver.runs and not driver.suggest():
         driver.tell()
         return
@@ -45,7 +45,7 @@ def run_on_ray(work: Workload, *, address: str | None = None) -> None:
             path.unlink()
 
 
-def kind_of(work: Workload, run_id: str) -> Resources:
+def resources_of_run(work: Workload, run_id: str) -> Resources:
     """The resources of a run, which are its kind: the processes of one kind train one run after another."""
     own = work.own_resources.get(run_id, work.resources)
     return own.model_copy(update={"groups": work.resources.groups})

@@ -25,7 +25,7 @@ from cope_sweep.config import Resources
 from cope_sweep.errors import ClusterError
 from cope_sweep.store import Event, StoreError
 from cope_sweep.store.index import IndexUnavailable, IndexUnusable
-from cope_sweep.sweep.cluster import Node, check_cluster, needs_of, node_of_process
+from cope_sweep.sweep.cluster import Node, living_nodes, needs_of, node_of_process
 from cope_sweep.sweep.driver import WAITS_FOR_INDEX, DrivenRun, Driver, RunState
 from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterLost
 from cope_sweep.sweep.stop_requests import StopRequests
@@ -402,7 +402,7 @@ class RaySweep:
 
     def _look_at_nodes(self) -> None:
         try:
-            self.nodes = check_cluster(self.this_node)
+            self.nodes = living_nodes(self.this_node)
         except ClusterLost:
             self.cluster_lost = True
             raise

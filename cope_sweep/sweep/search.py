@@ -42,6 +42,7 @@ from cope_sweep.store.files import create_database_file
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.database import on_network, sqlite_file, sqlite_url
 from cope_sweep.store.store import STUDY_FILE
+from cope_sweep.sweep.executor import ENDED
 
 RUN_ID = "run_id"
 """The user attribute of a trial that has its row's id. A trial without it is not a valid row, or is not decided yet."""
@@ -54,9 +55,6 @@ BUSY_TIMEOUT_S = 60
 OPEN_TRIES = 20
 """Processes that make the tables at the same time disturb each other. The later ones try again."""
 OPEN_INTERVAL_S = 0.1
-
-ENDED: tuple[Status, ...] = ("finished", "stopped", "failed")
-"""The statuses of runs that say how they ended."""
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cope_sweep.config import RunSpec
-from cope_sweep.kernels import Inputs, Position, attend, reference, using
+from cope_sweep.kernels import Inputs, LayerEncoding, attend, reference, using
 from cope_sweep.model import Transformer
 from cope_sweep.positions import Attention, Dims, Encoding
 from cope_sweep.positions.cope import ContextualEncoding
@@ -190,11 +190,11 @@ class EncodingContract:
             positions_BHQS = encoding.positions(half)
             assert positions_BHQS.dtype == torch.float32
             assert (positions_BHQS - encoding.positions(full)).abs().max() < 1e-3
-            wide = [Position(encoding, {name: x.double() for name, x in parameters.items()})]
+            wide = [LayerEncoding(encoding, {name: x.double() for name, x in parameters.items()})]
             expected = reference(exact, wide)
             for implementation in ("reference", "blocked", "native", "auto"):
                 with torch.autocast("cpu", torch.bfloat16):
-                    actual = attend(inputs, [Position(encoding, parameters)], implementation=implementation)
+                    actual = attend(inputs, [LayerEncoding(encoding, parameters)], implementation=implementation)
                 assert actual.dtype == torch.bfloat16
                 assert (actual.double() - expected).abs().mean() < HALF_PRECISION, implementation
 

@@ -13,7 +13,7 @@ CHECK_CONNECTION_S = 2
 """The time that a server may take to accept a connection."""
 
 
-def check(uri: str) -> None:
+def check_uri(uri: str) -> None:
     """Return if runs can be sent to `uri`.
 
     Waits for a server 5 s at most; where one answers, importing mlflow takes some more.

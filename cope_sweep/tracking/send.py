@@ -45,7 +45,6 @@ interrupted run waits to be continued, which MLflow's pages show by a clock; one
 which they show in red. Pending runs are not sent."""
 SWEEP_STATUS: dict[Status, str] = MLFLOW_STATUS | {"interrupted": "KILLED", "pending": "SCHEDULED"}
 """An interrupted sweep is not continued: another one trains the rest. A pending one was submitted."""
-ENDED: tuple[Status, ...] = ("finished", "failed", "stopped", "damaged", "interrupted")
 MAX_NOTE_CHARACTERS = 7800
 """MLflow cuts the note of a run at 8000 characters."""
 MAX_LINKS = 40

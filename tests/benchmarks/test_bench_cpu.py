@@ -16,7 +16,7 @@ from cope_benchmarks.timing import times
 from typer.testing import CliRunner
 
 from cope_sweep.cli.application import app
-from cope_sweep.store.damage import check
+from cope_sweep.store.damage import find_differences
 from cope_sweep.tasks import MQAR
 from tests.tiny import tiny_run
 
@@ -188,7 +188,7 @@ def test_a_synthetic_store_is_a_finished_ablation(tmp_path):
     plan = synthetic.write_grid(tmp_path, "all", 200)
     found = synthetic.write_store(tmp_path, plan)
     assert set(found.index.statuses().values()) == {"finished"}
-    assert list(check(found, checksums=True)) == []
+    assert list(find_differences(found, checksums=True)) == []
     assert [each.runs for each in found.index.sweeps()] == [200]
 
 

@@ -53,6 +53,7 @@ def test_errors_name_file_line_and_key(before, after, expected):
         ("steps: 6", "stepz: 6", ["'stepz'", "'steps'", "batch"]),
         ("steps: 6", "learning_rate: 0.1", ["'learning_rate'", "'lr'"]),
         ("[cope]", "[coppe]", ["'coppe'", "'cope'", "absolute"]),
+        ("[cope]", "[learned_decay]", ["'learned_decay'", "absolute", "COPE_SWEEP_PLUGINS"]),
         ("selective_copy", "1.10", ["1.1 is not text; quote it", "flip_flop"]),
         ("kind: selective_copy, ", "", ['{"tokens": 2, "blanks": 2', "flip_flop"]),
         ("steps: 6", "betas: [0.9, high]", ['"high"', "a number"]),

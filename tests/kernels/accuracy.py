@@ -13,10 +13,10 @@ import torch
 from cope_benchmarks.exact import Expected, Leaves, computed_by
 from torch import Tensor
 
-from cope_sweep.kernels import Inputs, Position, reference
+from cope_sweep.kernels import Inputs, LayerEncoding, reference
 from tests.kernels.cases import Case, dropout_seeds, fused, make_inputs, random_tensors
 
-Attend = Callable[[Inputs, list[Position], float, Tensor], Tensor]
+Attend = Callable[[Inputs, list[LayerEncoding], float, Tensor], Tensor]
 """attention(inputs, positions, dropout, seeds of the dropout) → (B, H, T, K)."""
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cope_sweep.kernels import Inputs, Position, make_problem, operator
+from cope_sweep.kernels import Inputs, LayerEncoding, make_problem, operator
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEALiBi, CoPEMLP, Dims, Encoding, Relative
 from cope_sweep.positions.fox import FoX
@@ -103,7 +103,7 @@ def random_tensors(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
     return tensors | {"weight": normal(B, H, T, K)}
 
 
-def make_inputs(case: Case, tensors: dict[str, Tensor]) -> tuple[Inputs, list[Position]]:
+def make_inputs(case: Case, tensors: dict[str, Tensor]) -> tuple[Inputs, list[LayerEncoding]]:
     """What `attend` takes, from the tensors of `random_tensors`."""
     inputs = Inputs(
         tensors["q"],
@@ -115,7 +115,7 @@ def make_inputs(case: Case, tensors: dict[str, Tensor]) -> tuple[Inputs, list[Po
         lengths_B=None if case.lengths is None else torch.tensor(case.lengths),
     )
     positions = [
-        Position(encoding, {n.split(".")[1]: x for n, x in tensors.items() if n.startswith(f"{index}.")})
+        LayerEncoding(encoding, {n.split(".")[1]: x for n, x in tensors.items() if n.startswith(f"{index}.")})
         for index, encoding in enumerate(case.encodings)
     ]
     return inputs, positions

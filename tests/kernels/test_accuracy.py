@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cope_sweep.kernels import Inputs, Position, reference
+from cope_sweep.kernels import Inputs, LayerEncoding, reference
 from cope_sweep.positions import ALiBi, CoPE, CoPEMLP, Relative
 from tests.kernels.accuracy import AT_MOST, assert_equals_reference, expected, output_and_gradients
 from tests.kernels.cases import Case
@@ -61,7 +61,7 @@ def test_a_fault_of_1e_3_in_a_parameter_s_gradient_is_rejected(case):
     def faulty(inputs, positions, dropout, seed):
         first, *rest = positions
         parameters = {name: Scaled.apply(x, 1e-3) for name, x in first.parameters.items()}
-        return reference(inputs, [Position(first.encoding, parameters), *rest], dropout, seed)
+        return reference(inputs, [LayerEncoding(first.encoding, parameters), *rest], dropout, seed)
 
     errors = expected(case, torch.float32).errors_over_limit(
         output_and_gradients(case, faulty, torch.float32, torch.float32)

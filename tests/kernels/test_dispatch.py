@@ -11,7 +11,7 @@ import torch
 from cope_sweep.config import RunSpec
 from cope_sweep.kernels import (
     Inputs,
-    Position,
+    LayerEncoding,
     attend,
     dispatch,
     make_problem,
@@ -35,7 +35,7 @@ def attention(dtype=torch.float64, tokens=20, encoding=None):
     q, k, v = torch.randn(3, 1, 2, tokens, 4, generator=rng, dtype=dtype)
     encoding = encoding or CoPE(p_max=3)
     parameters = {"e": torch.ones(3, 4, dtype=dtype)} if isinstance(encoding, CoPE) else {}
-    return Inputs.plain(q, k, v), [Position(encoding, parameters)]
+    return Inputs.plain(q, k, v), [LayerEncoding(encoding, parameters)]
 
 
 class Probe(ALiBi):
@@ -101,7 +101,7 @@ def test_set_implementation_lasts_and_is_of_its_thread():
         ((CoPE(p_max=4), CoPEALiBi(gate="values")), "gates of contextual encodings differ"),
         ((CoPE(p_max=4, gate="values"), CoPEALiBi(gate="separate")), "gates of contextual encodings differ"),
         ((CoPE(p_max=4, gate="separate"), CoPEALiBi(gate="separate")), "gates of contextual encodings differ"),
-        ((CoPEMLP(hidden=3, activation="gelu"),), "the score of cope_mlp with these options has no form"),
+        ((CoPEMLP(hidden=3, activation="gelu"),), "cope_mlp has no `term` for its score"),
         ((CoPE(p_max=4), CoPE(p_max=5)), "cope is not the only encoding with a LookUp term"),
     ],
 )
@@ -128,11 +128,11 @@ def test_hard_attention_equals_the_reference():
 
 TWO_FALLBACKS = """
 import torch
-from cope_sweep.kernels import Inputs, Position, attend
+from cope_sweep.kernels import Inputs, LayerEncoding, attend
 from cope_sweep.positions import ALiBi
 q, k, v = torch.randn(3, 1, 2, 20, 4, dtype=torch.float64)
 for _ in range(2):
-    attend(Inputs.plain(q, k, v), [Position(ALiBi(), {})], implementation="triton")
+    attend(Inputs.plain(q, k, v), [LayerEncoding(ALiBi(), {})], implementation="triton")
 """
 
 
@@ -286,7 +286,7 @@ def test_an_encoding_without_a_term_is_named():
 
     name, reason = which([Plain()], Dims(8, 2, 1, 300))
     assert name == "blocked"
-    assert "the score of plain" in reason
+    assert "plain has no `term` for its score" in reason
 
 
 # An observer is called for every attention within its `with` block and its thread only

@@ -7,7 +7,7 @@ random problems of `cases.py` have neither features nor other weights.
 import pytest
 import torch
 
-from cope_sweep.kernels import Inputs, Position, attend, make_problem, query_blocks, which
+from cope_sweep.kernels import Inputs, LayerEncoding, attend, make_problem, query_blocks, which
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.kernels.native import build
 from cope_sweep.positions import T5, ALiBi, CoPE, CoPEMLP, Dims, Relative
@@ -88,7 +88,7 @@ def results(encodings, implementation, dtype, *, queries, tokens=None, lengths=N
     features = [leaves.get(f"features{index}") for index in range(len(encodings))]
     inputs = Inputs(q, k, v, q, k, features, lengths_B=lengths and torch.tensor(lengths))
     positions = [
-        Position(encoding, {n.partition(".")[2]: x for n, x in leaves.items() if n.startswith(f"{index}.")})
+        LayerEncoding(encoding, {n.partition(".")[2]: x for n, x in leaves.items() if n.startswith(f"{index}.")})
         for index, encoding in enumerate(encodings)
     ]
     out = attend(inputs, positions, dropout, torch.arange(B) + 5, implementation)
@@ -179,9 +179,11 @@ def test_a_bias_that_ignores_the_query_is_no_score_of_stick_breaking():
     """c_i of FoX cancels in a softmax only."""
     q = torch.zeros(1, 2, 20, 4)
     inputs = Inputs(q, q, q, q, q, [None, torch.zeros(1, 2, 20, 1)])
-    problem = make_problem(inputs, [Position(StickBreaking()), Position(FoX())], 0.0, None)
+    problem = make_problem(inputs, [LayerEncoding(StickBreaking()), LayerEncoding(FoX())], 0.0, None)
     assert "stands for a score in the softmax only" in problem
-    assert isinstance(make_problem(inputs, [Position(StickBreaking()), Position(ALiBi())], 0.0, None), Arguments)
+    assert isinstance(
+        make_problem(inputs, [LayerEncoding(StickBreaking()), LayerEncoding(ALiBi())], 0.0, None), Arguments
+    )
 
 
 @pytest.mark.parametrize("encoding", [Kerple(), FIRE()], ids=lambda encoding: encoding.kind)

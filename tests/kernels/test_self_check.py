@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from cope_sweep.kernels import Inputs, Position, attend, dispatch, native, operator, reference, self_check, which
+from cope_sweep.kernels import Inputs, LayerEncoding, attend, dispatch, native, operator, reference, self_check, which
 from cope_sweep.kernels.arguments import Arguments
 from cope_sweep.positions import CoPE, Dims
 
@@ -55,7 +55,7 @@ def checks(monkeypatch):
 def problem(tokens=40):
     q, k, v, e = (torch.randn(1, 2, tokens, 4, generator=torch.Generator().manual_seed(n)) for n in range(4))
     tensors = [x.requires_grad_() for x in (q, k, v, e[0, 0, :5].clone())]
-    return tensors, (Inputs.plain(*tensors[:3]), [Position(CoPE(p_max=5), {"e": tensors[3]})])
+    return tensors, (Inputs.plain(*tensors[:3]), [LayerEncoding(CoPE(p_max=5), {"e": tensors[3]})])
 
 
 def assert_equals_reference(attend):

@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from cope_sweep.kernels import Inputs, Position, attend, reference
+from cope_sweep.kernels import Inputs, LayerEncoding, attend, reference
 from cope_sweep.model.attention import self_attention
 from cope_sweep.positions import CoPE
 
@@ -37,7 +37,7 @@ def test_gradients_agree_with_finite_differences():
     q, k, v = (torch.randn(1, 2, 4, 3, generator=rng, dtype=torch.float64, requires_grad=True) for _ in range(3))
     e = torch.randn(6, 3, generator=rng, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
-        lambda q, k, v, e: reference(Inputs.plain(q, k, v), [Position(CoPE(p_max=6), {"e": e})]),
+        lambda q, k, v, e: reference(Inputs.plain(q, k, v), [LayerEncoding(CoPE(p_max=6), {"e": e})]),
         (q, k, v, e),
         eps=1e-7,
         atol=1e-5,

@@ -6,7 +6,7 @@ from cope_benchmarks.peers import listing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cope_sweep.kernels import Inputs, Position, attend, reference
+from cope_sweep.kernels import Inputs, LayerEncoding, attend, reference
 from cope_sweep.model import Transformer
 from cope_sweep.positions import Attention, CoPE, Dims
 from cope_sweep.testing import EncodingContract
@@ -46,7 +46,7 @@ def test_equals_the_papers_listing_in_value_and_gradient(heads, tokens, head_dim
     e = torch.randn(p_max, head_dim, generator=rng, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(heads, tokens, head_dim, generator=rng, dtype=torch.float64)
 
-    ours = reference(Inputs.plain(q, k, v), [Position(CoPE(p_max=p_max), {"e": e})])[0]
+    ours = reference(Inputs.plain(q, k, v), [LayerEncoding(CoPE(p_max=p_max), {"e": e})])[0]
     ours_gradients = torch.autograd.grad((ours * weight).sum(), (q, k, v, e))
     theirs = listing({"q": q, "k": k, "v": v, "e": e})[0]
     theirs_gradients = torch.autograd.grad((theirs * weight).sum(), (q, k, v, e))
@@ -83,7 +83,7 @@ def test_a_rotated_query_is_the_listing_given_rotated_queries_and_keys(implement
         return [out, *torch.autograd.grad(out.square().sum(), leaves)]
 
     *rotated, v, e = leaves
-    positions = [Position(CoPE(p_max=9, rotated_query=True), {"e": e})]
+    positions = [LayerEncoding(CoPE(p_max=9, rotated_query=True), {"e": e})]
     actual = with_gradients(attend(Inputs(q, k, v, *rotated, [None]), positions, implementation=implementation))
     expected = with_gradients(listing(dict(zip("qkve", leaves, strict=True))))
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)

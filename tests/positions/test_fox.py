@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from cope_sweep.kernels import Inputs, Position, attention_weights, visible
+from cope_sweep.kernels import Inputs, LayerEncoding, attention_weights, visible
 from cope_sweep.positions.fox import FoX
 from cope_sweep.testing import EncodingContract
 from tests.positions import naive
@@ -28,7 +28,7 @@ def test_a_head_that_keeps_half_halves_the_weight_per_token():
     """All gates ½ and q = 0: the weights are 2^−(i − j) of their sum, worked by hand for three tokens."""
     zeros = torch.zeros(1, 1, 3, 2, dtype=torch.float64)
     inputs = Inputs(zeros, zeros, zeros, zeros, zeros, [torch.zeros(1, 1, 3, 1, dtype=torch.float64)])
-    weights = attention_weights(inputs, [Position(FoX())], visible(3, 3, torch.device("cpu")))
+    weights = attention_weights(inputs, [LayerEncoding(FoX())], visible(3, 3, torch.device("cpu")))
     assert weights[0, 0, 2].tolist() == pytest.approx([1 / 7, 2 / 7, 4 / 7])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cope_sweep.kernels import Inputs, Position, reference
+from cope_sweep.kernels import Inputs, LayerEncoding, reference
 from cope_sweep.positions import Dims
 from cope_sweep.positions.alibi import ALiBi
 from cope_sweep.positions.dape import DAPE
@@ -98,7 +98,7 @@ def test_outputs_and_gradients_are_those_of_the_authors_code(file, case):
     if features is not None:
         features = features.view(1, tokens, heads, -1).transpose(1, 2)
     turned = [encoding.rotate(parameters, each, 0, features, keys=each is k) for each in (q, k)]
-    output = reference(Inputs(q, k, v, *turned, [features]), [Position(encoding, parameters)])
+    output = reference(Inputs(q, k, v, *turned, [features]), [LayerEncoding(encoding, parameters)])
     output.backward(torch.tensor(stored["upstream"], dtype=torch.float64))
     # The numbers are stored with 12 digits.
     expected = {"output": stored["output"], **stored["gradients"]}

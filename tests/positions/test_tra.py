@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from cope_sweep.kernels import Inputs, Position, attention_weights, visible
+from cope_sweep.kernels import Inputs, LayerEncoding, attention_weights, visible
 from cope_sweep.positions.tra import EPS, TRA
 from cope_sweep.testing import EncodingContract
 from cope_sweep.testing.encoding_contract import _embedding_leaf
@@ -30,7 +30,7 @@ def test_only_keys_above_the_threshold_count():
         *(getattr(attention, name) for name in ("q_BHQK", "k_BHSK", "v_BHSK", "q_BHQK", "k_BHSK")),
         [attention.features_BHSF],
     )
-    weights = attention_weights(inputs, [Position(TRA())], visible(8, 8, torch.device("cpu")))
+    weights = attention_weights(inputs, [LayerEncoding(TRA())], visible(8, 8, torch.device("cpu")))
     q, k = (x[0] / (x[0].square().mean(-1, keepdim=True) + EPS).sqrt() for x in (attention.q_BHQK, attention.k_BHSK))
     empty = 0
     for h in range(3):

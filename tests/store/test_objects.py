@@ -3,7 +3,7 @@
 import pytest
 
 from cope_sweep.store import Store
-from cope_sweep.store.damage import check, find_damage
+from cope_sweep.store.damage import find_damage, find_differences
 from cope_sweep.store.errors import FencedError
 from cope_sweep.store.indexing import refresh_index
 from cope_sweep.store.objects import ObjectFolder
@@ -69,9 +69,9 @@ def test_sweeps_an_index_that_is_made_again_and_check(on_machine):
     refresh_index(store.index, store.files())
     after = store.index.records([RUN.run_id])[RUN.run_id]
     assert (after.metrics, after.facts, after.ended_ms) == (before.metrics, before.facts, before.ended_ms)
-    assert list(check(store, checksums=True)) == []
+    assert list(find_differences(store, checksums=True)) == []
     store.objects.write(f"runs/{RUN.run_id}/curve.jsonl", b"")
-    assert ["curve.jsonl" in each.problem for each in check(store, checksums=True)] == [True]
+    assert ["curve.jsonl" in each.problem for each in find_differences(store, checksums=True)] == [True]
 
 
 def test_a_run_is_deleted(on_machine):

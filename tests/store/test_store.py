@@ -9,7 +9,7 @@ import pytest
 
 import cope_sweep
 from cope_sweep.store import Store, SweepRun, files
-from cope_sweep.store.damage import check, mark_lost, mend_index, repair
+from cope_sweep.store.damage import find_differences, mark_lost, mend_index, repair
 from cope_sweep.store.index.rows import write_counters
 from cope_sweep.store.index.tables import metadata
 from cope_sweep.store.indexing import refresh_index
@@ -145,7 +145,7 @@ def test_repairing_removes_what_has_no_folder_and_keeps_leases(store):
     lease = store.index.acquire(row(training, "running"), "sweep", 60)
     store.run(training.run_id).begin(training, "here", lease.attempt)
     store.write_sweep(sweep_record("20260101-000000-bb", runs=members(training), status="running"), ttl_s=60)
-    repair(store, check(store))
+    repair(store, find_differences(store))
     assert store.index.statuses() == {training.run_id: "running"}
     assert store.index.sweep("20260101-000000-bb").status == "running"
 
@@ -153,14 +153,14 @@ def test_repairing_removes_what_has_no_folder_and_keeps_leases(store):
 def test_checking_names_every_difference(store):
     for seed in range(4):
         finish(store, tiny_run(seed=seed))
-    assert list(check(store, checksums=True)) == []
+    assert list(find_differences(store, checksums=True)) == []
     shutil.rmtree(store.run(tiny_run(seed=0).run_id).path)
     result = store.run(tiny_run(seed=1).run_id).path / "result.json"
     result.write_text(result.read_text().replace("1.5", "2.5"))
     (store.run(tiny_run(seed=2).run_id).path / "result.json").unlink()
     finish(store, tiny_run(seed=4))
     (store.root / "sweeps" / "20260101-000000-aa.json").write_text("{")
-    found = {each.item: each.problem for each in check(store)}
+    found = {each.item: each.problem for each in find_differences(store)}
     assert found == {
         tiny_run(seed=0).run_id: "in the index, but without a folder",
         tiny_run(seed=1).run_id: "the index has other metrics or facts than its files",
@@ -170,8 +170,8 @@ def test_checking_names_every_difference(store):
             str(store.root / "sweeps" / "20260101-000000-aa.json")
         ],
     }
-    repair(store, check(store))
-    assert [each.item for each in check(store)] == [str(store.root / "sweeps" / "20260101-000000-aa.json")]
+    repair(store, find_differences(store))
+    assert [each.item for each in find_differences(store)] == [str(store.root / "sweeps" / "20260101-000000-aa.json")]
 
 
 def test_sweeps_are_written_to_their_file_and_to_the_index(store):

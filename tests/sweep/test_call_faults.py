@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import text
 
 from cope_sweep.store import Store, StoreError, files
-from cope_sweep.store.damage import check
+from cope_sweep.store.damage import find_differences
 from cope_sweep.store.index import IndexUnavailable, database
 from cope_sweep.store.index.database import Database
 from cope_sweep.store.objects import ObjectFolder
@@ -62,7 +62,7 @@ def contents(store):
             "checkpoint": (checkpoint / "model.safetensors").read_bytes(),
             "files": [name for name in ("resume.safetensors",) if folder.content(name, 0) is not None],
         }
-    assert list(check(store, checksums=True)) == []
+    assert list(find_differences(store, checksums=True)) == []
     return found
 
 

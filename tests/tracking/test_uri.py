@@ -9,7 +9,7 @@ import pytest
 
 from cope_sweep.store import RunRecord
 from cope_sweep.store.index.database import redacted
-from cope_sweep.tracking.check import check
+from cope_sweep.tracking.check import check_uri
 from cope_sweep.tracking.page import run_page
 from cope_sweep.tracking.uri import resolve_uri
 from tests.errors import raises
@@ -30,7 +30,7 @@ def server():
 def is_refused(uri, code, /, **data):
     """The check refuses a URI with this code and these data, and neither its message nor its data have the password."""
     with raises(code, **data) as caught:
-        check(uri)
+        check_uri(uri)
     assert "secret" not in f"{caught.value} {caught.value.data}"
 
 
@@ -45,11 +45,11 @@ def test_the_default_is_the_sqlite_file_of_the_store(store, monkeypatch, tmp_pat
 
 @pytest.mark.slow
 def test_sqlite_files_that_exist_or_can_be_created(tmp_path, sqlite_uri):
-    check(sqlite_uri)
-    check(f"sqlite:///{tmp_path}/new.db")
+    check_uri(sqlite_uri)
+    check_uri(f"sqlite:///{tmp_path}/new.db")
     with sqlite3.connect(tmp_path / "empty.db"):
         pass
-    check(f"sqlite:///{tmp_path}/empty.db")
+    check_uri(f"sqlite:///{tmp_path}/empty.db")
 
 
 def test_sqlite_files_that_cannot_be_created(tmp_path):
@@ -108,28 +108,28 @@ def test_a_server_that_refuses_access(server, code):
 def test_credentials_are_those_of_mlflow(server, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t0ken")
-    check(server.url)
+    check_uri(server.url)
     assert server.seen[-1] == ("/api/2.0/mlflow/experiments/search", "Bearer t0ken")
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
-    check(server.url)
+    check_uri(server.url)
     assert server.seen[-1][1] == "Basic bWU6c2VjcmV0"
     for name in ("TOKEN", "USERNAME", "PASSWORD"):
         monkeypatch.delenv(f"MLFLOW_TRACKING_{name}")
-    check(server.url.replace("//", "//me:secret@"))
+    check_uri(server.url.replace("//", "//me:secret@"))
     assert server.seen[-1][1] == "Basic bWU6c2VjcmV0"
     (tmp_path / ".mlflow").mkdir()
     (tmp_path / ".mlflow" / "credentials").write_text(
         "[mlflow]\nmlflow_tracking_username = file\nmlflow_tracking_password = pw\n"
     )
-    check(server.url)
+    check_uri(server.url)
     assert server.seen[-1][1] == "Basic ZmlsZTpwdw=="
 
 
 @pytest.mark.slow
 def test_a_real_server(server_uri):
-    check(server_uri)
-    check(f"{server_uri}/")
+    check_uri(server_uri)
+    check_uri(f"{server_uri}/")
 
 
 @pytest.mark.slow
@@ -139,11 +139,11 @@ import sys
 import cope_sweep.tracking.page
 import cope_sweep.tracking.recorder
 import cope_sweep.tracking.sync
-from cope_sweep.tracking.check import check
+from cope_sweep.tracking.check import check_uri
 
-check("sqlite:///{tmp_path}/mlflow.db")
+check_uri("sqlite:///{tmp_path}/mlflow.db")
 try:
-    check("http://127.0.0.1:{free_port()}")
+    check_uri("http://127.0.0.1:{free_port()}")
 except Exception as error:
     print(type(error).__name__)
 print(*(name for name in ("mlflow", "torch", "pandas") if name in sys.modules))

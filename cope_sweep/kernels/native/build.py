@@ -55,7 +55,7 @@ def library(target: str) -> ctypes.CDLL:
     return native
 
 
-def cache_dir() -> Path:
+def libraries_dir() -> Path:
     """The folder of the libraries: $XDG_CACHE_HOME/cope-sweep, or ~/.cache/cope-sweep."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cope-sweep"
 
@@ -64,7 +64,7 @@ def build(target: str) -> Path:
     """Compile the library for an instruction set, unless the cache has it, and return its path. Raises BuildError."""
     compiler = _compiler()
     command = [compiler or "g++", *FLAGS, *TARGETS[target], str(SOURCES / "attention.cpp")]
-    path = cache_dir() / f"attention-{target}-{platform.machine()}-{_digest(command)}.so"
+    path = libraries_dir() / f"attention-{target}-{platform.machine()}-{_digest(command)}.so"
     if path.exists():
         return path
     if compiler is None:

@@ -220,7 +220,7 @@ class Order:
         return or_(*clauses)
 
 
-def counted(
+def count_statements(
     query: RunQuery, where: Sequence[ColumnElement[bool]], order: Order
 ) -> tuple[Select[Any], ColumnElement[int], Order]:
     """Statements for the numbers of the runs that match, with the columns of the order, and for how many they are.

@@ -46,7 +46,7 @@ from cope_sweep.records import (
 from cope_sweep.store.errors import StoreError
 from cope_sweep.store.index.cursors import INVALID, SortPosition, decode_cursor, encode_cursor
 from cope_sweep.store.index.database import Database, is_current, replace_tables, waiting
-from cope_sweep.store.index.filters import COLUMNS, check_keys, conditions, counted, order_of
+from cope_sweep.store.index.filters import COLUMNS, check_keys, conditions, count_statements, order_of
 from cope_sweep.store.index.model import (
     Activity,
     Lease,
@@ -63,7 +63,7 @@ FETCHED_ROWS = 10_000
 """Rows that a query takes from the database at a time."""
 OPEN_TIMEOUT_S = 900.0
 """The time for which a process waits while another one makes the index again in SQLite."""
-ENDED: tuple[Status, ...] = ("finished", "failed", "stopped", "damaged")
+NO_STEPS_LEFT: tuple[Status, ...] = ("finished", "failed", "stopped", "damaged")
 """Statuses of runs that a sweep trains no further."""
 
 
@@ -222,7 +222,7 @@ class Index:
         columns = [*_record_columns(values=values), status]
         with self.database.reading() as connection:
             where = conditions(connection, query, status)
-            ids, count, order = counted(query, where, order_of(connection, query, status))
+            ids, count, order = count_statements(query, where, order_of(connection, query, status))
             ids = order.sorted(ids.add_columns(count.label("total")))
             if after is not None:
                 ids = ids.where(order.after(after))
@@ -463,7 +463,7 @@ class Index:
         counts: Counter[Status] = Counter({status: number for status, number, _, _ in totals})
         started = sum(counts.values())
         counts["pending"] += sweep.runs - started
-        steps_left = sum(steps - steps_done for status, _, steps_done, steps in totals if status not in ENDED)
+        steps_left = sum(steps - steps_done for status, _, steps_done, steps in totals if status not in NO_STEPS_LEFT)
         # A run that has not started counts with the mean of the others.
         mean_steps = sum(steps for *_, steps in totals) / started if started else 0.0
         is_running = sweep.status == "running"

@@ -44,7 +44,7 @@ def serve(settings: Settings) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 1
     with listener:
-        check_keys(settings)  # nothing is answered yet
+        check_api_keys(settings)  # nothing is answered yet
         url = _browser_url(settings.host, listener.getsockname()[1])
         sys.stdout.write(f"{url}  (API: {url}/docs; stop with Ctrl-C)\n")
         sys.stdout.flush()
@@ -88,7 +88,7 @@ def _log_requests() -> None:
     ACCESS.setLevel(logging.INFO)
 
 
-def check_keys(settings: Settings) -> None:
+def check_api_keys(settings: Settings) -> None:
     """Raise UserError if the keys file is damaged, or if keys are required and there are none."""
     keys = KeysFile(settings.keys_file)
     if keys.protects or is_loopback(settings.host):

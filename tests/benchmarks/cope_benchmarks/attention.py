@@ -26,7 +26,7 @@ from cope_benchmarks.exact import Expected, Leaves, computed_by
 from cope_benchmarks.gpu_problems import Problem
 from cope_benchmarks.report import MEMORY, OF_OURS, OF_SDPA, Measured, Row, Rows, add_ratios
 from cope_benchmarks.timing import Run, extra_mb, one_line, resumed, times
-from cope_sweep.kernels import Inputs, Position, attend
+from cope_sweep.kernels import Inputs, LayerEncoding, attend
 
 KERNELS = ("native", "triton")
 BLOCKED = "blocked"
@@ -182,7 +182,7 @@ def _in_blocks(x: Leaves) -> Tensor:
     """CoPE by PyTorch in blocks of queries."""
     from cope_sweep.positions import CoPE  # needs packages that a machine with a GPU may not have
 
-    positions = [Position(CoPE(p_max=len(x["e"])), {"e": x["e"]})]
+    positions = [LayerEncoding(CoPE(p_max=len(x["e"])), {"e": x["e"]})]
     return attend(Inputs.plain(x["q"], x["k"], x["v"]), positions, implementation="blocked")
 
 

@@ -29,7 +29,7 @@ from cope_benchmarks import peers
 from cope_benchmarks.report import OF_OURS, OF_SDPA, Measured, Row, Rows, add_ratios
 from cope_benchmarks.timing import Run, one_line, resumed, times
 from cope_sweep.config import RunSpec
-from cope_sweep.kernels import Implementation, Inputs, Positions, using, visible
+from cope_sweep.kernels import Implementation, Inputs, LayerEncodings, using, visible
 from cope_sweep.model import Transformer, next_token_loss
 from cope_sweep.positions import Attention, CoPE
 from cope_sweep.train import Runtime, Trainer
@@ -39,7 +39,7 @@ LOGITS_ERROR = 1e-3
 MEAN_ERROR = 2e-3
 """Limit of a gradient's mean error, relative to its largest entry: rounding in float32 can move positions across integers."""
 
-AttendAs = Callable[[Inputs, Positions, float, Tensor | None], Tensor]
+AttendAs = Callable[[Inputs, LayerEncodings, float, Tensor | None], Tensor]
 Model = dict[str, dict[str, Any]]
 
 FLIP_FLOP: Model = {
@@ -94,12 +94,12 @@ TINY: dict[str, Model] = {
 """For a dry run on a CPU."""
 
 
-def with_sdpa(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Tensor:
+def with_sdpa(inputs: Inputs, positions: LayerEncodings, dropout: float, seeds_B: Tensor | None) -> Tensor:
     """Attention without positions."""
     return F.scaled_dot_product_attention(inputs.q_BHTK, inputs.k_BHSK, inputs.v_BHSK, is_causal=True)
 
 
-def with_listing(inputs: Inputs, positions: Positions, dropout: float, seeds_B: Tensor | None) -> Tensor:
+def with_listing(inputs: Inputs, positions: LayerEncodings, dropout: float, seeds_B: Tensor | None) -> Tensor:
     """CoPE by the paper's listing."""
     table = positions[0].parameters["e"]
     return peers.listing({"q": inputs.q_BHTK, "k": inputs.k_BHSK, "v": inputs.v_BHSK, "e": table})

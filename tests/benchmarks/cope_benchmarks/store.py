@@ -20,7 +20,7 @@ from cope_sweep.errors import UserError
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.tables import table as result_table
 from cope_sweep.store import Store
-from cope_sweep.store.damage import check
+from cope_sweep.store.damage import find_differences
 
 RUNS, SMALL, MEDIUM = 100_000, 1_000, 10_000
 """Runs of the store, of the smaller table, and of the smaller plan."""
@@ -68,7 +68,7 @@ def measure(runs: int = RUNS) -> Measured:
             "report of all runs, beyond its start": beyond[whole],
             "start of a report": taken[start],
         })  # fmt: skip
-        if difference := next(check(store), None):
+        if difference := next(find_differences(store), None):
             raise RuntimeError(f"the store is not what its index says: {difference}")
     return rows.measured(runs=runs)
 

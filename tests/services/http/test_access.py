@@ -15,7 +15,7 @@ from cope_services.http import access
 from cope_services.http.access import AllowedHosts, KeysFile, _is_same_origin, is_open
 from cope_services.http.app import create_app
 from cope_services.http.middleware import Refusals
-from cope_services.http.server import check_keys
+from cope_services.http.server import check_api_keys
 from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
 from starlette.applications import Starlette
@@ -178,12 +178,12 @@ def test_listening_beyond_this_machine_needs_a_key(sample: SampleStore, tmp_path
     keys = KeysFile(tmp_path / "keys.txt")
     settings = sample.settings(host=host, keys_file=keys.path)
     with raises("no_key"):
-        check_keys(settings)
+        check_api_keys(settings)
     # An application that is started without this check refuses everything.
     client = TestClient(create_app(settings), base_url="http://127.0.0.1")
     assert client.get(f"{API}/runs").status_code == 401
     secret = keys.create("lab", ["read"])
-    check_keys(settings)
+    check_api_keys(settings)
     assert client.get(f"{API}/runs", headers=bearer(secret)).status_code == 200
 
 
