@@ -15,7 +15,7 @@ from cope_sweep.read.figures.available import claimed_figures
 from cope_sweep.read.reports.runs import read_committed, run_files
 from cope_sweep.read.tables import Table
 from cope_sweep.read.tables.claims import claim_findings, head_findings, place_in_paper
-from cope_sweep.read.tables.model import p_text, reference
+from cope_sweep.read.tables.comparisons import p_text, reference
 from cope_sweep.read.tables.render import layout, markdown_text
 
 ROOT = Path(__file__).parent.parent.parent

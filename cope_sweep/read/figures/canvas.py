@@ -348,7 +348,7 @@ def metric_axis(
         log: None: logarithmic if positive values differ by a factor of LOG_FROM_RATIO.
         which: The axis.
     """
-    label, percent = printable(metric.quantity), metric.unit == "%"
+    label, percent = printable(metric.quantity_title), metric.unit == "%"
     found = finite(values)
     positive = found[found > 0]
     axis = axes.xaxis if which == "x" else axes.yaxis

@@ -22,7 +22,7 @@ from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.figures.metrics import chosen_metrics, metric_title, of_rows, panel_key, selected_rows
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of, named_label, row_label, varying_axes
-from cope_sweep.read.tables.rules import are_most, best_rule, stuck_from
+from cope_sweep.read.tables.rules import least_rule_error, stuck_from
 from cope_sweep.read.tables.runs import Results
 
 COLUMNS = {
@@ -75,14 +75,14 @@ def heatmap_frame(
     group, column, metric
     n, seeds         number of finished runs with a value, and of planned ones
     mean, std        over the n runs
-    grey             most of the row's seeds have not learned the task as it was trained (`_unlearned`)
+    grey             whether most of the row's seeds have not learned the task as it was trained
     rank             among the means of the column, from 1 (best); equal means share the mean of their ranks
     mean_rank        the mean of the row's ranks
 
     """
     keys = [key for key in varying_axes(plan, rows) if key != panels]
     of_row = dict(list(runs.groupby("row", sort=False)))
-    metric_of_training = _learning_metric(plan)
+    learning_metric = _learning_metric(plan)
     lines = []
     for group, columns in groups.items():
         members = [row for row in rows if panels is None or row.labels.get(panels, "") == group]
@@ -92,9 +92,9 @@ def heatmap_frame(
             name = names[row.name] if counts[names[row.name]] == 1 else row.name
             finished = of_row[row.name]
             is_grey = False
-            if metric_of_training is not None:
-                values = finished[metric_of_training.name].dropna().astype("float64")
-                is_grey = are_most(_unlearned(row, metric_of_training, values), len(values))
+            if learning_metric is not None:
+                values = finished[learning_metric.name].dropna().astype("float64").tolist()
+                is_grey = _is_mostly_unlearned(row, learning_metric, values)
             for metric, title in columns.items():
                 found = summarise(finished[metric].astype("float64")) if metric in finished else summarise([])
                 if found.n:
@@ -114,25 +114,27 @@ def heatmap_frame(
 
 
 def _learning_metric(plan: Plan) -> Column | None:
-    """The first metric of the table that says from which value on a task is learned."""
-    return next((column_of(each) for each in plan.ablation.content.metrics if each.learned is not None), None)
+    """The first metric of the table that says which value means that a task is learned (`learned`)."""
+    return next((column_of(metric) for metric in plan.ablation.content.metrics if metric.learned is not None), None)
 
 
-def _unlearned(row: Row, metric: Column, values: pd.Series[float]) -> list[int]:
-    """The places of the seeds that have not learned the task, by their `values` of `metric`.
+def _is_mostly_unlearned(row: Row, metric: Column, values: Sequence[float]) -> bool:
+    """Whether most of a row's seeds have not learned the task, by their `values` of `metric`.
 
-    They do no better than the most frequent answer or a shortcut of the task (`tables.rules`). Where the task has no
-    such rule, they are worse than the metric's `learned`.
+    They do no better than the most frequent answer or a shortcut of the task (`tables.rules`). If the task has no such
+    rule, they are worse than the metric's `learned`.
     """
-    rule = best_rule(row.runs[0], metric.name)
-    if rule is None:
-        return [place for place, value in enumerate(values) if not metric.is_learned(value)]
-    return [place for place, value in enumerate(values) if value >= stuck_from(rule[1])]
+    rule_error = least_rule_error(row.runs[0], metric.name)
+    if rule_error is None:
+        unlearned = [value for value in values if not metric.is_learned(value)]
+    else:
+        unlearned = [value for value in values if value >= stuck_from(rule_error)]
+    return len(unlearned) > len(values) / 2
 
 
 def _has_rules(plan: Plan, rows: Sequence[Row]) -> bool:
     metric = _learning_metric(plan)
-    return metric is not None and any(best_rule(row.runs[0], metric.name) for row in rows)
+    return metric is not None and any(least_rule_error(row.runs[0], metric.name) is not None for row in rows)
 
 
 def _draw(

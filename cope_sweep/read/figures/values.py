@@ -472,7 +472,11 @@ def _draw_summary(
             "o", color=MEASURED, alpha=0.5, markersize=2.4, markeredgewidth=0, clip_on=False,
         )  # fmt: skip
         rule_lines |= _draw_rules(panel, shown, rows)
-        alike = [each for each in titles if each.quantity == metric.quantity] if metric.unit == "%" else [metric]
+        alike = (
+            [each for each in titles if each.quantity_title == metric.quantity_title]
+            if metric.unit == "%"
+            else [metric]
+        )
         same = data[data["metric"].isin(each.name for each in alike) & (data["row"] != beyond)]
         of_seeds = runs.loc[runs["row"].isin(same["row"]), [each.name for each in alike]].to_numpy(dtype="float64")
         values = [*same["mean"], *same["low"], *same["high"], *same["published"], *of_seeds.ravel()]

@@ -13,7 +13,7 @@ from cope_sweep.read.tables.claims import (
     hypothesis_verdict,
     place_in_paper,
 )
-from cope_sweep.read.tables.model import reference
+from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.stats import finite
 
 

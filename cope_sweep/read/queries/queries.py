@@ -28,7 +28,7 @@ from cope_sweep.read.queries.plans import best_of_row, plan_cost, recorded_plan
 from cope_sweep.read.queries.recorded import RecordedAblation, RecordedAblations
 from cope_sweep.read.queries.unknown import no_sweep
 from cope_sweep.read.tables import Results, Table, read_results, table_file
-from cope_sweep.read.tables.model import reference
+from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.table import check_options
 from cope_sweep.store import QueryError, RunFolder, RunPage, RunQuery, RunRecord, Store, SweepPage, SweepSummary
 from cope_sweep.store.errors import DamagedError

@@ -90,13 +90,13 @@ def aggregates(model: TableModel, reference: str | None) -> Layout | None:
 
 def _note(model: TableModel, tasks: int, seeds: int) -> str:
     note = (
-        f"Over {tasks} tasks and at least {seeds} seeds of each. A score is {model.primary.label} ÷ the error of the "
-        "best simple rule on the same test set: 0 is solved, 1 no better than the rule. Interquartile mean: the mean "
-        "of the middle half of all scores; P: the probability that a seed of the row has a lower score on a task, "
-        "ties one half (Agarwal et al. 2021). In brackets: 95 % intervals of a bootstrap within each task."
+        f"Over {tasks} tasks with at least {seeds} seeds each. A score is {model.primary.label} ÷ the error of the "
+        "best simple rule on the same test set: 0 is solved, 1 is no better than the rule. Interquartile mean: the "
+        "mean of the middle half of all scores. P: the probability that a seed of the row has the lower score on a "
+        "task; ties count one half (Agarwal et al. 2021). In brackets: 95 % intervals by bootstrap within each task."
     )
     if seeds < FEW_SEEDS:
-        note += f" With {seeds} seeds they are too narrow: they describe, and test nothing."
+        note += f" With {seeds} seeds these intervals are too narrow: read them as a description, not as a test."
     return note
 
 

@@ -47,7 +47,8 @@ from cope_sweep.read.tables.claims import (
     head_findings,
     hypothesis_verdict,
 )
-from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, named_label, reference
+from cope_sweep.read.tables.comparisons import reference
+from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, named_label
 from cope_sweep.read.tables.render import (
     MISSING,
     ColumnHeader,
@@ -68,23 +69,28 @@ PROVENANCE_COLUMNS = [
     "facts.wall_s", "facts.device", "facts.threads", "facts.python", "facts.torch",
 ]  # fmt: skip
 """Columns of a frame of `reports.runs` about provenance."""
-NOTE = (
-    f"Errors of simple rules that do not solve the task, on the first {SEQUENCES} sequences of each test set (fewer "
-    f"of longer ones, at least {LEAST_SEQUENCES}). A seed is stuck where it does no better than the best of them: its "
-    f"error is at least {100 * (1 - NEAR):g} % of the rule's. A row scores like a rule where most of its seeds have an "
-    f"error within {100 * NEAR:g} % of the rule's; its median is in parentheses."
+SHORTCUTS_NOTE = (
+    f"Errors of simple rules that do not solve the task, on the first {SEQUENCES} sequences of each test set (on fewer "
+    f"if they are longer, but at least {LEAST_SEQUENCES}). A seed is stuck if it does no better than the best rule: "
+    f"its error is at least {100 * (1 - NEAR):g} % of the rule's."
+)
+LIKE_RULES_NOTE = (
+    f" Some rows score like a rule: most of their seeds have an error within {100 * NEAR:g} % of the rule's (median in "
+    "parentheses):"
 )
 RESAMPLES = 9_999
+"""Bootstrap samples of a median."""
 MOST_HEADS = 16
-"""Heads of a model that are listed one by one."""
-HEADS_OF = {
+"""If a model has more heads than this, only the chosen ones are listed."""
+AUC_NOTES = {
     "gates": "AUC: the probability that a marked token has a larger mean gate than an unmarked one. ",
     "position_attention": "AUC: the probability that a key after the last marked token gets more position-only "
     "attention than an earlier key at the same distance. ",
 }
+"""Quantity that a figure shows → what its AUC means."""
 CHOSEN_NOTE = (
-    "Each seed's head is chosen on separate sequences. Head numbers do not correspond between seeds. Untrained: the "
-    "same with the initial weights. The mean has its 95 % interval over seeds."
+    "In each seed, the head is chosen on separate sequences, because heads of different seeds do not correspond. "
+    "Untrained: the same measure with the initial weights. In brackets: the 95 % interval of the mean over seeds."
 )
 
 
@@ -103,7 +109,7 @@ class ReportFigure:
     source: str
     """The figure of the paper that it reproduces; may be empty."""
     svg: Callable[[], bytes] | None
-    """Draws the figure, or reads it from a report, which has no checkpoints. None: it cannot be drawn."""
+    """Draws the figure, or reads it from a report if that needs a checkpoint. None: it cannot be drawn."""
     problem: str = ""
 
 
@@ -115,11 +121,11 @@ class Evidence:
     table: Table
     figures: tuple[ReportFigure, ...]
     heads: pd.DataFrame
-    """How well heads mark what figures claim, as `figures.marks.measure_run`; empty where none claims anything."""
+    """How well heads mark what figures claim: the frame of `figures.marks.measure_run`; empty without claims."""
 
     @property
     def plan(self) -> Plan:
-        """The plan of the ablation at this scale."""
+        """The plan of the ablation at its scale."""
         return self.results.plan
 
     @property
@@ -134,7 +140,7 @@ class Evidence:
 
     @property
     def provenance(self) -> Provenance:
-        """Provenance of the finished runs."""
+        """Commits, versions, machines and commands of the finished runs."""
         return provenance([self.runs])
 
     @property
@@ -155,11 +161,11 @@ class Evidence:
         counts: Counter[str] = Counter()
         for row in self.table.model.rows:
             counts.update(row.counts)
-        runs = [f"{counts[status]} {status}" for status in STATUSES if counts[status] and status != "finished"]
+        unfinished = [f"{counts[status]} {status}" for status in STATUSES if counts[status] and status != "finished"]
         lines = []
-        if runs:
-            total = sum(counts.values())
-            lines.append(f"{total - counts['finished']} of {total} runs: {', '.join(runs)}")
+        if unfinished:
+            total = counts.total()
+            lines.append(f"{total - counts['finished']} of {total} runs: {', '.join(unfinished)}")
         if self.plan.open_samples:
             lines.append(f"{self.plan.open_samples} rows that the search has not suggested yet")
         not_measured = self._finished_without_heads()
@@ -194,7 +200,7 @@ class Evidence:
 
     @property
     def heads_layout(self) -> Layout | None:
-        """The measures of heads by seed; None where no figure claims anything about them."""
+        """The measures of heads by seed; None if no figure claims anything about heads."""
         return None if self.heads.empty else heads_layout(claimed_figures(self.plan), self.heads)
 
     @property
@@ -223,7 +229,7 @@ class Evidence:
         return thresholds(self.table.model, self.results.curves)
 
     def files(self) -> dict[str, bytes]:
-        """File name → content: runs, learning curves, report and figures. The same store gives the same bytes."""
+        """File name → content: runs, learning curves, report and figures. The same results give the same bytes."""
         files = {f"{self.stem}.parquet": to_parquet(self.runs)}
         if not self.results.curves.empty:
             files[f"{self.stem}{CURVES}"] = to_parquet(self.results.curves[CURVE_COLUMNS])
@@ -238,7 +244,7 @@ class Evidence:
         return {figure.name: f"{self.stem}.{figure.name}.svg" for figure in self.figures if figure.svg}
 
     def to_markdown(self, pictures: dict[str, str]) -> str:
-        """The report as Markdown. `pictures`: name of a figure → its file or URL."""
+        """The report as Markdown, with the pictures of some figures (name → file or URL)."""
         content = self.plan.ablation.content
         parts = [f"# {markdown_text(content.title)}"]
         parts += [f"Hypothesis: {markdown_text(content.hypothesis)}"] if content.hypothesis else []
@@ -261,8 +267,8 @@ class Evidence:
             parts += _markdown_section("Structure of the task", self.structure)
         if self.shortcuts is not None:
             parts += _markdown_section("Shortcuts", self.shortcuts.layout)
-            if self.shortcuts.alike:
-                parts.append("\n".join(f"- {markdown_text(text)}" for text in self.shortcuts.alike))
+            if self.shortcuts.rows_like_rules:
+                parts.append("\n".join(f"- {markdown_text(text)}" for text in self.shortcuts.rows_like_rules))
         if self.thresholds is not None:
             parts += _markdown_section("Until the task is learned", self.thresholds)
         if self.heads_layout is not None:
@@ -277,13 +283,14 @@ class Evidence:
             ("This report", f"`cope-sweep report {self.plan.ablation.cli_args}{self._options}`"),
         ]
         cells = [(name, text.replace("|", r"\|")) for name, text in rows]
-        parts += ["## Provenance", "\n".join(["| | |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in cells)])]
+        provenance_lines = ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in cells)]
+        parts += ["## Provenance", "\n".join(provenance_lines)]
         return "\n\n".join(parts) + "\n"
 
     @property
     def _options(self) -> str:
-        against = self.table.compare
-        return (f" --compare {_quoted(against)}" if against else "") + " --out ablations/results"
+        compare = f" --compare {_quote(self.table.compare)}" if self.table.compare else ""
+        return f"{compare} --out ablations/results"
 
 
 def _markdown_section(title: str, layout: Layout) -> list[str]:
@@ -309,21 +316,16 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
     figures = tuple(_report_figure(results, declared, heads) for declared in declared_figures(plan))
     if not figures:
         kind = "budget" if plan.is_drawn else "summary"
-        figures = (
-            ReportFigure(
-                kind,
-                plan.ablation.content.title,
-                "",
-                _svg(FIGURES[kind].make(results, GetFigure(name=plan.name, figure=kind))),
-            ),
-        )
+        figure = FIGURES[kind].make(results, GetFigure(name=plan.name, figure=kind))
+        figures = (ReportFigure(kind, plan.ablation.content.title, "", _svg(figure)),)
     return Evidence(results, Table(results, compare or reference(plan)), figures, heads)
 
 
 def measured_heads(results: Results) -> pd.DataFrame:
-    """How well the heads of finished runs mark what figures claim: of a report as it says, of a store as measured now.
+    """How well the heads of finished runs mark what figures claim; the frame of `figures.marks.measure_run`.
 
-    A run whose checkpoint or text cannot be read is left out.
+    A report has these measures. The heads of a store's runs are measured now; a run whose checkpoint or text cannot be
+    read is left out.
     """
     if isinstance(results, ReportResults):
         return results.heads
@@ -359,29 +361,31 @@ def heads_layout(figures: Mapping[str, Maps], heads: pd.DataFrame) -> Layout:
     seeds = sorted(set(heads["seed"]))
     lines = []
     for name, figure in figures.items():
-        own = heads[heads["figure"] == name]
-        kinds = [("chosen head", own[own["chosen"]], "auc")]
-        kinds.append(("chosen head, untrained", own[own["initial_chosen"]], "initial_auc"))
-        of_heads = list(own.groupby(["layer", "head"]))
-        if len(of_heads) <= MOST_HEADS:
-            kinds += [(f"layer {layer} · head {head}", part, "auc") for (layer, head), part in of_heads]
-        for label, part, column in kinds:
-            by_seed = dict(zip(part["seed"], part[column], strict=True))
-            values = [TextCell(f"{by_seed[seed]:.2f}" if seed in by_seed else MISSING) for seed in seeds]
-            found = summarise(by_seed.values())
-            interval = f" [{found.ci_low:.2f}, {found.ci_high:.2f}]" if found.n > 1 else ""
-            mean = TextCell(f"{found.mean:.2f}{interval}" if found.n else MISSING)
-            lines.append((TextCell(figure.mark or ""), TextCell(label), *values, mean))
+        of_figure = heads[heads["figure"] == name]
+        kinds = [("chosen head", of_figure[of_figure["chosen"]], "auc")]
+        kinds.append(("chosen head, untrained", of_figure[of_figure["initial_chosen"]], "initial_auc"))
+        by_head = list(of_figure.groupby(["layer", "head"]))
+        if len(by_head) <= MOST_HEADS:
+            kinds += [(f"layer {layer} · head {head}", measures, "auc") for (layer, head), measures in by_head]
+        for label, measures, column in kinds:
+            auc_by_seed = dict(zip(measures["seed"], measures[column], strict=True))
+            texts = [f"{auc_by_seed[seed]:.2f}" if seed in auc_by_seed else MISSING for seed in seeds]
+            summary = summarise(auc_by_seed.values())
+            mean = f"{summary.mean:.2f}" if summary.n else MISSING
+            if summary.n > 1:
+                mean += f" [{summary.ci_low:.2f}, {summary.ci_high:.2f}]"
+            lines.append(tuple(map(TextCell, (figure.mark or "", label, *texts, mean))))
     headers = [ColumnHeader("mark", numeric=False), ColumnHeader("head", numeric=False)]
     headers += [ColumnHeader(f"seed {seed}") for seed in seeds] + [ColumnHeader("mean")]
-    shows = next(iter(figures.values())).show
-    return Layout(tuple(headers), tuple(lines), HEADS_OF[shows] + CHOSEN_NOTE)
+    shown_quantities = dict.fromkeys(figure.show for figure in figures.values())
+    note = "".join(AUC_NOTES[quantity] for quantity in shown_quantities)
+    return Layout(tuple(headers), tuple(lines), note + CHOSEN_NOTE)
 
 
 def write_evidence(report: Evidence, folder: Path) -> tuple[Path, ...]:
     """Write the files of a report to a folder, which is created if it is missing. Raises OSError.
 
-    A file holds either its previous content or the whole new content.
+    Each file is replaced as a whole, so an interrupted call leaves no partial file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = {folder / name: content for name, content in report.files().items()}
@@ -422,13 +426,13 @@ def _svg(figure: Figure) -> Callable[[], bytes]:
     return lambda: figure.render("svg")
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return f"'{text}'" if set(text) & set(" ()'\"$&|;<>*?") else text
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Provenance of finished runs. Lists are sorted by their number of runs."""
+    """Where finished runs come from. Lists are sorted by their number of runs."""
 
     runs: int
     commits: tuple[str, ...]
@@ -448,7 +452,7 @@ class Provenance:
 
     @property
     def lines(self) -> tuple[tuple[str, str], ...]:
-        """Name and text of each item."""
+        """(name, text) of each item."""
         return (
             ("Commit", ", ".join(self.commits) or UNKNOWN),
             ("Versions", ", ".join(self.versions) or UNKNOWN),
@@ -467,10 +471,10 @@ def provenance(frames: Iterable[pd.DataFrame]) -> Provenance:
     lines = finished.where(finished.notna(), None).to_dict("records")
     return Provenance(
         len(lines),
-        _ordered(line["commit"] for line in lines),
-        _ordered(text for line in lines for text in _versions(line)),
-        _ordered(map(_machine, lines)),
-        _ordered(line["command"] for line in lines),
+        _most_frequent_first(line["commit"] for line in lines),
+        _most_frequent_first(text for line in lines for text in _versions(line)),
+        _most_frequent_first(map(_machine, lines)),
+        _most_frequent_first(line["command"] for line in lines),
         _date(min((line["created_ms"] for line in lines if line["created_ms"] is not None), default=None)),
         _date(max((line["ended_ms"] for line in lines if line["ended_ms"] is not None), default=None)),
         float(sum(line["facts.wall_s"] or 0.0 for line in lines)),
@@ -496,15 +500,15 @@ def _versions(line: Mapping[Any, Any]) -> Iterable[str]:
 
 def _machine(line: Mapping[Any, Any]) -> str:
     """The device of a run; processor, cores and system of the machine on which its sweep was started."""
-    threads, cores = line["facts.threads"], line["cores"]
-    parts = [str(line["facts.device"] or "") + (f", {threads} threads" if threads else "")]
-    if cores:
-        parts.append(", ".join([*([line["cpu"]] if line["cpu"] else []), f"{cores} cores"]))
-    return "; ".join(part for part in (*parts, line["system"]) if part)
+    device, processor = str(line["facts.device"] or ""), ""
+    if line["facts.threads"]:
+        device += f", {line['facts.threads']} threads"
+    if line["cores"]:
+        processor = ", ".join(filter(None, (line["cpu"], f"{line['cores']} cores")))
+    return "; ".join(filter(None, (device, processor, line["system"])))
 
 
-def _ordered(texts: Iterable[Any]) -> tuple[str, ...]:
-    """The distinct texts, most frequent first."""
+def _most_frequent_first(texts: Iterable[Any]) -> tuple[str, ...]:
     counts = Counter(text for text in texts if text)
     return tuple(sorted(counts, key=lambda text: (-counts[text], text)))
 
@@ -515,58 +519,66 @@ def _date(time_ms: int | None) -> str:
 
 @dataclass(frozen=True)
 class Shortcuts:
-    """The shortcuts of the tasks of a table, and the rows that score like one."""
+    """The errors of simple rules (`tables.rules`) on the tasks of a table, and the rows that score like a rule."""
 
     layout: Layout
-    alike: tuple[str, ...]
+    rows_like_rules: tuple[str, ...]
     """Sentences that name these rows."""
 
 
 def shortcuts(model: TableModel) -> Shortcuts | None:
-    """The shortcuts of a table's tasks; None if no column is a token error, or no task has shortcuts."""
-    by_task = _by_task(model)
-    columns = [c for c in model.columns if c.compared and any(rule_errors(run, c.name) for run, _ in by_task)]
-    lines: list[tuple[TextCell, ...]] = []
-    alike: list[str] = []
-    for run, rows in by_task:
+    """The errors of simple rules on a table's tasks; None if no column is a token error, or no task has rules."""
+    tasks = _rows_by_task(model)
+    columns = [
+        column for column in model.columns if column.compared and any(rule_errors(run, column.name) for run, _ in tasks)
+    ]
+    lines = []
+    rows_like_rules: list[str] = []
+    for run, rows in tasks:
         errors = {column: rule_errors(run, column.name) for column in columns}
-        rules = list(dict.fromkeys(rule for by_rule in errors.values() for rule in by_rule))
-        names = _names(rows, model)
-        for rule in rules:
-            rule_row = [errors[column].get(rule) for column in columns]
-            cells = [
-                TextCell(MISSING if error is None else f"{error:.{column.decimals}f}")
-                for error, column in zip(rule_row, columns, strict=True)
-            ]
-            lines.append((*([TextCell(names)] * (len(by_task) > 1)), TextCell(rule), *cells))
-        alike += _alike(rows, errors)
+        for rule in dict.fromkeys(rule for errors_of_column in errors.values() for rule in errors_of_column):
+            texts = [rule]
+            for column in columns:
+                error = errors[column].get(rule)
+                texts.append(MISSING if error is None else f"{error:.{column.decimals}f}")
+            lines.append((_common_name(rows, model), texts))
+        rows_like_rules += _rows_like_rules(rows, errors)
     if not lines:
         return None
-    headers = [*([ColumnHeader("rows", numeric=False)] * (len(by_task) > 1)), ColumnHeader("rule", numeric=False)]
-    headers += [ColumnHeader(column.title) for column in columns]
-    return Shortcuts(Layout(tuple(headers), tuple(lines), NOTE), tuple(alike))
+    headers = [ColumnHeader("rule", numeric=False), *(ColumnHeader(column.title) for column in columns)]
+    note = SHORTCUTS_NOTE + (LIKE_RULES_NOTE if rows_like_rules else "")
+    return Shortcuts(_layout_by_task(headers, lines, len(tasks), note), tuple(rows_like_rules))
 
 
 def structure(model: TableModel) -> Layout | None:
     """What makes the tasks of a table hard, with a column per test set; None if no task describes it."""
     splits = [(column, _split(column)) for column in model.columns if column.compared]
     columns = [(column, split) for column, split in splits if split is not None]
-    by_task = _by_task(model)
+    tasks = _rows_by_task(model)
     lines = []
-    for run, rows in by_task:
+    for run, rows in tasks:
         measures = [run.task.structure(split, SEQUENCES) for _, split in columns]
-        names = _names(rows, model)
-        for name in measures[0] if measures else []:
-            cells = [TextCell(f"{measure[name]:.3g}") for measure in measures]
-            lines.append((*([TextCell(names)] * (len(by_task) > 1)), TextCell(name), *cells))
+        names = measures[0] if measures else []
+        lines += [
+            (_common_name(rows, model), [name, *(f"{measure[name]:.3g}" for measure in measures)]) for name in names
+        ]
     if not lines:
         return None
-    headers = [*([ColumnHeader("rows", numeric=False)] * (len(by_task) > 1)), ColumnHeader("structure", numeric=False)]
-    headers += [ColumnHeader(column.label) for column, _ in columns]
-    return Layout(tuple(headers), tuple(lines), f"Of the first {SEQUENCES} sequences of each test set.")
+    headers = [ColumnHeader("structure", numeric=False), *(ColumnHeader(column.label) for column, _ in columns)]
+    return _layout_by_task(headers, lines, len(tasks), f"Measured on the first {SEQUENCES} sequences of each test set.")
 
 
-def _by_task(model: TableModel) -> list[tuple[RunSpec, list[TableRow]]]:
+def _layout_by_task(
+    headers: Sequence[ColumnHeader], lines: Iterable[tuple[str, Sequence[str]]], tasks: int, note: str
+) -> Layout:
+    """A table whose lines are (names of rows, texts); the names are a column only if there are several tasks."""
+    if tasks == 1:
+        return Layout(tuple(headers), tuple(tuple(map(TextCell, texts)) for _, texts in lines), note)
+    rows = tuple(tuple(map(TextCell, (names, *texts))) for names, texts in lines)
+    return Layout((ColumnHeader("rows", numeric=False), *headers), rows, note)
+
+
+def _rows_by_task(model: TableModel) -> list[tuple[RunSpec, list[TableRow]]]:
     """The rows of each task, with one of its runs. Tasks that differ in training data alone share test sets."""
     rows_of: dict[str, tuple[RunSpec, list[TableRow]]] = {}
     for row in model.rows:
@@ -576,8 +588,8 @@ def _by_task(model: TableModel) -> list[tuple[RunSpec, list[TableRow]]]:
     return list(rows_of.values())
 
 
-def _names(rows: Sequence[TableRow], model: TableModel) -> str:
-    """The labels that these rows of a table share, and no other row has; or else their names."""
+def _common_name(rows: Sequence[TableRow], model: TableModel) -> str:
+    """The labels that these rows share and no other row of the table has; if there are none, the names of the rows."""
     common = set.intersection(*(set(row.labels.items()) for row in rows))
     if common and [row for row in model.rows if common <= set(row.labels.items())] == list(rows):
         return " · ".join(
@@ -587,27 +599,28 @@ def _names(rows: Sequence[TableRow], model: TableModel) -> str:
 
 
 def _split(column: Column) -> str | None:
-    """The test set of a column of token errors; None for another column."""
+    """The test set of a column of token errors; None for other columns."""
     split, _, quantity = column.name.rpartition("/")
     return split if quantity == ERROR and "/" not in split else None
 
 
-def _alike(rows: Sequence[TableRow], errors: Mapping[Column, Mapping[str, float]]) -> Iterator[str]:
+def _rows_like_rules(rows: Sequence[TableRow], errors: Mapping[Column, Mapping[str, float]]) -> Iterator[str]:
     """A sentence for each rule and column, naming the rows that score like the rule."""
-    for column, error_of in errors.items():
-        alike: dict[str, list[str]] = {}
+    for column, error_by_rule in errors.items():
+        rows_by_rule: dict[str, list[str]] = {}
         for row in rows:
             cell = row.metrics[column.name]
-            near = {
+            near_seeds = {
                 rule: sum(abs(value - error) <= NEAR * error for value in cell.values.values())
-                for rule, error in error_of.items()
+                for rule, error in error_by_rule.items()
             }
-            rule = max(near, key=lambda rule: near[rule], default=None)
-            if rule is not None and near[rule] > len(cell.values) / 2:
-                alike.setdefault(rule, []).append(f"{row.short} ({cell.summary.median:.{decimals_of(column, cell)}f})")
-        for rule, names in alike.items():
-            error = f"{error_of[rule]:.{column.decimals}f} {column.unit}"
-            yield f"{column.label} like “{rule}” ({error}): {', '.join(names)}"
+            closest = max(near_seeds, key=lambda rule: near_seeds[rule], default=None)
+            if closest is not None and near_seeds[closest] > len(cell.values) / 2:
+                median = f"{cell.summary.median:.{decimals_of(column, cell)}f}"
+                rows_by_rule.setdefault(closest, []).append(f"{row.short} ({median})")
+        for rule, names in rows_by_rule.items():
+            error_text = f"{error_by_rule[rule]:.{column.decimals}f} {column.unit}"
+            yield f"{column.label} like “{rule}” ({error_text}): {', '.join(names)}"
 
 
 def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
@@ -632,15 +645,15 @@ def thresholds(model: TableModel, curves: pd.DataFrame) -> Layout | None:
         steps = [first_steps[run.run_id] for run, _ in row.runs if run.run_id in first_steps]
         if steps:
             cells = [row.short, f"{sum(map(math.isfinite, steps))}/{len(steps)}"]
-            cells += [_interval(steps, train.steps, sequences) for sequences in (1, train.batch)]
+            cells += [_median_text(steps, train.steps, unit) for unit in (1, train.batch)]
             lines.append(tuple(map(TextCell, cells)))
     if not any(map(math.isfinite, first_steps.values())):
         return None
     headers = [ColumnHeader("row", numeric=False), *map(ColumnHeader, ("seeds", "steps", "sequences"))]
     note = (
-        f"The first evaluation with {column.learned_title} {column.unit}: the median "
-        f"of the seeds, and its {100 * LEVEL:g} % bootstrap interval. A seed that never reaches it counts as later "
-        "than the end of training. A seed that reaches it may lose it again."
+        f"Training until the first evaluation with {column.learned_title} {column.unit}: the median over seeds, and "
+        f"its {100 * LEVEL:g} % bootstrap interval. A seed that never gets there counts as later than the end of "
+        "training; one that gets there may lose it again."
     )
     return Layout(tuple(headers), tuple(lines), note)
 
@@ -655,9 +668,9 @@ def bootstrap_median(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _first_steps(curves: pd.DataFrame, column: Column, limits: Mapping[str, float]) -> dict[str, float]:
-    """Run id → the first step at which it has learned the task; infinite if there is none.
+    """Run id → the first step at which the run has learned the task; infinite if it never has.
 
-    A run whose error is at least its value in `limits` (run id → error) is stuck, and has not learned the task.
+    A run whose error is at least its value in `limits` (run id → error) is stuck: it has not learned the task.
     """
     logged = curves[curves["metric"] == column.name]
     is_learned = column.is_learned(logged["value"]) & (logged["value"] < logged["run_id"].map(limits).astype("float64"))
@@ -665,11 +678,11 @@ def _first_steps(curves: pd.DataFrame, column: Column, limits: Mapping[str, floa
     return {str(run_id): float(step) for run_id, step in steps.items()}
 
 
-def _interval(steps: Sequence[float], last: int, times: int) -> str:
-    """Median and interval, in steps, or with `times` sequences per step in sequences."""
+def _median_text(steps: Sequence[float], last_step: int, unit: int) -> str:
+    """`1,200 [800, > 4,000]`: the median of some steps and its interval, each multiplied by `unit`."""
 
-    def text(step: float) -> str:
-        return f"> {last * times:,}" if math.isinf(step) else f"{step * times:,.0f}"
+    def format_step(step: float) -> str:
+        return f"> {last_step * unit:,}" if math.isinf(step) else f"{step * unit:,.0f}"
 
-    middle, low, high = map(text, bootstrap_median(steps))
-    return middle if low == high == middle else f"{middle} [{low}, {high}]"
+    median, low, high = map(format_step, bootstrap_median(steps))
+    return median if low == high == median else f"{median} [{low}, {high}]"

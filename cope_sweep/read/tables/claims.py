@@ -39,9 +39,9 @@ from typing import TYPE_CHECKING
 from cope_sweep.api.answers import ClaimVerdict
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Claim, Maps
-from cope_sweep.read.tables.model import Column, Comparison, TableModel, TableRow, other_labels, p_text, same_labels
+from cope_sweep.read.tables.comparisons import p_text
+from cope_sweep.read.tables.model import Column, Comparison, TableModel, TableRow, other_labels, same_labels
 from cope_sweep.read.tables.render import MISSING, ColumnHeader, Layout, TextCell, mean_text, published_text
-from cope_sweep.read.tables.rules import are_most
 from cope_sweep.read.tables.stats import TELLS, Difference, Summary, holm, summarise
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _are_all_stuck(pairs: Sequence[Pair], column: Column, than_column: Column) -
     """Whether no row of these pairs does better than a rule that does not solve the task."""
     cells = [pair.better.metrics[column.name] for pair in pairs]
     cells += [pair.than.metrics[than_column.name] for pair in pairs]
-    return all(are_most(cell.stuck, cell.summary.n) for cell in cells)
+    return all(cell.mostly_stuck for cell in cells)
 
 
 def _verdict_on_rows(verdicts: set[str]) -> ClaimVerdict:

@@ -1,29 +1,30 @@
-"""The errors of simple rules that do not solve a task, beside which the errors of runs are judged.
+"""The errors of simple rules that do not solve a task, by which runs are judged.
 
 The rules are the most frequent answer and the task's shortcuts (`Task.shortcut_errors`). A run is stuck on a test set
-where it does no better than the best of them: its error is at least `1 - NEAR` times the rule's error. So a run is
-judged by its task, and not by the other runs of its row.
+if it does no better than the best rule: its error is at least `1 - NEAR` times the rule's error. So a run is judged by
+its task, not by the other runs of its row.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from cope_sweep.config import RunSpec
 
 ERROR = "token_error"
 SEQUENCES = 2048
-"""Sequences of each test set on which the rules are evaluated; of longer ones fewer, but at least `LEAST_SEQUENCES`."""
+"""Number of sequences of each test set on which the rules are evaluated. For longer sequences it is smaller, but at
+least `LEAST_SEQUENCES`."""
 LEAST_SEQUENCES = 256
 NEAR = 0.15
-"""A run errs as a rule does where the errors differ by at most this share of the rule's."""
+"""A run scores like a rule if their errors differ by at most this share of the rule's error."""
 
 
 def rule_errors(run: RunSpec, metric: str) -> Mapping[str, float]:
-    """Rule → its error in percent on the test set of a metric, as `in_dist/token_error@4x`.
+    """Rule → its error in percent on the test set of a metric, such as `in_dist/token_error@4x`.
 
-    Empty where the metric is not a token error, or its task reads a text.
+    Empty if the metric is not a token error, or its task reads a text.
     """
     name, _, length = metric.partition("@")
     split, _, quantity = name.rpartition("/")
@@ -36,20 +37,11 @@ def rule_errors(run: RunSpec, metric: str) -> Mapping[str, float]:
     return task.longer(times).shortcut_errors(split, max(LEAST_SEQUENCES, SEQUENCES // times))
 
 
-def best_rule(run: RunSpec, metric: str) -> tuple[str, float] | None:
-    """The rule with the least error, and its error; None without one. A rule without an error says nothing."""
-    errors = [(error, rule) for rule, error in rule_errors(run, metric).items() if error > 0]
-    if not errors:
-        return None
-    error, rule = min(errors)
-    return rule, error
+def least_rule_error(run: RunSpec, metric: str) -> float | None:
+    """The smallest error of a rule; None without a rule. Rules without any error are left out: they say nothing."""
+    return min((error for error in rule_errors(run, metric).values() if error > 0), default=None)
 
 
 def stuck_from(rule_error: float | None) -> float:
-    """The error from which on a run does no better than a rule with this error; infinite without a rule."""
+    """The smallest error with which a run does no better than a rule with this error; infinite without a rule."""
     return math.inf if rule_error is None else (1 - NEAR) * rule_error
-
-
-def are_most(seeds: Iterable[int], number: int) -> bool:
-    """Whether these are more than half of `number` seeds."""
-    return len(list(seeds)) > number / 2

@@ -17,12 +17,12 @@ from cope_sweep.api.questions import GetTable
 from cope_sweep.config import Plan
 from cope_sweep.read.tables import render
 from cope_sweep.read.tables.best import rank_rows
+from cope_sweep.read.tables.comparisons import compared
 from cope_sweep.read.tables.model import (
     Comparison,
     MetricCell,
     TableModel,
     TableRow,
-    compared,
     grouped,
     sorted_by,
     table_model,

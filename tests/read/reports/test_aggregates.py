@@ -58,7 +58,7 @@ def test_scores_are_shares_of_the_error_of_the_best_rule(tmp_path):
         ["CoPE", "0.50 [0.50, 0.50]", "–"],
         ["None", "1.00 [1.00, 1.00]", "0.00 [0.00, 0.00]"],
     ]
-    assert "With 2 seeds they are too narrow" in drawn.note
+    assert "With 2 seeds these intervals are too narrow" in drawn.note
 
 
 def test_the_order_of_tasks_decides_what_is_drawn_and_not_how_python_hashes_them():

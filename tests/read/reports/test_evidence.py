@@ -13,7 +13,7 @@ from cope_sweep.read.reports import evidence, write_evidence
 from cope_sweep.read.reports.evidence import SEQUENCES, bootstrap_median, duration, provenance
 from cope_sweep.read.reports.runs import extend_report, read_report, run_frame
 from cope_sweep.read.tables import read_results
-from cope_sweep.read.tables.model import reference
+from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, train_run
 from tests.read.figures.files import svg_texts
@@ -230,7 +230,7 @@ def test_rows_that_score_like_a_shortcut_are_named(store):
     assert [header.text for header in found.layout.headers] == ["rule", "In-dist. (%)", "Longer (%)"]
     assert len(found.layout.rows) == 5
     assert found.layout.rows[0][0].text == "the most frequent answer"
-    assert [text for text in found.alike if "without resets" in text] == [
+    assert [text for text in found.rows_like_rules if "without resets" in text] == [
         f"In-dist. like “its increments, without resets” ({near:.2f} %): a_b <c> ({near:.2f})"
     ]
     assert "### Shortcuts" in evidence(read_results(plan, store)).to_markdown({})
@@ -285,7 +285,7 @@ def test_median_and_interval_by_hand(store):
     ]
     text = found.to_markdown({})
     assert "### Until the task is learned" in text
-    assert "The first evaluation with In-dist. ≤ 5 %: the median of the seeds" in text
+    assert "the first evaluation with In-dist. ≤ 5 %: the median over seeds" in text
 
 
 def test_runs_that_have_not_finished_are_left_out(store):

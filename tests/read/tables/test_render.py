@@ -121,7 +121,7 @@ def test_an_ablation_without_axes_has_one_row(store):
         ["row", "parameters", "In-dist. (%)", "dense/loss"],
         ["base", "1,234", "3.00", "1.000"],
     ]
-    assert text.endswith("One seed; (%): token error.\n")
+    assert text.endswith("One seed. Percentages: token error.\n")
 
 
 def test_a_metric_that_a_row_lacks_is_an_empty_cell(plan, store):
@@ -229,7 +229,7 @@ def test_latex_groups_rows_and_marks_the_best_of_each_group(two_axes):
     ]
     assert r"\caption{Does it copy? 100 \% \& more}" in text
     assert r"\begin{tablenotes}" in text
-    assert r"\item One seed; (\%): token error; bold: best of its group." in text
+    assert r"\item One seed. Percentages: token error. Bold: best of its group." in text
     by_layers = table(*two_axes).to_latex(group="layers", caption=r"Ours \cite{cope}", label="tab:mine", notes=False)
     assert latex_rows(by_layers)[0] == r"\multirow[t]{2}{*}{1} & CoPE & 1,234 & \textbf{3.00} & 3.000 \\"
     assert r"\caption{Ours \cite{cope}}" in by_layers

@@ -129,7 +129,7 @@ def test_the_seeds_that_learned_the_task_are_counted(store):
     assert (found["k"], found["n"]) == (3, 5)
     assert found["interval"] == pytest.approx([0.2307, 0.8824], abs=1e-4)
     assert drawn.frame["in_dist/token_error.learned"].tolist()[0] == 3
-    assert "k/n: seeds with such a value" in drawn.to_markdown()
+    assert "3/5: 3 of 5 seeds reached In-dist. ≤ 1 %" in drawn.to_markdown()
 
 
 PLAN = plan_of(

@@ -5,7 +5,8 @@ import scipy.stats
 
 from cope_sweep.config import expand, with_overrides
 from cope_sweep.read.tables import table
-from cope_sweep.read.tables.model import PublishedValue, compared, places, table_model, with_published
+from cope_sweep.read.tables.comparisons import compared, with_published
+from cope_sweep.read.tables.model import PublishedValue, decimal_places, table_model
 from cope_sweep.read.tables.render import comparison_layout, layout
 from cope_sweep.read.tables.stats import PERCENT, summarise
 from cope_sweep.store import RunRecord
@@ -166,14 +167,17 @@ def test_what_is_assumed_about_published_values_is_printed():
         return drawn.rules[0], [cell.text for row in drawn.rows for cell in row]
 
     text, drawn = rules()
-    assert text.startswith("A published value without a standard deviation is one run")
+    assert text.startswith("A published value without a standard deviation is a single run")
     assert drawn[2:5] == ["-0.10", "–", "descriptive"]
-    assert "does not say how many seeds" not in text
+    assert "does not give the number of seeds" not in text
     assert drawn[-5:] == ["CoPE", "facts.parameters", "-0.7", "± 0.1", "differs"]
-    assert "does not say how many seeds are behind Table 9; 2 are" in rules(std={"in_dist/token_error": 1.0})[0]
-    assert "2 are assumed" not in rules(std={"in_dist/token_error": 1.0}, seeds=3)[0]
-    assert "Rows of fewer than 3 finished runs" not in text
-    assert text.endswith("The number of parameters agrees within one unit of the last published digit.")
+    assert (
+        "does not give the number of seeds of Table 9; the comparison assumes 2"
+        in rules(std={"in_dist/token_error": 1.0})[0]
+    )
+    assert "assumes 2" not in rules(std={"in_dist/token_error": 1.0}, seeds=3)[0]
+    assert "fewer than 3 finished runs" not in text
+    assert text.endswith("at most one unit of the last published digit.")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +188,7 @@ def test_what_is_assumed_about_published_values_is_printed():
     ],
 )
 def test_places_of_published_numbers(scale, digits):
-    assert {value: places(value, scale) for value in digits} == digits
+    assert {value: decimal_places(value, scale) for value in digits} == digits
 
 
 def cells(model, metric="in_dist/token_error"):
@@ -206,8 +210,8 @@ def test_rows_are_compared_with_one_of_them_by_the_primary_metric():
     assert (other.verdict, other.p_adjusted) == ("descriptive", None)
     assert other.difference.difference != 0
     (rule,) = model.rules
-    assert "corrected for 2 comparisons (Holm). With 5 runs a row it is at least 0.016" in rule
-    assert "holds for one comparison alone" in rule
+    assert "corrected for 2 comparisons (Holm). With 5 runs a row, p is at least 0.016" in rule
+    assert "not corrected for the number of comparisons" in rule
     assert rule.endswith("The other metrics are descriptive.")
     assert (
         model.answer == "By In-dist. (%): a_b <c> is worse than CoPE (p = 0.016); "
@@ -242,10 +246,8 @@ def test_texts_name_rows_by_the_axes_in_which_they_differ():
 def test_too_few_seeds_for_a_test_make_a_table_descriptive():
     model = compared(model_of(plan_of(seeds=[0, 1, 2]), 1.0, 1.1, 0.9, 5.0, 5.2, 5.1, 1.1, 1.0, 1.2), "CoPE")
     assert {each.verdict for each in cells(model)[1:]} == {"descriptive"}
-    assert (
-        "With 3 runs a row and 2 comparisons the corrected p of an exact permutation test is at least 0.200"
-        in model.rules[0]
-    )
+    assert "with 3 runs a row and 2 comparisons" in model.rules[0]
+    assert "p of an exact permutation test is at least 0.200" in model.rules[0]
     assert model.answer == "By In-dist. (%): a_b <c> and None were not tested against CoPE: too few seeds."
     grid = {
         "model.position": {"CoPE": ["cope"]} | {f"{n} MLP": [{"kind": "cope_mlp", "hidden": n}] for n in (1, 2, 3, 4)}
@@ -302,8 +304,7 @@ def test_at_another_scale_the_order_is_compared():
     best, second, third = cells(model)
     assert best is None, "CoPE is best in the paper"
     assert (second.against, second.verdict, third.verdict) == ("CoPE", "same order", "opposite order")
-    assert "not of the paper's size (train.steps differ)" in model.rules[0]
-    assert "values cannot agree" in model.rules[0]
+    assert "do not have the paper's size (train.steps differ)" in model.rules[0]
     assert "a_b <c> is worse than CoPE, as in the paper" in model.answer
     assert "None is better than CoPE, unlike in the paper" in model.answer
 
@@ -428,5 +429,5 @@ def test_runs_of_the_same_seed_are_compared_in_pairs_where_the_ablation_says_so(
     pairs = compared(model_of(plan_of(**options, paired=True), *ours, *theirs), "CoPE")
     assert cells(pairs)[1].p_adjusted == 2 / 64
     assert cells(pairs)[1].verdict == "worse"
-    assert "sign flips" in pairs.rules[0]
+    assert "sign-flip test" in pairs.rules[0]
     assert "6 pairs of runs" in pairs.rules[0]

@@ -1,0 +1,501 @@
+"""Comparisons of the cells of a table: with another row, or with the paper.
+
+With a row, or with the rows that have one label of an axis, rows are tested by the primary metric alone: an exact test
+of `stats`, with p corrected by Holm's method for all rows that are compared with the same row. A row is `better` or
+`worse` if the corrected p is at most 5 %; otherwise there is `no significant difference`. If no data could bring the
+corrected p so low, because there are too few seeds for so many rows, and for all other metrics, a comparison is
+`descriptive`: a difference without a verdict.
+
+With the paper, at its scale, a cell
+
+    agrees        if the 90 % interval of the difference lies within ± the margin (two one-sided tests at 5 %)
+    differs       if it does not, and the 95 % interval of the difference excludes 0
+    inconclusive  otherwise: more seeds are needed
+
+The paper gives no values of single runs to permute, so this interval is Welch's, from our mean and standard deviation
+over n runs and the published ones over the number of seeds that the paper names. It includes half a unit of the last
+published digit as an uncertainty. If the paper gives a standard deviation but no number of seeds, 2 are assumed, the
+smallest possible number, which makes the interval the widest. The margin is `MARGIN_STDS` published standard
+deviations, but at least one unit of the last digit. A value without a standard deviation is a single run, and nothing
+says how much such runs vary, so its difference is descriptive: a rank test of one run against n needs n ≥ 19, and any
+other test needs a distribution. A row of fewer than `LEAST_RUNS` finished runs is descriptive as well.
+
+The number of parameters is the same for all seeds. It agrees if it differs by at most one unit of the last published
+digit.
+
+Runs at another scale than the paper's have other values. There, only the order of the rows is compared: each row with
+the one that is best in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from cope_sweep.config import Plan
+from cope_sweep.config.explain import suggest
+from cope_sweep.read.tables.model import (
+    LISTED_ROWS,
+    PAPER,
+    POSITION,
+    Column,
+    Comparison,
+    MetricCell,
+    PublishedValue,
+    TableModel,
+    TableRow,
+    decimal_places,
+    same_labels,
+)
+from cope_sweep.read.tables.row_names import find_axis, named_rows
+from cope_sweep.read.tables.stats import TELLS, Difference, Summary, holm, t_quantile, t_tail
+from cope_sweep.store import QueryError
+
+LEAST_RUNS = 3
+"""The smallest number of our runs that is tested against published ones."""
+MARGIN_STDS = 2.0
+"""Published standard deviations by which a mean may differ and still agree."""
+METHOD = "cope"
+"""The encoding of the default reference."""
+
+DIFFERENCE_RULE = (
+    "Difference of {metric}: row minus {row}. Its 95 % interval is not corrected for the number of comparisons. "
+)
+TESTS = {
+    False: "permutation test",
+    True: "sign-flip test of the differences between runs of the same seed, which share initial weights and data",
+}
+"""Whether runs are paired → the exact test."""
+TEST_RULE = (
+    "p: exact {test}, corrected for {comparisons} (Holm). With {runs}, p is at least {smallest_p}. If p ≤ 0.05, "
+    "{meaning}; otherwise there is no significant difference. "
+)
+TOO_FEW_RULE = (
+    "Too few seeds for verdicts: with {runs} and {comparisons}, the corrected p of an exact {test} is at least "
+    "{smallest_p}, so no difference could be significant. "
+)
+UNTESTED_RULE = "Too few runs are finished for a test. "
+OTHERS_RULE = "The other metrics are descriptive."
+BETTER_OR_WORSE = "the row is better or worse"
+SAME_OR_OPPOSITE = "the order is the same or opposite"
+"""What p ≤ 0.05 means, in a rule."""
+PAPER_RULE = (
+    "Agrees: the 90 % interval of the difference (Welch, from the published standard deviation and number of seeds) "
+    f"lies within ± {MARGIN_STDS:g} published standard deviations, at least one unit of the last digit. Differs: it "
+    "does not, and the 95 % interval excludes 0. Inconclusive: neither; more seeds are needed. Not corrected for the "
+    "number of cells."
+)
+UNKNOWN_SEEDS_RULE = (
+    "The source does not give the number of seeds of {sources}; the comparison assumes 2, the smallest possible number."
+)
+SINGLE_RULE = (
+    "A published value without a standard deviation is a single run, and nothing says how much such runs vary, so its "
+    "difference is descriptive."
+)
+FEW_RULE = f"Rows with fewer than {LEAST_RUNS} finished runs are descriptive."
+EXACT_RULE = "A number of parameters agrees if it differs by at most one unit of the last published digit."
+ORDER_RULE = (
+    "These runs do not have the paper's size ({keys} differ), so only the order of rows is compared, by {metric}: each "
+    "row with the one that is best in the paper. "
+)
+LISTED_KEYS = 3
+"""The most keys that a rule lists."""
+
+DESCRIPTIVE, SAME = "descriptive", "no significant difference"
+PHRASES = {
+    "better": "{are} better than {against}",
+    "worse": "{are} worse than {against}",
+    "same order": "{are} worse than {against}, as in the paper",
+    "opposite order": "{are} better than {against}, unlike in the paper",
+    SAME: "{do} not differ significantly from {against}",
+    DESCRIPTIVE: "{were} not tested against {against}: too few seeds",
+}
+"""Verdict → what an answer says about rows."""
+PAPER_PHRASES = {
+    "agrees": ("agrees with ours", "agree with ours"),
+    "differs": ("differs from ours", "differ from ours"),
+    "inconclusive": ("is inconclusive", "are inconclusive"),
+    DESCRIPTIVE: ("was not tested", "were not tested"),
+}
+"""Verdict → what an answer says about one published number, and about several."""
+
+CellKey = tuple[str, str]
+"""Names of a row and a column."""
+
+
+def compared(model: TableModel, against: str) -> TableModel:
+    """The table with the comparisons of its cells.
+
+    Args:
+        model: The table.
+        against: The name of a row (`row_names`); `paper`; or `AXIS=LABEL`, which compares each row with the one that
+            has this label and the same labels on all other axes that both rows have.
+
+    Raises QueryError if there is no such row, or there are no published numbers.
+    """
+    rows = {row.row: row for row in model.rows}
+    if against in rows:
+        return _compare_with_row(model, rows[against])
+    if against == PAPER:
+        if not any(cell.published for row in model.rows for cell in row.metrics.values()):
+            raise QueryError(
+                f"{model.ablation} has no published numbers; compare with one of its rows: --compare ROW",
+                code="nothing_published",
+                ablation=model.ablation,
+            )
+        return _compare_order(model) if model.replaced else _compare_with_paper(model)
+    axis, equals, label = (part.strip() for part in against.partition("="))
+    key = find_axis(model.axes, axis) if equals else None
+    labels = list(dict.fromkeys(row.labels[key] for row in model.rows if key in row.labels)) if key else []
+    if key and label in labels:
+        return _compare_with_label(model, key, label)
+    names = named_rows(against, {name: row.labels for name, row in rows.items()}, model.axes)
+    if len(names) == 1:
+        return _compare_with_row(model, rows[names[0]])
+    if names:
+        raise QueryError(
+            f"{against!r} names several rows of {model.ablation}: {', '.join(names)}; write one in full",
+            code="ambiguous_row",
+            row=against,
+            rows=names,
+        )
+    if key:
+        message = f"the axis {key} of {model.ablation} has no label {label!r}{suggest(label, labels)}"
+        raise QueryError(message, code="unknown_value", axis=key, value=label, allowed=labels)
+    if equals:
+        message = f"{model.ablation} has no axis {axis!r}{suggest(axis, list(model.axes))}"
+        raise QueryError(message, code="unknown_axis", axis=axis, allowed=list(model.axes))
+    hint = suggest(against, list(rows)) or f"; its rows are: {', '.join(rows)}"
+    raise QueryError(
+        f"{model.ablation} has no row {against!r}{hint}; AXIS=LABEL compares with a label of one of its axes "
+        f"({', '.join(model.axes.values()) or 'none'}), `{PAPER}` with the published numbers",
+        code="unknown_row",
+        row=against,
+        allowed=list(rows),
+    )
+
+
+def reference(plan: Plan) -> str | None:
+    """What a report compares its rows with by default, as an argument of `compared`; None: nothing.
+
+    It is the paper if it has numbers for a row and the runs have its size. Otherwise it is the first row with CoPE, or
+    the first row; in a table with several axes, each row is compared with the one that has this encoding and the same
+    labels on the other axes. A single row, and a random search, whose rows are draws to choose from, have none.
+    """
+    if plan.is_drawn:
+        return None
+    if any(row.published for row in plan.rows) and not plan.ablation.replaced:
+        return PAPER
+    if len(plan.rows) < 2:
+        return None
+    chosen = next((row for row in plan.rows if _uses_cope(row.runs[0].model.position)), plan.rows[0])
+    if POSITION not in chosen.labels or len({row.labels.get(POSITION) for row in plan.rows}) == 1:
+        return chosen.name
+    return f"{POSITION}={chosen.labels[POSITION]}"
+
+
+def _uses_cope(encodings: object) -> bool:
+    return isinstance(encodings, (list, tuple)) and any(encoding.kind == METHOD for encoding in encodings)
+
+
+# -- with another row --------------------------------------------------------------------------------------------------
+
+
+def _compare_with_row(model: TableModel, other: TableRow) -> TableModel:
+    references = {row.row: other for row in model.rows if row is not other}
+    return _compare_with_references(model, references, other.row, other.row)
+
+
+def _compare_with_label(model: TableModel, key: str, label: str) -> TableModel:
+    """Compare each row with the one that has another label on one axis."""
+    with_label = [row for row in model.rows if row.labels.get(key) == label]
+    references = {}
+    for row in model.rows:
+        matching = [other for other in with_label if same_labels(row, other, {key})]
+        if row.labels.get(key) != label and len(matching) == 1:
+            references[row.row] = matching[0]
+    description = f"the row with {model.axes[key]} = {label}"
+    if len(with_label) > 1:
+        description += " and the same values of the other axes"
+    return _compare_with_references(model, references, label, description)
+
+
+def _compare_with_references(
+    model: TableModel, references: Mapping[str, TableRow], label: str, description: str
+) -> TableModel:
+    """Compare rows with others.
+
+    Args:
+        model: The table.
+        references: Name of a row → the row to compare it with.
+        label: What `Comparison.against` calls the references.
+        description: What the rule calls them.
+    """
+
+    def find_reference(row: TableRow, column: Column) -> TableRow | None:
+        other = references.get(row.row)
+        if other is None or not column.compared or not row.metrics[column.name].values:
+            return None
+        return other if other.metrics[column.name].values else None
+
+    comparisons, test_rule = _compare_rows(
+        model, model.primary, find_reference, ("better", "worse"), BETTER_OR_WORSE, label
+    )
+    difference_rule = DIFFERENCE_RULE.format(metric=model.primary.label, row=description)
+    with_comparisons = _fill(model, comparisons, difference_rule + test_rule)
+    return replace(with_comparisons, difference_rule=difference_rule, answer=_answer(with_comparisons, model.primary))
+
+
+def _compare_order(model: TableModel) -> TableModel:
+    """Compare each cell that has a published value with the row that is best in the paper."""
+    best_rows = {column.name: _best_published(model, column) for column in model.columns if column.compared}
+
+    def find_reference(row: TableRow, column: Column) -> TableRow | None:
+        cell, best = row.metrics[column.name], best_rows.get(column.name)
+        if best is None or row is best or cell.published is None or not cell.values:
+            return None
+        best_value = best.metrics[column.name].published
+        return best if best_value is not None and best_value.value != cell.published.value else None
+
+    with_published = [
+        column for column in model.columns if any(row.metrics[column.name].published for row in model.rows)
+    ]
+    tested_column = model.primary
+    if model.primary not in with_published:
+        tested_column = next((column for column in with_published if column.compared), model.primary)
+    comparisons, test_rule = _compare_rows(
+        model, tested_column, find_reference, ("opposite order", "same order"), SAME_OR_OPPOSITE
+    )
+    keys = ", ".join(model.replaced[:LISTED_KEYS])
+    if len(model.replaced) > LISTED_KEYS:
+        keys += ", …"
+    order_rule = ORDER_RULE.format(keys=keys, metric=tested_column.label)
+    with_comparisons = _fill(model, comparisons, order_rule + test_rule)
+    return replace(with_comparisons, answer=_answer(with_comparisons, tested_column))
+
+
+def _best_published(model: TableModel, column: Column) -> TableRow | None:
+    """The row with the best published value of a column."""
+    candidates = []
+    for row in model.rows:
+        published = row.metrics[column.name].published
+        if published is not None:
+            candidates.append((published.value, row))
+    if not candidates:
+        return None
+    best: TableRow = column.best(candidates, key=lambda pair: pair[0])[1]
+    return best
+
+
+def _compare_rows(
+    model: TableModel,
+    tested_column: Column,
+    find_reference: Callable[[TableRow, Column], TableRow | None],
+    verdicts: tuple[str, str],
+    meaning: str,
+    label: str | None = None,
+) -> tuple[dict[CellKey, Comparison], str]:
+    """The comparisons of a table's cells, and the rule that explains them.
+
+    Args:
+        model: The table.
+        tested_column: The column that gets corrected p and verdicts. All others are descriptive.
+        find_reference: The row to compare a cell with; None: the cell is not compared.
+        verdicts: The verdict on a row that is better, and on one that is worse.
+        meaning: What p ≤ 0.05 means, for the rule.
+        label: What `Comparison.against` calls the references; None: their names.
+    """
+    comparisons: dict[CellKey, Comparison] = {}
+    rows_by_reference: dict[str, list[str]] = {}
+    for row in model.rows:
+        for column in model.columns:
+            other = find_reference(row, column)
+            if other is None:
+                continue
+            difference = model.difference(row.metrics[column.name], other.metrics[column.name])
+            comparisons[row.row, column.name] = Comparison(label or other.row, difference, DESCRIPTIVE)
+            if column is tested_column:
+                rows_by_reference.setdefault(other.row, []).append(row.row)
+    family_sizes: set[int] = set()
+    smallest_p_values: list[float] = []
+    run_counts: set[int] = set()
+    for names in rows_by_reference.values():
+        differences = [comparisons[name, tested_column.name].difference for name in names]
+        corrected = holm([difference.p for difference in differences])
+        smallest = holm([difference.smallest_p for difference in differences])
+        for name, difference, p, smallest_p in zip(names, differences, corrected, smallest, strict=True):
+            if min(difference.n) > 1:
+                run_counts |= set(difference.n)
+            if math.isnan(p):
+                continue
+            family_sizes.add(sum(not math.isnan(other_p) for other_p in corrected))
+            smallest_p_values.append(smallest_p)
+            verdict = DESCRIPTIVE
+            if smallest_p <= TELLS:
+                is_better = (difference.difference < 0) == (tested_column.goal == "min")
+                verdict = verdicts[0] if is_better else verdicts[1]
+                if p > TELLS:
+                    verdict = SAME
+            key = (name, tested_column.name)
+            comparisons[key] = replace(comparisons[key], p_adjusted=p, verdict=verdict)
+    rule = UNTESTED_RULE
+    if smallest_p_values:
+        comparison_count = f"{_alternatives(family_sizes)} comparison{'s' if max(family_sizes) > 1 else ''}"
+        if len(rows_by_reference) > 1:
+            comparison_count += " with the same row"
+        template = TEST_RULE if min(smallest_p_values) <= TELLS else TOO_FEW_RULE
+        rule = template.format(
+            test=TESTS[model.paired],
+            comparisons=comparison_count,
+            runs=f"{_alternatives(run_counts)} {'pairs of runs' if model.paired else 'runs a row'}",
+            smallest_p=p_text(min(smallest_p_values)),
+            meaning=meaning,
+        )
+    if any(column.compared and column is not tested_column for column in model.columns):
+        rule += OTHERS_RULE
+    return comparisons, rule
+
+
+def _alternatives(numbers: Iterable[int]) -> str:
+    return " or ".join(map(str, sorted(numbers)))
+
+
+def p_text(p: float) -> str:
+    """`0.042`, or `0.0004` if three digits would be 0."""
+    return f"{p:.3f}" if p >= 0.0995 / 100 else f"{p:.1g}"
+
+
+def _answer(model: TableModel, column: Column) -> str:
+    """The verdicts of a column in a sentence: which rows are better or worse than which, and which do not differ."""
+    short_names = {row.row: row.short for row in model.rows}
+    parts = []
+    for (verdict, against), comparisons in _group_by_verdict(model, column).items():
+        rows = f"{len(comparisons)} rows"
+        if verdict != DESCRIPTIVE or len(comparisons) <= LISTED_ROWS:
+            rows = _join([row for row, _ in comparisons])
+        are, were, do = ("is", "was", "does") if len(comparisons) == 1 else ("are", "were", "do")
+        phrase = PHRASES[verdict].format(are=are, were=were, do=do, against=short_names.get(against, against))
+        parts.append(f"{rows} {phrase}{_p_range(verdict, [comparison for _, comparison in comparisons])}")
+    return f"By {column.title}: {'; '.join(parts)}." if parts else ""
+
+
+def _group_by_verdict(model: TableModel, column: Column) -> dict[tuple[str, str], list[tuple[str, Comparison]]]:
+    """(verdict, reference) → (short name of a row, its comparison), in the order of `PHRASES`."""
+    groups: dict[tuple[str, str], list[tuple[str, Comparison]]] = {}
+    for row in model.rows:
+        comparison = row.metrics[column.name].comparison
+        if comparison is not None:
+            groups.setdefault((comparison.verdict, comparison.against), []).append((row.short, comparison))
+    order = list(PHRASES)
+    return dict(sorted(groups.items(), key=lambda item: order.index(item[0][0])))
+
+
+def _p_range(verdict: str, comparisons: Sequence[Comparison]) -> str:
+    """` (p = 0.016)`, ` (p ≤ 0.032)` of significant differences, or ` (p ≥ 0.095)` of others; empty without a test."""
+    p_values = [comparison.p_adjusted for comparison in comparisons if comparison.p_adjusted is not None]
+    if verdict == DESCRIPTIVE or not p_values:
+        return ""
+    sign, bound = ("≥", min(p_values)) if verdict == SAME else ("≤", max(p_values))
+    if p_text(min(p_values)) == p_text(max(p_values)):
+        sign = "="
+    return f" (p {sign} {p_text(bound)})"
+
+
+def _join(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def _fill(model: TableModel, comparisons: Mapping[CellKey, Comparison], rule: str) -> TableModel:
+    """The table with these comparisons in its cells, and with their rule."""
+    rows = []
+    for row in model.rows:
+        metrics = {
+            name: replace(cell, comparison=comparisons.get((row.row, name))) for name, cell in row.metrics.items()
+        }
+        rows.append(replace(row, metrics=metrics))
+    return replace(model, rows=tuple(rows), rules=(*model.rules, rule))
+
+
+# -- with the paper ----------------------------------------------------------------------------------------------------
+
+
+def _compare_with_paper(model: TableModel) -> TableModel:
+    comparisons: dict[CellKey, Comparison] = {}
+    cells: list[tuple[Column, MetricCell]] = []
+    for row in model.rows:
+        for column in model.columns:
+            cell = row.metrics[column.name]
+            if cell.published is not None and cell.summary.n > 0:
+                cells.append((column, cell))
+                comparisons[row.row, column.name] = with_published(
+                    cell.summary, cell.published, scale=column.scale, exact=column.exact
+                )
+    counts = Counter(comparison.verdict for comparison in comparisons.values())
+    parts = [
+        f"{counts[verdict]} {plural if counts[verdict] > 1 else singular}"
+        for verdict, (singular, plural) in PAPER_PHRASES.items()
+        if counts[verdict]
+    ]
+    answer = f"Of {len(comparisons)} published numbers, {_join(parts)}." if parts else ""
+    return replace(_fill(model, comparisons, " ".join(_paper_rules(cells))), answer=answer)
+
+
+def _paper_rules(cells: Iterable[tuple[Column, MetricCell]]) -> Iterable[str]:
+    """The rule of verdicts, and what is assumed about the published values that were compared."""
+    varying, has_exact = [], False
+    for column, cell in cells:
+        if column.exact:
+            has_exact = True
+        elif cell.published is not None:
+            varying.append((cell.summary, cell.published))
+    tested = [published for ours, published in varying if _is_tested(ours, published)]
+    if tested:
+        yield PAPER_RULE
+    unknown_sources = [published.source for published in tested if published.seeds is None]
+    if unknown_sources:
+        sources = " and ".join(dict.fromkeys(filter(None, unknown_sources))) or "the published values"
+        yield UNKNOWN_SEEDS_RULE.format(sources=sources)
+    if any(published.std is None for _, published in varying):
+        yield SINGLE_RULE
+    if any(published.std is not None and ours.n < LEAST_RUNS for ours, published in varying):
+        yield FEW_RULE
+    if has_exact:
+        yield EXACT_RULE
+
+
+def _is_tested(ours: Summary, published: PublishedValue) -> bool:
+    return published.std is not None and ours.n >= LEAST_RUNS
+
+
+def with_published(ours: Summary, published: PublishedValue, *, scale: float = 1.0, exact: bool = False) -> Comparison:
+    """The comparison of our mean with a published one, by the rule in the module docstring.
+
+    Args:
+        ours: Our runs.
+        published: The published value.
+        scale: The factor by which the published value was multiplied when it was printed.
+        exact: Whether the value is the same for all seeds.
+    """
+    unit = 10.0 ** -decimal_places(published.value, scale) / scale
+    n, difference = (ours.n, published.assumed_runs), ours.mean - published.value
+    if exact:
+        verdict = "agrees" if abs(difference) <= unit * (1 + 1e-9) else "differs"
+        return Comparison(PAPER, Difference(difference, n=n), verdict, margin=unit)
+    published_std = published.std
+    if published_std is None or not _is_tested(ours, published):
+        return Comparison(PAPER, Difference(difference, n=n), DESCRIPTIVE)
+    margin = max(MARGIN_STDS * published_std, unit)
+    # Welch–Satterthwaite. The error of rounding is uniform over a unit of the last digit: its variance is unit² / 12.
+    parts = [(ours.std**2 / n[0], n[0] - 1), (published_std**2 / n[1], n[1] - 1)]
+    variance = unit**2 / 12 + sum(part for part, _ in parts)
+    spread = sum(part**2 / dof for part, dof in parts)
+    error, dof = math.sqrt(variance), min(variance**2 / spread, 1e6) if spread else 1e6
+    t95, t90 = (t_quantile(probability, dof) * error for probability in (0.975, 0.95))
+    test = Difference(difference, difference - t95, difference + t95, t_tail(difference / error, dof), n=n)
+    if abs(difference) + t90 <= margin * (1 + 1e-9):
+        verdict = "agrees"
+    else:
+        verdict = "differs" if abs(difference) > t95 else "inconclusive"
+    return Comparison(PAPER, test, verdict, margin=margin)
