@@ -6,6 +6,7 @@ Each page has a part between two comments that is made here; the text around it 
 """
 
 import json
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -224,21 +225,47 @@ def leaf_commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, command
 
 
+TYPES = {"str": "TEXT", "int": "N", "int range": "N", "float": "X", "float range": "X", "path": "PATH"}
+"""Typer's name of a type → what a reader expects in its place."""
+
+
+def option_text(option: str) -> str:
+    """An option with its value: `--groups <int range>` is `--groups N`. An argument is its name alone."""
+    name, _, kind = option.partition(" <")
+    if not kind or not name.startswith("-"):
+        return name
+    kind = kind.removesuffix(">").removeprefix("list[").removesuffix("]")
+    return f"{name} {TYPES.get(kind, kind)}"
+
+
+def limits_text(meaning: str) -> str:
+    """What an option means, without the limit of a database's integers."""
+    return re.sub(r"(\d+)<=x<=2147483648", r"x>=\1", meaning)
+
+
+def with_examples(text: str) -> str:
+    """The help of a command: its first sentence, its examples as a block, and the rest."""
+    first, *paragraphs = text.split("\n\n")
+    examples = [paragraph for paragraph in paragraphs if paragraph.startswith("Example: ")]
+    rest = [paragraph for paragraph in paragraphs if paragraph not in examples]
+    lines = [line for example in examples for line in re.findall(r"`([^`]+)`", example)]
+    block = ["```bash\n" + "\n".join(lines) + "\n```"] if lines else []
+    return "\n\n".join([first, *block, *rest])
+
+
 def commands() -> str:
     """All commands with their options. Options that many commands have are listed once."""
     found = dict(leaf_commands(get_command(app)))
     options: dict[str, list[tuple[str, str]]] = {}
-    usages = {}
     for name, command in found.items():
         context = command.context_class(command, info_name=f"cope-sweep {name}")
         records = [parameter.get_help_record(context) for parameter in command.params]
-        options[name] = [(option, meaning or "") for option, meaning in filter(None, records)]
-        usages[name] = command.get_usage(context).removeprefix("Usage: ")
+        options[name] = [(option_text(option), limits_text(meaning or "")) for option, meaning in filter(None, records)]
     counts = Counter(record for records in options.values() for record in records)
     common = [record for record, count in counts.items() if count >= MANY_COMMANDS]
     parts = ["## Options of many commands\n\n", table("option | meaning", [[f"`{a}`", b] for a, b in common]), "\n"]
     for name, command in found.items():
-        parts += [f"## {name}\n\n{command.help}\n\n```text\n{usages[name]}\n```\n\n"]
+        parts += [f"## {name}\n\n{with_examples(command.help)}\n\n"]
         own = [[f"`{option}`", meaning] for option, meaning in options[name] if (option, meaning) not in common]
         if own:
             parts += [table("option | meaning", own), "\n"]

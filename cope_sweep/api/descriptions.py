@@ -28,8 +28,8 @@ X = (
 PANELS = "values, contexts, budget, heatmap: an axis; a panel for each value."
 ROWS = "A row. May be repeated. Default: all."
 BAND = (
-    "interval: 95 % interval of the mean. range: smallest and largest value. auto: the range if a row has two seeds, "
-    "otherwise the interval."
+    "interval: 95 % interval of the mean. range: smallest and largest value. auto: the range if a row has two to "
+    "four seeds or the axis is logarithmic, otherwise the interval."
 )
 LOG = "Use a log scale for the metrics. Default: chosen from the data."
 LOG_X = "Use a log scale for the other axis. Default: chosen from the data."

@@ -190,7 +190,7 @@ def report(
         str | None,
         typer.Option(
             metavar="paper|ROW|AXIS=LABEL",
-            help="With --out: as `--compare` of `cope-sweep table`. Default: the published numbers, or else CoPE.",
+            help="With --out: like `cope-sweep table --compare`. Default: the published numbers, or else CoPE.",
         ),
     ] = None,
     output: OutputOpt = None,

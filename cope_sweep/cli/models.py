@@ -68,8 +68,8 @@ def perplexity(
 ) -> None:
     """Print the perplexity of token sequences or of a text under a finished run's model.
 
-    Each token is scored given the tokens before it. If the model's task reads no text, write the labels of tokens with
-    blanks between them. Such a model is scored on what its task trains, the answers, so the sequence must contain them.
+    Each token is scored given the tokens before it. If the model's task is not text, write the labels of its tokens,
+    separated by blanks. Such a model is scored on what its task trains, the answers, so the sequence must contain them.
 
     Example: `cope-sweep perplexity 95199d1142de555d --text "_ 3 _ 7 > 3 7"`
 

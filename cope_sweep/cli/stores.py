@@ -50,7 +50,7 @@ def check(
 ) -> None:
     """Compare the index with the files, and say what is damaged and what to do.
 
-    Runs that are being trained are left out.
+    Runs in training are skipped.
 
     Exit codes: 0 nothing differs, 1 something does, or did before `--repair`.
 
@@ -97,7 +97,7 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only show what would go.")] = False,
     older_than: Annotated[
         float,
-        typer.Option("--older-than", metavar="DAYS", min=0, help="Keep files that changed in the last this many days."),
+        typer.Option("--older-than", metavar="DAYS", min=0, help="Keep files that changed in the last DAYS days."),
     ] = 1.0,
     ended: Annotated[
         list[str],
@@ -118,7 +118,7 @@ def prune(
 ) -> None:
     """Free disk space: temporary and damaged files, resume files of runs that ended, logs of old sweeps.
 
-    It keeps results, checkpoints and curves, except of `--orphans`, and never touches runs in training.
+    It never touches runs in training. Results, checkpoints and curves stay, except with `--orphans`.
 
     Example: `cope-sweep prune --states stopped --older-than 7 --yes`
     """
@@ -181,7 +181,7 @@ def delete(
     names: Annotated[
         list[str], typer.Argument(metavar="RUN", help="Ids of runs, or their first digits: four or more.")
     ],
-    yes: Annotated[bool, typer.Option("--yes", help="Delete without a question.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     mlflow: MlflowOpt = None,
     no_mlflow: Annotated[bool, typer.Option("--no-mlflow", help="Leave MLflow as it is.")] = False,
     store: StoreOpt = STORE,
@@ -190,12 +190,11 @@ def delete(
 ) -> None:
     """Delete runs: their folders with curves and checkpoints, their rows in the index, and their runs in MLflow.
 
-    An ablation that has such a run shows it as pending, and `cope-sweep run` trains it again. A run in training is
-    refused. Ctrl-C ends after the run that is being deleted, and says which are left. After a kill, name those that are
-    left: an id that the store does not have is an error, before anything is deleted. MLflow keeps what is deleted in
-    its trash, which `mlflow gc` empties.
+    Their ablations then show them as pending, and `cope-sweep run` trains them again. Runs in training are refused.
+    Ctrl-C stops after the current run, and says which are left. An unknown id is an error before anything is deleted.
+    MLflow moves its runs to its trash, which `mlflow gc` empties.
 
-    Exit codes: 0 deleted, 1 the question was answered with no, 2 bad input, 130 interrupted.
+    Exit codes: 0 deleted, 1 you answered no, 2 bad input, 130 interrupted.
 
     Example: `cope-sweep delete 95199d1142de555d`
 

@@ -547,20 +547,18 @@ class Scale(Frozen):
 class Ablation(Frozen):
     """The content of an ablation file."""
 
-    title: str
+    title: str = Field(description="The heading of tables, figures and reports.")
     inherit: str | None = Field(
         default=None,
-        description="The name of another file of the same folder, without suffix. Its keys are used where this file "
-        "does not have them, except title, hypothesis, reproduces, claims and figures. A key given here replaces the "
-        "inherited one; mappings merge by key. An axis of the grid and a mapping of another `kind` are replaced as a "
-        "whole; null removes an inherited axis or scale. Runs that both files have are the same runs, and are trained "
-        "once.",
+        description="The name of another file in the same folder, without suffix. Its keys hold where this file has "
+        "none, except title, hypothesis, reproduces, claims and figures. Mappings merge by key; an axis of the grid "
+        "and a mapping of another `kind` are replaced as a whole; null removes an inherited axis or scale.",
     )
-    hypothesis: str = ""
+    hypothesis: str = Field(default="", description="What you expect, in a sentence; reports show it.")
     reproduces: str = Field(default="", description="The table or figure of the paper that this ablation reproduces.")
     plugins: list[Annotated[str, AfterValidator(_module_name)]] = Field(
         default=[],
-        description="Python modules to import first, as `my_package.my_encoding`; they register encodings, tasks, …",
+        description="Python modules to import first, such as `my_package.my_encoding`: they register encodings, …",
     )
     base: dict[str, Json] = Field(description="The keys of a run (task, model, train, evaluate) that do not vary.")
     grid: dict[str, Axis] = Field(default={}, description="Dotted key → its values; every combination is a row.")
@@ -572,22 +570,23 @@ class Ablation(Frozen):
         default=[], description="Combinations to leave out: those that match any entry, each entry with all its keys."
     )
     include: list[Point] = Field(default=[], description="Single rows to add to the grid.")
-    seeds: Annotated[list[Seed], Field(min_length=1)] = Field(default=[0], description="Each row is run once per seed.")
+    seeds: Annotated[list[Seed], Field(min_length=1)] = Field(
+        default=[0], description="Each row is trained once per seed."
+    )
     metrics: Annotated[list[Metric], Field(min_length=1)] = Field(description="The table's columns.")
     primary: MetricName | None = Field(
         default=None,
-        description="The metric of `metrics` that the hypothesis is about; null: the first. Rows are tested by it "
-        "alone, the others are descriptive. Searches, schedules and the best run of a row go by it, too.",
+        description="The metric that decides; null: the first. Rows are tested by it alone, the others are "
+        "descriptive. Searches, schedules and the best run of a row go by it, too.",
     )
     exploratory: bool = Field(
         default=False,
-        description="Whether the recipe was chosen by looking at results like those that are reported. Reports say so.",
+        description="Whether the recipe was chosen by looking at the reported results. Reports say so.",
     )
     paired: bool = Field(
         default=False,
         description="Whether runs of the same seed are compared in pairs: for rows that start from the same weights "
-        "and see the same batches, as language models do, so that most of what differs between seeds is the same in "
-        "both rows. Say it before you look at results.",
+        "and see the same batches, as in language modelling. Decide before you look at results.",
     )
     claims: list[Claim] = Field(
         default=[], description="What the hypothesis says about the rows, so that reports can say whether it holds."
@@ -595,17 +594,17 @@ class Ablation(Frozen):
     search: AnySearch = Field(
         default=GridSearch(),
         description="Which runs are trained. grid: every row of the grid. random: every row with random draws from a "
-        "space. optuna: rows that are suggested from the results so far.",
+        "space. optuna: rows that Optuna suggests from the results so far.",
     )
     schedule: AnyScheduler = Field(
         default=NoSchedule(),
         description="Which runs are stopped early. none: no run. asha: asynchronous successive halving. median: runs "
         "that are worse than the median.",
     )
-    published: list[Published] = []
+    published: list[Published] = Field(default=[], description="Numbers of a paper, shown beside yours.")
     figures: list[AnyFigure] = Field(default=[], description="What to draw from the runs, in addition to the table.")
-    scales: dict[str, Scale] = {}
-    resources: Resources = Resources()
+    scales: dict[str, Scale] = Field(default={}, description="Named sizes of the same question: `--scale NAME`.")
+    resources: Resources = Field(default=Resources(), description="How runs use machines; never part of a run's id.")
 
     @property
     def has_claims(self) -> bool:

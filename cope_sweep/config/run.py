@@ -59,14 +59,14 @@ class ModelSpec(Frozen):
         description="gpt2: pre-norm, GELU. llama: pre-norm, RMSNorm, SwiGLU, no biases. "
         "post_norm: the decoder of the released counting runs, ReLU.",
     )
-    layers: Annotated[int, Field(ge=1, le=10_000)] = 2
-    dim: Positive = 64
-    heads: Positive = 2
+    layers: Annotated[int, Field(ge=1, le=10_000)] = Field(default=2, description="Number of transformer blocks.")
+    dim: Positive = Field(default=64, description="Width of the model; `heads` divides it.")
+    heads: Positive = Field(default=2, description="Attention heads in each layer.")
     ffn_dim: Positive | None = Field(
         default=None, description="Hidden units of the feed-forward net; null: 4 × dim (llama: 8/3 × dim)."
     )
     context: Positive | None = Field(default=None, description="Longest sequence in tokens; null: the task's longest.")
-    dropout: Fraction = 0.0
+    dropout: Fraction = Field(default=0.0, description="Probability of dropout.")
     tied: bool = Field(default=True, description="The output layer uses the weights of the token embedding.")
     hard_attention: bool = Field(
         default=False,
@@ -103,17 +103,17 @@ class TrainSpec(Frozen):
     steps: Positive = Field(default=1000, description="Number of training steps; `tokens` may give it.")
     tokens: Amount | None = Field(
         default=None,
-        description="Number of training tokens, instead of `steps`: 20k, 300M, 1.5B. It becomes the number of steps, "
-        "rounded up, before the run has its id.",
+        description="Number of training tokens, instead of `steps`: 20k, 300M, 1.5B. It becomes a number of steps, "
+        "rounded up, before the run gets its id.",
     )
     batch: Positive = Field(default=64, description="Sequences in a step, summed over the workers.")
     optimizer: AnyOptimizer = Field(
         default=AdamW(),
         description="adamw: AdamW for all parameters. muon: Muon for the matrices of the blocks, AdamW for the rest.",
     )
-    lr: Annotated[float, Field(gt=0)] = 1e-3
-    betas: Annotated[tuple[Fraction, Fraction], Strict(False)] = (0.9, 0.999)
-    eps: Annotated[float, Field(gt=0)] = 1e-8
+    lr: Annotated[float, Field(gt=0)] = Field(default=1e-3, description="Learning rate after the warm-up.")
+    betas: Annotated[tuple[Fraction, Fraction], Strict(False)] = Field(default=(0.9, 0.999), description="Of AdamW.")
+    eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="Of AdamW.")
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         default=0.01, description="Of matrices; biases, norms and position parameters have none."
     )
