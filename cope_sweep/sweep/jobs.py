@@ -160,8 +160,8 @@ def _client(address: str) -> JobSubmissionClient:
     # Behind a proxy, the cluster itself may be out of reach.
     if not proxy and (error := connection_error(parts.hostname, port)) is not None:
         raise ClusterError(
-            f"no Ray dashboard answers at {address} ({error}): start a cluster with `ray start --head`, "
-            "and use the port that it prints (8265, if it is free)",
+            f"no Ray dashboard answers at {address} ({error}): start a cluster with `ray start --head` "
+            "(and --dashboard-host=0.0.0.0, to reach it from other machines), and use the port that it prints",
             address=address,
         )
     from ray.exceptions import AuthenticationError
