@@ -1,7 +1,7 @@
 """The best rows of an ablation by one metric, after a search or a grid.
 
 `search: random` tries the same draws for each point of the grid, so all points have the same chances, and each has a
-best draw. Otherwise all rows form one list. The best row was chosen by its values, so they are optimistic: new seeds
+best draw. Otherwise, all rows form one list. The best row was chosen by its values, so these are optimistic: new seeds
 show how good it is. `yaml_of_best` writes the YAML that trains them.
 """
 
@@ -23,15 +23,15 @@ from cope_sweep.config.explain import suggest
 from cope_sweep.config.loading import RUN_KEYS, LoadedAblation
 from cope_sweep.config.run import NUMERIC_FACTS
 from cope_sweep.config.source import Json, parse_value
-from cope_sweep.read.tables.model import first_rows
+from cope_sweep.read.tables.model import first_rows, varying_axes
 from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.runs import FACT, Results, setting
 from cope_sweep.store import QueryError, RunRecord, Status
 
 LEAST_VALUES = 3
-"""A value can be at the edge only if at least this many values were tried."""
+"""Smallest number of tried values of which one counts as being at the edge."""
 FRESH_SEEDS = 5
-"""The number of new seeds that the best row is trained with: enough for a test of a few comparisons."""
+"""Number of new seeds to train the best row with: enough to test a few comparisons."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class Group:
         best = self.best()
         keys = []
         for key, value in best.values.items() if best else ():
-            numbers = {_number(candidate.values.get(key)) for candidate in self.candidates}
-            tried = [number for number in numbers if number is not None]
-            if len(tried) >= LEAST_VALUES and _number(value) in (min(tried), max(tried)):
+            tried = {_number(candidate.values.get(key)) for candidate in self.candidates}
+            numbers = [number for number in tried if number is not None]
+            if len(numbers) >= LEAST_VALUES and _number(value) in (min(numbers), max(numbers)):
                 keys.append(key)
         return tuple(keys)
 
@@ -123,43 +123,47 @@ class Ranking:
     @cached_property
     def _layout_of_groups(self) -> Layout:
         budgets = [*(2**power for power in range((self.size - 1).bit_length())), self.size]
-        names = ["best draw", "edge", *(["not ended"] if any(group.missing for group in self.groups) else [])]
-        headers = [ColumnHeader("row", numeric=False), *(ColumnHeader(f"of {each}") for each in budgets)]
-        headers += [ColumnHeader(each, numeric=False) for each in names]
+        has_missing = any(group.missing for group in self.groups)
+        titles = ["best draw", "edge", *(["not ended"] * has_missing)]
+        headers = [ColumnHeader("row", numeric=False), *(ColumnHeader(f"of {budget}") for budget in budgets)]
+        headers += [ColumnHeader(title, numeric=False) for title in titles]
         lines = []
         for group in self.groups:
+            texts = [group.name]
+            for budget in budgets:
+                best = group.best(budget)
+                texts.append("" if best is None else f"{best.score:.4g}")
             best = group.best()
-            scores = ["" if each is None else f"{each.score:.4g}" for each in map(group.best, budgets)]
-            drawn = ", ".join(f"{key}={json.dumps(value)}" for key, value in best.values.items()) if best else ""
-            cells = [group.name, *scores, drawn, ", ".join(group.at_edge), str(group.missing or "")]
-            lines.append(tuple(map(TextCell, cells[: len(headers)])))
+            draw = best.values.items() if best else ()
+            texts += [", ".join(f"{key}={json.dumps(value)}" for key, value in draw), ", ".join(group.at_edge)]
+            texts += [str(group.missing or "")] * has_missing
+            lines.append(tuple(map(TextCell, texts)))
         note = (
-            f"{self.metric}, mean over seeds {self.seeds}, {self.goal} is best. of n: the best value "
-            "of the first n draws. edge: keys whose best value is the least or greatest that was drawn."
+            f"{self.metric}, mean over seeds {self.seeds}; {self.goal} is best. of n: the best of the first n draws. "
+            "edge: keys whose best value is the smallest or largest one drawn."
         )
         return Layout(tuple(headers), tuple(lines), note)
 
     def _layout_of_rows(self, top: int) -> Layout:
         (group,) = self.groups
         ranked = group.ranked()
-        axes = {
-            key: name
-            for key, name in self.plan.axes.items()
-            if len({each.row.labels.get(key) for each in group.candidates}) > 1
-        }
+        keys = varying_axes(self.plan, [candidate.row for candidate in group.candidates])
         headers = [ColumnHeader("rank"), ColumnHeader(self.metric)]
-        headers += [ColumnHeader(name, numeric=False) for name in axes.values() or ["row"]]
+        headers += [ColumnHeader(name, numeric=False) for name in map(self.plan.axes.__getitem__, keys)]
+        headers += [ColumnHeader("row", numeric=False)] * (not keys)
         lines = []
-        for rank, each in enumerate(ranked[:top], start=1):
-            score = f"{each.score:.4g}"
-            if len(each.scores) > 1:
-                score += f" ± {statistics.stdev(each.scores):.2g}"
-            labels = [each.row.labels.get(key, "–") for key in axes] or [each.row.name]
+        for rank, candidate in enumerate(ranked[:top], start=1):
+            score = f"{candidate.score:.4g}"
+            if len(candidate.scores) > 1:
+                score += f" ± {statistics.stdev(candidate.scores):.2g}"
+            labels = [candidate.row.labels.get(key, "–") for key in keys] or [candidate.row.name]
             lines.append(tuple(map(TextCell, [str(rank), score, *labels])))
         return Layout(tuple(headers), tuple(lines), self._note(group, len(ranked)))
 
     def _note(self, group: Group, ranked: int) -> str:
-        counts = Counter(s for each in group.candidates if each.score is None for s in each.statuses)
+        counts = Counter(
+            status for candidate in group.candidates if candidate.score is None for status in candidate.statuses
+        )
         mean = "mean ± standard deviation over seeds" if len(self.seeds) > 1 else "seed"
         seeds = ", ".join(map(str, self.seeds))
         parts = [f"{self.metric}, {mean} {seeds}, {self.goal} is best; {ranked} of {len(group.candidates)} rows"]
@@ -177,23 +181,26 @@ class Ranking:
     @property
     def answer(self) -> str:
         """The best row, or the best and the worst groups, in a sentence; empty before any row is finished."""
-        found = {group.name: best.score for group in self.groups if (best := group.best()) and best.score is not None}
-        if not found:
+        best_scores: dict[str, float] = {}
+        for group in self.groups:
+            best = group.best()
+            if best is not None and best.score is not None:
+                best_scores[group.name] = best.score
+        if not best_scores:
             return ""
         if len(self.groups) == 1:
             (group,) = self.groups
-            best = group.ranked()[0]
-            tried = f"; {', '.join(group.at_edge)} at the edge of what was tried" if group.at_edge else ""
-            return (
-                f"The best of {len(group.ranked())} rows by {self.metric}: {best.score:.4g} ({best.row.name}){tried}."
-            )
-        order = sorted(found, key=found.__getitem__, reverse=self.goal == "max")
-        first = [name for name in order if found[name] == found[order[0]]]
-        edge = sum(bool(group.at_edge) for group in self.groups)
+            ranked = group.ranked()
+            edge = f"; {', '.join(group.at_edge)} at the edge of what was tried" if group.at_edge else ""
+            name, score = ranked[0].row.name, ranked[0].score
+            return f"The best of {len(ranked)} rows by {self.metric}: {score:.4g} ({name}){edge}."
+        names = sorted(best_scores, key=best_scores.__getitem__, reverse=self.goal == "max")
+        lowest, highest = best_scores[names[0]], best_scores[names[-1]]
+        first = first_rows([name for name in names if best_scores[name] == lowest])
+        at_edge = sum(bool(group.at_edge) for group in self.groups)
         return (
-            f"The best of {self.size} draws for each of {len(self.groups)} rows, by {self.metric}: from "
-            f"{found[order[0]]:.4g} ({first_rows(first)}) to {found[order[-1]]:.4g} ({order[-1]}). For {edge} rows it "
-            "is at the edge of what was drawn."
+            f"The best of {self.size} draws for each of {len(self.groups)} rows, by {self.metric}: from {lowest:.4g} "
+            f"({first}) to {highest:.4g} ({names[-1]}). For {at_edge} rows, it is at the edge of what was drawn."
         )
 
 
@@ -202,7 +209,7 @@ def rank_rows(results: Results, metric: str | None = None) -> Ranking:
 
     Args:
         results: The runs.
-        metric: Its name; None: what the search optimises; else the primary metric, on the validation set where there
+        metric: Its name; None: what the search optimises, or else the primary metric, on the validation set if there
             is one.
 
     Raises QueryError for a metric that its tasks do not have.
@@ -211,46 +218,53 @@ def rank_rows(results: Results, metric: str | None = None) -> Ranking:
     content, search = plan.ablation.content, plan.search
     name = metric or (search.metric if search else None) or validation_metric(plan.ablation, plan.runs)
     for run in plan.runs:
-        known = [*run.metrics, *(FACT + fact for fact in NUMERIC_FACTS)]
-        if name not in known:
+        allowed = [*run.metrics, *(FACT + fact for fact in NUMERIC_FACTS)]
+        if name not in allowed:
             raise QueryError(
-                f"metric {name}: the task {run.task.kind} has no such metric{suggest(name, known)}",
+                f"the task {run.task.kind} has no metric {name!r}{suggest(name, allowed)}",
                 code="unknown_metric",
                 metric=name,
                 task=run.task.kind,
-                allowed=known,
+                allowed=allowed,
             )
-    goal = {each.name: each.goal for each in content.metrics}.get(name, content.primary_metric.goal)
+    goals = {column.name: column.goal for column in content.metrics}
+    goal = goals.get(name, content.primary_metric.goal)
     if search and search.metric == name and search.goal:
         goal = search.goal
     return Ranking(plan, name, goal, tuple(_groups(plan, results.records, name, goal)))
 
 
 def _groups(plan: Plan, records: Mapping[str, RunRecord], metric: str, goal: Goal) -> list[Group]:
-    """The rows of the plan, of a random search by the points of its grid."""
+    """The rows of the plan; those of a random search are grouped by the points of its grid."""
     search = plan.ablation.content.search
-    rows: dict[tuple[tuple[str, str], ...], list[Candidate]] = {}
+    candidates_by_labels: dict[tuple[tuple[str, str], ...], list[Candidate]] = {}
     if isinstance(search, RandomSearch):
         for row in plan.rows:
             labels = tuple((key, label) for key, label in row.labels.items() if key not in search.space)
-            drawn = {key: setting(row, key) for key in search.space}
-            rows.setdefault(labels, []).append(_candidate(row, records, drawn, metric))
-    if len(rows) < 2:  # one point of the grid, or no random search
-        rows = {(): [_candidate(row, records, row.values, metric) for row in plan.rows]}
-    of_all = set.intersection(*map(set, rows)) if len(rows) > 1 else set()
-    names = [" · ".join(each[1] for each in labels if each not in of_all) or plan.name for labels in rows]
+            draw = {key: setting(row, key) for key in search.space}
+            candidates_by_labels.setdefault(labels, []).append(_candidate(row, records, draw, metric))
+    if len(candidates_by_labels) < 2:  # one point of the grid, or no random search
+        candidates = tuple(_candidate(row, records, row.values, metric) for row in plan.rows)
+        return [Group(plan.name, {}, candidates, goal)]
+    common = set.intersection(*map(set, candidates_by_labels))
     return [
-        Group(name, dict(labels), tuple(own), goal) for name, (labels, own) in zip(names, rows.items(), strict=True)
+        Group(
+            " · ".join(label for key, label in labels if (key, label) not in common) or plan.name,
+            dict(labels),
+            tuple(candidates),
+            goal,
+        )
+        for labels, candidates in candidates_by_labels.items()
     ]
 
 
 def _candidate(row: Row, records: Mapping[str, RunRecord], values: Mapping[str, Json], metric: str) -> Candidate:
-    own = [records[run.run_id] for run in row.runs]
-    scores = [record.value(metric) for record in own if record.status == "finished"]
+    records_of_row = [records[run.run_id] for run in row.runs]
+    scores = [record.value(metric) for record in records_of_row if record.status == "finished"]
     return Candidate(
         row,
         values,
-        tuple(record.status for record in own),
+        tuple(record.status for record in records_of_row),
         tuple(float(score) for score in scores if score is not None and math.isfinite(score)),
     )
 
@@ -263,10 +277,10 @@ def _number(value: Json) -> float | None:
 
 
 def yaml_of_best(ranking: Ranking) -> str:
-    """What trains the best values with other seeds, in YAML for an ablation file.
+    """YAML for an ablation file that trains the best values with other seeds.
 
-    Of several groups: the key `when` of the ablation that is reported, with the best values of each. Else a scale of
-    the same ablation, with the best row alone.
+    Several groups give the key `when` for the ablation that you report, with the best values of each group. One group
+    gives a scale of the same ablation with the best row alone.
 
     Raises:
         QueryError: A group has no best row yet, or candidates that have not ended; or the row cannot be a scale.
@@ -295,7 +309,7 @@ def _condition_lines(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _scale_of_best(ranking: Ranking) -> str:
-    """A scale with the values of the best row, and of the scale and the `--set` options that it was trained with."""
+    """A scale with the values of the best row, and with those of the scale and `--set` that it was trained with."""
     plan, (group,) = ranking.plan, ranking.groups
     loaded, content = plan.ablation, plan.ablation.content
     if content.include:
@@ -306,11 +320,12 @@ def _scale_of_best(ranking: Ranking) -> str:
             ablation=plan.name,
         )
     best = group.ranked()[0]
-    own = content.scales[loaded.scale] if loaded.scale else Scale()
-    kept = own.model_dump(mode="json", exclude_unset=True, by_alias=True, exclude={"description", "grid", "set"})
-    values = {**own.set, **_assigned(loaded), **best.values}
-    first = max(content.seeds) + 1
-    scale = kept | {"search": "grid", "schedule": "none", "seeds": list(range(first, first + FRESH_SEEDS))}
+    used_scale = content.scales[loaded.scale] if loaded.scale else Scale()
+    kept = used_scale.model_dump(mode="json", exclude_unset=True, by_alias=True, exclude={"description", "grid", "set"})
+    values = {**used_scale.set, **_assigned(loaded), **best.values}
+    first_seed = max(content.seeds) + 1
+    fresh_seeds = list(range(first_seed, first_seed + FRESH_SEEDS))
+    scale = kept | {"search": "grid", "schedule": "none", "seeds": fresh_seeds}
     about = f"The best of {len(group.ranked())} rows by {ranking.metric}: {best.score:.4g} (seeds {ranking.seeds})."
     lines = ["scales:", f"  {loaded.scale}_best:" if loaded.scale else "  best:", f"    description: {_json(about)}"]
     lines += ["    set:", *(f"      {key}: {_json(value)}" for key, value in values.items())]
@@ -319,7 +334,7 @@ def _scale_of_best(ranking: Ranking) -> str:
 
 
 def _assigned(loaded: LoadedAblation) -> dict[str, Json]:
-    """The keys of a run that `--set` has replaced, with their values."""
+    """The keys of runs that `--set` has replaced, with their values."""
     options = [text for flag, text in pairwise(loaded.typed) if flag == "--set"]
     assigned = dict(option.split("=", 1) for option in options)
     return {key: parse_value(text, key) for key, text in assigned.items() if key.partition(".")[0] in RUN_KEYS}

@@ -42,7 +42,7 @@ from cope_sweep.config.ablation import Claim, Maps
 from cope_sweep.read.tables.comparisons import p_text
 from cope_sweep.read.tables.model import Column, Comparison, TableModel, TableRow, other_labels, same_labels
 from cope_sweep.read.tables.render import MISSING, ColumnHeader, Layout, TextCell, mean_text, published_text
-from cope_sweep.read.tables.stats import TELLS, Difference, Summary, holm, summarise
+from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, Summary, holm, summarise
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -207,13 +207,13 @@ def _finding(
     pairs = []
     for (row, other), difference, p in zip(trained, differences, corrected, strict=True):
         verdict = ""
-        if p <= TELLS:
+        if p <= SIGNIFICANT_P:
             is_lower = difference.difference < 0
             verdict = "better" if is_lower == (column.goal == "min") else "worse"
         pairs.append(Pair(row, other, Comparison(other.row, difference, verdict, None if math.isnan(p) else p)))
     if _are_all_stuck(pairs, column, than_column):
         on_claim: ClaimVerdict = "not testable"
-    elif not any(p <= TELLS for p in smallest):
+    elif not any(p <= SIGNIFICANT_P for p in smallest):
         on_claim = "too few seeds"
     else:
         on_claim = _verdict_on_rows({pair.comparison.verdict for pair in pairs})

@@ -50,7 +50,7 @@ from cope_sweep.read.tables.model import (
     same_labels,
 )
 from cope_sweep.read.tables.row_names import find_axis, named_rows
-from cope_sweep.read.tables.stats import TELLS, Difference, Summary, holm, t_quantile, t_tail
+from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, Summary, holm, t_quantile, t_tail
 from cope_sweep.store import QueryError
 
 LEAST_RUNS = 3
@@ -333,10 +333,10 @@ def _compare_rows(
             family_sizes.add(sum(not math.isnan(other_p) for other_p in corrected))
             smallest_p_values.append(smallest_p)
             verdict = DESCRIPTIVE
-            if smallest_p <= TELLS:
+            if smallest_p <= SIGNIFICANT_P:
                 is_better = (difference.difference < 0) == (tested_column.goal == "min")
                 verdict = verdicts[0] if is_better else verdicts[1]
-                if p > TELLS:
+                if p > SIGNIFICANT_P:
                     verdict = SAME
             key = (name, tested_column.name)
             comparisons[key] = replace(comparisons[key], p_adjusted=p, verdict=verdict)
@@ -345,7 +345,7 @@ def _compare_rows(
         comparison_count = f"{_alternatives(family_sizes)} comparison{'s' if max(family_sizes) > 1 else ''}"
         if len(rows_by_reference) > 1:
             comparison_count += " with the same row"
-        template = TEST_RULE if min(smallest_p_values) <= TELLS else TOO_FEW_RULE
+        template = TEST_RULE if min(smallest_p_values) <= SIGNIFICANT_P else TOO_FEW_RULE
         rule = template.format(
             test=TESTS[model.paired],
             comparisons=comparison_count,

@@ -1,16 +1,16 @@
 """Files of any runs of a store, as Parquet, CSV or JSON.
 
-The runs are read in batches, so that memory does not grow with their number. `run_batches` has one line per run, read
-from the index, no file of a run, with the columns
+Runs are read in batches, so memory does not grow with their number. `run_batches` reads the index, not the files of the
+runs. It has one line per run, with the columns
 
     run_id, status, ablation, row, seed    `ablation` and `row` come from the first sweep that contained the run
     sweep_id, sweeps                       the sweep that trained it last, and all that contained it, oldest first
     attempt, step, steps, created_ms, updated_ms, ended_ms, message
     <key of the spec>, …, <metric>, …, facts.<name>, …    as in `tables.frames`, null where a run lacks them
 
-`write_runs` writes them, or the learning curves, as Parquet, CSV or JSON. JSON is a list with one object a line. In CSV
-and JSON, missing values are empty and null; NaN and infinity are null in JSON. The sweeps of a run are joined by spaces
-in CSV, which has no lists. No spreadsheet takes a text in CSV for a formula.
+`write_runs` writes them, or the learning curves, as Parquet, CSV or JSON. JSON is a list with one object per line. A
+missing value is empty in CSV and null in JSON, where NaN and infinity are null, too. CSV has no lists, so the sweeps of
+a run are joined by spaces. An apostrophe in front of a text in CSV keeps spreadsheets from reading it as a formula.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from cope_sweep.store.index.tables import SECTIONS
 
 RECORD_COLUMNS = ("attempt", "step", "steps", "created_ms", "updated_ms", "ended_ms", "message")
 BATCH = 2_000
-"""Runs that are read at a time."""
+"""Number of runs to read at a time."""
 CURVE_ROWS = 50_000
-"""Logged values in a batch of curves, at least."""
+"""Smallest number of logged values in a batch of curves, except the last."""
 
 
 def run_batches(store: Store, query: RunQuery, size: int = BATCH) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """All runs that match a query, as batches of a table with the columns of the module, in the order of the query.
+    """All runs that match a query, in its order, as batches with the columns in the module docstring.
 
-    The runs are read twice, the first time for the columns and their types. Only one batch is in memory.
-    The query's limit and offset are ignored. Raises QueryError, StoreError.
+    Runs are read twice, first for the columns and their types. Only one batch is in memory. The query's limit and
+    offset are ignored. Raises QueryError, StoreError.
     """
     index, ids = store.index, store.index.matching(query)
     texts = ("run_id", "status", "ablation", "row", "sweep_id", "message")
@@ -51,38 +51,37 @@ def run_batches(store: Store, query: RunQuery, size: int = BATCH) -> tuple[pa.Sc
     spec: dict[str, set[type]] = {}
     facts: dict[str, set[type]] = {}
     metrics: set[str] = set()
-    for some in _batches(ids, size):
-        for content in index.specs(some).values():
+    for batch_ids in _batches(ids, size):
+        for content in index.specs(batch_ids).values():
             for key, value in content.items():
                 if key not in types:
                     spec.setdefault(key, set()).add(type(value))
-        for record in index.records(some).values():
+        for record in index.records(batch_ids).values():
             if record.status == "finished":
                 metrics |= record.metrics.keys()
                 for name, value in record.facts.items():
                     facts.setdefault(name, set()).add(type(value))
     types |= {key: _arrow_type(spec[key]) for key in sorted(spec, key=_place_in_spec)}
     types |= dict.fromkeys(sorted(metrics), pa.float64())
-    types |= {f"{FACT}{name}": _arrow_type(found) for name, found in facts.items()}
+    types |= {f"{FACT}{name}": _arrow_type(value_types) for name, value_types in facts.items()}
     schema = pa.schema(list(types.items()))
 
     def read() -> Iterator[pa.RecordBatch]:
-        for some in _batches(ids, size):
-            records, specs, places = index.records(some), index.specs(some), index.places(some)
-            found = [records[run_id] for run_id in some if run_id in records]  # others have been deleted since
-            finished = [each if each.status == "finished" else RunRecord(run_id=each.run_id) for each in found]
-            where = [places.get(each.run_id, []) for each in found]
+        for batch_ids in _batches(ids, size):
+            records, specs, places = index.records(batch_ids), index.specs(batch_ids), index.places(batch_ids)
+            runs = [records[run_id] for run_id in batch_ids if run_id in records]  # others have been deleted meanwhile
+            finished = [run if run.status == "finished" else RunRecord(run_id=run.run_id) for run in runs]
+            places_of_runs = [places.get(run.run_id, []) for run in runs]
             values: dict[str, list[Any]] = {
-                "ablation": [each[0].ablation if each else None for each in where],
-                "row": [each[0].row if each else None for each in where],
-                "sweeps": [[place.sweep_id for place in each] for each in where],
+                "ablation": [run_places[0].ablation if run_places else None for run_places in places_of_runs],
+                "row": [run_places[0].row if run_places else None for run_places in places_of_runs],
+                "sweeps": [[place.sweep_id for place in run_places] for run_places in places_of_runs],
             }
-            values |= {key: [specs.get(each.run_id, {}).get(key) for each in found] for key in spec}
-            values |= {name: [each.metrics.get(name) for each in finished] for name in metrics}
-            values |= {FACT + name: [each.facts.get(name) for each in finished] for name in facts}
-            own = ([getattr(each, name) for each in found] if name not in values else values[name] for name in types)
-            arrays = [_array(column, kind) for column, kind in zip(own, types.values(), strict=True)]
-            yield pa.record_batch(arrays, schema)
+            values |= {key: [specs.get(run.run_id, {}).get(key) for run in runs] for key in spec}
+            values |= {name: [run.metrics.get(name) for run in finished] for name in metrics}
+            values |= {FACT + name: [run.facts.get(name) for run in finished] for name in facts}
+            values |= {name: [getattr(run, name) for run in runs] for name in types if name not in values}
+            yield pa.record_batch([_array(values[name], kind) for name, kind in types.items()], schema)
 
     return schema, read()
 
@@ -92,12 +91,12 @@ def _batches(ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:
 
 
 def _place_in_spec(key: str) -> int:
-    """The section of the spec that a key is in, by its index."""
+    """The index of the section of the spec that has a key."""
     return SECTIONS.index(key.partition(".")[0])
 
 
 def _arrow_type(types: set[type]) -> pa.DataType:
-    """The type of a column with values of these types: numbers or booleans, else text."""
+    """The type of a column with values of these types; text for a mixture."""
     types = types - {type(None)}
     if types == {bool}:
         return pa.bool_()
@@ -107,7 +106,7 @@ def _arrow_type(types: set[type]) -> pa.DataType:
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values as a column; where it is text, numbers are printed."""
+    """Values as a column; numbers in a column of text are printed."""
     if kind == pa.string():
         values = [None if value is None else str(value) for value in values]
     return pa.array(values, kind)
@@ -118,14 +117,14 @@ def write_runs(store: Store, query: RunQuery, output_format: str, file: IO[bytes
 
     The query's limit and offset are ignored. Raises QueryError, StoreError, OSError.
     """
-    schema, found = curve_batches(store, query) if curves else run_batches(store, query)
-    WRITERS[output_format](schema, found, file)
+    schema, batches = curve_batches(store, query) if curves else run_batches(store, query)
+    WRITERS[output_format](schema, batches, file)
 
 
 def curve_batches(store: Store, query: RunQuery) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """The learning curves of the runs that match a query: one line for each logged value.
+    """The learning curves of the runs that match a query: one line per logged value.
 
-    The columns are run_id, ablation, row, seed, step, metric and value. A curve that cannot be read has no lines.
+    The columns are run_id, ablation, row, seed, step, metric and value. A damaged curve has no lines.
     """
     texts = dict.fromkeys(("run_id", "ablation", "row", "metric"), pa.string())
     names = ("run_id", "ablation", "row", "seed", "step", "metric", "value")
@@ -134,14 +133,17 @@ def curve_batches(store: Store, query: RunQuery) -> tuple[pa.Schema, Iterator[pa
 
     def read() -> Iterator[pa.RecordBatch]:
         lines: list[tuple[Any, ...]] = []
-        for some in _batches(store.index.matching(query), BATCH):
-            records, places = store.index.records(some, values=False), store.index.places(some)
-            for run_id, record in ((run_id, records[run_id]) for run_id in some if run_id in records):
-                first = next(iter(places.get(run_id, ())), None)
-                ablation, row = (first.ablation, first.row) if first else (None, None)
+        for batch_ids in _batches(store.index.matching(query), BATCH):
+            records, places = store.index.records(batch_ids, values=False), store.index.places(batch_ids)
+            for run_id in batch_ids:
+                if run_id not in records:  # deleted meanwhile
+                    continue
+                seed, first_place = records[run_id].seed, next(iter(places.get(run_id, ())), None)
+                ablation, row = (first_place.ablation, first_place.row) if first_place else (None, None)
                 with suppress(DamagedError):
                     lines += [
-                        (run_id, ablation, row, record.seed, *each[:3]) for each in store.run(run_id).logged_values()
+                        (run_id, ablation, row, seed, step, metric, value)
+                        for step, metric, value, _ in store.run(run_id).logged_values()
                     ]
                 if len(lines) >= CURVE_ROWS:
                     yield _record_batch(lines, schema)
@@ -159,23 +161,23 @@ def _record_batch(lines: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordB
     )
 
 
-def _write_parquet(schema: pa.Schema, found: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
+def _write_parquet(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
     with parquet.ParquetWriter(file, schema) as writer:
-        for batch in found:
+        for batch in batches:
             writer.write_batch(batch)
 
 
-def _write_csv(schema: pa.Schema, found: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
-    flat = pa.schema([(each.name, pa.string() if pa.types.is_list(each.type) else each.type) for each in schema])
+def _write_csv(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
+    flat = pa.schema([(field.name, pa.string() if pa.types.is_list(field.type) else field.type) for field in schema])
     options = csv.WriteOptions(quoting_style="needed")
     with csv.CSVWriter(file, flat, write_options=options) as writer:
-        for batch in found:
+        for batch in batches:
             writer.write_batch(pa.record_batch([*map(csv_column, batch.columns)], flat))
 
 
-def _write_json(schema: pa.Schema, found: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
+def _write_json(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
     separator = b"[\n"
-    for batch in found:
+    for batch in batches:
         for line in batch.to_pylist():
             plain = {name: finite(value) if isinstance(value, float) else value for name, value in line.items()}
             file.write(separator + json.dumps(plain, ensure_ascii=False, allow_nan=False).encode())
@@ -192,7 +194,7 @@ WRITERS: Mapping[str, Callable[[pa.Schema, Iterator[pa.RecordBatch], IO[bytes]],
 
 
 def csv_column(column: pa.Array) -> pa.Array:
-    """A column of Arrow as `csv_text` writes it: lists are joined by blanks."""
+    """A column for a CSV file: lists are joined by spaces, and no text is a formula to a spreadsheet."""
     if pa.types.is_list(column.type):
         column = compute.binary_join(column, " ")
     if pa.types.is_string(column.type) and compute.any(compute.match_substring_regex(column, FORMULA.pattern)).as_py():

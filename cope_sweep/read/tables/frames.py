@@ -3,18 +3,18 @@
 `plan_frame` has one line per run of the plan, started or not, with the columns
 
     run_id, status, row, seed      `row` is the name of the plan's row
-    <axis key>, …                  the label of the axis value (`model.position`: "CoPE"); missing if the row has none
+    <axis key>, …                  the row's label on the axis (`model.position`: "CoPE"); missing if the row has none
     <key of the spec>, …           other values of the configuration: `task.kind`, `train.lr`, …
     <metric>, …                    final metrics (`in_dist/token_error`); missing unless the run is finished
     facts.<name>, …                parameters, train_s, tokens_per_s, device, … of finished runs
     message                        why a run failed, was stopped or is damaged, in one line
 
-The metrics of the ablation always have a column, so that the frame of an untrained ablation has the same shape.
+The ablation's metrics always have columns, so the frame of an untrained ablation has the same shape.
 
 `curve_frame` has one line per logged value of a started run, finished or not, with the columns
 
     run_id, row, seed, step, metric, value
-    status, time_s    of the run; the time since its first start, including pauses; missing if no times are known
+    status, time_s    of the run; time since its first start, including pauses; missing if unknown
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CURVE_TYPES = {
     "run_id": "str", "row": "str", "seed": "int64", "step": "int64", "metric": "str", "value": "float64",
     "status": "str", "time_s": "float64",
 }  # fmt: skip
-"""Column of a frame of learning curves → its type."""
+"""Column of `curve_frame` → its type."""
 
 
 def plan_frame(plan: Plan, records: Mapping[str, RunRecord], label: str = "") -> pd.DataFrame:
@@ -51,8 +51,9 @@ def plan_frame(plan: Plan, records: Mapping[str, RunRecord], label: str = "") ->
     runs = [(row, run) for row in plan.rows for run in row.runs]
     ordered = [records[run.run_id] for _, run in runs]
     finished = [record if record.status == "finished" else RunRecord(run_id=record.run_id) for record in ordered]
-    own = [metric.name for metric in plan.ablation.content.metrics]
-    metrics = list(dict.fromkeys([*own, *sorted({name for record in finished for name in record.metrics})]))
+    table_metrics = [metric.name for metric in plan.ablation.content.metrics]
+    other_metrics = sorted({name for record in finished for name in record.metrics})
+    metrics = list(dict.fromkeys([*table_metrics, *other_metrics]))
     facts = list(dict.fromkeys(name for record in finished for name in record.facts))
     columns: dict[str, pd.Series[Any]] = {
         "run_id": pd.Series([run.run_id for _, run in runs], dtype="str"),
@@ -62,31 +63,35 @@ def plan_frame(plan: Plan, records: Mapping[str, RunRecord], label: str = "") ->
     }
     columns |= {label + key: pd.Series([row.labels.get(key) for row, _ in runs], dtype="str") for key in plan.axes}
     configurations = _configurations(run for _, run in runs)
-    keys = dict.fromkeys(key for each in configurations for key in each)
-    columns |= {key: _typed_series([each.get(key) for each in configurations]) for key in keys if key not in columns}
+    for key in dict.fromkeys(key for values in configurations for key in values):
+        if key not in columns:
+            columns[key] = _typed_series([values.get(key) for values in configurations])
     columns |= {name: pd.Series([record.value(name) for record in finished], dtype="float64") for name in metrics}
     columns |= {
         f"facts.{name}": _typed_series([record.facts.get(name) for record in finished])
         for name in facts
-        if f"facts.{name}" not in own
+        if f"facts.{name}" not in table_metrics
     }
     columns["message"] = pd.Series([record.message for record in ordered], dtype="str")
     return pd.DataFrame(columns)
 
 
 def _configurations(runs: Iterable[RunSpec]) -> list[dict[str, Value]]:
-    """The values of each run's spec by dotted key, without the seed. Runs share parts, so each is converted once."""
-    known: dict[tuple[str, str], dict[str, Value]] = {}
-    found = []
+    """The values of each run's spec by dotted key, without the seed.
+
+    Runs share most sections of their specs, and each section is converted once.
+    """
+    converted: dict[tuple[str, str], dict[str, Value]] = {}
+    configurations = []
     for run in runs:
         values: dict[str, Value] = {}
         for section in SECTIONS:
             text = getattr(run, section).model_dump_json()
-            if (section, text) not in known:
-                known[section, text] = dict(flatten(json.loads(text), section))
-            values |= known[section, text]
-        found.append(values)
-    return found
+            if (section, text) not in converted:
+                converted[section, text] = dict(flatten(json.loads(text), section))
+            values |= converted[section, text]
+        configurations.append(values)
+    return configurations
 
 
 def _typed_series(values: list[Any]) -> pd.Series[Any]:
@@ -104,7 +109,7 @@ def _typed_series(values: list[Any]) -> pd.Series[Any]:
 def curve_frame(plan: Plan, records: Mapping[str, RunRecord], store: Store | None) -> pd.DataFrame:
     """The learning curves of the started runs of a plan; the module describes the columns.
 
-    A curve that cannot be read is left out. Without a store there are none.
+    A damaged curve is left out. Without a store, there are no curves.
     """
     lines = [
         line
@@ -120,28 +125,30 @@ def _curve_lines(store: Store, row: Row, run: RunSpec, status: Status) -> Iterat
     folder = store.run(run.run_id)
     try:
         logged = list(folder.logged_values())
-        begun_ms = (folder.spec or {}).get("created_ms") if logged else None
+        started_ms = (folder.spec or {}).get("created_ms") if logged else None
     except DamagedError:
         return
     for step, metric, value, time_ms in logged:
-        time_s = None if time_ms is None or begun_ms is None else max(0.0, time_ms - begun_ms) / 1000
+        time_s = None
+        if time_ms is not None and started_ms is not None:
+            time_s = max(0.0, time_ms - started_ms) / 1000
         yield run.run_id, row.name, run.seed, step, metric, value, status, time_s
 
 
 def table_frame(model: TableModel, *, compared: bool) -> pd.DataFrame:
     """One line per row of the plan, with the columns
 
-    row, <axis key>, …                                      its name, and the labels of its axes
+    row, <axis key>, …                                      its name, and its labels on the axes
     seeds                                                   the number of its runs, finished or not
     finished, stopped, failed, damaged, running, interrupted, pending    the number of runs with this status
     parameters                                              of the model; missing before a run is finished
     <metric>.mean, .std, .n, .ci_low, .ci_high              over the n finished seeds; `tables.stats`
-    <metric>.median, .low, .high, .stuck                    least and greatest value, number of stuck seeds
+    <metric>.median, .low, .high, .stuck                    smallest and largest value, number of stuck seeds
     <metric>.published, .published_std                      the paper's numbers, if it has them
     <metric>.best                                           whether it is the best mean of the complete rows
     <metric>.learned                                        the number of seeds that learned the task
     <metric>.difference, .difference_low, .difference_high, .p, .smallest_p, .p_adjusted, .effect, .detectable,
-    <metric>.verdict                                        of a comparison, if there is one: `tables.model`
+    <metric>.verdict                                        of a comparison, if there is one: `tables.comparisons`
     """
     types = {"row": "str"} | dict.fromkeys(model.axes, "str") | {"seeds": "int64"}
     types |= dict.fromkeys((str(status) for status in STATUSES), "int64") | {"parameters": "Int64"}
@@ -167,18 +174,19 @@ COMPARISON_TYPES = {
     "difference": "float64", "difference_low": "float64", "difference_high": "float64", "p": "float64",
     "smallest_p": "float64", "effect": "float64", "detectable": "float64", "p_adjusted": "float64", "verdict": "str",
 }  # fmt: skip
-"""Column of a frame → its type, for each metric."""
+"""Last part of the columns of a metric → type."""
 
 
 def _cell_line(cell: MetricCell) -> dict[str, Any]:
-    """The values of the columns of a metric, and others."""
-    published, compared = cell.published, cell.comparison
+    """The values of the columns of a metric (`CELL_TYPES`, `COMPARISON_TYPES`) and others."""
     line = vars(cell.summary) | {"stuck": len(cell.stuck), "best": cell.best}
-    line |= {"learned": cell.learned.k} if cell.learned else {}
-    line |= {"published": published.value, "published_std": published.std} if published else {}
-    if compared is not None:
-        found = compared.difference
-        line |= {part: getattr(found, part) for part in ("difference", "p", "smallest_p", "effect", "detectable")}
-        line |= {"difference_low": found.ci_low, "difference_high": found.ci_high}
-        line |= {"p_adjusted": compared.p_adjusted, "verdict": compared.verdict}
+    if cell.learned is not None:
+        line["learned"] = cell.learned.k
+    if cell.published is not None:
+        line |= {"published": cell.published.value, "published_std": cell.published.std}
+    if cell.comparison is not None:
+        difference = vars(cell.comparison.difference)
+        line |= {part: difference[part] for part in ("difference", "p", "smallest_p", "effect", "detectable")}
+        line |= {"difference_low": difference["ci_low"], "difference_high": difference["ci_high"]}
+        line |= {"p_adjusted": cell.comparison.p_adjusted, "verdict": cell.comparison.verdict}
     return line

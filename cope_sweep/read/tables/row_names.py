@@ -1,4 +1,4 @@
-"""Rows by the names that people type: as tables print them, or without their punctuation, or by `AXIS=LABEL`."""
+"""Finds rows by what people type: the name in a table, with or without its punctuation, or `AXIS=LABEL`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Labels = Mapping[str, str]
 
 
 def find_rows(plan: Plan, text: str) -> list[Row]:
-    """The rows of a plan that a text names, in the plan's order; empty where it names none. See `named_rows`."""
+    """The rows of a plan that a text names, in the plan's order; empty if it names none. See `named_rows`."""
     names = named_rows(text, {row.name: row.labels for row in plan.rows}, plan.axes)
     return [row for row in plan.rows if row.name in names]
 
 
 def named_rows(text: str, rows: Mapping[str, Labels], axes: Mapping[str, str]) -> list[str]:
-    """The names of the rows that a text names; empty where it names none.
+    """The names of the rows that a text names; empty if it names none.
 
-    `RoPE · layers 2`, `rope 2` and `position=RoPE, layers=2` name the row with these labels: all labels of the axes
-    in which rows differ, in the table's order. `layers=2` names every row with this label. Only letters and digits
-    count, so a text can name several rows whose labels differ in nothing else.
+    `RoPE · layers 2`, `rope 2` and `position=RoPE, layers=2` name the row with these labels. They have to be all labels
+    on the axes on which rows differ, in the table's order. `layers=2` names every row with this label. Only letters and
+    digits count, so a text names several rows if their labels differ in other characters alone.
 
     Args:
         text: What a user typed.
@@ -31,11 +31,12 @@ def named_rows(text: str, rows: Mapping[str, Labels], axes: Mapping[str, str]) -
     """
     if text in rows:
         return [text]
-    words = _words(text)
+    normalised = _normalise(text)
     varying = [key for key in axes if len({labels.get(key) for labels in rows.values()}) > 1]
-    found = [name for name, labels in rows.items() if words and re.fullmatch(_pattern(labels, axes, varying), words)]
-    if found:
-        return found
+    if normalised:
+        names = [name for name, labels in rows.items() if re.fullmatch(_pattern(labels, axes, varying), normalised)]
+        if names:
+            return names
     axis, _, label = text.partition("=")
     key = find_axis(axes, axis.strip())
     return [name for name, labels in rows.items() if key is not None and labels.get(key) == label.strip()]
@@ -47,15 +48,15 @@ def find_axis(axes: Mapping[str, str], name: str) -> str | None:
 
 
 def _pattern(labels: Labels, axes: Mapping[str, str], varying: Sequence[str]) -> str:
-    """The regular expression of a row: its labels, each perhaps after the name of its axis."""
+    """A regular expression for a row: its labels, each with or without the name of its axis in front."""
     parts = []
     for key, label in labels.items():
-        names = "|".join(map(re.escape, (_words(axes[key]), _words(key))))
-        part = f"(?:{names})?{re.escape(_words(label))}"
+        names = "|".join(map(re.escape, (_normalise(axes[key]), _normalise(key))))
+        part = f"(?:{names})?{re.escape(_normalise(label))}"
         parts.append(part if key in varying else f"(?:{part})?")
     return "".join(parts)
 
 
-def _words(text: str) -> str:
-    """Runs of letters or digits in lower case, each followed by a blank."""
+def _normalise(text: str) -> str:
+    """The words of a text in lower case, each followed by a space; a word has letters and digits only."""
     return "".join(f"{word} " for word in re.findall(r"[^\W_]+", text.casefold()))

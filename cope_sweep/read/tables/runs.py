@@ -1,4 +1,4 @@
-"""The results of a plan's runs, from which tables, figures and reports are made."""
+"""The results of a plan's runs: the input of tables, figures and reports."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ class Results:
     records: Mapping[str, RunRecord]
     """Run id → record, for every run of the plan."""
     store: Store | None = None
-    """Store of the curves and checkpoints; None: curves are in the files of a report, which has no checkpoints."""
+    """The store with the curves and checkpoints; None: curves are in the files of a report, and checkpoints missing."""
 
     @property
     def place(self) -> str:
-        """The place of the runs, for messages."""
+        """Where the runs are, for messages: `the store runs`."""
         return f"the store {self.store.location}" if self.store else "a report"
 
     @property
     def training(self) -> str:
-        """The command that trains the runs."""
+        """The command that trains the missing runs."""
         return training_command(self.plan, self.store)
 
     @cached_property
     def frame(self) -> pd.DataFrame:
         """One line per run of the plan; `tables.frames` describes the columns."""
-        from cope_sweep.read.tables.frames import plan_frame  # pandas: a table in a terminal needs none
+        from cope_sweep.read.tables.frames import plan_frame  # pandas, which a table in a terminal does not need
 
         return plan_frame(self.plan, self.records)
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """The learning curves; `tables.frames` describes the columns. A curve that cannot be read is left out."""
+        """The learning curves; `tables.frames` describes the columns. A damaged curve is left out."""
         from cope_sweep.read.tables.frames import curve_frame
 
         return curve_frame(self.plan, self.records, self.store)
 
     def picture(self, name: str) -> bytes | None:
-        """The SVG of a figure in the report, whatever the name is; None without it."""
+        """The SVG of a figure in the report; None if there is no report, or it has no such figure."""
         return None
 
 
 def training_command(plan: Plan, store: Store | None) -> str:
-    """The command that trains the runs of a plan into a store; None: the default one."""
+    """The command that trains the runs of a plan into a store; None: the default store."""
     return f"cope-sweep run {shlex.join([*plan.ablation.arguments, *(store.option if store else [])])}"
 
 
@@ -70,7 +70,7 @@ def read_results(plan: Plan, store: Store) -> Results:
 
 
 def setting(row: Row, key: str) -> Any:
-    """The value that a row's runs have for a dotted key of the spec, as JSON; None where there is none."""
+    """The value of a dotted key in the specs of a row's runs, as JSON; None if they do not have the key."""
     value: Any = row.runs[0].model_dump(mode="json")
     for part in key.split("."):
         if isinstance(value, list) and part in names_of(value):

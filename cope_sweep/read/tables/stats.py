@@ -1,23 +1,24 @@
 """Statistics of a metric over the seeds of a row, and the test of the difference between two rows.
 
-The interval of a mean is Student's, on a scale that keeps it inside the metric's range (`Bounds`): the t interval of
-the logit of the mean for percentages, of its logarithm for metrics that are never negative, both by the delta method,
-as in R's `survey::svyciprop(method = "logit")`; the plain t interval otherwise. If all values are at the same end of
-the range, there is no interval.
+The interval of a mean is Student's, on a scale that keeps it inside the metric's range (`Bounds`): for percentages the
+t interval of the logit of the mean, for metrics that are never negative the t interval of its logarithm, both by the
+delta method, as in R's `survey::svyciprop(method = "logit")`; otherwise the plain t interval. If all values are at the
+same end of the range, there is no interval.
 
-The test of two rows is the exact permutation test of the difference of their means. One rule for all rows, which no
-data switch: under the null hypothesis any of the runs could have belonged to either row, so p is the share of all ways
-to divide the runs into two rows of these sizes whose means differ at least as much. No distribution is assumed: errors
-of tasks that a seed learns or does not learn are 0 or 60, and a t test of such values gives wrong verdicts. With n and
-m runs, p is at least 1 / C(n + m, n), or twice that for n = m: 0.1 for 3 and 3 runs, 0.008 for 5 and 5.
+The test of two rows is the exact permutation test of the difference of their means, for all rows and whatever the data
+look like. Under the null hypothesis, any of the runs could have belonged to either row, so p is the share of all ways
+to divide the runs into two rows of these sizes whose means differ at least as much. The test assumes no distribution:
+errors of tasks that a seed either learns or does not learn are 0 or 60, and a t test of such values gives wrong
+verdicts. With n and m runs, p is at least 1 / C(n + m, n), or twice that for n = m: 0.1 for 3 and 3 runs, 0.008 for 5
+and 5.
 
 An ablation may declare that its runs are paired (`paired: true`): runs of the same seed start from the same weights and
-see the same batches, so that most of what differs between seeds is the same in both rows. Then sign flips are
-tested: under the null hypothesis each difference between two runs of the same seed could as well have the other sign. p
-is at least 2 / 2ⁿ: 0.06 for 5 seeds, 0.008 for 8. Where seeds have nothing in common, this test is the weaker one.
+see the same batches, so most of what differs between seeds is the same in both rows. Then the test flips signs: under
+the null hypothesis, each difference between two runs of the same seed could as well have the other sign. p is at least
+2 / 2ⁿ: 0.06 for 5 seeds, 0.008 for 8. If runs of the same seed have nothing in common, this test is the weaker one.
 
-The interval of a difference inverts the same test: the shifts of a row that the test does not reject at 5 % (Lehmann
-2006, 2.6). It excludes 0 where p is at most 0.05, and it is unbounded, here NaN, where p cannot be so small.
+The interval of a difference inverts the same test: it contains the shifts of a row that the test does not reject at 5 %
+(Lehmann 2006, 2.6). It excludes 0 if p is at most 0.05. If p cannot be that small, the interval is unbounded, here NaN.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ import numpy as np
 
 LEVEL = 0.95
 """Level of the confidence intervals in tables."""
-TELLS = 1 - LEVEL
-"""The largest p with which rows differ."""
+SIGNIFICANT_P = 1 - LEVEL
+"""The largest p of a significant difference."""
 NORMAL_QUANTILE = 1.959963984540054
 """z with P(Z ≤ z) = 0.975."""
 
 POWER = 0.8
-"""Power of the smallest detectable difference."""
+"""Power of the test for the smallest detectable difference."""
 MOST_DIVISIONS = 20_000
-"""If there are more divisions, or sign flips, than this, some are drawn at random: 8 and 8 runs have 12,870."""
+"""If there are more divisions, or sign flips, than this, a random sample is tested: 8 and 8 runs have 12,870."""
 RANDOM_DIVISIONS = 9_999
-"""Besides the true division, or the true signs (Phipson & Smyth 2010)."""
+"""The size of the sample, besides the true division or the true signs (Phipson & Smyth 2010)."""
 ROUNDING = 1e-12
-"""Relative difference below which two statistics are equal."""
+"""Statistics with a smaller relative difference are equal."""
 
 Method = Literal["t", "logit t", "log t", ""]
 
@@ -72,7 +73,7 @@ NON_NEGATIVE_NAMES = ("loss", "perplexity", "bits_per")
 
 
 def bounds_of(name: str, unit: str) -> Bounds:
-    """The range of a metric, by its unit and name."""
+    """The range of a metric with this name and unit."""
     if unit == "%":
         return PERCENT
     quantity = name.rpartition("/")[2]
@@ -90,17 +91,17 @@ class Summary:
     """Sample standard deviation (ddof 1); NaN for n < 2."""
     ci_low: float = math.nan
     ci_high: float = math.nan
-    """Bounds of the confidence interval of the mean; NaN for n < 2, or if all values lie at one end of the range."""
+    """The 95 % interval of the mean; NaN for n < 2, or if all values are at one end of the range."""
     median: float = math.nan
     low: float = math.nan
     high: float = math.nan
-    """The least and the greatest value."""
+    """The smallest and the largest value."""
     method: Method = ""
     """Method of the interval; empty: there is none."""
 
 
 def summarise(values: Iterable[float], bounds: Bounds = UNBOUNDED) -> Summary:
-    """The statistics of values in any order. NaN marks a missing value and is left out."""
+    """The statistics of values in any order, without NaN, which marks a missing value."""
     data = sorted(float(value) for value in values if not math.isnan(value))
     n = len(data)
     if n == 0:
@@ -118,7 +119,7 @@ def summarise(values: Iterable[float], bounds: Bounds = UNBOUNDED) -> Summary:
 
 
 def _interval(data: Sequence[float], mean: float, std: float, bounds: Bounds) -> tuple[float, float, Method]:
-    """The interval of the mean of sorted values inside `bounds`, and its method."""
+    """The interval of the mean of sorted values, inside `bounds`, and its method."""
     if mean in (bounds.low, bounds.high):
         return math.nan, math.nan, ""
     half = t_quantile((1 + LEVEL) / 2, len(data) - 1) * std / math.sqrt(len(data))
@@ -137,7 +138,7 @@ def _interval(data: Sequence[float], mean: float, std: float, bounds: Bounds) ->
 
 
 def _exp(value: float) -> float:
-    """exp(value), and a very large number where a float overflows."""
+    """exp(value); a very large number instead of an overflow."""
     return math.exp(min(value, 600.0))
 
 
@@ -153,10 +154,7 @@ def t_tail(t: float, dof: float) -> float:
 
 
 def _special() -> Any:
-    """Scipy's special functions: `scipy.stats` calls them too. Runs are trained, and their table shown, without scipy.
-
-    The import takes 0.4 s.
-    """
+    """Scipy's special functions, imported when they are first needed: the import takes 0.4 s."""
     from scipy import special
 
     return special
@@ -164,14 +162,14 @@ def _special() -> Any:
 
 @dataclass(frozen=True)
 class Proportion:
-    """k of n seeds."""
+    """A number of successes, k of n seeds."""
 
     k: int
     n: int
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the probability (Wilson, 1927); NaN for n = 0."""
+        """The 95 % interval of the success rate (Wilson, 1927); NaN for n = 0."""
         if self.n == 0:
             return math.nan, math.nan
         z2, p = NORMAL_QUANTILE**2, self.k / self.n
@@ -182,7 +180,7 @@ class Proportion:
 
 @dataclass(frozen=True)
 class Difference:
-    """A row minus the row that it is compared with; NaN where there are too few runs."""
+    """A row minus the row that it is compared with. Values that need more runs are NaN."""
 
     difference: float
     """Difference of the means."""
@@ -190,20 +188,21 @@ class Difference:
     ci_high: float = math.nan
     """95 % interval of the difference."""
     p: float = math.nan
-    """Two-sided, not corrected. 1 if nothing differs."""
+    """Two-sided and not corrected; 1 if nothing differs."""
     smallest_p: float = math.nan
     """The smallest p possible with this number of runs."""
     effect: float = math.nan
-    """Hedges' g: the difference in pooled standard deviations, unbiased; NaN where no row varies."""
+    """Hedges' g: the difference in pooled standard deviations, unbiased; NaN if no row varies."""
     effect_low: float = math.nan
     effect_high: float = math.nan
     detectable: float = math.nan
     """The smallest true difference that a t test at this n and spread finds with a probability of 80 %."""
     n: tuple[int, int] = (0, 0)
+    """Number of runs of both rows; of pairs, twice, if runs are paired."""
 
 
 def two_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Difference:
-    """Compare two rows; each maps seeds to values. Only the difference is known where a row has one run only."""
+    """Compare two rows; each maps seeds to values. If a row has a single run, only the difference is known."""
     a, b = list(row.values()), list(other.values())
     n = (len(a), len(b))
     if not a or not b:
@@ -239,7 +238,7 @@ def paired_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Differe
 
 @lru_cache(maxsize=4096)
 def smallest_p(n: int, m: int) -> float:
-    """The least p of two rows of n and m runs."""
+    """The smallest possible p of two rows of n and m runs."""
     divisions = math.comb(n + m, n)
     if divisions > MOST_DIVISIONS:
         return 1 / (RANDOM_DIVISIONS + 1)
@@ -248,46 +247,49 @@ def smallest_p(n: int, m: int) -> float:
 
 @lru_cache(maxsize=16_384)
 def _permuted(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, float, float]:
-    """p, and the ends of the interval, of all ways to divide the runs."""
+    """The p and the ends of the interval, by all ways to divide the runs."""
     is_in_a = _divisions(len(a), len(b))
     values = np.array(a + b) - math.fsum(a + b) / len(a + b)  # centred, so that sums of large values keep their digits
     weights = np.where(is_in_a, 1 / len(a), -1 / len(b))
-    return _exact(weights @ values, weights @ np.array([1.0] * len(a) + [0.0] * len(b)), float(np.abs(values).max()))
+    return _exact_test(
+        weights @ values, weights @ np.array([1.0] * len(a) + [0.0] * len(b)), float(np.abs(values).max())
+    )
 
 
 @lru_cache(maxsize=16_384)
 def _flipped(differences: tuple[float, ...]) -> tuple[float, float, float]:
-    """p, and the ends of the interval, of all flips of the signs of paired differences."""
+    """The p and the ends of the interval, by all flips of the signs of paired differences."""
     signs, values = _signs(len(differences)), np.array(differences)
-    return _exact(signs @ values / len(values), signs.mean(axis=1), float(np.abs(values).max()))
+    return _exact_test(signs @ values / len(values), signs.mean(axis=1), float(np.abs(values).max()))
 
 
-def _exact(t: Any, c: Any, scale: float) -> tuple[float, float, float]:
-    """p, and the ends of the interval, from a statistic of all rearrangements of the data, the true one first.
+def _exact_test(t: Any, c: Any, scale: float) -> tuple[float, float, float]:
+    """The p and the ends of the interval, from a statistic of all rearrangements of the data.
 
-    Let T be the statistic, a mean or a difference of means, and c the statistic of data that are 1 where a shift of δ
-    acts, and 0 elsewhere, so that the rearranged data, less the shift, have the statistic T − δc. As |c| ≤ 1, it is at
-    least as large as the true one, |T − δc| ≥ |d − δ|, from a threshold of δ to d, and from d to another threshold. The
-    share of the rearrangements at a shift δ is p, so that the interval is between quantiles of the thresholds.
+    Let T be the statistic, a mean or a difference of means, and d its value for the true arrangement. Let c be the same
+    statistic of data that are 1 where a shift δ acts and 0 elsewhere. Then T − δc is the statistic of the rearranged
+    data after the shift is subtracted. Because |c| ≤ 1, it is at least as large as the true one, |T − δc| ≥ |d − δ|,
+    for all δ between one threshold below d and one above. The share of rearrangements for which this holds at δ is the
+    p of δ, so the ends of the interval are quantiles of the thresholds.
 
     Args:
-        t: T of each rearrangement.
-        c: c of each rearrangement; 1 of the true one.
-        scale: The largest absolute value of the data, to which equality is relative.
+        t: T of each rearrangement, the true one first.
+        c: c of each rearrangement; 1 for the true one.
+        scale: The largest absolute value of the data. Statistics are equal if they differ by less than a tiny share.
     """
     d = t[0]
     slack = ROUNDING * scale
     p = float(np.mean(np.abs(t) >= abs(d) - slack))
 
     def thresholds(end: float) -> Any:
-        # A division with c = ±1 has the difference of the true one, whatever δ is.
+        # With c = ±1, the statistic is that of the true arrangement for every δ, up to its sign.
         with np.errstate(divide="ignore", invalid="ignore"):
             same = np.where(c > 1 - ROUNDING, end, (d - t) / (1 - c))
             opposite = np.where(c < ROUNDING - 1, end, (d + t) / (1 + c))
         return same, opposite
 
     low, high = np.sort(np.minimum(*thresholds(-np.inf))), -np.sort(-np.maximum(*thresholds(np.inf)))
-    rejected = int(TELLS * len(t) + 1e-9)  # at the next threshold, p is above 5 %
+    rejected = int(SIGNIFICANT_P * len(t) + 1e-9)  # at the next threshold, p is above 5 %
     if rejected >= len(t) or not math.isfinite(low[rejected]):
         return p, math.nan, math.nan
     return p, float(low[rejected]), float(high[rejected])
@@ -295,9 +297,9 @@ def _exact(t: Any, c: Any, scale: float) -> tuple[float, float, float]:
 
 @lru_cache(maxsize=64)
 def _divisions(n: int, m: int) -> Any:
-    """Divisions of n + m runs into two rows, all or random ones; the first is the true one.
+    """All divisions of n + m runs into two rows, or a random sample; the first is the true one.
 
-    Boolean, shape (divisions, n + m): whether a run is in the first row.
+    Returns a Boolean array of shape (divisions, n + m): whether a run is in the first row.
     """
     total = math.comb(n + m, n)
     if total <= MOST_DIVISIONS:
@@ -312,7 +314,7 @@ def _divisions(n: int, m: int) -> Any:
 
 @lru_cache(maxsize=32)
 def _signs(n: int) -> Any:
-    """Signs of n differences, all or random ones; the first are the true ones. ±1, shape (flips, n)."""
+    """All signs of n differences, or a random sample; the first are the true ones. ±1, shape (flips, n)."""
     if 2**n <= MOST_DIVISIONS:
         return np.array(list(itertools.product((1.0, -1.0), repeat=n)))
     drawn = np.random.default_rng(0).choice((1.0, -1.0), (RANDOM_DIVISIONS, n))
@@ -320,7 +322,7 @@ def _signs(n: int) -> Any:
 
 
 def _effect(a: Sequence[float], b: Sequence[float]) -> tuple[tuple[float, float, float], float]:
-    """Hedges' g with its interval, and the smallest detectable difference; NaN where no row varies."""
+    """Hedges' g with its interval, and the smallest detectable difference; NaN if no row varies."""
     n, m = len(a), len(b)
     dof = n + m - 2
     pooled = math.sqrt(((n - 1) * _std(a) ** 2 + (m - 1) * _std(b) ** 2) / dof)
@@ -329,16 +331,16 @@ def _effect(a: Sequence[float], b: Sequence[float]) -> tuple[tuple[float, float,
     unit = math.sqrt(1 / n + 1 / m)
     t, scale = (statistics.fmean(a) - statistics.fmean(b)) / (pooled * unit), scale_of_g(dof) * unit
     low, high = noncentrality(t, dof)
-    parts = [(_std(each) ** 2 / len(each), len(each) - 1) for each in (a, b)]
-    variance = sum(part for part, _ in parts)
-    welch_dof = variance**2 / sum(part**2 / each for part, each in parts)
+    variances = [_std(values) ** 2 / len(values) for values in (a, b)]  # of the means
+    variance = sum(variances)
+    welch_dof = variance**2 / (variances[0] ** 2 / (n - 1) + variances[1] ** 2 / (m - 1))
     return (scale * t, scale * low, scale * high), detectable_t(welch_dof) * math.sqrt(variance)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's (1979) adjusted p: for the i-th smallest of m, the greatest (m − j + 1) · p_j of all j ≤ i, at most 1.
+    """Holm's (1979) adjusted p: for the i-th smallest of m, the largest (m − j + 1) · p_j of all j ≤ i, at most 1.
 
-    NaN means not tested: it is not counted and stays NaN.
+    NaN means not tested: it does not count and stays NaN.
     """
     order = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
     adjusted, greatest = [math.nan] * len(p_values), 0.0
@@ -366,7 +368,7 @@ def noncentrality(t: float, dof: float) -> tuple[float, float]:
 def detectable_t(dof: float) -> float:
     """The noncentrality at which a two-sided t test at 5 % has a power of `POWER`: 5.653 for 2 degrees of freedom.
 
-    Times the standard error of a difference, it is the smallest difference that is found this often.
+    Multiplied by the standard error of a difference, it is the smallest difference that the test finds this often.
     """
     # The probability of a significant difference in the wrong direction is below 1e-4 at this power.
     return float(_special().nctdtrinc(dof, 1 - POWER, t_quantile((1 + LEVEL) / 2, dof)))

@@ -1,4 +1,4 @@
-"""The table of an ablation: its rows over seeds, beside the published numbers. Computed first, rendered afterwards."""
+"""The table of an ablation: statistics of its rows over seeds, beside the published numbers, in several formats."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Table:
 
     results: Results
     compare: str | None = None
-    """Reference of the comparison: the name of a row, or `paper`."""
+    """What rows are compared with: see `comparisons.compared`; None: nothing."""
     sort: str | None = None
-    """The column to sort rows by, see `model.sorted_by`; None: plan order."""
+    """The column to sort rows by: see `model.sorted_by`; None: plan order."""
 
     @cached_property
     def model(self) -> TableModel:
-        """The content of the table. Raises UserError if it cannot be compared or sorted so."""
+        """The content of the table. Raises QueryError if there is nothing of this name to compare with or sort by."""
         model = table_model(self.results.plan, self.results.records)
         if self.compare is not None:
             model = compared(model, self.compare)
@@ -56,8 +56,8 @@ class Table:
         return model if self.sort is None else sorted_by(model, self.sort)
 
     def check(self) -> None:
-        """Raise what `model` would raise later: where a notebook shows the table."""
-        self.model  # noqa: B018 - it is kept
+        """Raise the errors of `model` now, not only when a notebook shows the table."""
+        self.model  # noqa: B018 - a cached property
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -122,11 +122,10 @@ class Table:
         Rows are grouped by their label on the axis `group`, by default the first axis in which they differ, and the
         best values of each group are bold. For the other arguments, see `render.latex`.
         """
-        drawn = grouped(self.model, group)
-        return render.latex(drawn, stars=stars, caption=caption, label=label, notes=notes)
+        return render.latex(grouped(self.model, group), stars=stars, caption=caption, label=label, notes=notes)
 
     def to_html(self, *, runs_url: str | None = None, anchors: str = "") -> str:
-        """HTML `<table>` elements: rows, comparisons, runs; all text is escaped. Arguments: see `render.html`."""
+        """HTML `<table>` elements of rows, comparisons and runs, all text escaped. Arguments: see `render.html`."""
         return render.html(self.model, runs_url=runs_url, anchors=anchors)
 
     def __str__(self) -> str:
@@ -137,16 +136,16 @@ class Table:
         return f"<table of {plan.name}: {len(plan.rows)} rows, {len(plan.runs)} runs; print() shows it>"
 
     def _repr_html_(self) -> str:
-        """The table for notebooks."""
+        """Called by notebooks."""
         return self.to_html()
 
     def to_rich(self, *, runs: bool = False) -> Group:
-        """Tables for terminals; or a line for each run."""
+        """Tables for terminals: the rows and their comparisons, or a line for each run."""
         return render.rich_runs(self.model) if runs else render.rich(self.model)
 
 
 def table(plan: Plan, store: Store, *, compare: str | None = None) -> Table:
-    """The table of `plan` from the runs in the store, finished or not; `compare`: see `Table`. Raises StoreError."""
+    """The table of `plan` from the runs in the store; `compare`: see `Table`. Raises StoreError."""
     return Table(read_results(plan, store), compare)
 
 
@@ -210,7 +209,7 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
 TERMINAL_WIDTH = 160
 """Width in characters of a table that is not printed to a terminal."""
 LATEX_OPTIONS = ("stars", "caption", "label", "notes", "group")
-"""Fields of a question that only the format latex has."""
+"""Fields of a question that only the format latex uses."""
 
 
 @dataclass(frozen=True)
@@ -239,9 +238,9 @@ def check_options(question: GetTable) -> None:
         )
     if question.runs and question.format not in (None, "json"):  # json always holds every run
         if FORMATS[question.format].render_runs is None:
-            able = " or ".join(name for name, table_format in FORMATS.items() if table_format.render_runs)
+            formats = " or ".join(name for name, table_format in FORMATS.items() if table_format.render_runs)
             raise QueryError(
-                f"{question.format} cannot show single runs; choose the format {able}, or json, which has every run",
+                f"{question.format} cannot show single runs; choose the format {formats}, or json, which has every run",
                 code="format_without_runs",
                 format=question.format,
             )
