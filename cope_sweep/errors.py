@@ -40,7 +40,7 @@ class UserError(Exception):
 
 
 class NotFoundError(UserError):
-    """There is no such ablation, run or sweep."""
+    """No ablation, run or sweep has this name."""
 
     default_code = "not_found"
 

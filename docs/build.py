@@ -41,7 +41,7 @@ def pages() -> set[Path]:
         for target in links((ROOT / path).read_text(encoding="utf-8")):
             file = (ROOT / path.parent / target).resolve()
             if not file.is_file():
-                raise FileNotFoundError(f"{path} links to {target}, which is no file")
+                raise FileNotFoundError(f"{path} links to {target}, which is not a file")
             waiting.append(file.relative_to(ROOT))
     return known
 

@@ -149,8 +149,8 @@ def keys() -> str:
     for key, name in (("model", "ModelSpec"), ("train", "TrainSpec"), ("evaluate", "EvaluateSpec")):
         parts += [f"## {name}\n\nThe keys of `base.{key}`. ", definitions[name]["description"], "\n\n"]
         parts += [fields(definitions[name]), "\n"]
-    parts += ["The fields of `base.task` are those of [its kind](tasks.md), "]
-    parts += ["and those of an item of `model.position` those of [the encoding](encodings.md).\n\n"]
+    parts += ["Fields of `base.task` depend on [its kind](tasks.md), "]
+    parts += ["fields of an item of `model.position` on [the encoding](encodings.md).\n\n"]
     for key in ("family", "optimizer", "schedule"):
         options = kinds(definitions["ModelSpec" if key == "family" else "TrainSpec"]["properties"][key])
         rows = [[f"`{kind_of(option)}`", option["description"]] for option in options]

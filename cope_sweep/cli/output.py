@@ -111,7 +111,7 @@ def discard_output() -> None:
 
 
 def forget_useless_sizes() -> None:
-    """Forget COLUMNS and LINES where they are no size: rich prints nothing in zero columns, which some shells set."""
+    """Forget COLUMNS and LINES where they are not sizes: rich prints nothing in zero columns, which some shells set."""
     for name in ("COLUMNS", "LINES"):
         value = os.environ.get(name)
         if value is not None and not (value.isascii() and value.isdigit() and int(value) > 0):

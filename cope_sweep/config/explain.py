@@ -194,7 +194,7 @@ def _quoted_names(text: str) -> list[str]:
 def _resolve(model: type[BaseModel], location: KeyPath) -> tuple[list[Any], KeyPath]:
     """The possible types at a pydantic error location, and the location as a key path of the file.
 
-    Pydantic's locations also hold the tags and member names of unions, which are no keys of the file.
+    Pydantic's locations also hold the tags and member names of unions, which are not keys of the file.
     """
     annotations: list[Any] = [model]
     path: list[str | int] = []

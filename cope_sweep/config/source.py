@@ -107,7 +107,7 @@ class FileList(list[Json]):
 
 
 def places_of(value: Json) -> Mapping[Any, str]:
-    """The places of the keys or items of a value; of JSON that was no file, none."""
+    """The places of the keys or items of a value; of JSON that was not read from a file, none."""
     return getattr(value, "places", {})
 
 
@@ -244,7 +244,7 @@ def _parsed(text: str, name: str) -> yaml.Node | None:
         raise _not_yaml(place, message) from problem
     except RecursionError as problem:
         raise _not_yaml(name, TOO_LARGE) from problem
-    except UnicodeEncodeError as problem:  # of a command line that is no UTF-8, or of JSON
+    except UnicodeEncodeError as problem:  # of a command line that is not UTF-8, or of JSON
         raise _not_yaml(name, "contains a lone surrogate, which is not Unicode text") from problem
     except yaml.YAMLError as problem:
         raise _not_yaml(name, str(problem).partition(chr(10))[0]) from problem

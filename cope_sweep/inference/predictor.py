@@ -226,9 +226,9 @@ class Predictor:
         Entry t is log p(token t | tokens < t); entry 0 is NaN. The model reads the tokens as they are, and all are
         scored, those too that the task does not train.
 
-        Raises TokensError (a ValueError) for a sequence of fewer than two tokens, for an entry that is no token id of
-        this model, and for a sequence longer than an encoding supports; NotFiniteError where the model's outputs are
-        not numbers.
+        Raises TokensError (a ValueError) for a sequence of fewer than two tokens, for an entry that is not a token id
+        of this model, and for a sequence longer than an encoding supports; NotFiniteError where the model's outputs
+        are not numbers.
         """
         sequences = [
             validate_sequence(ids, self.vocabulary_size, f"sequence {index}") for index, ids in enumerate(token_ids)

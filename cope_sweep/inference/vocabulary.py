@@ -152,5 +152,5 @@ class LabelVocabulary:
 
 
 def decode(vocabulary: Vocabulary, tokens: Iterable[int]) -> str:
-    """The text of tokens; bytes that are no characters become U+FFFD."""
+    """The text of tokens; bytes that are not characters become U+FFFD."""
     return b"".join(vocabulary.piece(int(token)) for token in tokens).decode(errors="replace")

@@ -129,7 +129,7 @@ def distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_regular(path: Path) -> None:
-    """Raise CheckpointError for a pipe or a device: to open one may take for ever."""
+    """Raise CheckpointError for a pipe or a device: opening one may block forever."""
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path}: not a regular file", code="not_a_file", file=str(path))
 

@@ -46,7 +46,7 @@ class _SumGates(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gates_BHQS,), (dp_BHQS,) = ctx.saved_tensors, gradients
-        # A gate adds to the positions of its own key and of all earlier ones.
+        # A gate adds to the positions of its key and of all earlier keys.
         dgates_BHQS = dp_BHQS.cumsum(-1)
         dgates_BHQS *= gates_BHQS
         return dgates_BHQS.addcmul_(dgates_BHQS, gates_BHQS, value=-1), None

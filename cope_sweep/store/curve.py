@@ -11,7 +11,7 @@ from cope_sweep.config import current_metric_name
 TIME_KEY = "time_ms"
 """The key of a row that holds the time of day, in milliseconds since 1970. Old rows have none."""
 LARGEST = 10**308
-"""Greater whole numbers are no floats."""
+"""Greater whole numbers are not exact as floats."""
 
 
 def parse_curve(content: bytes, *, times: bool = False) -> list[dict[str, float]]:

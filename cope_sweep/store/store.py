@@ -226,7 +226,7 @@ class Store:
         """
         folder = self.run(run_id).path
         aside = folder.with_name(f".{run_id}{DELETED}")
-        remove(aside)  # what an earlier call has left
+        remove(aside)  # left behind by an earlier call
         with self.index.deleting(run_id):
             if self.objects:
                 self.objects.delete_folder(f"runs/{run_id}")

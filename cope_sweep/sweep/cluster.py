@@ -333,8 +333,8 @@ def _start(runtime_env: dict[str, Any]) -> None:
 def _connect(address: str, runtime_env: dict[str, Any]) -> None:
     if "://" in address:
         raise ClusterError(
-            f"{address} is not the address of a Ray cluster, as `auto` or HOST:6379 is; to run on a cluster from "
-            "outside of it, `cope-sweep submit --address http://HOST:8265`",
+            f"{address} is not the address of a Ray cluster; write `auto` or HOST:6379 on one of its nodes. From "
+            "outside, use `cope-sweep submit --address http://HOST:8265`",
             code="invalid_address",
             address=address,
         )

@@ -118,7 +118,7 @@ def submit_job(
         name: What Ray's dashboard calls the job.
 
     Raises:
-        ClusterError: Nothing answers at the address, it is no Ray dashboard, the token is missing or wrong, the
+        ClusterError: Nothing answers at the address, it is not a Ray dashboard, the token is missing or wrong, the
             working tree is too large, or the dashboard stops answering.
     """
     client = check_cluster(cluster)
@@ -189,7 +189,7 @@ def _client(address: str) -> JobSubmissionClient:
     except Exception as error:
         # The client asks for Ray's version. Any other answer, or one that is not JSON, comes from another service.
         raise ClusterError(
-            f"what answers at {address} is no Ray dashboard ({first_line(error)}){proxy}; `ray start --head` prints "
+            f"what answers at {address} is not a Ray dashboard ({first_line(error)}){proxy}; `ray start --head` prints "
             "the right port",
             code="not_a_dashboard",
             address=address,

@@ -421,9 +421,9 @@ def _check_plugins(plan: Plan, store: Store, finished: Collection[str]) -> None:
         for kind, cls in runs[run_id].plugins.items():
             if recorded.get(kind, cls.source()) not in (cls.source(), *cls.SAME_SOURCES):
                 raise SpecError(
-                    f"run {run_id} of {plan.name} was trained with another source of {kind} ({recorded[kind]}; it is "
-                    f"{cls.source()} today). If the new one computes something else, increase VERSION of "
-                    f"{cls.__name__}: its runs get new ids. If not, add {recorded[kind]!r} to its SAME_SOURCES",
+                    f"run {run_id} of {plan.name} was trained before the code of {kind} changed (from {recorded[kind]} "
+                    f"to {cls.source()}). If the new code computes something else, increase VERSION of {cls.__name__}: "
+                    f"its runs get new ids. If not, add {recorded[kind]!r} to its SAME_SOURCES",
                     code="changed_plugin",
                     run_id=run_id,
                     plugin=kind,

@@ -264,7 +264,7 @@ class _ToTrial(UserCallback):
 # -- the trial ---------------------------------------------------------------------------------------------------------
 
 TrialOutcome = Literal["started", "progress", "ended", "failed"]
-"""Kind of a trial's result. `failed`: Train raised an error, which is no result of the run's folder."""
+"""Kind of a trial's result. `failed`: Train raised an error, which is not a result of the run's folder."""
 
 
 def _usable_nodes(config: Mapping[str, Any]) -> dict[str, str] | None:

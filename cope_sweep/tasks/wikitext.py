@@ -116,7 +116,7 @@ class WikiText(FolderTask):
         """The corpus's folder in the hub's local cache; downloads it if it is not there."""
         if self.corpus not in CONFIGS:
             raise TextError(
-                f"the corpus {self.corpus!r} is none of {', '.join(CONFIGS)}, and it has no folder; "
+                f"the corpus {self.corpus!r} is not one of {', '.join(CONFIGS)}, and it has no folder; "
                 f"set task.folder, or put its files in $COPE_SWEEP_DATA/{self.corpus}",
                 code="no_corpus",
                 corpus=self.corpus,

@@ -35,7 +35,7 @@ GROUP_BYTES = 32 << 20
 ROWS = 1024
 """Rows that are read at a time."""
 LINE_BYTES = 64 << 20
-"""Longest line of a JSON file. It stops files that are no JSON lines from filling the memory."""
+"""Longest line of a JSON file. It stops files that are not JSON lines from filling the memory."""
 
 TEXT_SUFFIXES = (".txt",)
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")

@@ -20,7 +20,7 @@ def check_uri(uri: str) -> None:
 
     Raises:
         TrackingError: The scheme is not supported, the path cannot be written, or the server does not answer, refuses
-            access, or is no MLflow server.
+            access, or is not an MLflow server.
     """
     path = sqlite_file(uri)
     if path is not None:

@@ -413,7 +413,7 @@ def check_server(uri: str) -> None:
     So credentials, TLS settings and proxies are those that runs are sent with.
 
     Raises:
-        TrackingError: Nothing answers, the server refuses access, or it is no MLflow server.
+        TrackingError: Nothing answers, the server refuses access, or it is not an MLflow server.
     """
     bypass_proxies_here(uri)
     limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(CHECK_REQUEST_S), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}

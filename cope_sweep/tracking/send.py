@@ -53,7 +53,7 @@ STATUSES: tuple[Status, ...] = ("finished", "running", "failed", "stopped", "dam
 NO_SWEEP = "cope_sweep"
 """The experiment of runs that no sweep of the store contains."""
 OMITTED_FACTS = {*NUMERIC_FACTS, "steps", "data"}
-"""Facts that are no tags: metrics, a parameter, and the digest of the dataset."""
+"""Facts that are not tags: metrics, a parameter, and the digest of the dataset."""
 
 T = TypeVar("T")
 

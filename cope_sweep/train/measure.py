@@ -116,7 +116,7 @@ def measure_plan(
     Args:
         plan: The plan. Each row is measured with its resources.
         steps: Number of timed steps of each shape.
-        limit_bytes: The most memory that the process may use, besides what the machine has left.
+        limit_bytes: The most memory that the process may use; the free memory of the machine is a limit, too.
         on_shape: Called before each measurement with the name of the first row of that shape, the number of the shape
             and how many there are.
 

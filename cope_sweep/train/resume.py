@@ -109,13 +109,13 @@ def load_state(path: Path, trainer: Trainer) -> dict[str, Any]:
         checksum = metadata.pop("crc32", None)
         if checksum not in (None, _checksum(tensors, metadata)):
             raise CheckpointError(
-                f"{path}: is damaged: its content does not have its checksum {checksum}",
+                f"{path}: damaged: its content does not match its checksum {checksum}",
                 code="wrong_checksum",
                 file=str(path),
             )
         if metadata.get("run_id") != trainer.spec.run_id:
             raise CheckpointError(
-                f"{path}: is of run {metadata.get('run_id')}, not of run {trainer.spec.run_id}",
+                f"{path}: belongs to run {metadata.get('run_id')}, not to run {trainer.spec.run_id}",
                 code="another_run",
                 file=str(path),
                 run_id=metadata.get("run_id"),

@@ -113,8 +113,11 @@ def test_a_scale_may_have_a_schedule_of_its_own():
     assert located(error) == ("grace_too_long", "test.yaml:13", "schedule.grace")
 
 
-def test_the_example_of_a_search_space_is_valid(request):
+def test_the_examples_of_searches_are_valid(request):
     text = (request.config.rootpath / "docs" / "how-to" / "search.md").read_text()
-    example, *_ = re.findall(r"^```yaml\n(search:.*?)^```", text, re.DOTALL | re.MULTILINE)
-    plan = expand(load(TEXT[: TEXT.index("grid:")] + TEXT[TEXT.index("seeds:") :] + example))
-    assert len(plan.rows) == plan.ablation.content.search.samples
+    file, suggested = re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    plan = expand(load(file))
+    assert len(plan.rows) == 2 * plan.ablation.content.search.samples
+    base = TEXT[: TEXT.index("grid:")].replace("steps: 6", "steps: 600")
+    plan = expand(load(base + TEXT[TEXT.index("seeds:") :] + suggested))
+    assert plan.open_samples == plan.ablation.content.search.samples

@@ -12,7 +12,7 @@ const isTrained = (ablation) => sizes(ablation).some(({ counts }) => begun(count
 /** Whether an ablation is the reader's: it has runs here, or says of no table or figure that it reproduces it. */
 const isOwn = (ablation) => ablation.error || isTrained(ablation) || !ablation.reproduces;
 
-/** `Table 5 (right)` of a text about what is reproduced; `extra` where it is no table and no figure. */
+/** `Table 5 (right)` of a text about what is reproduced; `extra` where it is neither a table nor a figure. */
 const tagOf = (reproduces) => reproduces.match(/^(Tables?|Figures?) \d[^,]*/)?.[0] ?? "extra";
 const tag = ({ reproduces }) => reproduces && h("span", { class: "tag", title: reproduces }, tagOf(reproduces));
 
