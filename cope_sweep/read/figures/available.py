@@ -25,57 +25,64 @@ if TYPE_CHECKING:
     from cope_sweep.read.figures.figure import Figure
 
 COMMON = ("summary", "curves", "convergence")
-SIZE = ("width", "height", "font_size")
-"""Fields of a question that say how large a figure is."""
+"""Kinds that any ablation has."""
+SIZE_FIELDS = ("width", "height", "font_size")
+"""Fields of a question that set the size of a figure."""
 VARYING = ("values", "slice", "heatmap", "importance")
-"""Kinds for an ablation with an axis of several values."""
+"""Kinds that an ablation has if rows differ on an axis."""
 
 
 def available_figures(plan: Plan) -> list[FigureInfo]:
     """The figures of a plan: the declared ones in the order of the file, then those that any ablation has."""
-    declared = {each.name: each.figure for each in declared_figures(plan)}
-    found = [(name, figure.kind, figure.title) for name, figure in declared.items()]
-    kinds = (*COMMON, *(VARYING if varying_axes(plan, plan.rows) else ()), *(["budget"] * plan.is_drawn))
-    found += [(kind, kind, "") for kind in kinds if kind not in declared]
+    declared = {figure.name: figure.figure for figure in declared_figures(plan)}
+    figures: list[tuple[str, str, str]] = [(name, figure.kind, figure.title) for name, figure in declared.items()]
+    kinds = [*COMMON]
+    if varying_axes(plan, plan.rows):
+        kinds += VARYING
+    if plan.is_drawn:
+        kinds.append("budget")
+    figures += [(kind, kind, "") for kind in kinds if kind not in declared]
     return [
         FigureInfo(
             name=name, title=title or FIGURES[kind].shows, kind=kind, declared=name in declared,
             formats=list(FORMATS), url=f"{API}/ablations/{quote(plan.name, safe='')}/{figure_path(plan, name)}",
         )
-        for name, kind, title in found
+        for name, kind, title in figures
     ]  # fmt: skip
 
 
 def figure_path(plan: Plan, name: str, **parameters: str) -> str:
     """The path of a plan's figure on a service, relative to the paths of its table and report."""
-    query = urlencode(parameters | ({"scale": plan.ablation.scale} if plan.ablation.scale else {}))
-    return f"figures/{quote(name)}" + (f"?{query}" if query else "")
+    if plan.ablation.scale:
+        parameters["scale"] = plan.ablation.scale
+    path = f"figures/{quote(name)}"
+    return f"{path}?{urlencode(parameters)}" if parameters else path
 
 
 def draw_figure(results: Results, question: GetFigure) -> Figure:
-    """The figure that a question names: a declared one, where no option is given; else one of a kind.
+    """The figure that a question names: a declared one if the question has no options, otherwise one of a kind.
 
-    Raises NotFoundError, StoreError, and FigureError for one that cannot be drawn now.
+    Raises NotFoundError, StoreError, and FigureError if it cannot be drawn now.
     """
     from cope_sweep.read.figures.canvas import Size  # matplotlib
 
     plan, name = results.plan, question.figure
-    declared = {each.name: each for each in declared_figures(plan)}
+    declared = {figure.name: figure for figure in declared_figures(plan)}
     size = Size(question.width, question.height, question.font_size)
     if name in declared and is_plain(question):
         return replace(draw_declared(results, declared[name]), size=size)
     if name not in FIGURES or FIGURES[name].needs != "ablation":
-        kinds = [each for each, kind in FIGURES.items() if kind.needs == "ablation" and each not in declared]
-        known = [*declared, *kinds]
-        message = f"{plan.name} has no figure {name[:80]!r}{suggest(name, known)}"
-        raise NotFoundError(message, figure=name[:80], allowed=known)
+        kinds = [kind.name for kind in FIGURES.values() if kind.needs == "ablation" and kind.name not in declared]
+        allowed = [*declared, *kinds]
+        message = f"{plan.name} has no figure {name[:80]!r}{suggest(name, allowed)}"
+        raise NotFoundError(message, figure=name[:80], allowed=allowed)
     return replace(FIGURES[name].make(results, question), size=size)
 
 
 def is_plain(question: GetFigure) -> bool:
-    """Whether a question has no option of what is drawn."""
-    other = ("name", "figure", "scale", "committed", "format", *SIZE)
-    return not question.model_dump(exclude_defaults=True, exclude=set(other))
+    """Whether a question leaves all options about the content of the figure at their defaults."""
+    other_fields = {"name", "figure", "scale", "committed", "format", *SIZE_FIELDS}
+    return not question.model_dump(exclude_defaults=True, exclude=other_fields)
 
 
 @dataclass(frozen=True)
@@ -83,22 +90,23 @@ class Declared:
     """A figure of an ablation file."""
 
     name: str
-    """Its kind; with a number from 1 where the file has several of this kind: `maps-2`."""
+    """Its kind, followed by a number from 1 if the file has several figures of this kind: `maps-2`."""
     figure: AnyFigure
     rows: tuple[str, ...]
-    """The names of the plan's rows that it draws; empty: all."""
+    """The names of the plan's rows to draw."""
 
 
 def declared_figures(plan: Plan) -> tuple[Declared, ...]:
     """The figures of the plan's ablation, in the order of the file."""
     figures = plan.ablation.content.figures
-    totals, seen = Counter(each.kind for each in figures), Counter[str]()
-    found = []
-    for index, each in enumerate(figures):
-        seen[each.kind] += 1
-        name = each.kind if totals[each.kind] == 1 else f"{each.kind}-{seen[each.kind]}"
-        found.append(Declared(name, each, tuple(row.name for row in plan.rows if index in row.figures)))
-    return tuple(found)
+    totals, numbers = Counter(figure.kind for figure in figures), Counter[str]()
+    declared = []
+    for index, figure in enumerate(figures):
+        numbers[figure.kind] += 1
+        name = figure.kind if totals[figure.kind] == 1 else f"{figure.kind}-{numbers[figure.kind]}"
+        rows = tuple(row.name for row in plan.rows if index in row.figures)
+        declared.append(Declared(name, figure, rows))
+    return tuple(declared)
 
 
 def claimed_figures(plan: Plan) -> dict[str, Maps]:
@@ -110,7 +118,10 @@ def claimed_figures(plan: Plan) -> dict[str, Maps]:
 def draw_declared(results: Results, declared: Declared, *, head: tuple[int, int] | None = None) -> Figure:
     """A declared figure of some results; maps show the checkpoint of a finished run.
 
-    For maps, `head` (layer and head) is drawn instead of a number of heads.
+    Args:
+        results: The results.
+        declared: The figure.
+        head: Layer and head to draw in maps, if the file gives a number of heads.
 
     Raises FigureError, StoreError, and what a probe of a checkpoint raises.
     """
@@ -126,7 +137,7 @@ def draw_declared(results: Results, declared: Declared, *, head: tuple[int, int]
 
 
 def declared_question(plan: Plan, declared: Declared) -> GetFigure:
-    """The question whose figure is the declared one, if that is no map."""
+    """The question that a declared figure answers; not for maps."""
     figure = declared.figure
     fields: dict[str, Any]
     if isinstance(figure, Heatmap):
@@ -140,7 +151,7 @@ def declared_question(plan: Plan, declared: Declared) -> GetFigure:
 
 
 def _checkpoint(results: Results, declared: Declared, seed: int | None) -> Path:
-    """The checkpoint that a declared map shows. Raises FigureError where its run is not finished."""
+    """The checkpoint that a declared map shows. Raises FigureError if its run is not finished."""
     plan, store = results.plan, results.store
     row = next(row for row in plan.rows if row.name in declared.rows)
     run = next(run for run in row.runs if seed in (None, run.seed))

@@ -1,8 +1,8 @@
 """Style, layout, axes and file formats of all figures, with matplotlib's objects and without pyplot.
 
-matplotlib's parameters are global: `styled` sets them under a lock and restores them. So figures can be drawn in many
-threads, and do not depend on a user's matplotlibrc. Text is never read as mathematics. Fonts are matplotlib's.
-A logarithmic axis has a place and a tick for 0.
+matplotlib's parameters are global: `styled` sets them under a lock and restores them, so figures can be drawn in
+several threads and do not depend on a user's matplotlibrc. Text is never parsed as mathematics. A logarithmic axis has
+a place and a tick for 0.
 """
 
 from __future__ import annotations
@@ -34,43 +34,45 @@ from cope_sweep.read.tables.model import Column
 
 DPI = 200
 PANEL_WIDTH, PANEL_HEIGHT, LEAST_PANEL = 3.3, 2.6, 1.6
-"""Inches. LEAST_PANEL: the least width of panels side by side in a drawing of a given width."""
+"""Inches. LEAST_PANEL is the smallest width of panels side by side in a drawing of a given width."""
 FONT_SIZE = 8
 """Points."""
 MAX_LABEL = 60
-"""Characters of a name in a legend or at an axis."""
+"""Maximum number of characters of a name in a legend or at an axis."""
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7A4B00")
-"""Okabe and Ito's colours for all kinds of colour vision, with brown for their yellow, which is too light on white."""
+"""Okabe and Ito's colours, which people with any colour vision can tell apart; brown replaces their yellow, which is
+too light on white."""
 MARKERS = ("o", "s", "^", "D", "v", "X", "P", "<", ">")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)), (0, (1.5, 1)))
 GREY = "#8a8f96"
 
 NEAR_ZERO = 0.5
-"""A linear axis of percentages begins at 0 if the least value is less than this share of the greatest."""
+"""A linear axis of percentages starts at 0 if the smallest value is less than this share of the largest."""
 MANY_STEPS = 20
-"""Curves of fewer steps are shown whole."""
+"""Curves with fewer steps are shown whole."""
 LOG_FROM_RATIO = 100
-"""Metrics are on a logarithmic axis if the greatest positive value is this many times the least."""
+"""A metric has a logarithmic axis if its largest positive value is at least this many times the smallest."""
 LOG_X_FROM_RATIO = 8
-"""The same for a parameter."""
+"""The same for a parameter on the x axis."""
 MAX_DECADES = 6
-"""Decades above the part of the axis that is linear around 0."""
+"""Maximum number of decades of a logarithmic axis, above the part that is linear around 0."""
 MAX_TICKS = 8
 MAX_TICKS_ACROSS = 5
 """The same for a logarithmic x axis, whose texts are side by side."""
 MANY_NAMES = 10
-"""More names at an axis than this are written upwards, in a smaller font."""
+"""If an axis has more names, they are turned by 90 degrees and smaller."""
 SMALL_COLUMNS = 4
+"""Number of small panels side by side."""
 FEW_LINES, MOST_PANELS = 8, 12
-"""More lines than FEW_LINES in a panel cannot be told apart: up to MOST_PANELS, each has a panel of its own, with the
-others in grey."""
+"""If a panel would have more lines than FEW_LINES, each gets a panel of its own, with the others in grey; not if that
+makes more than MOST_PANELS panels."""
 FLATTENS = 0.2
-"""A series that makes an axis more than 1 / FLATTENS times as long as all others need it ends at the edge."""
+"""A series is drawn at the edge if the axis would otherwise be more than 1 / FLATTENS times as long."""
 
 STYLE: dict[RcKeyType, Any] = {
     "font.family": ["sans-serif"],
-    "font.sans-serif": ["DejaVu Sans"],  # what matplotlib brings; viewers of an SVG may take another sans-serif
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib; viewers of an SVG may use another sans-serif font
     "font.size": FONT_SIZE,
     "axes.titlesize": 9,
     "axes.labelsize": 8,
@@ -85,12 +87,12 @@ STYLE: dict[RcKeyType, Any] = {
     "lines.markersize": 4,
     "pdf.fonttype": 42,  # text stays text
     "svg.fonttype": "none",
-    "svg.hashsalt": "cope_sweep",  # the same ids in each drawing of the same data
-    "text.parse_math": False,  # a `$` is a dollar sign
+    "svg.hashsalt": "cope_sweep",  # the same data have the same ids
+    "text.parse_math": False,  # `$` is a dollar sign
 }
 
 _LOCK = threading.RLock()
-_METADATA: dict[str, dict[str, None]] = {  # nothing that changes from day to day
+_METADATA: dict[str, dict[str, None]] = {  # left out: what differs between two drawings of the same data
     "png": {"Software": None},
     "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
     "pdf": dict.fromkeys(("CreationDate", "Creator", "Producer")),
@@ -99,9 +101,9 @@ _METADATA: dict[str, dict[str, None]] = {  # nothing that changes from day to da
 
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
-    """Draw and save in this context: matplotlib's defaults with STYLE, whatever the user's settings are."""
+    """A context with matplotlib's defaults and STYLE, whatever the user's settings are, to draw and save in."""
     with _LOCK, mpl.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # characters that matplotlib's font does not have
+        warnings.simplefilter("ignore", UserWarning)  # about characters that matplotlib's font does not have
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
         yield
@@ -109,28 +111,28 @@ def styled() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a drawing; None: as its content asks for."""
+    """The size of a drawing; None: what its content needs."""
 
     width: float | None = None
     """Inches."""
     height: float | None = None
     """Inches."""
     font_size: float | None = None
-    """Points of most texts."""
+    """Size of most texts, in points."""
 
     @property
     def font_factor(self) -> float:
-        """Font size of this figure ÷ `FONT_SIZE`."""
+        """`font_size` ÷ `FONT_SIZE`."""
         return 1.0 if self.font_size is None else self.font_size / FONT_SIZE
 
 
 NATURAL = Size()
 _SIZE: ContextVar[Size] = ContextVar("size", default=NATURAL)
-"""The size of the drawing that is made now."""
+"""The size of the drawing in progress."""
 
 
 def render(draw: Callable[[], Drawing], file_format: Literal["png", "svg", "pdf"], size: Size = Size()) -> bytes:
-    """The file of a drawing. The same drawing gives the same bytes with the same version of matplotlib."""
+    """The file of a drawing. The same version of matplotlib gives the same bytes."""
     stream = io.BytesIO()
     with styled():
         draw_sized(draw, size).savefig(stream, format=file_format, dpi=DPI, metadata=_METADATA[file_format])
@@ -140,11 +142,11 @@ def render(draw: Callable[[], Drawing], file_format: Literal["png", "svg", "pdf"
 
 _PNG_IN_SVG = re.compile(rb"data:image/png;base64,\s*([A-Za-z0-9+/=\s]+)")
 _MOST_COLOURS = 256
-"""Colours of a PNG with a palette."""
+"""Maximum number of colours of a PNG with a palette."""
 
 
 def _with_palette(match: re.Match[bytes]) -> bytes:
-    """The same pixels as a PNG with a palette, a sixth of the size; as it is where it has more than 256 colours."""
+    """A PNG in an SVG with a palette, a sixth of the size; unchanged if it has more than 256 colours."""
     image = Image.open(io.BytesIO(base64.b64decode(match[1]))).convert("RGBA")
     pixels = np.asarray(image)
     colours, indices = np.unique(pixels.reshape(-1, 4), axis=0, return_inverse=True)
@@ -158,7 +160,7 @@ def _with_palette(match: re.Match[bytes]) -> bytes:
 
 
 def draw_sized(draw: Callable[[], Drawing], size: Size) -> Drawing:
-    """A drawing of a size, with titles that fit. A drawing whose parts have places of their own is scaled."""
+    """A drawing of this size, with titles that fit. Drawings without a layout engine are scaled as a whole."""
     token = _SIZE.set(size)
     try:
         drawing = draw()
@@ -168,7 +170,7 @@ def draw_sized(draw: Callable[[], Drawing], size: Size) -> Drawing:
     if drawing.get_layout_engine() is None:
         natural_width, natural_height = drawing.get_size_inches()
         wanted = [size.width and size.width / natural_width, size.height and size.height / natural_height]
-        factor = min((each for each in wanted if each), default=1.0)
+        factor = min(filter(None, wanted), default=1.0)
         drawing.set_size_inches(size.width or natural_width * factor, size.height or natural_height * factor)
     if factor != 1.0:
         for text in drawing.findobj(Text):
@@ -185,14 +187,14 @@ def draw_sized(draw: Callable[[], Drawing], size: Size) -> Drawing:
 
 def _wrap_titles(drawing: Drawing) -> None:
     """Break the lines of titles and labels of x axes that are wider than their panel, or than the drawing."""
-    drawing.draw_without_rendering()  # so that places are known
-    places = [(text, drawing.bbox.width) for text in drawing.texts]
+    drawing.draw_without_rendering()  # computes the layout
+    texts_and_room = [(text, drawing.bbox.width) for text in drawing.texts]
     for axes in drawing.axes:
         titles = [axes.get_title(loc="left"), axes.get_title()]
         panel_width = axes.get_window_extent().width
-        places.append((axes.xaxis.label, panel_width))
-        places += [(each, panel_width) for each in axes.get_children() if _is_titled(each, titles)]
-    for text, room in places:
+        texts_and_room.append((axes.xaxis.label, panel_width))
+        texts_and_room += [(child, panel_width) for child in axes.get_children() if _is_title(child, titles)]
+    for text, room in texts_and_room:
         width = text.get_window_extent().width
         if width > room:
             lines = text.get_text().split("\n")
@@ -200,14 +202,14 @@ def _wrap_titles(drawing: Drawing) -> None:
             text.set_text("\n".join(textwrap.fill(line, length) for line in lines))
 
 
-def _is_titled(artist: Artist, titles: Sequence[str]) -> TypeGuard[Text]:
+def _is_title(artist: Artist, titles: Sequence[str]) -> TypeGuard[Text]:
     return isinstance(artist, Text) and bool(artist.get_text()) and artist.get_text() in titles
 
 
 def printable(text: str) -> str:
-    """`text` with symbols in place of control characters, which XML does not allow."""
+    """`text` with symbols for control characters, which XML does not allow."""
     symbols = {"\n": "⏎", "\t": "⇥"}
-    return "".join(each if each.isprintable() else symbols.get(each, "�") for each in text)
+    return "".join(character if character.isprintable() else symbols.get(character, "�") for character in text)
 
 
 def shortened(text: str, length: int = MAX_LABEL) -> str:
@@ -217,7 +219,7 @@ def shortened(text: str, length: int = MAX_LABEL) -> str:
 
 
 def number(value: float, _: object = None) -> str:
-    """A tick's text: `0.01`, `512`, `16384`, `180 k`, `3.2 M`; matplotlib's own would need its mathematics."""
+    """The text of a tick: `0.01`, `512`, `16384`, `180 k`, `3.2 M`. matplotlib's own texts need its mathematics."""
     for limit, factor, unit in ((1e9, 1e9, " G"), (1e6, 1e6, " M"), (1e5, 1e3, " k")):
         if abs(value) >= limit:
             return f"{value / factor:.4g}{unit}"
@@ -227,7 +229,15 @@ def number(value: float, _: object = None) -> str:
 def panels(
     count: int, *, title: str = "", height: float | None = None, width: float | None = None, small: bool = False
 ) -> tuple[Drawing, list[Axes]]:
-    """A drawing with `count` panels of these inches, three side by side, or four small ones; each has a light grid."""
+    """A drawing with `count` panels, three side by side or four small ones; each has a light grid.
+
+    Args:
+        count: The number of panels.
+        title: The title of the drawing.
+        height: Height of a panel in inches; None: a default.
+        width: Width of a panel in inches; None: a default.
+        small: Whether panels are small.
+    """
     columns = SMALL_COLUMNS if small else 3
     if small:
         height, width = 1.75, 2.5
@@ -236,7 +246,7 @@ def panels(
     if size.width is not None:
         across = max(1, min(across, int(size.width / (LEAST_PANEL * size.font_factor))))
         width = size.width / across
-    elif width is None:  # one panel is wider, so that its legend has room
+    elif width is None:  # a single panel is wider, to leave room for its legend
         width = PANEL_WIDTH if across > 1 else 1.4 * PANEL_WIDTH
     if height is None:
         height = PANEL_HEIGHT if size.width is None else min(PANEL_HEIGHT, max(1.4, 0.9 * width))
@@ -247,15 +257,15 @@ def panels(
     axes = list(grid.flat)
     for unused in axes[count:]:
         unused.remove()
-    for each in axes[:count]:
-        each.grid(visible=True)
+    for panel in axes[:count]:
+        panel.grid(visible=True)
     if lines:
         drawing.suptitle("\n".join(lines), fontsize=10)
     return drawing, axes[:count]
 
 
 def series_style(index: int) -> dict[str, Any]:
-    """Colour, marker and dashes of a series. Those of the first 72 differ; from the ninth on, dashes differ too."""
+    """Colour, marker and dashes of a series. The first 72 series differ; from the ninth on, dashes differ as well."""
     return {
         "color": PALETTE[index % len(PALETTE)],
         "marker": MARKERS[index % len(MARKERS)],
@@ -264,23 +274,24 @@ def series_style(index: int) -> dict[str, Any]:
 
 
 def legend(drawing: Drawing, handles: Sequence[Artist], labels: Sequence[str], *, title: str = "") -> None:
-    """A legend below the panels, or, for many series, right of them."""
+    """Add a legend below the panels or, for many series, to the right of them."""
     if not handles:
         return
     texts = [shortened(label) for label in labels]
     size = _SIZE.get()
-    right = len(texts) > 12 and size.width is None
+    is_right = len(texts) > 12 and size.width is None
     width = drawing.get_figwidth() / size.font_factor
-    columns = 1 if right else max(1, min(len(texts), int(width * 15 / (max(map(len, texts)) + 5))))
-    if right:
+    columns = 1
+    if is_right:
         drawing.set_figwidth(drawing.get_figwidth() + 0.7 + 0.075 * max(map(len, texts)))
         drawing.set_figheight(max(drawing.get_figheight(), 0.17 * len(texts) + 0.8))
     else:
+        columns = max(1, min(len(texts), int(width * 15 / (max(map(len, texts)) + 5))))
         drawing.set_figheight(drawing.get_figheight() + 0.17 * math.ceil(len(texts) / columns))
     drawing.legend(
         handles,
         texts,
-        loc="outside right upper" if right else "outside lower center",
+        loc="outside right upper" if is_right else "outside lower center",
         ncols=columns,
         title=printable(title) or None,
         title_fontsize=8,
@@ -289,31 +300,31 @@ def legend(drawing: Drawing, handles: Sequence[Artist], labels: Sequence[str], *
 
 
 def panel_title(axes: Axes, parts: Sequence[str]) -> None:
-    """A title of parts, in a smaller font where it is long."""
+    """Set a title of these parts, in a smaller font if it is long."""
     text = " · ".join(parts)
     axes.set_title(shortened(text), loc="left", fontsize=9 if len(text) <= 36 else 7.5)
 
 
 def label_edges(axes: Sequence[Axes]) -> None:
-    """Keep the axis labels of the left and bottom panels only."""
-    for index, each in enumerate(axes):
-        each.set_xlabel("" if index + SMALL_COLUMNS < len(axes) else textwrap.fill(each.get_xlabel(), 28))
+    """Keep the axis labels of the panels on the left and at the bottom only."""
+    for index, panel in enumerate(axes):
+        panel.set_xlabel("" if index + SMALL_COLUMNS < len(axes) else textwrap.fill(panel.get_xlabel(), 28))
         if index % SMALL_COLUMNS:
-            each.set_ylabel("")
+            panel.set_ylabel("")
 
 
-def are_apart(lines: int, panels: int = 1) -> bool:
-    """Whether each of so many lines, of so many panels, has a panel of its own."""
+def has_own_panels(lines: int, panels: int = 1) -> bool:
+    """Whether each line gets a panel of its own, given the numbers of lines and of panels that all lines are in."""
     return lines > FEW_LINES and lines * panels <= MOST_PANELS
 
 
 def background(axes: Axes, x: Any, y: Any) -> Artist:
-    """A thin grey line: a series that is only there to compare with."""
+    """Draw a series that others are compared with as a thin grey line."""
     return axes.plot(x, y, color="#c3c7cc", linewidth=0.8, zorder=1)[0]
 
 
 def say_empty(axes: Axes, text: str = "no finished run") -> None:
-    """Say in a panel that there is nothing to draw."""
+    """Write into a panel that there is nothing to draw."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY)
     axes.set(xticks=[], yticks=[])
 
@@ -325,10 +336,10 @@ def finite(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def is_logarithmic(values: Sequence[float] | np.ndarray, log: bool | None) -> bool:
-    """Whether a metric's axis is logarithmic; `log` None: where positive values differ by LOG_FROM_RATIO or more."""
-    found = finite(values)
-    positive = found[found > 0]
-    if not len(positive) or (found < 0).any():
+    """Whether a metric's axis is logarithmic; if `log` is None, whether positive values differ by LOG_FROM_RATIO."""
+    numbers = finite(values)
+    positive = numbers[numbers > 0]
+    if not len(positive) or (numbers < 0).any():
         return False
     return bool(positive.max() >= LOG_FROM_RATIO * positive.min()) if log is None else log
 
@@ -336,38 +347,39 @@ def is_logarithmic(values: Sequence[float] | np.ndarray, log: bool | None) -> bo
 def metric_axis(
     axes: Axes, values: Sequence[float], metric: Column, *, log: bool | None, which: Literal["x", "y"] = "y"
 ) -> None:
-    """Scale, ticks and label of an axis that shows a metric.
+    """Set scale, ticks and label of an axis that shows a metric.
 
-    A logarithmic axis is linear below the decade of the least positive value if a value is 0, and its label says so.
-    Negative values make it linear.
+    If a value is 0, a logarithmic axis is linear below the decade of the smallest positive value, and its label says
+    so. An axis with negative values is linear.
 
     Args:
-        axes: The panel, whose data is drawn already.
-        values: All drawn values, bounds of intervals included.
-        metric: The metric; 0 … 100 are the ends of the range of percentages.
+        axes: The panel, with its data drawn.
+        values: All drawn values, including the ends of intervals.
+        metric: The metric; percentages range from 0 to 100.
         log: None: logarithmic if positive values differ by a factor of LOG_FROM_RATIO.
         which: The axis.
     """
     label, percent = printable(metric.quantity_title), metric.unit == "%"
-    found = finite(values)
-    positive = found[found > 0]
+    numbers = finite(values)
+    positive = numbers[numbers > 0]
     axis = axes.xaxis if which == "x" else axes.yaxis
     set_scale, set_limits = (axes.set_xscale, axes.set_xlim) if which == "x" else (axes.set_yscale, axes.set_ylim)
     zero_line = axes.axvline if which == "x" else axes.axhline
-    if not is_logarithmic(found, log):
+    if not is_logarithmic(numbers, log):
         axis.set_major_locator(_round_numbers())
-        if len(found) and ((percent and found.min() < NEAR_ZERO * found.max()) or (found == 0).all()):
-            top = max(found.max(), 1e-9 if percent and found.max() > 0 else 1.0)
-            set_limits(min(found.min(), 0) - 0.03 * top, 1.05 * top)
+        if len(numbers) and ((percent and numbers.min() < NEAR_ZERO * numbers.max()) or (numbers == 0).all()):
+            top = max(numbers.max(), 1e-9 if percent and numbers.max() > 0 else 1.0)
+            set_limits(min(numbers.min(), 0) - 0.03 * top, 1.05 * top)
     else:
         low, high = positive.min(), positive.max()
-        high = max(high, 100.0) if percent and high > 30 else high
+        if percent and high > 30:
+            high = max(high, 100.0)
         first = math.floor(math.log10(low) + 1e-9)
         last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
         first = max(first, last - MAX_DECADES)
         stride = math.ceil((last - first + 1) / (MAX_TICKS_ACROSS if which == "x" else MAX_TICKS))
         ticks = [10.0**power for power in range(first, last + 1, stride)]
-        if (found == 0).any() or low < 10.0**first:
+        if (numbers == 0).any() or low < 10.0**first:
             set_scale("symlog", linthresh=10.0**first, linscale=1.0 if which == "x" else 0.6)
             set_limits(-0.15 * 10.0**first, 1.3 * max(high, ticks[0]))
             zero_line(0, color=GREY, linewidth=0.8, zorder=1)
@@ -376,7 +388,7 @@ def metric_axis(
         else:
             set_scale("log")
             set_limits(low / 1.3, 1.3 * high)
-            if high / low < 30:  # decades alone would give one tick or two
+            if high / low < 30:  # decades alone would give one or two ticks
                 ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in (1, 2, 5)]
         axis.set_major_locator(FixedLocator([tick for tick in ticks if tick <= 1.3 * high]))
         axis.set_minor_locator(NullLocator())
@@ -385,25 +397,25 @@ def metric_axis(
 
 
 def parameter_axis(axes: Axes, positions: Sequence[float], labels: Sequence[str] | None, *, log: bool | None) -> None:
-    """Ticks of the x axis: at the values of a parameter, or at names (`labels`), which are not on a scale."""
+    """Set the ticks of the x axis: at the values of a parameter, or at names (`labels`), which have no scale."""
     if labels is not None:
-        long = max((len(label) for label in labels), default=0) * len(labels) > 40
+        is_long = max((len(label) for label in labels), default=0) * len(labels) > 40
         texts = [shortened(label, 30) for label in labels]
         if len(labels) > MANY_NAMES:
             axes.set_xticks(list(positions), texts, rotation=90, fontsize=0.75 * FONT_SIZE)
         else:
-            axes.set_xticks(list(positions), texts, rotation=30 if long else 0, ha="right" if long else "center")
+            axes.set_xticks(list(positions), texts, rotation=30 if is_long else 0, ha="right" if is_long else "center")
         axes.margins(x=0.12)
         return
     distinct = np.unique(finite(positions))
-    positive = len(distinct) > 2 and distinct.min() > 0
+    is_positive = len(distinct) > 2 and distinct.min() > 0
     if log is None:
-        log = bool(positive and distinct.max() >= LOG_X_FROM_RATIO * distinct.min())
+        log = bool(is_positive and distinct.max() >= LOG_X_FROM_RATIO * distinct.min())
     if log and len(distinct) and distinct.min() > 0:
         axes.set_xscale("log")
     elif log:
         axes.set_xscale("symlog", linthresh=float(min(distinct[distinct > 0], default=1.0)), linscale=0.6)
-    if 0 < len(distinct) <= MAX_TICKS and _apart(distinct, log=log):
+    if 0 < len(distinct) <= MAX_TICKS and _have_room(distinct, log=log):
         axes.xaxis.set_major_locator(FixedLocator(distinct.tolist()))
     elif log:
         axes.xaxis.set_major_locator(FixedLocator(_log_ticks(distinct)))
@@ -414,7 +426,7 @@ def parameter_axis(axes: Axes, positions: Sequence[float], labels: Sequence[str]
 
 
 def _log_ticks(values: np.ndarray) -> list[float]:
-    """Round numbers among values on a logarithmic axis, few enough for their texts; 0 where it is a value."""
+    """Round numbers between values on a logarithmic axis, few enough for their texts; with 0 if it is a value."""
     positive = values[values > 0]
     low, high = positive.min() / 1.1, positive.max() * 1.1
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -427,28 +439,28 @@ def _log_ticks(values: np.ndarray) -> list[float]:
 
 
 def _round_numbers() -> MaxNLocator:
-    """Ticks at round numbers; in a drawing of a given size as many as their texts have room."""
+    """Ticks at round numbers; in a drawing of a given size, as many as there is room for."""
     return MaxNLocator(6 if _SIZE.get() == NATURAL else "auto", steps=[1, 2, 2.5, 5, 10])
 
 
 def fit_curves(axes: Axes, x: Any, y: Any) -> None:
-    """Limit a linear y axis to the values after the first tenth of x, if the first ones would take half of it.
+    """Limit a linear y axis to the values after the first tenth of x, if earlier values would take half of it.
 
-    `x` and `y` are all points; the beginning of such curves leaves the panel.
+    `x` and `y` are all points. The start of such curves is outside the panel.
     """
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    known = np.isfinite(x) & np.isfinite(y)
-    if axes.get_yscale() != "linear" or len(np.unique(x[known])) < MANY_STEPS:
+    is_finite = np.isfinite(x) & np.isfinite(y)
+    if axes.get_yscale() != "linear" or len(np.unique(x[is_finite])) < MANY_STEPS:
         return
-    late = y[known & (x >= x[known].min() + 0.1 * np.ptp(x[known]))]
-    if not 0 < np.ptp(late) < 0.5 * np.ptp(y[known]):
+    late = y[is_finite & (x >= x[is_finite].min() + 0.1 * np.ptp(x[is_finite]))]
+    if not 0 < np.ptp(late) < 0.5 * np.ptp(y[is_finite]):
         return
     margin = 0.06 * np.ptp(late)
     axes.set_ylim(late.min() - margin, late.max() + margin)
 
 
 def share_limits(panels: Sequence[Axes]) -> None:
-    """Give panels the same limits of y, so that heights compare; not where one would fill less than a third of them."""
+    """Give panels the same limits of y, so that heights compare, unless one would fill less than a third of them."""
     limits = [panel.get_ylim() for panel in panels]
     low, high = min(low for low, _ in limits), max(high for _, high in limits)
     are_linear = all(panel.get_yscale() == "linear" for panel in panels)
@@ -459,24 +471,24 @@ def share_limits(panels: Sequence[Axes]) -> None:
 
 
 def flattening(spans: Mapping[str, Sequence[float]], metric: Column) -> str | None:
-    """The series, by its values, that leaves the others less than FLATTENS of the axis; None without one.
+    """The series (name → values) that leaves the others less than FLATTENS of the axis; None if no series does.
 
-    A metric with two ends, as a percentage, has none: its axis is logarithmic where values differ by much.
+    For a metric with two bounds, such as a percentage, it is None: if values differ much, its axis is logarithmic.
     """
-    known = {name: finite(values) for name, values in spans.items() if len(finite(values))}
+    values_of = {name: finite(values) for name, values in spans.items() if len(finite(values))}
 
-    def length(without: str | None) -> float:
-        rest = np.concatenate([values for name, values in known.items() if name != without])
+    def axis_length(without: str | None) -> float:
+        rest = np.concatenate([values for name, values in values_of.items() if name != without])
         return float(rest.max() - rest.min())
 
-    if metric.bounds.kind == "both" or len(known) < 3:
+    if metric.bounds.kind == "both" or len(values_of) < 3:
         return None
-    found = min(known, key=length)
-    return found if 0 < length(found) < FLATTENS * length(None) else None
+    farthest = min(values_of, key=axis_length)
+    return farthest if 0 < axis_length(farthest) < FLATTENS * axis_length(None) else None
 
 
-def _apart(distinct: np.ndarray, *, log: bool) -> bool:
-    """Whether ticks at all these values would leave room for their texts."""
+def _have_room(distinct: np.ndarray, *, log: bool) -> bool:
+    """Whether ticks at all these values leave room for their texts."""
     if len(distinct) < 2 or (log and distinct.min() <= 0):
         return True
     places = np.log(distinct) if log else distinct

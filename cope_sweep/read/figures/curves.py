@@ -1,7 +1,7 @@
 """Learning curves: metrics by training step or by time, one line per row, with bands over its finished seeds.
 
-Means and bands are of finished runs. The curve of a run that is not finished is drawn beside them, dotted, and counted
-in the legend. `convergence` also marks where each row's mean has its best value, as in the paper's Figure 5.
+Means and bands include finished runs only. The curves of other runs are dotted, and the legend counts them.
+`convergence` also marks the best mean of each row, as the paper's Figure 5 does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cope_sweep.read.tables.runs import Results
 
 TRAIN_LOSS = "train/loss"
 MOST_BANDS = 5
-"""Bands of more rows in a panel cover one another."""
+"""With more rows in a panel, no bands are drawn, because they would cover one another."""
 COLUMNS = {
     "row": "str", "metric": "str", "step": "int64", "time_s": "float64", "n": "int64", "value": "float64",
     "low": "float64", "high": "float64", "seed": "Int64", "status": "str", "best": "bool",
@@ -43,12 +43,12 @@ COLUMNS = {
 
 
 def curves(results: Results, question: GetFigure) -> Figure:
-    """Learning curves. Default metrics: the training loss, and the table's metrics that were logged while training."""
+    """Learning curves, by default of the training loss and of the table's metrics that were logged in training."""
     return _figure("curves", results, question, default=(TRAIN_LOSS, *_table_metrics(results.plan)))
 
 
 def convergence(results: Results, question: GetFigure) -> Figure:
-    """The table's metrics by step, with a ring at the step of each row's best mean."""
+    """Metrics by step, by default the table's, with a ring at the best mean of each row."""
     return _figure("convergence", results, question, default=_table_metrics(results.plan))
 
 
@@ -81,45 +81,45 @@ def _table_metrics(plan: Plan) -> tuple[str, ...]:
 
 
 def _evaluated_often(points: pd.DataFrame, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names that were logged at two steps or more; where none was, those that were logged; else all."""
+    """The metrics that were logged at two or more steps; if there are none, those logged once; else all."""
     steps = points.groupby("metric")["step"].nunique()
     often = tuple(name for name in names if steps.get(name, 0) > 1)
     return often or tuple(name for name in names if name in steps.index) or names
 
 
 def curve_frame(points: pd.DataFrame, rows: Sequence[str], titles: Sequence[Column], band: Band) -> pd.DataFrame:
-    """One line per row, metric and step: statistics of the finished seeds; then those of each unfinished seed.
+    """One line per row, metric and step with statistics of the finished seeds; then one for each unfinished seed.
 
     row, metric, step
     time_s              mean over the seeds
     n, value            number of finished seeds with a value at this step, and their mean
     low, high           the band; missing for n < 2
-    seed, status        of one unfinished run (n = 1, no band); missing, and `finished`, for statistics
+    seed, status        of an unfinished run (n = 1, no band); for statistics, missing and `finished`
     best                whether this is the first step with the best mean of the row
     """
     lines: list[dict[Any, Any]] = []
     by_curve = dict(list(points.groupby(["row", "metric"], sort=False)))
     for row in rows:
         for title in titles:
-            group = by_curve.get((row, title.name))
-            if group is None:
+            curve_points = by_curve.get((row, title.name))
+            if curve_points is None:
                 continue
-            is_finished = group["status"] == "finished"
-            lines += _mean_lines(row, title, group[is_finished], band)
-            singles = group[~is_finished].sort_values(["seed", "step"], kind="stable")
-            lines += singles.assign(n=1, best=False).to_dict("records")
+            is_finished = curve_points["status"] == "finished"
+            lines += _mean_lines(row, title, curve_points[is_finished], band)
+            unfinished = curve_points[~is_finished].sort_values(["seed", "step"], kind="stable")
+            lines += unfinished.assign(n=1, best=False).to_dict("records")
     return pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
 
 
 def _mean_lines(row: str, title: Column, finished: pd.DataFrame, band: Band) -> list[dict[Any, Any]]:
     lines: list[dict[Any, Any]] = []
-    for step, group in finished.groupby("step"):
-        numbers = seed_statistics(group["value"], title, band)
-        line = {"row": row, "metric": title.name, "step": step, "time_s": group["time_s"].mean(), "status": "finished"}
+    for step, points in finished.groupby("step"):
+        numbers = seed_statistics(points["value"], title, band)
+        line = {"row": row, "metric": title.name, "step": step, "time_s": points["time_s"].mean(), "status": "finished"}
         lines.append(line | numbers | {"value": numbers["mean"], "best": False})
-    known = [line for line in lines if line["n"]]
-    if known:  # of equal means the first one
-        title.best(known, key=lambda line: line["value"])["best"] = True
+    with_value = [line for line in lines if line["n"]]
+    if with_value:  # of equal means, the first
+        title.best(with_value, key=lambda line: line["value"])["best"] = True
     return lines
 
 
@@ -136,52 +136,57 @@ def _draw(
 ) -> Drawing:
     styles = {row: canvas.series_style(index) for index, row in enumerate(rows)}  # the same ones while a sweep goes on
     rows = list(dict.fromkeys(data["row"]))
-    many = canvas.are_apart(len(rows), len(titles))
-    with_bands = many or len(rows) <= MOST_BANDS
+    row_panels = canvas.has_own_panels(len(rows), len(titles))
+    with_bands = row_panels or len(rows) <= MOST_BANDS
     texts = {row: _legend_text(data[data["row"] == row], labels[row]) for row in rows}
-    names = [(metric, row) for metric in titles for row in (rows if many else [None])]
-    drawing, axes = canvas.panels(max(1, len(names)), title=title, small=many)
+    contents = [(metric, row) for metric in titles for row in (rows if row_panels else [None])]
+    drawing, axes = canvas.panels(max(1, len(contents)), title=title, small=row_panels)
     if data.empty:
         for panel in axes:
             canvas.say_empty(panel, "no learning curve")
         return drawing
     handles: dict[str, Any] = {}
     column, factor, x_label = _x_axis(data, is_time)
-    for panel, (metric, own) in zip(axes, names, strict=False):
-        shown = data[data["metric"] == metric.name]
-        parts = ([labels[own]] if own else []) + ([metric.label] if own is None or len(titles) > 1 else [])
-        canvas.panel_title(panel, parts)
+    for panel, (metric, panel_row) in zip(axes, contents, strict=False):
+        of_metric = data[data["metric"] == metric.name]
+        title_parts = [labels[panel_row]] if panel_row else []
+        if panel_row is None or len(titles) > 1:
+            title_parts.append(metric.label)
+        canvas.panel_title(panel, title_parts)
         for row in rows:
-            lines = shown[shown["row"] == row]
-            if own in (None, row):
-                style = canvas.series_style(0) if own else styles[row]
+            lines = of_metric[of_metric["row"] == row]
+            if panel_row in (None, row):
+                style = canvas.series_style(0) if panel_row else styles[row]
                 drawn = lines if with_bands else lines.assign(low=math.nan, high=math.nan)
                 handles.setdefault(row, _draw_row(panel, drawn, style, column, factor, rings))
             else:
                 mean = lines[lines["status"] == "finished"]
                 canvas.background(panel, mean[column] * factor, mean["value"])
-        if shown.empty:
+        if of_metric.empty:
             canvas.say_empty(panel, "not logged")
             continue
-        values = [*shown["value"], *shown["low"], *shown["high"]]
-        canvas.metric_axis(
-            panel, values, metric, log=False if question.log is None and metric.unit == "%" else question.log
-        )
-        canvas.fit_curves(panel, shown[column], shown["value"])
+        values = [*of_metric["value"], *of_metric["low"], *of_metric["high"]]
+        log = False if question.log is None and metric.unit == "%" else question.log
+        canvas.metric_axis(panel, values, metric, log=log)
+        canvas.fit_curves(panel, of_metric[column], of_metric["value"])
         canvas.parameter_axis(panel, [], None, log=question.log_x or False)
         panel.set_xlabel(x_label)
-    for metric in titles if many else ():
-        canvas.share_limits([panel for panel, (own, _) in zip(axes, names, strict=False) if own is metric])
+    for metric in titles if row_panels else ():
+        panels = [panel for panel, (panel_metric, _) in zip(axes, contents, strict=False) if panel_metric is metric]
+        canvas.share_limits(panels)
     note = "single seeds"
     if (data["n"] > 1).any():
         note = f"mean; band: {band_text(band)}" if with_bands else "mean over seeds"
-    note += "; ring: best mean" if rings else ""
+    if rings:
+        note += "; ring: best mean"
     artists, legend = [handles[row] for row in rows], [texts[row] for row in rows]
-    if many:
+    if row_panels:
         canvas.label_edges(axes)
-        found = data.loc[data["status"] == "finished"].groupby("row")["n"].max()
-        counts = f"n = {found.min()}" + (f"–{found.max()}" if found.max() > found.min() else "")
-        artists, legend = [artists[0], canvas.background(axes[0], [], [])], [counts, "the other rows"]
+        counts = data.loc[data["status"] == "finished"].groupby("row")["n"].max()
+        count_text = f"n = {counts.min()}"
+        if counts.max() > counts.min():
+            count_text += f"–{counts.max()}"
+        artists, legend = [artists[0], canvas.background(axes[0], [], [])], [count_text, "the other rows"]
     canvas.legend(drawing, artists, legend, title=note)
     return drawing
 
@@ -200,18 +205,20 @@ def _x_axis(data: pd.DataFrame, is_time: bool) -> tuple[str, float, str]:
 def _draw_row(panel: Axes, lines: pd.DataFrame, style: dict[str, Any], column: str, factor: float, rings: bool) -> Any:
     mean = lines[lines["status"] == "finished"].dropna(subset=[column])
     x = mean[column].to_numpy() * factor
-    often = max(1, len(mean) // 12)
-    # Row 31 has a marker as row 1, so that both are found in the legend; lines of many points have one at each 12th.
-    (handle,) = panel.plot(x, mean["value"], **style, markevery=often, markeredgecolor="white", markeredgewidth=0.4)
-    banded = mean["low"].notna().to_numpy()
-    if banded.any():
+    marker_distance = max(1, len(mean) // 12)  # about 12 markers a line
+    (handle,) = panel.plot(
+        x, mean["value"], **style, markevery=marker_distance, markeredgecolor="white", markeredgewidth=0.4
+    )
+    has_band = mean["low"].notna().to_numpy()
+    if has_band.any():
         panel.fill_between(
-            x, mean["low"].astype(float), mean["high"].astype(float), where=banded, color=style["color"], alpha=0.18,
+            x, mean["low"].astype(float), mean["high"].astype(float), where=has_band, color=style["color"], alpha=0.18,
             linewidth=0,
         )  # fmt: skip
-    for _, single in lines[lines["status"] != "finished"].dropna(subset=[column]).groupby("seed"):
-        panel.plot(single[column] * factor, single["value"], color=style["color"], linestyle=":", linewidth=1)
-    if rings and len(best := mean[mean["best"]]):
+    for _, unfinished in lines[lines["status"] != "finished"].dropna(subset=[column]).groupby("seed"):
+        panel.plot(unfinished[column] * factor, unfinished["value"], color=style["color"], linestyle=":", linewidth=1)
+    best = mean[mean["best"]]
+    if rings and len(best):
         panel.plot(
             best[column] * factor, best["value"], linestyle="none", marker="o", markersize=9, markerfacecolor="none",
             markeredgecolor=style["color"], clip_on=False,
@@ -220,7 +227,7 @@ def _draw_row(panel: Axes, lines: pd.DataFrame, style: dict[str, Any], column: s
 
 
 def _legend_text(lines: pd.DataFrame, row: str) -> str:
-    finished = int(lines.loc[lines["status"] == "finished", "n"].max()) if (lines["status"] == "finished").any() else 0
-    others = lines.loc[lines["status"] != "finished", "seed"].nunique()
-    dotted = f", {others} unfinished (dotted)" if others else ""
-    return f"{row}, n = {finished}{dotted}"
+    counts = lines.loc[lines["status"] == "finished", "n"]
+    text = f"{row}, n = {0 if counts.empty else int(counts.max())}"
+    unfinished = lines.loc[lines["status"] != "finished", "seed"].nunique()
+    return f"{text}, {unfinished} unfinished (dotted)" if unfinished else text

@@ -1,4 +1,4 @@
-"""A figure: its data, and the files that are made of it."""
+"""A figure: its data, and its files."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from cope_sweep.read.tables.render import csv_text
 
 @dataclass(frozen=True)
 class Figure:
-    """The data of a figure. Rendering the same data gives the same bytes; it is thread-safe."""
+    """The data of a figure. Rendering is thread-safe, and the same data give the same bytes."""
 
     kind: str
     title: str
     frame: pd.DataFrame
-    """Data that is drawn; the function that computed it describes the columns."""
+    """The data; the function that computed them describes the columns."""
     draw: Callable[[], Drawing]
-    """Draws `frame`; called by `render`, which sets the style first."""
+    """Draws `frame`; `render` sets the style, then calls it."""
     size: Size = NATURAL
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to draw yet. The drawing then says so."""
+        """Whether there is nothing to draw yet; the drawing then says so."""
         return self.frame.empty
 
     def render(self, file_format: FigureFormat) -> bytes:
-        """The content of a file in this format."""
+        """The bytes of a file in this format."""
         if file_format == "csv":
             return csv_text(self.frame).encode("utf-8", "backslashreplace")
         return render(self.draw, file_format, self.size)
 
     def write(self, path: Path | str, file_format: FigureFormat | None = None) -> None:
-        """Write a file; without a format, its suffix names it. Raises FigureError (the suffix) and OSError."""
+        """Write a file, by default in the format of its suffix. Raises FigureError (unknown suffix), OSError."""
         path = Path(path)
-        chosen = file_format or next((each for each in FORMATS if path.suffix.lower() == f".{each}"), None)
+        suffixes: dict[str, FigureFormat] = {f".{name}": name for name in FORMATS}
+        chosen = file_format or suffixes.get(path.suffix.lower())
         if chosen is None:
-            suffixes = ", ".join(f".{each}" for each in FORMATS)
             raise FigureError(
-                f"{path}: its suffix names no format; end it with {suffixes}, or give --format",
+                f"{path}: its suffix names no format; end it with {', '.join(suffixes)}, or give --format",
                 code="unknown_format",
                 file=str(path),
                 allowed=list(FORMATS),
@@ -54,5 +54,5 @@ class Figure:
         path.write_bytes(self.render(chosen))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        """The figure for notebooks."""
+        """Called by notebooks."""
         return {"image/png": base64.b64encode(self.render("png")).decode(), "text/plain": self.title}

@@ -1,10 +1,10 @@
 """Heatmaps of heads: gates, positions, position-only attention and attention, drawn with matplotlib.
 
 The heatmaps follow the paper's figures of attention maps and gates: a row per query, a column per key, and a black plus
-on the diagonal for each marked token: the paper's Figure 4 is position-only attention, its Figure 6 gates, with a plus
-on each line break, or where a section's title begins. `head_figures` computes the data of a probe;
-`picture` draws all heatmaps of each head in a row; `page` is an HTML file of them that loads nothing from elsewhere.
-`maps` is a figure of one kind of heatmap for chosen heads of a checkpoint.
+on the diagonal for each marked token. The paper's Figure 4 is position-only attention, and its Figure 6 gates, with a
+plus on each line break, or where the title of a section starts. `head_figures` computes the data of a probe, `picture`
+draws all heatmaps of each head in a row, and `page` is a self-contained HTML file of them. `maps` is a figure of one
+kind of heatmap for chosen heads of a checkpoint.
 
 Shapes: T tokens; index [i, j] is query i and key j ≤ i.
 """
@@ -51,13 +51,13 @@ from cope_sweep.read.figures.kinds import FigureError, Show
 from cope_sweep.read.figures.marks import chosen_head
 
 MAX_CELLS = 8 << 20
-"""Limit for the cells of all heatmaps of one drawing."""
+"""Maximum number of cells of all heatmaps in a drawing."""
 MAX_TOKEN_TICKS = 50
-"""The most ticks of an axis: in longer sequences every n-th token is named, or the ticks are numbers."""
+"""Maximum number of ticks of an axis: for longer sequences, every n-th token has one, or ticks are numbers."""
 SEARCHED = 64
-"""Sequences in which a mark is looked for."""
+"""Number of sequences to search for a mark."""
 SHORT_TOKEN = 4
-"""Characters of a token that has room at each cell of a heatmap."""
+"""Maximum number of characters of a token that fits into a cell of a heatmap."""
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 BEYOND_LIMIT_COLOUR = "#9aa3ad"
@@ -70,12 +70,12 @@ MAPS: dict[Show, tuple[str, str]] = {
 """Quantity that maps show → title and symbol of its heatmaps."""
 
 SIDE, GAP, LEFT, TOP, BOTTOM = 3.0, 0.75, 0.5, 0.7, 0.45
-"""Layout in inches: a heatmap; the space right of it for its colour bar; the margins of a row of heatmaps."""
+"""Layout in inches: a heatmap, the gap to the right of it with its colour bar, and the margins of a row of heatmaps."""
 
 
 @dataclass(frozen=True)
 class HeadMatrix:
-    """One matrix to draw; its colour scale begins at 0."""
+    """One matrix to draw; its colour scale starts at 0."""
 
     title: str
     symbol: str
@@ -111,9 +111,9 @@ class HeadFigure:
 
 
 def head_figures(probe: Probe, marks: TokenMarks, statistics: Sequence[HeadStatistics] = ()) -> list[HeadFigure]:
-    """The data to draw for each layer and head of the probe.
+    """The data to draw for each layer and head of a probe.
 
-    `statistics` and the first of `marks` make the summaries. Raises ProbeError where nothing is selected, or where the
+    Summaries are about `statistics` and the first of `marks`. Raises ProbeError if nothing is selected, or if the
     heatmaps have more than MAX_CELLS cells.
     """
     heatmaps = sum(len(layer_heatmaps(layer, 0)) * len(layer.heads) for layer in probe.layers if layer.heads)
@@ -127,14 +127,13 @@ def head_figures(probe: Probe, marks: TokenMarks, statistics: Sequence[HeadStati
         )
     if not cells:
         raise ProbeError("nothing to draw: no layer and head is selected", code="no_head")
+    summaries = {(head.layer, head.head): summary(head, marks) for head in statistics}
     return [
         HeadFigure(
             title=f"Layer {layer.layer} · head {head}",
-            summary="; ".join(
-                summary(each, marks) for each in statistics if (each.layer, each.head) == (layer.layer, head)
-            ),
+            summary=summaries.get((layer.layer, head), ""),
             heatmaps=tuple(layer_heatmaps(layer, row)),
-            mean_gates_T=next((mean_gates(each.gates_HTT[row]) for each in layer.contextual.values()), None),
+            mean_gates_T=next((mean_gates(matrices.gates_HTT[row]) for matrices in layer.contextual.values()), None),
         )
         for layer in probe.layers
         for row, head in enumerate(layer.heads)
@@ -160,10 +159,10 @@ def layer_heatmaps(layer: LayerProbe, row: int) -> list[HeadMatrix]:
 
 def summary(statistics: HeadStatistics, marks: TokenMarks) -> str:
     """The statistics of a head on the first mark, as text."""
-    name = next(iter(marks), "")
     parts = gate_means(statistics, marks)
-    if name in statistics.marks and (auc := statistics.marks[name].auc) is not None:
-        parts.append(f"AUC {auc:.2f}")
+    of_mark = statistics.marks.get(next(iter(marks), ""))
+    if of_mark is not None and of_mark.auc is not None:
+        parts.append(f"AUC {of_mark.auc:.2f}")
     parts.append(f"positions up to {statistics.position_max:.1f}")
     if statistics.clamped is not None:
         parts.append(f"{100 * statistics.clamped:.1f} % of pairs beyond {statistics.limit}")
@@ -173,9 +172,13 @@ def summary(statistics: HeadStatistics, marks: TokenMarks) -> str:
 def gate_means(statistics: HeadStatistics, marks: TokenMarks) -> list[str]:
     """The mean gate of a head on the tokens of the first mark, and on the others."""
     name = next(iter(marks), "")
-    found = statistics.marks.get(name)
-    on = [f"mean gate {found.on:.2f} on {name}"] if found and found.on is not None else []
-    return on + ([f"{found.off:.2f} elsewhere"] if found and found.off is not None else [])
+    of_mark = statistics.marks.get(name)
+    texts = []
+    if of_mark is not None and of_mark.on is not None:
+        texts.append(f"mean gate {of_mark.on:.2f} on {name}")
+    if of_mark is not None and of_mark.off is not None:
+        texts.append(f"{of_mark.off:.2f} elsewhere")
+    return texts
 
 
 def picture(
@@ -193,7 +196,7 @@ def picture(
         labels: The text of each token.
         marks: The marked tokens; those of the first mark get a plus.
         file_format: The format of the file.
-        id_prefix: Prefix of the ids of the images; heatmap c of row r has the id `{id_prefix}{r}-{c}`, its marks have
+        id_prefix: Prefix of the ids of images: heatmap c of row r has the id `{id_prefix}{r}-{c}`, and its marks have
             `{id_prefix}{r}-{c}-marks`.
     """
     labels = [printable(label) for label in labels]
@@ -201,7 +204,7 @@ def picture(
 
 
 def _first_mark(marks: TokenMarks) -> np.ndarray:
-    """Indices of the tokens that the first mark has."""
+    """Indices of the tokens with the first mark."""
     return np.flatnonzero(next(iter(marks.values()), np.zeros(0, dtype=bool)))
 
 
@@ -235,8 +238,8 @@ def draw_heatmap(
 ) -> None:
     """Draw a heatmap with its colour bar into a panel of `side` inches.
 
-    The ticks are at most MAX_TOKEN_TICKS tokens, of at most `max_label` characters; without `max_label`, all tokens
-    where they are few and short, else numbers.
+    Ticks are at most MAX_TOKEN_TICKS tokens, each cut to `max_label` characters. Without `max_label`, they are all
+    tokens if these are few and short, and numbers otherwise.
     """
     T = len(labels)
     colours = mpl.colormaps[heatmap.colours].with_extremes(over=BEYOND_LIMIT_COLOUR, bad="white")
@@ -245,7 +248,7 @@ def draw_heatmap(
         cmap=colours,
         vmin=0,
         vmax=heatmap.maximum or 1.0,
-        interpolation="none",  # one pixel per cell in the file
+        interpolation="none",  # one pixel of the file per cell
         gid=gid,
     )
     bar = axes.inset_axes((1.02, 0, 0.03, 1))
@@ -276,49 +279,51 @@ def draw_heatmap(
 
 
 def maps(checkpoint: Path, figure: Maps, text: str | None = None) -> Figure:
-    """Maps of a checkpoint's heads over a text, or without one over the sequence of the task that `figure` names.
+    """Maps of a checkpoint's heads over a text or, without a text, over the sequence of the task that `figure` names.
 
-    Raises as `head_maps`, and what `Predictor.load` raises.
+    Raises what `head_maps` and `Predictor.load` raise.
     """
     predictor = Predictor.load(checkpoint)
     if text is not None:
         return head_maps(predictor, predictor.text_tokens(text)[: figure.first], figure)
-    if figure.claim and figure.heads == 1 and (found := chosen_head(predictor, figure)):
-        figure = figure.model_copy(update={"heads": [found]})
-    return head_maps(predictor, _shown_tokens(predictor, figure), figure)
+    if figure.claim and figure.heads == 1:
+        head = chosen_head(predictor, figure)
+        if head is not None:
+            figure = figure.model_copy(update={"heads": [head]})
+    return head_maps(predictor, _tokens_of_figure(predictor, figure), figure)
 
 
-def _shown_tokens(predictor: Predictor, figure: Maps) -> list[int]:
-    """The tokens of a map: of the sequence with this index, or of the first with a marked token, or else the first."""
+def _tokens_of_figure(predictor: Predictor, figure: Maps) -> list[int]:
+    """The tokens of the sequence with the figure's index; by default the first with a marked token, or the first."""
     task, mark = predictor.run.task, figure.mark
-    searched = SEARCHED if figure.index is None and mark else 1
-    parts = [each[: figure.first] for each in split_sequences(task, figure.split, figure.index or 0, searched)]
-    if searched == 1 or mark is None:
-        return parts[0]
+    count = SEARCHED if figure.index is None and mark else 1
+    sequences = [tokens[: figure.first] for tokens in split_sequences(task, figure.split, figure.index or 0, count)]
     tokenizer = predictor.tokenizer if predictor.reads_text else None
-    return next(
-        (each for each in parts if np.any(token_marks(task, np.array(each), tokenizer).get(mark, False))), parts[0]
-    )
+    for tokens in sequences:
+        if mark is not None and np.any(token_marks(task, np.array(tokens), tokenizer).get(mark, False)):
+            return tokens
+    return sequences[0]
 
 
 def head_maps(predictor: Predictor, token_ids: TokenIds, figure: Maps) -> Figure:
     """Maps of the selected heads over one sequence.
 
-    Raises FigureError for what the model or the tokens do not have, and what `cope_sweep.inference.probe.probe` raises.
+    Raises FigureError for a mark or a quantity that tokens or model do not have, and what
+    `cope_sweep.inference.probe.probe` raises.
     """
     run = predictor.run
     tokens_T = validate_token_ids(token_ids, predictor.vocabulary_size)
     tokenizer = predictor.tokenizer if predictor.reads_text else None
-    labels, known = token_labels(run.task, tokens_T, tokenizer), token_marks(run.task, tokens_T, tokenizer)
-    if figure.mark is not None and figure.mark not in known:
+    labels, all_marks = token_labels(run.task, tokens_T, tokenizer), token_marks(run.task, tokens_T, tokenizer)
+    if figure.mark is not None and figure.mark not in all_marks:
         raise FigureError(
-            f"no mark {figure.mark!r}{suggest(figure.mark, known) or ': these tokens have none'}",
+            f"no mark {figure.mark!r}{suggest(figure.mark, all_marks) or ': these tokens have no marks'}",
             code="unknown_mark",
             mark=figure.mark,
-            allowed=list(known),
+            allowed=list(all_marks),
         )
-    mark = figure.mark or next((name for name, on in known.items() if on.any()), None)
-    marked_T = known[mark] if mark else np.zeros(len(tokens_T), dtype=bool)
+    mark = figure.mark or next((name for name, is_marked_T in all_marks.items() if is_marked_T.any()), None)
+    marked_T = all_marks[mark] if mark else np.zeros(len(tokens_T), dtype=bool)
     marks: TokenMarks = {mark: marked_T} if mark else {}
     statistics = head_statistics(predictor, [tokens_T], [marks]) if mark else []
     heads = _heads(predictor, statistics, figure.heads)
@@ -331,22 +336,22 @@ def head_maps(predictor: Predictor, token_ids: TokenIds, figure: Maps) -> Figure
             tokens=len(tokens_T),
             limit=MAX_CELLS,
         )
-    found = probe(predictor, tokens_T, sorted({layer for layer, _ in heads}), sorted({head for _, head in heads}))
-    layers = {layer.layer: layer for layer in found.layers}
-    drawn = {(layer, head): _head_map(layers[layer], head, figure.show) for layer, head in heads}
-    data = map_frame(drawn, labels)
+    probed = probe(predictor, tokens_T, sorted({layer for layer, _ in heads}), sorted({head for _, head in heads}))
+    layers = {layer.layer: layer for layer in probed.layers}
+    matrices = {(layer, head): _head_map(layers[layer], head, figure.show) for layer, head in heads}
+    data = map_frame(matrices, labels)
     encodings = " + ".join(encoding.kind for encoding in run.model.position) or "no position encoding"
     title = figure.title or f"{MAPS[figure.show][0]}: {run.task.kind}, {encodings} (run {run.run_id})"
-    means = {(each.layer, each.head): ", ".join(gate_means(each, marks)) for each in statistics}
+    means = {(head.layer, head.head): ", ".join(gate_means(head, marks)) for head in statistics}
     if mark and not marked_T.any():
-        means = dict.fromkeys(drawn, f"no {mark} token in this text")
-    return Figure("maps", title, data, partial(_draw, drawn, means, labels, np.flatnonzero(marked_T), mark, title))
+        means = dict.fromkeys(matrices, f"no {mark} token in this text")
+    return Figure("maps", title, data, partial(_draw, matrices, means, labels, np.flatnonzero(marked_T), mark, title))
 
 
 def _heads(
     predictor: Predictor, statistics: Sequence[HeadStatistics], wanted: Sequence[tuple[int, int]] | int
 ) -> list[tuple[int, int]]:
-    """The selected pairs of layer and head: those given, or those whose gates separate the marks best."""
+    """The pairs of layer and head to draw: those given, or as many as wanted whose gates separate the marks best."""
     model = predictor.run.model
     existing = [(layer, head) for layer in range(model.layers) for head in range(model.heads)]
     if not isinstance(wanted, int):
@@ -361,10 +366,10 @@ def _heads(
                 )
         return [(layer, head) for layer, head in dict.fromkeys(map(tuple, wanted))]
     scores: dict[tuple[int, int], float] = {}
-    for each in statistics:
-        for found in each.marks.values():
-            if found.auc is not None:
-                scores[each.layer, each.head] = max(found.auc, scores.get((each.layer, each.head), 0.0))
+    for head in statistics:
+        auc_values = [of_mark.auc for of_mark in head.marks.values() if of_mark.auc is not None]
+        if auc_values:
+            scores[head.layer, head.head] = max(auc_values)
     best = sorted(scores, key=lambda pair: (-scores[pair], pair)) or existing
     return sorted(best[: max(1, wanted)])
 
@@ -384,7 +389,7 @@ def _head_map(layer: LayerProbe, head: int, show: Show) -> HeadMatrix:
     )
 
 
-def map_frame(drawn: Mapping[tuple[int, int], HeadMatrix], labels: Sequence[str]) -> pd.DataFrame:
+def map_frame(matrices: Mapping[tuple[int, int], HeadMatrix], labels: Sequence[str]) -> pd.DataFrame:
     """One line per head, query and key ≤ query: layer, head, query, key, query_token, key_token, value (float32)."""
     query, key = np.tril_indices(len(labels))
     texts = np.array(labels, dtype=object)
@@ -393,13 +398,13 @@ def map_frame(drawn: Mapping[tuple[int, int], HeadMatrix], labels: Sequence[str]
             "layer": layer, "head": head, "query": query, "key": key, "query_token": texts[query],
             "key_token": texts[key], "value": heatmap.values_TT[query, key],
         })
-        for (layer, head), heatmap in drawn.items()
+        for (layer, head), heatmap in matrices.items()
     ]  # fmt: skip
     return pd.concat(parts, ignore_index=True)
 
 
 def _draw(
-    drawn: Mapping[tuple[int, int], HeadMatrix],
+    matrices: Mapping[tuple[int, int], HeadMatrix],
     means: Mapping[tuple[int, int], str],
     labels: Sequence[str],
     marked: np.ndarray,
@@ -408,8 +413,8 @@ def _draw(
 ) -> Drawing:
     labels = [printable(label) for label in labels]
     side = SIDE if len(labels) <= 64 else 1.25 * SIDE
-    drawing, axes = panels(len(drawn), title=title, height=side, width=side + 0.9)
-    for index, (panel, ((layer, head), heatmap)) in enumerate(zip(axes, drawn.items(), strict=True)):
+    drawing, axes = panels(len(matrices), title=title, height=side, width=side + 0.9)
+    for index, (panel, ((layer, head), heatmap)) in enumerate(zip(axes, matrices.items(), strict=True)):
         panel.grid(visible=False)
         draw_heatmap(panel, heatmap, labels, marked, gid=f"{index}", side=side, max_label=10)
         lines = [f"Layer {layer} · head {head}{heatmap.colour_note}", means.get((layer, head), "")]
@@ -424,16 +429,16 @@ def _draw(
 def page(
     probe: Probe, labels: Sequence[str], marks: TokenMarks, statistics: Sequence[HeadStatistics] = (), *, title: str
 ) -> str:
-    """The HTML text.
+    """A self-contained HTML page with all heatmaps of a probe, as text.
 
     Args:
         probe: The matrices.
         labels: The text of each token.
         marks: The marked tokens; the first mark is drawn.
-        statistics: Statistics of the heads, shown in their titles.
+        statistics: Statistics of the heads, for their titles.
         title: Title of the page.
 
-    Raises ProbeError where there is too much to draw, or nothing.
+    Raises ProbeError if there is too much to draw, or nothing.
     """
     marked = _first_mark(marks)
     sections = []
@@ -452,7 +457,7 @@ def page(
 
 
 def _tokens(head: HeadFigure, labels: Sequence[str], marked: np.ndarray) -> list[dict[str, object]]:
-    """The tokens with their mean gates; empty for a head without gates."""
+    """The tokens with their mean gates, for the template; empty if the head has no gates."""
     if head.mean_gates_T is None:
         return []
     is_marked = set(marked.tolist())
@@ -463,7 +468,7 @@ def _tokens(head: HeadFigure, labels: Sequence[str], marked: np.ndarray) -> list
 
 
 def _matrix(image_id: str, head: HeadFigure, column: int) -> dict[str, str]:
-    """The values of a heatmap: float32, little-endian, rows i = 0 … T − 1 with keys j = 0 … i, as base64."""
+    """The values of a heatmap for the template: base64 of little-endian float32, rows i = 0 … T − 1, keys j = 0 … i."""
     heatmap = head.heatmaps[column]
     values = heatmap.values_TT[np.tril_indices(len(heatmap.values_TT))].astype("<f4")
     return {"image": image_id, "symbol": heatmap.symbol, "values": base64.b64encode(values.tobytes()).decode()}

@@ -1,4 +1,4 @@
-"""Many rows in many columns: each cell has its value as a number and as a colour, and rows are sorted by mean rank."""
+"""Many rows and columns: each cell shows its value as a number and a colour, and rows are sorted by mean rank."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ Groups = dict[str, dict[str, str]]
 
 POINT = 1 / 72
 CELL_HEIGHT, GROUP_GAP, LINE, RANK_WIDTH = 15 * POINT, 7 * POINT, 10 * POINT, 40 * POINT
-"""Inches. LINE: height of a line of a column's title."""
+"""Inches. LINE is the height of a line in the title of a column."""
 ALL_CELLS, LEAST_CELL, GREATEST_CELL = 6.3, 0.5, 0.9
-"""Inches: the width of all cells together, unless that makes one narrower or wider."""
+"""Inches: the width of all cells together, and the limits of the width of one cell."""
 CHARACTER = 0.068
-"""Inches of a character of a row's name."""
+"""Width of a character in the name of a row, in inches."""
 GREY, GREY_TEXT = "#d4d7db", "#4a4f55"
 COLOURS = "RdYlBu"
 """From the worst value (red) to the best (blue)."""
 
 
 def heatmap(results: Results, question: GetFigure, declared: Heatmap | None = None) -> Figure:
-    """Final metrics of every row. Without a declaration: those of the table, for each value of the axis `panels`."""
+    """Final metrics of every row; without a declaration, the table's metrics for each label of the axis `panels`."""
     plan = results.plan
     rows = selected_rows(plan, question.row)
     runs = of_rows(results.frame, plan, question.row)
@@ -71,14 +71,13 @@ def heatmap_frame(
 ) -> pd.DataFrame:
     """One line per cell with a finished run, sorted by mean rank:
 
-    row              labels of the axes but `panels`
+    row              labels on all axes except `panels`
     group, column, metric
     n, seeds         number of finished runs with a value, and of planned ones
     mean, std        over the n runs
     grey             whether most of the row's seeds have not learned the task as it was trained
     rank             among the means of the column, from 1 (best); equal means share the mean of their ranks
     mean_rank        the mean of the row's ranks
-
     """
     keys = [key for key in varying_axes(plan, rows) if key != panels]
     of_row = dict(list(runs.groupby("row", sort=False)))
@@ -96,18 +95,18 @@ def heatmap_frame(
                 values = finished[learning_metric.name].dropna().astype("float64").tolist()
                 is_grey = _is_mostly_unlearned(row, learning_metric, values)
             for metric, title in columns.items():
-                found = summarise(finished[metric].astype("float64")) if metric in finished else summarise([])
-                if found.n:
+                summary = summarise(finished[metric].astype("float64") if metric in finished else [])
+                if summary.n:
                     lines.append({
-                        "row": name, "group": group, "column": title, "metric": metric, "n": found.n,
-                        "seeds": len(row.runs), "mean": found.mean, "std": found.std, "grey": is_grey,
+                        "row": name, "group": group, "column": title, "metric": metric, "n": summary.n,
+                        "seeds": len(row.runs), "mean": summary.mean, "std": summary.std, "grey": is_grey,
                     })  # fmt: skip
     data = pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
     for _, cells in data.groupby(["group", "metric"], sort=False):
         is_ascending = metric_title(plan, cells["metric"].iloc[0]).goal == "min"
         data.loc[cells.index, "rank"] = cells["mean"].rank(ascending=is_ascending)
     data["mean_rank"] = data.groupby("row")["rank"].transform("mean")
-    # Cells of a row that groups do not share with others may come late: rows first, then columns in their order.
+    # Sort by rows first: the cells of a row that is not in all groups may come late.
     data["_first"] = pd.factorize(data["row"])[0]
     in_order = data.sort_values(["mean_rank", "_first"], kind="stable")
     return in_order.drop(columns="_first").reset_index(drop=True)
@@ -152,8 +151,8 @@ def _draw(
     rows = list(dict.fromkeys(data["row"]))
     columns = [
         (group, metric, text)
-        for group, known in options.columns.items()
-        for metric, text in known.items()
+        for group, titles_of_group in options.columns.items()
+        for metric, text in titles_of_group.items()
         if ((data["group"] == group) & (data["metric"] == metric)).any()
     ]
     headings = [textwrap.wrap(canvas.shortened(text, 40), 9) for _, _, text in columns]
@@ -164,25 +163,25 @@ def _draw(
     left = _points(0.15 + CHARACTER * max(map(len, labels)))
     width = max(left + lefts[-1] + cell + RANK_WIDTH, 3.0)
     title_lines = textwrap.wrap(canvas.shortened(title, 200), max(20, int(11 * width)))
-    below = [
+    note_lines = [
         line for text in (note, options.caption) for line in textwrap.wrap(canvas.printable(text), int(17 * width))
     ]
-    named = any(names.values())
-    top = _points(0.2 + 0.2 * len(title_lines) + LINE * max(map(len, headings)) + 0.22 * named)
-    height = top + CELL_HEIGHT * len(rows) + _points(0.2 + 0.16 * len(below))
+    has_group_names = any(names.values())
+    top = _points(0.2 + 0.2 * len(title_lines) + LINE * max(map(len, headings)) + 0.22 * has_group_names)
+    height = top + CELL_HEIGHT * len(rows) + _points(0.2 + 0.16 * len(note_lines))
 
     drawing = Drawing(figsize=(width, height))
     axes = drawing.add_axes((0, 0, 1, 1))  # x: inches from the first cell; y: inches below the first row
     axes.set(xlim=(-left, width - left), ylim=(height - top, -top))
     axes.axis("off")
     axes.text(0.12 - left, 0.1 - top, "\n".join(title_lines), fontsize=10, va="top")
-    axes.text(0.12 - left, CELL_HEIGHT * len(rows) + 0.1, "\n".join(below), fontsize=7.5, va="top")
+    axes.text(0.12 - left, CELL_HEIGHT * len(rows) + 0.1, "\n".join(note_lines), fontsize=7.5, va="top")
     for index, label in enumerate(labels):
         axes.text(-0.08, CELL_HEIGHT * (index + 0.5) - POINT, label, ha="right", va="center")
     rank = lefts[-1] + cell + RANK_WIDTH / 2
     middles = [*(x + cell / 2 for x in lefts), rank]
     for x, lines in zip(middles, [*headings, ["mean", "rank"]], strict=True):
-        for above, text in enumerate(reversed(lines)):  # each line by itself, so that baselines agree
+        for above, text in enumerate(reversed(lines)):  # one text per line, so that baselines agree
             axes.text(x, -0.06 - LINE * above, text, ha="center", va="baseline", fontsize=7.5)
     for start, end in zip([0, *breaks], [*breaks, len(columns)], strict=True):
         text = canvas.shortened(names[columns[start][0]], max(8, int((end - start) * cell / CHARACTER)))
@@ -196,7 +195,7 @@ def _draw(
 
 
 def _points(inches: float) -> float:
-    """The length as whole points: an SVG of short numbers is smaller."""
+    """The length rounded to whole points: short numbers make an SVG smaller."""
     return round(inches / POINT) * POINT
 
 
@@ -213,12 +212,12 @@ def _draw_cells(
     colours = mpl.colormaps[COLOURS]
     corners, fills = [], []
     for (group, metric, _), x in zip(columns, lefts, strict=True):
-        shown = data[(data["group"] == group) & (data["metric"] == metric)]
-        means = dict(zip(shown["row"], shown["mean"], strict=True))
-        grey_rows = set(shown.loc[shown["grey"], "row"])
+        cells = data[(data["group"] == group) & (data["metric"] == metric)]
+        means = dict(zip(cells["row"], cells["mean"], strict=True))
+        grey_rows = set(cells.loc[cells["grey"], "row"])
         column = titles[metric]
         decimals = column.decimals if options.decimals is None else options.decimals
-        low, high = _limits(data if options.colours == "all" else shown, column)
+        low, high = _limits(data if options.colours == "all" else cells, column)
         for index, row in enumerate(rows):
             y, text, colour = CELL_HEIGHT * index, "–", canvas.GREY
             if row in means:
@@ -245,13 +244,13 @@ def _draw_cells(
 
 
 def _limits(cells: pd.DataFrame, column: Column) -> tuple[float, float]:
-    """The ends of a colour scale; it starts at 0 where values have that bound."""
+    """The ends of a colour scale; a scale of percentages starts at 0."""
     low, high = float(cells["mean"].min()), float(cells["mean"].max())
     return (min(low, 0.0) if column.bounds.kind == "both" else low), high
 
 
 def _number(value: float, decimals: int) -> str:
-    """`0` is exact; `0.0` is rounded."""
+    """The text of a value: `0` is exact, `0.0` is rounded."""
     if value == 0:
         return "0"
     return f"{value:.{decimals}f}" if abs(value) < 1e5 else canvas.number(float(f"{value:.3g}"))
@@ -263,7 +262,7 @@ def _text_colour(fill: str) -> Literal["white", "black"]:
 
 
 def _title_of(rule: Column, options: Heatmap) -> str:
-    """The title that its column has in the figure, or else in the table."""
+    """The title of a column in the figure or, if it has none there, in the table."""
     return next((columns[rule.name] for columns in options.columns.values() if rule.name in columns), rule.label)
 
 

@@ -20,7 +20,7 @@ Show = Literal["gates", "positions", "position_attention", "attention"]
 
 
 class FigureError(UserError):
-    """A figure that cannot be made. The message names what exists."""
+    """A figure cannot be made. The message names what exists."""
 
     default_code = "invalid_figure"
 
@@ -31,19 +31,20 @@ class FigureKind:
 
     name: str
     shows: str
-    """Content of the figure in one line."""
+    """The content of the figure in one line."""
     needs: Literal["ablation", "checkpoint"]
-    """ablation: made of Results and a GetFigure. checkpoint: of its folder, a `Maps`, and perhaps a text."""
+    """The arguments of `make`: for an ablation, Results and a GetFigure; for a checkpoint, its folder, a `Maps` and
+    perhaps a text."""
     module: str
-    """Module of the function that computes its data; the function has the name of the kind."""
+    """The module of the function that computes the data; the function has the name of the kind."""
 
     def make(self, *arguments: Any) -> Figure:
-        """Compute the data. Raises FigureError, StoreError; for a checkpoint what `cope_sweep.inference.probe` raises.
+        """Compute the data. This imports the module: pandas, matplotlib, and torch for a checkpoint.
 
-        Its module is imported now: pandas, matplotlib, and torch for a checkpoint.
+        Raises FigureError, StoreError; for a checkpoint, also what `cope_sweep.inference.probe` raises.
         """
-        made: Figure = getattr(import_module(f"{__package__}.{self.module}"), self.name)(*arguments)
-        return made
+        figure: Figure = getattr(import_module(f"{__package__}.{self.module}"), self.name)(*arguments)
+        return figure
 
 
 FIGURES = {

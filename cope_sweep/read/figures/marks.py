@@ -1,25 +1,24 @@
-"""How well the heads of trained models mark what the paper's Figures 4 and 6 say they mark: ends of paragraphs, titles.
+"""Measures how well heads of trained models mark ends of paragraphs and titles, as the paper's Figures 4 and 6 claim.
 
-The paper says of its figures that "attention tends to drop at specific tokens regardless of their relative positions",
-because "one attention head can count paragraphs while another counts sections", and that the separators are "newline
-tokens" and "section titles". So two quantities have a measure, the area under the ROC curve (AUC) of a label:
+The paper says about its figures that "attention tends to drop at specific tokens regardless of their relative
+positions", because "one attention head can count paragraphs while another counts sections", and that the separators are
+"newline tokens" and "section titles". So two quantities have a measure: the area under the ROC curve (AUC) of a label.
 
-    gates                 whether a token is marked, by its mean gate ḡ_j (`inference.probe`): the mean over all queries
-                          i ≥ j of its context. A token is compared with all others, of the same and other contexts.
-    position_attention    whether no token from key j to query i, both included, is marked: a head that counts marks
-                          then has j at position 0. By position-only attention, as the figure draws it, of all pairs
-                          of a distance i − j of 1, 2, 4, … tokens. A pair is compared with those of the same distance
-                          alone, so that every function of the distance, such as attention that only decays, has an
-                          AUC of ½.
+    gates                 Label: a token is marked. Value: its mean gate ḡ_j (`inference.probe`) over all queries i ≥ j
+                          of its context. A token is compared with all others, in the same context and in others.
+    position_attention    Label: no token from key j to query i, both included, is marked, so that a head that counts
+                          marks has j at position 0. Value: position-only attention, as the figure draws it, for all
+                          pairs with a distance i − j of 1, 2, 4, … tokens. A pair is compared with pairs of the same
+                          distance alone, so every function of the distance, such as a decay, has an AUC of ½.
 
-AUC is P(a value with the label > one without) + ½·P(they are equal), over all such pairs. Marks are those of
-`inference.probe.text_marks`: line breaks, and the first token of a title, because a title begins one section. The
-other tokens of a title count as tokens without the mark.
+AUC is P(a value with the label > one without) + ½·P(they are equal), over all these comparisons. Marks are those of
+`inference.probe.text_marks`: line breaks, and the first token of a title, because a title starts one section. Other
+tokens of a title are unmarked.
 
-**Which head.** The seeds of a model number their heads differently. So for each seed one head is chosen, the one with
-the largest AUC on the first half of the sequences, and measured on the second half. The best of several heads is not at
-½ by chance: a mark is mostly one token of the vocabulary, and some head may rank it high before it has learned
-anything. So the same is done with the initial weights. `tables.claims` has the verdict.
+**Which head.** Different seeds number their heads differently. So in each seed, the head with the largest AUC on the
+first half of the sequences is chosen, and measured on the second half. The best of several heads is above ½ even by
+chance: a mark is mostly one token of the vocabulary, and some head may rank it high before it has learned anything. So
+the same is done with the initial weights. `tables.claims` has the verdict.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ from cope_sweep.inference.probe import LayerProbe, mean_gates, probe_layers, spl
 from cope_sweep.read.figures.kinds import Show
 
 TOKENS = 1 << 14
-"""Tokens of each half of the sequences, about."""
+"""Approximate number of tokens in each half of the sequences."""
 LEAST_SEQUENCES = 4
-"""Sequences of each half, at least."""
+"""Minimum number of sequences in each half."""
 COLUMNS = {
     "figure": "str", "run_id": "str", "seed": "int64", "layer": "int64", "head": "int64", "chosen": "bool",
     "auc": "float64", "on": "float64", "off": "float64", "with_label": "int64", "without": "int64",
@@ -54,40 +53,41 @@ COLUMNS = {
 
 
 def auc(with_label: np.ndarray, without: np.ndarray) -> float:
-    """P(a value with the label > one without) + ½·P(they are equal); NaN where one of the two is empty."""
+    """P(a value with the label > one without) + ½·P(they are equal); NaN if one of the two is empty."""
     pairs = len(with_label) * len(without)
     return float(mannwhitneyu(with_label, without, method="asymptotic").statistic) / pairs if pairs else math.nan
 
 
 def auc_within(values: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:
-    """The AUC of a label over the pairs of values of the same group; NaN where no group has both kinds.
+    """The AUC of a label over the pairs of values in the same group; NaN if no group has both kinds.
 
-    All arrays have the shape (N,); `labels` are bool, `groups` whole numbers.
+    All arrays have the shape (N,); `labels` are Boolean, `groups` integers.
     """
     order = np.argsort(groups, kind="stable")
     values, labels, groups = values[order], labels[order], groups[order]
     ends = np.flatnonzero(np.diff(groups)) + 1
     won, pairs = 0.0, 0
-    for part, label in zip(np.split(values, ends), np.split(labels, ends), strict=True):
-        own = int(label.sum()) * int((~label).sum())
-        if own:
-            won += own * auc(part[label], part[~label])
-            pairs += own
+    for group_values, group_labels in zip(np.split(values, ends), np.split(labels, ends), strict=True):
+        group_pairs = int(group_labels.sum()) * int((~group_labels).sum())
+        if group_pairs:
+            won += group_pairs * auc(group_values[group_labels], group_values[~group_labels])
+            pairs += group_pairs
     return won / pairs if pairs else math.nan
 
 
 @dataclass(frozen=True)
 class HeadMeasure:
-    """The measure of one head on some sequences; NaN where no value has the label, or all have it."""
+    """The measure of one head on some sequences; NaN if no value has the label, or all have it."""
 
     auc: float
     on: float
     """Mean of the values with the label."""
     off: float
-    """Mean of those without."""
+    """Mean of the values without."""
     with_label: int
     """Number of values with the label."""
     without: int
+    """Number of values without."""
 
 
 LayerAndHead = tuple[int, int]
@@ -96,14 +96,14 @@ LayerAndHead = tuple[int, int]
 def measure_heads(
     predictor: Predictor, figures: Mapping[str, Maps], sequences: Sequence[Sequence[int]]
 ) -> dict[str, dict[LayerAndHead, HeadMeasure]]:
-    """The measure of every layer and head, by name of figure; without heads where a model does not have what is shown.
+    """Name of a figure → the measure of every head; empty if the model does not have what the figure shows.
 
     `sequences` are token ids.
     """
     task = predictor.run.task
     tokenizer = predictor.tokenizer if predictor.reads_text else None
     labels: dict[str, list[np.ndarray]] = defaultdict(list)
-    shows = {each.show for each in figures.values()}
+    shows = {figure.show for figure in figures.values()}
     values: dict[Show, dict[LayerAndHead, list[np.ndarray]]] = {show: defaultdict(list) for show in shows}
     groups: dict[Show, list[np.ndarray]] = defaultdict(list)
     for tokens in sequences:
@@ -118,44 +118,46 @@ def measure_heads(
         probe_layers(predictor, tokens, partial(_add_values, values))
     measured: dict[str, dict[LayerAndHead, HeadMeasure]] = {}
     for name, figure in figures.items():
-        label, group = np.concatenate(labels[name]), np.concatenate(groups[figure.show])
+        figure_labels, figure_groups = np.concatenate(labels[name]), np.concatenate(groups[figure.show])
         heads = sorted(values[figure.show].items())
-        measured[name] = {head: _measure(np.concatenate(parts), label, group) for head, parts in heads}
+        measured[name] = {head: _measure(np.concatenate(parts), figure_labels, figure_groups) for head, parts in heads}
     return measured
 
 
 def _pairs(tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """The queries and the keys of all pairs of a distance of 1, 2, 4, … tokens."""
+    """The queries and the keys of all pairs with a distance of 1, 2, 4, … tokens."""
     distances = [1 << power for power in range(tokens.bit_length()) if 1 << power < tokens]
     queries = [np.arange(distance, tokens) for distance in distances]
     keys = [np.arange(tokens - distance) for distance in distances]
     return np.concatenate([*queries, np.zeros(0, dtype=int)]), np.concatenate([*keys, np.zeros(0, dtype=int)])
 
 
-def _add_values(values: Mapping[Show, dict[LayerAndHead, list[np.ndarray]]], found: LayerProbe) -> None:
-    """Add what is shown of each head of a layer: of each key, or of each pair of a query and a key."""
-    gates = next(iter(found.contextual.values()), None)
-    matrix_HTT = found.position_only_attention_HTT
-    for row, head in enumerate(found.heads):
+def _add_values(values: Mapping[Show, dict[LayerAndHead, list[np.ndarray]]], layer: LayerProbe) -> None:
+    """Add the values of each head of a layer: of each key, or of each pair of a query and a key."""
+    gates = next(iter(layer.contextual.values()), None)
+    matrix_HTT = layer.position_only_attention_HTT
+    for row, head in enumerate(layer.heads):
         if "gates" in values and gates is not None:
-            values["gates"][found.layer, head].append(mean_gates(gates.gates_HTT[row]))
+            values["gates"][layer.layer, head].append(mean_gates(gates.gates_HTT[row]))
         if "position_attention" in values and matrix_HTT is not None:
-            values["position_attention"][found.layer, head].append(matrix_HTT[row][_pairs(matrix_HTT.shape[1])])
+            values["position_attention"][layer.layer, head].append(matrix_HTT[row][_pairs(matrix_HTT.shape[1])])
 
 
-def _measure(values: np.ndarray, label: np.ndarray, group: np.ndarray) -> HeadMeasure:
-    on, off = (float(each.mean()) if len(each) else math.nan for each in (values[label], values[~label]))
-    return HeadMeasure(auc_within(values, label, group), on, off, int(label.sum()), int((~label).sum()))
+def _measure(values: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> HeadMeasure:
+    with_label, without = values[labels], values[~labels]
+    on = float(with_label.mean()) if len(with_label) else math.nan
+    off = float(without.mean()) if len(without) else math.nan
+    return HeadMeasure(auc_within(values, labels, groups), on, off, len(with_label), len(without))
 
 
 def best_head(heads: Mapping[LayerAndHead, HeadMeasure]) -> LayerAndHead | None:
-    """The head with the largest AUC; of equal ones the first. None where no AUC is known."""
-    known = {head: found.auc for head, found in heads.items() if not math.isnan(found.auc)}
-    return max(known, key=lambda head: known[head], default=None)
+    """The head with the largest AUC, the first of equal ones; None if no AUC is known."""
+    auc_by_head = {head: measure.auc for head, measure in heads.items() if not math.isnan(measure.auc)}
+    return max(auc_by_head, key=lambda head: auc_by_head[head], default=None)
 
 
 def halves(predictor: Predictor, split: str | None) -> tuple[list[list[int]], list[list[int]]]:
-    """The sequences of a split on which a head is chosen, and those on which it is measured."""
+    """The sequences of a split that choose a head, and those that measure it."""
     task = predictor.run.task
     count = max(LEAST_SEQUENCES, TOKENS // task.context)
     sequences = split_sequences(task, split, 0, 2 * count)
@@ -164,7 +166,7 @@ def halves(predictor: Predictor, split: str | None) -> tuple[list[list[int]], li
 
 
 def chosen_head(predictor: Predictor, figure: Maps) -> LayerAndHead | None:
-    """The head that marks best what the figure shows, on the sequences that choose; None where none has a measure."""
+    """The head that marks best what a figure shows, on the first half of the sequences; None without any measure."""
     return best_head(measure_heads(predictor, {"": figure}, halves(predictor, figure.split)[0])[""])
 
 
@@ -173,8 +175,8 @@ def measure_run(checkpoint: Path, figures: Mapping[str, Maps]) -> pd.DataFrame:
     """A line for each head of a run and figure (name → figure):
 
     figure, run_id, seed, layer, head
-    chosen                         whether its AUC is the largest on the first half of the sequences
-    auc, on, off                   AUC on the second half; mean value with the label, and without
+    chosen                         whether its AUC on the first half of the sequences is the largest
+    auc, on, off                   AUC on the second half; mean values with the label, and without
     with_label, without            number of values with the label, and without
     initial_chosen, initial_auc    the same with the initial weights
 

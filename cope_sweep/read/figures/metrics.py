@@ -1,4 +1,4 @@
-"""Input of the figures of an ablation: selected rows, titles of metrics, final values, and statistics over seeds."""
+"""What figures of an ablation share: selected rows, titles of metrics, final values, and statistics over seeds."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from cope_sweep.read.tables.model import Column, column_of
 from cope_sweep.read.tables.row_names import find_axis, find_rows
 
 LEAST_FOR_INTERVAL = 5
-"""Of fewer seeds the t interval is wider than their range: 2.5 standard deviations to either side for 3 of them."""
+"""With fewer seeds, the t interval is wider than their range: ± 2.5 standard deviations for 3 seeds."""
 
 
 def metric_title(plan: Plan, name: str) -> Column:
-    """A metric as a column. One that is no column of the table has the unit and goal of the same quantity there."""
+    """A metric as a column; one that the table does not have takes unit and goal from a column of its quantity."""
     metrics = plan.ablation.content.metrics
     for metric in metrics:
         if metric.name == name:
@@ -35,38 +35,36 @@ def metric_title(plan: Plan, name: str) -> Column:
 
 
 def selected_rows(plan: Plan, names: Sequence[str]) -> tuple[Row, ...]:
-    """The rows with these names (`tables.row_names`), in the plan's order; all for none.
+    """The rows with these names (`tables.row_names`), in the plan's order; all rows without names.
 
     Raises FigureError for a name that no row has.
     """
-    found: set[str] = set()
+    selected: set[str] = set()
     for name in names:
         rows = find_rows(plan, name)
         if not rows:
-            known = [row.name for row in plan.rows]
-            raise FigureError(
-                f"{plan.name} has no row {name!r}{suggest(name, known)}", code="unknown_row", row=name, allowed=known
-            )
-        found |= {row.name for row in rows}
-    return tuple(row for row in plan.rows if not names or row.name in found)
+            allowed = [row.name for row in plan.rows]
+            message = f"{plan.name} has no row {name!r}{suggest(name, allowed)}"
+            raise FigureError(message, code="unknown_row", row=name, allowed=allowed)
+        selected |= {row.name for row in rows}
+    return tuple(row for row in plan.rows if not names or row.name in selected)
 
 
 def chosen_metrics(plan: Plan, runs: pd.DataFrame, names: Sequence[str], default: Iterable[str]) -> list[Column]:
-    """The metrics with these names, each once, or the default ones. Raises FigureError for one that no run has."""
-    known = metric_columns(runs, plan)
+    """The metrics with these names, without duplicates; without names, the default ones.
+
+    Raises FigureError for a metric that no run has.
+    """
+    allowed = metric_columns(runs, plan)
     for name in names:
-        if name not in known:
-            raise FigureError(
-                f"no finished run of {plan.name} has the metric {name!r}{suggest(name, known)}",
-                code="unknown_metric",
-                metric=name,
-                allowed=list(known),
-            )
+        if name not in allowed:
+            message = f"no finished run of {plan.name} has the metric {name!r}{suggest(name, allowed)}"
+            raise FigureError(message, code="unknown_metric", metric=name, allowed=allowed)
     return [metric_title(plan, name) for name in dict.fromkeys(names or default)]
 
 
 def of_rows(runs: pd.DataFrame, plan: Plan, rows: Sequence[str]) -> pd.DataFrame:
-    """The lines of the selected rows of a frame of `Results`. Raises FigureError."""
+    """The lines of a frame of `Results` that belong to the selected rows. Raises FigureError."""
     names = {row.name for row in selected_rows(plan, rows)}
     return runs[runs["row"].isin(names)].reset_index(drop=True)
 
@@ -78,25 +76,24 @@ def metric_columns(runs: pd.DataFrame, plan: Plan) -> list[str]:
 
 
 def seed_statistics(values: Iterable[float], metric: Column, band: Band) -> dict[str, float]:
-    """n, mean, std, low and high of the finite values; NaN where n is too small.
+    """n, mean, std, low and high of the finite values; NaN if n is too small.
 
-    `low` and `high` are the least and the greatest value (`band` = range), or else the 95 % interval of the mean, which
-    stays inside the metric's range (`tables.stats`).
+    `low` and `high` are the smallest and the largest value if `band` is range, otherwise the 95 % interval of the mean,
+    which stays inside the metric's range (`tables.stats`).
     """
-    data = [float(value) for value in values if math.isfinite(value)]
-    found = summarise(data, metric.bounds)
-    low, high = found.ci_low, found.ci_high
+    summary = summarise((value for value in values if math.isfinite(value)), metric.bounds)
+    low, high = summary.ci_low, summary.ci_high
     if band == "range":
-        low, high = (min(data), max(data)) if len(data) > 1 else (math.nan, math.nan)
-    return {"n": found.n, "mean": found.mean, "std": found.std, "low": low, "high": high}
+        low, high = (summary.low, summary.high) if summary.n > 1 else (math.nan, math.nan)
+    return {"n": summary.n, "mean": summary.mean, "std": summary.std, "low": low, "high": high}
 
 
 def chosen_band(band: Band, runs: pd.DataFrame, *, is_log: bool = False) -> Band:
-    """`auto`: the interval of the mean, unless the range of the seeds says more.
+    """The kind of a band; for `auto`, the interval of the mean, unless the range of the seeds says more.
 
-    It does where a row has several finished seeds but fewer than LEAST_FOR_INTERVAL, and where the metric's axis is
-    logarithmic (`is_log`). There, of the errors 0, 0, 0, 0 and 0.013, an interval that stays above 0 is far from four
-    of five seeds: the logit t interval is 0.0002 to 0.04.
+    The range says more if a row has several finished seeds but fewer than LEAST_FOR_INTERVAL, or if the metric's axis
+    is logarithmic (`is_log`). On such an axis, an interval that stays above 0 is far from seeds at 0: the logit t
+    interval of the errors 0, 0, 0, 0 and 0.013 is 0.0002 to 0.04.
 
     `runs` has the columns row, seed and status.
     """
@@ -107,12 +104,12 @@ def chosen_band(band: Band, runs: pd.DataFrame, *, is_log: bool = False) -> Band
 
 
 def is_log_metric(runs: pd.DataFrame, names: Iterable[str], log: bool | None) -> bool:
-    """Whether the final values of one of these metrics are drawn on a logarithmic axis."""
+    """Whether one of these metrics has a logarithmic axis, by its final values."""
     return any(canvas.is_logarithmic(runs[name].to_numpy(dtype="float64"), log) for name in names)
 
 
 def band_text(band: Band) -> str:
-    """The band in words, for a legend."""
+    """What a legend calls a band."""
     return "min–max over seeds" if band == "range" else "95 % interval of the mean"
 
 
@@ -122,16 +119,20 @@ def is_number(value: Any) -> bool:
 
 
 def is_log_parameter(plan: Plan, key: str) -> bool | None:
-    """Whether an axis is logarithmic in the search space of a plan; None where it is no number of the space."""
+    """Whether a key is logarithmic in the search space of a plan; None if it is not a number of the space."""
     search = plan.ablation.content.search
-    found = search.space.get(key) if isinstance(search, (RandomSearch, Optuna)) else None
-    return None if found is None or found.choice is not None else found.is_log
+    if not isinstance(search, (RandomSearch, Optuna)) or key not in search.space:
+        return None
+    distribution = search.space[key]
+    return None if distribution.choice is not None else distribution.is_log
 
 
 def panel_key(plan: Plan, name: str | None) -> str | None:
-    """The key of the axis that has panels; None for none. Raises FigureError where the plan does not have it."""
-    key = None if name is None else find_axis(plan.axes, name)
-    if key is None and name is not None:
+    """The key of the axis that panels show; None without a name. Raises FigureError for an unknown axis."""
+    if name is None:
+        return None
+    key = find_axis(plan.axes, name)
+    if key is None:
         axes = list(plan.axes)
         message = f"--panels {name}: {plan.name} has no such axis{suggest(name, axes)}"
         raise FigureError(message, code="unknown_axis", axis=name, allowed=axes)

@@ -18,7 +18,7 @@ from cope_sweep.config import Plan, SpecError
 from cope_sweep.config.ablation import RandomSearch
 from cope_sweep.errors import NotFinishedError, NotFoundError
 from cope_sweep.read.figures import FigureError
-from cope_sweep.read.figures.available import SIZE, available_figures, draw_figure, figure_path, is_plain
+from cope_sweep.read.figures.available import SIZE_FIELDS, available_figures, draw_figure, figure_path, is_plain
 from cope_sweep.read.queries import runs
 from cope_sweep.read.queries.ablations import RESULTS, AblationFiles
 from cope_sweep.read.queries.claims import claim_results
@@ -379,7 +379,7 @@ class Queries:
     def _figure(self, question: questions.GetFigure) -> bytes:
         results = self.results(question.name, question.scale, committed=question.committed)
         file_format = question.format or "svg"
-        if file_format == "svg" and is_plain(question) and not any(getattr(question, name) for name in SIZE):
+        if file_format == "svg" and is_plain(question) and not any(getattr(question, name) for name in SIZE_FIELDS):
             # A report has no checkpoints, so its maps can only be shown as they were drawn.
             saved_figure = results.picture(question.figure)
             if saved_figure:
