@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from cope_sweep.config import RunSpec
 from cope_sweep.errors import UserError
@@ -88,6 +87,8 @@ def prepare_data(spec: RunSpec, runtime: Runtime) -> str | None:
 
 def shard(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The same optimiser with its state divided among the workers of torch's default group."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # imported here: it takes a second
+
     accepted = inspect.signature(type(optimizer)).parameters
     settings = {name: value for name, value in optimizer.defaults.items() if name in accepted}
     return ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), **settings)
@@ -96,5 +97,5 @@ def shard(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def collect_state(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Send the state to rank 0, whose `state_dict` is then whole. Every rank has to call this."""
     for optimizer in optimizers:
-        if isinstance(optimizer, ZeroRedundancyOptimizer):
+        if hasattr(optimizer, "consolidate_state_dict"):  # a ZeroRedundancyOptimizer
             optimizer.consolidate_state_dict(to=0)

@@ -5,6 +5,7 @@
 `REGIONS` are the parts of the main README. Some claims are about verdicts: they are checked, too.
 """
 
+import functools
 import math
 import re
 from pathlib import Path
@@ -35,6 +36,12 @@ def committed(results=RESULTS, ablations=ABLATIONS):
     """The reports of a folder by name."""
     for path in run_files(results):
         yield read_committed(path, ablations)
+
+
+@functools.cache
+def our_reports():
+    """The reports of this repository, read once."""
+    return list(committed())
 
 
 def table_of(report):
@@ -73,7 +80,7 @@ def overview(reports, folder):
 
 def quick_start():
     """The table of the quick start, and what its sign means."""
-    report = next(each for each in committed() if each.path.stem == "quickstart")
+    report = next(each for each in our_reports() if each.path.stem == "quickstart")
     table = table_of(report).to_markdown().partition("\n\n")[0] + "\n"
     sign = "\n†: the seeds do no better than a rule that always gives the most frequent answer.\n"
     return table + (sign if "†" in table else "")
@@ -84,7 +91,7 @@ class Means:
 
     def __init__(self, stem):
         self.link = f"ablations/results/{stem}.md"
-        self.report = next(each for each in committed() if each.path.stem == stem)
+        self.report = next(each for each in our_reports() if each.path.stem == stem)
         self.report.check()
         self.frame = self.report.file.groupby("row").mean(numeric_only=True)
 
@@ -203,7 +210,7 @@ def findings_of(report):
 
 def claims_of_all():
     """A Markdown table of the claims of all files, in the order of the paper's tables and figures."""
-    found = [(each, finding) for each in committed() for finding in findings_of(each)]
+    found = [(each, finding) for each in our_reports() for finding in findings_of(each)]
     lines = []
     for report, finding in found:
         p = "" if math.isnan(finding.largest_p) else p_text(finding.largest_p)
@@ -243,7 +250,7 @@ def all_results():
         CLAIMS_HEADING,
         claims_of_all(),
         REPORTS_HEADING,
-        re.sub(r"\(\./", "(", overview(committed(), ".")),
+        re.sub(r"\(\./", "(", overview(our_reports(), ".")),
     ]
     return "".join(parts)
 

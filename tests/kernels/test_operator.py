@@ -96,7 +96,7 @@ POSITIONS = {
 }
 
 
-FEW = ("none", "cope and rope", "cope, separate gates", "cope_mlp")
+FEW = ("none", "cope and rope")
 
 
 @pytest.mark.slow

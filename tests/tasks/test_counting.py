@@ -129,9 +129,19 @@ def as_released(task, pass_weight, rng):
             return found, rng.choice(list(values)), values
 
 
+OTHER_SEQUENCES = [("in_dist", 1), ("longer", 3), ("shorter", 3)]
+"""Splits and numbers of variables that differ in weights and in what can be asked. `make test-all` tries all."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("variables", [1, 3])
+@pytest.mark.parametrize(
+    ("split", "variables"),
+    [
+        pytest.param(split, variables, marks=[] if (split, variables) in OTHER_SEQUENCES else pytest.mark.thorough)
+        for split in SPLITS
+        for variables in (1, 3)
+    ],
+)
 def test_sequences_have_the_distribution_of_the_released_generator(split, variables):
     """χ² of 4,000 sequences of each: lengths, types, the first set, answers, variables queried and set."""
     task = Counting(

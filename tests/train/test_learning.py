@@ -27,10 +27,7 @@ GENERATED = {
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        kind if kind in ("flip_flop", "counting") else pytest.param(kind, marks=pytest.mark.thorough)
-        for kind in GENERATED
-    ],
+    [kind if kind == "flip_flop" else pytest.param(kind, marks=pytest.mark.thorough) for kind in GENERATED],
 )
 def test_a_tiny_model_learns(kind):
     steps, batch, lr, dim = (400, 64, 1e-3, 64) if kind == "last_sentence" else (400, 32, 3e-3, 32)

@@ -49,7 +49,7 @@ def test_larger_steps_take_more_time_and_memory():
     assert after.peak_memory_bytes < before.peak_memory_bytes + 1.5 * of_parameters
 
 
-@pytest.mark.parametrize("workers", [1, 3, 99])
+@pytest.mark.parametrize("workers", [3, *(pytest.param(workers, marks=pytest.mark.thorough) for workers in (1, 99))])
 def test_a_worker_takes_its_share_of_the_batch(workers, monkeypatch):
     batches = []
     monkeypatch.setattr(
@@ -65,7 +65,10 @@ def test_the_run_may_be_shorter_than_the_measurement_or_in_its_warm_up():
     assert measure_step(tiny_run(**{"train.steps": 1, "train.warmup": 1}), RUNTIME, steps=2).fits
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), pytest.param(MemoryError(), marks=pytest.mark.thorough)],
+)
 def test_what_does_not_fit_is_told(error, monkeypatch):
     def fail(self):
         raise error

@@ -58,7 +58,7 @@ def save_resume(path, trainer, notes):
         ]
     ),
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @pytest.mark.slow
 def test_a_run_stopped_at_any_steps_ends_the_same_to_the_bit(
     tmp_path_factory, stops, micro_batch, checkpoint_activations, dropout, schedule, warmup, position, task, optimizer

@@ -131,7 +131,7 @@ def test_divergence_with_cope_names_the_step_in_every_implementation(store, atte
 )
 def test_settings_of_the_process_are_those_of_before_when_a_run_has_ended(store, overrides, outcome):
     """A notebook that trains a run goes on with its own number of threads and implementation of attention."""
-    run, during = tiny_run(**{"model.position": ["cope"], "train.steps": 40} | overrides), []
+    run, during = tiny_run(**{"model.position": ["cope"], "train.steps": 8} | overrides), []
 
     def on_event(event):
         during.append((torch.get_num_threads(), dispatch._chosen.get()))

@@ -82,7 +82,16 @@ def test_checkpointed_activations_are_not_saved():
     assert saved_bytes(checkpoint_activations=True) < saved_bytes(checkpoint_activations=False) / 5
 
 
-@pytest.mark.parametrize("position", [[], ["cope"], ["rope", "relative"], ["cope_mlp", "alibi"]])
+@pytest.mark.parametrize(
+    "position",
+    [
+        ["cope"],
+        *(
+            pytest.param(kinds, marks=pytest.mark.thorough)
+            for kinds in ([], ["rope", "relative"], ["cope_mlp", "alibi"])
+        ),
+    ],
+)
 def test_bf16_trains_like_fp32(position):
     """Weights and gradients stay in float32, and the losses agree to the three digits of bfloat16."""
     run = tiny_run(

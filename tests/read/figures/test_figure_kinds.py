@@ -70,16 +70,28 @@ def test_the_kinds_have_what_the_command_line_and_the_service_ask_for():
     assert [name for name, kind in FIGURES.items() if kind.needs == "checkpoint"] == ["maps"]
 
 
+def few(*kinds):
+    """These kinds, and in `make test-all` also all others."""
+    return [kind if kind in kinds else pytest.param(kind, marks=pytest.mark.thorough) for kind in OF_ABLATIONS]
+
+
+@pytest.mark.parametrize("kind", few("curves", "heatmap"))
+def test_the_image_formats(kind, store):
+    plan = plan_for(kind)
+    fill(plan, store)
+    figure = made(kind, plan, store)
+    width, height = png_size(figure.render("png"))
+    assert 400 < width < 3000
+    assert 200 < height < 3000
+    assert figure.render("pdf").startswith(b"%PDF-1.")
+
+
 @pytest.mark.parametrize("kind", OF_ABLATIONS)
 def test_the_files_of_each_kind(kind, store, tmp_path):
     plan = plan_for(kind)
     fill(plan, store)
     figure = made(kind, plan, store, title="A <title>")
-    width, height = png_size(figure.render("png"))
-    assert 400 < width < 3000
-    assert 200 < height < 3000
     assert "A <title>" in svg_texts(figure.render("svg"))
-    assert figure.render("pdf").startswith(b"%PDF-1.")
     figure.write(tmp_path / "data.csv")
     written = pd.read_csv(tmp_path / "data.csv", keep_default_na=False, na_values=[""])
     assert list(written.columns) == list(figure.frame.columns)
@@ -94,7 +106,7 @@ def test_a_slice_has_the_rows_of_which_some_seeds_are_finished(store):
     assert set(zip(drawn["row"], drawn["n"], drawn["value"], strict=True)) == {(plan.rows[0].name, 1, 3.0)}
 
 
-@pytest.mark.parametrize("kind", OF_ABLATIONS)
+@pytest.mark.parametrize("kind", few("curves", "values", "heatmap", "importance"))
 def test_hostile_text_is_only_text(kind, store):
     positions = [["cope"], ["rope"], [], ["absolute"], ["alibi"], ["relative"]]
     plan = plan_for(kind, grid={"model.position": dict(zip(HOSTILE, positions, strict=True))}, seeds=[0])
@@ -109,7 +121,7 @@ def test_hostile_text_is_only_text(kind, store):
             assert part in shown, part
 
 
-@pytest.mark.parametrize("kind", OF_ABLATIONS)
+@pytest.mark.parametrize("kind", few("curves", "values", "contexts", "slice"))
 @pytest.mark.parametrize("value", [0.0, pytest.param(1e12, marks=pytest.mark.thorough)], ids=str)
 def test_equal_values(kind, value, store):
     plan = plan_for(kind)
@@ -204,7 +216,7 @@ def texts_beyond(drawing):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("kind", OF_ABLATIONS)
+@pytest.mark.parametrize("kind", few("convergence", "values", "heatmap"))
 def test_no_text_is_beyond_the_canvas(kind, size, store):
     grid = {"model.dim": [8, 16], "model.position": {"Stick-breaking, not rotated": ["cope"], "None": []}}
     plan = plan_for(kind, grid=grid, seeds=[0])

@@ -61,6 +61,7 @@ def test_scores_are_shares_of_the_error_of_the_best_rule(tmp_path):
     assert "With 2 seeds these intervals are too narrow" in drawn.note
 
 
+@pytest.mark.thorough
 def test_the_order_of_tasks_decides_what_is_drawn_and_not_how_python_hashes_them():
     rng = np.random.default_rng(1)
     own, other = ({f"task {n}": rng.random(4).tolist() for n in range(6)} for _ in range(2))

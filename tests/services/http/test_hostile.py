@@ -159,10 +159,23 @@ def large_bodies(run_id: str) -> dict[str, bytes]:
     return bodies
 
 
-@pytest.mark.parametrize("path", [
-    "/api/v1/perplexity", "/api/v1/runs/{run}/probe", "/openai/{run}/v1/completions", "/openai/{run}/tokenize",
-    "/openai/{run}/detokenize", "/api/v1/sweeps", "/api/v1/sweeps/preview",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/perplexity",
+        "/openai/{run}/v1/completions",
+        "/api/v1/sweeps",
+        *(
+            pytest.param(path, marks=pytest.mark.thorough)
+            for path in (
+                "/api/v1/runs/{run}/probe",
+                "/openai/{run}/tokenize",
+                "/openai/{run}/detokenize",
+                "/api/v1/sweeps/preview",
+            )
+        ),
+    ],
+)
 def test_no_body_occupies_the_event_loop(sample: SampleStore, path: str) -> None:
     run_id, took = sample.ids[0], {}
 
@@ -190,7 +203,7 @@ def test_no_body_occupies_the_event_loop(sample: SampleStore, path: str) -> None
 # -- requests that are generated from the OpenAPI document -------------------------------------------------------------
 
 
-EXAMPLES = int(os.environ.get("COPE_OPENAPI_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("COPE_OPENAPI_EXAMPLES", "2"))
 """Requests for each operation and mode."""
 CHECKS = [
     schemathesis.checks.not_a_server_error,
