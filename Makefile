@@ -32,6 +32,7 @@ test test-all test-fast: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/test.stamp   ## Run the tests, but those that `make test-all` adds
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not thorough" --durations=50
 
+test-all: export HYPOTHESIS_PROFILE := thorough
 test-all: .venv/test.stamp   ## Run all tests, also those of the benchmarks, of Triton, of random faults, and with a real Slurm, Caddy, Prometheus and Redis
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 

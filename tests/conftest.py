@@ -40,7 +40,8 @@ SLOW_S, FAST_S = 10.0, 0.1
 
 # The same examples on every run, so that a failure is one of the change and not of chance; new ones by hand:
 # HYPOTHESIS_PROFILE=random python -m pytest …
-hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True, max_examples=50)
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True, max_examples=30)
+hypothesis.settings.register_profile("thorough", derandomize=True, deadline=None, print_blob=True, max_examples=100)
 hypothesis.settings.register_profile("random", deadline=None, print_blob=True, max_examples=1000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 

@@ -1,5 +1,6 @@
 """Registries: built-in classes, plugins, entry points of installed distributions, and errors."""
 
+import importlib
 import json
 import os
 import sys
@@ -362,6 +363,7 @@ def test_errors_of_entry_points_name_the_distribution(value, code, data, tmp_pat
 
 
 SCRIPT = """
+import importlib
 import json
 from cope_sweep.positions import ENCODINGS
 from cope_sweep.config import RunSpec
@@ -396,3 +398,20 @@ def test_an_installed_encoding_is_part_of_a_run_and_its_id(tmp_path):
     assert results[1]["versions"]["second_author.mine"] == 3
     assert all(result["kinds"][-1] == "mine" and result["schema"] for result in results)
     assert len({result["id"] for result in results}) == 3
+
+
+def test_the_source_of_a_plugin_changes_with_its_code_and_not_with_comments(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    code = "from tests.test_registry import Shape\n\nclass Star(Shape):\n    points: int = 5\n"
+    sources = []
+    for name, text in {
+        "as_is": code,
+        "commented": f"# A comment.\n\n{code}",
+        "changed": code.replace("5", "6"),
+    }.items():
+        (tmp_path / f"star_{name}.py").write_text(text)
+        sources.append(importlib.import_module(f"star_{name}").Star.source())
+    as_is, commented, changed = sources
+    assert as_is == commented != changed
+    assert Shape.source() is not None
+    assert CoPE.source() is None

@@ -192,7 +192,7 @@ def statuses(store):
         return dict(database.execute("SELECT name, status FROM runs").fetchall())
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_ctrl_c_leaves_nothing_running_and_the_next_sync_sends_the_rest_once(shell, store):
     more = plan_of("more", seeds=list(range(2, 10)))
     record = write_sweep(store, more)

@@ -96,7 +96,7 @@ def test_the_wheel_holds_the_files_of_both_packages(installed):
     assert (metadata.parent / "licenses" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough  # as `make release` does
 def test_the_wheel_runs_the_quick_start_in_an_empty_folder(installed, tmp_path):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("COPE_SWEEP", "MLFLOW", "RAY"))}
     environment = kept | {"PYTHONPATH": str(installed), "COLUMNS": "200"}

@@ -107,8 +107,6 @@ def test_runs_of_another_source_of_a_plugin_are_not_mixed_with_new_ones(folder: 
     (run,) = index.records(index.statuses()).values()
     kind, digest = str(run.facts["plugins"]).split(" ")
     assert kind == "changing_position.changing"
-    commented = train(f"# A comment.\n{CHANGING}", "[0]")
-    assert commented.returncode == 0, commented.stderr
     changed = train(f"{CHANGING}    scale: float = 1.0\n", "[0, 1]")
     assert changed.returncode == 2
     assert all(named in changed.stderr for named in (run.run_id, "changing_position.changing", digest))

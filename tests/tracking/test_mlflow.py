@@ -55,6 +55,7 @@ mlflow.Tracker(sys.argv[1])
 """
 
 
+@pytest.mark.thorough
 def test_a_process_that_was_killed_while_it_created_a_store_does_no_harm(tmp_path):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     assert subprocess.run([sys.executable, "-c", KILLED, uri], cwd=Path.cwd(), check=False).returncode == 9

@@ -88,7 +88,7 @@ VIEWS = {
 
 SCREENS = ((1400, "light"), (390, "dark"))
 """Widths and colour schemes. Neither depends on the other."""
-FEW_VIEWS = ("overview", "results", "figures", "run", "runs", "sweep", "playground")
+FEW_VIEWS = ("overview", "results", "run", "runs", "sweep")
 """Those of `make test`; `make test-all` looks at all of them."""
 
 
