@@ -84,7 +84,7 @@ def run(ablation: AnyAblation, store: AnyStore = STORE) -> SweepOutcome:
 def table(ablation: AnyAblation, store: AnyStore = STORE, *, compare: str | None = None) -> Table:
     """The table of an ablation from its finished runs; notebooks show it as HTML.
 
-    `compare`: `paper`, the name of a row, or `model.position=CoPE`, see `read.tables.model`. Raises UserError.
+    `compare`: `paper`, the name of a row, or `model.position=CoPE`, see `read.tables.comparisons`. Raises UserError.
     """
     result_table = Table(read_results(*_recorded(ablation, store)), compare)
     result_table.check()

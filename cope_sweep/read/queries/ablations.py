@@ -23,6 +23,8 @@ from cope_sweep.store import QueryError
 
 RESULTS = "results"
 """The folder beside the ablation files that contains their reports."""
+FURTHER_FILES = (".curves", ".heads")
+"""Ends of the names of a report's Parquet files that do not contain runs, without suffix."""
 SETTLED_NS = 100_000_000
 """If a folder's last change is older than this, its next change is sure to get a different modification time."""
 
@@ -112,8 +114,9 @@ class AblationFiles:
 
     def committed(self, name: str) -> list[str]:
         """The scales of an ablation with results beside the files; "" means: without a scale."""
-        parts = (path.stem.partition(".") for path in (self.folder / RESULTS).glob("*.parquet"))
-        return sorted(scale for own, _, scale in parts if own == name and scale.rpartition(".")[2] != "curves")
+        stems = [path.stem for path in (self.folder / RESULTS).glob("*.parquet")]
+        parts = [stem.partition(".") for stem in stems if not stem.endswith(FURTHER_FILES)]
+        return sorted(scale for ablation, _, scale in parts if ablation == name)
 
     def _cached(self, name: str, scale: str | None, path: Path) -> CachedPlan | None:
         """The cached plan of an ablation at a scale; None if its files have changed since."""

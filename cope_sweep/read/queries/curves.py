@@ -45,7 +45,7 @@ class ThinnedCurve:
 
     steps: array[int]
     values: array[float]
-    """NaN where the logged value is not finite."""
+    """NaN if the logged value is not finite."""
     logged: tuple[str, ...]
 
     @property
@@ -131,8 +131,8 @@ def curves_of_runs(folders: Sequence[RunFolder], metric: str, points: int | None
             for point in curve
             if metric in point
         ]
-        shown = all_points if points is None else downsample(all_points, points)
-        series.append(RunCurve(run_id=folder.run_id, points=shown))
+        kept = all_points if points is None else downsample(all_points, points)
+        series.append(RunCurve(run_id=folder.run_id, points=kept))
     if metric not in logged and logged:
         raise _unknown_metric(metric, list(logged), "these runs")
     return CurvesOfRuns(metric=metric, series=series)

@@ -43,8 +43,8 @@ def probability_of_improvement(scores: TaskScores, others: TaskScores) -> tuple[
     rng = np.random.default_rng(0)
     means, drawn = [], []
     for task in filter(others.__contains__, scores):  # in a fixed order, so that random numbers are reproducible
-        own, other = np.asarray(scores[task])[:, None], np.asarray(others[task])[None, :]
-        wins = (own < other) + 0.5 * (own == other)
+        score, other = np.asarray(scores[task])[:, None], np.asarray(others[task])[None, :]
+        wins = (score < other) + 0.5 * (score == other)
         n, m = wins.shape
         rows, columns = rng.integers(n, size=(RESAMPLES, n, 1)), rng.integers(m, size=(RESAMPLES, 1, m))
         means.append(wins.mean())
@@ -77,13 +77,14 @@ def aggregates(model: TableModel, reference: str | None) -> Layout | None:
     against = complete.get(reference or "")
     lines = []
     for name in sorted(means, key=lambda name: means[name][0]):
-        cells = [name, _interval(means[name], 2)]
-        if against is not None:
-            text = "–" if name == reference else _interval(probability_of_improvement(complete[name], against), 2)
-            cells.append(text)
-        lines.append(tuple(map(TextCell, cells)))
+        texts = [name, _interval_text(means[name])]
+        if name == reference:
+            texts.append("–")
+        elif against is not None:
+            texts.append(_interval_text(probability_of_improvement(complete[name], against)))
+        lines.append(tuple(map(TextCell, texts)))
     headers = [ColumnHeader("row", numeric=False), ColumnHeader("interquartile mean")]
-    headers += [ColumnHeader(f"P(better than {reference})")] if against is not None else []
+    headers += [ColumnHeader(f"P(better than {reference})")] * (against is not None)
     seeds = min(len(values) for by_task in complete.values() for values in by_task.values())
     return Layout(tuple(headers), tuple(lines), _note(model, len(tasks), seeds))
 
@@ -100,6 +101,7 @@ def _note(model: TableModel, tasks: int, seeds: int) -> str:
     return note
 
 
-def _interval(values: tuple[float, float, float], digits: int) -> str:
-    middle, low, high = (f"{value:.{digits}f}" for value in values)
-    return f"{middle} [{low}, {high}]"
+def _interval_text(estimate: tuple[float, float, float]) -> str:
+    """`0.42 [0.31, 0.50]`: an estimate with its interval."""
+    value, low, high = estimate
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"

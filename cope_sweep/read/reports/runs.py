@@ -30,9 +30,9 @@ from cope_sweep.store import RunRecord, Store, SweepRecord
 from cope_sweep.store.errors import DamagedError
 
 CURVES = ".curves.parquet"
-"""Suffix of a second file, with the learning curves: one line per logged value, with its time if it is known."""
+"""Suffix of the file with the learning curves: one line per logged value, with its time if it is known."""
 HEADS = ".heads.parquet"
-"""Suffix of a further file of ablations whose figures claim something about heads: the frame of `figures.marks`."""
+"""Suffix of the file with measures of heads (`figures.marks`), if a figure claims something about heads."""
 CURVE_COLUMNS = ["run_id", "row", "seed", "step", "metric", "value", "time_s"]
 HEAD_COLUMNS = [
     "figure", "run_id", "seed", "layer", "head", "chosen", "auc", "on", "off", "with_label", "without",
@@ -87,15 +87,15 @@ def _versions(sweep: SweepRecord) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(sweep.versions.items()))
 
 
-def public_command(words: Sequence[str]) -> str:
+def public_command(arguments: Sequence[str]) -> str:
     """A command without the options that name folders, hosts or passwords."""
     public = ["cope-sweep"]
-    rest = iter(words[1:])
-    for word in rest:
-        if word in PRIVATE_OPTIONS:
+    rest = iter(arguments[1:])
+    for argument in rest:
+        if argument in PRIVATE_OPTIONS:
             next(rest, None)
-        elif not word.startswith(tuple(f"{option}=" for option in PRIVATE_OPTIONS)):
-            public.append(Path(word).stem if word.endswith((".yaml", ".yml")) else word)
+        elif not argument.startswith(tuple(f"{option}=" for option in PRIVATE_OPTIONS)):
+            public.append(Path(argument).stem if argument.endswith((".yaml", ".yml")) else argument)
     return " ".join(public)
 
 
@@ -144,7 +144,7 @@ class ReportResults(Results):
 
     @cached_property
     def heads(self) -> pd.DataFrame:
-        """The measures of its heads, as of `figures.marks.measure_run`; empty in a report without them."""
+        """The measures of heads: the frame of `figures.marks.measure_run`; empty in a report without them."""
         path = self.path.with_suffix(HEADS)
         return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=HEAD_COLUMNS)
 
@@ -165,8 +165,7 @@ class ReportResults(Results):
         cli_args = self.plan.ablation.cli_args
         return (
             f"{self.path.name} is stale: the ablation file has changed since ({len(removed)} runs of the report are "
-            f"not "
-            f"in the plan, {len(added)} runs of the plan are not in the report); train with `cope-sweep run "
+            f"not in the plan, {len(added)} runs of the plan are not in the report); train with `cope-sweep run "
             f"{cli_args}`, then write the report with `cope-sweep report {cli_args} --out {self.path.parent.name}`"
         )
 

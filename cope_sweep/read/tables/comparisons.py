@@ -308,7 +308,7 @@ def _compare_rows(
         label: What `Comparison.against` calls the references; None: their names.
     """
     comparisons: dict[CellKey, Comparison] = {}
-    rows_by_reference: dict[str, list[str]] = {}
+    tested_cells: dict[str, list[CellKey]] = {}  # by reference
     for row in model.rows:
         for column in model.columns:
             other = find_reference(row, column)
@@ -317,45 +317,54 @@ def _compare_rows(
             difference = model.difference(row.metrics[column.name], other.metrics[column.name])
             comparisons[row.row, column.name] = Comparison(label or other.row, difference, DESCRIPTIVE)
             if column is tested_column:
-                rows_by_reference.setdefault(other.row, []).append(row.row)
-    family_sizes: set[int] = set()
-    smallest_p_values: list[float] = []
-    run_counts: set[int] = set()
-    for names in rows_by_reference.values():
-        differences = [comparisons[name, tested_column.name].difference for name in names]
+                tested_cells.setdefault(other.row, []).append((row.row, column.name))
+    for keys in tested_cells.values():
+        differences = [comparisons[key].difference for key in keys]
         corrected = holm([difference.p for difference in differences])
         smallest = holm([difference.smallest_p for difference in differences])
-        for name, difference, p, smallest_p in zip(names, differences, corrected, smallest, strict=True):
-            if min(difference.n) > 1:
-                run_counts |= set(difference.n)
+        for key, difference, p, smallest_p in zip(keys, differences, corrected, smallest, strict=True):
             if math.isnan(p):
                 continue
-            family_sizes.add(sum(not math.isnan(other_p) for other_p in corrected))
-            smallest_p_values.append(smallest_p)
             verdict = DESCRIPTIVE
             if smallest_p <= SIGNIFICANT_P:
                 is_better = (difference.difference < 0) == (tested_column.goal == "min")
                 verdict = verdicts[0] if is_better else verdicts[1]
                 if p > SIGNIFICANT_P:
                     verdict = SAME
-            key = (name, tested_column.name)
             comparisons[key] = replace(comparisons[key], p_adjusted=p, verdict=verdict)
-    rule = UNTESTED_RULE
-    if smallest_p_values:
-        comparison_count = f"{_alternatives(family_sizes)} comparison{'s' if max(family_sizes) > 1 else ''}"
-        if len(rows_by_reference) > 1:
-            comparison_count += " with the same row"
-        template = TEST_RULE if min(smallest_p_values) <= SIGNIFICANT_P else TOO_FEW_RULE
-        rule = template.format(
-            test=TESTS[model.paired],
-            comparisons=comparison_count,
-            runs=f"{_alternatives(run_counts)} {'pairs of runs' if model.paired else 'runs a row'}",
-            smallest_p=p_text(min(smallest_p_values)),
-            meaning=meaning,
-        )
+    families = [[comparisons[key].difference for key in keys] for keys in tested_cells.values()]
+    rule = _test_rule(families, meaning, is_paired=model.paired)
     if any(column.compared and column is not tested_column for column in model.columns):
         rule += OTHERS_RULE
     return comparisons, rule
+
+
+def _test_rule(families: Sequence[Sequence[Difference]], meaning: str, *, is_paired: bool) -> str:
+    """The rule of a test.
+
+    Args:
+        families: The differences that are corrected together; those without a p are not tested.
+        meaning: What p ≤ 0.05 means.
+        is_paired: Whether runs are compared in pairs.
+    """
+    tested = [[difference for difference in family if not math.isnan(difference.p)] for family in families]
+    tested = [family for family in tested if family]
+    if not tested:
+        return UNTESTED_RULE
+    smallest_p = min(min(holm([difference.smallest_p for difference in family])) for family in tested)
+    sizes = {len(family) for family in tested}
+    comparisons = f"{_alternatives(sizes)} comparison{'s' if max(sizes) > 1 else ''}"
+    if len(families) > 1:
+        comparisons += " with the same row"
+    run_counts = {count for family in tested for difference in family for count in difference.n}
+    rule = TEST_RULE if smallest_p <= SIGNIFICANT_P else TOO_FEW_RULE
+    return rule.format(
+        test=TESTS[is_paired],
+        comparisons=comparisons,
+        runs=f"{_alternatives(run_counts)} {'pairs of runs' if is_paired else 'runs a row'}",
+        smallest_p=p_text(smallest_p),
+        meaning=meaning,
+    )
 
 
 def _alternatives(numbers: Iterable[int]) -> str:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cope_sweep.config import expand, load_ablation, with_overrides
+from cope_sweep.read.queries.ablations import AblationFiles
 from cope_sweep.read.queries.claims import claim_results
 from cope_sweep.read.reports.evidence import evidence
 from cope_sweep.read.reports.runs import ReportResults, read_report
@@ -25,6 +26,10 @@ def test_figures_of_heads_have_their_claims() -> None:
         ("Figure 6 (top)", "shown in part"),
         ("Figure 6 (bottom)", "shown in part"),
     ]
+
+
+def test_reports_with_measures_of_heads_have_one_scale() -> None:
+    assert AblationFiles(ABLATIONS).committed("gates") == ["small"]
 
 
 def test_a_report_says_how_many_runs_have_heads_that_were_not_measured() -> None:
