@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cope_sweep.cli.options import read_text as typed_text
+from cope_sweep.cli.options import read_text_options as typed_text
 from cope_sweep.config.source import read_source
 from cope_sweep.text import TextTokenizer, reading
 from cope_sweep.text.reading import chunks, read_document

@@ -40,7 +40,8 @@ def finished_runs(plan, store, facts=FACTS):
             finish(store, run, {"in_dist/token_error": 10.0 * index + run.seed, "dense/loss": 0.1 + index}, facts)
 
 
-def test_a_figure_measures_the_heads_of_its_own_row(store):
+def test_a_figure_measures_the_heads_of_its_own_row(store, monkeypatch):
+    monkeypatch.setattr("cope_sweep.read.figures.marks.TOKENS", 100)
     figure = {"kind": "maps", "show": "gates", "mark": "data", "claim": "Gates open at data"}
     figures = [figure | {"rows": {"model.position": "CoPE"}, "split": split} for split in ("in_dist", "dense")]
     figures.append(figure | {"rows": {"model.position": "other"}})
