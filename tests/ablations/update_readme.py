@@ -140,18 +140,21 @@ def claims():
         assert copy[f"CoPE, {metric}"] == "0 %", metric
         assert copy[f"RoPE, {metric}"] == copy[f"Absolute, {metric}"] == "100 %", metric
     sparse, wrong = "sparse/token_error", "in_dist/token_error"
-    others = many.least(sparse, "Selective copy · ", but=["CoPE", "CoPE + RoPE", "Selective RoPE"])
-    dense = many.least("dense/token_error", "Selective copy · ", but=["CoPE", "CoPE + RoPE", "Selective RoPE"])
+    solving = ["CoPE", "CoPE + short convolution", "CoPE + RoPE", "Selective RoPE"]
+    others = many.least(sparse, "Selective copy · ", but=solving)
+    dense = many.least("dense/token_error", "Selective copy · ", but=solving)
     far = f"{wrong}@16x"
     assert {many[f"Flip-Flop · {row}, {far}"] for row in ("FoX", "PaTH", "TRA")} == {"0 %"}
     return f"""\
 - [Copying with other shares of blanks]({copy.link}): CoPE gets {copy["CoPE, sparse/sequence_error"]} of the sequences wrong, \
 RoPE and absolute positions {copy["RoPE, sparse/sequence_error"]} (5 seeds).
-- [The same, 20 encodings]({many.link}): CoPE 0 % of the tokens wrong with fewer and with more blanks, CoPE + RoPE \
+- [The same, 23 encodings]({many.link}): CoPE 0 % of the tokens wrong with fewer and with more blanks, with a short convolution \
+{many["Selective copy · CoPE + short convolution, dense/token_error"]} and \
+{many[f"Selective copy · CoPE + short convolution, {sparse}"]}, CoPE + RoPE \
 {many["Selective copy · CoPE + RoPE, dense/token_error"]} and {many[f"Selective copy · CoPE + RoPE, {sparse}"]}, Selective RoPE \
 {many["Selective copy · Selective RoPE, dense/token_error"]} and {many[f"Selective copy · Selective RoPE, {sparse}"]}, \
 all others at least {dense} and {others}. Flip-Flop 16 times as long: FoX, PaTH and TRA {many[f"Flip-Flop · FoX, {far}"]}, \
-CoPE {many[f"Flip-Flop · CoPE, {far}"]} (3 seeds: not tested).
+CoPE {many[f"Flip-Flop · CoPE, {far}"]}, with a short convolution {many[f"Flip-Flop · CoPE + short convolution, {far}"]} (3 seeds: not tested).
 - [Flip-Flop, with more instructions to ignore than in training]({flip.link}): CoPE {flip[f"CoPE, {sparse}"]}, RoPE \
 {flip[f"RoPE, {sparse}"]}, absolute {flip[f"Absolute, {sparse}"]}; CoPE is better than absolute positions, and not shown to be better than RoPE \
 (p = 0.056, 5 seeds). In distribution it is better than both.
