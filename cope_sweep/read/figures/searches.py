@@ -52,7 +52,7 @@ ORDER = "Blues"
 def budget(results: Results, question: GetFigure) -> Figure:
     """The value of each row of a search and the best so far, in the order of the search.
 
-    The default metric is that of `cope-sweep best`. A random search has a line for each point of its grid. If points
+    `metric` defaults to the one of `cope-sweep best`. A random search has a line for each point of its grid. If points
     differ on several axes, the labels of the axis with the fewest have a panel each.
 
     Raises FigureError; QueryError for an ablation without a search.
@@ -185,7 +185,7 @@ class _Panel:
 def slice(results: Results, question: GetFigure) -> Figure:  # noqa: A001 - the name of its kind
     """A metric of each row against each axis on which the rows differ, as points.
 
-    The value of a row is the mean of its finished seeds. The default metric is that of `cope-sweep best`. An axis is
+    The value of a row is the mean of its finished seeds. `metric` defaults to the one of `cope-sweep best`. An axis is
     logarithmic if it is in the search space.
 
     Raises FigureError for an axis that the ablation does not have, and if no axis has several values; QueryError for an

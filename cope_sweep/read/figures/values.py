@@ -128,8 +128,7 @@ def _evaluations(row: Row, name: str) -> list[tuple[str, str]]:
 def contexts(results: Results, question: GetFigure) -> Figure:
     """A metric (default: the first one with lengths) against the length of the evaluated sequences.
 
-    Lengths are tokens; or, if sequences are generated, multiples of the training length, of which 1 is the metric
-    itself.
+    Lengths are tokens; for generated sequences, multiples of the training length (1 is the metric itself).
     """
     matches = _metrics_at_lengths(results, question, by_place=False)
     if not matches:

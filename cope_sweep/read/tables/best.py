@@ -29,7 +29,7 @@ from cope_sweep.read.tables.runs import FACT, Results, setting
 from cope_sweep.store import QueryError, RunRecord, Status
 
 LEAST_VALUES = 3
-"""Smallest number of tried values of which one counts as being at the edge."""
+"""With fewer tried values of a key, none counts as being at the edge."""
 FRESH_SEEDS = 5
 """Number of new seeds to train the best row with: enough to test a few comparisons."""
 

@@ -282,7 +282,7 @@ def _exact_test(t: Any, c: Any, scale: float) -> tuple[float, float, float]:
     p = float(np.mean(np.abs(t) >= abs(d) - slack))
 
     def thresholds(end: float) -> Any:
-        # With c = ±1, the statistic is that of the true arrangement for every δ, up to its sign.
+        # With c = ±1, the statistic equals the one of the true arrangement for every δ, up to its sign.
         with np.errstate(divide="ignore", invalid="ignore"):
             same = np.where(c > 1 - ROUNDING, end, (d - t) / (1 - c))
             opposite = np.where(c < ROUNDING - 1, end, (d + t) / (1 + c))

@@ -189,7 +189,9 @@ def test_the_drawing_has_a_panel_for_each_head_and_the_tokens(predictor):
     assert f"Gates: selective_copy, cope (run {predictor.run.run_id})" in " ".join(texts)
     assert all(predictor.run.task.token_label(token) in texts for token in TOKENS.tolist())
     assert re.search(r"mean gate 0\.\d\d on data, 0\.\d\d elsewhere", " ".join(texts))
+    assert figure.render("svg") == figure.render("svg")
     assert png_size(figure.render("png"))[0] > 1000
+    assert figure.render("pdf").startswith(b"%PDF")
 
 
 def test_a_number_of_heads_selects_those_that_separate_the_marks_best(predictor):
