@@ -188,10 +188,10 @@ def _check_conditions_of_suggestions(loaded: LoadedAblation, varied: set[str], n
 
 
 def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
-    """Raises SpecError for a metric of the table that one of `runs` does not report, and for a primary one that is no
-    column or says nothing about which row is better.
+    """Raises SpecError for a metric of the table that none of `runs` reports, and for a primary one that is no column
+    or says nothing about which row is better.
 
-    A metric of a variant (`evaluate.variants`) needs only one run that reports it; cells of other runs stay empty.
+    Tasks, lengths and variants (`evaluate`) may differ between runs: cells of a run without the metric stay empty.
     """
     content = loaded.content
     names = [metric.name for metric in content.metrics]
@@ -208,12 +208,11 @@ def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
             "not_compared",
             metric=names[index],
         )
-    of_variants = dict.fromkeys(name for run in runs for name in run.variant_metrics)
-    for run in runs:
-        metric_names = [*run.metrics, *of_variants, *(f"facts.{name}" for name in NUMERIC_FACTS)]
-        for index, metric in enumerate(loaded.content.metrics):
-            if metric.name not in metric_names:
-                raise _no_metric(loaded, ("metrics", index, "name"), run, metric.name, metric_names)
+    of_runs = dict.fromkeys(name for run in runs for name in run.metrics)
+    metric_names = [*of_runs, *(f"facts.{name}" for name in NUMERIC_FACTS)]
+    for index, metric in enumerate(loaded.content.metrics):
+        if runs and metric.name not in metric_names:
+            raise _no_metric(loaded, ("metrics", index, "name"), runs[0], metric.name, metric_names)
 
 
 def check_claims(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
@@ -247,6 +246,9 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
             names = {(*path, "metrics", number): name for number, name in enumerate(figure.metrics)}
         elif isinstance(figure, Contexts):
             names = {(*path, "metric"): figure.metric}
+        if isinstance(figure, Contexts) and not any(run.evaluate.contexts or run.evaluate.lengths for run in runs):
+            needed = "evaluate.contexts or evaluate.lengths"
+            raise loaded.source.error(path, f"a figure of contexts needs {needed}, and no row has any", "no_contexts")
         for run in runs:
             metric_names = [name for name in run.metrics if isinstance(figure, Values) or "@" not in name]
             for place, name in names.items():
@@ -259,11 +261,6 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
                 if f"{figure.metric}@{run.evaluate.positions}" not in run.metrics:
                     bases = {name.partition("@")[0] for name in run.metrics if POSITION_PERPLEXITY in name}
                     raise _no_metric(loaded, (*path, "metric"), run, figure.metric, sorted(bases))
-            if isinstance(figure, Contexts) and not (run.evaluate.contexts or run.evaluate.lengths):
-                needed = "evaluate.contexts or evaluate.lengths"
-                raise loaded.source.error(
-                    path, f"a figure of contexts needs {needed}, and a row has none", "no_contexts"
-                )
         if isinstance(figure, Heatmap):
             _check_columns(loaded, path, figure, points, runs)
         for name, key in (("x", getattr(figure, "x", None)), ("panels", getattr(figure, "panels", None))):

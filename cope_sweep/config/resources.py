@@ -48,8 +48,8 @@ class Resources(Frozen):
     )
     compile: Literal["auto", "off"] = Field(
         default="auto",
-        description="torch.compile for training steps; auto: on CUDA, and CUDA graphs for small models. Not on a CPU, "
-        "where it is not faster. off: never.",
+        description="Training steps on CUDA with less work on the host; auto: CUDA graphs for models of less than 30 M "
+        "parameters (one worker, no micro_batch), torch.compile for others. off: neither.",
     )
     shard: Literal["off", "optimizer"] = Field(
         default="off",

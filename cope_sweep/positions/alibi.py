@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, Strict
 
 from cope_sweep.errors import InvalidValue
-from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Tensors, at_least_float32
+from cope_sweep.positions.base import Attention, AttentionEncoding, Dims, Tensors, at_least_float32, constants
 from cope_sweep.positions.relative import distances
 from cope_sweep.positions.sampled import DESCRIPTION, Sampled
 from cope_sweep.terms import DistanceSlope, KeyBias
@@ -85,4 +85,4 @@ class ALiBi(AttentionEncoding):
         return KeyBias((slopes_H[:, None] * self.sampled * features_BHSF[..., 0]).to(at_least_float32(slopes_H).dtype))
 
     def _slopes(self, q_BHQK: Tensor) -> Tensor:
-        return q_BHQK.new_tensor(standard_slopes(q_BHQK.shape[1]) if self.slopes == "standard" else self.slopes)
+        return constants(standard_slopes(q_BHQK.shape[1]) if self.slopes == "standard" else self.slopes, q_BHQK)

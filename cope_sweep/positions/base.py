@@ -10,7 +10,7 @@ Shapes: B batch, T tokens, D model dim, H heads, K head dim, Q queries, S keys (
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -266,6 +266,18 @@ def project(parameters: Tensors, name: str, h_BTD: Tensor) -> Tensor:
 def at_least_float32(x: Tensor) -> Tensor:
     """The same numbers; float32 if they have fewer bits."""
     return x.float() if x.element_size() < FLOAT32_BYTES else x
+
+
+def constants(values: Sequence[float], like: Tensor) -> Tensor:
+    """A vector of these numbers, in the type and on the device of `like`.
+
+    On a GPU they are filled in there: a copy from the host would wait, and cannot be part of a CUDA graph.
+    """
+    import torch
+
+    if like.is_cuda:
+        return torch.stack([like.new_full((), value) for value in values])
+    return like.new_tensor(values)
 
 
 def causal_convolution(x_BHSF: Tensor, taps_XW: Tensor) -> Tensor:

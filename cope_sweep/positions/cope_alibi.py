@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from cope_sweep.positions.alibi import Slopes, check_slopes, standard_slopes
-from cope_sweep.positions.base import Attention, Dims, Parameter, Tensors
+from cope_sweep.positions.base import Attention, Dims, Parameter, Tensors, constants
 from cope_sweep.positions.cope import ContextualEncoding
 from cope_sweep.terms import Slope
 
@@ -52,4 +52,4 @@ class CoPEALiBi(ContextualEncoding):
         if self.slopes == "learned":
             return parameters["m"]
         fixed = standard_slopes(q_BHQK.shape[1]) if self.slopes == "standard" else self.slopes
-        return self.slope_sign * q_BHQK.new_tensor(fixed)
+        return self.slope_sign * constants(fixed, q_BHQK)

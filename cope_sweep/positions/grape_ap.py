@@ -25,6 +25,7 @@ from cope_sweep.positions.base import (
     Parameter,
     Tensors,
     at_least_float32,
+    constants,
 )
 from cope_sweep.terms import LogSlope
 
@@ -80,7 +81,7 @@ class GrapeAP(AttentionEncoding):
         _, H, S, size = p_BHSF.shape
         normed_BHSF = F.rms_norm(p_BHSF, (size,))
         of_query_BHQF = (normed_BHSF if self.reading == "text" else p_BHSF)[:, :, S - queries :]
-        return LogSlope(p_BHSF.new_tensor(standard_slopes(H)), of_query_BHQF / size, self._rotated(normed_BHSF))
+        return LogSlope(constants(standard_slopes(H), p_BHSF), of_query_BHQF / size, self._rotated(normed_BHSF))
 
     def _rotated(self, x_BHSF: Tensor) -> Tensor:
         """The vector of token l with every pair rotated by l, or −l, radians."""

@@ -45,6 +45,8 @@ class Candidate:
     """The statuses of its runs."""
     scores: tuple[float, ...]
     """The finite values of the metric of its finished runs."""
+    losses: tuple[float, ...] = ()
+    """The finite losses of its finished runs on the same test set, which decide between equal scores."""
 
     @property
     def ended(self) -> bool:
@@ -74,10 +76,17 @@ class Group:
         return sum(not candidate.ended for candidate in self.candidates)
 
     def ranked(self, first: int | None = None) -> list[Candidate]:
-        """The candidates with a score among the first `first` candidates (None: all), best first."""
+        """The candidates with a score among the first `first` candidates (None: all), best first.
+
+        Of equal scores, as of several without an error, the one with the smaller loss comes first.
+        """
         scored = [candidate for candidate in self.candidates[:first] if candidate.score is not None]
         sign = 1 if self.goal == "min" else -1
-        return sorted(scored, key=lambda candidate: sign * (candidate.score or 0.0))
+
+        def order(candidate: Candidate) -> tuple[float, float]:
+            return sign * (candidate.score or 0.0), statistics.fmean(candidate.losses) if candidate.losses else 0.0
+
+        return sorted(scored, key=order)
 
     def best(self, first: int | None = None) -> Candidate | None:
         """The best of the first `first` candidates (None: all); None if none of them is finished."""
@@ -139,7 +148,8 @@ class Ranking:
             texts += [str(group.missing or "")] * has_missing
             lines.append(tuple(map(TextCell, texts)))
         note = (
-            f"{self.metric}, mean over seeds {self.seeds}; {self.goal} is best. of n: the best of the first n draws. "
+            f"{self.metric}, mean over seeds {self.seeds}; {self.goal} is best, and of equal values the one with the "
+            "smaller loss. of n: the best of the first n draws. "
             "edge: keys whose best value is the smallest or largest one drawn."
         )
         return Layout(tuple(headers), tuple(lines), note)
@@ -260,13 +270,15 @@ def _groups(plan: Plan, records: Mapping[str, RunRecord], metric: str, goal: Goa
 
 def _candidate(row: Row, records: Mapping[str, RunRecord], values: Mapping[str, Json], metric: str) -> Candidate:
     records_of_row = [records[run.run_id] for run in row.runs]
-    scores = [record.value(metric) for record in records_of_row if record.status == "finished"]
-    return Candidate(
-        row,
-        values,
-        tuple(record.status for record in records_of_row),
-        tuple(float(score) for score in scores if score is not None and math.isfinite(score)),
-    )
+    finished = [record for record in records_of_row if record.status == "finished"]
+
+    def finite(name: str) -> tuple[float, ...]:
+        measured = (record.value(name) for record in finished)
+        return tuple(float(value) for value in measured if value is not None and math.isfinite(value))
+
+    test_set = metric.rpartition("/")[0]
+    statuses = tuple(record.status for record in records_of_row)
+    return Candidate(row, values, statuses, finite(metric), finite(f"{test_set}/loss"))
 
 
 def _number(value: Json) -> float | None:
