@@ -174,6 +174,17 @@ def test_unknown_metrics_are_refused(name):
         expand(load(f'title: T\n{TEXT}metrics: [{{name: "{name}"}}]'))
 
 
+def test_a_column_needs_one_row_that_reports_it():
+    text = (
+        "title: T\nbase: {evaluate: {lengths: [2]}}\ngrid: {task: {Copy: {kind: selective_copy}, Text: {kind: code}}}\n"
+    )
+    text += "when: [{if: {task: Text}, set: {evaluate.lengths: []}}]\n"
+    names = ["test/perplexity", "sparse/token_error", "in_dist/token_error@2x"]
+    assert expand(load(text + f"metrics: [{', '.join(f'{{name: {name}}}' for name in names)}]")).rows
+    with raises("unknown_metric", metric="in_dist/token_error@4x"):
+        expand(load(text + "metrics: [{name: in_dist/token_error@4x}]"))
+
+
 def test_the_primary_metric_must_be_one_that_rows_are_compared_by():
     def expanded(text):
         return expand(load(f"title: T\n{TEXT}{text}"))

@@ -54,7 +54,7 @@ def probability_of_improvement(scores: TaskScores, others: TaskScores) -> tuple[
 
 
 def aggregates(model: TableModel, reference: str | None) -> Layout | None:
-    """One line per encoding, best first, by the primary metric; None for fewer than two tasks.
+    """One line per encoding, best first, by the primary metric; None for fewer than two tasks that report it.
 
     Args:
         model: The table. Rows with fewer than two seeds on a task are left out.
@@ -62,11 +62,12 @@ def aggregates(model: TableModel, reference: str | None) -> Layout | None:
     """
     if TASK not in model.axes:
         return None
-    tasks = dict.fromkeys(row.labels[TASK] for row in model.rows if TASK in row.labels)
+    measured = [row for row in model.rows if TASK in row.labels and row.metrics[model.primary.name].values]
+    tasks = dict.fromkeys(row.labels[TASK] for row in measured)
     scores_of: dict[str, dict[str, list[float]]] = {}
-    for row in model.rows:
+    for row in measured:
         cell = row.metrics[model.primary.name]
-        if TASK in row.labels and cell.rule_error is not None and len(cell.values) > 1:
+        if cell.rule_error is not None and len(cell.values) > 1:
             name = " · ".join(label for key, label in row.labels.items() if key != TASK)
             scores = [value / cell.rule_error for value in cell.values.values()]
             scores_of.setdefault(name, {})[row.labels[TASK]] = scores

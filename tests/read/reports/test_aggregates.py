@@ -12,6 +12,7 @@ import pytest
 from cope_sweep.read.reports.aggregates import aggregates, interquartile_mean, probability_of_improvement
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.model import table_model
+from cope_sweep.read.tables.render import markdown
 from cope_sweep.store import Store
 from tests.read.tables.ablations import finish, plan_of
 
@@ -77,3 +78,27 @@ def test_the_order_of_tasks_decides_what_is_drawn_and_not_how_python_hashes_them
             check=True,
         )
         assert done.stdout.strip() == str(found)
+
+
+def test_a_task_that_does_not_report_the_primary_metric_is_left_out(tmp_path):
+    store = Store(tmp_path, create=True)
+    tasks = {
+        "Copy": {"kind": "selective_copy", "tokens": 4, "blanks": 4},
+        "Flip": {"kind": "flip_flop", "pairs": 8},
+        "Text": {"kind": "code", "tokens": 16},
+    }
+    plan = plan_of(
+        base={"model": {"layers": 1, "dim": 8, "heads": 1}, "train": {"steps": 6, "batch": 2}},
+        grid={"task": tasks, "model.position": {"CoPE": ["cope"], "None": []}},
+        metrics=[{"name": "in_dist/token_error", "unit": "%"}, {"name": "test/perplexity"}],
+        published=[],
+    )
+    for row in plan.rows:
+        name = "test/perplexity" if row.labels["task"] == "Text" else "in_dist/token_error"
+        for run in row.runs:
+            finish(store, run, {name: 10.0 + run.seed})
+    model = table_model(plan, read_results(plan, store).records)
+    assert "Over 2 tasks" in aggregates(model, "CoPE").note
+    lines = [line for line in markdown(model).splitlines() if line.startswith("| Text")]
+    assert lines
+    assert all("10.50 ± 0.71" in line for line in lines)

@@ -58,6 +58,15 @@ def test_the_greatest_is_best_where_the_goal_says_so():
     assert all(each.best() is each.candidates[4] for each in rank_rows(Results(plan, records)).groups)
 
 
+def test_equal_scores_are_decided_by_the_loss_on_the_same_test_set():
+    plan, records = searched(lambda row, draw: 0)
+    for row in plan.rows:
+        for run in row.runs:
+            records[run.run_id].metrics["in_dist/loss"] = run.train.lr
+    for each in rank_rows(Results(plan, records), METRIC).groups:
+        assert each.best().values["train.lr"] == min(draw.values["train.lr"] for draw in each.candidates)
+
+
 def test_draws_without_a_finite_mean_are_never_the_best():
     plan, records = searched(
         lambda row, draw: math.nan if draw == 0 else draw, lambda row, draw: "stopped" if draw == 1 else "finished"
