@@ -315,7 +315,7 @@ def test_the_example_of_all_keys_uses_them(tmp_path):
     assert sum(row.published is not None for row in rows) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_encoding_of_the_guide_trains(tmp_path):
     """In a process of its own, so that its encoding is registered there only."""
     text = read("docs/how-to/own-encoding.md")

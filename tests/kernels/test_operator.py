@@ -96,7 +96,7 @@ POSITIONS = {
 }
 
 
-FEW = ("none", "cope and rope")
+FEW = ("cope and rope",)
 
 
 @pytest.mark.slow
@@ -111,8 +111,8 @@ def test_a_model_with_any_encoding_compiles_as_one_graph(position):
     assert_compiled_equals_eager(model(position), backend="aot_eager")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["native", pytest.param("reference", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("implementation", ["native", "reference"])
 def test_a_chosen_implementation_with_dropout_compiles_as_one_graph(implementation):
     """The compiled graph draws the same seeds of dropout from torch's generator, and computes the same masks."""
     with using(implementation):

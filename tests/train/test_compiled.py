@@ -41,19 +41,14 @@ def losses(run, runtime):
     return values
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param({"model.position": ["cope"], "model.layers": 2}, marks=pytest.mark.thorough),
-        pytest.param(
-            {"model.position": [{"kind": "rope", "sampled": 20.0}, {"kind": "alibi", "sampled": 9.0}]},
-            marks=pytest.mark.thorough,
-        ),
-        pytest.param({"model.position": ["rope", "relative"], "model.family": "llama"}, marks=pytest.mark.thorough),
-        pytest.param(
-            {"model.position": ["absolute"], "model.dropout": 0.2, "model.family": "post_norm"},
-            marks=pytest.mark.thorough,
-        ),
+        {"model.position": ["cope"], "model.layers": 2},
+        {"model.position": [{"kind": "rope", "sampled": 20.0}, {"kind": "alibi", "sampled": 9.0}]},
+        {"model.position": ["rope", "relative"], "model.family": "llama"},
+        {"model.position": ["absolute"], "model.dropout": 0.2, "model.family": "post_norm"},
         {"model.position": ["cope"], "model.dropout": 0.2, "model.layers": 2, "task.blanks": 30},
     ],
 )
