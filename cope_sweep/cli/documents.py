@@ -306,7 +306,6 @@ KindOpt = Annotated[
     typer.Option(
         "--kind",
         "-k",
-        "--declared",
         metavar="KIND",
         help=f"{', '.join(FIGURES)}; or a figure that the ablation declares, such as `maps-2`. Default: all figures "
         "that it declares; curves if it declares none, or if other options select what to draw.",

@@ -133,9 +133,9 @@ def test_the_document_of_all(declaring):
 def test_declared_figures_are_drawn_without_a_kind(declaring):
     files = [each["file"] for each in declaring.json("figure", "tiny")]
     assert files == ["tiny-curves.png", "tiny-maps.png"]
-    declaring("figure", "tiny", "--declared", "maps", "-o", "gates.svg")
+    declaring("figure", "tiny", "--kind", "maps", "-o", "gates.svg")
     assert "Gates" in svg_texts((declaring.folder / "gates.svg").read_bytes())
-    assert declaring("figure", "tiny", "--declared", "curves", "--format", "csv")[0].startswith("row,metric,step")
+    assert declaring("figure", "tiny", "--kind", "curves", "--format", "csv")[0].startswith("row,metric,step")
     assert declaring.json("figure", "tiny", "--metric", "train/loss")["kind"] == "curves"  # options: not the declared
 
 
@@ -151,8 +151,8 @@ def test_declared_figures_are_drawn_without_a_kind(declaring):
         (["report", "other", "--out", "out"], "nothing_to_report", {"ablation": "other"}),
         (["report", "--all", "--scale", "small", "--out", "out"], "nothing_to_report", {"scale": "small"}),
         (["report", "tiny", "--out", "ablations/tiny.yaml/out"], "not_writable", {}),
-        (["figure", "tiny", "--declared", "map"], "not_found", {"figure": "map"}),
-        (["figure", "other", "--declared", "maps-2"], "not_found", {"figure": "maps-2"}),
+        (["figure", "tiny", "--kind", "map"], "not_found", {"figure": "map"}),
+        (["figure", "other", "--kind", "maps-2"], "not_found", {"figure": "maps-2"}),
         (["figure", "tiny", "-o", "all.svg"], "several_figures", {"allowed": ["curves", "maps"]}),
         (["table", "tiny", "--compare", "position=CoP"], "unknown_value", {"value": "CoP"}),
         (["table", "tiny", "--compare", "dim=8"], "unknown_axis", {"axis": "dim"}),
@@ -166,8 +166,8 @@ def test_a_declared_map_shows_the_first_sequence_with_a_marked_token(declaring):
     """The first test sequence begins with a blank, `_`: nothing of its first token would be marked."""
     text = (declaring.folder / "ablations" / "tiny.yaml").read_text()
     declaring.write("tiny", text.replace("mark: data", "mark: data, first: 1"))
-    line = declaring("figure", "tiny", "--declared", "maps", "--format", "csv")[0].splitlines()[1]
+    line = declaring("figure", "tiny", "--kind", "maps", "--format", "csv")[0].splitlines()[1]
     assert line.split(",")[4].isdecimal()
     declaring.write("tiny", text.replace("mark: data", "mark: data, first: 1, index: 0"))
-    line = declaring("figure", "tiny", "--declared", "maps", "--format", "csv")[0].splitlines()[1]
+    line = declaring("figure", "tiny", "--kind", "maps", "--format", "csv")[0].splitlines()[1]
     assert line.split(",")[4] == "_"

@@ -280,7 +280,7 @@ class Evidence:
         parts += ["## Missing", "\n".join(f"- {line}" for line in self.missing)] if self.missing else []
         rows = [
             *self.provenance.lines,
-            ("This report", f"`cope-sweep report {self.plan.ablation.cli_args}{self._options}`"),
+            ("This report", f"`cope-sweep report {self.plan.ablation.cli_args}{self._compare_option}`"),
         ]
         cells = [(name, text.replace("|", r"\|")) for name, text in rows]
         provenance_lines = ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in cells)]
@@ -288,9 +288,8 @@ class Evidence:
         return "\n\n".join(parts) + "\n"
 
     @property
-    def _options(self) -> str:
-        compare = f" --compare {_quote(self.table.compare)}" if self.table.compare else ""
-        return f"{compare} --out ablations/results"
+    def _compare_option(self) -> str:
+        return f" --compare {_quote(self.table.compare)}" if self.table.compare else ""
 
 
 def _markdown_section(title: str, layout: Layout) -> list[str]:

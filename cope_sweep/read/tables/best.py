@@ -207,10 +207,12 @@ class Ranking:
         names = sorted(best_scores, key=best_scores.__getitem__, reverse=self.goal == "max")
         lowest, highest = best_scores[names[0]], best_scores[names[-1]]
         first = first_rows([name for name in names if best_scores[name] == lowest])
+        low, high = f"{lowest:.4g}", f"{highest:.4g}"
+        spread = low if low == high else f"from {low} ({first}) to {high} ({names[-1]})"
         at_edge = sum(bool(group.at_edge) for group in self.groups)
         return (
-            f"The best of {self.size} draws for each of {len(self.groups)} rows, by {self.metric}: from {lowest:.4g} "
-            f"({first}) to {highest:.4g} ({names[-1]}). For {at_edge} rows, it is at the edge of what was drawn."
+            f"The best of {self.size} draws for each of {len(self.groups)} rows, by {self.metric}: {spread}. "
+            f"For {at_edge} rows, it is at the edge of what was drawn."
         )
 
 

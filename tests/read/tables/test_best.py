@@ -67,6 +67,11 @@ def test_equal_scores_are_decided_by_the_loss_on_the_same_test_set():
         assert each.best().values["train.lr"] == min(draw.values["train.lr"] for draw in each.candidates)
 
 
+def test_rows_whose_best_draws_are_equal_have_no_range():
+    plan, records = searched(lambda row, draw: 3 if draw else 9)
+    assert f"rows, by {METRIC}: 3.5. For " in rank_rows(Results(plan, records), METRIC).answer
+
+
 def test_draws_without_a_finite_mean_are_never_the_best():
     plan, records = searched(
         lambda row, draw: math.nan if draw == 0 else draw, lambda row, draw: "stopped" if draw == 1 else "finished"
