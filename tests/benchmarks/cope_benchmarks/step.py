@@ -106,7 +106,7 @@ def with_listing(inputs: Inputs, positions: LayerEncodings, dropout: float, seed
 
 
 COPE: list[Any] = [{"kind": "cope", "p_max": 64}]
-SDPA, COMPILED = "SDPA, no positions", ", torch.compile"
+SDPA, COMPILED = "SDPA, no positions", ", compile: auto"
 Alternatives = Mapping[str, tuple[list[Any], AttendAs | Implementation, Implementation]]
 """By name: the encodings, the implementation or function that computes attention, and the one that it is compared with."""
 ALTERNATIVES: Alternatives = {
@@ -146,7 +146,8 @@ def measure(repetitions: int, models: Mapping[str, Model] | None = None) -> Meas
 def measure_gpu(folder: Path, device: str, budget_s: float) -> Measured:
     """The same on a GPU, into `step.json` and `step.md`.
 
-    With device `cpu`, a dry run of a tiny model, without torch.compile, which would take longer than all the rest.
+    `compile: auto` means CUDA graphs for models of less than 30 M parameters, and torch.compile for larger ones. With device
+    `cpu`, a dry run of a tiny model, without it.
     """
     models = GPU_MODELS if device == "cuda" else TINY
     chosen = {name: each for name, each in GPU_ALTERNATIVES.items() if device == "cuda" or not name.endswith(COMPILED)}
@@ -171,7 +172,8 @@ def measure_model(
             device=device, precision=precision, threads=torch.get_num_threads(), compile=name.endswith(COMPILED)
         )
         spec = model | {"model": model["model"] | {"position": position}}
-        trainers.append(Trainer(RunSpec.model_validate_json(json.dumps(spec)), runtime))
+        with attention_by(compute):  # CUDA graphs are recorded now
+            trainers.append(Trainer(RunSpec.model_validate_json(json.dumps(spec)), runtime))
         try:
             failed = failure(trainers[-1], compute, expected_from)
             step = step_of(trainers[-1], compute)
