@@ -109,6 +109,7 @@ class ClaimResult(Answer):
     published: str = Field(description="The published values of the same rows; empty if there are none.")
     p: float | None = Field(description="The largest p over the pairs of rows, corrected for their number (Holm).")
     verdict: ClaimVerdict
+    meaning: str = Field(description="What the verdict says; empty if no run is trained.")
     pairs: int = Field(description="The number of pairs of rows that were tested.")
     shown: int = Field(description="The number of pairs that differ as claimed.")
     hypothesis: str = Field(

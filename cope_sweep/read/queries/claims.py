@@ -51,6 +51,7 @@ def _claims_of(results: Results) -> Iterable[ClaimResult]:
             published=finding.published,
             p=finite(finding.largest_p),
             verdict=finding.verdict,
+            meaning=finding.meaning,
             pairs=len(finding.pairs),
             shown=finding.shown,
             hypothesis=hypothesis,

@@ -126,6 +126,13 @@ class Finding:
         return sum(pair.comparison.verdict == "better" for pair in self.pairs)
 
     @property
+    def meaning(self) -> str:
+        """What the verdict says of the rows or heads; empty before there are runs."""
+        if self.is_about_heads:
+            return HEADS_NOTE
+        return VERDICT_NOTES.get(self.verdict, "")
+
+    @property
     def verdict_text(self) -> str:
         """The verdict; if only some pairs differ as claimed, with their number."""
         if self.is_about_heads or self.verdict not in ("shown in part", "mixed"):

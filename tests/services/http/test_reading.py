@@ -82,7 +82,8 @@ def test_claims_have_the_verdicts_of_the_runs_or_of_the_committed_results(own_sa
         assert claim["hypothesis"].startswith("not testable")
         assert claim["ours"].startswith("CoPE ")
         (longer,) = get(client, "/claims?ablation=tiny&scale=longer")
-        assert (longer["verdict"], longer["p"]) == ("not trained", None)
+        assert "a rule that does not solve the task" in claim["meaning"]
+        assert (longer["verdict"], longer["meaning"], longer["p"]) == ("not trained", "", None)
         assert get(client, "/claims?committed=true") == []
         plan = expand(load_ablation(own_sample.ablations / "tiny.yaml"))
         write_evidence(evidence(read_results(plan, own_sample.store)), own_sample.ablations / "results")

@@ -464,6 +464,7 @@ def test_an_empty_store_shows_the_results_that_are_kept_with_the_files(
         page = visitor.open("ablations/tiny", "p.committed")
         assert page.locator("p.committed").inner_text() == "Results of this repository; you have not trained this yet."
         assert page.locator(".claims .verdict").inner_text() == "not testable"
+        assert "a rule that does not solve the task" in page.locator(".claims .verdict").get_attribute("title")
         assert page.locator(".results tbody .value").count() == 4
         assert page.locator(".results button.value, .choose").count() == 0
         assert accessibility(page) == []

@@ -8,10 +8,10 @@ import { scaleName } from "../status.js";
 const CLASSES = { shown: "good", opposite: "bad" };
 const LONG = 160; // characters of values
 
-function verdict({ verdict: text, shown, pairs, p }) {
+function verdict({ verdict: text, meaning, shown, pairs, p }) {
   const inPart = ["shown in part", "mixed"].includes(text) && `${shown} of ${pairs} pairs`;
   return [
-    h("span", { class: `verdict ${CLASSES[text] ?? ""}` }, text),
+    h("span", { class: `verdict ${CLASSES[text] ?? ""}`, title: meaning }, text),
     h("small", {}, [inPart, p !== null && `p = ${number(p, 2)}`].filter(Boolean).join(", ")),
   ];
 }
