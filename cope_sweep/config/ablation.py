@@ -449,7 +449,8 @@ class Metric(Frozen):
     """A column of the table."""
 
     name: MetricName = Field(
-        description="As runs report it: `in_dist/token_error`, `test/perplexity@2048`, `facts.tokens_per_s`, …"
+        description="As runs report it: `in_dist/token_error`, `test/perplexity@2048`, `facts.tokens_per_s`, … Runs "
+        "without it, of another task for example, have an empty cell."
     )
     label: str | None = Field(default=None, description="The column's title; null: the name.")
     goal: Goal = Field(default="min", description="Whether lower or higher values are better.")
