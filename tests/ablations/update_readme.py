@@ -96,7 +96,7 @@ class Means:
         self.frame = self.report.file.groupby("row").mean(numeric_only=True)
 
     def __getitem__(self, key):
-        row, _, metric = key.partition(", ")
+        row, _, metric = key.rpartition(", ")
         return f"{float(f'{self.frame.at[row, metric]:.2g}'):g} %"
 
     def value(self, key):
@@ -144,6 +144,11 @@ def claims():
     others = many.least(sparse, "Selective copy · ", but=solving)
     dense = many.least("dense/token_error", "Selective copy · ", but=solving)
     far = f"{wrong}@16x"
+    by_length = Means("encodings_counting")
+    others_of_length = {
+        metric: by_length.least(metric, "Counting · ", but=["CoPE", "CoPE, 16 positions", "FoX"])
+        for metric in (f"{wrong}@8x", longer)
+    }
     assert {many[f"Flip-Flop · {row}, {far}"] for row in ("FoX", "PaTH", "TRA")} == {"0 %"}
     return f"""\
 - [Copying with other shares of blanks]({copy.link}): CoPE gets {copy["CoPE, sparse/sequence_error"]} of the sequences wrong, \
@@ -165,6 +170,10 @@ CoPE {many[f"Flip-Flop · CoPE, {far}"]}, with a short convolution {many[f"Flip-
 than absolute and relative positions (p = {more_passes.largest_p:.3f}, 6 seeds). [With 3 variables]({names.link}), in distribution: CoPE \
 {names[f"CoPE · 3, {wrong}"]}, absolute {names[f"Absolute · 3, {wrong}"]}, RoPE {names[f"RoPE · 3, {wrong}"]}, relative \
 {names[f"Relative · 3, {wrong}"]}.
+- [Counting, 14 encodings]({by_length.link}), sequences 8 times as long: FoX {by_length[f"Counting · FoX, {wrong}@8x"]}, CoPE with 16 positions \
+{by_length[f"Counting · CoPE, 16 positions, {wrong}@8x"]}, with a position for every token {by_length[f"Counting · CoPE, {wrong}@8x"]}, others at \
+least {others_of_length[f"{wrong}@8x"]}. With more passes: {by_length[f"Counting · FoX, {longer}"]}, \
+{by_length[f"Counting · CoPE, 16 positions, {longer}"]}, {by_length[f"Counting · CoPE, {longer}"]}, and {others_of_length[longer]} (7 seeds).
 - [Text]({text.link}) (Python's standard library, 8 seeds in pairs): CoPE is better than absolute positions, no different from relative \
 ones, and together with them a little better. [Ten times as long]({much_text.link}) only the first is left: perplexity \
 {much_text.value(f"CoPE, {perplexity}")}, absolute {much_text.value(f"Absolute, {perplexity}")}, relative \
