@@ -80,7 +80,7 @@ OF_HYPOTHESIS: dict[ClaimVerdict, str] = {
     "not shown": "not supported",
     "too few seeds": "not testable with so few seeds",
     "not testable": "not testable: no row does better than a rule that does not solve the task",
-    "not trained": "not trained",
+    "not trained": "not tested yet",
 }
 """Combined verdict of the claims → verdict on the hypothesis."""
 

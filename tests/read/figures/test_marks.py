@@ -128,7 +128,7 @@ def frame(aucs, initial_aucs):
         ([0.97, 0.98, 0.99], [0.99, 0.95, 0.99], "not shown", "not supported"),
         ([0.5, 0.52, 0.51], [0.9, 0.93, 0.9], "opposite", "contradicted"),
         ([0.97, 0.98], [0.5, 0.5], "too few seeds", "not testable with so few seeds"),
-        ([], [], "not trained", "not trained"),
+        ([], [], "not trained", "not tested yet"),
     ],
 )
 def test_the_verdict(aucs, initial_aucs, verdict, hypothesis):

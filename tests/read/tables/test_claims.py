@@ -37,7 +37,7 @@ def findings_of(*values, seeds=5, claim=None, **changes):
         ([*NEAR, *NEAR, *NEAR], "not shown", "not supported"),
         ([*FAR, *NEAR, *FAR], "opposite", "contradicted"),
         ([*FAR, *NEAR, *[9.0] * 5], "mixed (1 of 2 pairs)", "supported in part, contradicted in part"),
-        ([*NEAR], "not trained", "not trained"),
+        ([*NEAR], "not trained", "not tested yet"),
         ([*NEAR, *FAR], "shown", "supported"),
     ],
 )
