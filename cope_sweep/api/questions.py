@@ -49,7 +49,7 @@ UseCommitted = Annotated[bool, Field(description=descriptions.COMMITTED)]
 class Options(BaseModel):
     """The parameters of a query. An unknown parameter is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Question(Options, Generic[A_co]):

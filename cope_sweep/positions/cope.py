@@ -133,8 +133,8 @@ class CoPE(ContextualEncoding):
     kind: Literal["cope"] = "cope"
     p_max: Annotated[int, Field(ge=1, le=10**9)] | Literal["full"] = Field(
         default=64,
-        description="Number of position embeddings, for positions 0 … p_max − 1; full: context + 1. For sequences longer "
-        "than in training take the largest count that matters: later embeddings are hardly trained.",
+        description="Number of position embeddings, for positions 0 … p_max − 1; full: context + 1. For sequences "
+        "longer than in training take the largest count that matters: later embeddings are hardly trained.",
     )
     share_layers: bool = Field(default=False, description="One table for all layers, or one for each layer.")
     per_head: bool = Field(default=False, description="One table for each head, or one for all heads of a layer.")
