@@ -33,9 +33,16 @@ def _no_axis(loaded: LoadedAblation, path: KeyPath, key: str, axes: Sequence[str
     return loaded.source.error(path, message, "unknown_axis", axis=key, allowed=list(axes))
 
 
-def _no_metric(loaded: LoadedAblation, path: KeyPath, run: RunSpec, name: str, metrics: Sequence[str]) -> SpecError:
-    message = f"the task {run.task.kind} has no metric {name!r}" + suggest(name, metrics)
-    return loaded.source.error(path, message, "unknown_metric", metric=name, task=run.task.kind, allowed=list(metrics))
+def _no_metric(
+    loaded: LoadedAblation, path: KeyPath, runs: Sequence[RunSpec], name: str, metrics: Sequence[str]
+) -> SpecError:
+    """The error of a metric that none of these runs reports."""
+    tasks = ", ".join(dict.fromkeys(run.task.kind for run in runs))
+    message = f"the task {tasks} has no metric {name!r}"
+    if "," in tasks:
+        message = f"none of the tasks {tasks} has a metric {name!r}"
+    message += suggest(name, metrics)
+    return loaded.source.error(path, message, "unknown_metric", metric=name, task=tasks, allowed=list(metrics))
 
 
 def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
@@ -212,7 +219,7 @@ def check_metrics(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> None:
     metric_names = [*of_runs, *(f"facts.{name}" for name in NUMERIC_FACTS)]
     for index, metric in enumerate(loaded.content.metrics):
         if runs and metric.name not in metric_names:
-            raise _no_metric(loaded, ("metrics", index, "name"), runs[0], metric.name, metric_names)
+            raise _no_metric(loaded, ("metrics", index, "name"), runs, metric.name, metric_names)
 
 
 def check_claims(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
@@ -253,14 +260,14 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
             metric_names = [name for name in run.metrics if isinstance(figure, Values) or "@" not in name]
             for place, name in names.items():
                 if name not in metric_names:
-                    raise _no_metric(loaded, place, run, name, metric_names)
+                    raise _no_metric(loaded, place, [run], name, metric_names)
             if isinstance(figure, Positions):
                 if run.evaluate.positions is None:
                     message = "a figure of positions needs evaluate.positions, and a row has none"
                     raise loaded.source.error(path, message, "no_positions")
                 if f"{figure.metric}@{run.evaluate.positions}" not in run.metrics:
                     bases = {name.partition("@")[0] for name in run.metrics if POSITION_PERPLEXITY in name}
-                    raise _no_metric(loaded, (*path, "metric"), run, figure.metric, sorted(bases))
+                    raise _no_metric(loaded, (*path, "metric"), [run], figure.metric, sorted(bases))
         if isinstance(figure, Heatmap):
             _check_columns(loaded, path, figure, points, runs)
         for name, key in (("x", getattr(figure, "x", None)), ("panels", getattr(figure, "panels", None))):
@@ -289,7 +296,7 @@ def _check_columns(
 ) -> None:
     """Raises SpecError for columns of a value that the axis does not have, or of a metric that no run has."""
     labels = {point[figure.panels].label for point in points if figure.panels in point}
-    metrics = {name for run in runs for name in run.metrics}
+    metrics = dict.fromkeys(name for run in runs for name in run.metrics)
     for group, columns in figure.columns.items():
         place: KeyPath = (*path, "columns", group)
         if labels and group not in labels:
@@ -297,8 +304,7 @@ def _check_columns(
             raise loaded.source.error(place, message, "unknown_value", value=group, allowed=sorted(labels))
         for name in columns:
             if name not in metrics:
-                message = f"no run has the metric {name!r}" + suggest(name, metrics)
-                raise loaded.source.error((*place, name), message, "unknown_metric", metric=name, allowed=list(metrics))
+                raise _no_metric(loaded, (*place, name), runs, name, list(metrics))
 
 
 def resolved_search(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> Optuna | None:
@@ -379,7 +385,7 @@ def _objective(
     name = spec.metric or validation_metric(loaded, runs)
     for run in runs:
         if spec.metric and name not in run.metrics:
-            raise _no_metric(loaded, (key, "metric"), run, name, run.metrics)
+            raise _no_metric(loaded, (key, "metric"), [run], name, run.metrics)
     column = columns.get(name) or (None if spec.metric else loaded.content.primary_metric)
     if column is None and spec.goal is None:
         raise loaded.source.error(

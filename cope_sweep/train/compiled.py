@@ -31,7 +31,7 @@ CUDA_GRAPH_PARAMETERS = 30_000_000
 BACKEND = "inductor"
 
 
-def as_graphs(model: Transformer, runtime: Runtime) -> bool:
+def runs_as_graphs(model: Transformer, runtime: Runtime) -> bool:
     """Whether training steps of the model run as CUDA graphs.
 
     The graphs write every gradient into the same memory, so they fit where a step has one backward pass, and no other
@@ -45,11 +45,14 @@ def as_graphs(model: Transformer, runtime: Runtime) -> bool:
 def record_graphs(loss: nn.Module, part: BatchPart, runtime: Runtime) -> None:
     """Record the forward and backward pass of `loss`, in training, as CUDA graphs; its next calls replay them.
 
-    They have the arguments' shapes of `part`, whose values do not matter, and the parameters keep their memory. If
-    recording fails, the loss is computed as before. No other thread may use the GPU meanwhile.
+    They are for arguments with the shapes of `part`: inputs and targets (N, T), seeds (N,); its values do not matter.
+    Afterwards, the parameters have to keep their memory. If recording fails, the loss is computed as before, and the
+    log says why. No other thread may use the GPU meanwhile.
     """
-    gc.collect()  # An earlier run's graphs must not be freed while others are recorded, and their memory,
-    torch.cuda.empty_cache()  # which grows with every run, is for the processes that share the GPU.
+    # Graphs of an earlier run of this process: freeing them while others are recorded is an error of CUDA. And their
+    # memory is wanted by other processes on the GPU.
+    gc.collect()
+    torch.cuda.empty_cache()
     device = torch.device(runtime.device)
     loss.train()
     try:

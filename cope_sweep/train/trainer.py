@@ -20,7 +20,7 @@ from cope_sweep.config import RunSpec
 from cope_sweep.model import Transformer
 from cope_sweep.model.transformer import Hidden
 from cope_sweep.train.batches import Batches, BatchPart, make_share, to_device
-from cope_sweep.train.compiled import as_graphs, compiled_hidden, record_graphs
+from cope_sweep.train.compiled import compiled_hidden, record_graphs, runs_as_graphs
 from cope_sweep.train.evaluate import Evaluator
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.workers import collect_state, shard, sum_over_workers
@@ -60,7 +60,7 @@ class Trainer:
         self.model = Transformer(spec).to(self.device)
         self.model.checkpoint_activations = runtime.checkpoint_activations
         self._forward: nn.Module = _Loss(self.model)
-        if runtime.compile and as_graphs(self.model, runtime):
+        if runtime.compile and runs_as_graphs(self.model, runtime):
             record_graphs(self._forward, make_share(spec, runtime, 0).parts[0], runtime)
         elif runtime.compile:
             self._forward = _Loss(self.model, compiled_hidden(self.model))

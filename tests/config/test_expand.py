@@ -181,7 +181,7 @@ def test_a_column_needs_one_row_that_reports_it():
     text += "when: [{if: {task: Text}, set: {evaluate.lengths: []}}]\n"
     names = ["test/perplexity", "sparse/token_error", "in_dist/token_error@2x"]
     assert expand(load(text + f"metrics: [{', '.join(f'{{name: {name}}}' for name in names)}]")).rows
-    with raises("unknown_metric", metric="in_dist/token_error@4x"):
+    with raises("unknown_metric", metric="in_dist/token_error@4x", task="selective_copy, code"):
         expand(load(text + "metrics: [{name: in_dist/token_error@4x}]"))
 
 

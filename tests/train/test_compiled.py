@@ -91,15 +91,15 @@ def test_auto_compiles_on_cuda_only(setting, cuda, expected, monkeypatch):
 )
 def test_a_small_model_on_a_gpu_runs_as_graphs_where_a_step_has_one_backward_pass(changes, expected, monkeypatch):
     model, runtime = Transformer(tiny_run()), replace(Runtime(device="cuda"), **changes)
-    assert compiled.as_graphs(model, runtime) is expected
+    assert compiled.runs_as_graphs(model, runtime) is expected
     monkeypatch.setattr(compiled, "CUDA_GRAPH_PARAMETERS", sum(each.numel() for each in model.parameters()))
-    assert not compiled.as_graphs(model, runtime)
+    assert not compiled.runs_as_graphs(model, runtime)
 
 
 def test_a_model_that_cannot_be_recorded_runs_without_graphs(monkeypatch, caplog):
     run = tiny_run()
     eager = losses(run, Runtime())
-    monkeypatch.setattr("cope_sweep.train.trainer.as_graphs", lambda model, runtime: True)
+    monkeypatch.setattr("cope_sweep.train.trainer.runs_as_graphs", lambda model, runtime: True)
     with caplog.at_level(logging.WARNING, compiled.__name__):  # there is no GPU
         assert losses(run, Runtime(compile=True)) == eager
     assert "without CUDA graphs" in caplog.text

@@ -178,7 +178,8 @@ def _against_length(
 ) -> Figure:
     """The figure of metrics (default: the first of `matches`) against the number after the `@` of their names."""
     plan = results.plan
-    rows = selected_rows(plan, question.row)
+    # A row of another task may have no lengths; its value at the trained length alone would be a panel with one point.
+    rows = [row for row in selected_rows(plan, question.row) if not matches.keys().isdisjoint(row.runs[0].metrics)]
     runs = of_rows(results.frame, plan, question.row)
     columns_of_runs = metric_columns(runs, plan)
     allowed = list(dict.fromkeys(match["metric"] for match in matches.values()))

@@ -62,11 +62,12 @@ def aggregates(model: TableModel, reference: str | None) -> Layout | None:
     """
     if TASK not in model.axes:
         return None
-    measured = [row for row in model.rows if TASK in row.labels and row.metrics[model.primary.name].values]
-    tasks = dict.fromkeys(row.labels[TASK] for row in measured)
+    primary = model.primary.name
+    reporting = [row for row in model.rows if TASK in row.labels and primary in row.runs[0][0].metrics]
+    tasks = dict.fromkeys(row.labels[TASK] for row in reporting)
     scores_of: dict[str, dict[str, list[float]]] = {}
-    for row in measured:
-        cell = row.metrics[model.primary.name]
+    for row in reporting:
+        cell = row.metrics[primary]
         if cell.rule_error is not None and len(cell.values) > 1:
             name = " · ".join(label for key, label in row.labels.items() if key != TASK)
             scores = [value / cell.rule_error for value in cell.values.values()]

@@ -46,7 +46,8 @@ class Candidate:
     scores: tuple[float, ...]
     """The finite values of the metric of its finished runs."""
     losses: tuple[float, ...] = ()
-    """The finite losses of its finished runs on the same test set, which decide between equal scores."""
+    """The finite losses of its finished runs on the same test set, at the same length, which decide between equal
+    scores; none of a metric without such a loss."""
 
     @property
     def ended(self) -> bool:
@@ -278,9 +279,10 @@ def _candidate(row: Row, records: Mapping[str, RunRecord], values: Mapping[str, 
         measured = (record.value(name) for record in finished)
         return tuple(float(value) for value in measured if value is not None and math.isfinite(value))
 
-    test_set = metric.rpartition("/")[0]
+    test_set, _, quantity = metric.rpartition("/")
+    _, at, length = quantity.partition("@")
     statuses = tuple(record.status for record in records_of_row)
-    return Candidate(row, values, statuses, finite(metric), finite(f"{test_set}/loss"))
+    return Candidate(row, values, statuses, finite(metric), finite(f"{test_set}/loss{at}{length}"))
 
 
 def _number(value: Json) -> float | None:

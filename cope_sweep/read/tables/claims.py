@@ -128,9 +128,9 @@ class Finding:
     @property
     def meaning(self) -> str:
         """What the verdict says of the rows or heads; empty before there are runs."""
-        if self.is_about_heads:
-            return HEADS_NOTE
-        return VERDICT_NOTES.get(self.verdict, "")
+        if self.verdict == "not trained":
+            return ""
+        return HEADS_NOTE if self.is_about_heads else VERDICT_NOTES[self.verdict]
 
     @property
     def verdict_text(self) -> str:

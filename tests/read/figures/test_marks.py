@@ -136,6 +136,7 @@ def test_the_verdict(aucs, initial_aucs, verdict, hypothesis):
     [found] = head_findings({"maps": GATES}, heads)
     assert (found.verdict, found.verdict_text, hypothesis_verdict([found])) == (verdict, verdict, hypothesis)
     assert found.claim == "Gates open at data"
+    assert ("AUC" in found.meaning) is bool(aucs)
     if len(aucs) > 1:
         assert f"{np.mean(aucs):.2f} ± {np.std(aucs, ddof=1):.2f}" in found.ours
 

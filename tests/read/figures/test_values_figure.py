@@ -126,6 +126,22 @@ def test_lengths_by_hand(store):
     assert "length of a test sequence (times the trained length)" in svg_texts(figure.render("svg"))
 
 
+def test_a_task_without_lengths_has_no_panel(store):
+    names = ["in_dist/token_error", "in_dist/token_error@2x"]
+    plan = plan_of(
+        base={"evaluate": {"lengths": [2]}},
+        grid={"task": {"Copy": {"kind": "selective_copy"}, "Flip": {"kind": "flip_flop", "pairs": 4}}},
+        when=[{"if": {"task": "Copy"}, "set": {"evaluate.lengths": []}}],
+        metrics=[{"name": name} for name in names],
+        published=[],
+    )
+    for row in plan.rows:
+        for run in row.runs:
+            finish(store, run, dict.fromkeys(names[: 1 + (row.labels["task"] == "Flip")], 5.0))
+    figure = made("contexts", plan, store, panels="task")
+    assert lines(figure, "panel", "x") == [["task = Flip", 1.0], ["task = Flip", 2.0]]
+
+
 def test_contexts_have_a_panel_for_each_training_length(store):
     plan = context_plan(grid={"task.tokens": [8, 4], "model.position": {"CoPE": ["cope"], "none": []}})
     for run in plan.runs:

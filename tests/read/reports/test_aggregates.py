@@ -13,7 +13,7 @@ from cope_sweep.read.reports.aggregates import aggregates, interquartile_mean, p
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.model import table_model
 from cope_sweep.read.tables.render import markdown
-from cope_sweep.store import Store
+from cope_sweep.store import RunRecord, Store
 from tests.read.tables.ablations import finish, plan_of
 
 
@@ -99,6 +99,10 @@ def test_a_task_that_does_not_report_the_primary_metric_is_left_out(tmp_path):
             finish(store, run, {name: 10.0 + run.seed})
     model = table_model(plan, read_results(plan, store).records)
     assert "Over 2 tasks" in aggregates(model, "CoPE").note
+    of_flip = {run.run_id for row in plan.rows if row.labels["task"] == "Flip" for run in row.runs}
+    kept = {run_id: record for run_id, record in read_results(plan, store).records.items() if run_id not in of_flip}
+    pending = {run_id: RunRecord(run_id=run_id) for run_id in of_flip}
+    assert aggregates(table_model(plan, kept | pending), "CoPE") is None, "a task that is to be trained counts"
     lines = [line for line in markdown(model).splitlines() if line.startswith("| Text")]
     assert lines
     assert all("10.50 ± 0.71" in line for line in lines)

@@ -58,12 +58,17 @@ def test_the_greatest_is_best_where_the_goal_says_so():
     assert all(each.best() is each.candidates[4] for each in rank_rows(Results(plan, records)).groups)
 
 
-def test_equal_scores_are_decided_by_the_loss_on_the_same_test_set():
-    plan, records = searched(lambda row, draw: 0)
+@pytest.mark.parametrize("at", ["", "@2x"])
+def test_equal_scores_are_decided_by_the_loss_on_the_same_test_set_at_the_same_length(at):
+    base = TINY | {"evaluate": TINY["evaluate"] | {"lengths": [2]}}
+    plan, records = searched(lambda row, draw: 0, base=base)
     for row in plan.rows:
         for run in row.runs:
-            records[run.run_id].metrics["in_dist/loss"] = run.train.lr
-    for each in rank_rows(Results(plan, records), METRIC).groups:
+            metrics = records[run.run_id].metrics
+            metrics |= {f"{METRIC}@2x": 1.0, "in_dist/loss": 1.0, "in_dist/loss@2x": 1.0} | {
+                f"in_dist/loss{at}": run.train.lr
+            }
+    for each in rank_rows(Results(plan, records), METRIC + at).groups:
         assert each.best().values["train.lr"] == min(draw.values["train.lr"] for draw in each.candidates)
 
 
