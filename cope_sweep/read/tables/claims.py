@@ -53,6 +53,8 @@ LEAST_SEEDS = 3
 """With fewer seeds, an interval of the AUC of heads is too wide for a verdict."""
 MOST_VALUES = 5
 """Maximum number of values to list for a row and the rows that it is compared with; more are shown as a range."""
+MOST_GROUPS = 4
+"""Maximum number of rows that a claim calls better to list with those they are compared with."""
 VERDICT_NOTES: dict[ClaimVerdict, str] = {
     "shown": "every pair of rows differs significantly, as the claim says",
     "shown in part": "some pairs of rows differ significantly, as the claim says; no pair differs the other way",
@@ -279,22 +281,36 @@ def _published_value(row: TableRow, column: Column) -> str:
 def _list_values(
     pairs: Sequence[Pair], column: Column, than_column: Column, value_text: Callable[[TableRow, Column], str]
 ) -> str:
-    """The values of the rows that a claim calls better, each followed by the rows called worse."""
-    groups: dict[str, list[TableRow]] = {}
+    """The values of the rows that a claim calls better, each followed by the rows called worse; of many, a range."""
+    groups: dict[str, tuple[TableRow, list[TableRow]]] = {}
     for pair in pairs:
-        groups.setdefault(pair.better.row, [pair.better]).append(pair.than)
+        groups.setdefault(pair.better.row, (pair.better, []))[1].append(pair.than)
+    if len(groups) > MOST_GROUPS:
+        everyone = ([better for better, _ in groups.values()], [row for _, others in groups.values() for row in others])
+        return ", ".join(
+            _value_range(rows, each, value_text, name)
+            for rows, each, name in zip(everyone, (column, than_column), ("rows", "others"), strict=True)
+            if any(value_text(row, each) for row in rows)
+        )
     parts = []
-    for better, *others in groups.values():
+    for better, others in groups.values():
         texts = [(better.short, value_text(better, column))]
         texts += [(row.short, value_text(row, than_column)) for row in others]
         with_value = [f"{row} {text}" for row, text in texts if text]
         if len(with_value) > MOST_VALUES:
-            others.sort(key=lambda row: row.metrics[than_column.name].summary.mean)
-            ends = " to ".join(f"{row.short} {value_text(row, than_column)}" for row in (others[0], others[-1]))
-            parts.append(f"{better.short} {value_text(better, column)}, {len(others)} others from {ends}")
+            parts.append(f"{with_value[0]}, {_value_range(others, than_column, value_text, 'others')}")
         elif with_value:
             parts.append(", ".join(with_value))
     return "; ".join(parts)
+
+
+def _value_range(
+    rows: Sequence[TableRow], column: Column, value_text: Callable[[TableRow, Column], str], name: str
+) -> str:
+    """`9 others from FoX 0.4 to ALiBi 76.2`."""
+    ordered = sorted(rows, key=lambda row: row.metrics[column.name].summary.mean)
+    ends = " to ".join(f"{row.short} {value_text(row, column)}" for row in (ordered[0], ordered[-1]))
+    return f"{len(rows)} {name} from {ends}"
 
 
 def hypothesis_verdict(findings: Sequence[Finding]) -> str:

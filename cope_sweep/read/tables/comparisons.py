@@ -36,6 +36,7 @@ from dataclasses import replace
 
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
+from cope_sweep.config.keys import is_field
 from cope_sweep.read.tables.model import (
     LISTED_ROWS,
     PAPER,
@@ -47,6 +48,7 @@ from cope_sweep.read.tables.model import (
     TableModel,
     TableRow,
     decimal_places,
+    named_label,
     same_labels,
 )
 from cope_sweep.read.tables.row_names import find_axis, named_rows
@@ -102,6 +104,8 @@ ORDER_RULE = (
 )
 LISTED_KEYS = 3
 """The most keys that a rule lists."""
+LISTED_SETTINGS = 4
+"""The most settings (labels on the axes that are not compared) that an answer lists one by one."""
 
 DESCRIPTIVE, SAME = "descriptive", "no significant difference"
 PHRASES = {
@@ -205,7 +209,8 @@ def _uses_cope(encodings: object) -> bool:
 
 def _compare_with_row(model: TableModel, other: TableRow) -> TableModel:
     references = {row.row: other for row in model.rows if row is not other}
-    return _compare_with_references(model, references, other.row, other.row)
+    with_comparisons = _compare_with_references(model, references, other.row, other.row)
+    return replace(with_comparisons, answer=_answer(with_comparisons, model.primary))
 
 
 def _compare_with_label(model: TableModel, key: str, label: str) -> TableModel:
@@ -219,7 +224,8 @@ def _compare_with_label(model: TableModel, key: str, label: str) -> TableModel:
     description = f"the row with {model.axes[key]} = {label}"
     if len(with_label) > 1:
         description += " and the same values of the other axes"
-    return _compare_with_references(model, references, label, description)
+    with_comparisons = _compare_with_references(model, references, label, description)
+    return replace(with_comparisons, answer=_answer_by_setting(with_comparisons, model.primary, key))
 
 
 def _compare_with_references(
@@ -245,7 +251,7 @@ def _compare_with_references(
     )
     difference_rule = DIFFERENCE_RULE.format(metric=model.primary.label, row=description)
     with_comparisons = _fill(model, comparisons, difference_rule + test_rule)
-    return replace(with_comparisons, difference_rule=difference_rule, answer=_answer(with_comparisons, model.primary))
+    return replace(with_comparisons, difference_rule=difference_rule)
 
 
 def _compare_order(model: TableModel) -> TableModel:
@@ -378,27 +384,59 @@ def p_text(p: float) -> str:
 
 def _answer(model: TableModel, column: Column) -> str:
     """The verdicts of a column in a sentence: which rows are better or worse than which, and which do not differ."""
+    verdicts = _verdicts(model, [(row.short, row.metrics[column.name].comparison) for row in model.rows])
+    return f"By {column.title}: {verdicts}." if verdicts else ""
+
+
+def _answer_by_setting(model: TableModel, column: Column, key: str) -> str:
+    """As `_answer`, where each row is compared with one that has another label on the axis `key`.
+
+    Rows with the same labels on the other axes are a setting. A few settings have a sentence each; of many, the answer
+    says in how many a row has a verdict.
+    """
+    compared_rows = [row for row in model.rows if row.metrics[column.name].comparison is not None]
+    keys = [axis for axis in model.axes if axis != key and not is_field(axis)]
+    keys = [axis for axis in keys if len({row.labels.get(axis) for row in compared_rows}) > 1]
+    settings: dict[str, list[tuple[str, Comparison | None]]] = {}
+    for row in compared_rows:
+        setting, name = (
+            " · ".join(named_label(model.axes[axis], label) for axis, label in row.labels.items() if axis in axes)
+            for axes in (keys, {key, *filter(is_field, row.labels)})
+        )
+        settings.setdefault(setting, []).append((name, row.metrics[column.name].comparison))
+    if len(settings) <= 1:
+        return _answer(model, column)
+    if len(settings) <= LISTED_SETTINGS:
+        settings_by_verdicts: dict[str, list[str]] = {}
+        for setting, comparisons in settings.items():
+            settings_by_verdicts.setdefault(_verdicts(model, comparisons), []).append(setting)
+        sentences = (f"{_join(names)}: {verdicts}." for verdicts, names in settings_by_verdicts.items())
+        return f"By {column.title}. {' '.join(sentences)}"
+    everything = [named for comparisons in settings.values() for named in comparisons]
+    return f"By {column.title}, in {len(settings)} settings: {_verdicts(model, everything)}."
+
+
+def _verdicts(model: TableModel, comparisons: Iterable[tuple[str, Comparison | None]]) -> str:
+    """`FoX is better than CoPE (p = 0.008); None and RoPE (2) are worse than CoPE (p ≤ 0.03)`.
+
+    `comparisons` has the name of a row with each; a name that has a verdict several times is followed by their number.
+    """
     short_names = {row.row: row.short for row in model.rows}
-    parts = []
-    for (verdict, against), comparisons in _group_by_verdict(model, column).items():
-        rows = f"{len(comparisons)} rows"
-        if verdict != DESCRIPTIVE or len(comparisons) <= LISTED_ROWS:
-            rows = _join([row for row, _ in comparisons])
-        are, were, do = ("is", "was", "does") if len(comparisons) == 1 else ("are", "were", "do")
-        phrase = PHRASES[verdict].format(are=are, were=were, do=do, against=short_names.get(against, against))
-        parts.append(f"{rows} {phrase}{_p_range(verdict, [comparison for _, comparison in comparisons])}")
-    return f"By {column.title}: {'; '.join(parts)}." if parts else ""
-
-
-def _group_by_verdict(model: TableModel, column: Column) -> dict[tuple[str, str], list[tuple[str, Comparison]]]:
-    """(verdict, reference) → (short name of a row, its comparison), in the order of `PHRASES`."""
-    groups: dict[tuple[str, str], list[tuple[str, Comparison]]] = {}
-    for row in model.rows:
-        comparison = row.metrics[column.name].comparison
+    by_verdict: dict[tuple[str, str], list[tuple[str, Comparison]]] = {}
+    for name, comparison in comparisons:
         if comparison is not None:
-            groups.setdefault((comparison.verdict, comparison.against), []).append((row.short, comparison))
+            by_verdict.setdefault((comparison.verdict, comparison.against), []).append((name, comparison))
     order = list(PHRASES)
-    return dict(sorted(groups.items(), key=lambda item: order.index(item[0][0])))
+    parts = []
+    for (verdict, against), named in sorted(by_verdict.items(), key=lambda item: order.index(item[0][0])):
+        counts = Counter(name for name, _ in named)
+        names = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
+        are, were, do = ("is", "was", "does") if len(names) == 1 else ("are", "were", "do")
+        if verdict == DESCRIPTIVE and len(named) > LISTED_ROWS:
+            names, were = [f"{len(named)} rows"], "were"
+        phrase = PHRASES[verdict].format(are=are, were=were, do=do, against=short_names.get(against, against))
+        parts.append(f"{_join(names)} {phrase}{_p_range(verdict, [comparison for _, comparison in named])}")
+    return "; ".join(parts)
 
 
 def _p_range(verdict: str, comparisons: Sequence[Comparison]) -> str:
@@ -412,8 +450,12 @@ def _p_range(verdict: str, comparisons: Sequence[Comparison]) -> str:
     return f" (p {sign} {p_text(bound)})"
 
 
-def _join(texts: Sequence[str]) -> str:
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+def _join(names: Sequence[str]) -> str:
+    """`Absolute, “Relative, capped” and RoPE`."""
+    if len(names) == 1:
+        return names[0]
+    quoted = [f"“{name}”" if "," in name else name for name in names]
+    return f"{', '.join(quoted[:-1])} and {quoted[-1]}"
 
 
 def _fill(model: TableModel, comparisons: Mapping[CellKey, Comparison], rule: str) -> TableModel:

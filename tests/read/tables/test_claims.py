@@ -77,6 +77,16 @@ def test_p_is_corrected_for_the_pairs_of_the_claim_and_the_values_are_named():
     assert [header.text for header in drawn.headers] == ["claim", "paper", "measure", "ours", "p", "verdict"]
 
 
+def test_values_of_many_rows_are_a_range():
+    grid = {"train.batch": [2, 3, 4, 5, 6]} | GRID
+    values = [value for batch in range(5) for value in (batch, 10 - batch, 20 + batch) for seed in range(5)]
+    (one,) = findings_of(*values, grid=grid)
+    assert one.ours == (
+        "5 rows from batch 2 · CoPE 0.00 ± 0.00 to batch 6 · CoPE 4.00 ± 0.00, "
+        "10 others from batch 6 · RoPE 6.00 ± 0.00 to batch 6 · None 24.00 ± 0.00"
+    )
+
+
 def test_rows_are_paired_where_the_other_axes_agree_and_another_metric_may_decide():
     grid = GRID | {"model.heads": [1, 2]}
     (one,) = findings_of(*NEAR, *NEAR, *FAR, *FAR, *FAR, *NEAR, grid=grid)

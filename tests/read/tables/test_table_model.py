@@ -236,11 +236,37 @@ def test_texts_name_rows_by_the_axes_in_which_they_differ():
     grid = {"model.position": {"CoPE": ["cope"], "None": []}, "model.layers": [1], "model.heads": [1, 2]}
     model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], grid=grid), *[1.0] * 20), "position=CoPE")
     assert [row.row for row in model.rows][1:3] == ["CoPE · 1 · 2", "None · 1 · 1"]
-    same = "None · heads 1 and None · heads 2 do not differ significantly from CoPE (p = 1.000)"
-    assert model.answer == f"By In-dist. (%): {same}."
+    same = "heads 1 and heads 2: None does not differ significantly from CoPE (p = 1.000)"
+    assert model.answer == f"By In-dist. (%). {same}."
     include = [{"evaluate.validation": True}, {"model.hard_attention": True}]
     same = model_of(plan_of(seeds=[0], grid={"model.layers": [1]}, include=include))
     assert [row.short for row in same.rows] == ["layers 1", "validation=true", "hard_attention=true"]
+
+
+def test_an_answer_tells_settings_apart_and_counts_them_where_they_are_many():
+    near, far = FIVE[:5], FIVE[5:10]
+    rows = {"CoPE": ["cope"], "None": [], "RoPE, half": [{"kind": "rope", "rotated": 0.5}]}
+    grid = {"model.heads": [1, 2], "model.position": rows}
+    model = compared(
+        model_of(plan_of(seeds=[0, 1, 2, 3, 4], grid=grid), *near, *far, *far, *near, *near, *far), "position=CoPE"
+    )
+    assert model.answer == (
+        "By In-dist. (%). heads 1: None and “RoPE, half” are worse than CoPE (p = 0.016). "
+        "heads 2: RoPE, half is worse than CoPE (p = 0.016); None does not differ significantly from CoPE (p = 1.000)."
+    )
+    # A field of an encoding names a row; it is no setting.
+    grid = {"model.position": {"None": [], "CoPE": ["cope"]}, "model.position.cope.p_max": [2, 3, 4, 5, 6]}
+    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], grid=grid), *near, *far * 5), "position=None")
+    assert model.answer.startswith("By In-dist. (%): CoPE · p_max 2, CoPE · p_max 3, CoPE · p_max 4, ")
+    grid = {"train.batch": [2, 3, 4, 5, 6], "model.position": {"CoPE": ["cope"], "None": []}}
+    values = [*near, *far] * 4 + [*near, *near]
+    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], grid=grid), *values), "position=CoPE")
+    assert model.answer == (
+        "By In-dist. (%), in 5 settings: None (4) is worse than CoPE (p = 0.008); "
+        "None does not differ significantly from CoPE (p = 1.000)."
+    )
+    few = compared(model_of(plan_of(seeds=[0], grid=grid), *[1.0, 2.0] * 5), "position=CoPE")
+    assert few.answer == "By In-dist. (%), in 5 settings: 5 rows were not tested against CoPE: too few seeds."
 
 
 def test_too_few_seeds_for_a_test_make_a_table_descriptive():
