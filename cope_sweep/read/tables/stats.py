@@ -193,8 +193,6 @@ class Difference:
     """The smallest p possible with this number of runs."""
     effect: float = math.nan
     """Hedges' g: the difference in pooled standard deviations, unbiased; NaN if no row varies."""
-    effect_low: float = math.nan
-    effect_high: float = math.nan
     detectable: float = math.nan
     """The smallest true difference that a t test at this n and spread finds with a probability of 80 %."""
     n: tuple[int, int] = (0, 0)
@@ -212,7 +210,7 @@ def two_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Difference
         return Difference(difference, n=n)
     p, low, high = _permuted(tuple(a), tuple(b))
     effect, detectable = _effect(a, b)
-    return Difference(difference, low, high, p, smallest_p(*n), *effect, detectable, n)
+    return Difference(difference, low, high, p, smallest_p(*n), effect, detectable, n)
 
 
 def paired_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Difference:
@@ -227,13 +225,11 @@ def paired_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Differe
     p, low, high = _flipped(tuple(differences))
     floor = 2 / 2**n if 2**n <= MOST_DIVISIONS else 1 / (RANDOM_DIVISIONS + 1)
     std, dof = _std(differences), n - 1
-    effect, detectable = (math.nan, math.nan, math.nan), math.nan
+    effect = detectable = math.nan
     if std > 0:
-        t, scale = difference / std * math.sqrt(n), scale_of_g(dof) / math.sqrt(n)
-        low_g, high_g = noncentrality(t, dof)
-        effect = (scale * t, scale * low_g, scale * high_g)
+        effect = difference / std * scale_of_g(dof)
         detectable = detectable_t(dof) * std / math.sqrt(n)
-    return Difference(difference, low, high, p, floor, *effect, detectable, (n, n))
+    return Difference(difference, low, high, p, floor, effect, detectable, (n, n))
 
 
 @lru_cache(maxsize=4096)
@@ -321,20 +317,18 @@ def _signs(n: int) -> Any:
     return np.concatenate([np.ones((1, n)), drawn])
 
 
-def _effect(a: Sequence[float], b: Sequence[float]) -> tuple[tuple[float, float, float], float]:
-    """Hedges' g with its interval, and the smallest detectable difference; NaN if no row varies."""
+def _effect(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """Hedges' g, and the smallest detectable difference; NaN if no row varies."""
     n, m = len(a), len(b)
     dof = n + m - 2
     pooled = math.sqrt(((n - 1) * _std(a) ** 2 + (m - 1) * _std(b) ** 2) / dof)
     if pooled == 0:
-        return (math.nan, math.nan, math.nan), math.nan
-    unit = math.sqrt(1 / n + 1 / m)
-    t, scale = (statistics.fmean(a) - statistics.fmean(b)) / (pooled * unit), scale_of_g(dof) * unit
-    low, high = noncentrality(t, dof)
+        return math.nan, math.nan
+    g = (statistics.fmean(a) - statistics.fmean(b)) / pooled * scale_of_g(dof)
     variances = [_std(values) ** 2 / len(values) for values in (a, b)]  # of the means
     variance = sum(variances)
     welch_dof = variance**2 / (variances[0] ** 2 / (n - 1) + variances[1] ** 2 / (m - 1))
-    return (scale * t, scale * low, scale * high), detectable_t(welch_dof) * math.sqrt(variance)
+    return g, detectable_t(welch_dof) * math.sqrt(variance)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -354,14 +348,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def scale_of_g(dof: float) -> float:
     """Hedges' (1981) factor J = Γ(ν/2) / (√(ν/2) Γ((ν − 1)/2)), which makes an effect size unbiased: ν ≥ 2."""
     return math.exp(math.lgamma(dof / 2) - math.lgamma((dof - 1) / 2)) / math.sqrt(dof / 2)
-
-
-@lru_cache(maxsize=65_536)
-def noncentrality(t: float, dof: float) -> tuple[float, float]:
-    """The 95 % interval of the noncentrality parameter of a t statistic (Steiger & Fouladi, 1997)."""
-    ends = ((1 + LEVEL) / 2, (1 - LEVEL) / 2)
-    low, high = (float(_special().nctdtrinc(dof, probability, abs(t))) for probability in ends)
-    return (low, high) if t >= 0 else (-high, -low)
 
 
 @lru_cache(maxsize=4096)

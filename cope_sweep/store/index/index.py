@@ -267,12 +267,6 @@ class Index:
             ]
             return list(connection.execute(select(ids).where(or_(False, *matches)).order_by(ids)).scalars())
 
-    def finished_steps(self) -> list[int]:
-        """The numbers of training steps of finished runs, each once."""
-        query = select(runs.c.steps).where(runs.c.status == "finished").distinct()
-        with self.database.reading() as connection:
-            return list(connection.execute(query).scalars())
-
     def newest_ms(self, run_ids: Iterable[str]) -> int | None:
         """The time of the last change of the runs with these ids, in ms since 1970; None if none has started."""
         changed = func.max(func.coalesce(runs.c.ended_ms, runs.c.updated_ms, runs.c.created_ms))
