@@ -5,13 +5,15 @@ They are apart from the code that loads them: a client imports no store.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from cope_sweep.frozen import Frozen
 
-Status = Literal["pending", "running", "finished", "failed", "interrupted", "stopped", "damaged"]
+Status = Literal["finished", "stopped", "failed", "damaged", "running", "interrupted", "pending"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+"""In the order in which texts name them."""
 
 ACTIVE: tuple[Status, ...] = ("pending", "running")
 """A sweep that was submitted, and one that is executed."""

@@ -1,6 +1,17 @@
 """The store: the files of each run, and the index over all of them."""
 
-from cope_sweep.records import ACTIVE, Budget, Event, RunPage, RunRecord, Status, SweepPage, SweepProgress, SweepSummary
+from cope_sweep.records import (
+    ACTIVE,
+    STATUSES,
+    Budget,
+    Event,
+    RunPage,
+    RunRecord,
+    Status,
+    SweepPage,
+    SweepProgress,
+    SweepSummary,
+)
 from cope_sweep.store.artifacts import AttemptWriter, RunFolder
 from cope_sweep.store.errors import StoreError
 from cope_sweep.store.index import Filter, Lease, QueryError, Refusal, Renewal, RunQuery
@@ -9,7 +20,7 @@ from cope_sweep.store.submissions import Submission, read_submission, write_subm
 from cope_sweep.store.sweeps import SweepRecord, SweepRun
 
 __all__ = [
-    "ACTIVE", "AttemptWriter", "Budget", "Event", "Filter", "Lease", "QueryError", "Refusal", "Renewal", "RunFolder",
-    "RunPage", "RunQuery", "RunRecord", "Status", "Store", "StoreError", "Submission", "SweepPage", "SweepProgress",
-    "SweepRecord", "SweepRun", "SweepSummary", "read_submission", "write_submission",
+    "ACTIVE", "STATUSES", "AttemptWriter", "Budget", "Event", "Filter", "Lease", "QueryError", "Refusal", "Renewal",
+    "RunFolder", "RunPage", "RunQuery", "RunRecord", "Status", "Store", "StoreError", "Submission", "SweepPage",
+    "SweepProgress", "SweepRecord", "SweepRun", "SweepSummary", "read_submission", "write_submission",
 ]  # fmt: skip

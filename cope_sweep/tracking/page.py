@@ -26,15 +26,15 @@ _away: TTLCache[str, bool] = TTLCache(16, KEPT_S)
 """Servers that did not answer."""
 
 
-def run_page(store: Store, run_id: str) -> str | None:
+def mlflow_run_page(store: Store, run_id: str) -> str | None:
     """The URL of a run's page in MLflow; None if runs are sent to no server, or it does not have the run or answer."""
     record = store.index.records([run_id], values=False).get(run_id)
     sweep = store.index.sweep(record.sweep_id) if record and record.sweep_id else None
     return _page(store, sweep.ablation, run_id) if sweep else None
 
 
-def experiment_page(store: Store, ablation: str) -> str | None:
-    """The URL of an ablation's experiment in MLflow; None as for `run_page`."""
+def mlflow_experiment_page(store: Store, ablation: str) -> str | None:
+    """The URL of an ablation's experiment in MLflow; None as for `mlflow_run_page`."""
     return _page(store, ablation, None)
 
 

@@ -24,7 +24,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run,
 
 from cope_sweep.config import NUMERIC_FACTS
 from cope_sweep.config.keys import leaves
-from cope_sweep.store import RunFolder, RunQuery, RunRecord, Status, Store, SweepRecord
+from cope_sweep.store import STATUSES, RunFolder, RunQuery, RunRecord, Status, Store, SweepRecord
 from cope_sweep.store.curve import TIME_KEY
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index.model import QueryError, SweepPlace
@@ -49,7 +49,6 @@ MAX_NOTE_CHARACTERS = 7800
 """MLflow cuts the note of a run at 8000 characters."""
 MAX_LINKS = 40
 """Reused runs that a note links."""
-STATUSES: tuple[Status, ...] = ("finished", "running", "failed", "stopped", "damaged", "interrupted", "pending")
 NO_SWEEP = "cope_sweep"
 """The experiment of runs that no sweep of the store contains."""
 OMITTED_FACTS = {*NUMERIC_FACTS, "steps", "data"}

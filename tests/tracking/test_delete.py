@@ -5,7 +5,7 @@ import json
 from typer.testing import CliRunner
 
 from cope_sweep.cli.application import app
-from cope_sweep.tracking.page import experiment_page
+from cope_sweep.tracking.page import mlflow_experiment_page
 from tests.read.tables.ablations import finish
 from tests.store.sweeps import end_sweep, write_sweep
 from tests.sweep.ports import free_port
@@ -44,9 +44,9 @@ def test_a_run_is_deleted_from_mlflow_and_another_one_when_it_is_trained_again(s
     assert len(runs_of(uri, f"tags.`cope_sweep.run_id` = '{drop.run_id}'")) == 1
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    page = experiment_page(store, plan.name)
+    page = mlflow_experiment_page(store, plan.name)
     assert page == (f"{uri}/#/experiments/{first.experiment}" if uri.startswith("http") else None)
-    assert experiment_page(store, "no such ablation") is None
+    assert mlflow_experiment_page(store, "no such ablation") is None
 
 
 def test_runs_that_were_never_sent_are_deleted_without_mlflow(store, plan):

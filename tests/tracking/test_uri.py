@@ -10,7 +10,7 @@ import pytest
 from cope_sweep.store import RunRecord
 from cope_sweep.store.index.database import redacted
 from cope_sweep.tracking.check import check_uri
-from cope_sweep.tracking.page import run_page
+from cope_sweep.tracking.page import mlflow_run_page
 from cope_sweep.tracking.uri import resolve_uri
 from tests.errors import raises
 from tests.processes import output_of
@@ -156,14 +156,14 @@ def test_a_run_that_a_server_has_leads_to_its_page(store, plan, server_uri, monk
     record = write_sweep(store, plan)
     row = RunRecord.of(plan.runs[0].run_id, "running", plan.runs[0].model_dump(mode="json"))
     store.index.acquire(row, record.sweep_id, 600)
-    assert run_page(store, plan.runs[0].run_id) is None  # the database of the store has no pages
+    assert mlflow_run_page(store, plan.runs[0].run_id) is None  # the database of the store has no pages
     send(store, server_uri, plan.runs[0])
     with Stub(server_uri) as stub:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", stub.url.replace("//", "//me:secret@"))
-        page = run_page(store, plan.runs[0].run_id)
+        page = mlflow_run_page(store, plan.runs[0].run_id)
         assert page == f"{stub.url}/#/runs/{run_of(server_uri, plan.runs[0]).id}"
         assert stub.seen[-1][1] == "Basic bWU6c2VjcmV0"
-        assert run_page(store, plan.runs[1].run_id) is None
+        assert mlflow_run_page(store, plan.runs[1].run_id) is None
 
 
 @pytest.mark.slow
@@ -174,5 +174,5 @@ def test_a_server_that_does_not_answer_delays_one_page_only(store, plan, monkeyp
     with Stub(None) as stub:
         stub.status, stub.delay_s = 200, 5.0
         monkeypatch.setenv("MLFLOW_TRACKING_URI", stub.url)
-        assert [run_page(store, run.run_id) for run in plan.runs] == [None] * 6
+        assert [mlflow_run_page(store, run.run_id) for run in plan.runs] == [None] * 6
         assert stub.requests == 1

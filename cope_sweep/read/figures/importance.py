@@ -23,7 +23,7 @@ from cope_sweep.api.questions import GetFigure
 from cope_sweep.read.figures import canvas
 from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.figures.kinds import FigureError
-from cope_sweep.read.figures.metrics import chosen_metrics, is_log_parameter, is_number, of_rows, selected_rows
+from cope_sweep.read.figures.metrics import chosen_metrics, is_finite_number, is_log_parameter, of_rows, selected_rows
 from cope_sweep.read.tables.model import Column
 from cope_sweep.read.tables.runs import Results, setting
 
@@ -60,7 +60,7 @@ def axis_levels(results: Results, runs: pd.DataFrame, rows: Sequence[str] = ()) 
         levels = runs[key].fillna(ABSENT)
         values = [setting(row_by_name[name], key) for name in runs["row"]]
         most = MAX_LEVELS if is_log_parameter(results.plan, key) is None else QUANTILES
-        if levels.nunique() > most and all(value is None or is_number(value) for value in values):
+        if levels.nunique() > most and all(value is None or is_finite_number(value) for value in values):
             cut = pd.qcut(pd.Series(values, dtype="float64"), QUANTILES, duplicates="drop")
             levels = cut.astype("str").where(cut.notna(), ABSENT)
         if levels.nunique() > 1:

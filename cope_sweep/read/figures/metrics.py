@@ -113,7 +113,7 @@ def band_text(band: Band) -> str:
     return "min–max over seeds" if band == "range" else "95 % interval of the mean"
 
 
-def is_number(value: Any) -> bool:
+def is_finite_number(value: Any) -> bool:
     """Whether a JSON value is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 

@@ -21,8 +21,8 @@ from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.figures.kinds import FigureError
 from cope_sweep.read.figures.metrics import (
     chosen_metrics,
+    is_finite_number,
     is_log_parameter,
-    is_number,
     metric_title,
     panel_key,
     selected_rows,
@@ -235,7 +235,7 @@ def _slice_lines(
     """The lines of a panel, for the rows that have the parameter; `numbers` are their places in the plan."""
     candidates = [candidate for candidate in scored if key in candidate.row.labels]
     settings = [setting(candidate.row, key) for candidate in candidates]
-    is_numeric = all(map(is_number, settings))
+    is_numeric = all(map(is_finite_number, settings))
     labels = [candidate.row.labels[key] for candidate in candidates]
     places = {label: float(index) for index, label in enumerate(dict.fromkeys(labels))}
     return [

@@ -31,9 +31,9 @@ from cope_sweep.read.figures.metrics import (
     band_text,
     chosen_band,
     chosen_metrics,
+    is_finite_number,
     is_log_metric,
     is_log_parameter,
-    is_number,
     metric_columns,
     metric_title,
     of_rows,
@@ -215,7 +215,7 @@ def _x_key(plan: Plan, name: str | None) -> str:
     if name is None:
         varying = varying_axes(plan, plan.rows)
         numeric = [
-            key for key in varying if all(is_number(setting(row, key)) for row in plan.rows if key in row.labels)
+            key for key in varying if all(is_finite_number(setting(row, key)) for row in plan.rows if key in row.labels)
         ]
         if not varying:
             raise FigureError(
@@ -252,7 +252,7 @@ def _places(plan: Plan, rows: Sequence[Row], runs: pd.DataFrame, key: str) -> tu
         return places, dict.fromkeys(places, "")
     settings = {row.name: setting(row, key) for row in rows}
     settings = {name: value for name, value in settings.items() if value is not None}
-    if settings and all(is_number(value) for value in settings.values()):
+    if settings and all(is_finite_number(value) for value in settings.values()):
         return {name: float(value) for name, value in settings.items()}, dict.fromkeys(settings, "")
     labels = {row.name: row.labels.get(key, str(settings.get(row.name, ""))) for row in rows}
     labels = {name: label for name, label in labels.items() if label}

@@ -33,7 +33,7 @@ from cope_sweep.read.tables.table import check_options
 from cope_sweep.store import QueryError, RunFolder, RunPage, RunQuery, RunRecord, Store, SweepPage, SweepSummary
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.store import MEMORY
-from cope_sweep.tracking.page import experiment_page
+from cope_sweep.tracking.page import mlflow_experiment_page
 
 A = TypeVar("A")
 
@@ -178,7 +178,7 @@ class Queries:
         return plan_cost(self.planned(question.name, question.scale), self.store)
 
     def _mlflow_page(self, question: questions.GetMlflowPage) -> answers.MlflowPage:
-        return answers.MlflowPage(url=experiment_page(self.store, question.name))
+        return answers.MlflowPage(url=mlflow_experiment_page(self.store, question.name))
 
     def _claims(self, question: questions.ListClaims) -> list[answers.ClaimResult]:
         name, committed = question.ablation, question.committed

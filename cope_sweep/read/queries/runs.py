@@ -21,7 +21,7 @@ from cope_sweep.store.files import check_no_link, read_tail
 from cope_sweep.store.index.filters import TAGS
 from cope_sweep.store.index.model import RECORD_COLUMNS
 from cope_sweep.store.reading import check_document
-from cope_sweep.tracking.page import run_page as mlflow_run_page
+from cope_sweep.tracking.page import mlflow_run_page
 
 T = TypeVar("T")
 

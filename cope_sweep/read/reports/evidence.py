@@ -48,7 +48,7 @@ from cope_sweep.read.tables.claims import (
     hypothesis_verdict,
 )
 from cope_sweep.read.tables.comparisons import reference
-from cope_sweep.read.tables.model import STATUSES, Column, TableModel, TableRow, named_label
+from cope_sweep.read.tables.model import Column, TableModel, TableRow, named_label
 from cope_sweep.read.tables.render import (
     MISSING,
     ColumnHeader,
@@ -60,6 +60,7 @@ from cope_sweep.read.tables.render import (
 )
 from cope_sweep.read.tables.rules import ERROR, LEAST_SEQUENCES, NEAR, SEQUENCES, rule_errors, stuck_from
 from cope_sweep.read.tables.stats import LEVEL
+from cope_sweep.store import STATUSES
 from cope_sweep.store.files import write_bytes
 
 EXPLORATORY = "Exploratory: the recipe was chosen by looking at results like these."

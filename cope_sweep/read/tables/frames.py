@@ -27,9 +27,9 @@ import pandas as pd
 
 from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.config.keys import flatten
-from cope_sweep.read.tables.model import STATUSES, MetricCell, TableModel
+from cope_sweep.read.tables.model import MetricCell, TableModel
 from cope_sweep.records import Value
-from cope_sweep.store import RunRecord, Status, Store
+from cope_sweep.store import STATUSES, RunRecord, Status, Store
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index.tables import SECTIONS
 

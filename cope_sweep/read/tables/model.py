@@ -29,9 +29,8 @@ from cope_sweep.read.tables.stats import (
     summarise,
     two_rows,
 )
-from cope_sweep.store import QueryError, RunRecord, Status
+from cope_sweep.store import STATUSES, QueryError, RunRecord
 
-STATUSES: tuple[Status, ...] = ("finished", "stopped", "failed", "damaged", "running", "interrupted", "pending")
 COMPARED_FACTS = {"data": "data fingerprint", "tokenizer": "tokenizer", "precision": "precision"}
 """Fact in which finished runs of a table must agree → its name in a warning."""
 LISTED_ROWS = 3

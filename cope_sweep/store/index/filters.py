@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 from sqlalchemy import CTE, ColumnElement, Connection, Select, Text, and_, case, cast, func, or_, select
 
 from cope_sweep.config.explain import near_names, suggest
 from cope_sweep.config.keys import is_field
-from cope_sweep.records import Status, Value
+from cope_sweep.records import STATUSES, Value
 from cope_sweep.store.index.cursors import INVALID, SortPosition
 from cope_sweep.store.index.model import RECORD_COLUMNS, Filter, QueryError, RunQuery
 from cope_sweep.store.index.rows import among
@@ -27,7 +27,6 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 COLUMNS = tuple(name for name in RECORD_COLUMNS if name not in ("status", "metrics", "facts"))
 """Columns of `runs` that a key can name. `status` is another."""
-STATUSES: tuple[str, ...] = get_args(Status)
 TAGS = "tags."
 """Prefix of keys that name the place of a run in sweeps: `tags.row`, `tags.model.position` (a label)."""
 TEXT_COLUMNS = ("run_id", "worker_id", "message", "sweep_id", "status")

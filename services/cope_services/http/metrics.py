@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import get_args
 
 from fastapi.routing import iter_route_contexts
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
@@ -20,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cope_services.models.batching import BATCH_SIZES
 from cope_services.models.predictors import Predictors
-from cope_sweep.store import Status, Store, StoreError
+from cope_sweep.store import STATUSES, Store, StoreError
 from cope_sweep.store.index import Activity
 from cope_sweep.sweep.leases import LEASE_S
 
@@ -162,7 +161,6 @@ class Measurement:
 
 READ_EVERY_S = 5.0
 """Scrapes within this time share one read of the index."""
-STATUSES: tuple[Status, ...] = get_args(Status)
 
 
 class StoreMetrics(Collector):
