@@ -41,10 +41,10 @@ class NamedFiles(AblationFiles):
 
     def load(self, name: str, scale: str | None = None) -> Plan:
         """The plan of an ablation at a scale, with `--set`; cached if there is none. Raises UserError."""
-        typed = self._typed(name)
+        typed = [name]
         if self.folder != ablations_folder() and not names_a_file(name):
             typed += ["--ablations", str(self.folder)]
-        if typed == [name] and self.folder.is_dir() and name in self.files():
+        if typed == [name] and not self._sets and self.folder.is_dir() and name in self.files():
             return super().load(name, scale)
         loaded = with_overrides(load_ablation(self.file(name)), scale=scale, assignments=list(self._sets))
         plan = expand(replace(loaded, typed=tuple(typed)))
@@ -71,11 +71,7 @@ class NamedFiles(AblationFiles):
             self._noted.add(loaded.name)
             text = f"{self.folder} has no file {loaded.name}.yaml: this is the ablation of sweep {recorded.sweep_id}"
             make_console(stderr=True).print(f"[yellow]note:[/yellow] {escaped(text)}", soft_wrap=True, highlight=False)
-        changed = with_overrides(loaded, scale=scale, assignments=list(self._sets))
-        return expand(replace(changed, typed=tuple(self._typed(loaded.name))))
-
-    def _typed(self, name: str) -> list[str]:
-        return [name, *(word for assignment in self._sets for word in ("--set", assignment))]
+        return expand(with_overrides(loaded, scale=scale, assignments=list(self._sets)))
 
     def places(self, run_id: str) -> list[Place]:
         """No places: the plans of all files take too long."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,8 +71,10 @@ class LoadedAblation:
     """Keys that a scale or `--set` has replaced and that decide what is trained: not what the paper trained."""
     scale: str | None = None
     """The scale that was chosen; None: the ablation without a scale."""
+    assignments: tuple[str, ...] = ()
+    """The values of `--set`."""
     typed: tuple[str, ...] = ()
-    """How a command line named it: name or path, and options. Empty: just the name."""
+    """How a command line named it: name or path, and its folder. Empty: just the name."""
     unchanged: Source | None = None
     """The file before scale and `--set`; None: `source` is."""
 
@@ -83,13 +86,18 @@ class LoadedAblation:
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments of a command that name it at its scale."""
-        return [*(self.typed or (self.name,)), *(["--scale", self.scale] if self.scale else [])]
+        """The arguments of a command that name it, with scale and `--set`."""
+        return [*(self.typed or (self.name,)), *self._options]
 
     @property
     def cli_args(self) -> str:
-        """Name and scale, as commands take them: `counting --scale small`."""
-        return f"{self.name} --scale {self.scale}" if self.scale else self.name
+        """Name, scale and `--set`, as commands take them: `counting --scale small`."""
+        return shlex.join([self.name, *self._options])
+
+    @property
+    def _options(self) -> list[str]:
+        scale = ["--scale", self.scale] if self.scale else []
+        return [*scale, *(word for assignment in self.assignments for word in (OPTION.strip(), assignment))]
 
 
 def validate(source: Source, name: str, *, folder: Path | None = None, allow_plugins: bool = True) -> LoadedAblation:
@@ -322,7 +330,10 @@ def with_overrides(
     trained = tuple(key for key in dict.fromkeys(replaced) if key.partition(".")[0] in TRAINED_KEYS)
     changed = _validated(replace(loaded.source, data=data), loaded.name, None)
     original = loaded.unchanged or loaded.source
-    return replace(changed, replaced=trained, scale=scale or loaded.scale, typed=loaded.typed, unchanged=original)
+    return replace(
+        changed, replaced=trained, scale=scale or loaded.scale, assignments=(*loaded.assignments, *assignments),
+        typed=loaded.typed, unchanged=original,
+    )  # fmt: skip
 
 
 def changed_axes(content: Ablation, assignments: Sequence[str]) -> list[tuple[str, str, int]]:

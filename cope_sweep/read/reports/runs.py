@@ -7,14 +7,16 @@ One line per run of the plan, finished or not, in the plan's order:
     commit, versions, cpu, cores, system, command    the Git commit, packages, processor, its cores, system, and command
                                                      of the last sweep that trained the run
 
-Names of hosts and processes, messages of failed runs, and options that may name folders are left out. Reports of old
-versions lack the last columns. `extend_report` adds runs of other machines to a report.
+The file's attributes (`DataFrame.attrs`) have the `--set` with which the report was written, if any. Names of hosts and
+processes, messages of failed runs, and options that may name folders are left out. Reports of old versions lack the
+last columns. `extend_report` adds runs of other machines to a report.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import Any
 
 import pandas as pd
 
-from cope_sweep.config import Plan, expand, load_ablation, with_overrides
+from cope_sweep.config import Plan, SpecError, expand, load_ablation, with_overrides
 from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
 from cope_sweep.read.tables import Results
 from cope_sweep.read.tables.frames import CURVE_TYPES, plan_frame
@@ -40,6 +42,8 @@ HEAD_COLUMNS = [
 ]  # fmt: skip
 LEFT_OUT = ("message", "facts.host", "facts.worker_id")
 LABEL, FACT = "label.", "facts."
+SET = "set"
+"""The attribute of the file of runs that has the values of `--set`."""
 FIGURE_NAME = re.compile(r"[a-z]+(-[0-9]+)?")
 """Names of figures: a kind, or a kind with a number."""
 TIMES = ("created_ms", "ended_ms")
@@ -73,6 +77,7 @@ def run_frame(results: Results) -> pd.DataFrame:
         report_file = results.report.file
         frame = pd.concat([frame[~results.is_from_report(frame)], report_file[results.is_from_report(report_file)]])
         frame = frame.set_index("run_id").loc[[run.run_id for row in plan.rows for run in row.runs]].reset_index()
+    frame.attrs = {SET: list(plan.ablation.assignments)} if plan.ablation.assignments else {}
     return frame
 
 
@@ -232,12 +237,20 @@ def _record(line: Mapping[Any, Any]) -> RunRecord:
 
 
 def read_report(plan: Plan, path: Path) -> ReportResults:
-    """The results in a file of runs, with the plan of its ablation and scale.
+    """The results in a file of runs.
+
+    Args:
+        plan: The plan of its ablation at its scale. The values of `--set` of the report are applied to it.
+        path: The file.
 
     Raises NotFinishedError for a damaged file.
     """
     try:
-        lines = pd.read_parquet(path).to_dict("records")
+        file = pd.read_parquet(path)
+        if not plan.ablation.assignments and file.attrs.get(SET):
+            with suppress(SpecError):  # a key that the ablation has no longer: the report is stale
+                plan = expand(with_overrides(plan.ablation, assignments=file.attrs[SET]))
+        lines = file.to_dict("records")
         return ReportResults(plan, {line["run_id"]: _record(line) for line in lines}, None, path)
     except (ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
         raise NotFinishedError(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from cope_sweep.config import expand, with_overrides
 from cope_sweep.errors import NotFinishedError
 from cope_sweep.read.reports import evidence, write_evidence
 from cope_sweep.read.reports.evidence import SEQUENCES, bootstrap_median, duration, provenance
@@ -130,6 +131,24 @@ def test_the_runs_come_back_from_their_file(store, tmp_path):
     assert frame["model.position"].tolist() == ["cope", "cope", "absolute", "absolute", "none", "none"]
     assert frame["label.model.position"].unique().tolist() == ["CoPE", "a_b <c>", "None"]
     assert frame["model.dim"].tolist() == [8] * 6
+
+
+def test_a_report_with_set_comes_back_with_it(store, tmp_path):
+    plan = plan_of()
+    changed = expand(with_overrides(plan.ablation, assignments=["seeds=[0,1,2]", "train.batch=3"]))
+    finished_runs(changed, store)
+    found = evidence(read_results(changed, store))
+    write_evidence(found, tmp_path)
+    command = "cope-sweep report copying --set 'seeds=[0,1,2]' --set train.batch=3"
+    assert f"`{command} --compare" in (tmp_path / "copying.md").read_text()
+    kept = read_report(plan, tmp_path / "copying.parquet")
+    assert (kept.stale, kept.plan.runs) == ("", changed.runs)
+    assert evidence(kept).files() == found.files()
+    # A key that the ablation has no longer: the report is stale, and no error.
+    file = pd.read_parquet(tmp_path / "copying.parquet")
+    file.attrs["set"] = ["train.lost=1"]
+    file.to_parquet(tmp_path / "copying.parquet")
+    assert "is stale" in read_report(plan, tmp_path / "copying.parquet").stale
 
 
 def test_what_is_missing(store):
