@@ -1,8 +1,9 @@
 """Reports on ablations, as files, and one document with all reports.
 
-    evidence     the table, figures and provenance of one ablation at one scale, and its files
-    runs         the runs of a report: written to Parquet, and read again
     document     one HTML document with all ablations
+    evidence     the report on one ablation at one scale, and its files
+    aggregates, shortcuts, thresholds, heads, provenance     parts of a report
+    runs         the runs of a report: written to Parquet, and read again
 
 A report is computed from a plan and a store. The same store gives the same bytes.
 """

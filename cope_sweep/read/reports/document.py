@@ -18,15 +18,8 @@ from cope_sweep.api.questions import GetReport
 from cope_sweep.config import Plan, SpecError
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries import AblationFiles, recorded_plan
-from cope_sweep.read.reports.evidence import (
-    EXPLORATORY,
-    Evidence,
-    Provenance,
-    ReportError,
-    duration,
-    evidence,
-    provenance,
-)
+from cope_sweep.read.reports.evidence import EXPLORATORY, Evidence, ReportError, evidence
+from cope_sweep.read.reports.provenance import Provenance, duration, provenance
 from cope_sweep.read.reports.runs import read_report, runs_file
 from cope_sweep.read.tables import Results, read_results
 from cope_sweep.read.tables.claims import Finding, place_in_paper

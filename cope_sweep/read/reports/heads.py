@@ -1,0 +1,89 @@
+"""How well attention heads mark what the figures of an ablation claim (`figures.marks`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import pandas as pd
+
+from cope_sweep.config.ablation import Maps
+from cope_sweep.errors import UserError
+from cope_sweep.read.figures.available import claimed_figures, declared_figures
+from cope_sweep.read.reports.runs import HEAD_COLUMNS, ExtendedResults, ReportResults
+from cope_sweep.read.tables import Results, summarise
+from cope_sweep.read.tables.render import MISSING, ColumnHeader, Layout, TextCell
+
+MOST_HEADS = 16
+"""If a model has more heads than this, only the chosen ones are listed."""
+AUC_NOTES = {
+    "gates": "AUC: the probability that a marked token has a larger mean gate than an unmarked one. ",
+    "position_attention": "AUC: the probability that a key after the last marked token gets more position-only "
+    "attention than an earlier key at the same distance. ",
+}
+"""Quantity that a figure shows → what its AUC means."""
+CHOSEN_NOTE = (
+    "In each seed, the head is chosen on separate sequences, because heads of different seeds do not correspond. "
+    "Untrained: the same measure with the initial weights. In brackets: the 95 % interval of the mean over seeds."
+)
+
+
+def measured_heads(results: Results) -> pd.DataFrame:
+    """How well the heads of finished runs mark what figures claim; the frame of `figures.marks.measure_run`.
+
+    A report has these measures. The heads of a store's runs are measured now; a run whose checkpoint or text cannot be
+    read is left out.
+    """
+    if isinstance(results, ReportResults):
+        return results.heads
+    parts: list[pd.DataFrame] = []
+    if isinstance(results, ExtendedResults):
+        parts.append(results.report.heads[results.is_from_report(results.report.heads)])
+    measured = {run_id for part in parts for run_id in part["run_id"]}
+    figures_by_run = claimed_figures_by_run(results)
+    if figures_by_run and results.store is not None:
+        from cope_sweep.read.figures.marks import measure_run  # torch
+
+        for run_id, figures in figures_by_run.items():
+            if run_id not in measured:
+                with suppress(UserError):  # `Evidence.missing` counts it
+                    parts.append(measure_run(results.store.run(run_id).fetch_checkpoint(), figures))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=HEAD_COLUMNS)
+
+
+def claimed_figures_by_run(results: Results) -> dict[str, dict[str, Maps]]:
+    """Id of a finished run → the figures, by name, that claim something about its heads."""
+    rows = {row.name: row for row in results.plan.rows}
+    rows_of_figure = {declared.name: declared.rows for declared in declared_figures(results.plan)}
+    figures_by_run: dict[str, dict[str, Maps]] = {}
+    for name, figure in claimed_figures(results.plan).items():
+        for run in (run for row in rows_of_figure[name] for run in rows[row].runs):
+            if results.records[run.run_id].status == "finished":
+                figures_by_run.setdefault(run.run_id, {})[name] = figure
+    return figures_by_run
+
+
+def heads_layout(figures: Mapping[str, Maps], heads: pd.DataFrame) -> Layout:
+    """The AUC by head and seed, with mean and interval; only the chosen heads if there are more than MOST_HEADS."""
+    seeds = sorted(set(heads["seed"]))
+    lines = []
+    for name, figure in figures.items():
+        of_figure = heads[heads["figure"] == name]
+        kinds = [("chosen head", of_figure[of_figure["chosen"]], "auc")]
+        kinds.append(("chosen head, untrained", of_figure[of_figure["initial_chosen"]], "initial_auc"))
+        by_head = list(of_figure.groupby(["layer", "head"]))
+        if len(by_head) <= MOST_HEADS:
+            kinds += [(f"layer {layer} · head {head}", measures, "auc") for (layer, head), measures in by_head]
+        for label, measures, column in kinds:
+            auc_by_seed = dict(zip(measures["seed"], measures[column], strict=True))
+            texts = [f"{auc_by_seed[seed]:.2f}" if seed in auc_by_seed else MISSING for seed in seeds]
+            summary = summarise(auc_by_seed.values())
+            mean = f"{summary.mean:.2f}" if summary.n else MISSING
+            if summary.n > 1:
+                mean += f" [{summary.ci_low:.2f}, {summary.ci_high:.2f}]"
+            lines.append(tuple(map(TextCell, (figure.mark or "", label, *texts, mean))))
+    headers = [ColumnHeader("mark", numeric=False), ColumnHeader("head", numeric=False)]
+    headers += [ColumnHeader(f"seed {seed}") for seed in seeds] + [ColumnHeader("mean")]
+    shown_quantities = dict.fromkeys(figure.show for figure in figures.values())
+    note = "".join(AUC_NOTES[quantity] for quantity in shown_quantities)
+    return Layout(tuple(headers), tuple(lines), note + CHOSEN_NOTE)

@@ -1,0 +1,105 @@
+"""Where the runs of a report come from: commits, versions, machines, commands, dates and training time."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+UNKNOWN = "not recorded"
+PROVENANCE_COLUMNS = [
+    "run_id", "status", "commit", "versions", "cpu", "cores", "system", "command", "created_ms", "ended_ms",
+    "facts.wall_s", "facts.device", "facts.threads", "facts.python", "facts.torch",
+]  # fmt: skip
+"""Columns of a frame of `reports.runs` about provenance."""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where finished runs come from. Lists are sorted by their number of runs."""
+
+    runs: int
+    commits: tuple[str, ...]
+    """Git commits of the working tree; `-dirty`: with uncommitted changes."""
+    versions: tuple[str, ...]
+    """`torch 2.15.0`, …"""
+    machines: tuple[str, ...]
+    """`cpu, 2 threads; AMD EPYC 9B14, 2 cores; Linux`, …"""
+    commands: tuple[str, ...]
+    """The commands of the sweeps, without options that name folders or hosts."""
+    first: str
+    """UTC date of the first start of a run: 2026-07-30."""
+    last: str
+    """UTC date of the last end of a run."""
+    compute_s: float
+    """Sum of the wall times of the runs, in seconds."""
+
+    @property
+    def lines(self) -> tuple[tuple[str, str], ...]:
+        """(name, text) of each item."""
+        return (
+            ("Commit", ", ".join(self.commits) or UNKNOWN),
+            ("Versions", ", ".join(self.versions) or UNKNOWN),
+            ("Machine", " / ".join(self.machines) or UNKNOWN),
+            ("Runs", f"{self.runs} finished, {self.first} to {self.last}"),
+            ("Compute", f"{duration(self.compute_s)} (sum of the wall times of the runs)"),
+            ("Command", " / ".join(f"`{command}`" for command in self.commands) or UNKNOWN),
+        )
+
+
+def provenance(frames: Iterable[pd.DataFrame]) -> Provenance:
+    """Provenance of the finished runs in frames of `reports.runs`. A run in several frames counts once."""
+    needed = [frame.reindex(columns=PROVENANCE_COLUMNS).astype(object) for frame in frames]
+    runs = pd.concat(needed).drop_duplicates("run_id")
+    finished = runs[runs["status"] == "finished"]
+    lines = finished.where(finished.notna(), None).to_dict("records")
+    return Provenance(
+        len(lines),
+        _most_frequent_first(line["commit"] for line in lines),
+        _most_frequent_first(text for line in lines for text in _versions(line)),
+        _most_frequent_first(map(_machine, lines)),
+        _most_frequent_first(line["command"] for line in lines),
+        _date(min((line["created_ms"] for line in lines if line["created_ms"] is not None), default=None)),
+        _date(max((line["ended_ms"] for line in lines if line["ended_ms"] is not None), default=None)),
+        float(sum(line["facts.wall_s"] or 0.0 for line in lines)),
+    )
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min` or `3 h 05 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _versions(line: Mapping[Any, Any]) -> Iterable[str]:
+    """`torch 2.15.0`, …: versions recorded with the run, or else with the sweep that trained it."""
+    versions = dict(text.split(" ", 1) for text in (line["versions"] or "").split(", ") if text)
+    for name in ("python", "torch"):
+        if line[f"facts.{name}"]:
+            versions[name] = line[f"facts.{name}"]
+    return (f"{name} {versions[name]}" for name in sorted(versions))
+
+
+def _machine(line: Mapping[Any, Any]) -> str:
+    """The device of a run; processor, cores and system of the machine on which its sweep was started."""
+    device, processor = str(line["facts.device"] or ""), ""
+    if line["facts.threads"]:
+        device += f", {line['facts.threads']} threads"
+    if line["cores"]:
+        processor = ", ".join(filter(None, (line["cpu"], f"{line['cores']} cores")))
+    return "; ".join(filter(None, (device, processor, line["system"])))
+
+
+def _most_frequent_first(texts: Iterable[Any]) -> tuple[str, ...]:
+    counts = Counter(text for text in texts if text)
+    return tuple(sorted(counts, key=lambda text: (-counts[text], text)))
+
+
+def _date(time_ms: int | None) -> str:
+    return UNKNOWN if time_ms is None else time.strftime("%Y-%m-%d", time.gmtime(time_ms / 1000))

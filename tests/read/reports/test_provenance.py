@@ -1,0 +1,47 @@
+"""Where the runs of a report come from."""
+
+from dataclasses import replace
+
+import pytest
+
+from cope_sweep.read.reports.provenance import duration, provenance
+from cope_sweep.read.reports.runs import run_frame
+from cope_sweep.read.tables import read_results
+from tests.read.reports.test_evidence import finished_runs
+from tests.read.tables.ablations import plan_of
+from tests.store.sweeps import members, sweep_record
+
+
+def test_provenance_is_that_of_the_sweeps(store):
+    plan = plan_of()
+    finished_runs(plan, store)
+    command = [
+        "/x/__main__.py",
+        "run",
+        "/x/copying.yaml",
+        "--store",
+        "/x/store",
+        "--index=postgresql://u:p@h/n",
+        "--local",
+    ]
+    sweep = sweep_record(
+        runs=members(plan), command=command, git_commit="abc", versions={"numpy": "1", "torch": "1.0"},
+        machine={"host": "secret-host", "cpu": "A processor", "cpus": 4, "system": "Linux"},
+    )  # fmt: skip
+    store.write_sweep(sweep)
+    results = read_results(plan, store)
+    records = {i: each.model_copy(update={"sweep_id": sweep.sweep_id}) for i, each in results.records.items()}
+    frame = run_frame(replace(results, records=records))
+    found = provenance([frame, frame])
+    assert found.commits == ("abc",)
+    assert found.versions == ("numpy 1", "torch 2.1")  # the run's own
+    assert found.machines == ("cpu, 2 threads; A processor, 4 cores; Linux",)
+    assert found.commands == ("cope-sweep run copying --local",)
+    assert found.compute_s == 6 * 30.5
+    assert found.runs == 6
+    assert dict(found.lines)["Compute"].startswith("3 min ")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(45, "45 s"), (600, "10 min"), (3600 * 3 + 300, "3 h 05 min")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text

@@ -1,0 +1,51 @@
+"""Rules that do not solve a task, rows that score like one, and seeds that do no better."""
+
+from cope_sweep.read.reports import evidence
+from cope_sweep.read.tables import read_results
+from cope_sweep.read.tables.rules import SEQUENCES
+from tests.read.tables.ablations import finish, plan_of
+from tests.tiny import TINY
+
+ERROR = "in_dist/token_error"
+COUNTING_CONTENT = {
+    "base": TINY | {"task": {"kind": "counting", "variables": 2, "operations": 12, "max_tokens": 40}},
+    "metrics": [
+        {"name": "in_dist/token_error", "label": "In-dist.", "unit": "%"},
+        {"name": "longer/token_error", "label": "Longer", "unit": "%"},
+        {"name": "in_dist/loss"},
+    ],
+    "seeds": [0, 1, 2],
+}
+
+
+def test_rows_that_score_like_a_shortcut_are_named(store):
+    plan = plan_of(**COUNTING_CONTENT)
+    rule = plan.runs[0].task.shortcut_errors("in_dist", SEQUENCES)
+    near = rule["its increments, without resets"]
+    for row, errors in zip(plan.rows, ([0.0, 0.1, near], [near, 1.1 * near, 0.0], [2 * near] * 3), strict=True):
+        for run, error in zip(row.runs, errors, strict=True):
+            finish(store, run, {"in_dist/token_error": error, "longer/token_error": 99.0, "in_dist/loss": 1.0})
+    found = evidence(read_results(plan, store)).shortcuts
+    assert [header.text for header in found.layout.headers] == ["rule", "In-dist. (%)", "Longer (%)"]
+    assert len(found.layout.rows) == 5
+    assert found.layout.rows[0][0].text == "the most frequent answer"
+    assert [text for text in found.rows_like_rules if "without resets" in text] == [
+        f"In-dist. like “its increments, without resets” ({near:.2f} %): a_b <c> ({near:.2f})"
+    ]
+    assert "### Shortcuts" in evidence(read_results(plan, store)).to_markdown({})
+
+
+def test_a_seed_that_does_no_better_than_a_rule_is_stuck_and_has_not_learned(store):
+    metrics = [{"name": ERROR, "label": "In-dist.", "unit": "%", "learned": 5.0}]
+    plan = plan_of(**COUNTING_CONTENT | {"metrics": metrics})
+    best = min(plan.runs[0].task.shortcut_errors("in_dist", SEQUENCES).values())  # about 1 %
+    for row, errors in zip(plan.rows, ([0.0, 0.8 * best, 0.9 * best], [best, 4.9, 0.0], [0.0] * 3), strict=True):
+        for run, error in zip(row.runs, errors, strict=True):
+            finish(store, run, {ERROR: error})
+    table = evidence(read_results(plan, store)).table
+    some, most, none = (row.metrics[ERROR] for row in table.model.rows)
+    assert (some.stuck, most.stuck, none.stuck) == ((2,), (0, 1), ())
+    assert [cell.learned.k for cell in (some, most, none)] == [2, 1, 3]
+    text = table.to_markdown()
+    assert text.count("†") == 2, "in the cell, and in the note"
+    assert "stuck: 1 of 3 seeds of CoPE (In-dist.)" in text
