@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from cope_sweep import __version__
-from cope_sweep.cli import documents, models, results, stores, sweeps
+from cope_sweep.cli import documents, models, plans, results, runs, stores, sweeps
 from cope_sweep.cli.options import PlainGroup
 from cope_sweep.cli.output import (
     OutputError,
@@ -122,27 +122,27 @@ def _options(
     """The options of the command without a subcommand."""
 
 
-app.command("list")(results.list_ablations)
-app.command("plan")(results.plan)
+app.command("list")(plans.list_ablations)
+app.command("plan")(plans.plan)
 app.command("run")(sweeps.run)
 app.command("submit")(sweeps.submit)
 app.command("retry")(sweeps.retry)
 app.command("stop")(sweeps.stop)
-app.command("status")(results.status)
-app.command("runs")(results.runs)
+app.command("status")(runs.status)
+app.command("runs")(runs.runs)
 app.command("table")(documents.table)
 app.command("report")(documents.report)
 app.command("best")(results.best)
 app.command("diff")(results.diff)
 app.command("figure")(documents.figure)
-app.command("logs")(results.logs)
+app.command("logs")(runs.logs)
 app.command("sync")(stores.sync)
 app.command("perplexity")(models.perplexity)
 app.command("probe")(models.probe)
 app.add_typer(stores.app, name="store")
 app.command("delete")(stores.delete)
 app.command("prune")(stores.prune)
-app.command("schema")(results.schema)
+app.command("schema")(plans.schema)
 
 
 def add_installed_commands() -> None:

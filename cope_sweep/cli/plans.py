@@ -1,0 +1,195 @@
+"""The commands that show what is planned: list, plan and schema."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cope_sweep.cli.options import (
+    ABLATIONS,
+    STORE,
+    AblationArg,
+    AblationsDir,
+    IndexOpt,
+    JsonOpt,
+    ScaleOpt,
+    Sets,
+    StoreOpt,
+)
+from cope_sweep.cli.output import escaped, estimated_time, grid, make_console, print_json, print_table, quantity, size
+from cope_sweep.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from cope_sweep.api.answers import PlanCost
+    from cope_sweep.config import Plan
+    from cope_sweep.store import Store
+
+
+def list_ablations(
+    ablations: AblationsDir = ABLATIONS,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """List the ablations, the table or figure that each reproduces, and how many of their runs are finished.
+
+    Example: `cope-sweep list`
+    """
+    from cope_sweep.api.questions import ListAblations
+    from cope_sweep.cli.files import open_queries
+
+    try:
+        entries = open_queries(store, index, ablations).ask(ListAblations())
+    except OSError:
+        entries = []
+    if not entries:
+        raise NotFoundError(
+            f"no ablation files (*.yaml) in {ablations.absolute()}; choose another folder with --ablations",
+            code="no_ablations",
+            folder=str(ablations.absolute()),
+        )
+    if as_json:
+        print_json([entry.model_dump(exclude_none=True) for entry in entries])
+        return
+    table = grid("ablation", "title", "reproduces", "rows × seeds", "finished", "others")
+    for entry in entries:
+        if entry.error is not None:
+            table.add_row(escaped(entry.name), f"[red]{escaped(entry.error)}[/red]")
+        else:
+            other_counts = ", ".join(
+                f"{number} {status}" for status, number in entry.counts.items() if status not in ("finished", "pending")
+            )
+            more = (entry.reproduces, f"{entry.rows} × {entry.seeds}")
+            finished = [f"{entry.finished}/{entry.runs}"]
+            finished += [f"{name} {at_scale.finished}/{at_scale.runs}" for name, at_scale in entry.at_scales.items()]
+            table.add_row(*map(escaped, (entry.name, entry.title, *more, ", ".join(finished), other_counts)))
+    no_others = not any(entry.counts.keys() - {"finished", "pending"} for entry in entries)
+    wrong = any(entry.error is not None for entry in entries)  # an error is shown instead of the title
+    print_table(table, ["reproduces", "rows × seeds", *["others"] * no_others, *["title"] * (not wrong)])
+    finished_runs = sum(
+        entry.finished + sum(at_scale.finished for at_scale in entry.at_scales.values()) for entry in entries
+    )
+    with_results = [entry.name for entry in entries if len(entry.committed) == 1]
+    with_results.sort(key="quickstart".__ne__)
+    if with_results and not finished_runs:
+        make_console().print(
+            f"This store has no finished runs yet. The ablation files come with results; show some with: "
+            f"cope-sweep table {escaped(with_results[0])} --committed",
+            soft_wrap=True,
+        )
+
+
+def plan(
+    ablation: AblationArg,
+    scale: ScaleOpt = None,
+    sets: Sets = [],
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Train a few steps of each distinct shape here to estimate time and memory."),
+    ] = False,
+    attention: Annotated[
+        bool,
+        typer.Option(
+            "--attention",
+            help="Show which kernel computes each row's attention on a CPU and on a GPU, and why not a faster one.",
+        ),
+    ] = False,
+    ablations: AblationsDir = ABLATIONS,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Show the runs of an ablation: status, parameters, and an estimate of time and memory. Nothing is recorded.
+
+    Example: `cope-sweep plan quickstart --set train.steps=1000 --measure`
+    """
+    from cope_sweep.cli.files import check_places, open_queries
+    from cope_sweep.read.queries import plan_cost
+
+    queries = open_queries(store, index, ablations, sets)
+    planned, opened = queries.planned(ablation, scale), queries.store
+    check_places(planned)
+    if attention:
+        _show_attention(planned, as_json=as_json)
+        return
+    costs = _measured(planned, opened) if measure else plan_cost(planned, opened)
+    if as_json:
+        print_json(costs)
+        return
+    shapes_differ = len({run.resources for run in costs.runs}) > 1
+    sizes = ("parameters", "tokens", "per parameter", "FLOP")
+    table = grid("run", "row", "seed", "status", *sizes, "time", "memory", *["resources"] * shapes_differ)
+    for run in costs.runs:
+        per_parameter = f"{run.training_tokens / run.parameters:.3g}"
+        flops = f"{run.training_flops:.1e}".replace("e+", "e")
+        numbers = (quantity(run.parameters), quantity(run.training_tokens), per_parameter, flops)
+        cells = (run.run_id, escaped(run.row), str(run.seed), run.status, *numbers)
+        memory = size(run.estimated_memory_bytes)
+        time = estimated_time(run.estimated_s, run.estimated_s, lacks_gpu=costs.lacks_gpu)
+        time = f"≤ {time}" if run.least_s < run.estimated_s and time[0].isdigit() else time
+        table.add_row(
+            *cells, time, memory if run.fits else f"[red]{memory}: too large[/red]", *[run.resources] * shapes_differ
+        )
+    console = make_console()
+    too_large = sum(not run.fits for run in costs.runs)
+    less_needed = ("FLOP", "tokens", "per parameter", "parameters", "resources", "memory", "seed")
+    print_table(table, [*["memory"] * (not too_large), *less_needed])
+    groups = costs.worker_groups
+    stopped = f", {costs.counts['stopped']} stopped early" if "stopped" in costs.counts else ""
+    text = f"{costs.finished} finished{stopped}, {costs.to_do} to do"
+    if costs.to_do:
+        text += f" ({costs.to_suggest} not suggested yet)" if costs.to_suggest else ""
+        time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
+        up_to = "up to " * shapes_differ
+        about = f"about {time} on {up_to}{groups} worker group{'s' * (groups > 1)}" if time[0].isdigit() else time
+        text += f": {about} ({costs.basis})"
+    text += f"; {too_large} do not fit into this machine's memory" if too_large else ""
+    console.print(text)
+
+
+def _measured(plan: Plan, store: Store) -> PlanCost:
+    """The plan with costs from measuring each of its shapes here. Names each shape on standard error."""
+    from cope_sweep.read.queries import plan_cost, recorded_plan
+    from cope_sweep.train.measure import measure_plan
+
+    console = make_console(stderr=True)
+    planned = recorded_plan(plan, store)
+    timed = measure_plan(
+        planned, on_shape=lambda row, number, total: console.print(f"measuring {number} of {total}: {escaped(row)}")
+    )
+    return plan_cost(planned, store, timed)
+
+
+def _show_attention(plan: Plan, *, as_json: bool) -> None:
+    """Print the path of each layer's attention, for the devices on which the rows may train."""
+    from cope_sweep.model.paths import attention_paths
+
+    paths = []
+    for row in plan.rows:
+        resources = plan.resources_of(row)
+        for device in ("cpu", "cuda"):
+            if resources.device in ("auto", device):
+                paths += [(row.name, device, path) for path in attention_paths(row.runs[0], resources, device)]
+    if as_json:
+        print_json(
+            [
+                {"row": name, "layers": path.layers, "device": device, "attention": path.name, "reason": path.reason}
+                for name, device, path in paths
+            ]
+        )
+        return
+    table = grid("row", "layers", "device", "attention", "why no fused kernel")
+    for name, device, path in paths:
+        table.add_row(escaped(name), "–".join(map(str, path.layers)), device, path.name, escaped(path.reason or ""))
+    print_table(table)
+
+
+def schema() -> None:
+    """Print the JSON Schema of ablation files. Editors use it for completion and checks.
+
+    Example: `cope-sweep schema > ablations/schema.json`
+    """
+    from cope_sweep.config.ablation import ablation_schema
+
+    print_json(ablation_schema())
