@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cope_sweep.config import Plan, estimates, expand, load_ablation, parameter_count, total_seconds, with_overrides
+from cope_sweep.read.tables.layout import layout
 from cope_sweep.read.tables.model import table_model
-from cope_sweep.read.tables.render import layout
 from cope_sweep.store import RunRecord
 
 FOLDER = Path(__file__).parent

@@ -17,7 +17,8 @@ from cope_sweep.read.reports.runs import read_committed, run_files
 from cope_sweep.read.tables import Table
 from cope_sweep.read.tables.claims import claim_findings, head_findings, place_in_paper
 from cope_sweep.read.tables.comparisons import p_text, reference
-from cope_sweep.read.tables.render import layout, markdown_text
+from cope_sweep.read.tables.layout import layout
+from cope_sweep.read.tables.render import markdown_text
 
 ROOT = Path(__file__).parent.parent.parent
 ABLATIONS, RESULTS = ROOT / "ablations", ROOT / "ablations" / "results"

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.stats import trim_mean
 
+from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import TableModel
-from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell
 
 TASK = "task"
 TAILS = (0.025, 0.975)

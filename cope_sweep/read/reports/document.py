@@ -24,7 +24,8 @@ from cope_sweep.read.reports.runs import read_report, runs_file
 from cope_sweep.read.tables import Results, read_results
 from cope_sweep.read.tables.claims import Finding, place_in_paper
 from cope_sweep.read.tables.comparisons import p_text
-from cope_sweep.read.tables.render import Layout, html_table
+from cope_sweep.read.tables.layout import Layout
+from cope_sweep.read.tables.render import html_table
 from cope_sweep.store import Store
 
 TEMPLATE = Path(__file__).with_name("document.html.jinja")

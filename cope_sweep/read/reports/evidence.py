@@ -27,7 +27,8 @@ from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import rank_rows
 from cope_sweep.read.tables.claims import Finding, claim_findings, claims_layout, head_findings, hypothesis_verdict
 from cope_sweep.read.tables.comparisons import reference
-from cope_sweep.read.tables.render import Layout, markdown_table, markdown_text
+from cope_sweep.read.tables.layout import Layout
+from cope_sweep.read.tables.render import markdown_table, markdown_text
 from cope_sweep.store import STATUSES
 from cope_sweep.store.files import write_bytes
 

@@ -12,7 +12,7 @@ from cope_sweep.errors import UserError
 from cope_sweep.read.figures.available import claimed_figures, declared_figures
 from cope_sweep.read.reports.runs import HEAD_COLUMNS, ExtendedResults, ReportResults
 from cope_sweep.read.tables import Results, summarise
-from cope_sweep.read.tables.render import MISSING, ColumnHeader, Layout, TextCell
+from cope_sweep.read.tables.layout import MISSING, ColumnHeader, Layout, TextCell
 
 MOST_HEADS = 16
 """If a model has more heads than this, only the chosen ones are listed."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cope_sweep.config import RunSpec
+from cope_sweep.read.tables.layout import MISSING, ColumnHeader, Layout, TextCell, decimals_of
 from cope_sweep.read.tables.model import Column, TableModel, TableRow, named_label
-from cope_sweep.read.tables.render import MISSING, ColumnHeader, Layout, TextCell, decimals_of
 from cope_sweep.read.tables.rules import ERROR, LEAST_SEQUENCES, NEAR, SEQUENCES, rule_errors
 
 SHORTCUTS_NOTE = (

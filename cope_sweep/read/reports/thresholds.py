@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import Column, TableModel
-from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.rules import stuck_from
 from cope_sweep.read.tables.stats import LEVEL
 

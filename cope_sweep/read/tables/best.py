@@ -23,8 +23,8 @@ from cope_sweep.config.explain import suggest
 from cope_sweep.config.loading import RUN_KEYS, LoadedAblation
 from cope_sweep.config.run import NUMERIC_FACTS
 from cope_sweep.config.source import Json, parse_value
+from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import first_rows, varying_axes
-from cope_sweep.read.tables.render import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.runs import FACT, Results, setting
 from cope_sweep.store import QueryError, RunRecord, Status
 

@@ -40,8 +40,8 @@ from cope_sweep.api.answers import ClaimVerdict
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Claim, Maps
 from cope_sweep.read.tables.comparisons import p_text
+from cope_sweep.read.tables.layout import MISSING, ColumnHeader, Layout, TextCell, mean_text, published_text
 from cope_sweep.read.tables.model import Column, Comparison, TableModel, TableRow, other_labels, same_labels
-from cope_sweep.read.tables.render import MISSING, ColumnHeader, Layout, TextCell, mean_text, published_text
 from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, Summary, holm, summarise
 
 if TYPE_CHECKING:

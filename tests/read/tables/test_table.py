@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.read.tables import table
-from cope_sweep.read.tables.render import layout
+from cope_sweep.read.tables.layout import layout
 from cope_sweep.store import Store
 from cope_sweep.store.indexing import refresh_index
 from tests.read.tables.ablations import COUNTING, begin, fail, finish, plan_of, stop

@@ -6,8 +6,8 @@ import scipy.stats
 from cope_sweep.config import expand, with_overrides
 from cope_sweep.read.tables import table
 from cope_sweep.read.tables.comparisons import compared, with_published
+from cope_sweep.read.tables.layout import comparison_layout, layout
 from cope_sweep.read.tables.model import PublishedValue, decimal_places, table_model
-from cope_sweep.read.tables.render import comparison_layout, layout
 from cope_sweep.read.tables.stats import PERCENT, summarise
 from cope_sweep.store import RunRecord
 from tests.errors import raises
