@@ -136,6 +136,9 @@ def claims():
         assert claim_findings(report.report.plan, table_of(report.report).model)[0].verdict == verdict, report.link
     relative, beside = (claim_findings(much_text.report.plan, table_of(much_text.report).model)[n] for n in (1, 2))
     assert relative.verdict == beside.verdict == "not shown"
+    sentences = Means("last_sentence.constant_rate")
+    beside_rope = claim_findings(sentences.report.plan, table_of(sentences.report).model)[2]
+    assert (beside_rope.measure, beside_rope.verdict) == ("OOD longer (%)", "shown")
     perplexity = "validation/perplexity"
     for metric in ("dense/sequence_error", "sparse/sequence_error"):
         assert copy[f"CoPE, {metric}"] == "0 %", metric
@@ -175,6 +178,8 @@ than absolute and relative positions (p = {more_passes.largest_p:.3f}, 6 seeds).
 {by_length[f"Counting · CoPE, 16 positions, {wrong}@8x"]}, with a position for every token {by_length[f"Counting · CoPE, {wrong}@8x"]}, others at \
 least {others_of_length[f"{wrong}@8x"]}. With more passes: {by_length[f"Counting · FoX, {longer}"]}, \
 {by_length[f"Counting · CoPE, 16 positions, {longer}"]}, {by_length[f"Counting · CoPE, {longer}"]}, and {others_of_length[longer]} (7 seeds).
+- [Counting a word in the last sentence]({sentences.link}), where sentences are longer than in training: CoPE beside RoPE \
+{sentences[f"CoPE + RoPE, {longer}"]}, RoPE {sentences[f"RoPE, {longer}"]} (p = {beside_rope.largest_p:.3f}, 8 seeds).
 - [Text]({text.link}) (Python's standard library, 8 seeds in pairs): CoPE is better than absolute positions, no different from relative \
 ones, and together with them a little better. [Ten times as long]({much_text.link}) only the first is left: perplexity \
 {much_text.value(f"CoPE, {perplexity}")}, absolute {much_text.value(f"Absolute, {perplexity}")}, relative \
