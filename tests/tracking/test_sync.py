@@ -70,7 +70,7 @@ def test_a_sweep_with_every_status(store, plan, uri):
     parent = sweep_of(uri, record)
     assert parent.status == "killed"
     note = parent.tags["mlflow.note.content"]
-    assert "6 runs: 1 finished, 1 running, 1 failed, 1 stopped, 1 interrupted, 1 pending." in note
+    assert "6 runs: 1 finished, 1 stopped, 1 failed, 1 running, 1 interrupted, 1 pending." in note
     assert "Best in_dist/token_error: 33.3333 (CoPE · seed " in note
     facts = [*done.tags.values(), *(name for name in done.tags)]
     assert len(done.tags) <= 20, facts

@@ -395,15 +395,13 @@ def _answer_by_setting(model: TableModel, column: Column, key: str) -> str:
     says in how many a row has a verdict.
     """
     compared_rows = [row for row in model.rows if row.metrics[column.name].comparison is not None]
-    keys = [axis for axis in model.axes if axis != key and not is_field(axis)]
-    keys = [axis for axis in keys if len({row.labels.get(axis) for row in compared_rows}) > 1]
+    named_axes = [axis for axis in model.axes if axis == key or is_field(axis)]
+    other_axes = [axis for axis in model.axes if axis not in named_axes]
+    varying_axes = [axis for axis in other_axes if len({row.labels.get(axis) for row in compared_rows}) > 1]
     settings: dict[str, list[tuple[str, Comparison | None]]] = {}
     for row in compared_rows:
-        setting, name = (
-            " · ".join(named_label(model.axes[axis], label) for axis, label in row.labels.items() if axis in axes)
-            for axes in (keys, {key, *filter(is_field, row.labels)})
-        )
-        settings.setdefault(setting, []).append((name, row.metrics[column.name].comparison))
+        named = _labels(model, row, named_axes), row.metrics[column.name].comparison
+        settings.setdefault(_labels(model, row, varying_axes), []).append(named)
     if len(settings) <= 1:
         return _answer(model, column)
     if len(settings) <= LISTED_SETTINGS:
@@ -414,6 +412,11 @@ def _answer_by_setting(model: TableModel, column: Column, key: str) -> str:
         return f"By {column.title}. {' '.join(sentences)}"
     everything = [named for comparisons in settings.values() for named in comparisons]
     return f"By {column.title}, in {len(settings)} settings: {_verdicts(model, everything)}."
+
+
+def _labels(model: TableModel, row: TableRow, axes: Iterable[str]) -> str:
+    """A row's labels on some axes: `RoPE · heads 4`."""
+    return " · ".join(named_label(model.axes[axis], row.labels[axis]) for axis in axes if axis in row.labels)
 
 
 def _verdicts(model: TableModel, comparisons: Iterable[tuple[str, Comparison | None]]) -> str:
