@@ -2,7 +2,7 @@
 
 Both executors ask it for runs and tell it what becomes of them. A run is in one of four states:
 
-    WAITING ──next_run──▶ TRAINING ──end──▶ ENDED
+    WAITING ────take────▶ TRAINING ──end──▶ ENDED
       ▲  │                 │    ▲
       │  └──refused──▶ ELSEWHERE │          another sweep has the lease
       │                 │  │     │
