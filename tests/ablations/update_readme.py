@@ -136,7 +136,9 @@ def claims():
         assert claim_findings(report.report.plan, table_of(report.report).model)[0].verdict == verdict, report.link
     relative, beside = (claim_findings(much_text.report.plan, table_of(much_text.report).model)[n] for n in (1, 2))
     assert relative.verdict == beside.verdict == "not shown"
-    sentences = Means("last_sentence.constant_rate")
+    lengths, sentences = Means("flip_flop_lengths.small"), Means("last_sentence.constant_rate")
+    fewer_positions = claim_findings(lengths.report.plan, table_of(lengths.report).model)[2]
+    assert (fewer_positions.measure, fewer_positions.verdict) == ("16 × (%)", "shown")
     beside_rope = claim_findings(sentences.report.plan, table_of(sentences.report).model)[2]
     assert (beside_rope.measure, beside_rope.verdict) == ("OOD longer (%)", "shown")
     perplexity = "validation/perplexity"
@@ -144,7 +146,7 @@ def claims():
         assert copy[f"CoPE, {metric}"] == "0 %", metric
         assert copy[f"RoPE, {metric}"] == copy[f"Absolute, {metric}"] == "100 %", metric
     sparse, wrong = "sparse/token_error", "in_dist/token_error"
-    solving = ["CoPE", "CoPE + short convolution", "CoPE + RoPE", "Selective RoPE"]
+    solving = ["CoPE", "CoPE, 16 positions", "CoPE + short convolution", "CoPE + RoPE", "Selective RoPE"]
     others = many.least(sparse, "Selective copy · ", but=solving)
     dense = many.least("dense/token_error", "Selective copy · ", but=solving)
     far = f"{wrong}@16x"
@@ -157,18 +159,20 @@ def claims():
     return f"""\
 - [Copying with other shares of blanks]({copy.link}): CoPE gets {copy["CoPE, sparse/sequence_error"]} of the sequences wrong, \
 RoPE and absolute positions {copy["RoPE, sparse/sequence_error"]} (5 seeds).
-- [The same, 23 encodings]({many.link}): CoPE 0 % of the tokens wrong with fewer and with more blanks, with a short convolution \
+- [The same, 24 encodings]({many.link}): CoPE 0 % of the tokens wrong with fewer and with more blanks, with a short convolution \
 {many["Selective copy · CoPE + short convolution, dense/token_error"]} and \
 {many[f"Selective copy · CoPE + short convolution, {sparse}"]}, CoPE + RoPE \
 {many["Selective copy · CoPE + RoPE, dense/token_error"]} and {many[f"Selective copy · CoPE + RoPE, {sparse}"]}, Selective RoPE \
 {many["Selective copy · Selective RoPE, dense/token_error"]} and {many[f"Selective copy · Selective RoPE, {sparse}"]}, \
 all others at least {dense} and {others}. Flip-Flop 16 times as long: FoX, PaTH and TRA {many[f"Flip-Flop · FoX, {far}"]}, \
-CoPE {many[f"Flip-Flop · CoPE, {far}"]}, with a short convolution {many[f"Flip-Flop · CoPE + short convolution, {far}"]} (3 seeds: not tested).
+CoPE {many[f"Flip-Flop · CoPE, {far}"]}, with 16 positions {many[f"Flip-Flop · CoPE, 16 positions, {far}"]}, with a short convolution {many[f"Flip-Flop · CoPE + short convolution, {far}"]} (3 seeds: not tested).
 - [Flip-Flop, with more instructions to ignore than in training]({flip.link}): CoPE {flip[f"CoPE, {sparse}"]}, RoPE \
 {flip[f"RoPE, {sparse}"]}, absolute {flip[f"Absolute, {sparse}"]}; CoPE is better than absolute positions, and not shown to be better than RoPE \
 (p = 0.056, 5 seeds). In distribution it is better than both.
 - [The same at the paper's size]({paper.link}): CoPE {paper[f"CoPE, {sparse}"]}, RoPE {paper[f"RoPE, {sparse}"]}, absolute \
 {paper[f"Absolute, {sparse}"]} (3 seeds: not tested); published are 4.9, 20.3 and 21.7 %.
+- [Flip-Flop, sequences 16 times as long]({lengths.link}): CoPE with 16 positions {lengths[f"CoPE, 16 positions, {far}"]}, with a \
+position for every token {lengths[f"CoPE, {far}"]} (p = {fewer_positions.largest_p:.3f}, 6 seeds); FoX {lengths[f"FoX, {far}"]}.
 - [Counting, with more passes than in training]({count.link}): CoPE {count[f"CoPE · 1, {longer}"]}, absolute \
 {count[f"Absolute · 1, {longer}"]}, RoPE {count[f"RoPE · 1, {longer}"]}, relative {count[f"Relative · 1, {longer}"]}; CoPE is better \
 than absolute and relative positions (p = {more_passes.largest_p:.3f}, 6 seeds). [With 3 variables]({names.link}), in distribution: CoPE \

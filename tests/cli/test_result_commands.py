@@ -482,6 +482,7 @@ def test_the_table_has_a_line_for_each_row_of_the_grid(searched):
     assert lines[1].split()[:4] == ["CoPE", "50", "49", "48"]
     assert lines[2].split()[:4] == ["none", "47", "46", "45"]
     assert "in_dist/token_error, mean over seeds [0, 1]" in out
+    assert "With so few seeds a draw may be best by luck: tune by 3 or more." in " ".join(out.split())
 
 
 def test_the_best_rows_of_a_grid(shell):

@@ -30,6 +30,8 @@ from cope_sweep.store import QueryError, RunRecord, Status
 
 LEAST_VALUES = 3
 """With fewer tried values of a key, none counts as being at the edge."""
+SEEDS_TO_TUNE_BY = 3
+"""With fewer seeds, the best of several draws is often not the best with other seeds."""
 FRESH_SEEDS = 5
 """Number of new seeds to train the best row with: enough to test a few comparisons."""
 
@@ -153,6 +155,8 @@ class Ranking:
             "smaller loss. of n: the best of the first n draws. "
             "edge: keys whose best value is the smallest or largest one drawn."
         )
+        if len(self.seeds) < SEEDS_TO_TUNE_BY:
+            note += f" With so few seeds a draw may be best by luck: tune by {SEEDS_TO_TUNE_BY} or more."
         return Layout(tuple(headers), tuple(lines), note)
 
     def _layout_of_rows(self, top: int) -> Layout:
