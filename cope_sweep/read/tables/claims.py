@@ -12,7 +12,7 @@ column of the paper's tables. The claim is
     too few seeds   if no data of this number of runs could show a difference
     not testable    if most seeds of every row are stuck: they do no better than a rule that does not solve the task
                     (`tables.rules`), so nothing follows from the order of the rows
-    not trained     if no pair has finished runs; otherwise pairs without finished runs are left out
+    not trained     if no pair has finished runs; if some pairs have, the others count as pairs that do not differ
 
 A figure of heads may claim that heads mark something (`figures.marks` has the measure). With the AUC of one head per
 seed, chosen on other sequences, and its AUC with the initial weights, the claim is
@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -114,6 +115,8 @@ class Finding:
     """The published values of the same rows; empty if there are none."""
     pairs: tuple[Pair, ...] = ()
     """The pairs of rows that were compared; none for a claim about heads."""
+    untrained: int = 0
+    """Number of pairs without finished runs."""
     is_about_heads: bool = False
 
     @property
@@ -139,7 +142,7 @@ class Finding:
         """The verdict; if only some pairs differ as claimed, with their number."""
         if self.is_about_heads or self.verdict not in ("shown in part", "mixed"):
             return self.verdict
-        return f"{self.verdict} ({self.shown} of {len(self.pairs)} pairs)"
+        return f"{self.verdict} ({self.shown} of {len(self.pairs) + self.untrained} pairs)"
 
 
 def head_findings(figures: Mapping[str, Maps], heads: pd.DataFrame) -> tuple[Finding, ...]:
@@ -202,17 +205,17 @@ def _finding(
         rows: Pairs of a row that is called better and one that is called worse.
     """
     measure = " against ".join(dict.fromkeys((column.title, than_column.title)))
-    trained = [
-        (row, other)
-        for row, other in rows
-        if row.metrics[column.name].values and other.metrics[than_column.name].values
-    ]
+    trained: list[tuple[TableRow, TableRow]] = []
+    untrained: list[tuple[TableRow, TableRow]] = []
+    for row, other in rows:
+        is_trained = row.metrics[column.name].values and other.metrics[than_column.name].values
+        (trained if is_trained else untrained).append((row, other))
     if not trained:
         return Finding(claim.text, claim.source, measure, "not trained")
     differences = [
         model.difference(row.metrics[column.name], other.metrics[than_column.name]) for row, other in trained
     ]
-    corrected, smallest = _correct(trained, differences)
+    corrected, smallest = _correct(trained, differences, untrained)
     pairs = []
     for (row, other), difference, p in zip(trained, differences, corrected, strict=True):
         verdict = ""
@@ -225,30 +228,37 @@ def _finding(
     elif not any(p <= SIGNIFICANT_P for p in smallest):
         on_claim = "too few seeds"
     else:
-        on_claim = _verdict_on_rows({pair.comparison.verdict for pair in pairs})
+        verdicts = {pair.comparison.verdict for pair in pairs}
+        on_claim = _verdict_on_rows(verdicts | {""} if untrained else verdicts)
     return Finding(
         claim.text, claim.source, measure, on_claim,
         ours=_list_values(pairs, column, than_column, _our_value),
         published=_list_values(pairs, column, than_column, _published_value),
         pairs=tuple(pairs),
+        untrained=len(untrained),
     )  # fmt: skip
 
 
 def _correct(
-    rows: Sequence[tuple[TableRow, TableRow]], differences: Sequence[Difference]
+    rows: Sequence[tuple[TableRow, TableRow]],
+    differences: Sequence[Difference],
+    untrained: Sequence[tuple[TableRow, TableRow]],
 ) -> tuple[list[float], list[float]]:
     """The corrected p of each pair, and the smallest possible one.
 
-    The pairs of one task are corrected together: their better rows differ in the encoding alone.
+    The pairs of one task are corrected together: their better rows differ in the encoding alone. Pairs without finished
+    runs count with p = 1, so that a verdict does not fall when they are trained.
     """
-    indices_by_task: dict[object, list[int]] = {}
+    untrained_of_task = Counter(other_labels(row) for row, _ in untrained)
+    indices_by_task: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for index, (row, _) in enumerate(rows):
         indices_by_task.setdefault(other_labels(row), []).append(index)
     corrected, smallest = [math.nan] * len(rows), [math.nan] * len(rows)
-    for indices in indices_by_task.values():
-        p_values = holm([differences[index].p for index in indices])
-        smallest_p_values = holm([differences[index].smallest_p for index in indices])
-        for index, p, smallest_p in zip(indices, p_values, smallest_p_values, strict=True):
+    for task, indices in indices_by_task.items():
+        ones = [1.0] * untrained_of_task[task]
+        p_values = holm([differences[index].p for index in indices] + ones)
+        smallest_p_values = holm([differences[index].smallest_p for index in indices] + ones)
+        for index, p, smallest_p in zip(indices, p_values, smallest_p_values, strict=False):
             corrected[index], smallest[index] = p, smallest_p
     return corrected, smallest
 

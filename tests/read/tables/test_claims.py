@@ -38,7 +38,7 @@ def findings_of(*values, seeds=5, claim=None, **changes):
         ([*FAR, *NEAR, *FAR], "opposite", "contradicted"),
         ([*FAR, *NEAR, *[9.0] * 5], "mixed (1 of 2 pairs)", "supported in part, contradicted in part"),
         ([*NEAR], "not trained", "not tested yet"),
-        ([*NEAR, *FAR], "shown", "supported"),
+        ([*NEAR, *FAR], "shown in part (1 of 2 pairs)", "supported in part"),  # the other pair is not trained
     ],
 )
 def test_verdicts(values, text, hypothesis):
@@ -75,6 +75,13 @@ def test_p_is_corrected_for_the_pairs_of_the_claim_and_the_values_are_named():
     assert one.ours == "CoPE 1.00 ± 0.08, RoPE 5.20 ± 0.16, None 1.00 ± 0.08"
     drawn = claims_layout([one])
     assert [header.text for header in drawn.headers] == ["claim", "paper", "measure", "ours", "p", "verdict"]
+
+
+def test_a_pair_without_runs_counts_in_the_correction():
+    trained, partly = (findings_of(*values)[0] for values in ([*NEAR, *FAR, *FAR], [*NEAR, *FAR]))
+    assert [each.comparison.p_adjusted for each in partly.pairs] == [pytest.approx(2 * 2 / 252)]
+    assert partly.pairs[0].comparison.p_adjusted == trained.pairs[0].comparison.p_adjusted
+    assert partly.untrained == 1
 
 
 def test_values_of_many_rows_are_a_range():
