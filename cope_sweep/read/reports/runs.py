@@ -24,7 +24,7 @@ from typing import Any
 
 import pandas as pd
 
-from cope_sweep.config import Plan, SpecError, expand, load_ablation, with_overrides
+from cope_sweep.config import Plan, expand, load_ablation, with_overrides
 from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
 from cope_sweep.read.tables import Results
 from cope_sweep.read.tables.frames import CURVE_TYPES, plan_frame
@@ -247,9 +247,12 @@ def read_report(plan: Plan, path: Path) -> ReportResults:
     """
     try:
         file = pd.read_parquet(path)
-        if not plan.ablation.assignments and file.attrs.get(SET):
-            with suppress(SpecError):  # a key that the ablation has no longer: the report is stale
-                plan = expand(with_overrides(plan.ablation, assignments=file.attrs[SET]))
+        assignments = file.attrs.get(SET, [])
+        if not isinstance(assignments, list) or not all(isinstance(text, str) for text in assignments):
+            raise ValueError(f"its attribute {SET!r} is not a list of texts")
+        if assignments and not plan.ablation.assignments:
+            with suppress(UserError):  # a key that the ablation has no longer: the report is stale
+                plan = expand(with_overrides(plan.ablation, assignments=assignments))
         lines = file.to_dict("records")
         return ReportResults(plan, {line["run_id"]: _record(line) for line in lines}, None, path)
     except (ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors

@@ -70,6 +70,7 @@ VALUES_NOTE = (
     "Values are means ± standard deviations over seeds. p is the largest p among the pairs of rows that the claim "
     "compares, corrected for the pairs of one task (Holm)."
 )
+UNTRAINED_NOTE = "Pairs with a row that is not trained yet count in the correction, and as pairs that do not differ."
 HEADS_NOTE = (
     "Claims about heads use the AUC (area under the ROC curve) of one head per seed, chosen on separate sequences, "
     "before and after training. Shown: training raises the AUC, and it is above "
@@ -369,6 +370,8 @@ def _claim_notes(findings: Sequence[Finding], *, has_published: bool) -> Iterato
         for verdict, meaning in VERDICT_NOTES.items():
             if verdict in about_rows:
                 yield f"{verdict.capitalize()}: {meaning}."
+    if any(finding.pairs and finding.untrained for finding in findings):
+        yield UNTRAINED_NOTE
     if has_published:
         yield "Published values are of the paper's size and data."
     if any(finding.is_about_heads for finding in findings):

@@ -11,6 +11,7 @@ from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, train_run
+from tests.errors import raises
 from tests.read.figures.files import svg_texts
 from tests.read.tables.ablations import CONTENT, fail, finish, plan_of
 
@@ -141,6 +142,11 @@ def test_a_report_with_set_comes_back_with_it(store, tmp_path):
     file.attrs["set"] = ["train.lost=1"]
     file.to_parquet(tmp_path / "copying.parquet")
     assert "is stale" in read_report(plan, tmp_path / "copying.parquet").stale
+    for damaged in ("seeds=[0]", [1]):
+        file.attrs["set"] = damaged
+        file.to_parquet(tmp_path / "copying.parquet")
+        with raises("damaged_report", file=str(tmp_path / "copying.parquet")):
+            read_report(plan, tmp_path / "copying.parquet")
 
 
 def test_what_is_missing(store):

@@ -82,6 +82,8 @@ def test_a_pair_without_runs_counts_in_the_correction():
     assert [each.comparison.p_adjusted for each in partly.pairs] == [pytest.approx(2 * 2 / 252)]
     assert partly.pairs[0].comparison.p_adjusted == trained.pairs[0].comparison.p_adjusted
     assert partly.untrained == 1
+    assert "not trained yet count" in claims_layout([partly]).note
+    assert "not trained yet count" not in claims_layout([trained]).note
 
 
 def test_values_of_many_rows_are_a_range():
