@@ -141,7 +141,8 @@ def best(
 
     A random search tries the same draws for every row of its grid, so each row has a line. Columns `of 1`, `of 2`,
     `of 4`, … show the best value of the first 1, 2, 4, … draws: if they still improve, more draws may help. A value
-    marked `edge` is the smallest or largest that was tried: a wider space may have a better one.
+    marked `edge` is the smallest or largest that was tried: a wider space may have a better one. Values of a search's
+    `choice` are not marked.
 
     Example: `cope-sweep best axes --top 5`
 

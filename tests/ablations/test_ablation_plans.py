@@ -17,8 +17,6 @@ NAMES = sorted(path.stem for path in ABLATIONS.glob("*.yaml"))
 IDS = FOLDER / "run_ids.json"
 """File → scale ("" for none) → row → the id of its first run. `python -m tests.ablations.pin_run_ids` writes it."""
 
-DESCRIPTIVE = ("encodings",)
-"""Its small scale has 3 seeds: 7 are the fewest by which a test could tell one of its 69 comparisons apart."""
 FOR_A_GPU = ("encodings_counting", "encodings_counting_tuning")
 """Files whose runs take days on two cores, and minutes on a GPU."""
 
@@ -68,7 +66,7 @@ def test_ids_are_pinned(name, scale):
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"quickstart", "axes", "encodings_tuning", *FOR_A_GPU}))
 def test_every_file_has_a_small_scale_with_enough_seeds(name):
     """With 3 seeds a row no exact test reaches 0.05. What only tunes is not tested."""
-    assert len(plan(name, "small").ablation.content.seeds) >= (3 if name in DESCRIPTIVE else 5)
+    assert len(plan(name, "small").ablation.content.seeds) >= 5
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -86,7 +84,7 @@ def test_the_small_scales_take_hours_at_most():
     for name in sorted(set(NAMES) - set(FOR_A_GPU)):
         each = plan(name, "small" if "small" in scales(name) else "")
         runs |= estimates(each)
-    assert total_seconds((estimate, 2) for estimate in runs.values()) < 24 * 3600
+    assert total_seconds((estimate, 2) for estimate in runs.values()) < 36 * 3600
 
 
 def test_the_runs_for_two_cores_are_those_of_the_paper():

@@ -72,6 +72,8 @@ class Group:
     """Axis key → label that all its candidates share."""
     candidates: tuple[Candidate, ...]
     goal: Goal
+    chosen: frozenset[str] = frozenset()
+    """Keys that a random search draws from a `choice`."""
 
     @property
     def missing(self) -> int:
@@ -97,10 +99,15 @@ class Group:
 
     @property
     def at_edge(self) -> tuple[str, ...]:
-        """Keys whose best value is the smallest or largest value tried: a wider space may have a better one."""
+        """Keys whose best value is the smallest or largest value tried: a wider space may have a better one.
+
+        Those of a `choice` are left out: of three values, two are the smallest or the largest.
+        """
         best = self.best()
         keys = []
         for key, value in best.values.items() if best else ():
+            if key in self.chosen:
+                continue
             tried = {_number(candidate.values.get(key)) for candidate in self.candidates}
             numbers = [number for number in tried if number is not None]
             if len(numbers) >= LEAST_VALUES and _number(value) in (min(numbers), max(numbers)):
@@ -153,7 +160,7 @@ class Ranking:
         note = (
             f"{self.metric}, mean over seeds {self.seeds}; {self.goal} is best, and of equal values the one with the "
             "smaller loss. of n: the best of the first n draws. "
-            "edge: keys whose best value is the smallest or largest one drawn."
+            "edge: keys whose best value is the smallest or largest one drawn from a range; a choice does not count."
         )
         if len(self.seeds) < SEEDS_TO_TUNE_BY:
             note += f" With so few seeds a draw may be best by luck: tune by {SEEDS_TO_TUNE_BY} or more."
@@ -255,14 +262,16 @@ def _groups(plan: Plan, records: Mapping[str, RunRecord], metric: str, goal: Goa
     """The rows of the plan; those of a random search are grouped by the points of its grid."""
     search = plan.ablation.content.search
     candidates_by_labels: dict[tuple[tuple[str, str], ...], list[Candidate]] = {}
+    chosen: frozenset[str] = frozenset()
     if isinstance(search, RandomSearch):
+        chosen = frozenset(key for key, distribution in search.space.items() if distribution.choice is not None)
         for row in plan.rows:
             labels = tuple((key, label) for key, label in row.labels.items() if key not in search.space)
             draw = {key: setting(row, key) for key in search.space}
             candidates_by_labels.setdefault(labels, []).append(_candidate(row, records, draw, metric))
     if len(candidates_by_labels) < 2:  # one point of the grid, or no random search
         candidates = tuple(_candidate(row, records, row.values, metric) for row in plan.rows)
-        return [Group(plan.name, {}, candidates, goal)]
+        return [Group(plan.name, {}, candidates, goal, chosen)]
     common = set.intersection(*map(set, candidates_by_labels))
     return [
         Group(
@@ -270,6 +279,7 @@ def _groups(plan: Plan, records: Mapping[str, RunRecord], metric: str, goal: Goa
             dict(labels),
             tuple(candidates),
             goal,
+            chosen,
         )
         for labels, candidates in candidates_by_labels.items()
     ]

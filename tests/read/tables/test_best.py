@@ -95,6 +95,18 @@ def test_a_best_value_at_the_edge_of_what_was_tried_is_named():
     assert "train.lr" not in by_name["None"].at_edge
 
 
+def test_a_value_of_a_choice_is_not_at_an_edge():
+    """Of three values, two are the smallest or the largest."""
+    space = {"train.lr": {"log_uniform": [1e-4, 1e-2]}, "train.batch": {"choice": [4, 6, 8]}}
+    plan, _ = searched(lambda row, draw: 0, search=SEARCH | {"space": space, "samples": 9})
+    batches = [row.runs[0].train.batch for row in plan.rows if row.labels["model.position"] == "CoPE"]
+    assert set(batches) == {4, 6, 8}
+    plan, records = searched(lambda row, draw: batches[draw], search=plan.ablation.content.search.model_dump())
+    (cope,) = (each for each in rank_rows(Results(plan, records), METRIC).groups if each.name == "CoPE")
+    assert cope.best().values["train.batch"] == 4
+    assert "train.batch" not in cope.at_edge
+
+
 def test_conditions_train_the_best_values_of_each_row_under_the_same_names():
     plan, records = searched(lambda row, draw: (draw - len(row)) ** 2)
     found = rank_rows(Results(plan, records), METRIC).groups
