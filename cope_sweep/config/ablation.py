@@ -342,8 +342,8 @@ class Positions(_Figure):
 class Heatmap(_Figure):
     """The values of many rows in many columns, as numbers and colours, sorted by the mean of the rank in each column.
 
-    Cells are grey where most seeds of a row have not learned the task: they do no better than its shortcuts or its most
-    frequent answer, in the first metric with `learned`; or are worse than `learned`, where the task has no such rules.
+    The first metric with `learned` says whether a seed has learned the task. Where most seeds of a row have not, its
+    cells of other metrics are grey.
     """
 
     kind: Literal["heatmap"] = "heatmap"

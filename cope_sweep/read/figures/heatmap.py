@@ -22,7 +22,6 @@ from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.figures.metrics import chosen_metrics, metric_title, of_rows, panel_key, selected_rows
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of, named_label, row_label, varying_axes
-from cope_sweep.read.tables.rules import least_rule_error, stuck_from
 from cope_sweep.read.tables.runs import Results
 
 COLUMNS = {
@@ -62,7 +61,7 @@ def heatmap(results: Results, question: GetFigure, declared: Heatmap | None = No
     title = question.title or plan.ablation.content.title
     options = declared or Heatmap(columns=groups)
     names = {group: named_label(plan.axes[panels], group) if panels and group else group for group in groups}
-    note = _note(data, options, _learning_metric(plan), has_rules=_has_rules(plan, rows))
+    note = _note(data, options, _learning_metric(plan))
     return Figure("heatmap", title, data, partial(_draw, data, titles, names, options, title, note))
 
 
@@ -75,13 +74,14 @@ def heatmap_frame(
     group, column, metric
     n, seeds         number of finished runs with a value, and of planned ones
     mean, std        over the n runs
-    grey             whether most of the row's seeds have not learned the task as it was trained
+    grey             whether most of the row's seeds have not learned the task; not in the column that says so
     rank             among the means of the column, from 1 (best); equal means share the mean of their ranks
     mean_rank        the mean of the row's ranks
     """
     keys = [key for key in varying_axes(plan, rows) if key != panels]
     of_row = dict(list(runs.groupby("row", sort=False)))
     learning_metric = _learning_metric(plan)
+    learning = learning_metric.name if learning_metric else None
     lines = []
     for group, columns in groups.items():
         members = [row for row in rows if panels is None or row.labels.get(panels, "") == group]
@@ -90,16 +90,14 @@ def heatmap_frame(
         for row in members:
             name = names[row.name] if counts[names[row.name]] == 1 else row.name
             finished = of_row[row.name]
-            is_grey = False
-            if learning_metric is not None:
-                values = finished[learning_metric.name].dropna().astype("float64").tolist()
-                is_grey = _is_mostly_unlearned(row, learning_metric, values)
+            is_unlearned = learning_metric is not None and _is_mostly_unlearned(finished, learning_metric)
             for metric, title in columns.items():
                 summary = summarise(finished[metric].astype("float64") if metric in finished else [])
                 if summary.n:
                     lines.append({
                         "row": name, "group": group, "column": title, "metric": metric, "n": summary.n,
-                        "seeds": len(row.runs), "mean": summary.mean, "std": summary.std, "grey": is_grey,
+                        "seeds": len(row.runs), "mean": summary.mean, "std": summary.std,
+                        "grey": is_unlearned and metric != learning,
                     })  # fmt: skip
     data = pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
     for _, cells in data.groupby(["group", "metric"], sort=False):
@@ -117,23 +115,10 @@ def _learning_metric(plan: Plan) -> Column | None:
     return next((column_of(metric) for metric in plan.ablation.content.metrics if metric.learned is not None), None)
 
 
-def _is_mostly_unlearned(row: Row, metric: Column, values: Sequence[float]) -> bool:
-    """Whether most of a row's seeds have not learned the task, by their `values` of `metric`.
-
-    They do no better than the most frequent answer or a shortcut of the task (`tables.rules`). If the task has no such
-    rule, they are worse than the metric's `learned`.
-    """
-    rule_error = least_rule_error(row.runs[0], metric.name)
-    if rule_error is None:
-        unlearned = [value for value in values if not metric.is_learned(value)]
-    else:
-        unlearned = [value for value in values if value >= stuck_from(rule_error)]
-    return len(unlearned) > len(values) / 2
-
-
-def _has_rules(plan: Plan, rows: Sequence[Row]) -> bool:
-    metric = _learning_metric(plan)
-    return metric is not None and any(least_rule_error(row.runs[0], metric.name) is not None for row in rows)
+def _is_mostly_unlearned(runs: pd.DataFrame, metric: Column) -> bool:
+    """Whether most of a row's runs have not learned the task, by the metric's `learned`."""
+    values = runs[metric.name].dropna().astype("float64").tolist()
+    return sum(not metric.is_learned(value) for value in values) > len(values) / 2
 
 
 def _draw(
@@ -266,7 +251,7 @@ def _title_of(rule: Column, options: Heatmap) -> str:
     return next((columns[rule.name] for columns in options.columns.values() if rule.name in columns), rule.label)
 
 
-def _note(data: pd.DataFrame, options: Heatmap, rule: Column | None, *, has_rules: bool) -> str:
+def _note(data: pd.DataFrame, options: Heatmap, rule: Column | None) -> str:
     if data.empty:
         return ""
     low, high = data["n"].min(), data["n"].max()
@@ -274,12 +259,9 @@ def _note(data: pd.DataFrame, options: Heatmap, rule: Column | None, *, has_rule
     number = f"{seeds} seed{'s' if high > 1 else ''}"
     scale = " of each column" if options.colours == "column" else ""
     parts = [f"Mean of {number}, coloured from best (blue) to worst (red){scale}."]
-    if has_rules and rule is not None and data["grey"].any():
-        parts.append(
-            f"Grey: most seeds do no better ({_title_of(rule, options)}) than the most frequent answer or a shortcut."
-        )
-    elif rule is not None and data["grey"].any():
+    if rule is not None and data["grey"].any():
         text = f"{(rule.learned or 0.0) * rule.scale:g}{' %' if rule.unit == '%' else ''}"
         worse = "more" if rule.goal == "min" else "less"
-        parts.append(f"Grey: did not learn the task ({worse} than {text} {_title_of(rule, options)}).")
+        limit = f"{worse} than {text} {_title_of(rule, options)}"
+        parts.append(f"Grey: most seeds have not learned the task itself ({limit}).")
     return " ".join(parts)
