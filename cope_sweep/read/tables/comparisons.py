@@ -104,6 +104,8 @@ ORDER_RULE = (
 )
 LISTED_KEYS = 3
 """The most keys that a rule lists."""
+NAMED_ROWS = 6
+"""The most rows without a significant difference that an answer names; of more, it gives the number."""
 LISTED_SETTINGS = 4
 """The most settings (labels on the axes that are not compared) that an answer lists one by one."""
 
@@ -437,6 +439,8 @@ def _verdicts(model: TableModel, comparisons: Iterable[tuple[str, Comparison | N
         are, were, do = ("is", "was", "does") if len(names) == 1 else ("are", "were", "do")
         if verdict == DESCRIPTIVE and len(named) > LISTED_ROWS:
             names, were = [f"{len(named)} rows"], "were"
+        elif verdict == SAME and len(names) > NAMED_ROWS:
+            names = [f"{len(names)} other rows"]
         phrase = PHRASES[verdict].format(are=are, were=were, do=do, against=short_names.get(against, against))
         parts.append(f"{_join(names)} {phrase}{_p_range(verdict, [comparison for _, comparison in named])}")
     return "; ".join(parts)

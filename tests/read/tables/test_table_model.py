@@ -269,6 +269,17 @@ def test_an_answer_tells_settings_apart_and_counts_them_where_they_are_many():
     assert few.answer == "By In-dist. (%), in 5 settings: 5 rows were not tested against CoPE: too few seeds."
 
 
+def test_an_answer_counts_many_rows_without_a_significant_difference():
+    near = FIVE[:5]
+    mlps = {f"MLP {n}": [{"kind": "cope_mlp", "hidden": n}] for n in range(1, 9)}
+    grid = {"model.position": {"CoPE": ["cope"]} | mlps}
+    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4, 5, 6], grid=grid), *[*near, 1.0, 1.2] * 9), "CoPE")
+    assert model.answer == "By In-dist. (%): 8 other rows do not differ significantly from CoPE (p = 1.000)."
+    grid = {"model.position": dict(list(grid["model.position"].items())[:7])}
+    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], grid=grid), *near * 7), "CoPE")
+    assert model.answer.startswith("By In-dist. (%): MLP 1, MLP 2, MLP 3, MLP 4, MLP 5 and MLP 6 do not differ")
+
+
 def test_too_few_seeds_for_a_test_make_a_table_descriptive():
     model = compared(model_of(plan_of(seeds=[0, 1, 2]), 1.0, 1.1, 0.9, 5.0, 5.2, 5.1, 1.1, 1.0, 1.2), "CoPE")
     assert {each.verdict for each in cells(model)[1:]} == {"descriptive"}
