@@ -139,8 +139,9 @@ def claims():
     lengths, sentences = Means("flip_flop_lengths.small"), Means("last_sentence.constant_rate")
     fewer_positions = claim_findings(lengths.report.plan, table_of(lengths.report).model)[2]
     assert (fewer_positions.measure, fewer_positions.verdict) == ("16 × (%)", "shown")
-    beside_rope = claim_findings(sentences.report.plan, table_of(sentences.report).model)[2]
-    assert (beside_rope.measure, beside_rope.verdict) == ("OOD longer (%)", "shown")
+    alone, beside_rope = (claim_findings(sentences.report.plan, table_of(sentences.report).model)[n] for n in (0, 2))
+    for found in (alone, beside_rope):
+        assert (found.measure, found.verdict) == ("OOD longer (%)", "shown")
     perplexity = "validation/perplexity"
     for metric in ("dense/sequence_error", "sparse/sequence_error"):
         assert copy[f"CoPE, {metric}"] == "0 %", metric
@@ -189,8 +190,9 @@ than absolute and relative positions (p = {more_passes.largest_p:.3f}, 6 seeds).
 {by_length[f"Counting · CoPE, 16 positions, {wrong}@8x"]}, with a position for every token {by_length[f"Counting · CoPE, {wrong}@8x"]}, others at \
 least {others_of_length[f"{wrong}@8x"]}. With more passes: {by_length[f"Counting · FoX, {longer}"]}, \
 {by_length[f"Counting · CoPE, 16 positions, {longer}"]}, {by_length[f"Counting · CoPE, {longer}"]}, and {others_of_length[longer]} (7 seeds).
-- [Counting a word in the last sentence]({sentences.link}), where sentences are longer than in training: CoPE beside RoPE \
-{sentences[f"CoPE + RoPE, {longer}"]}, RoPE {sentences[f"RoPE, {longer}"]} (p = {beside_rope.largest_p:.3f}, 8 seeds).
+- [Counting a word in the last sentence]({sentences.link}), where sentences are longer than in training: CoPE \
+{sentences[f"CoPE, {longer}"]}, RoPE {sentences[f"RoPE, {longer}"]}, relative {sentences[f"Relative, {longer}"]}, absolute \
+{sentences[f"Absolute, {longer}"]} (p = {alone.largest_p:.3f}, 8 seeds); CoPE beside RoPE {sentences[f"CoPE + RoPE, {longer}"]} (p = {beside_rope.largest_p:.3f}).
 - [Text]({text.link}) (Python's standard library, 8 seeds in pairs): CoPE is better than absolute positions, no different from relative \
 ones, and together with them a little better. [Ten times as long]({much_text.link}) only the first is left: perplexity \
 {much_text.value(f"CoPE, {perplexity}")}, absolute {much_text.value(f"Absolute, {perplexity}")}, relative \
