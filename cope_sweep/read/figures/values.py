@@ -382,6 +382,8 @@ def _draw(
         artists = [handles[name] for name in drawn_series]
         counts = [_count_text(data[data["series"] == name]) for name in drawn_series]
         texts = [f"{name}, {count}" if name else count for name, count in zip(drawn_series, counts, strict=True)]
+        if len(counts) > 1 and len(set(counts)) == 1:
+            texts, note = drawn_series, f"{counts[0]}; {note}"
     if data["published"].notna().any():
         artists.append(axes[0].plot([], [], "ko", markersize=8, markerfacecolor="none")[0])
         texts.append("published (hollow)")

@@ -80,6 +80,11 @@ def test_rows_without_a_finished_run_are_left_out_and_counts_are_shown(grid_plan
     figure = made("values", grid_plan, store, metric=("in_dist/token_error",))
     assert lines(figure, "series", "x", "n", "seeds") == [["CoPE", 8.0, 1, 2], ["CoPE", 16.0, 0, 2]]  # published: 4.5
     assert "CoPE, n = 0–1 of 2" in svg_texts(figure.render("svg"))
+    for run in grid_plan.runs:
+        finish(store, run, {"in_dist/token_error": 9.0})
+    legend = made("values", grid_plan, store, metric=("in_dist/token_error",)).draw().legends[0]
+    assert legend.get_title().get_text().startswith("n = 2; mean; bars: ")
+    assert "CoPE" in [text.get_text() for text in legend.get_texts()]
 
 
 def test_contexts_by_hand(store):
