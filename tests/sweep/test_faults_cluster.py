@@ -129,8 +129,8 @@ def second_cluster(ray_environment: dict[str, str], monkeypatch: pytest.MonkeyPa
 def test_the_death_of_the_head_is_noticed_and_another_cluster_goes_on(
     second_cluster: Any, cluster: str, tmp_path: Path
 ) -> None:
-    # Ray takes 12 s and more to notice it; on a fast machine 3,000 steps end before.
-    plan = write_ablation(tmp_path / "head.yaml", {"Long": 2 * LONG, "Longer": 8 * LONG}, groups=2)
+    # Ray takes 12 s and more to notice it; on a fast machine 12,000 steps end before.
+    plan = write_ablation(tmp_path / "head.yaml", {"Long": 2 * LONG, "Longer": 24 * LONG}, groups=2)
     store = Store(tmp_path / "store", create=True)
     command = [*RUN, str(tmp_path / "head.yaml"), "--store", str(store.root), "--no-mlflow", "--address"]
     with (tmp_path / "output").open("w") as output:

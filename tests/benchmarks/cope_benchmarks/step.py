@@ -32,7 +32,7 @@ from cope_sweep.config import RunSpec
 from cope_sweep.kernels import Implementation, Inputs, LayerEncodings, using, visible
 from cope_sweep.model import Transformer, next_token_loss
 from cope_sweep.positions import Attention, CoPE
-from cope_sweep.train import Runtime, Trainer
+from cope_sweep.train import Runtime, Trainer, compiled
 
 LOGITS_ERROR = 1e-3
 """Limit of an error of logits and biases of the order of 1."""
@@ -172,9 +172,9 @@ def measure_model(
             device=device, precision=precision, threads=torch.get_num_threads(), compile=name.endswith(COMPILED)
         )
         spec = model | {"model": model["model"] | {"position": position}}
-        with attention_by(compute):  # CUDA graphs are recorded now
-            trainers.append(Trainer(RunSpec.model_validate_json(json.dumps(spec)), runtime))
         try:
+            with attention_by(compute), without_fallback():  # CUDA graphs are recorded now
+                trainers.append(Trainer(RunSpec.model_validate_json(json.dumps(spec)), runtime))
             failed = failure(trainers[-1], compute, expected_from)
             step = step_of(trainers[-1], compute)
             step()
@@ -277,10 +277,19 @@ def step_of(trainer: Trainer, compute: AttendAs | Implementation) -> Run:
     """A training step with this attention. What cannot be compiled raises, and is not measured uncompiled under this name."""
 
     def step() -> None:
-        with attention_by(compute), torch._dynamo.config.patch(suppress_errors=False):
+        with attention_by(compute), without_fallback():
             trainer.train_step()
 
     return step
+
+
+def without_fallback() -> AbstractContextManager[Any]:
+    """Within the `with` block, what cannot be compiled or recorded raises. A run would warn and go on without."""
+
+    def fail(message: str, *arguments: object) -> None:
+        raise RuntimeError(message % arguments)
+
+    return mock.patch.object(compiled.log, "warning", fail)
 
 
 def failure(trainer: Trainer, compute: AttendAs | Implementation, expected_from: Implementation) -> str | None:
