@@ -126,8 +126,7 @@ def claims():
     flip.check_verdicts(RoPE="worse", Absolute="worse")  # in distribution
     out_of_distribution = claim_findings(flip.report.plan, table_of(flip.report).model)[0]
     assert out_of_distribution.measure == "OOD (%)"
-    assert out_of_distribution.verdict_text == "shown in part (1 of 2 pairs)"
-    assert f"{out_of_distribution.largest_p:.3f}" == "0.056"
+    assert out_of_distribution.verdict == "shown"
     more_passes = claim_findings(count.report.plan, table_of(count.report).model)[0]
     assert (more_passes.measure, more_passes.verdict) == ("OOD longer (%)", "shown")
     longer = "longer/token_error"
@@ -175,8 +174,8 @@ all others at least {dense} and {others} (against encodings of the distance p = 
 {many[f"Flip-Flop · Stick-breaking, {far}"]}, PaTH {many[f"Flip-Flop · PaTH, {far}"]}, CoPE {many[f"Flip-Flop · CoPE, {far}"]}, with 16 positions \
 {many[f"Flip-Flop · CoPE, 16 positions, {far}"]} (p = {far_apart.largest_p:.3f}), with a short convolution {many[f"Flip-Flop · CoPE + short convolution, {far}"]}.
 - [Flip-Flop, with more instructions to ignore than in training]({flip.link}): CoPE {flip[f"CoPE, {sparse}"]}, RoPE \
-{flip[f"RoPE, {sparse}"]}, absolute {flip[f"Absolute, {sparse}"]}; CoPE is better than absolute positions, and not shown to be better than RoPE \
-(p = 0.056, 5 seeds). In distribution it is better than both.
+{flip[f"RoPE, {sparse}"]}, absolute {flip[f"Absolute, {sparse}"]} \
+(p = {out_of_distribution.largest_p:.1g}, 8 seeds).
 - [The same at the paper's size]({paper.link}): CoPE {paper[f"CoPE, {sparse}"]}, RoPE {paper[f"RoPE, {sparse}"]}, absolute \
 {paper[f"Absolute, {sparse}"]} (p = {at_paper_size.largest_p:.3f}, 5 seeds); published are 4.9, 20.3 and 21.7 %.
 - [Flip-Flop, sequences 16 times as long]({lengths.link}): CoPE with 16 positions {lengths[f"CoPE, 16 positions, {far}"]}, with a \
