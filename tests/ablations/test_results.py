@@ -24,14 +24,34 @@ from tests.ablations.update_readme import (
 )
 from tests.errors import raises
 
+VALIDATION = "validation/token_error"
 STEMS = [path.stem for path in run_files(RESULTS)]
+
+
+def check_best_draws(report, text):
+    """The report has a line for each point of the grid, with the least mean of its draws."""
+    drawn = list(report.plan.ablation.content.search.space)
+    labels = [column for column in report.file if column.startswith("label.")]
+    fixed = [column for column in labels if column.removeprefix("label.") not in drawn]
+    means = report.file.groupby(labels, dropna=False, sort=False)[VALIDATION].mean().reset_index()
+    best = means.loc[means.groupby(fixed, dropna=False, sort=False)[VALIDATION].idxmin()]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "train.lr=" in line]
+    assert len(lines) == len(best) < len(report.plan.rows)
+    for cells, (_, line) in zip(lines, best.iterrows(), strict=True):
+        assert cells[0].endswith(str(line["label.model.position"]).replace("_", "\\_"))
+        assert float(cells[4]) == pytest.approx(line[VALIDATION], rel=1e-3), cells
 
 
 def check(report, text):
     """The report has the table of its runs, whose numbers are computed again by other code."""
     assert not report.stale, report.stale
     table = table_of(report)
-    assert table.to_markdown() in text, f"run: cope-sweep report {report.path.stem} --from … --out ablations/results"
+    if report.plan.is_drawn:
+        check_best_draws(report, text)
+    else:
+        assert table.to_markdown() in text, (
+            f"run: cope-sweep report {report.path.stem} --from … --out ablations/results"
+        )
     model, frame, checked = table.model, report.file, 0
     for row in model.rows:
         own = frame[frame["run_id"].isin([run.run_id for run, _ in row.runs]) & (frame["status"] == "finished")]

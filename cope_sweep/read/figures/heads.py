@@ -22,7 +22,7 @@ from typing import Literal
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-from jinja2 import Environment
+from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
@@ -451,7 +451,7 @@ def page(
                 "matrices": [_matrix(f"{index}-0-{column}", head, column) for column in range(len(head.heatmaps))],
             }
         )
-    template = Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(TEMPLATE.read_text(encoding="utf-8"))
     mark = printable(next(iter(marks), ""))
     return template.render(title=printable(title), labels=list(labels), mark=mark, sections=sections)
 

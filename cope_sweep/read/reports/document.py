@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment
+from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from cope_sweep.api.questions import GetReport
@@ -84,9 +84,9 @@ class Document:
 
     def to_html(self) -> str:
         """The document. All text is escaped. The same store gives the same text."""
-        template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
-            TEMPLATE.read_text(encoding="utf-8")
-        )
+        template = Environment(
+            autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        ).from_string(TEMPLATE.read_text(encoding="utf-8"))
         return template.render(
             title=TITLE, chapters=self.chapters, claims=self._claims(), provenance=self.provenance,
             missing=list(self._missing()), exploratory=EXPLORATORY, tables=_tables, further_table=_further_table,
@@ -204,8 +204,8 @@ def _tables(report: Evidence) -> tuple[Markup, Markup]:
     return Markup(rows), Markup(separator + runs)  # noqa: S704 - `results.render` escapes all text
 
 
-def _further_table(layout: Layout, name: str) -> Markup:
-    return Markup(html_table(layout, name))  # noqa: S704 - escaped
+def _further_table(layout: Layout) -> Markup:
+    return Markup(html_table(layout, "further"))  # noqa: S704 - escaped
 
 
 def _images(report: Evidence) -> list[dict[str, str]]:

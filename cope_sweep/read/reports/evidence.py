@@ -55,6 +55,15 @@ class ReportFigure:
 
 
 @dataclass(frozen=True)
+class Section:
+    """A table of a report besides that of its rows."""
+
+    title: str
+    table: Layout
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Evidence:
     """The report on an ablation's finished runs: table, figures, provenance, and what is missing."""
 
@@ -169,6 +178,20 @@ class Evidence:
         """Steps and sequences until the task is learned; None if no metric defines `learned`."""
         return thresholds(self.table.model, self.results.curves)
 
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The tables that follow that of the rows or, for a search, that of its best rows."""
+        shortcuts = self.shortcuts
+        tables = {
+            "Over all tasks": None if self.plan.is_drawn else self.aggregates,
+            "Structure of the task": self.structure,
+            "Shortcuts": shortcuts.layout if shortcuts else None,
+            "Until the task is learned": None if self.plan.is_drawn else self.thresholds,
+            "Heads": self.heads_layout,
+        }
+        remarks = {"Shortcuts": shortcuts.rows_like_rules if shortcuts and not self.plan.is_drawn else ()}
+        return tuple(Section(title, table, remarks.get(title, ())) for title, table in tables.items() if table)
+
     def files(self) -> dict[str, bytes]:
         """File name → content: runs, learning curves, report and figures. The same results give the same bytes."""
         files = {f"{self.stem}.parquet": to_parquet(self.runs)}
@@ -199,21 +222,15 @@ class Evidence:
         parts += [f"Scale `{self.scale}`: {markdown_text(self.scale_description)}"] if self.scale else []
         if self.claims is not None:
             parts += ["## Claims", markdown_table(self.claims), markdown_text(self.claims.note)]
-        parts += ["## Results", self.table.to_markdown().strip()]
-        if self.aggregates is not None:
-            parts += _markdown_section("Over all tasks", self.aggregates)
-        if self.draws is not None:
-            parts += _markdown_section("Best rows", self.draws)
-        if self.structure is not None:
-            parts += _markdown_section("Structure of the task", self.structure)
-        if self.shortcuts is not None:
-            parts += _markdown_section("Shortcuts", self.shortcuts.layout)
-            if self.shortcuts.rows_like_rules:
-                parts.append("\n".join(f"- {markdown_text(text)}" for text in self.shortcuts.rows_like_rules))
-        if self.thresholds is not None:
-            parts += _markdown_section("Until the task is learned", self.thresholds)
-        if self.heads_layout is not None:
-            parts += _markdown_section("Heads", self.heads_layout)
+        parts.append("## Results")
+        if self.draws is None:
+            parts.append(self.table.to_markdown().strip())
+        else:
+            parts += [markdown_table(self.draws), markdown_text(self.draws.note), f"All rows: `{self.stem}.parquet`."]
+        for section in self.sections:
+            parts += [f"### {section.title}", markdown_table(section.table), markdown_text(section.table.note)]
+            if section.remarks:
+                parts.append("\n".join(f"- {markdown_text(text)}" for text in section.remarks))
         for figure in self.figures:
             if figure.name in pictures:
                 title = markdown_text(figure.title) + (f", as {markdown_text(figure.source)}" if figure.source else "")
@@ -231,10 +248,6 @@ class Evidence:
     @property
     def _compare_option(self) -> str:
         return f" --compare {_quote(self.table.compare)}" if self.table.compare else ""
-
-
-def _markdown_section(title: str, layout: Layout) -> list[str]:
-    return [f"### {title}", markdown_table(layout), markdown_text(layout.note)]
 
 
 def evidence(results: Results, compare: str | None = None) -> Evidence:

@@ -1,6 +1,9 @@
 """Rules that do not solve a task, rows that score like one, and seeds that do no better."""
 
+from markupsafe import escape
+
 from cope_sweep.read.reports import evidence
+from cope_sweep.read.reports.document import ablation_document
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.rules import SEQUENCES
 from tests.read.tables.ablations import finish, plan_of
@@ -25,14 +28,18 @@ def test_rows_that_score_like_a_shortcut_are_named(store):
     for row, errors in zip(plan.rows, ([0.0, 0.1, near], [near, 1.1 * near, 0.0], [2 * near] * 3), strict=True):
         for run, error in zip(row.runs, errors, strict=True):
             finish(store, run, {"in_dist/token_error": error, "longer/token_error": 99.0, "in_dist/loss": 1.0})
-    found = evidence(read_results(plan, store)).shortcuts
+    report = evidence(read_results(plan, store))
+    found = report.shortcuts
     assert [header.text for header in found.layout.headers] == ["rule", "In-dist. (%)", "Longer (%)"]
     assert len(found.layout.rows) == 5
     assert found.layout.rows[0][0].text == "the most frequent answer"
     assert [text for text in found.rows_like_rules if "without resets" in text] == [
         f"In-dist. like “its increments, without resets” ({near:.2f} %): a_b <c> ({near:.2f})"
     ]
-    assert "### Shortcuts" in evidence(read_results(plan, store)).to_markdown({})
+    assert "### Shortcuts" in report.to_markdown({})
+    html = ablation_document(report).to_html()
+    assert "<h4>Shortcuts</h4>" in html
+    assert escape(found.rows_like_rules[0]) in html
 
 
 def test_a_seed_that_does_no_better_than_a_rule_is_stuck_and_has_not_learned(store):

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import yaml
@@ -139,7 +140,13 @@ def test_a_report_shows_the_best_draws_and_tests_nothing():
     )
     lines = {cells[0].text: [cell.text for cell in cells[1:5]] for cells in found.draws.rows}
     assert lines["CoPE"] == ["9.5", "3.5", "1.5", "1.5"]
-    assert "### Best rows" in found.to_markdown({})
+    text = found.to_markdown({})
+    assert "| CoPE | " in re.sub(" +", " ", text)
+    assert "| 9.5 |" in re.sub(" +", " ", text)
+    assert "All rows: `copying.parquet`." in text
+    assert "### Until" not in text, "draws are no rows to learn something about"
+    lines = [line for line in text.splitlines() if line.startswith("| CoPE ")]
+    assert len(lines) == 1, "only the best draw of each row"
     (drawn,) = found.figures
     data = FIGURES["budget"].make(found.results, GetFigure(name="", figure="")).frame
     assert drawn.name == "budget"
