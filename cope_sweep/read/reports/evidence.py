@@ -56,11 +56,12 @@ class ReportFigure:
 
 @dataclass(frozen=True)
 class Section:
-    """A table of a report besides that of its rows."""
+    """A further table of a report."""
 
     title: str
     table: Layout
     remarks: tuple[str, ...] = ()
+    """Sentences below the table."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class Evidence:
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The tables that follow that of the rows or, for a search, that of its best rows."""
+        """The tables below the main one. A search has none about single rows: most of its rows are draws that lost."""
         shortcuts = self.shortcuts
         tables = {
             "Over all tasks": None if self.plan.is_drawn else self.aggregates,
@@ -190,7 +191,9 @@ class Evidence:
             "Heads": self.heads_layout,
         }
         remarks = {"Shortcuts": shortcuts.rows_like_rules if shortcuts and not self.plan.is_drawn else ()}
-        return tuple(Section(title, table, remarks.get(title, ())) for title, table in tables.items() if table)
+        return tuple(
+            Section(title, table, remarks.get(title, ())) for title, table in tables.items() if table is not None
+        )
 
     def files(self) -> dict[str, bytes]:
         """File name → content: runs, learning curves, report and figures. The same results give the same bytes."""
@@ -226,7 +229,8 @@ class Evidence:
         if self.draws is None:
             parts.append(self.table.to_markdown().strip())
         else:
-            parts += [markdown_table(self.draws), markdown_text(self.draws.note), f"All rows: `{self.stem}.parquet`."]
+            parts += [markdown_table(self.draws), markdown_text(self.draws.note)]
+            parts.append(f"All draws: `cope-sweep table {self.plan.ablation.cli_args}`.")
         for section in self.sections:
             parts += [f"### {section.title}", markdown_table(section.table), markdown_text(section.table.note)]
             if section.remarks:

@@ -143,7 +143,7 @@ def test_a_report_shows_the_best_draws_and_tests_nothing():
     text = found.to_markdown({})
     assert "| CoPE | " in re.sub(" +", " ", text)
     assert "| 9.5 |" in re.sub(" +", " ", text)
-    assert "All rows: `copying.parquet`." in text
+    assert "All draws: `cope-sweep table copying`." in text
     assert "### Until" not in text, "draws are no rows to learn something about"
     lines = [line for line in text.splitlines() if line.startswith("| CoPE ")]
     assert len(lines) == 1, "only the best draw of each row"
