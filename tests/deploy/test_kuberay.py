@@ -1,6 +1,6 @@
 """The manifests of deploy/kuberay: against the schemas of Kubernetes and KubeRay, against each other, and against pyproject.
 
-The base, a job, and what may be added: the models on Ray Serve, and the monitoring.
+The base, its overlay with GPUs, a job, and the models on Ray Serve.
 """
 
 import functools
@@ -25,9 +25,7 @@ import cope_sweep
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kuberay"
-MONITORING = FOLDER.parent / "monitoring"
 GUIDE = (ROOT / "docs" / "how-to" / "team-server.md").read_text()
-OVERLAYS = ("cpu", "gpu", "spot")
 
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 
@@ -127,8 +125,8 @@ def references(node):
 
 BASE = files_of(FOLDER / "base")
 JOB = load_all((FOLDER / "job" / "rayjob.yaml").read_text())
-MODELS, ADDED = files_of(FOLDER / "models"), files_of(FOLDER / "monitoring")
-PARTS = {"base": BASE, "job": JOB, "models": MODELS, "monitoring": ADDED}
+MODELS = files_of(FOLDER / "models")
+PARTS = {"base": BASE, "job": JOB, "models": MODELS}
 EVERYTHING = [each for manifests in PARTS.values() for each in manifests]
 CLUSTER, SERVICE = one(BASE, "RayCluster", "sweeps"), one(MODELS, "RayService", "models")
 OF_KUBERAY = {"models-serve-svc": 8000, "models-head-svc": 8265, "sweeps-head-svc": 8265}
@@ -143,14 +141,11 @@ def test_the_files_are_valid(name):
 
 
 @needs_kubectl
-@pytest.mark.parametrize("name", [*(f"overlays/{name}" for name in OVERLAYS), "models", "monitoring"])
+@pytest.mark.parametrize("name", ["base", "gpu", "models"])
 def test_what_kubectl_builds_is_valid(name):
     manifests = built(FOLDER / name)
     check(manifests)
-    if name == "monitoring":
-        assert one(manifests, "ConfigMap", "monitoring")["data"] == config_files()
-    if not name.startswith("overlays"):
-        assert {each["metadata"]["namespace"] for each in manifests} == {"cope-sweep"}
+    assert {each["metadata"].get("namespace") for each in manifests if each["kind"] != "Namespace"} == {"cope-sweep"}
 
 
 def check(manifests):
@@ -185,7 +180,7 @@ def test_image_tags_are_the_version():
     }
     assert images.pop("redis") == {"redis:7.4-bookworm"}
     assert images == {pod: {f"cope-sweep:{cope_sweep.__version__}"} for pod in images}
-    with_cuda = re.findall(r"cope-sweep:[\w.-]+", (FOLDER / "overlays" / "gpu" / "workers.yaml").read_text())
+    with_cuda = re.findall(r"cope-sweep:[\w.-]+", (FOLDER / "gpu" / "workers.yaml").read_text())
     assert with_cuda == [f"cope-sweep:{cope_sweep.__version__}-cuda"] * 2  # of the head and of the workers
 
 
@@ -237,7 +232,7 @@ def test_every_pod_is_restricted():
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, name
             assert "memory" in container["resources"]["limits"], name
             mounted = {each["name"] for each in container.get("volumeMounts", [])}
-            claims = {"data"} if name in ("redis", "prometheus") else set()
+            claims = {"data"} if name == "redis" else set()
             assert mounted == {each["name"] for each in spec.get("volumes", [])} | claims, name
 
 
@@ -281,24 +276,33 @@ def test_network_policies_allow_what_the_parts_need_and_deny_the_rest():
 
 
 @needs_kubectl
-def test_overlays_differ_in_workers_only():
-    overlays = {name: built(FOLDER / "overlays" / name) for name in OVERLAYS}
-
+def test_the_overlay_differs_in_workers_only():
     def without_workers(manifests):
         return [each for each in manifests if each["kind"] != "RayCluster"]
 
-    base, groups = built(FOLDER / "base"), {}
-    for name in OVERLAYS:
-        assert without_workers(overlays[name]) == without_workers(base)
-        (groups[name],) = one(overlays[name], "RayCluster", "sweeps")["spec"]["workerGroupSpecs"]
+    base, overlay = built(FOLDER / "base"), built(FOLDER / "gpu")
+    assert without_workers(overlay) == without_workers(base)
+    groups = {}
+    for name, manifests in (("base", base), ("gpu", overlay)):
+        (groups[name],) = one(manifests, "RayCluster", "sweeps")["spec"]["workerGroupSpecs"]
         assert groups[name]["minReplicas"] == 0
     limits = {name: group["template"]["spec"]["containers"][0]["resources"]["limits"] for name, group in groups.items()}
-    assert "nvidia.com/gpu" not in limits["cpu"]
-    assert limits["gpu"]["nvidia.com/gpu"] == limits["spot"]["nvidia.com/gpu"] == 1
-    spot = groups["spot"]["template"]["spec"]
-    assert spot["nodeSelector"] == {"cope-sweep/spot": "true"}
-    assert {each["key"] for each in spot["tolerations"]} == {"nvidia.com/gpu", "cope-sweep/spot"}
-    assert spot["terminationGracePeriodSeconds"] > 15  # in which a worker writes the states of its runs
+    assert "nvidia.com/gpu" not in limits["base"]
+    assert limits["gpu"]["nvidia.com/gpu"] == 1
+    assert {each["key"] for each in groups["gpu"]["template"]["spec"]["tolerations"]} == {"nvidia.com/gpu"}
+
+
+def test_the_overlay_changes_what_the_base_has():
+    """Without kubectl: every path that its patch replaces exists in the cluster of the base."""
+    (patch,) = kustomization(FOLDER / "gpu")["patches"]
+    assert patch["target"]["name"] == CLUSTER["metadata"]["name"]
+    (operations,) = load_all((FOLDER / "gpu" / patch["path"]).read_text())
+    for operation in operations:
+        if operation["op"] == "replace":
+            found = CLUSTER
+            for key in operation["path"].strip("/").split("/"):
+                found = found[int(key) if isinstance(found, list) else key]
+            assert found is not None, operation["path"]
 
 
 # The models on Ray Serve
@@ -351,54 +355,3 @@ def test_the_command_of_the_issue_is_the_same_application():
     import services.serve
 
     assert services.serve.app is serve.app
-
-
-# Monitoring
-
-
-def config_files():
-    """The files that monitoring mounts, by name."""
-    (generated,) = kustomization(MONITORING)["configMapGenerator"]
-    assert generated["name"] == "monitoring"
-    return {name: (MONITORING / name).read_text() for name in generated["files"]}
-
-
-def test_prometheus_reads_every_pod_of_the_services():
-    manifests = [*BASE, *ADDED]
-    files = config_files()
-    config = YAML(typ="safe", pure=True).load(files["prometheus-kubernetes.yml"])
-    pods = list(pod_specs(manifests))
-    for job in config["scrape_configs"]:
-        for found in job.get("dns_sd_configs", []):
-            (name,) = found["names"]
-            spec = one(manifests, "Service", name)["spec"]
-            assert spec["clusterIP"] == "None"
-            assert [each["port"] for each in spec["ports"]] == [found["port"]]
-            assert any(spec["selector"].items() <= labels.items() for _, labels, _ in pods), name
-            policies = [
-                each["spec"]
-                for each in ADDED
-                if each["kind"] == "NetworkPolicy" and each["spec"]["podSelector"]["matchLabels"] == spec["selector"]
-            ]
-            prometheus = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}}
-            allowed = {"from": [prometheus], "ports": [{"port": found["port"]}]}
-            assert allowed in [rule for policy in policies for rule in policy["ingress"]], name
-    assert config["rule_files"] == ["/etc/prometheus/alerts.yaml"]
-    (prometheus,) = [spec["containers"][0] for pod, _, spec in pods if pod == "prometheus"]
-    assert "--config.file=/etc/prometheus/prometheus-kubernetes.yml" in prometheus["args"]
-    mounts = {each["mountPath"] for each in prometheus["volumeMounts"]}
-    assert {"/etc/prometheus", "/run/secrets/metrics-key"} <= mounts
-    assert config["scrape_configs"][0]["authorization"] == {"credentials_file": "/run/secrets/metrics-key/key"}
-
-
-def test_grafana_has_the_dashboard_and_the_data_source():
-    files = config_files()
-    ((_, _, spec),) = [each for each in pod_specs(ADDED) if each[0] == "grafana"]
-    mounted = {each["mountPath"]: each.get("subPath") for each in spec["containers"][0]["volumeMounts"]}
-    assert {name for name in mounted.values() if name} <= files.keys()
-    load = YAML(typ="safe", pure=True).load
-    (provider,) = load(files["grafana-dashboards.yaml"])["providers"]
-    assert mounted[f"{provider['options']['path']}/cope-sweep.json"] == "dashboard.json"
-    (source,) = load(files["grafana-datasource.yaml"])["datasources"]
-    service = one(ADDED, "Service", "prometheus")
-    assert source["url"] == f"http://prometheus:{service['spec']['ports'][0]['port']}"
