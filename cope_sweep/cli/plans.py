@@ -21,9 +21,7 @@ from cope_sweep.cli.output import escaped, estimated_time, grid, make_console, p
 from cope_sweep.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from cope_sweep.api.answers import PlanCost
     from cope_sweep.config import Plan
-    from cope_sweep.store import Store
 
 
 def list_ablations(
@@ -84,10 +82,6 @@ def plan(
     ablation: AblationArg,
     scale: ScaleOpt = None,
     sets: Sets = [],
-    measure: Annotated[
-        bool,
-        typer.Option("--measure", help="Train a few steps of each distinct shape here to estimate time and memory."),
-    ] = False,
     attention: Annotated[
         bool,
         typer.Option(
@@ -102,7 +96,7 @@ def plan(
 ) -> None:
     """Show the runs of an ablation: status, parameters, and an estimate of time and memory. Nothing is recorded.
 
-    Example: `cope-sweep plan quickstart --set train.steps=1000 --measure`
+    Example: `cope-sweep plan quickstart --set train.steps=1000`
     """
     from cope_sweep.cli.files import check_places, open_queries
     from cope_sweep.read.queries import plan_cost
@@ -113,7 +107,7 @@ def plan(
     if attention:
         _show_attention(planned, as_json=as_json)
         return
-    costs = _measured(planned, opened) if measure else plan_cost(planned, opened)
+    costs = plan_cost(planned, opened)
     if as_json:
         print_json(costs)
         return
@@ -146,19 +140,6 @@ def plan(
         text += f": {about} ({costs.basis})"
     text += f"; {too_large} do not fit into this machine's memory" if too_large else ""
     console.print(text)
-
-
-def _measured(plan: Plan, store: Store) -> PlanCost:
-    """The plan with costs from measuring each of its shapes here. Names each shape on standard error."""
-    from cope_sweep.read.queries import plan_cost, recorded_plan
-    from cope_sweep.train.measure import measure_plan
-
-    console = make_console(stderr=True)
-    planned = recorded_plan(plan, store)
-    timed = measure_plan(
-        planned, on_shape=lambda row, number, total: console.print(f"measuring {number} of {total}: {escaped(row)}")
-    )
-    return plan_cost(planned, store, timed)
 
 
 def _show_attention(plan: Plan, *, as_json: bool) -> None:

@@ -22,7 +22,7 @@ from cope_sweep.cli.files import NamedFiles, open_store
 from cope_sweep.cli.options import STORE, TO_THE_END
 from cope_sweep.cli.output import escaped, estimated_time, make_console, print_json, print_steps
 from cope_sweep.cli.progress import SENDING, progress_bar, progress_display
-from cope_sweep.config import Plan, RunSpec, load_ablation
+from cope_sweep.config import Plan, load_ablation
 from cope_sweep.config.estimate import LOCAL_START_S, RAY_START_S
 from cope_sweep.config.loading import names_a_file
 from cope_sweep.config.source import ablations_folder
@@ -39,8 +39,6 @@ from cope_sweep.tracking.check import check_uri
 from cope_sweep.tracking.uri import resolve_uri
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-EXAMPLE_TEXT = "Of position, and of context."
-MAX_EXAMPLE_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -102,12 +100,7 @@ def train_ablation(
     queries = Queries(options.open_store(), files)
     plan, file_text = queries.planned(ablation, scale), queries.text(ablation)
     store = options.open_store(create=True)
-    named = [ablation, *_overrides(scale, sets), *_other_folder(options.ablations)]
-    same_plan = shlex.join([*named, *store.option])
-    _train(
-        plan, store, options, same_plan, file_text=file_text, leave_out=leave_out,
-        budget=Budget(**limits),
-    )  # fmt: skip
+    _train(plan, store, options, file_text=file_text, leave_out=leave_out, budget=Budget(**limits))
 
 
 def train_rest(sweep_id: str, options: Training) -> NoReturn:
@@ -131,8 +124,7 @@ def train_rest(sweep_id: str, options: Training) -> NoReturn:
         ) from None
     _train(
         jobs.submitted_plan(submitted), store, options.like(submitted),
-        shlex.join([*submitted.command[2:], *store.option]), file_text=submitted.file_text, leave_out=set(),
-        budget=submitted,
+        file_text=submitted.file_text, leave_out=set(), budget=submitted,
     )  # fmt: skip
 
 
@@ -142,7 +134,7 @@ def train_submission(sweep_id: str, options: Training) -> NoReturn:
     with jobs.failing(store, sweep_id):
         submitted, plan = jobs.job_submission(store, sweep_id)
         _train(
-            plan, store, options.like(submitted), shlex.join([*submitted.command[2:], *store.option]),
+            plan, store, options.like(submitted),
             file_text=submitted.file_text, leave_out=set(submitted.leave_out), budget=submitted, submission=submitted,
         )  # fmt: skip
 
@@ -151,7 +143,6 @@ def _train(
     plan: Plan,
     store: Store,
     options: Training,
-    same_plan: str,
     *,
     file_text: str,
     leave_out: set[Status],
@@ -164,7 +155,6 @@ def _train(
         plan: The plan.
         store: The store.
         options: Where the runs are trained.
-        same_plan: The arguments that name the same plan and store in another command.
         file_text: The text of the ablation file.
         leave_out: Statuses of runs that are not trained.
         budget: What the sweep may use.
@@ -224,13 +214,15 @@ def _train(
     else:
         console = make_console()
         console.print(results.to_rich())
+        same_plan = shlex.join([*plan.ablation.arguments, *store.option])
         _print_outcome(console, outcome, same_plan, len(plan.runs), leaves_out_failed="failed" in leave_out)
-        again = shlex.join(sys.argv[1:]) if submission is None else f"run {same_plan}"
-        # In a Slurm job, the cluster ends with the job, and `sbatch` continues the sweep: sweep.sbatch says so.
-        ends_with_job = options.address is not None and "SLURM_JOB_ID" in os.environ
-        can_repeat = outcome.left > 0 and not ends_with_job
-        folder = _other_folder(options.ablations)
-        _print_next_steps(console, plan, store, uri, same_plan, folder, again=again if can_repeat else None)
+        command, folder = _command(), _other_folder(options.ablations)
+        serve = shlex.join(["serve", *store.option, *folder])
+        steps = [
+            (f"{command} report {same_plan}", "tells which differences are real, and what is missing"),
+            (f"{command} {serve}", "shows curves and tables on a page at http://127.0.0.1:8000"),
+        ]
+        print_steps(console, steps)
     if outcome.stop_reasons:
         sys.stdout.flush()
         jobs.stop_own_job()
@@ -333,7 +325,7 @@ def _steps_of_job(job_id: str, address: str, store: Store | None) -> list[tuple[
     steps = [(f"ray job logs {job_id} --address {address} --follow", "follows its log")]
     if store is None:
         return [*steps, (f"ray job stop {job_id} --address {address}", "stops it; runs write checkpoints first")]
-    command, at_store = _command("cope-sweep"), store.option
+    command, at_store = _command(), store.option
     return [
         (f"{command} {shlex.join(['status', job_id, *at_store])}", "shows its progress, and why runs failed"),
         (f"{command} {shlex.join(['stop', job_id, *at_store])}", "stops it; runs write checkpoints first"),
@@ -362,14 +354,14 @@ def _print_outcome(
         rest = f"{outcome.reused} of {total} runs are finished, and the options leave out the others"
         console.print(f"Nothing to train: {f'all {total} runs are finished' if outcome.reused == total else rest}.")
     if outcome.failed:
-        command = _command("cope-sweep")
+        command = _command()
         again = "repeat the command to try them again"
         if leaves_out_failed:
             again = f"{command} retry {same_plan} --failed tries them again"
         text = f"{command} status {same_plan} shows the errors; {again}."
         console.print(f"[red]{_runs(outcome.failed)} failed[/red]. {escaped(text)}", soft_wrap=True)
     if outcome.stopped:
-        command = f"{_command('cope-sweep')} retry {same_plan} --stopped"
+        command = f"{_command()} retry {same_plan} --stopped"
         text = f"{_runs(outcome.stopped)} stopped early by the schedule; {command} trains them to the end."
         console.print(escaped(text), soft_wrap=True)
     if outcome.left:
@@ -385,54 +377,10 @@ def _runs(number: int) -> str:
     return f"{number} run{'s' * (number != 1)}"
 
 
-def _command(name: str) -> str:
-    """How to type a command of this installation: its name, its path, or as a module of this Python."""
+def _command() -> str:
+    """How to type `cope-sweep` of this installation: its name, its path, or as a module of this Python."""
+    name = "cope-sweep"
     script = Path(sys.executable).with_name(name)
     if shutil.which(name):
         return name
-    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m {MODULES[name]}"
-
-
-MODULES = {"cope-sweep": "cope_sweep.cli", "mlflow": "mlflow"}
-"""Command → the module that runs it."""
-
-
-def _print_next_steps(
-    console: Console,
-    plan: Plan,
-    store: Store,
-    uri: str | None,
-    same_plan: str,
-    folder: Sequence[str],
-    *,
-    again: str | None,
-) -> None:
-    """Print commands that are useful after a sweep.
-
-    `again` are the arguments of `cope-sweep` that continue it, `folder` those that name another folder of ablations.
-    """
-    command = _command("cope-sweep")
-    at_store = store.option
-    steps = [] if again is None else [(f"{command} {again}", "continues with the unfinished runs")]
-    steps.append((f"{command} table {same_plan} --format latex", "prints the table in LaTeX"))
-    if uri and uri.startswith("sqlite:"):
-        mlflow = f"{_command('mlflow')} ui --backend-store-uri {uri}"
-        steps.append((mlflow, "shows curves, parameters and files of every run"))
-    serve = f"{command} {shlex.join(['serve', *at_store, *folder])}"
-    steps.append((serve, "starts the REST service, and a page at http://127.0.0.1:8000"))
-    statuses = store.index.statuses(run.run_id for run in plan.runs)
-    finished = next((run for run in plan.runs if statuses.get(run.run_id) == "finished"), None)
-    if finished and (example := _example_input(finished, store)):
-        arguments = shlex.join(["perplexity", finished.run_id, *example, *at_store])
-        steps.append((f"{command} {arguments}", "scores token ids or a text with a trained model"))
-    print_steps(console, steps)
-
-
-def _example_input(run: RunSpec, store: Store) -> list[str]:
-    """Arguments of `perplexity` that fit the run's task: a text, or a test sequence if it is short; else none."""
-    if (store.run(run.run_id).checkpoint / "tokenizer.json").exists():
-        return ["--text", EXAMPLE_TEXT]
-    if run.task.length(run.task.TESTS[0]) > MAX_EXAMPLE_TOKENS:
-        return []
-    tokens = run.task.sequences(run.task.TESTS[0], 0, 0, 1).whole()[0]
-    return ["--tokens", " ".join(map(str, tokens))]
+    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m cope_sweep.cli"

@@ -51,21 +51,6 @@ RunShape = tuple[str, str, int, str]
 
 
 @dataclass(frozen=True)
-class StepCost:
-    """The measured cost of a training step."""
-
-    step_s: float
-    """The median over the timed steps; infinite where there was not enough memory."""
-    peak_memory_bytes: int
-    """Peak memory: of tensors on CUDA, of the whole process on a CPU. It covers steps and one evaluation."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether there was enough memory."""
-        return math.isfinite(self.step_s)
-
-
-@dataclass(frozen=True)
 class Estimate:
     """The estimated cost of one run."""
 
@@ -77,8 +62,6 @@ class Estimate:
     """Peak of one worker process; of runs that are not known yet, the most."""
     basis: str
     """Source of `seconds`."""
-    fits: bool = True
-    """False where measuring it ran out of memory."""
 
     @property
     def least_s(self) -> float:
@@ -217,16 +200,13 @@ def _on_cuda(resources: Resources) -> bool:
     return resources.device == "cuda" or (resources.device == "auto" and resources.gpus not in ("auto", 0))
 
 
-def estimates(
-    plan: Plan, measured: Mapping[RunShape, float] | None = None, timed: Mapping[RunShape, StepCost] | None = None
-) -> dict[str, Estimate]:
+def estimates(plan: Plan, measured: Mapping[RunShape, float] | None = None) -> dict[str, Estimate]:
     """Run id → estimate, for every run of the plan and of its examples.
 
-    `timed` maps shapes (`shape_of`) to what a few of their steps cost on this machine. `measured` maps the shapes of
-    finished runs to seconds per floating-point operation. Runs of other shapes use the median of these rates. Without
-    measurements, times follow a rule of thumb.
+    `measured` maps the shapes (`shape_of`) of finished runs to seconds per floating-point operation. Runs of other
+    shapes use the median of these rates. Without measurements, times follow a rule of thumb.
     """
-    measured, timed = measured or {}, timed or {}
+    measured = measured or {}
     median_rate = statistics.median(measured.values()) if measured else None
     by_shape: dict[tuple[Any, ...], Estimate] = {}
     result = {}
@@ -238,30 +218,19 @@ def estimates(
         key = train.steps, train.batch, *(part.model_dump_json() for part in parts)
         estimate = by_shape.get(key)
         if estimate is None:
-            estimate = by_shape[key] = _estimate(run, resources, measured, timed, median_rate)
+            estimate = by_shape[key] = _estimate(run, resources, measured, median_rate)
         result.update(dict.fromkeys((run.run_id for run in row.runs), estimate))
     return result
 
 
 def _estimate(
-    run: RunSpec,
-    resources: Resources,
-    measured: Mapping[RunShape, float],
-    timed: Mapping[RunShape, StepCost],
-    median_rate: float | None,
+    run: RunSpec, resources: Resources, measured: Mapping[RunShape, float], median_rate: float | None
 ) -> Estimate:
     parameters, memory = parameter_count(run), memory_bytes(run, resources)
     flops = run_flops(run, resources, parameters)
-    # Two dumps to JSON: only where they are needed.
-    shape = shape_of(run) if measured or timed else None
-    step = timed.get(shape) if shape else None
-    rate = measured.get(shape) if shape else None
-    fits = step is None or step.fits
-    if step is not None and fits:
-        seconds = RUN_S + flops * step.step_s / step_flops(run, resources, parameters)
-        basis = "measured on this machine"
-        memory = step.peak_memory_bytes
-    elif rate is not None:
+    # A shape costs two dumps to JSON.
+    rate = measured.get(shape_of(run)) if measured else None
+    if rate is not None:
         seconds, basis = flops * rate, "measured on this store, same shapes"
     elif median_rate is not None:
         seconds, basis = flops * median_rate, "scaled from this store's finished runs"
@@ -270,7 +239,7 @@ def _estimate(
         steps = run.train.steps + evaluation_batches(run) / 3
         seconds = RUN_S + steps * DEFAULT_STEP_S + flops / (workers * resources.cpus * DEFAULT_FLOPS_PER_S)
         basis = RULE_OF_THUMB
-    return Estimate(parameters, seconds, memory, basis, fits)
+    return Estimate(parameters, seconds, memory, basis)
 
 
 def suggested_estimates(plan: Plan, estimated: Mapping[str, Estimate]) -> list[Estimate]:

@@ -49,8 +49,8 @@ def test_the_steps_after_a_sweep_work(moved):
         shlex.split(line.partition("cope-sweep ")[2].partition("   ")[0])
         for line in out.partition("Next:")[2].splitlines()
     ]
-    table = next(words for words in steps if words[:1] == ["table"])
-    assert "\\begin{table}" in moved(*table)[0] or "tabular" in moved(*table)[0]
+    report = next(words for words in steps if words[:1] == ["report"])
+    assert "# " in moved(*report)[0]
 
 
 def test_the_option_of_a_store(tmp_path, monkeypatch):

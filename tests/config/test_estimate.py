@@ -1,6 +1,3 @@
-import math
-from dataclasses import replace
-
 import pytest
 
 from cope_sweep.config import (
@@ -14,9 +11,7 @@ from cope_sweep.config import (
     total_seconds,
 )
 from cope_sweep.config.estimate import (
-    RUN_S,
     Estimate,
-    StepCost,
     evaluation_batches,
     memory_bytes,
     run_flops,
@@ -153,28 +148,6 @@ def test_times_follow_the_measured_rates_of_equal_shapes_or_their_median():
     for run in three:
         assert measured[run.run_id].seconds == pytest.approx(3e-9 * run_flops(run, resources))
         assert "scaled from this store" in measured[run.run_id].basis
-
-
-def test_probed_shapes_take_the_time_and_memory_of_their_probe():
-    plan = expand(load(BASE + "grid: {model.layers: [1, 2], train.steps: [10, 20]}\n"))
-    probed = estimates(plan, {}, {shape_of(plan.runs[0]): StepCost(0.25, 123)})
-    resources = Resources()
-    for run in plan.runs[:2]:
-        found = probed[run.run_id]
-        expected = RUN_S + 0.25 * run_flops(run, resources) / step_flops(run, resources)
-        assert found.seconds == pytest.approx(expected)
-        assert 0.25 * run.train.steps < found.seconds < 0.25 * (run.train.steps + 1024)
-        assert (found.memory_bytes, found.basis) == (123, "measured on this machine")
-    assert "rule of thumb" in probed[plan.runs[2].run_id].basis
-    both = estimates(plan, {shape_of(plan.runs[0]): 1.0}, {shape_of(plan.runs[0]): StepCost(0.25, 123)})
-    assert both[plan.runs[0].run_id] == probed[plan.runs[0].run_id]
-
-
-def test_a_shape_that_ran_out_of_memory_does_not_fit():
-    plan = expand(load(BASE))
-    found = estimates(plan, {}, {shape_of(plan.runs[0]): StepCost(math.inf, 123)})[plan.runs[0].run_id]
-    assert not found.fits
-    assert found == replace(estimates(plan)[plan.runs[0].run_id], fits=False)
 
 
 def test_what_a_search_will_suggest_costs_the_mean_of_its_extremes():

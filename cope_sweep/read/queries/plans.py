@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import psutil
 
 from cope_sweep.api.answers import PlanCost, RunCost
 from cope_sweep.config import Plan, Resources, RunSpec, estimates, plan_of_recorded, suggested_estimates, total_seconds
-from cope_sweep.config.estimate import RAY_START_S, RunShape, StepCost, run_flops, shape_of, training_flops
+from cope_sweep.config.estimate import RAY_START_S, RunShape, run_flops, shape_of, training_flops
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
 from cope_sweep.read.tables.row_names import find_rows
@@ -97,7 +97,6 @@ def best_of_row(plan: Plan, store: Store, row: str) -> str:
 def plan_cost(
     plan: Plan,
     store: Store,
-    timed: Mapping[RunShape, StepCost] | None = None,
     *,
     leave_out: Collection[Status] = ENDED,
     max_runs: int | None = None,
@@ -108,14 +107,13 @@ def plan_cost(
     Args:
         plan: The plan.
         store: The store.
-        timed: RunShape → measured cost of its steps on this machine.
         leave_out: Runs with these statuses are not to do.
         max_runs: Maximum number of runs to do; None: no limit.
         start_s: Seconds until the first run starts.
     """
     plan = recorded_plan(plan, store)
     records = store.index.records((run.run_id for run in plan.runs), values=False)
-    estimated = estimates(plan, measured_rates(plan, store), timed)
+    estimated = estimates(plan, measured_rates(plan, store))
     common = plan.ablation.content.resources
     may_use_gpu = common.device != "cpu" and common.gpus != 0
     lacks_gpu = may_use_gpu and not has_gpu()
@@ -142,7 +140,7 @@ def plan_cost(
                 least_s=_rounded(estimate.least_s),
                 estimated_memory_bytes=estimate.memory_bytes,
                 basis=estimate.basis,
-                fits=estimate.fits and estimate.memory_bytes * resources.workers <= memory_limit_bytes,
+                fits=estimate.memory_bytes * resources.workers <= memory_limit_bytes,
                 resources=resources.shape,
             )
         )
