@@ -246,14 +246,14 @@ class Client:
                 prints as the table, or with `compare` as the comparisons below the table; its cells are texts.
         """
         path = f"/ablations/{_quoted(name)}/table"
-        chosen = format or ("parquet" if runs else "markdown")
+        chosen = format or ("csv" if runs else "markdown")
         content = self._file(
             path, format=chosen, scale=scale, compare=compare, sort=sort, runs=runs, committed=committed, stars=stars,
             group=group, caption=caption, label=label, notes=notes,
         )  # fmt: skip
         if format is not None:
             return content
-        return pd.read_parquet(io.BytesIO(content)) if runs else _table_frame(content.decode())
+        return pd.read_csv(io.BytesIO(content)) if runs else _table_frame(content.decode())
 
     def mlflow_page(self, name: str) -> str | None:
         """The URL of an ablation's experiment in MLflow; None if the service knows no server or no experiment."""

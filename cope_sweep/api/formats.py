@@ -5,7 +5,7 @@ from typing import Literal
 Band = Literal["auto", "interval", "range"]
 FigureFormat = Literal["png", "svg", "pdf", "csv"]
 ReportFormat = Literal["html", "markdown"]
-TableFormat = Literal["json", "csv", "markdown", "latex", "html", "parquet", "terminal"]
+TableFormat = Literal["json", "csv", "markdown", "latex", "terminal"]
 RunsFormat = Literal["parquet", "csv", "json"]
 Trainable = Literal["pending", "interrupted", "failed", "stopped", "damaged"]
 """Statuses of runs that a sweep may train."""

@@ -23,7 +23,6 @@ from cope_sweep.cli.options import (
     AblationsDir,
     IndexOpt,
     JsonOpt,
-    OptionalAblationArg,
     OutputOpt,
     ScaleOpt,
     Sets,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from cope_sweep.config.ablation import Maps
     from cope_sweep.read.queries import Queries
 
-DOCUMENT = "report.html"
 REPORT_SUFFIXES: dict[str, ReportFormat] = {".html": "html"}
 SUFFIXES: dict[str, FigureFormat] = {f".{name}": name for name in FORMATS}
 of_maps = partial(typer.Option, rich_help_panel="Options of maps")
@@ -130,7 +128,7 @@ def table(
 
     Example: `cope-sweep table quickstart --runs`
 
-    Example: `cope-sweep table quickstart --runs --format parquet -o runs.parquet`
+    Example: `cope-sweep table quickstart --runs --format csv -o runs.csv`
     """
     if sets and (committed or folder is not None):
         shown = "--committed" if committed else "--from"
@@ -154,7 +152,7 @@ def table(
     if output is None and chosen == "terminal":
         make_console().print(queries.table(question).to_rich(runs=runs))
         return
-    save(output, chosen, lambda file: file.write(queries.ask(question)), is_binary=TABLES[chosen].binary)
+    save(output, chosen, lambda file: file.write(queries.ask(question)))
 
 
 ReportFormatOpt = Annotated[
@@ -167,7 +165,7 @@ OutOpt = Annotated[
         "--out",
         metavar="DIR",
         help="Write the evidence to this folder: the runs and their curves (Parquet), the report (Markdown), and the "
-        "figures (SVG). With --all: one HTML document.",
+        "figures (SVG).",
     ),
 ]
 AddOpt = Annotated[
@@ -177,13 +175,10 @@ AddOpt = Annotated[
         help="With --out: add the store's runs to the report in that folder, which keeps its finished runs.",
     ),
 ]
-AllOpt = Annotated[
-    bool, typer.Option("--all", help="Report every ablation, at every scale or at --scale; needs --out.")
-]
 
 
 def report(
-    ablation: OptionalAblationArg = None,
+    ablation: AblationArg,
     file_format: ReportFormatOpt = None,
     scale: ScaleOpt = None,
     compare: Annotated[
@@ -196,7 +191,6 @@ def report(
     output: OutputOpt = None,
     out: OutOpt = None,
     add: AddOpt = False,
-    all_ablations: AllOpt = False,
     folder: FromOpt = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
@@ -211,8 +205,6 @@ def report(
     Example: `cope-sweep report flip_flop --scale small --out ablations/results`
 
     Example: `cope-sweep report flip_flop --store other/store --add --out ablations/results`
-
-    Example: `cope-sweep report --all --from ablations/results --out results`
     """
     from cope_sweep.api.questions import GetReport
     from cope_sweep.cli.files import open_queries
@@ -224,36 +216,25 @@ def report(
             options=["--from", "--set"],
         )
     queries = open_queries(store, index, ablations, sets, reports=folder)
-    if all_ablations and out is None:
-        raise UserError(
-            "--all writes a document; name its folder with --out DIR", code="missing_option", option="--out"
-        )
-    if all_ablations != (ablation is None):
-        raise UserError("name one ablation, or write --all --out DIR for all of them", code="name_one_ablation")
     if out is None:
         if compare is not None or as_json or add:
             raise UserError("--compare, --json and --add need --out DIR", code="missing_option", option="--out")
         chosen = file_format or format_of(output, REPORT_SUFFIXES, default="markdown")
-        question = GetReport.model_construct(name=str(ablation), scale=scale, format=chosen)
+        question = GetReport.model_construct(name=ablation, scale=scale, format=chosen)
         save(output, chosen, lambda file: file.write(queries.ask(question)))
         return
-    if output is not None or file_format is not None or (all_ablations and (compare or sets)):
+    if output is not None or file_format is not None:
         raise UserError(
-            "--out chooses its own formats; leave out --format and --output, and with --all also --compare and --set",
+            "--out chooses its own formats; leave out --format and --output",
             code="conflicting_options",
             options=["--out", "--format", "--output"],
         )
-    if add and (all_ablations or folder is not None):
+    if add and folder is not None:
         raise UserError(
-            "--add adds the runs of one ablation from a store; leave out --all and --from",
-            code="conflicting_options",
-            options=["--add", "--all", "--from"],
+            "--add adds the runs of a store; leave out --from", code="conflicting_options", options=["--add", "--from"]
         )
     try:
-        if ablation is None:
-            paths = _write_document(out, queries, folder, scale)
-        else:
-            paths = _write_evidence(out, queries, ablation, scale, compare, add=add)
+        paths = _write_evidence(out, queries, ablation, scale, compare, add=add)
     except OSError as error:
         place = error.filename or out
         raise UserError(
@@ -278,16 +259,6 @@ def _write_evidence(
     if add and path.exists():
         results = extend_report(results, read_report(results.plan, path))
     return list(write_evidence(evidence(results, compare), out))
-
-
-def _write_document(out: Path, queries: Queries, reports: Path | None, scale: str | None) -> list[Path]:
-    from cope_sweep.read.reports.document import document  # pandas, matplotlib
-    from cope_sweep.store.files import write_bytes
-
-    content = document(queries.files, reports or queries.store, scale).to_html().encode()
-    out.mkdir(parents=True, exist_ok=True)
-    write_bytes(out / DOCUMENT, content)
-    return [out / DOCUMENT]
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------

@@ -211,16 +211,13 @@ def format_of(output: Path | None, suffixes: Mapping[str, F], default: F) -> F:
     return default if output is None else suffixes.get(output.suffix.lower(), default)
 
 
-def save(
-    output: Path | None, file_format: str, write: Callable[[IO[bytes]], object], *, is_binary: bool | None = None
-) -> None:
+def save(output: Path | None, file_format: str, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file in a format to a path; None: to standard output.
 
-    The path holds either its previous content or the whole file, never a part. `is_binary` says whether the format is
-    not text; None: whether it is one of `BINARY`. Raises UserError.
+    The path holds either its previous content or the whole file, never a part. Raises UserError.
     """
     if output is None:
-        if file_format in BINARY if is_binary is None else is_binary:
+        if file_format in BINARY:
             raise UserError(
                 f"{file_format} is binary; write it to a file with --output FILE",
                 code="missing_option",

@@ -1,4 +1,4 @@
-"""The commands `figure`, `report --out` and `report --all`: their files, their data and their errors."""
+"""The commands `figure`, `report --out`: their files, their data and their errors."""
 
 import io
 import re
@@ -123,13 +123,6 @@ def test_a_report_is_shown_without_a_store(declaring, tmp_path):
     declaring.refuses("damaged_report", "table", "tiny", "--from", "out", file="out/tiny.parquet")
 
 
-def test_the_document_of_all(declaring):
-    assert declaring("report", "--all", "--out", "out/all")[0] == "out/all/report.html\n"
-    text = (declaring.folder / "out/all/report.html").read_text()
-    assert text.count("data:image/svg+xml;base64,") == 2
-    assert "not run: 4 runs" in text
-
-
 def test_declared_figures_are_drawn_without_a_kind(declaring):
     files = [each["file"] for each in declaring.json("figure", "tiny")]
     assert files == ["tiny-curves.png", "tiny-maps.png"]
@@ -142,14 +135,9 @@ def test_declared_figures_are_drawn_without_a_kind(declaring):
 @pytest.mark.parametrize(
     ("words", "code", "data"),
     [
-        (["report"], "name_one_ablation", {}),
-        (["report", "--all"], "missing_option", {"option": "--out"}),
-        (["report", "tiny", "--all", "--out", "out"], "name_one_ablation", {}),
-        (["report", "--out", "out"], "name_one_ablation", {}),
         (["report", "tiny", "--out", "out", "--format", "html"], "conflicting_options", {}),
         (["report", "tiny", "--compare", "CoPE"], "missing_option", {"option": "--out"}),
         (["report", "other", "--out", "out"], "nothing_to_report", {"ablation": "other"}),
-        (["report", "--all", "--scale", "small", "--out", "out"], "nothing_to_report", {"scale": "small"}),
         (["report", "tiny", "--out", "ablations/tiny.yaml/out"], "not_writable", {}),
         (["figure", "tiny", "--kind", "map"], "not_found", {"figure": "map"}),
         (["figure", "other", "--kind", "maps-2"], "not_found", {"figure": "maps-2"}),

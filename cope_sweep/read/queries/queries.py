@@ -372,9 +372,7 @@ class Queries:
         return Table(results, question.compare or default, question.sort)
 
     def _table(self, question: questions.GetTable) -> bytes:
-        linked = self._links and not question.committed  # committed runs are not in the store
-        runs_url = "../../runs" if linked else None  # relative to the table: a proxy may add a prefix
-        return table_file(self.table(question), question, runs_url)
+        return table_file(self.table(question), question)
 
     def _figure(self, question: questions.GetFigure) -> bytes:
         results = self.results(question.name, question.scale, committed=question.committed)
@@ -406,7 +404,7 @@ class Queries:
         return figure.render(file_format)
 
     def _report(self, question: questions.GetReport) -> bytes:
-        from cope_sweep.read.reports.document import report_file
+        from cope_sweep.read.reports.evidence import report_file
 
         results = self.results(question.name, question.scale)
         url = partial(figure_path, results.plan, format="svg") if self._links else None

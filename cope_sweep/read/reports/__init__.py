@@ -1,8 +1,8 @@
-"""Reports on ablations, as files, and one document with all reports.
+"""Reports on ablations, as files.
 
-    document     one HTML document with all ablations
     evidence     the report on one ablation at one scale, and its files
     aggregates, shortcuts, thresholds, heads, provenance     parts of a report
+    html         a report as one HTML file, from its Markdown
     runs         the runs of a report: written to Parquet, and read again
 
 A report is computed from a plan and a store. The same store gives the same bytes.

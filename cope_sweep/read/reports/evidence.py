@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from cope_sweep.api.questions import GetFigure
+from cope_sweep.api.questions import GetFigure, GetReport
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
@@ -19,6 +19,7 @@ from cope_sweep.read.figures.available import Declared, claimed_figures, declare
 from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.reports.aggregates import aggregates
 from cope_sweep.read.reports.heads import claimed_figures_by_run, heads_layout, measured_heads
+from cope_sweep.read.reports.html import html_page
 from cope_sweep.read.reports.provenance import Provenance, provenance
 from cope_sweep.read.reports.runs import CURVE_COLUMNS, CURVES, HEADS, run_frame, to_parquet
 from cope_sweep.read.reports.shortcuts import Shortcuts, shortcuts, structure
@@ -249,6 +250,11 @@ class Evidence:
         parts += ["## Provenance", "\n".join(provenance_lines)]
         return "\n\n".join(parts) + "\n"
 
+    def to_html(self) -> str:
+        """The same as one HTML file, with the figures inside."""
+        pictures = {self.pictures[figure.name]: figure.svg() for figure in self.figures if figure.svg}
+        return html_page(self.plan.ablation.content.title, self.to_markdown(self.pictures), pictures)
+
     @property
     def _compare_option(self) -> str:
         return f" --compare {_quote(self.table.compare)}" if self.table.compare else ""
@@ -276,6 +282,19 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
         figure = FIGURES[kind].make(results, GetFigure(name=plan.name, figure=kind))
         figures = (ReportFigure(kind, plan.ablation.content.title, "", _svg(figure)),)
     return Evidence(results, Table(results, compare or reference(plan)), figures, heads)
+
+
+def report_file(results: Results, question: GetReport, figure_url: Callable[[str], str] | None = None) -> bytes:
+    """The report on one ablation at one scale. In Markdown, `figure_url` returns the URLs of its figures.
+
+    Without `figure_url`, figures are the files that `write_evidence` writes. Raises ReportError if no run is finished,
+    StoreError.
+    """
+    report = evidence(results)
+    if question.format == "html":
+        return report.to_html().encode()
+    urls = {name: file if figure_url is None else figure_url(name) for name, file in report.pictures.items()}
+    return report.to_markdown(urls).encode()
 
 
 def write_evidence(report: Evidence, folder: Path) -> tuple[Path, ...]:

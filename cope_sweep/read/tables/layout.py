@@ -47,10 +47,6 @@ class TextCell:
 
     text: str
     best: bool = False
-    hint: str = ""
-    """Details, for formats that show them on demand."""
-    runs: tuple[str, ...] = ()
-    """Ids of the runs behind the number, for formats that link to them."""
     stars: int = 0
     """How many of `STARS` the p of the comparison does not exceed; 0 without a test."""
 
@@ -221,25 +217,16 @@ def _published_decimals(published: PublishedValue, column: Column) -> int:
 def _metric_cell(metric: MetricCell, column: Column, row: TableRow) -> TextCell:
     summary = metric.summary
     if summary.n == 0:
-        return TextCell(MISSING, hint=row.progress)
-    show, text = _printer(column, decimals_of(column, metric)), mean_text(metric, column)
-    hints = [f"n = {summary.n}"]
-    if summary.n > 1:
-        hints.append(_interval_hint(metric, show))
-        hints.append(f"median {show(summary.median)}, range {show(summary.low)} … {show(summary.high)}")
-    if metric.stuck:
-        hints.append(f"{len(metric.stuck)} of {summary.n} seeds stuck: {', '.join(map(str, metric.stuck))}")
-    if metric.rule_error is not None:
-        hints.append(f"error of the best simple rule: {show(metric.rule_error)}")
+        return TextCell(MISSING)
+    text = mean_text(metric, column)
     if summary.n != row.seeds:
         text += f" (n={summary.n})"
     if metric.mostly_stuck:
         text += f" {STUCK}"
-    runs = tuple(run.run_id for run, _ in row.runs if run.seed in metric.values)
     stars = 0
     if metric.comparison is not None and metric.comparison.p_adjusted is not None:
         stars = sum(metric.comparison.p_adjusted <= bound for bound in STARS)
-    return TextCell(text, metric.best, "; ".join(hints), runs, stars)
+    return TextCell(text, metric.best, stars)
 
 
 def mean_text(metric: MetricCell, column: Column) -> str:
@@ -263,17 +250,10 @@ def _printer(column: Column, digits: int, sign: str = "") -> Callable[[float], s
     return lambda value: format(value * column.scale, f"{sign}.{digits}f")
 
 
-def _interval_hint(metric: MetricCell, show: Callable[[float], str]) -> str:
-    summary = metric.summary
-    if math.isnan(summary.ci_low):
-        return "no interval: all seeds are at the end of the range"
-    return f"95 % interval {show(summary.ci_low)} … {show(summary.ci_high)} ({summary.method})"
-
-
 def _published_cell(published: PublishedValue | None, column: Column) -> TextCell:
     if published is None:
         return TextCell(MISSING)
-    return TextCell(published_text(published, column), hint=published.source)
+    return TextCell(published_text(published, column))
 
 
 def _note(model: TableModel) -> str:

@@ -1,4 +1,4 @@
-"""The formats of a table: Markdown, LaTeX, CSV, HTML, and text for a terminal."""
+"""The formats of a table: Markdown, LaTeX, CSV, and text for a terminal."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group
@@ -25,8 +23,6 @@ FORMULA = re.compile(r"^[=+\-@\t\r]")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 PADDING = 3
 """Spaces between columns of a table in a terminal."""
-MAX_LINKED = 50
-"""Maximum number of runs in the link of a number."""
 
 
 def markdown(model: TableModel) -> str:
@@ -179,89 +175,6 @@ def csv_text(frame: pd.DataFrame) -> str:
     for name in frame.columns[[dtype in ("str", "object") for dtype in frame.dtypes]]:
         frame[name] = frame[name].map(without_formula)
     return frame.to_csv(index=False, lineterminator="\n")
-
-
-def html(model: TableModel, *, runs_url: str | None = None, anchors: str = "") -> str:
-    """A `<table class="ablation">` element whose numbers link to their runs, and one with the comparisons.
-
-    Cells of numeric columns have the class `number`, the best means `best`; details are in `title` attributes.
-
-    Args:
-        model: The table.
-        runs_url: The URL of a list of runs, which takes ids in the parameter `run`. None: another table lists the runs,
-            and the numbers link to its rows.
-        anchors: Prefix of the ids of these rows, different for each table of a document.
-    """
-    # pandas' Styler does not escape `title` attributes, and cannot set `scope` or the class of a heading.
-    classes = ("ablation", "comparison")
-    tables = [
-        html_table(table_layout, name, runs_url, anchors)
-        for table_layout, name in zip(_layouts(model), classes, strict=False)
-    ]
-    if runs_url is None:
-        tables.append(_html_runs(model, anchors))
-    return "".join(tables)
-
-
-def html_table(table_layout: Layout, name: str, runs_url: str | None = None, anchors: str = "") -> str:
-    """A `<table>` element of the class `name`; for the other arguments, see `html`."""
-    headers = "".join(
-        f'<th scope="col"{_html_class(number=header.numeric)}>{escape(header.text)}</th>'
-        for header in table_layout.headers
-    )
-    rows = []
-    for row in table_layout.rows:
-        cells = []
-        for index, (cell, header) in enumerate(zip(row, table_layout.headers, strict=True)):
-            tag, scope = ("th", ' scope="row"') if index == 0 else ("td", "")
-            classes = _html_class(number=header.numeric, best=cell.best)
-            hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
-            cells.append(f"<{tag}{scope}{classes}{hint}>{_linked(cell, runs_url, anchors)}</{tag}>")
-        rows.append(f"<tr>{''.join(cells)}</tr>\n")
-    return (
-        f'<table class="{name}">\n<caption>{_html_notes(table_layout)}</caption>\n'
-        f"<thead><tr>{headers}</tr></thead>\n<tbody>\n{''.join(rows)}</tbody>\n</table>\n"
-    )
-
-
-def _linked(cell: TextCell, runs_url: str | None, anchors: str) -> str:
-    text = escape(cell.text)
-    if not cell.runs:
-        return text
-    if runs_url is None:
-        return f'<a href="#{anchors}run-{cell.runs[0]}">{text}</a>'
-    query = "&".join(f"run={quote(run_id)}" for run_id in cell.runs[:MAX_LINKED])
-    return f'<a href="{escape(f"{runs_url}?{query}")}">{text}</a>'
-
-
-def _html_notes(table_layout: Layout) -> str:
-    warnings = "".join(f"<strong>Warning: {escape(text)}</strong> " for text in table_layout.warnings)
-    return warnings + escape(" ".join(table_layout.notes[len(table_layout.warnings) :]))
-
-
-def _html_runs(model: TableModel, anchors: str) -> str:
-    """A `<table class="runs">` with every run: row, seed, status, id, and the values of the table's metrics."""
-    columns = [column.name for column in model.columns]
-    headers = "".join(f'<th scope="col">{escape(text)}</th>' for text in ("row", "seed", "status", "run", *columns))
-    rows = []
-    for row in model.rows:
-        for run, record in row.runs:
-            values = [row.metrics[name].values.get(run.seed) for name in columns]
-            texts = [
-                row.row,
-                str(run.seed),
-                record.status,
-                run.run_id,
-                *("" if v is None else f"{v:.6g}" for v in values),
-            ]
-            cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
-            rows.append(f'<tr id="{anchors}run-{run.run_id}">{cells}</tr>\n')
-    return f'<table class="runs">\n<thead><tr>{headers}</tr></thead>\n<tbody>\n{"".join(rows)}</tbody>\n</table>\n'
-
-
-def _html_class(**classes: bool) -> str:
-    names = " ".join(name for name, applies in classes.items() if applies)
-    return f' class="{names}"' if names else ""
 
 
 def rich(model: TableModel) -> Group:

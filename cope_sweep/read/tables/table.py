@@ -99,11 +99,6 @@ class Table:
         """`frame` as CSV, or one line per run."""
         return render.csv_text(self.results.frame if runs else self.frame)
 
-    def to_parquet(self, *, runs: bool = False) -> bytes:
-        """`frame`, or one line per run, as a Parquet file."""
-        content: bytes = (self.results.frame if runs else self.frame).to_parquet(None, engine="pyarrow", index=False)
-        return content
-
     def to_markdown(self) -> str:
         """GitHub-flavoured Markdown tables and their notes."""
         return render.markdown(self.model)
@@ -124,10 +119,6 @@ class Table:
         """
         return render.latex(grouped(self.model, group), stars=stars, caption=caption, label=label, notes=notes)
 
-    def to_html(self, *, runs_url: str | None = None, anchors: str = "") -> str:
-        """HTML `<table>` elements of rows, comparisons and runs, all text escaped. Arguments: see `render.html`."""
-        return render.html(self.model, runs_url=runs_url, anchors=anchors)
-
     def __str__(self) -> str:
         return self.to_markdown()
 
@@ -135,9 +126,9 @@ class Table:
         plan = self.results.plan
         return f"<table of {plan.name}: {len(plan.rows)} rows, {len(plan.runs)} runs; print() shows it>"
 
-    def _repr_html_(self) -> str:
+    def _repr_markdown_(self) -> str:
         """Called by notebooks."""
-        return self.to_html()
+        return self.to_markdown()
 
     def to_rich(self, *, runs: bool = False) -> Group:
         """Tables for terminals: the rows and their comparisons, or a line for each run."""
@@ -219,12 +210,10 @@ class Format:
     media_type: str
     suffix: str
     """Ending of files: `.csv`."""
-    render: Callable[[Table, GetTable, str | None], bytes]
-    """The table in this format. The last argument is the URL of a list of runs, or None: see `render.html`."""
+    render: Callable[[Table, GetTable], bytes]
+    """The table in this format."""
     render_runs: Callable[[Table], bytes] | None = None
     """One line for each run; None: this format cannot show single runs."""
-    binary: bool = False
-    """Whether it is not text."""
 
 
 def check_options(question: GetTable) -> None:
@@ -251,21 +240,21 @@ def check_options(question: GetTable) -> None:
             )
 
 
-def table_file(table: Table, question: GetTable, runs_url: str | None = None) -> bytes:
+def table_file(table: Table, question: GetTable) -> bytes:
     """The table, or a line for each run, in the format of the question (default: json). Raises QueryError."""
     check_options(question)
     chosen = FORMATS[question.format or "json"]
     if question.runs and chosen.render_runs is not None:
         return chosen.render_runs(table)
-    return chosen.render(table, question, runs_url)
+    return chosen.render(table, question)
 
 
-def _json(table: Table, question: GetTable, runs_url: str | None) -> bytes:
+def _json(table: Table, question: GetTable) -> bytes:
     # The json module encodes indented documents in Python: 4 s for 100,000 runs.
     return to_json(table.to_json(), indent=2, inf_nan_mode="null") + b"\n"
 
 
-def _latex(table: Table, question: GetTable, runs_url: str | None) -> bytes:
+def _latex(table: Table, question: GetTable) -> bytes:
     return table.to_latex(
         stars=question.stars,
         caption=question.caption,
@@ -288,11 +277,6 @@ FORMATS: Mapping[TableFormat, Format] = {
     ),
     "markdown": Format("text/markdown", ".md", lambda table, *_: table.to_markdown().encode()),
     "latex": Format("application/x-tex", ".tex", _latex),
-    "html": Format("text/html", ".html", lambda table, _, runs_url: table.to_html(runs_url=runs_url).encode()),
-    "parquet": Format(
-        "application/vnd.apache.parquet", ".parquet", lambda table, *_: table.to_parquet(),
-        lambda table: table.to_parquet(runs=True), binary=True,
-    ),
     "terminal": Format(
         "text/plain", ".txt", lambda table, *_: _terminal(table), lambda table: _terminal(table, runs=True)
     ),

@@ -3,7 +3,6 @@
 from markupsafe import escape
 
 from cope_sweep.read.reports import evidence
-from cope_sweep.read.reports.document import ablation_document
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.rules import SEQUENCES
 from tests.read.tables.ablations import finish, plan_of
@@ -37,8 +36,8 @@ def test_rows_that_score_like_a_shortcut_are_named(store):
         f"In-dist. like “its increments, without resets” ({near:.2f} %): a_b <c> ({near:.2f})"
     ]
     assert "### Shortcuts" in report.to_markdown({})
-    html = ablation_document(report).to_html()
-    assert "<h4>Shortcuts</h4>" in html
+    html = report.to_html()
+    assert "<h3>Shortcuts</h3>" in html
     assert escape(found.rows_like_rules[0]) in html
 
 

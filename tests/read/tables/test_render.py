@@ -82,19 +82,6 @@ def test_latex_with_stars(store):
     assert "^{*}" not in drawn.to_latex() + table(plan, store).to_latex(stars=True)
 
 
-def test_numbers_in_html_link_to_their_runs(partial):
-    first, second = (run.run_id for run in partial.results.plan.rows[0].runs)
-    text = partial.to_html()
-    assert f'<a href="#run-{first}">12.00 ± 2.83</a>' in text
-    assert Cells(text).rows[4] == ["row", "seed", "status", "run", "in_dist/token_error", "dense/loss"]
-    assert Cells(text).rows[6] == ["CoPE", "1", "finished", second, "14", "0.75"]
-    targets = set(re.findall(r'href="#([^"]+)"', text))
-    assert targets <= set(re.findall(r'id="([^"]+)"', text))
-    served = partial.to_html(runs_url="/api/v1/runs")
-    assert f'<a href="/api/v1/runs?run={first}&amp;run={second}">12.00 ± 2.83</a>' in served
-    assert Cells(served).rows == [HEADS, *PARTIAL]
-
-
 def test_rich(partial):
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(partial.to_rich())
@@ -133,7 +120,6 @@ def test_a_metric_that_a_row_lacks_is_an_empty_cell(plan, store):
     assert drawn.complete, "as with a long context that an encoding does not reach"
     assert drawn.to_json()["rows"][1]["metrics"]["dense/loss"]["mean"] is None
     assert cells_of_markdown(drawn.to_markdown())[2][-1] == "–"
-    assert Cells(drawn.to_html()).rows[2][-1] == "–"
     assert " & -- \\\\" in drawn.to_latex()
 
 
@@ -165,15 +151,6 @@ def test_braces_and_other_special_characters_are_escaped_in_latex(hostile):
     assert unescaped.count("{") == unescaped.count("}")
 
 
-def test_special_characters_are_escaped_in_html(hostile):
-    text = hostile.to_html()
-    cells = Cells(text)
-    assert cells.rows[1][0] == HOSTILE
-    assert cells.rows[0][2:4] == [f"{HOSTILE} (%)", f"{HOSTILE}, published"]
-    assert cells.attributes[1, 3]["title"] == HOSTILE
-    assert set(re.findall(r"<(\w+)", text)) == {"table", "caption", "thead", "tbody", "tr", "th", "td", "a"}
-
-
 def test_special_characters_are_shown_in_a_terminal(hostile):
     console = Console(width=400, record=True, file=io.StringIO())
     console.print(hostile.to_rich())
@@ -184,7 +161,7 @@ def test_formats_and_media_types_are_unique():
     assert list(FORMATS) == list(get_args(TableFormat))
     assert len({each.media_type for each in FORMATS.values()}) == len(FORMATS)
     assert len({each.suffix for each in FORMATS.values()}) == len(FORMATS)
-    assert [name for name, each in FORMATS.items() if each.render_runs] == ["csv", "parquet", "terminal"]
+    assert [name for name, each in FORMATS.items() if each.render_runs] == ["csv", "terminal"]
 
 
 def test_an_option_that_the_format_lacks_is_an_error(partial):
@@ -192,7 +169,7 @@ def test_an_option_that_the_format_lacks_is_an_error(partial):
         ({"stars": True}, "option_of_latex"),
         ({"notes": False}, "option_of_latex"),
         ({"caption": "", "format": "csv"}, "option_of_latex"),
-        ({"runs": True, "format": "html"}, "format_without_runs"),
+        ({"runs": True, "format": "latex"}, "format_without_runs"),
     ):
         with raises(code):
             table_file(partial, GetTable(name="", **options))

@@ -384,7 +384,7 @@ def test_comparisons_are_in_json_and_frames(store):
     assert math.isnan(frame["in_dist/token_error.p"][0])
     assert frame["in_dist/token_error.verdict"].isna().tolist() == [True, False, False]
     assert frame["dense/loss.p"].tolist()[1:] == [1.0, 1.0]
-    for text in (drawn.to_markdown(), drawn.to_latex(), drawn.to_html()):
+    for text in (drawn.to_markdown(), drawn.to_latex()):
         assert "descriptive" in text
 
 
@@ -408,7 +408,6 @@ def test_rows_that_differ_are_named_in_every_format(store, fact, name):
     assert warning == f"Rows differ in {name}, so they are not comparable: x1 (CoPE, None); y2 (a_b <c>)"
     assert drawn.to_json()["warnings"] == [warning]
     assert f"**Warning: Rows differ in {name}" in drawn.to_markdown()
-    assert f"<strong>Warning: Rows differ in {name}" in drawn.to_html()
     assert f"Warning: Rows differ in {name}" in drawn.to_latex()
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import hashlib
-import html
 import io
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -184,20 +182,6 @@ def test_the_default_format_is_json(client: httpx.Client, sample: SampleStore) -
     assert get(client, "/ablations/tiny/table") == expected
     assert get(client, "/ablations/tiny/table?format=json", headers={"accept": "text/csv"}) == expected
     assert expected["rows"][0]["counts"]["failed"] == 1
-
-
-def test_a_browser_gets_html_whose_numbers_lead_to_their_runs(client: httpx.Client, sample: SampleStore) -> None:
-    accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
-    text = client.get(f"{API}/ablations/tiny/table", headers={"accept": accept}).text
-    assert text == table(sample.plan, sample.store).to_html(runs_url="../../runs")
-    links = [
-        urljoin(f"{API}/ablations/tiny/table", html.unescape(link)) for link in re.findall(r'href="([^"]+)"', text)
-    ]
-    numbers = [
-        cell["values"] for row in get(client, "/ablations/tiny/table")["rows"] for cell in row["metrics"].values()
-    ]
-    expected = [[each["run_id"] for each in values] for values in numbers if values]
-    assert [[run["run_id"] for run in client.get(link).json()["runs"]] for link in links] == expected
 
 
 def test_parquet_holds_the_frame_and_files_may_hold_every_run(client: httpx.Client, sample: SampleStore) -> None:

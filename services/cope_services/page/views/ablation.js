@@ -16,7 +16,6 @@ const FORMATS = [
   ["CSV", "csv", "csv"],
   ["LaTeX", "latex", "tex"],
   ["Markdown", "markdown", "md"],
-  ["Parquet", "parquet", "parquet"],
 ];
 
 const COMMITTED = "Results of this repository; you have not trained this yet.";
