@@ -203,8 +203,8 @@ def delete(
     from cope_sweep.cli.files import open_store
     from cope_sweep.read.queries.runs import full_ids
     from cope_sweep.read.queries.unknown import no_run
+    from cope_sweep.signals import stopping_on_signals
     from cope_sweep.store.index import in_training
-    from cope_sweep.sweep.sweep import stopping_on_signals
     from cope_sweep.tracking.uri import RUN_ID_TAG
 
     opened = open_store(store, index)
@@ -306,8 +306,8 @@ def sync(
     """
     from cope_sweep.cli.files import open_store
     from cope_sweep.cli.progress import SENDING, progress_bar
+    from cope_sweep.signals import stopping_on_signals
     from cope_sweep.store.index.database import redacted
-    from cope_sweep.sweep.sweep import stopping_on_signals
     from cope_sweep.tracking import sync as sending
     from cope_sweep.tracking.check import check_uri
     from cope_sweep.tracking.uri import TrackingError, resolve_uri

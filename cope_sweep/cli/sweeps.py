@@ -62,7 +62,8 @@ def run(
 ) -> None:
     """Train the runs that are not finished, record them in the store and in MLflow, and print the table.
 
-    Press Ctrl-C at any time: runs in training write checkpoints first. Repeat the command to continue from there.
+    Press Ctrl-C or close the terminal at any time: runs in training write checkpoints first. Repeat the command to
+    continue from there. With `nohup`, the command goes on without its terminal.
 
     Exit codes: 0 all runs finished (or were stopped early by the file's `schedule`), 1 some runs failed and no others
     are left, 2 bad input, 130 runs are left: interrupted, or a budget was used up.

@@ -30,6 +30,7 @@ from cope_sweep.config import Resources
 from cope_sweep.config.resources import counted
 from cope_sweep.errors import ClusterError
 from cope_sweep.registry import load_plugins
+from cope_sweep.signals import kept_from_children
 from cope_sweep.sweep.executor import ClusterLost
 from cope_sweep.sweep.net import CONNECT_TIMEOUT_S, connection_error, first_line, within
 
@@ -311,14 +312,15 @@ def _start(runtime_env: dict[str, Any]) -> None:
     # In this thread, because Linux ends Ray's processes together with the thread that started them.
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(
-            address="local",
-            num_cpus=usable_cpus(),
-            include_dashboard=False,  # nobody has its token, and it takes a second of CPU time
-            log_to_driver=False,
-            configure_logging=False,
-            runtime_env=runtime_env or None,
-        )
+        with kept_from_children():  # else runs could not write their states when the terminal closes
+            ray.init(
+                address="local",
+                num_cpus=usable_cpus(),
+                include_dashboard=False,  # nobody has its token, and it takes a second of CPU time
+                log_to_driver=False,
+                configure_logging=False,
+                runtime_env=runtime_env or None,
+            )
     except Exception as error:
         raise ClusterError(
             f"Ray cannot start here: {first_line(error)}; --local works without Ray",

@@ -103,7 +103,7 @@ class _LocalSweep:
             self.driver.tell()
             self.work.on_event(event)
         except BaseException as error:
-            if was_stopping and not isinstance(error, Exception):  # a second Ctrl-C: the run was given its time
+            if was_stopping and isinstance(error, KeyboardInterrupt):  # a second Ctrl-C: the run was given its time
                 raise
             self.error = error
             self.work.stop.set()

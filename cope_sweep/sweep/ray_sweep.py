@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cope_sweep.config import Resources
 from cope_sweep.errors import ClusterError
+from cope_sweep.signals import user_code
 from cope_sweep.store import Event, StoreError
 from cope_sweep.store.index import IndexUnavailable, IndexUnusable
 from cope_sweep.sweep.cluster import Node, living_nodes, needs_of, node_of_process
@@ -215,10 +216,10 @@ class RaySweep:
             with _default_setting("TUNE_MAX_PENDING_TRIALS_PG", str(self._pending_limit())):
                 self._start(token)
                 self._follow(logs)
-        except BaseException:
-            # Ctrl-C, an error in `on_event`, or a cluster that is lost. Runs in training can still write their states,
-            # unless they were given that time before.
-            if not self.work.stop.is_set():
+        except BaseException as error:
+            # An error in `on_event`, such as a closed pipe, or a cluster that is lost: runs in training can still write
+            # their states. A second Ctrl-C: they were given that time before.
+            if not (self.work.stop.is_set() and isinstance(error, KeyboardInterrupt)):
                 self.work.stop.set()
                 self._stop_runs()
                 until = time.monotonic() + INTERRUPT_TIMEOUT_S
@@ -257,7 +258,8 @@ class RaySweep:
 
         def fit() -> None:
             try:
-                tuner.fit()
+                with user_code():  # a row that the search suggests is validated
+                    tuner.fit()
             except Exception as error:
                 self.news.put(error)
 

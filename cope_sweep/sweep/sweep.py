@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from cope_sweep.config import Plan, Resources, Row, RunSpec, SpecError
+from cope_sweep.signals import STOP, handling, stopping_on_signals
 from cope_sweep.store import Budget, Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun
 from cope_sweep.store.damage import mark_lost
 from cope_sweep.store.index import waiting
@@ -91,29 +92,6 @@ class SweepOutcome:
         if self.left:
             return 130
         return 1 if self.failed else 0
-
-
-@contextlib.contextmanager
-def stopping_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Make Ctrl-C and SIGTERM set `stop`, so that runs in training write checkpoints.
-
-    A second Ctrl-C raises KeyboardInterrupt. Has no effect outside of the main thread.
-    """
-
-    def request_stop(signum: int, frame: object) -> None:
-        if stop.is_set() and signum == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {signum: signal.signal(signum, request_stop) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def sweep(
@@ -219,43 +197,45 @@ def sweep(
         on_stop_request=lambda: stop_because(STOP_REQUESTED),
         on_wait=lambda: on_note(WAITS_FOR_INDEX),
     )  # fmt: skip
-    try:
-        with leases, stopping_on_signals(stop), _time_limit(budget.time_budget_s, stop_because):
-            if store.index.stop_requested(work.record.sweep_id):  # before the job had started
-                stop_because(STOP_REQUESTED)
-            else:
-                executor(
-                    Workload(
-                        runs=[] if search else work.todo[: budget.max_runs],
-                        store=store,
-                        resources=resources,
-                        leases=leases,
-                        stop=stop,
-                        on_event=pass_on,
-                        on_note=note,
-                        plugins=plan.ablation.content.plugins,
-                        schedule=plan.schedule,
-                        max_failed_runs=budget.max_failures,
-                        search=search,
-                        on_row=record_row,
-                        own_resources=work.own_resources,
+    with stopping_on_signals(stop):  # until all is recorded: a closed terminal may send its signal twice
+        try:
+            with leases, _time_limit(budget.time_budget_s, stop_because):
+                if store.index.stop_requested(work.record.sweep_id):  # before the job had started
+                    stop_because(STOP_REQUESTED)
+                else:
+                    executor(
+                        Workload(
+                            runs=[] if search else work.todo[: budget.max_runs],
+                            store=store,
+                            resources=resources,
+                            leases=leases,
+                            stop=stop,
+                            on_event=pass_on,
+                            on_note=note,
+                            plugins=plan.ablation.content.plugins,
+                            schedule=plan.schedule,
+                            max_failed_runs=budget.max_failures,
+                            search=search,
+                            on_row=record_row,
+                            own_resources=work.own_resources,
+                        )
                     )
-                )
-                if search is not None and search.ended_early:
-                    note("the search ended early: every row that it can suggest was trained")
-                ended_by = Budget() if stop.is_set() else budget
-    finally:
-        seconds = time.monotonic() - started_s
-        if (error := sys.exception()) is not None:
-            log.note("".join(traceback.format_exception(error)))
-        with _masking_nothing():
-            outcome = _wait(lambda: work.outcome(store, seconds, notes, ended_by))
-            _wait(lambda: store.write_sweep(final_record(work.record, outcome)))
-            log.note(outcome.summary)
-            if search is not None:
-                search.close()
-        log.close()
-        errors = tuple(recorder.finish(on_sending)) if recorder else ()
+                    if search is not None and search.ended_early:
+                        note("the search ended early: every row that it can suggest was trained")
+                    ended_by = Budget() if stop.is_set() else budget
+        finally:
+            seconds = time.monotonic() - started_s
+            if (error := sys.exception()) is not None:
+                log.note("".join(traceback.format_exception(error)))
+            with _masking_nothing():
+                outcome = _wait(lambda: work.outcome(store, seconds, notes, ended_by))
+                _wait(lambda: store.write_sweep(final_record(work.record, outcome)))
+                log.note(outcome.summary)
+                if search is not None:
+                    search.close()
+            log.close()
+            with handling(STOP, signal.default_int_handler):  # all else is saved: any of them ends the wait for MLflow
+                errors = tuple(recorder.finish(on_sending)) if recorder else ()
     return replace(outcome, tracking_errors=errors)
 
 

@@ -21,7 +21,6 @@ import logging
 import os
 import platform
 import queue
-import signal
 import sys
 import tempfile
 import threading
@@ -39,6 +38,7 @@ from ray.util.queue import Queue
 
 from cope_sweep.config import Resources, RunSpec
 from cope_sweep.registry import PluginError, load_plugins
+from cope_sweep.signals import TERMINATION, handle, user_code
 from cope_sweep.store import AttemptWriter, Event, Store, StoreError
 from cope_sweep.sweep.executor import worker_id
 from cope_sweep.sweep.stop_requests import StopLine, StopOrder
@@ -318,7 +318,7 @@ class RunTrial(tune.Trainable):
                     # Where Train starts the workers, this process has no GPU.
                     alone = self.trial["resources"].workers == 1
                     process = self.process = Process(self.trial["sweep"], gpus=self.trial["gpus"] if alone else 0)
-                    signal.signal(signal.SIGTERM, lambda signum, frame: process.preempted.set())
+                    handle(TERMINATION, lambda signum, frame: process.preempted.set())
                 self.current = _Attempt(self.process, self.trial)
             if not self.shown:
                 return self._result("started", self.current.latest)
@@ -421,7 +421,8 @@ class _Attempt:
     def _train(self) -> None:
         """Call Train, and put what comes of it into the queue."""
         try:
-            event = self._fit()
+            with user_code():
+                event = self._fit()
             if event.status == "failed" and self.trial["gpus"] and self.workers == 1:
                 self.broken = _broken_device()
             self._messages.put(_AttemptEnd(event))

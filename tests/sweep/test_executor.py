@@ -1,5 +1,6 @@
 """What both executors do, the functions that they share, and what only the local one does."""
 
+import signal
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -182,12 +183,29 @@ def test_an_error_after_the_sweep_was_stopped_is_raised_at_once(store: Store, ev
 
     def stop_then_fail(event: object) -> None:
         if events.stop.is_set():
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         if events[-1].step:
             events.stop.set()
 
     with pytest.raises(KeyboardInterrupt):
         train_locally(runs, store, ONE_GROUP, on_event=Listener(events, stop_then_fail), stop=events.stop)
+
+
+def test_output_that_fails_after_the_sweep_was_stopped_costs_no_state(store: Store, events: EventLog) -> None:
+    """The terminal was closed: the reader of a pipe is gone, too, and rich raises SystemExit for that."""
+    (run,) = seeds(1, **LONG)
+
+    def stop_then_fail(event: Event) -> None:
+        if events.stop.is_set():
+            raise SystemExit(1)
+        if event.step >= 20:
+            events.stop.set()
+            raise SystemExit(1)
+
+    with pytest.raises(SystemExit):
+        train_locally([run], store, ONE_GROUP, on_event=Listener(events, stop_then_fail), stop=events.stop)
+    assert store.status(run.run_id) == "interrupted"
+    assert store.run(run.run_id).resume.exists()
 
 
 def test_a_lost_lease_ends_the_run_here(store: Store, events: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,14 @@ import pytest
 
 from cope_sweep.config import Plan, Resources, RunSpec
 from cope_sweep.errors import ClusterError
+from cope_sweep.signals import STOP, TERMINATION, stopping_on_signals
 from cope_sweep.store import Budget, Event, RunRecord, Store
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep import leases as leases_module
 from cope_sweep.sweep import sweep as sweep_module
 from cope_sweep.sweep.executor import Workload
 from cope_sweep.sweep.leases import Leases
-from cope_sweep.sweep.sweep import SweepOutcome, stopping_on_signals, sweep
+from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from tests.errors import raises
 from tests.read.tables.ablations import plan_of
 from tests.store.waiting import TIMEOUT_S, until
@@ -263,14 +264,15 @@ def test_a_stop_can_be_requested_from_another_machine(store: Store, monkeypatch:
     assert list(store.names("sweeps")) == [f"{outcome.sweep_id}.json"]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", STOP)
 def test_a_signal_asks_the_sweep_to_stop(signum: int) -> None:
     stop = threading.Event()
     before = signal.getsignal(signum)
     with stopping_on_signals(stop):
         os.kill(os.getpid(), signum)
         assert stop.is_set()
-        os.kill(os.getpid(), signal.SIGTERM)  # a second one changes nothing
+        for repeated in TERMINATION:
+            os.kill(os.getpid(), repeated)  # a second one changes nothing
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signum) is before

@@ -1,10 +1,11 @@
-"""Runs the service with uvicorn until it receives SIGINT (Ctrl-C) or SIGTERM."""
+"""Runs the service with uvicorn until it receives a signal that asks for an end (`cope_sweep.signals`)."""
 
 from __future__ import annotations
 
 import errno
 import logging
 import os
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -16,9 +17,10 @@ from cope_services.http.app import create_app
 from cope_services.http.metrics import ACCESS
 from cope_services.http.settings import Settings, load_settings
 from cope_sweep.errors import UserError
+from cope_sweep.signals import TERMINATION, handling
 
 SHUTDOWN_TIMEOUT_S = 5
-"""Time that open requests have to finish after SIGINT or SIGTERM."""
+"""Time that open requests have to finish after a signal."""
 
 SWITCH_S = 0.0005
 """Time for which a thread keeps Python's interpreter lock while others wait for it.
@@ -35,7 +37,8 @@ class BindError(Exception):
 def serve(settings: Settings) -> int:
     """Serve until SIGINT; return the exit code: 0 after SIGINT, 1 if the address cannot be used.
 
-    After SIGTERM, uvicorn finishes open requests and then ends the process with the signal (code 143 in a shell).
+    After SIGTERM, SIGHUP and SIGUSR1, uvicorn finishes open requests and then ends the process with SIGTERM (code 143
+    in a shell).
     Raises UserError if the service would listen beyond this machine without keys.
     """
     try:
@@ -52,7 +55,9 @@ def serve(settings: Settings) -> int:
             _log_requests()
         sys.setswitchinterval(SWITCH_S)
         server = uvicorn.Server(configuration(settings))
-        with suppress(KeyboardInterrupt):  # uvicorn stops gracefully, and then raises the signal again
+        others = [signum for signum in TERMINATION if signum != signal.SIGTERM]
+        terminating = handling(others, lambda signum, frame: signal.raise_signal(signal.SIGTERM))
+        with terminating, suppress(KeyboardInterrupt):  # uvicorn stops gracefully, and then raises the signal again
             server.run(sockets=[listener])
     return 0
 

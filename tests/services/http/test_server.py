@@ -10,6 +10,7 @@ import httpx
 import pytest
 from cope_services.http.server import BindError, listen, main, serve
 
+from cope_sweep.signals import TERMINATION
 from tests.services.sample_store import SampleStore, server_process
 
 pytestmark = pytest.mark.slow
@@ -33,10 +34,11 @@ def test_from_start_to_stop(sample: SampleStore) -> None:
         assert (server.returncode, err) == (0, "")
 
 
-def test_sigterm_stops_the_server(sample: SampleStore) -> None:
+@pytest.mark.parametrize("signum", TERMINATION)
+def test_a_signal_that_asks_for_an_end_stops_the_server(sample: SampleStore, signum: int) -> None:
     with server_process(sample.environment()) as (server, url):
         assert httpx.get(f"{url}/health/live", timeout=120).status_code == 200
-        server.send_signal(signal.SIGTERM)
+        server.send_signal(signum)
         _, err = server.communicate(timeout=120)
         assert (server.returncode, err) == (-signal.SIGTERM, "")
 

@@ -1,0 +1,145 @@
+"""A sweep whose terminal is closed, and signals of clusters: as after SIGTERM, runs are saved and the command continues."""
+
+import contextlib
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from cope_sweep.store import Store
+from tests.cli.conftest import TINY
+
+pytestmark = pytest.mark.slow  # trains
+
+SECONDS = 120
+ENDLESS = TINY.replace("steps: 6", "steps: 1000000").replace("every: 3", "every: 100000").replace("CoPE: [cope], ", "")
+ENDLESS = ENDLESS.replace("seeds: [0, 1]", "seeds: [0]\nresources: {groups: 1, checkpoint_every_s: 3600}")
+ON_RAY = "--groups=1"
+EXECUTORS = pytest.mark.parametrize("executor", ["--local", pytest.param(ON_RAY, marks=pytest.mark.thorough)])
+
+
+def until(condition):
+    end = time.monotonic() + SECONDS
+    while not (value := condition()):
+        assert time.monotonic() < end, condition
+        time.sleep(0.05)
+    return value
+
+
+def step_of(shell):
+    """The step of the only run, by the index; 0 before there is one."""
+    if not (shell.folder / "store" / "index.db").exists():
+        return 0
+    index = Store(shell.folder / "store").index
+    records = index.records(index.statuses(), values=False)
+    return max((record.step for record in records.values() if record.status == "running"), default=0)
+
+
+def in_terminal(shell, command):
+    """Start a shell command as the leader of a session with a terminal: its process, and the terminal's other side."""
+    master, slave = pty.openpty()
+
+    def take_terminal():
+        os.setsid()
+        os.close(os.open(os.ttyname(slave), os.O_RDWR))  # becomes the terminal of the session
+
+    process = subprocess.Popen(
+        command, cwd=shell.folder, env=shell.environment | {"TERM": "xterm"}, stdin=slave, stdout=slave, stderr=slave,
+        preexec_fn=take_terminal,
+    )  # fmt: skip
+    os.close(slave)
+    return process, master
+
+
+def read_until(master, condition):
+    """Read what is shown, as a terminal does, until the condition holds."""
+    end = time.monotonic() + SECONDS
+    os.set_blocking(master, False)
+    while not condition():
+        assert time.monotonic() < end
+        with contextlib.suppress(OSError):  # nothing to read, or nobody writes
+            os.read(master, 1 << 16)
+        time.sleep(0.02)
+
+
+def run_command(executor):
+    return [sys.executable, "-m", "cope_sweep.cli", "run", "tiny", executor, "--no-mlflow"]
+
+
+def saved_step(shell):
+    """The step at which the only run was saved, after its sweep has ended."""
+    store = Store(shell.folder / "store")
+    (folder,) = store.run_folders()
+    assert folder.state["status"] == "interrupted"
+    assert folder.resume.exists()
+    (record,) = store.index.records(store.index.statuses()).values()
+    assert record.status == "interrupted"
+    assert store.index.leases([record.run_id]) == {}
+    assert {sweep.status for sweep in store.index.sweeps()} == {"interrupted"}
+    return record.step
+
+
+@EXECUTORS
+@pytest.mark.parametrize("shape", ["alone", "in a shell", "with a pipe"])
+def test_a_closed_terminal_saves_runs_and_the_same_command_continues(shell, executor, shape):
+    """Also as the job of a shell, which sends the signal once more; and where nobody reads its output any more."""
+    shell.write("tiny", ENDLESS)
+    words = run_command(executor)
+    if shape == "alone":
+        command = words
+    else:
+        script = f"{shlex.join(words)} {'2>&1 | cat' if shape == 'with a pipe' else ''}; echo ended"
+        command = ["bash", "-i", "-c", script]
+    process, master = in_terminal(shell, command)
+    read_until(master, lambda: step_of(shell) >= 5)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.close(master)
+    code = process.wait(timeout=SECONDS)
+    if shape == "alone":
+        assert code == 130
+    psutil.wait_procs(children, timeout=SECONDS)
+    assert not [each for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    reached = saved_step(shell)
+    assert reached >= 5
+
+    again = shell.start(*words[3:])
+    until(lambda: step_of(shell) > reached)
+    again.send_signal(signal.SIGTERM)
+    _, err = again.communicate(timeout=SECONDS)
+    assert again.returncode == 130, err
+    assert saved_step(shell) > reached
+    (folder,) = Store(shell.folder / "store").run_folders()
+    assert "continues after step" in folder.log_text()
+
+
+@EXECUTORS
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_to_all_processes_of_a_job_saves_runs(shell, executor, signum):
+    """Slurm sends SIGUSR1 to every process of a step; Ray's own processes have to survive it, and a repetition."""
+    shell.write("tiny", ENDLESS)
+    process = shell.start(*run_command(executor)[3:], start_new_session=True, stderr=subprocess.DEVNULL)
+    until(lambda: step_of(shell) >= 5)
+    os.killpg(process.pid, signum)
+    time.sleep(0.02)
+    os.killpg(process.pid, signum)
+    process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert saved_step(shell) >= 5
+
+
+def test_nohup_goes_on_without_its_terminal(shell):
+    shell.write("tiny", ENDLESS)
+    process, master = in_terminal(shell, ["nohup", *run_command("--local")])
+    read_until(master, lambda: step_of(shell) >= 5)
+    os.close(master)
+    before = step_of(shell)
+    until(lambda: step_of(shell) > before)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=SECONDS) == 130
+    assert saved_step(shell) > before
