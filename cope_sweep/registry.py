@@ -29,6 +29,7 @@ from pydantic_core import SchemaValidator, core_schema
 
 from cope_sweep.errors import UserError
 from cope_sweep.frozen import Frozen
+from cope_sweep.signals import described, user_code
 
 PLUGINS_VARIABLE = "COPE_SWEEP_PLUGINS"
 """Environment variable: names of modules to import, separated by commas."""
@@ -227,18 +228,19 @@ class Registry(Mapping[str, type[K]]):
 
     def _load_entry_point(self, entry_point: importlib.metadata.EntryPoint) -> None:
         try:
-            loaded = entry_point.load()
+            with user_code():
+                loaded = entry_point.load()
         except PluginError:
             raise
         except Exception as error:
             distribution = entry_point.dist.name if entry_point.dist else "the distribution that declares it"
             raise PluginError(
                 f"the entry point {entry_point.name!r} ({entry_point.value}) of the group {self.group} cannot be "
-                f"loaded: {type(error).__name__}: {error}; correct or uninstall {distribution}",
+                f"loaded: {described(error)}; correct or uninstall {distribution}",
                 code="plugin_not_loaded",
                 plugin=entry_point.value,
                 distribution=distribution,
-                reason=f"{type(error).__name__}: {error}",
+                reason=described(error),
             ) from error
         # A module registers its classes itself when it is imported.
         if isinstance(loaded, type):
@@ -281,10 +283,11 @@ def load_plugins(modules: Iterable[str], folder: Path | None = None) -> None:
         if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds strings
             sys.path.append(os.getcwd())  # noqa: PTH109
         try:
-            importlib.import_module(name)
+            with user_code():
+                importlib.import_module(name)
         except PluginError:
             raise
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
             remedy = (
                 "install it, or start the command in the folder that contains it"
@@ -292,10 +295,10 @@ def load_plugins(modules: Iterable[str], folder: Path | None = None) -> None:
                 else f"correct the module until `import {name}` succeeds"
             )
             raise PluginError(
-                f"the plugin {name} cannot be imported: {type(error).__name__}: {error}; {remedy}",
+                f"the plugin {name} cannot be imported: {described(error)}; {remedy}",
                 code="plugin_not_loaded",
                 plugin=name,
-                reason=f"{type(error).__name__}: {error}",
+                reason=described(error),
             ) from error
         if folder is not None:
             _check_not_hidden(name, [folder, Path.cwd()])

@@ -23,6 +23,7 @@ from cope_sweep.cli.output import (
     print_json,
 )
 from cope_sweep.errors import UserError
+from cope_sweep.signals import ExitError, user_code
 
 COMMANDS_GROUP = "cope_sweep.commands"
 """Entry points of installed packages: commands (functions) and groups of commands (Typer apps)."""
@@ -47,9 +48,10 @@ class CommandGroup(PlainGroup):
             discard_output()
             _print_error(error)
             sys.exit(error.exit_code)
-        except (BrokenPipeError, SystemExit) as error:
+        except (BrokenPipeError, SystemExit, ExitError) as error:
             # Consoles of rich, and click, raise SystemExit(1) instead of the BrokenPipeError.
-            if not any(isinstance(cause, BrokenPipeError) for cause in (error, error.__context__)):
+            raised = error.__cause__ if isinstance(error, ExitError) else error
+            if not any(isinstance(each, BrokenPipeError) for each in (raised, raised and raised.__context__)):
                 raise
             discard_output()
             sys.exit(BROKEN_PIPE)
@@ -61,7 +63,7 @@ class CommandGroup(PlainGroup):
         return context
 
     def invoke(self, ctx: Any) -> Any:
-        with _exit_codes(as_json=bool(ctx.obj)):
+        with _exit_codes(as_json=bool(ctx.obj)), user_code():  # a plugin's may exit
             return super().invoke(ctx)
 
 
@@ -149,7 +151,8 @@ def add_installed_commands() -> None:
     """Add the commands that installed distributions declare as entry points."""
     for entry_point in importlib.metadata.entry_points(group=COMMANDS_GROUP):
         try:
-            command = entry_point.load()
+            with user_code():
+                command = entry_point.load()
         except ModuleNotFoundError:
             command = _unavailable(entry_point.name)
         if isinstance(command, typer.Typer):

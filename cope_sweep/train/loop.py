@@ -19,6 +19,7 @@ from cope_sweep.config import RunSpec
 from cope_sweep.errors import CheckpointError
 from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import save_model
+from cope_sweep.signals import described, user_code
 from cope_sweep.store import AttemptWriter, Event, RunFolder, Status
 from cope_sweep.store.artifacts import RESUME_FILE
 from cope_sweep.store.errors import DamagedError, FencedError
@@ -71,7 +72,7 @@ def train_run(
     Returns:
         "finished": the run has a result, from now or from before.
         "failed": an error is recorded with its traceback (a loss that is not finite, a sequence that is too long for an
-            encoding, out of memory, …). It is not raised, so that the next run can follow.
+            encoding, out of memory, SystemExit of users' code, …). It is not raised, so that the next run can follow.
         "interrupted", "stopped": what `should_stop` returned.
         "fenced": a newer attempt of the run has started elsewhere; nothing of it was overwritten.
 
@@ -84,7 +85,7 @@ def train_run(
         return refusal
     reporter = RunReporter(run, runtime.worker_id, files, on_event)
     try:
-        with runtime.applied():
+        with runtime.applied(), user_code():
             return _train(run, folder, files, runtime, reporter, should_stop)
     except FencedError:
         if runtime.world_size > 1:
@@ -92,7 +93,7 @@ def train_run(
         return "fenced"
     except Exception as error:
         if files is not None:
-            message = f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_MESSAGE_CHARACTERS]
+            message = " ".join(described(error).split())[:MAX_MESSAGE_CHARACTERS]
             try:
                 files.fail(message, traceback.format_exc())
             except FencedError:

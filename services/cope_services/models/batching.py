@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from anyio import CapacityLimiter, to_thread
 
 from cope_services.http.errors import BusyError
+from cope_sweep.signals import user_code
 
 if TYPE_CHECKING:
     from cope_sweep.inference import Predictor, Scores, Window
@@ -126,7 +127,7 @@ class Batcher:
 
     async def prepare(self, compute: Callable[[], T]) -> T:
         """The result of `compute`, in a thread for reading texts and writing answers."""
-        return await to_thread.run_sync(compute, limiter=self._preparations)
+        return await to_thread.run_sync(user_code()(compute), limiter=self._preparations)
 
     async def infer(self, compute: Callable[[], T]) -> T:
         """The result of `compute`, in a thread for models. A caller that is cancelled in time does not start it."""
@@ -196,7 +197,8 @@ def _compute(compute: Callable[[], T], shared_by: int) -> T:
     # value that any thread has set last, so read it once before setting it.
     torch.get_num_threads()
     torch.set_num_threads(max(1, _cores() // shared_by))
-    return compute()
+    with user_code():
+        return compute()
 
 
 @cache

@@ -22,6 +22,7 @@ from cope_services.models.batching import Batcher
 from cope_sweep.api.answers import Checkpoint, CheckpointFile
 from cope_sweep.api.requests import ProbeFormat, ProbeRequest
 from cope_sweep.errors import CheckpointError, NotFoundError
+from cope_sweep.signals import user_code
 from cope_sweep.store import RunFolder
 from cope_sweep.store.errors import DamagedError
 
@@ -135,7 +136,9 @@ class Predictors:
         A cancelled request stops waiting, but the look-up continues. So a store that does not answer occupies one
         thread per key, and at most `LOOKUPS` threads in all.
         """
-        result: T = await self._looking.get(key, lambda: to_thread.run_sync(compute, limiter=self._limiter))
+        result: T = await self._looking.get(
+            key, lambda: to_thread.run_sync(user_code()(compute), limiter=self._limiter)
+        )
         return result
 
     async def get(self, key: Hashable, find: Callable[[], RunFolder]) -> Predictor:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from cope_sweep import inference
 from cope_sweep.inference import NotFiniteError, Predictor, Window, score, scoring
+from cope_sweep.signals import ExitError
 from tests.services.prose_store import ProseStore
 from tests.services.sample_store import API, serving
 from tests.store.waiting import until
@@ -247,3 +248,20 @@ def test_what_is_alone_has_all_cores_and_others_share_them() -> None:
 
     asyncio.run(work())
     assert torch.get_num_threads() == before
+
+
+def test_model_code_that_exits_is_an_error_of_its_request() -> None:
+    """SystemExit would end the event loop, and CancelledError would look as if the client had left."""
+
+    def leave(error: BaseException) -> None:
+        raise error
+
+    async def work() -> None:
+        compute = batcher()
+        for error in (SystemExit(0), asyncio.CancelledError(), KeyboardInterrupt()):
+            for ask in (compute.infer, compute.prepare):
+                with pytest.raises(ExitError) as raised:
+                    await ask(lambda error=error: leave(error))  # type: ignore[misc]
+                assert raised.value.__cause__ is error
+
+    run(work)
