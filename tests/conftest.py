@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items):
     """
     seconds = Counter()
     folder = Path(__file__).parent
-    for item in items:  # also of `python -m cope_sweep.testing` in a checkout, whose files are in another folder
+    for item in items:  # also of `pytest --pyargs cope_sweep.testing` in a checkout, whose files are in another folder
         if item.path.is_relative_to(folder) and item.path.relative_to(folder).as_posix().startswith(THOROUGH):
             item.add_marker(pytest.mark.thorough)
         if not (item.get_closest_marker("slow") or item.get_closest_marker("thorough")):

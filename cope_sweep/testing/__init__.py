@@ -3,8 +3,8 @@
     python -m cope_sweep.testing --plugins my_package.my_encoding --only my_encoding
     COPE_SWEEP_PLUGINS=my_package.my_encoding pytest --pyargs cope_sweep.testing -k my_encoding
 
-Both commands run the suites on registered classes. Subclass `EncodingContract` or `TaskContract` in your own tests to
-choose the specs, and to add tests:
+Both commands run the suites on registered classes: the first with its own configuration, the second with yours and
+your conftest.py. Subclass `EncodingContract` or `TaskContract` in your own tests to choose the specs, and to add tests:
 
     from cope_sweep.testing import EncodingContract
 
@@ -17,7 +17,7 @@ import sys
 try:
     import pytest
 except ModuleNotFoundError:
-    sys.exit("error: the contract suites need pytest: pip install 'cope-sweep[test]', or pip install pytest alone")
+    sys.exit("error: the contract suites need pytest; install it with: pip install pytest")
 
 # Before the imports, so that failed assertions show the values.
 pytest.register_assert_rewrite("cope_sweep.testing.encoding_contract", "cope_sweep.testing.task_contract")

@@ -1,7 +1,10 @@
 """`python -m cope_sweep.testing [--plugins MODULES] [--only KINDS] [pytest options]`: run the contract suites."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
-sys.exit(pytest.main(["-p", "cope_sweep.testing.options", "--pyargs", "cope_sweep.testing", *sys.argv[1:]]))
+CONFIGURATION = Path(__file__).with_name("pytest.ini")
+
+sys.exit(pytest.main(["-c", str(CONFIGURATION), "--pyargs", "cope_sweep.testing", *sys.argv[1:]]))

@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 
-from cope_sweep.registry import PLUGINS_VARIABLE, Registry, load_plugins
+from cope_sweep.positions import ENCODINGS
+from cope_sweep.registry import PLUGINS_VARIABLE, PluginError, Registry, load_plugins
+from cope_sweep.tasks import TASKS
+
+NOT_CHOSEN = "not in --only"
+"""Reason of the skip of tests without parameters, which are deselected."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,9 +39,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Import the plugins, here and, through the environment, in processes that tests start."""
     names = _names(config.getoption("cope_plugins"))
-    load_plugins(names)
+    try:
+        load_plugins(names)
+    except PluginError as error:
+        raise pytest.UsageError(str(error)) from error
     if names:
         os.environ[PLUGINS_VARIABLE] = ",".join(filter(None, [os.environ.get(PLUGINS_VARIABLE), *names]))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests that `--only` leaves without parameters: pytest has made a skipped test of each.
+
+    Raises UsageError for a kind that no plugin has registered, because its suite would pass without a test.
+    """
+    unknown = [kind for kind in _names(config.getoption("cope_only")) if kind not in ENCODINGS and kind not in TASKS]
+    if unknown:
+        raise pytest.UsageError(
+            f"--only: no encoding or task {', '.join(unknown)}; --plugins names the modules of yours"
+        )
+    removed = [
+        item for item in items if any(mark.kwargs.get("reason") == NOT_CHOSEN for mark in item.iter_markers("skip"))
+    ]
+    config.hook.pytest_deselected(items=removed)
+    items[:] = [item for item in items if item not in removed]
 
 
 def registered(config: pytest.Config, registry: Registry[Any], contract: str, small: Mapping[str, Any]) -> list[Any]:
@@ -57,7 +82,7 @@ def registered(config: pytest.Config, registry: Registry[Any], contract: str, sm
         reason = f"{kind} needs {', '.join(required)}; subclass {contract}"
         spec = small.get(kind) or (None if required else registry.validate(kind))
         parameters.append(pytest.param(spec, id=kind, marks=[pytest.mark.skip(reason=reason)] * bool(required)))
-    return parameters
+    return parameters or [pytest.param(None, id="none", marks=pytest.mark.skip(reason=NOT_CHOSEN))]
 
 
 def _names(text: str) -> list[str]:

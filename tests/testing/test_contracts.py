@@ -2,12 +2,16 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 import xml.etree.ElementTree as ET
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import cope_sweep
 from cope_sweep.positions import ENCODINGS
@@ -17,6 +21,7 @@ from tests.test_docs import code_blocks, read
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PACKAGE = Path(cope_sweep.__file__).parent
+PROJECT = tomllib.loads(read("pyproject.toml"))["project"]
 
 FAULTY = """
 from typing import ClassVar, Literal
@@ -153,7 +158,7 @@ def results(tmp_path_factory):
     kinds = "learned_decay,first_token,acausal,unused,wrong_term,global_random,large_target,one_split"
     command = [sys.executable, "-m", "cope_sweep.testing", "--plugins", "learned_decay, first_token,faulty"]
     command += ["--only", kinds, *map(str, tests), str(folder / "test_training.py")]
-    command += ["-q", "--junitxml=report.xml", "-p", "no:cacheprovider", f"--rootdir={folder}"]
+    command += ["-q", "--junitxml=report.xml", f"--rootdir={folder}"]
     path = os.pathsep.join([str(PACKAGE.parent), str(folder)])
     process = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
     assert process.returncode == 1, process.stdout + process.stderr  # some tests failed: those of the faulty classes
@@ -205,13 +210,93 @@ def test_faults_are_found(results, kind, failures):
     assert found["test_spec_round_trips_through_json"]
 
 
-def test_without_pytest_the_extra_is_named():
+def test_without_pytest_the_command_that_installs_it_is_named():
     without = "import sys; sys.modules['pytest'] = None; import cope_sweep.testing"
     process = subprocess.run([sys.executable, "-c", without], cwd=PACKAGE.parent, capture_output=True, text=True)
     assert process.returncode == 1
     assert process.stderr.startswith("error: ")
     assert len(process.stderr.splitlines()) == 1
-    assert "cope-sweep[test]" in process.stderr
+    assert process.stderr.endswith("pip install pytest\n")
+
+
+HIDDEN = """
+import sys
+from importlib.machinery import PathFinder
+
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name in NAMES else PathFinder.find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
+"""
+
+
+def packages_of(requirements):
+    return {Requirement(text).name for text in requirements}
+
+
+@pytest.fixture(scope="module")
+def only_pytest(tmp_path_factory):
+    """The variables of an environment with the project's dependencies and pytest, without the rest of the extra `test`."""
+    hidden_names = packages_of(PROJECT["optional-dependencies"]["test"])
+    hidden_names -= packages_of(PROJECT["dependencies"]) | {"pytest"}
+    hidden = {module for module, names in metadata.packages_distributions().items() if set(names) <= hidden_names}
+    assert {"hypothesis", "pytest_timeout"} <= hidden
+    folder = tmp_path_factory.mktemp("only-pytest")
+    (folder / "sitecustomize.py").write_text(f"NAMES = {sorted(hidden)}\n{HIDDEN}")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COPE_"))}
+    path = os.pathsep.join([str(folder), str(PACKAGE.parent)])
+    return environment | {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+@pytest.mark.parametrize(
+    ("page", "place"),
+    [("own-encoding", ""), ("own-task", "ablations"), ("own-encoding", None)],
+    ids=["checkout", "ablations", "elsewhere"],
+)
+def test_the_command_of_the_documents_needs_only_pytest(page, place, only_pytest, tmp_path):
+    """As the pages say it, in folders with or without a configuration and a conftest.py of other tests."""
+    text = read(f"docs/how-to/{page}.md")
+    [(name, install)] = re.findall(r"Save it as `(\w+)\.py`, and test it \(`(.*)` first\)", text)
+    assert install == "pip install pytest"
+    [command] = re.findall(r"^python (-m cope_sweep\.testing .*)$", text, re.MULTILINE)
+    (tmp_path / f"{name}.py").write_text(python_blocks(page)[0])
+    if place is None:
+        environment, folder = only_pytest, tmp_path
+    else:
+        # The page's module lies in that folder; here it must not stay there.
+        environment = only_pytest | {"PYTHONPATH": os.pathsep.join([only_pytest["PYTHONPATH"], str(tmp_path)])}
+        folder = PACKAGE.parent / place
+    before = set(folder.iterdir())
+    words = [sys.executable, *shlex.split(command)]
+    process = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    counts = {outcome: int(count) for count, outcome in re.findall(r"(\d+) (\w+)", process.stdout.splitlines()[-1])}
+    assert counts["passed"] >= 10
+    assert counts.get("skipped", 0) <= 3, "tests of other kinds are not skips"
+    assert {path.name for path in set(folder.iterdir()) - before} <= {"__pycache__"}
+
+
+@pytest.mark.parametrize(
+    ("words", "named"), [(["--only", "rope,learned_decay"], "learned_decay"), (["--plugins", "no_module"], "no_module")]
+)
+def test_a_kind_or_a_plugin_that_does_not_exist_is_an_error(words, named, only_pytest, tmp_path):
+    command = [sys.executable, "-m", "cope_sweep.testing", *words]
+    process = subprocess.run(command, cwd=tmp_path, env=only_pytest, capture_output=True, text=True)
+    assert process.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "Traceback" not in process.stdout + process.stderr
+    assert named in process.stderr
+    assert "rope" not in process.stderr
+
+
+def test_the_notebook_and_its_page_name_the_same_extra_which_has_pytest():
+    [of_page], [of_notebook] = (
+        re.findall(r"pip install -e '\.\[(.*)\]'", read(path))
+        for path in ("docs/how-to/notebooks.md", "ablations/tutorial.ipynb")
+    )
+    assert of_page == of_notebook
+    assert {"pytest", "jupyterlab"} <= packages_of(PROJECT["optional-dependencies"][of_page])
 
 
 @pytest.mark.thorough
