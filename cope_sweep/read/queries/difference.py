@@ -6,13 +6,12 @@ compared row by row; only rows with the same name are compared.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cope_sweep.api.answers import ChangedValue, MetricChange, MetricTest, RunsDiff
 from cope_sweep.read.queries.unknown import no_run, no_sweep
-from cope_sweep.read.tables.stats import Difference, finite, holm, two_rows
+from cope_sweep.read.tables.stats import Difference, finite, holm, mean_of, two_rows
 from cope_sweep.records import Value
 from cope_sweep.store import QueryError, RunRecord, Store
 from cope_sweep.store.sweeps import SWEEP_ID
@@ -117,7 +116,7 @@ def _metrics(sides: Sequence[Sequence[Member]], rows: Sequence[str], *, by_row: 
         names = {name for record in left for name in record.metrics} & {name for r in right for name in r.metrics}
         for name in sorted(names):
             a, b = ({r.seed or 0: r.metrics[name] for r in side if name in r.metrics} for side in (left, right))
-            compared.append((row, name, statistics.fmean(a.values()), statistics.fmean(b.values()), two_rows(b, a)))
+            compared.append((row, name, mean_of(a.values()), mean_of(b.values()), two_rows(b, a)))
     adjusted = holm([test.p for *_, test in compared])
     return [
         MetricChange(

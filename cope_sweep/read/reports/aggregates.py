@@ -9,6 +9,7 @@ They are implemented here because `rliable`, the authors' library, is archived.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -57,7 +58,7 @@ def aggregates(model: TableModel, reference: str | None) -> Layout | None:
     """One line per encoding, best first, by the primary metric; None for fewer than two tasks that report it.
 
     Args:
-        model: The table. Rows with fewer than two seeds on a task are left out.
+        model: The table. Rows with fewer than two seeds on a task, or with an infinite value, are left out.
         reference: The label of the rows to compare the others with; None: no comparison.
     """
     if TASK not in model.axes:
@@ -68,7 +69,7 @@ def aggregates(model: TableModel, reference: str | None) -> Layout | None:
     scores_of: dict[str, dict[str, list[float]]] = {}
     for row in reporting:
         cell = row.metrics[primary]
-        if cell.rule_error is not None and len(cell.values) > 1:
+        if cell.rule_error and len(cell.values) > 1 and all(map(math.isfinite, cell.values.values())):
             name = " · ".join(label for key, label in row.labels.items() if key != TASK)
             scores = [value / cell.rule_error for value in cell.values.values()]
             scores_of.setdefault(name, {})[row.labels[TASK]] = scores

@@ -157,7 +157,7 @@ def head_findings(figures: Mapping[str, Maps], heads: pd.DataFrame) -> tuple[Fin
         ours = ""
         if auc.n:
             ours = (
-                f"{auc.mean:.2f} ± {auc.std:.2f}, untrained {initial_auc.mean:.2f} ± {initial_auc.std:.2f}; "
+                f"{_auc_text(auc)}, untrained {_auc_text(initial_auc)}; "
                 f"mean {chosen['on'].mean():.2f} with the label, {chosen['off'].mean():.2f} without"
             )
         measured = f"gates of {figure.mark} tokens"
@@ -166,6 +166,13 @@ def head_findings(figures: Mapping[str, Maps], heads: pd.DataFrame) -> tuple[Fin
         verdict = _verdict_on_heads(auc, gain)
         findings.append(Finding(figure.claim, figure.source, f"AUC: {measured}", verdict, ours, is_about_heads=True))
     return tuple(findings)
+
+
+def _auc_text(auc: Summary) -> str:
+    """`0.97 ± 0.01`; the mean alone for one seed."""
+    if auc.n == 0:
+        return MISSING
+    return f"{auc.mean:.2f}" if auc.n == 1 else f"{auc.mean:.2f} ± {auc.std:.2f}"
 
 
 def _verdict_on_heads(auc: Summary, gain: Summary) -> ClaimVerdict:

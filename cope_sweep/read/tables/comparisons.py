@@ -524,7 +524,7 @@ def _paper_rules(cells: Iterable[tuple[Column, MetricCell]]) -> Iterable[str]:
 
 
 def _is_tested(ours: Summary, published: PublishedValue) -> bool:
-    return published.std is not None and ours.n >= LEAST_RUNS
+    return published.std is not None and ours.n >= LEAST_RUNS and math.isfinite(ours.std)
 
 
 def with_published(ours: Summary, published: PublishedValue, *, scale: float = 1.0, exact: bool = False) -> Comparison:

@@ -234,7 +234,7 @@ def mean_text(metric: MetricCell, column: Column) -> str:
     show, summary = _printer(column, decimals_of(column, metric)), metric.summary
     if summary.n == 0:
         return MISSING
-    if summary.n == 1 or column.exact:
+    if math.isnan(summary.std) or column.exact:
         return show(summary.mean)
     return f"{show(summary.mean)} ± {show(summary.std)}"
 
@@ -247,7 +247,7 @@ def published_text(published: PublishedValue, column: Column) -> str:
 
 def _printer(column: Column, digits: int, sign: str = "") -> Callable[[float], str]:
     """A function that prints values of a column in its unit."""
-    return lambda value: format(value * column.scale, f"{sign}.{digits}f")
+    return lambda value: MISSING if math.isnan(value) else format(value * column.scale, f"{sign}.{digits}f")
 
 
 def _published_cell(published: PublishedValue | None, column: Column) -> TextCell:

@@ -27,7 +27,7 @@ import itertools
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -49,6 +49,9 @@ RANDOM_DIVISIONS = 9_999
 """The size of the sample, besides the true division or the true signs (Phipson & Smyth 2010)."""
 ROUNDING = 1e-12
 """Statistics with a smaller relative difference are equal."""
+
+LARGEST = 1e150
+"""Larger values, and infinite ones, have no standard deviation and no test: their squares are no floats."""
 
 Method = Literal["t", "logit t", "log t", ""]
 
@@ -107,10 +110,12 @@ def summarise(values: Iterable[float], bounds: Bounds = UNBOUNDED) -> Summary:
     if n == 0:
         return Summary(0)
     # Rounding can put the mean outside the range of the data by one unit in the last place.
-    mean = min(max(statistics.fmean(data), data[0]), data[-1])
+    mean = min(max(mean_of(data), data[0]), data[-1])
     median = statistics.median(data)
     if n == 1:
         return Summary(1, mean, median=median, low=data[0], high=data[0])
+    if not _are_testable(data):
+        return Summary(n, mean, median=median, low=data[0], high=data[-1])
     std = _std(data)
     if not bounds.low <= data[0] <= data[-1] <= bounds.high:
         bounds = UNBOUNDED
@@ -131,6 +136,8 @@ def _interval(data: Sequence[float], mean: float, std: float, bounds: Bounds) ->
         return bounds.low + above / factor, bounds.low + above * factor, "log t"
     width = bounds.high - bounds.low
     share = (mean - bounds.low) / width
+    if share in (0.0, 1.0):  # rounded
+        return math.nan, math.nan, ""
     factor = _exp(half / max(width * share * (1 - share), sys.float_info.min))
     odds = share / (1 - share)
     low, high = odds / factor / (1 + odds / factor), 1 / (1 + 1 / (odds * factor))
@@ -205,8 +212,8 @@ def two_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Difference
     n = (len(a), len(b))
     if not a or not b:
         return Difference(math.nan, n=n)
-    difference = statistics.fmean(a) - statistics.fmean(b)
-    if min(n) < 2:
+    difference = mean_of(a) - mean_of(b)
+    if min(n) < 2 or not _are_testable([*a, *b]):
         return Difference(difference, n=n)
     p, low, high = _permuted(tuple(a), tuple(b))
     effect, detectable = _effect(a, b)
@@ -219,9 +226,9 @@ def paired_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Differe
     n = len(differences)
     if n == 0:
         return Difference(math.nan, n=(len(row), len(other)))
-    difference = statistics.fmean(differences)
-    if n == 1:
-        return Difference(difference, n=(1, 1))
+    difference = mean_of(differences)
+    if n == 1 or not _are_testable(differences):
+        return Difference(difference, n=(n, n))
     p, low, high = _flipped(tuple(differences))
     floor = 2 / 2**n if 2**n <= MOST_DIVISIONS else 1 / (RANDOM_DIVISIONS + 1)
     std, dof = _std(differences), n - 1
@@ -327,7 +334,10 @@ def _effect(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     g = (statistics.fmean(a) - statistics.fmean(b)) / pooled * scale_of_g(dof)
     variances = [_std(values) ** 2 / len(values) for values in (a, b)]  # of the means
     variance = sum(variances)
-    welch_dof = variance**2 / (variances[0] ** 2 / (n - 1) + variances[1] ** 2 / (m - 1))
+    spread = variances[0] ** 2 / (n - 1) + variances[1] ** 2 / (m - 1)
+    if spread < sys.float_info.min:  # rounded: the degrees of freedom are unknown
+        return g, math.nan
+    welch_dof = max(variance**2 / spread, 1.0)  # scipy's search does not end below 1
     return g, detectable_t(welch_dof) * math.sqrt(variance)
 
 
@@ -346,7 +356,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @lru_cache(maxsize=1024)
 def scale_of_g(dof: float) -> float:
-    """Hedges' (1981) factor J = Γ(ν/2) / (√(ν/2) Γ((ν − 1)/2)), which makes an effect size unbiased: ν ≥ 2."""
+    """Hedges' (1981) factor J = Γ(ν/2) / (√(ν/2) Γ((ν − 1)/2)), which makes an effect size unbiased; NaN for ν < 2.
+
+    For ν = 1, it is 0: no multiple of such an effect is unbiased.
+    """
+    if dof < 2:
+        return math.nan
     return math.exp(math.lgamma(dof / 2) - math.lgamma((dof - 1) / 2)) / math.sqrt(dof / 2)
 
 
@@ -366,6 +381,20 @@ def _std(values: Sequence[float]) -> float:
         return 0.0
     mean = statistics.fmean(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def mean_of(values: Collection[float]) -> float:
+    """The mean of at least one value; NaN if infinite values of both signs are among them."""
+    try:
+        return statistics.fmean(values)
+    except OverflowError:  # the sum
+        return math.fsum(value / len(values) for value in values)
+    except ValueError:
+        return math.nan
+
+
+def _are_testable(values: Iterable[float]) -> bool:
+    return all(abs(value) <= LARGEST for value in values)
 
 
 def finite(value: float) -> float | None:
