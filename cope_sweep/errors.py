@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from cope_sweep.redaction import redacted, redacted_value
+
 JsonValue: TypeAlias = "str | int | float | bool | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 """A value that JSON can express."""
 
@@ -13,7 +15,8 @@ class UserError(Exception):
     The message is for people: what is wrong, where it is, and how to correct it. `code` and `data` are for programs,
     and stay the same when a message is written anew: `code` is the kind of error in snake_case, and `data` has the
     values that the message names. A command prints the message as one line and exits with `exit_code`, and the REST
-    service maps the error to a status; with `--json` and over REST, programs get all three.
+    service maps the error to a status; with `--json` and over REST, programs get all three. Neither the message
+    nor the data have secrets: libraries put URLs into their errors, and both are redacted here.
 
     A subclass has a code for its errors. An error has a more specific one if programs need it.
     """
@@ -22,9 +25,9 @@ class UserError(Exception):
     exit_code = 2
 
     def __init__(self, message: str, /, *, code: str | None = None, **data: JsonValue) -> None:
-        super().__init__(message)
+        super().__init__(redacted(message))
         self.code = code or self.default_code
-        self.data = data
+        self.data: dict[str, JsonValue] = redacted_value(data)
 
     def shown_data(self, shown: Callable[[str], str]) -> dict[str, JsonValue]:
         """The data with every text as `shown` gives it, for example without the paths of this machine."""

@@ -11,6 +11,8 @@ import os
 from urllib.parse import urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
+from cope_sweep.redaction import remember
+
 
 def is_this_machine(host: str) -> bool:
     """Whether a host is this machine by its address: `localhost`, 127.0.0.0/8, ::1, 0.0.0.0 or ::."""
@@ -37,11 +39,15 @@ def bypass_proxies_here(url: str) -> None:
 
 def proxy_of(url: str) -> str | None:
     """The proxy through which requests to `url` go, without user and password; None: they go without one."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # not a URL
+        return None
     host, proxies = parts.hostname or "", getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if parts.scheme not in ("http", "https") or not proxy or is_this_machine(host) or proxy_bypass(host):
         return None
+    remember(proxy)
     proxy_parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     return urlunsplit(proxy_parts._replace(netloc=proxy_parts.netloc.rpartition("@")[2]))
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from cope_sweep.frozen import Frozen
+from cope_sweep.redaction import redacted_value
 
 Status = Literal["finished", "stopped", "failed", "damaged", "running", "interrupted", "pending"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -20,6 +21,8 @@ ACTIVE: tuple[Status, ...] = ("pending", "running")
 
 Counts = dict[Status, int]
 Value = bool | int | float | str
+Message = Annotated[str | None, AfterValidator(redacted_value)]
+"""Why a run failed. An older version may have recorded a secret in it."""
 
 
 class RunRecord(BaseModel):
@@ -43,7 +46,7 @@ class RunRecord(BaseModel):
     ended_ms: int | None = Field(default=None, exclude=True, description="Time at which the last attempt ended.")
     worker_id: str | None = Field(default=None, description="The last worker that trained the run.")
     sweep_id: str | None = Field(default=None, description="The sweep that trained the run last.")
-    message: str | None = Field(default=None, description="The reason why the run failed, was stopped or is damaged.")
+    message: Message = Field(default=None, description="The reason why the run failed, was stopped or is damaged.")
     revision: int = Field(
         default=0, exclude=True, description="Grows with every change; no two changes in a store have the same."
     )

@@ -82,7 +82,8 @@ IndexOpt = Annotated[
         "--index",
         metavar="URL",
         envvar="COPE_SWEEP_INDEX",
-        help="Database of the store's index: `postgresql://USER:PASSWORD@HOST/NAME`. Default: SQLite in the store.",
+        help="Database of the store's index: `postgresql://USER@HOST/NAME`. Put a password into ~/.pgpass, or the "
+        "whole URL into the environment variable. Default: SQLite in the store.",
     ),
 ]
 Sets = Annotated[

@@ -16,6 +16,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 
 from cope_sweep.errors import UserError
+from cope_sweep.redaction import HIDDEN, redacted
 
 F = TypeVar("F", bound=str)
 
@@ -185,8 +186,8 @@ def print_table(table: Table, optional: Sequence[str] = ()) -> list[str]:
 
 
 def escaped(text: object) -> str:
-    """The text with its square brackets escaped, so that rich prints them."""
-    return escape(str(text))
+    """The text with its square brackets escaped, so that rich prints them, and without secrets."""
+    return escape(redacted(str(text)))
 
 
 def print_steps(console: Console, steps: Sequence[tuple[str, str]]) -> None:
@@ -195,6 +196,12 @@ def print_steps(console: Console, steps: Sequence[tuple[str, str]]) -> None:
     for command, description in steps:
         line = f"  [bold cyan]{escaped(command)}[/bold cyan]   [dim]{description}[/dim]"
         console.print(line, soft_wrap=True, highlight=False)
+    if any(HIDDEN in redacted(command) for command, _ in steps):
+        text = (
+            f"{HIDDEN} hides secrets. Put such a URL into COPE_SWEEP_INDEX, COPE_SWEEP_STORE or MLFLOW_TRACKING_URI "
+            "instead, and leave out its option."
+        )
+        console.print(text, soft_wrap=True, style="dim", highlight=False)
 
 
 def print_json(value: Any) -> None:

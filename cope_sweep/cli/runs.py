@@ -107,7 +107,9 @@ def _show_sweeps(queries: Queries, *, as_json: bool) -> None:
         return
     console = make_console()
     if not page.sweeps:
-        console.print(f"no sweeps in the store {queries.store.location}; start one with: cope-sweep run quickstart")
+        console.print(
+            escaped(f"no sweeps in the store {queries.store.location}; start one with: cope-sweep run quickstart")
+        )
         return
     table = grid("sweep", "ablation", "status", "executor", "runs")
     for sweep in oldest_first:
@@ -461,12 +463,13 @@ def logs(
 
 def _read_sweep_log(queries: Queries, sweep_id: str) -> tuple[str, bool]:
     """The log of a sweep's driver, and whether the sweep is active. Raises NotFoundError for an unknown sweep."""
+    from cope_sweep.redaction import redacted
     from cope_sweep.store import ACTIVE
     from cope_sweep.sweep.driver_log import driver_log_name
 
     status = queries.sweep_summary(sweep_id).status  # first: nothing of the log is missed
     content = queries.store.read(driver_log_name(sweep_id)) or b""
-    return content.decode(errors="replace"), status in ACTIVE
+    return redacted(content.decode(errors="replace")), status in ACTIVE
 
 
 def _read_log(queries: Queries, run_id: str) -> tuple[str, bool]:

@@ -306,8 +306,8 @@ def sync(
     """
     from cope_sweep.cli.files import open_store
     from cope_sweep.cli.progress import SENDING, progress_bar
+    from cope_sweep.redaction import redacted_url
     from cope_sweep.signals import stopping_on_signals
-    from cope_sweep.store.index.database import redacted
     from cope_sweep.tracking import sync as sending
     from cope_sweep.tracking.check import check_uri
     from cope_sweep.tracking.uri import TrackingError, resolve_uri
@@ -333,7 +333,7 @@ def sync(
             if not uri.startswith("http"):
                 raise
             outcome = sending.Synced(0, None, [str(error)])
-    shown_uri = redacted(uri)
+    shown_uri = redacted_url(uri)
     if as_json:
         print_json({"uri": shown_uri, "sent": outcome.sent, "left": outcome.left, "errors": outcome.reasons})
     else:

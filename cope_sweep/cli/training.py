@@ -271,7 +271,7 @@ def submit_ablation(
     `files` are the ablations of the folder that is sent. `limits` are the fields of a `Budget`. Raises UserError.
     """
     plan = files.load(ablation, scale)  # a faulty file fails here, not on the cluster
-    is_here = urlsplit(address if "://" in address else f"//{address}").hostname in LOOPBACK
+    is_here = _host(address) in LOOPBACK
     if store is None:
         if not is_here:
             raise UserError(
@@ -289,6 +289,7 @@ def submit_ablation(
 
     environment = {INDEX_VARIABLE: index} if index else {}  # may hold a password
     cluster = jobs.Cluster(address, working_dir, environment=environment)
+    cluster, mlflow_option = jobs.job_options(cluster, {"--mlflow": mlflow})
     opened: Store | None = None
     is_reachable = is_here or "://" in store or Path(store).is_dir()
     if is_reachable:
@@ -296,7 +297,7 @@ def submit_ablation(
         typed = [ablation] if names_a_file(ablation) else [ablation, *_other_folder(path.parent)]
         submission = jobs.new_submission(
             load_ablation(path), typed=typed, file_text=path.read_text(encoding="utf-8-sig"), scale=scale, sets=sets,
-            mlflow=mlflow, **limits,
+            mlflow=mlflow if mlflow_option else None, **limits,
         )  # fmt: skip
         jobs.check_cluster(cluster)  # before anything is written
         opened = open_store(store, index, create=True)
@@ -305,9 +306,10 @@ def submit_ablation(
     else:
         # Only the cluster can reach the store: the job reads the ablation from the folder that is sent.
         options = {"--time-budget": limits["time_budget_s"], "--max-runs": limits["max_runs"]}
-        options |= {"--max-failures": limits["max_failures"], "--mlflow": mlflow}
+        options["--max-failures"] = limits["max_failures"]
         given = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
-        arguments = ["run", ablation, "--store", store, *_overrides(scale, sets), *given]
+        cluster, store_option = jobs.job_options(cluster, {"--store": store})
+        arguments = ["run", ablation, *store_option, *_overrides(scale, sets), *given, *mlflow_option]
         outcome = jobs.submit_job(arguments, cluster, follow=follow, on_line=on_line, name=plan.name)
     if as_json:
         print_json(outcome.__dict__)
@@ -318,6 +320,14 @@ def submit_ablation(
         if not follow:
             print_steps(console, _steps_of_job(outcome.job_id, address, opened))
     raise typer.Exit(outcome.exit_code)
+
+
+def _host(address: str) -> str | None:
+    """The host in the address of a dashboard; None where there is none."""
+    try:
+        return urlsplit(address if "://" in address else f"//{address}").hostname
+    except ValueError:
+        return None
 
 
 def _steps_of_job(job_id: str, address: str, store: Store | None) -> list[tuple[str, str]]:

@@ -24,6 +24,7 @@ from typing import Any, TypedDict, cast, get_args
 
 from cope_sweep.config import RunSpec
 from cope_sweep.records import Status
+from cope_sweep.redaction import redacted
 from cope_sweep.store.curve import TIME_KEY, current_names, is_number, parse_curve
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.store.files import (
@@ -162,7 +163,7 @@ class RunFolder:
 
     def log_text(self) -> str:
         """The run's log; empty for runs of versions that wrote none. Raises DamagedError."""
-        return (self.content(LOG_FILE) or b"").decode(errors="replace")
+        return redacted((self.content(LOG_FILE) or b"").decode(errors="replace"))
 
     def fetch_checkpoint(self) -> Path:
         """The folder of the trained model on this machine. Copied from an object store once. Raises StoreError.
@@ -347,6 +348,7 @@ class AttemptWriter(RunFolder):
 
     def fail(self, message: str, traceback: str) -> None:
         """Set the status to failed, with the reason in one line and the traceback."""
+        message, traceback = redacted(message), redacted(traceback)
         self.note(traceback or message)
         self.set_state("failed", message=message, traceback=traceback)
 
@@ -364,7 +366,7 @@ class AttemptWriter(RunFolder):
         self.check_fence(every_s=CHECK_FENCE_EVERY_S)
         now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         with (self.path / LOG_FILE).open("a", encoding="utf-8") as file:
-            file.writelines(f"{now}  {line}\n" for line in text.splitlines())
+            file.writelines(f"{now}  {line}\n" for line in redacted(text).splitlines())
 
     def mark_curve(self) -> CurveMark:
         """Length and checksum of the curve as it is now, and on the disk. The resume file names its curve by them."""

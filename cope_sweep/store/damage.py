@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cope_sweep.records import RunRecord
+from cope_sweep.redaction import redacted_url
 from cope_sweep.store.artifacts import CURVE_FILE, RESULT_FILE, SPEC_FILE, STATE_FILE, RunFolder
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import IndexDamagedError
@@ -68,7 +69,7 @@ def mend_index(store: Store) -> list[StoreDifference]:
         store.index.revision()
     except IndexDamagedError as error:
         store.put_index_aside()
-        return [StoreDifference(store.index_url, str(error))]
+        return [StoreDifference(redacted_url(store.index_url), str(error))]
     return []
 
 

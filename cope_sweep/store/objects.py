@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from cope_sweep.redaction import remember
 from cope_sweep.store.errors import StoreError
 
 SCHEMES = ("s3", "gs")
@@ -40,6 +41,7 @@ class ObjectFolder:
         """Open the prefix; nothing is read. Raises StoreError."""
         from pyarrow.fs import FileSystem
 
+        remember(url)
         self.url = url
         try:
             self._files, self._prefix = FileSystem.from_uri(_with_endpoint(url))

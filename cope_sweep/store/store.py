@@ -28,6 +28,7 @@ from sqlalchemy import Connection
 from sqlalchemy.engine import make_url
 
 from cope_sweep.records import Status
+from cope_sweep.redaction import redacted_url
 from cope_sweep.store.artifacts import RUN_ID, RunFolder
 from cope_sweep.store.errors import DamagedError, StoreError
 from cope_sweep.store.files import read_bytes, remove, write_bytes
@@ -43,6 +44,7 @@ STUDY_FILE = "optuna.db"
 DEFAULT_FOLDER = "store"
 """The store of commands without `--store`."""
 INDEX_VARIABLE = "COPE_SWEEP_INDEX"
+STORE_VARIABLE = "COPE_SWEEP_STORE"
 CACHE_VARIABLE = "COPE_SWEEP_CACHE"
 MEMORY = "sqlite://"
 DELETED = ".deleted"
@@ -89,9 +91,15 @@ class Store:
 
     @property
     def option(self) -> list[str]:
-        """The option that names the store to a command in this folder; none if it is the one without the option."""
+        """The options that name the store to a command in this folder, for people: without secrets.
+
+        None for the store and the index that commands use without options.
+        """
         is_default = not self.objects and self.root == Path(DEFAULT_FOLDER).absolute()
-        return [] if is_default else ["--store", self.location]
+        options = [] if is_default else ["--store", redacted_url(self.location)]
+        if self._index_url is not None and self._index_url != os.environ.get(INDEX_VARIABLE):
+            options += ["--index", redacted_url(self._index_url)]
+        return options
 
     @property
     def index_url(self) -> str:
@@ -99,7 +107,7 @@ class Store:
         if self._index_url is None and self.objects:
             raise StoreError(
                 f"the store {self.location} needs a database for its index, which no object store can hold: name it "
-                "with --index or COPE_SWEEP_INDEX, as postgresql://USER:PASSWORD@HOST/NAME, or, for one machine, "
+                "with --index or COPE_SWEEP_INDEX, as postgresql://HOST/NAME, or, for one machine, "
                 "sqlite:////PATH",
                 code="index_not_named",
                 store=str(self.location),
@@ -141,7 +149,7 @@ class Store:
         if (self.root / "runs").is_dir():
             log.warning("the store %s cannot be written: its index is made in memory, again by each command", self.root)
         index = Index(MEMORY, self._fill)
-        index.database.refusal = f"the store {self.location} does not exist, or cannot be written"
+        index.database.refusal = f"the store {redacted_url(self.location)} does not exist, or cannot be written"
         return index
 
     def _fill(self, connection: Connection, *, replaces: bool = False) -> None:

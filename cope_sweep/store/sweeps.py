@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from cope_sweep.frozen import Frozen
 from cope_sweep.records import Status, SweepSummary
+from cope_sweep.redaction import redacted_command, redacted_value
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.files import parse_json
 
@@ -38,7 +39,8 @@ class SweepRecord(Frozen):
     """Its content with what it inherits, before scale and `--set`: the store knows the ablation without the file.
     Empty in records of older versions."""
     executor: str
-    command: list[str]
+    command: Annotated[list[str], AfterValidator(redacted_command)]
+    """Without secrets, also where an older version has recorded them."""
     status: Status
     started_ms: int
     ended_ms: int | None = None
@@ -52,7 +54,7 @@ class SweepRecord(Frozen):
     runs: list[SweepRun]
     reused: list[str]
     """Ids of the runs that were finished before the sweep."""
-    notes: list[str] = Field(default=[])
+    notes: Annotated[list[str], AfterValidator(redacted_value)] = Field(default=[])
     """Notes for the user: nodes that were left out, a budget that was used up."""
     mlflow: bool = True
     """False: it ran with `--no-mlflow`, and only `cope-sweep sync` sends its runs to MLflow."""

@@ -7,6 +7,7 @@ import threading
 import time
 
 from cope_sweep.config import Plan, Row
+from cope_sweep.redaction import redacted
 from cope_sweep.store import Event, Store, StoreError
 
 UPLOAD_EVERY_S = 30.0
@@ -55,7 +56,7 @@ class DriverLog:
         with self._lock, contextlib.suppress(OSError, StoreError):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
-                file.writelines(f"{now}  {line}\n" for line in text.splitlines())
+                file.writelines(f"{now}  {line}\n" for line in redacted(text).splitlines())
             if time.monotonic() - self._uploaded_s > UPLOAD_EVERY_S:
                 self._upload()
 

@@ -26,7 +26,9 @@ from cope_sweep.config.loading import validate
 from cope_sweep.config.source import Source, parse_source, source_of
 from cope_sweep.errors import ClusterError
 from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
+from cope_sweep.redaction import has_secrets, redacted, redacted_url, remember
 from cope_sweep.store import ACTIVE, Status, Store, Submission, read_submission, write_submission
+from cope_sweep.store.store import INDEX_VARIABLE, STORE_VARIABLE
 from cope_sweep.sweep.failures import MAX_MESSAGE_CHARACTERS
 from cope_sweep.sweep.net import CONNECT_TIMEOUT_S, connection_error, first_line, within
 from cope_sweep.sweep.sweep import ended_record, initial_record, new_sweep_id
@@ -52,6 +54,8 @@ KILL_TIMEOUT_S = 30.0
 """Time limit for Ray to kill a job after `STOP_TIMEOUT_S` and to record its status."""
 STOP_SIGNAL_TIMEOUT_S = 15.0
 """Time limit for Ray to signal a job that has asked to be stopped. It takes less than 1 s on an idle machine."""
+VARIABLES = {"--store": STORE_VARIABLE, "--index": INDEX_VARIABLE, "--mlflow": "MLFLOW_TRACKING_URI"}
+"""Option with a URL → the environment variable that replaces it."""
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets this environment variable for the driver of a job: JSON, with the job's metadata."""
 _HIDING = threading.Lock()
@@ -147,18 +151,24 @@ def check_cluster(cluster: Cluster) -> JobSubmissionClient:
 def _client(address: str) -> JobSubmissionClient:
     """A client that the dashboard accepts, with the token of Ray's own settings. Raises ClusterError."""
     url = address if "://" in address else f"http://{address}"
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    remember(url)
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname if parts.scheme in ("http", "https") else None
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:  # brackets, or a port that is no number: perhaps a password that was not escaped
+        host = None
+    address = redacted_url(address)
+    if not host:
         raise ClusterError(
             f"{address} is not the address of a Ray dashboard; write it as http://HOST:8265",
             code="invalid_address",
             address=address,
         )
-    port = parts.port or (443 if parts.scheme == "https" else 80)
     bypass_proxies_here(url)
     proxy = through_proxy(url)
     # Behind a proxy, the cluster itself may be out of reach.
-    if not proxy and (error := connection_error(parts.hostname, port)) is not None:
+    if not proxy and (error := connection_error(host, port)) is not None:
         raise ClusterError(
             f"no Ray dashboard answers at {address} ({error}): start a cluster with `ray start --head` "
             "(and --dashboard-host=0.0.0.0, to reach it from other machines), and use the port that it prints",
@@ -497,7 +507,8 @@ def start_submission(
 
     Raises ClusterError, after the sweep was recorded as failed.
     """
-    arguments = ["run", "--submission", submission.sweep_id, "--store", store.location]
+    cluster, options = job_options(cluster, {"--store": store.location})
+    arguments = ["run", "--submission", submission.sweep_id, *options]
     folder = cluster.working_dir.absolute()
     if store.root.is_relative_to(folder):  # the nodes share the store: it does not travel with the job
         excludes = [f"/{escaped_pattern(store.root.relative_to(folder).as_posix())}/", *cluster.excludes]
@@ -511,13 +522,28 @@ def start_submission(
     return outcome
 
 
+def job_options(cluster: Cluster, urls: Mapping[str, str | None]) -> tuple[Cluster, list[str]]:
+    """The cluster and the arguments for a job with these options: `--store`, `--index` and `--mlflow`.
+
+    A URL with secrets goes into the environment of the job. Its command line can be seen by all users of the nodes, in
+    Ray's dashboard and in its logs; the environment only by those whom Ray's API answers.
+    """
+    environment, arguments = dict(cluster.environment), list[str]()
+    for option, url in urls.items():
+        if url is not None and has_secrets(url):
+            environment[VARIABLES[option]] = url
+        elif url is not None:
+            arguments += [option, url]
+    return replace(cluster, environment=environment), arguments
+
+
 @contextlib.contextmanager
 def failing(store: Store, sweep_id: str) -> Iterator[None]:
     """Record the sweep as failed, with the reason, if the block raises before the sweep has started."""
     try:
         yield
     except BaseException as error:
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = redacted(" ".join(str(error).split())) or type(error).__name__
         with contextlib.suppress(Exception):  # the error of the block matters more
             end_submission(store, sweep_id, f"the sweep did not start: {text}", ("pending",))
         raise
@@ -528,6 +554,7 @@ def settle_submission(store: Store, sweep_id: str, message: str | None) -> None:
     lines = [line.strip() for line in (message or "its log is in Ray's dashboard").splitlines() if line.strip()]
     # Of a traceback, the last line has the error.
     reason = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
+    reason = redacted(reason)
     end_submission(store, sweep_id, f"the job ended before the sweep did: {reason[:MAX_MESSAGE_CHARACTERS]}", ACTIVE)
 
 

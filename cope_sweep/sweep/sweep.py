@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from cope_sweep.config import Plan, Resources, Row, RunSpec, SpecError
+from cope_sweep.redaction import redacted
 from cope_sweep.signals import STOP, handling, stopping_on_signals
 from cope_sweep.store import Budget, Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun
 from cope_sweep.store.damage import mark_lost
@@ -140,6 +141,7 @@ def sweep(
 
     def note(text: str) -> None:
         """Show a note at once, and keep it for the record."""
+        text = redacted(text)
         notes.append(text)
         if log is not None:
             log.note(text)
@@ -474,4 +476,5 @@ def final_record(record: SweepRecord, outcome: SweepOutcome) -> SweepRecord:
 
 def ended_record(record: SweepRecord, status: Status, notes: Collection[str]) -> SweepRecord:
     """The record of a sweep that has ended now."""
-    return record.model_copy(update={"status": status, "ended_ms": int(time.time() * 1000), "notes": list(notes)})
+    changes = {"status": status, "ended_ms": int(time.time() * 1000), "notes": [redacted(note) for note in notes]}
+    return record.model_copy(update=changes)

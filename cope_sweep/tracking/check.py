@@ -6,7 +6,8 @@ import socket
 from urllib.parse import urlsplit
 
 from cope_sweep.proxies import proxy_of
-from cope_sweep.store.index.database import redacted, sqlite_file
+from cope_sweep.redaction import redacted_url
+from cope_sweep.store.index.database import sqlite_file
 from cope_sweep.tracking.uri import ACCEPTED, TrackingError, check_sqlite, import_mlflow, no_server
 
 CHECK_CONNECTION_S = 2
@@ -33,24 +34,24 @@ def check_uri(uri: str) -> None:
         check_server(uri)
     elif "://" not in uri or uri.startswith("file:"):
         raise TrackingError(
-            f"{uri!r} is a folder, and MLflow 3.17 no longer keeps runs in folders; "
+            f"{redacted_url(uri)!r} is a folder, and MLflow 3.17 no longer keeps runs in folders; "
             f"accepted: {ACCEPTED}, as in sqlite:///store/mlflow.db",
             code="unsupported_tracking",
-            uri=uri,
+            uri=redacted_url(uri),
         )
     else:
         raise TrackingError(
-            f"{redacted(uri)!r}: tracking stores of this kind are not supported; accepted: {ACCEPTED}. "
+            f"{redacted_url(uri)!r}: tracking stores of this kind are not supported; accepted: {ACCEPTED}. "
             "For another database, start a server for it: mlflow server --backend-store-uri …",
             code="unsupported_tracking",
-            uri=redacted(uri),
+            uri=redacted_url(uri),
         )
 
 
 def _check_connection(uri: str) -> None:
     """Return if something listens at a URL, so that a wrong one fails before mlflow is imported."""
-    parts = urlsplit(uri)
     try:
+        parts = urlsplit(uri)
         address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         # Behind a proxy, the server itself may be out of reach.
         if proxy_of(uri) is None:

@@ -44,8 +44,9 @@ from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
 
 from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
+from cope_sweep.redaction import redacted, redacted_url
 from cope_sweep.store.files import create_database_file
-from cope_sweep.store.index.database import on_network, redacted, sqlite_file, sqlite_url
+from cope_sweep.store.index.database import on_network, sqlite_file, sqlite_url
 from cope_sweep.tracking.uri import TrackingError, artifact_folder, check_sqlite, follow_artifacts, no_server
 
 MAX_CHARACTERS = {"tag": 8000, "param": 6000, "note": 20000}
@@ -265,10 +266,10 @@ class Tracker:
                     raise
                 if experiment.lifecycle_stage == "deleted":
                     raise TrackingError(
-                        f"{redacted(self.uri)}: the experiment {name!r} is in MLflow's trash; restore it with `mlflow "
-                        f"experiments restore -x {experiment.experiment_id}`, or empty the trash with `mlflow gc`",
+                        f"{redacted_url(self.uri)}: the experiment {name!r} is in MLflow's trash; restore it with "
+                        f"`mlflow experiments restore -x {experiment.experiment_id}`, or empty the trash: `mlflow gc`",
                         code="deleted_experiment",
-                        uri=redacted(self.uri),
+                        uri=redacted_url(self.uri),
                         experiment=name,
                         experiment_id=experiment.experiment_id,
                     ) from None
@@ -289,9 +290,9 @@ def errors(uri: str, problem: str) -> Iterator[None]:
             # One error for each file of a folder.
             error = OSError("; ".join(str(reason) for _, _, reason in error.args[0]))
         raise TrackingError(
-            f"MLflow at {redacted(uri)} {problem}: {_one_line(error, uri)}{through_proxy(uri)}",
-            uri=redacted(uri),
-            reason=_one_line(error, uri),
+            f"MLflow at {redacted_url(uri)} {problem}: {_one_line(error)}{through_proxy(uri)}",
+            uri=redacted_url(uri),
+            reason=_one_line(error),
             **proxy_data(uri),
         ) from error
 
@@ -421,7 +422,7 @@ def check_server(uri: str) -> None:
         with _environment(limits):
             MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
     except Exception as error:  # the answer of another service can fail anywhere in the client
-        url, reason = redacted(uri), _one_line(error, uri)
+        url, reason = redacted_url(uri), _one_line(error)
         if isinstance(error, MlflowException) and error.error_code in ACCESS_REFUSED:
             raise TrackingError(
                 f"the MLflow server at {url} refuses access ({reason}){through_proxy(uri)}; "
@@ -443,11 +444,11 @@ def check_server(uri: str) -> None:
         ) from error
 
 
-def _one_line(error: Exception, uri: str) -> str:
-    """The message of an error in one line, without the password in `uri`."""
+def _one_line(error: Exception) -> str:
+    """The message of an error in one line, without secrets."""
     # SQLAlchemy's statement and link say nothing to a user.
     text = " ".join(str(error).split()).partition(" [SQL:")[0].partition(" (Background on this error")[0]
-    return text.replace(uri, redacted(uri))[:500]
+    return redacted(text)[:500]  # before it is cut: a part of a secret could not be found
 
 
 @contextlib.contextmanager

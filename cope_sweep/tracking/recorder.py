@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cope_sweep.redaction import redacted, redacted_command
 from cope_sweep.store import Event, Store, StoreError, SweepRecord
 from cope_sweep.store.index import IndexUnavailable
-from cope_sweep.store.index.database import redacted
 from cope_sweep.tracking.uri import LOG_FILE, TrackingError, import_mlflow
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ class Recorder:
             reasons = [f"interrupted with {unsent} {'runs and sweeps' if unsent > 1 else 'run or sweep'} to send"]
         elif is_late and not reasons:
             reasons = [f"MLflow made no progress for {patience_s:.0f} s"]
-        command = shlex.join(["cope-sweep", "sync", "--store", self._store.location, "--mlflow", redacted(self._uri)])
+        arguments = ["cope-sweep", "sync", "--store", self._store.location, "--mlflow", self._uri]
+        command = shlex.join(redacted_command(arguments))
         hint = f"the store has all results; send them to MLflow later with `{command}`"
         return [f"{reason}; {hint}" for reason in reasons]
 
@@ -161,7 +162,7 @@ class Recorder:
                 self._is_refusing, self._errors[""] = True, str(error)
             except Exception as error:  # the sweep goes on, whatever a library does
                 log.exception("sending to MLflow failed")
-                self._is_refusing, self._errors[""] = True, f"sending to MLflow failed: {error!r}"
+                self._is_refusing, self._errors[""] = True, redacted(f"sending to MLflow failed: {error!r}")
             for reason in self._errors.values():
                 log.info("%s", reason)
             if self._is_refusing:

@@ -24,6 +24,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run,
 
 from cope_sweep.config import NUMERIC_FACTS
 from cope_sweep.config.keys import leaves
+from cope_sweep.redaction import redacted
 from cope_sweep.store import STATUSES, RunFolder, RunQuery, RunRecord, Status, Store, SweepRecord
 from cope_sweep.store.curve import TIME_KEY
 from cope_sweep.store.errors import DamagedError
@@ -477,7 +478,7 @@ def _readable(read: Callable[[], T | None], status: Status, empty: T) -> T:
 def _reason(record: RunRecord, folder: RunFolder) -> str:
     """Why a run failed: its traceback where there is one."""
     try:
-        return str(folder.state.get("traceback") or record.message or "")
+        return redacted(str(folder.state.get("traceback") or record.message or ""))
     except DamagedError as error:
         return record.message or str(error)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from cope_sweep.errors import UserError
 from cope_sweep.proxies import proxy_data, through_proxy
-from cope_sweep.store.index.database import redacted, sqlite_file, sqlite_url
+from cope_sweep.redaction import redacted_url, remember
+from cope_sweep.store.index.database import sqlite_file, sqlite_url
 from cope_sweep.store.store import Store
 
 ARTIFACTS = "mlartifacts"
@@ -38,6 +39,7 @@ class TrackingError(UserError):
 def resolve_uri(store: Store, explicit: str | None = None) -> str:
     """The tracking URI: `explicit`, else $MLFLOW_TRACKING_URI, else SQLite in the store. SQLite paths are absolute."""
     uri = explicit or os.environ.get("MLFLOW_TRACKING_URI") or sqlite_url(store.root / "mlflow.db")
+    remember(uri)
     path = sqlite_file(uri)
     return uri.rstrip("/") if path is None else sqlite_url(path)
 
@@ -104,11 +106,11 @@ def follow_artifacts(path: Path) -> None:
 def no_server(uri: str, reason: object) -> TrackingError:
     """The error where no MLflow server can be reached."""
     return TrackingError(
-        f"no MLflow server answers at {redacted(uri)} ({reason}){through_proxy(uri)}; start it "
+        f"no MLflow server answers at {redacted_url(uri)} ({reason}){through_proxy(uri)}; start it "
         "(`mlflow server --port …`), correct --mlflow or MLFLOW_TRACKING_URI, or leave both out to keep runs in the "
         "store",
         code="no_server",
-        uri=redacted(uri),
+        uri=redacted_url(uri),
         **proxy_data(uri),
     )
 

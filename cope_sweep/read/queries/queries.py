@@ -30,6 +30,7 @@ from cope_sweep.read.queries.unknown import no_sweep
 from cope_sweep.read.tables import Results, Table, read_results, table_file
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.table import check_options
+from cope_sweep.redaction import redacted
 from cope_sweep.store import QueryError, RunFolder, RunPage, RunQuery, RunRecord, Store, SweepPage, SweepSummary
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.store import MEMORY
@@ -444,7 +445,9 @@ class Queries:
         except DamagedError as error:
             return answers.SweepDetail(**fields, error=str(error))
         if record is None:
-            return answers.SweepDetail(**fields, error=f"{self.store.location}/sweeps has no file {sweep_id}.json")
+            return answers.SweepDetail(
+                **fields, error=redacted(f"{self.store.location}/sweeps has no file {sweep_id}.json")
+            )
         records = self.store.index.records((run.run_id for run in record.runs), values=False)
         reused = set(record.reused)
         members = []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.keys import names_of
+from cope_sweep.redaction import redacted_url
 from cope_sweep.store import RunRecord, Store
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Results:
     @property
     def place(self) -> str:
         """Where the runs are, for messages: `the store runs`."""
-        return f"the store {self.store.location}" if self.store else "a report"
+        return f"the store {redacted_url(self.store.location)}" if self.store else "a report"
 
     @property
     def training(self) -> str:

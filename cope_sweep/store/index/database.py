@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import psutil
 from pydantic_core import from_json
@@ -26,6 +25,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql import ColumnElement
 
+from cope_sweep.redaction import redacted, redacted_url, remember
 from cope_sweep.store.errors import StoreError
 from cope_sweep.store.files import create_database_file, is_disk_full
 from cope_sweep.store.index.tables import FORMAT, metadata
@@ -102,14 +102,6 @@ def sqlite_file(url: str) -> Path | None:
     return Path(database).absolute() if database not in (None, "", ":memory:") else None
 
 
-def redacted(url: str) -> str:
-    """`url` with its password replaced by `***`."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{parts.netloc.rpartition('@')[2]}"))
-
-
 class Database:
     """A connection pool, with the transactions of the index and the errors of its database."""
 
@@ -117,11 +109,12 @@ class Database:
         """Name the database; it is opened when it is used first.
 
         Args:
-            url: `sqlite:///PATH`, `sqlite://` (in memory) or `postgresql://USER:PASSWORD@HOST/NAME`.
+            url: `sqlite:///PATH`, `sqlite://` (in memory) or `postgresql://USER@HOST/NAME`.
 
         Raises:
             StoreError: The URL is not valid.
         """
+        remember(url)
         self.url = url
         self.engine = _engine(url)
         self.is_sqlite = self.engine.dialect.name == "sqlite"
@@ -160,41 +153,44 @@ class Database:
         try:
             yield
         except DBAPIError as error:
-            reason = " ".join(str(error.orig).split()) or type(error.orig).__name__
+            reason = redacted(" ".join(str(error.orig).split())) or type(error.orig).__name__
             code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
             if code in LASTING_ERRORS and (path := sqlite_file(self.url)) and is_disk_full(path.parent):
                 reason = f"the disk of {path.parent} is full, or your quota on it"
             if code in DAMAGE_ERRORS:
                 raise IndexDamagedError(
-                    f"the index {redacted(self.url)} cannot be used: {reason}; `cope-sweep store check --repair` "
+                    f"the index {redacted_url(self.url)} cannot be used: {reason}; `cope-sweep store check --repair` "
                     "makes it again from the run folders",
-                    index=redacted(self.url),
+                    index=redacted_url(self.url),
                     reason=reason,
                 ) from error
             if code in LASTING_ERRORS:
                 raise IndexUnusable(
-                    f"the index {redacted(self.url)} cannot be used: {reason}; fix that, or name another folder "
+                    f"the index {redacted_url(self.url)} cannot be used: {reason}; fix that, or name another folder "
                     "with --store or another database with --index, and run the same command again",
-                    index=redacted(self.url),
+                    index=redacted_url(self.url),
                     reason=reason,
                 ) from error
             raise IndexUnavailable(
-                f"the index {redacted(self.url)} does not answer: {reason}", index=redacted(self.url), reason=reason
+                f"the index {redacted_url(self.url)} does not answer: {reason}",
+                index=redacted_url(self.url),
+                reason=reason,
             ) from error
         except SQLAlchemyError as error:
-            raise StoreError(f"the index {redacted(self.url)}: {error}", index=redacted(self.url)) from error
+            raise StoreError(f"the index {redacted_url(self.url)}: {error}", index=redacted_url(self.url)) from error
 
 
 def _engine(url: str) -> Engine:
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # ValueError: a port that is no number, which may be a part of a password
         parsed = None
     if parsed is None or parsed.get_backend_name() not in ("sqlite", "postgresql"):
         raise StoreError(
-            f"{redacted(url)!r} is not an index; accepted: sqlite:///PATH and postgresql://USER:PASSWORD@HOST:PORT/NAME",
+            f"{redacted_url(url)!r} is not an index; accepted: sqlite:///PATH and postgresql://USER@HOST:PORT/NAME; in "
+            "a password, write characters such as / and @ as %2F and %40",
             code="unsupported_index",
-            index=redacted(url),
+            index=redacted_url(url),
         )
     if parsed.get_backend_name() == "postgresql":
         try:
@@ -267,19 +263,19 @@ def replace_tables(connection: Connection, url: str) -> bool:
     old_format = _format(connection)
     if old_format is not None and old_format > FORMAT:
         raise OtherFormatError(
-            f"the index {redacted(url)} has format {old_format}, of a newer cope_sweep; this one knows {FORMAT}. "
+            f"the index {redacted_url(url)} has format {old_format}, of a newer cope_sweep; this one knows {FORMAT}. "
             "Install the newer version, or name another database with --index: it is filled from the run folders",
             code="newer_format",
-            index=redacted(url),
+            index=redacted_url(url),
             format=old_format,
             known=FORMAT,
         )
     if old_format is not None and _is_leased(connection, old_format):
         raise OtherFormatError(
-            f"the index {redacted(url)} was made by an older cope_sweep, and one of its sweeps is running; stop that "
-            "sweep, or wait for its end, and repeat the command",
+            f"the index {redacted_url(url)} was made by an older cope_sweep, and one of its sweeps is running; stop "
+            "that sweep, or wait for its end, and repeat the command",
             code="older_format_in_use",
-            index=redacted(url),
+            index=redacted_url(url),
         )
     former = MetaData()
     former.reflect(connection, only=lambda name, _: name in FORMER_TABLES or name in metadata.tables)

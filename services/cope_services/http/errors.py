@@ -6,6 +6,7 @@ It also adds them to the OpenAPI document.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -32,6 +33,8 @@ from cope_sweep.errors import (
 )
 from cope_sweep.store import QueryError, StoreError
 from cope_sweep.store.index import IndexUnavailable
+
+LOG = logging.getLogger("cope_services.errors")
 
 
 class HttpError(UserError):
@@ -126,6 +129,7 @@ def path_below(scope: Scope) -> str:
 PROBLEM_JSON = "application/problem+json"
 OPENAI_PATH = re.compile(r"(/openai/[^/]+)?/(v1/|tokenizer_info$|tokenize$|detokenize$)")
 INTERNAL_ERROR = "internal server error; the server's log has the traceback"
+INDEX_ERROR = "the index of runs does not answer, or cannot be used; the server's log has the reason"
 INVALID_JSON = "the body is not valid JSON"
 
 
@@ -139,6 +143,9 @@ def install_error_handlers(app: FastAPI, hide: Callable[[str], str] = str) -> No
     @app.exception_handler(UserError)
     async def known_error(request: Request, error: UserError) -> Response:
         headers = error.headers if isinstance(error, HttpError) else None
+        if isinstance(error, StoreError) and "index" in error.data:
+            LOG.warning("%s", error)  # the database is the operator's: clients learn neither its name nor its errors
+            return error_response(request.scope, status_of(error), error.code, INDEX_ERROR, headers)
         data = error.shown_data(hide)
         return error_response(request.scope, status_of(error), error.code, hide(str(error)), headers, data)
 
