@@ -9,6 +9,7 @@ all three functions remove these wherever they stand.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
@@ -18,7 +19,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote, unquote, unquote_plus
+from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 HIDDEN = "***"
 SECRET_KEY = re.compile(r"pass|pwd|token|secret|key|credential|auth|sig", re.IGNORECASE)
@@ -60,6 +61,14 @@ def redacted_url(url: str) -> str:
 def has_secrets(url: str) -> bool:
     """Whether `redacted_url` removes anything."""
     return redacted_url(url) != url
+
+
+def is_ambiguous(url: str) -> bool:
+    """Whether a URL has characters that were not escaped, so that parts of a secret may be read as host, port or path.
+
+    Then errors of whoever reads it may name these parts.
+    """
+    return redacted_url(url).endswith(f"://{HIDDEN}")
 
 
 def redacted(text: str) -> str:
@@ -190,10 +199,11 @@ def _secrets(url: str) -> Iterator[str]:
 def _forms(secret: str) -> set[str]:
     """A secret as it is, decoded, and escaped in the ways in which messages show it."""
     plain = {secret, unquote(secret), unquote_plus(secret)}
-    escaped = {form for text in plain for form in (quote(text, safe=""), quote(text))}
+    escaped = {form for text in plain for form in (quote(text, safe=""), quote(text), quote_plus(text))}
     return plain | escaped | {form for text in plain for form in (repr(text)[1:-1], json.dumps(text)[1:-1])}
 
 
+@functools.cache  # once
 def _redact_logs_and_tracebacks() -> None:
     make_record = logging.getLogRecordFactory()
 

@@ -119,6 +119,14 @@ def _settings():
     return {name: value for name, value in os.environ.items() if name.startswith(names)}
 
 
+@pytest.fixture(autouse=True)
+def forgotten_secrets(monkeypatch):
+    """This process knows no secrets of earlier tests, which would be removed from texts of this one."""
+    from cope_sweep import redaction
+
+    monkeypatch.setattr(redaction, "_known", redaction._Known())
+
+
 @pytest.fixture
 def store(tmp_path):
     """An empty store."""

@@ -21,7 +21,9 @@ SECRETS = st.lists(st.sampled_from([*"/[]@%?#&=:;,' \"\\<>()", "é", "%40", "://
 )
 WORDS = st.text("abcdefghijklmnopqrstuvwxyz0123456789_", min_size=1, max_size=8)
 SCHEMES = st.sampled_from(["postgresql", "postgresql+psycopg", "http", "https", "s3", "gs", "mysql", "jdbc:postgresql"])
-KEYS = st.sampled_from(["password", "PassWord", "pass%77ord", "sslkey", "token", "access_token", "client_secret", "pwd"])
+KEYS = st.sampled_from(
+    ["password", "PassWord", "pass%77ord", "sslkey", "token", "access_token", "client_secret", "pwd"]
+)
 
 
 @st.composite

@@ -6,7 +6,7 @@ import socket
 from urllib.parse import urlsplit
 
 from cope_sweep.proxies import proxy_of
-from cope_sweep.redaction import redacted_url
+from cope_sweep.redaction import is_ambiguous, redacted_url
 from cope_sweep.store.index.database import sqlite_file
 from cope_sweep.tracking.uri import ACCEPTED, TrackingError, check_sqlite, import_mlflow, no_server
 
@@ -27,6 +27,8 @@ def check_uri(uri: str) -> None:
     if path is not None:
         check_sqlite(path)
     elif uri.startswith(("http://", "https://")):
+        if is_ambiguous(uri):
+            raise no_server(uri, "write characters such as / and @ in its password as %2F and %40")
         _check_connection(uri)
         import_mlflow()
         from cope_sweep.tracking.mlflow import check_server

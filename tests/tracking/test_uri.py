@@ -7,8 +7,8 @@ import sqlite3
 
 import pytest
 
+from cope_sweep.redaction import redacted_url
 from cope_sweep.store import RunRecord
-from cope_sweep.store.index.database import redacted
 from cope_sweep.tracking.check import check_uri
 from cope_sweep.tracking.page import mlflow_run_page
 from cope_sweep.tracking.uri import resolve_uri
@@ -72,14 +72,21 @@ def test_folders_are_not_supported(uri):
 
 @pytest.mark.parametrize("uri", ["postgresql://me:secret@host/db", "databricks://x", "ftp://host", "sqlite://"])
 def test_an_unsupported_scheme_is_an_error(uri):
-    is_refused(uri, "unsupported_tracking", uri=redacted(uri))
+    is_refused(uri, "unsupported_tracking", uri=redacted_url(uri))
 
 
 @pytest.mark.parametrize(
-    "uri", ["http://me:secret@127.0.0.1:1", "http://me:secret@no-such-host.invalid:5000", "http://127.0.0.1:99999"]
+    "uri",
+    [
+        "http://me:secret@127.0.0.1:1",
+        "http://me:secret@no-such-host.invalid:5000",
+        "http://me:sec[secret@host:5000",
+        "http://me:a/secret@host:5000",
+        "http://127.0.0.1:99999",
+    ],
 )
 def test_an_address_where_nothing_listens(uri):
-    is_refused(uri, "no_server", uri=redacted(uri))
+    is_refused(uri, "no_server", uri=redacted_url(uri))
 
 
 @pytest.mark.slow

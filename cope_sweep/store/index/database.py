@@ -25,7 +25,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql import ColumnElement
 
-from cope_sweep.redaction import redacted, redacted_url, remember
+from cope_sweep.redaction import is_ambiguous, redacted, redacted_url, remember
 from cope_sweep.store.errors import StoreError
 from cope_sweep.store.files import create_database_file, is_disk_full
 from cope_sweep.store.index.tables import FORMAT, metadata
@@ -154,6 +154,8 @@ class Database:
             yield
         except DBAPIError as error:
             reason = redacted(" ".join(str(error.orig).split())) or type(error.orig).__name__
+            if is_ambiguous(self.url):
+                reason = "write characters such as / and @ in its password as %2F and %40"
             code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
             if code in LASTING_ERRORS and (path := sqlite_file(self.url)) and is_disk_full(path.parent):
                 reason = f"the disk of {path.parent} is full, or your quota on it"
@@ -187,8 +189,8 @@ def _engine(url: str) -> Engine:
         parsed = None
     if parsed is None or parsed.get_backend_name() not in ("sqlite", "postgresql"):
         raise StoreError(
-            f"{redacted_url(url)!r} is not an index; accepted: sqlite:///PATH and postgresql://USER@HOST:PORT/NAME; in "
-            "a password, write characters such as / and @ as %2F and %40",
+            f"{redacted_url(url)!r} is not an index; accepted: sqlite:///PATH and postgresql://HOST:PORT/NAME; in a "
+            "password, write characters such as / and @ as %2F and %40",
             code="unsupported_index",
             index=redacted_url(url),
         )

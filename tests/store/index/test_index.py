@@ -162,7 +162,10 @@ def test_sweeps(index):
 @pytest.mark.parametrize(
     ("url", "code", "shown"),
     [
-        ("mysql://u:secret@host/x", "unsupported_index", "mysql://u:***@host/x"),
+        ("mysql://u:secret@host/x", "unsupported_index", "mysql://***@host/x"),
+        ("postgresql://u:secret[@host/x", "not_ready", "postgresql://***"),
+        ("postgresql://u:s/e?c@ret@host/x", "not_ready", "postgresql://***"),
+        ("u:secret@host/x", "unsupported_index", "***"),
         ("nonsense", "unsupported_index", "nonsense"),
         ("sqlite:////proc/none/index.db", "unusable_index", "sqlite:////proc/none/index.db"),
         ("postgresql://127.0.0.1:1/none", "not_ready", "postgresql://127.0.0.1:1/none"),
