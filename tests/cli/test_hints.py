@@ -58,3 +58,6 @@ def test_the_option_of_a_store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert Store("store").option == []
     assert Store("other").option == ["--store", f"{tmp_path}/other"]
+    assert Store("store", index="postgresql://u:secret@h/n").option == ["--index", "postgresql://***@h/n"]
+    monkeypatch.setenv("COPE_SWEEP_INDEX", "postgresql://u:secret@h/n")
+    assert Store("store", index="postgresql://u:secret@h/n").option == []

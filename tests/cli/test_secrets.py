@@ -29,7 +29,7 @@ def settings(shell, **changes):
     return Settings.model_validate({**folders, "keys_file": shell.folder / "keys.txt", "device": "cpu"} | changes)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["escaped", "query"])
 def test_the_password_of_an_index_is_in_no_file_and_no_output(shell, postgres, form):
     index = FORMS[form](postgres.new_database())
     process = shell.start("run", "tiny", "--local", "--max-runs", "1", "--index", index)
@@ -96,9 +96,6 @@ def test_secrets_that_older_versions_have_recorded_are_not_shown(shell):
     ids=lambda options: f"{options[0]} {options[1].replace(SECRET, '***')}",
 )
 def test_errors_of_commands_have_no_secrets(shell, options):
-    process = shell.start("run", "tiny", "--json", *options)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 2, err
-    assert "Traceback" not in err
+    out, err = shell("run", "tiny", "--json", *options, code=2)
     assert SECRET not in out + err
     assert files_with(shell.folder, SECRET) == []

@@ -373,6 +373,21 @@ def test_a_store_inside_the_checkout_does_not_travel_with_a_job(
     assert files.stdout.split() == [".gitignore", "kept.py"]
 
 
+def test_urls_with_secrets_are_not_on_the_command_line_of_a_job() -> None:
+    cluster = Cluster("127.0.0.1:8265", ROOT, environment={"A": "b"})
+    urls = {"--store": "s3://key:secret@bucket", "--index": "postgresql://h/n", "--mlflow": None}
+    cluster, arguments = jobs.job_options(cluster, urls)
+    assert arguments == ["--index", "postgresql://h/n"]
+    assert cluster.environment == {"A": "b", "COPE_SWEEP_STORE": "s3://key:secret@bucket"}
+
+
+@pytest.mark.parametrize("address", ["http://u:secret[@h:1", "http://u:a/secret@h", "ftp://u:secret@h"])
+def test_an_address_with_a_secret_is_not_shown(address: str) -> None:
+    with raises("invalid_address") as caught:
+        submit_job(["list"], Cluster(address, ROOT))
+    assert "secret" not in f"{caught.value} {vars(caught.value)}"
+
+
 def test_threads_hide_the_address_variables_from_one_another_s_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that begins while another one has hidden the variables does not see them put back."""
     monkeypatch.setenv("RAY_ADDRESS", "http://elsewhere:8265")

@@ -143,7 +143,7 @@ def install_error_handlers(app: FastAPI, hide: Callable[[str], str] = str) -> No
     @app.exception_handler(UserError)
     async def known_error(request: Request, error: UserError) -> Response:
         headers = error.headers if isinstance(error, HttpError) else None
-        if isinstance(error, StoreError) and "index" in error.data:
+        if isinstance(error, IndexUnavailable) or (isinstance(error, StoreError) and "index" in error.data):
             LOG.warning("%s", error)  # the database is the operator's: clients learn neither its name nor its errors
             return error_response(request.scope, status_of(error), error.code, INDEX_ERROR, headers)
         data = error.shown_data(hide)
