@@ -29,7 +29,7 @@ def settings(shell, **changes):
     return Settings.model_validate({**folders, "keys_file": shell.folder / "keys.txt", "device": "cpu"} | changes)
 
 
-@pytest.mark.parametrize("form", ["escaped", "query"])
+@pytest.mark.parametrize("form", ["escaped", pytest.param("query", marks=pytest.mark.thorough)])
 def test_the_password_of_an_index_is_in_no_file_and_no_output(shell, postgres, form):
     index = FORMS[form](postgres.new_database())
     process = shell.start("run", "tiny", "--local", "--max-runs", "1", "--index", index)
