@@ -13,7 +13,6 @@ import io
 import logging
 import os
 import secrets
-import shlex
 import signal
 import sys
 import sysconfig
@@ -26,12 +25,10 @@ from types import ModuleType
 from typing import Any
 
 import ray
-from ray._private import utils as ray_utils
 
 from cope_sweep.config import Resources
 from cope_sweep.config.resources import counted
 from cope_sweep.errors import ClusterError
-from cope_sweep.redaction import redacted_command
 from cope_sweep.registry import load_plugins
 from cope_sweep.signals import kept_from_children
 from cope_sweep.sweep.executor import ClusterLost
@@ -311,26 +308,12 @@ def _private_token() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-@contextlib.contextmanager
-def _redacted_entrypoint() -> Iterator[None]:
-    """Have Ray record this process's command line, which its list of jobs shows, without secrets.
-
-    Ray 2.60 reads the command line in a function of its own, and has no setting for it.
-    """
-    read = ray_utils.get_entrypoint_name
-    ray_utils.get_entrypoint_name = lambda: shlex.join(redacted_command(sys.orig_argv))
-    try:
-        yield
-    finally:
-        ray_utils.get_entrypoint_name = read
-
-
 def _start(runtime_env: dict[str, Any]) -> None:
     # In this thread, because Linux ends Ray's processes together with the thread that started them.
     before = signal.getsignal(signal.SIGTERM)
     try:
         # Kept from Ray's processes: else runs could not write their states when the terminal closes.
-        with kept_from_children(), _redacted_entrypoint():
+        with kept_from_children():
             ray.init(
                 address="local",
                 num_cpus=usable_cpus(),
@@ -361,13 +344,12 @@ def _connect(address: str, runtime_env: dict[str, Any]) -> None:
     if address != "auto":
         _check_port(address)
     try:
-        with _redacted_entrypoint():
-            within(
-                CONNECT_TIMEOUT_S,
-                lambda: ray.init(
-                    address=address, log_to_driver=False, configure_logging=False, runtime_env=runtime_env or None
-                ),
-            )
+        within(
+            CONNECT_TIMEOUT_S,
+            lambda: ray.init(
+                address=address, log_to_driver=False, configure_logging=False, runtime_env=runtime_env or None
+            ),
+        )
     except TimeoutError:
         raise ClusterError(
             f"the Ray cluster at {address} did not accept the connection within {CONNECT_TIMEOUT_S:.0f} s: this "

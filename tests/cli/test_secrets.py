@@ -1,6 +1,9 @@
 """No secret leaves the process that was given it: neither into a file nor into an answer."""
 
+import contextlib
 import json
+import time
+from pathlib import Path
 
 import pytest
 from cope_services.http.settings import Settings
@@ -48,6 +51,24 @@ def test_the_password_of_an_index_is_in_no_file_and_no_output(shell, postgres, f
     with serving(settings(shell, index=index)) as client:
         shown = client.get(f"{API}/sweeps/{record.stem}")
         assert shown.json()["command"] == command
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the command lines of processes in /proc")
+def test_a_password_on_the_command_line_is_not_in_the_list_of_processes(shell, tmp_path):
+    """Which every user of the machine can read, and from which Ray takes the name of its job."""
+    index = f"postgresql://postgres:{SECRET}@/name?host={tmp_path}"
+    process = shell.start("runs", "--index", index)
+    seen = set()
+    while process.poll() is None:
+        with contextlib.suppress(OSError):
+            seen.add(Path(f"/proc/{process.pid}/cmdline").read_bytes().decode())
+        time.sleep(0.01)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "does not answer" in err
+    last = [line for line in seen if "postgresql://***@/name" in line]
+    assert last, seen
+    assert not any(SECRET in line for line in last)
 
 
 @pytest.mark.parametrize("form", FORMS)
