@@ -83,6 +83,7 @@ def wikitext_in_parquet(folder):
         (one_file("a.parquet", parquet(DOCUMENTS, group=10)), "61dee17322eb", "8a57e5a84599", [(9434, 4532, 672, 18950), (417, 188, 24, 846), (319, 141, 24, 610)]),
         (one_file("a.jsonl", LINES, limit_tokens=2000), "b06bed3800ae", "07063024d0cc", [(2078, 1015, 150, 4235), (409, 188, 24, 846), (323, 141, 24, 610)]),
         (one_file("a.parquet", parquet(DOCUMENTS, group=10), limit_bytes=2000), "142cb97f4ba8", "dfe4a5cef8c4", [(1017, 500, 72, 2089), (399, 188, 24, 846), (315, 141, 24, 610)]),
+        (one_file("a.parquet", parquet(DOCUMENTS, group=10), limit_bytes=2000, validation_share=0.4, test_share=0.3), "2ba4e1ad4e7b", "9922b4fe98bd", [(1009, 511, 78, 2075), (1091, 481, 72, 2039), (987, 475, 72, 2010)]),
     ],
 )  # fmt: skip
 def test_texts_stay_the_same(make, fingerprint, tokenizer, counts, tmp_path, monkeypatch):
