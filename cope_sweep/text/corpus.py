@@ -3,11 +3,9 @@
     <cache>/text/<key>/train.bin …     token ids, uint16 or uint32; each document starts with the end-of-text token
                        tokenizer.json
                        corpus.json     tokens, words, bytes and digest of each split; the fingerprint
-    <cache>/parts/<key>/               the tokenizer and the tokenised parts of the source, until all of them are done
 
 The key is a digest of the source (the content of its files, or a commit of the hub), of the tokenizer (its files, or
-the size of the one to train), and of this module's `VERSION`. An interrupted preparation continues after its last
-complete part.
+the size of the one to train), and of this module's `VERSION`. An interrupted preparation starts again.
 
 Hugging Face `datasets` is not used here. For 12 MB of source files (3.4 M tokens) it needed 157 MB of memory instead of
 27 MB, 26 MB on disk instead of 7 MB, and 212 µs instead of 7 µs to read a random context of 1024 tokens. Its import
@@ -19,13 +17,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +28,7 @@ import numpy as np
 
 from cope_sweep.text.cache import cache_dir, create_once
 from cope_sweep.text.reading import TextError, chunks
-from cope_sweep.text.sources import TRAIN, Limit, SourcePart, Split, TextDocument, TextSource
+from cope_sweep.text.sources import TRAIN, Limit, Split, TextDocument, TextSource
 from cope_sweep.text.tokenizer import TOKENIZER_FILE, TextTokenizer, TokenizerFiles
 
 T = TypeVar("T")
@@ -41,7 +36,6 @@ T = TypeVar("T")
 VERSION = 2
 """Increase it when the same files start to give different ids."""
 CORPUS_FILE = "corpus.json"
-PART_FILE = "part.json"
 BATCH_CHARACTERS = 1 << 20
 """Characters that are tokenised in parallel, in chunks."""
 TRAINING_BYTES = 1 << 30
@@ -92,10 +86,7 @@ def open_corpus(source: TextSource, tokenizer: TokenizerFiles | None, vocabulary
             cannot be written or is damaged.
     """
     key = _digest([VERSION, source.key(), tokenizer.key() if tokenizer else ["bpe", vocabulary]])[:32]
-    parts = cache_dir() / "parts" / key
-    folder = create_once(cache_dir() / "text" / key, lambda new: _create(new, parts, source, tokenizer, vocabulary))
-    if parts.exists():  # all of them are in the folder now
-        shutil.rmtree(parts, ignore_errors=True)
+    folder = create_once(cache_dir() / "text" / key, lambda new: _create(new, source, tokenizer, vocabulary))
     corpus = _open(folder)
     if corpus.tokenizer.ids > vocabulary:
         raise TextError(
@@ -109,19 +100,13 @@ def open_corpus(source: TextSource, tokenizer: TokenizerFiles | None, vocabulary
     return corpus
 
 
-def _create(folder: Path, parts: Path, source: TextSource, files: TokenizerFiles | None, vocabulary: int) -> None:
-    """Tokenise a source into a folder, by way of its parts."""
-
-    def create_tokenizer(new: Path) -> None:
-        tokenizer = files.load() if files else _train_tokenizer(source, vocabulary)
-        tokenizer.save(new / TOKENIZER_FILE)
-
-    made = create_once(parts / "tokenizer", create_tokenizer) / TOKENIZER_FILE
-    tokenizer = TextTokenizer.load(made)
-    shutil.copyfile(made, folder / TOKENIZER_FILE)
+def _create(folder: Path, source: TextSource, files: TokenizerFiles | None, vocabulary: int) -> None:
+    """Tokenise a source into a folder."""
+    trained = files.load() if files else _train_tokenizer(source, vocabulary)
+    trained.save(folder / TOKENIZER_FILE)
+    tokenizer = TextTokenizer.load(folder / TOKENIZER_FILE)
     dtype = np.dtype(np.uint16 if tokenizer.ids <= 1 << 16 else np.uint32)
-    done = _tokenise(parts, source, tokenizer, dtype)
-    written = {split: _join(folder, split, done) for split in source.splits}
+    written = _tokenise(folder, source, tokenizer, dtype)
     fingerprint = _digest([{split: info["sha256"] for split, info in written.items()}, tokenizer.digest])
     document = {"dtype": dtype.name, "fingerprint": fingerprint, "splits": written}
     (folder / CORPUS_FILE).write_text(json.dumps(document, indent=1) + "\n")
@@ -145,40 +130,35 @@ def _train_tokenizer(source: TextSource, vocabulary: int) -> TextTokenizer:
         return TextTokenizer.train(_report_progress(texts(), advance), vocabulary)
 
 
-def _tokenise(parts: Path, source: TextSource, tokenizer: TextTokenizer, dtype: np.dtype[Any]) -> list[Path]:
-    """Tokenise the parts of a source that are not in the cache. Returns the folders of all parts, in order."""
+def _tokenise(
+    folder: Path, source: TextSource, tokenizer: TextTokenizer, dtype: np.dtype[Any]
+) -> dict[Split, dict[str, Any]]:
+    """Write the token ids of each split into a folder. Returns the counts of each split and the digest of its text."""
     limit = source.limit
     expected = [limit.size_bytes, limit.tokens and BYTES_PER_TOKEN * limit.tokens, source.size_bytes]
-    totals: dict[Split, Counter[str]] = {split: Counter() for split in source.splits}
     full: set[Split] = set()
-    finished_parts: list[Path] = []
-    with progress("tokenising", min(size for size in expected if size is not None)) as advance:
+    with contextlib.ExitStack() as stack:
+        advance = stack.enter_context(progress("tokenising", min(size for size in expected if size is not None)))
+        writers: dict[Split, _Writer] = {}
+        for split in source.splits:
+            file = stack.enter_context((folder / f"{split}.bin").open("wb"))
+            writers[split] = _Writer(file, dtype, tokenizer.end_of_text, limit)
         for part in source.parts(full):
-            left = _Left(limit, totals)
-            write = partial(_write, part=part, remaining=left, tokenizer=tokenizer, dtype=dtype, advance=advance)
-            if (parts / part.key).is_dir():  # from before an interruption
-                advance(part.size_bytes)
-            folder = create_once(parts / part.key, write)
-            for split, counts in json.loads((folder / PART_FILE).read_text()).items():
-                totals[split].update({name: counts[name] for name in ("tokens", "size_bytes")})
-            full |= {split for split, total in totals.items() if limit.is_reached(total["tokens"], total["size_bytes"])}
-            finished_parts.append(folder)
-    return finished_parts
-
-
-@dataclass(frozen=True)
-class _Left:
-    """What is left of a limit, after what the parts before have."""
-
-    limit: Limit
-    totals: Mapping[Split, Mapping[str, int]]
-
-    def is_full(self, split: Split, counts: Mapping[str, int]) -> bool:
-        """Whether a split is complete with these further counts."""
-        before = self.totals[split]
-        return self.limit.is_reached(
-            before.get("tokens", 0) + counts["tokens"], before.get("size_bytes", 0) + counts["size_bytes"]
-        )
+            shown_bytes = 0
+            for batch in _ahead(_batches(part.documents())):
+                for chunk, ids in zip(batch, tokenizer.encode([chunk.text for chunk in batch]), strict=True):
+                    writers[chunk.split].add(chunk, ids)
+                read_bytes = sum(len(chunk.text.encode()) for chunk in batch)
+                advance(min(read_bytes, part.size_bytes - shown_bytes))
+                shown_bytes = min(part.size_bytes, shown_bytes + read_bytes)
+                if writers[part.split].is_full:
+                    break
+            advance(part.size_bytes - shown_bytes)
+            for split, writer in writers.items():
+                writer.end_part()
+                if writer.is_full:
+                    full.add(split)
+    return {split: writer.summary(split) for split, writer in writers.items()}
 
 
 @dataclass(frozen=True)
@@ -190,55 +170,35 @@ class _Chunk:
     text: str
 
 
-def _write(
-    folder: Path,
-    part: SourcePart,
-    remaining: _Left,
-    tokenizer: TextTokenizer,
-    dtype: np.dtype[Any],
-    advance: Callable[[int], None],
-) -> None:
-    """Tokenise a part into a folder: a file for each of its splits, their counts and the digests of their text."""
-    writers: dict[Split, _Writer] = {}
-    shown_bytes = 0
-    with contextlib.ExitStack() as stack:
-        for batch in _ahead(_batches(part.documents())):
-            for chunk, ids in zip(batch, tokenizer.encode([chunk.text for chunk in batch]), strict=True):
-                if chunk.split not in writers:
-                    file = stack.enter_context((folder / f"{chunk.split}.bin").open("wb"))
-                    writers[chunk.split] = _Writer(file, dtype, tokenizer.end_of_text)
-                writer = writers[chunk.split]
-                if not remaining.is_full(chunk.split, writer.counts):
-                    writer.add(chunk, ids)
-            read_bytes = sum(len(chunk.text.encode()) for chunk in batch)
-            advance(min(read_bytes, part.size_bytes - shown_bytes))
-            shown_bytes = min(part.size_bytes, shown_bytes + read_bytes)
-            if part.split in writers and remaining.is_full(part.split, writers[part.split].counts):
-                break
-    advance(part.size_bytes - shown_bytes)
-    counts = {split: writer.counts | {"sha256": writer.digest.hexdigest()} for split, writer in writers.items()}
-    (folder / PART_FILE).write_text(json.dumps(counts))
-
-
 class _Writer:
     """Appends chunks of documents to the file of a split, and counts their tokens, words, lines and bytes."""
 
-    def __init__(self, file: Any, dtype: np.dtype[Any], end_of_text: int) -> None:
-        self.file, self.dtype, self.begin = file, dtype, np.array([end_of_text], dtype=dtype)
+    def __init__(self, file: Any, dtype: np.dtype[Any], end_of_text: int, limit: Limit) -> None:
+        self.file, self.dtype, self.begin, self.limit = file, dtype, np.array([end_of_text], dtype=dtype), limit
         self.counts = {"tokens": 0, "words": 0, "lines": 0, "size_bytes": 0}
-        self.digest = hashlib.sha256()
+        self._digest: hashlib._Hash | None = None
+        self._digests: list[str] = []
         self._in_word = False
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the limit is reached."""
+        return self.limit.is_reached(self.counts["tokens"], self.counts["size_bytes"])
+
     def add(self, chunk: _Chunk, ids: np.ndarray) -> None:
-        """Append a chunk, and the end-of-text token before the first one of a document."""
+        """Append a chunk, and the end-of-text token before the first one of a document, unless the split is full."""
+        # A part with documents that are left out has a digest, too: fingerprints of limited texts depend on it.
+        self._digest = self._digest or hashlib.sha256()
+        if self.is_full:
+            return
         if chunk.is_first:
             self.begin.tofile(self.file)
-            self.digest.update(b"\xff")  # not a byte of UTF-8, so other document boundaries give another digest
+            self._digest.update(b"\xff")  # not a byte of UTF-8, so other document boundaries give another digest
             self.counts["tokens"] += 1
             self._in_word = False
         ids.astype(self.dtype).tofile(self.file)
         data = chunk.text.encode()
-        self.digest.update(data)
+        self._digest.update(data)
         lines = data.count(b"\n")
         # A word that two chunks share is counted in the first of them.
         words = len(data.split()) - (self._in_word and not data[:1].isspace()) + lines
@@ -246,6 +206,23 @@ class _Writer:
             self.counts[name] += count
         if data:
             self._in_word = not data[-1:].isspace()
+
+    def end_part(self) -> None:
+        """End a part of the source; the text of each part has a digest."""
+        if self._digest:
+            self._digests.append(self._digest.hexdigest())
+            self._digest = None
+
+    def summary(self, split: Split) -> dict[str, Any]:
+        """The counts and the digest of the text. Raises TextError if there is none."""
+        if not self.counts["size_bytes"]:
+            raise TextError(
+                f"no text for the split {split!r}: no document has any, or none is held out; give it more documents, "
+                "or increase task.validation_share and task.test_share",
+                code="empty_split",
+                split=split,
+            )
+        return {**self.counts, "sha256": self._digests[0] if len(self._digests) == 1 else _digest(self._digests)}
 
 
 def _batches(documents: Iterable[TextDocument]) -> Iterator[list[_Chunk]]:
@@ -275,28 +252,6 @@ def _ahead(batches: Iterator[list[T]]) -> Iterator[list[T]]:
         while batch := following.result():
             following = executor.submit(next, batches, none)
             yield batch
-
-
-def _join(folder: Path, split: Split, parts: Iterable[Path]) -> dict[str, Any]:
-    """Join the files of a split from all parts; returns its counts and digest. Raises TextError if there is none."""
-    counts: Counter[str] = Counter()
-    digests: list[str] = []
-    with (folder / f"{split}.bin").open("wb") as file:
-        for part in parts:
-            files_of_split = json.loads((part / PART_FILE).read_text()).get(split)
-            if files_of_split:
-                digests.append(files_of_split.pop("sha256"))
-                counts.update(files_of_split)
-                with (part / f"{split}.bin").open("rb") as tokens:
-                    shutil.copyfileobj(tokens, file, 1 << 20)
-    if not counts["size_bytes"]:
-        raise TextError(
-            f"no text for the split {split!r}: no document has any, or none is held out; give it more documents, or "
-            "increase task.validation_share and task.test_share",
-            code="empty_split",
-            split=split,
-        )
-    return {**counts, "sha256": digests[0] if len(digests) == 1 else _digest(digests)}
 
 
 def _report_progress(texts: Iterator[str], advance: Callable[[int], None]) -> Iterator[str]:

@@ -135,8 +135,7 @@ def explained(error: Exception, repository: str, revision: str, *, kind: str = "
     if isinstance(error, (errors.EntryNotFoundError, FileNotFoundError)):
         return TextError(f"{place}: a file is gone ({reason})", code="no_such_file", **data)
     return TextError(
-        f"{place}: cannot be read from {_endpoint()} ({type(error).__name__}: {reason}); try again: what was "
-        "downloaded is kept",
+        f"{place}: cannot be read from {_endpoint()} ({type(error).__name__}: {reason}); try again",
         code="no_download",
         **data,
     )
@@ -258,7 +257,7 @@ class HubTexts:
 
     def parts(self, full: Collection[Split]) -> Iterator[SourcePart]:
         named = [(split, name) for split, names in self.files.items() for name in names]
-        for number, (split, name) in enumerate(named):
+        for split, name in named:
             if split in full:
                 continue
             rows = RowReader(
@@ -268,7 +267,7 @@ class HubTexts:
                 self.column,
             )
             try:
-                for part in rows.parts(f"{number:05}", split, self.shares):
+                for part in rows.parts(split, self.shares):
                     yield replace(part, documents=functools.partial(self._documents, part))
             except TextError:
                 raise

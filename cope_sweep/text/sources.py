@@ -1,8 +1,8 @@
 """Sources of documents: files of splits, any text files, JSON lines and Parquet files, and how documents are divided.
 
-A source is read in parts. A part is tokenised as a whole, so that an interrupted preparation continues after the last
-complete one. Documents that no split names are divided by hash: a row, a line or a short file belongs to one split; of
-a longer file, two neighbouring stretches are held out, at a place that its hash chooses.
+A source is read in parts, and the text of each part has a digest, on which the fingerprint of the whole depends.
+Documents that no split names are divided by hash: a row, a line or a short file belongs to one split; of a longer file,
+two neighbouring stretches are held out, at a place that its hash chooses.
 """
 
 from __future__ import annotations
@@ -52,10 +52,8 @@ _SHARD = re.compile(r"(?P<before>.*?)(?P<number>\d{3,})-of-(?P<total>\d{3,})(?P<
 
 @dataclass(frozen=True)
 class SourcePart:
-    """A piece of a source that is tokenised as a whole."""
+    """A piece of a source: a file, or some groups of rows of a Parquet file."""
 
-    key: str
-    """The name of its folder in the cache; made of numbers, never of names that a source gives."""
     split: Split
     """The split that it is for. Some of its documents may be held out for others."""
     size_bytes: int
@@ -126,8 +124,8 @@ class SplitFiles:
         return {split: files.digest() for split, files in self.files.items()}
 
     def parts(self, full: Collection[Split]) -> Iterator[SourcePart]:
-        for number, (split, files) in enumerate(self.files.items()):
-            yield SourcePart(f"{number:05}", split, files.size_bytes, partial(_documents_of, split, files))
+        for split, files in self.files.items():
+            yield SourcePart(split, files.size_bytes, partial(_documents_of, split, files))
 
 
 def _documents_of(split: Split, files: Files) -> Iterator[TextDocument]:
@@ -244,15 +242,15 @@ class RowReader:
     """Opens it; the file can seek if it is Parquet."""
     column: str
 
-    def parts(self, key: str, split: Split, shares: Shares) -> Iterator[SourcePart]:
+    def parts(self, split: Split, shares: Shares) -> Iterator[SourcePart]:
         """The parts of the file: all JSON lines, or some groups of rows. Raises TextError."""
         if kind_of(self.name) == "json":
-            yield SourcePart(key, split, self.size_bytes, lambda: shares.divide(split, self.json_lines()))
+            yield SourcePart(split, self.size_bytes, lambda: shares.divide(split, self.json_lines()))
             return
         groups = self._groups()
-        for number, group in enumerate(groups):
+        for group in groups:
             documents = partial(self._documents_of_groups, group, split, shares)
-            yield SourcePart(f"{key}-{number:05}", split, self.size_bytes // len(groups), documents)
+            yield SourcePart(split, self.size_bytes // len(groups), documents)
 
     def _documents_of_groups(self, groups: Sequence[int], split: Split, shares: Shares) -> Iterator[TextDocument]:
         return shares.divide(split, self.rows(groups))
@@ -431,14 +429,13 @@ class LocalTexts:
         }  # fmt: skip
 
     def parts(self, full: Collection[Split]) -> Iterator[SourcePart]:
-        for number, (split, path) in enumerate((split, path) for split, paths in self.files.items() for path in paths):
+        for split, path in ((split, path) for split, paths in self.files.items() for path in paths):
             if split in full:
                 continue
-            key = f"{number:05}"
             if kind_of(path.name) in ("json", "parquet"):
-                yield from rows_of_file(path, self.column).parts(key, split, self.shares)
+                yield from rows_of_file(path, self.column).parts(split, self.shares)
             elif size := path.stat().st_size:
-                yield SourcePart(key, split, size, partial(self._texts, split, path))
+                yield SourcePart(split, size, partial(self._texts, split, path))
 
     def _texts(self, split: Split, path: Path) -> Iterator[TextDocument]:
         size, digest = path.stat().st_size, file_digest(path)

@@ -149,25 +149,6 @@ def test_unusable_files_are_errors_and_leave_nothing(name, content, fields, code
     assert [path for path in tmp_path.glob("cache/text/*") if path.is_dir()] == []
 
 
-def test_a_repaired_file_continues_after_the_parts_that_were_done(tmp_path, monkeypatch):
-    monkeypatch.setenv("COPE_SWEEP_CACHE", str(tmp_path / "cache"))
-    half = len(DOCUMENTS) // 2
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.jsonl").write_bytes(json_lines(DOCUMENTS[:half]))
-    (tmp_path / "texts" / "b.jsonl").write_bytes(json_lines(DOCUMENTS[half:]))
-    task = text(path=str(tmp_path / "texts"), tokenizer=saved_tokenizer(tmp_path))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TextTokenizer, "encode", failing_after(1))
-        with pytest.raises(InterruptedPreparation):
-            task.open_corpus()
-    done = [path.name for path in sorted(tmp_path.glob("cache/parts/*/0*")) if path.is_dir()]
-    assert done == ["00000"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TextTokenizer, "encode", failing_after(1))
-        assert sorted(all_documents(task.open_corpus())) == sorted(DOCUMENTS)
-    assert not list(tmp_path.glob("cache/parts/*"))
-
-
 def test_the_digest_of_a_large_file_is_kept_until_it_changes(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "LARGE_FILE_BYTES", 1000)
     (tmp_path / "a.jsonl").write_bytes(json_lines(DOCUMENTS))
@@ -177,22 +158,6 @@ def test_the_digest_of_a_large_file_is_kept_until_it_changes(tmp_path, monkeypat
         assert text(path=str(tmp_path / "a.jsonl"), tokens=17).fingerprint() == fingerprint
     (tmp_path / "a.jsonl").write_bytes(json_lines(DOCUMENTS[::-1]))
     assert text(path=str(tmp_path / "a.jsonl"), tokens=18).fingerprint() != fingerprint
-
-
-class InterruptedPreparation(Exception):
-    pass
-
-
-def failing_after(calls):
-    encode, left = TextTokenizer.encode, [calls]
-
-    def fail(self, texts):
-        left[0] -= 1
-        if left[0] < 0:
-            raise InterruptedPreparation
-        return encode(self, texts)
-
-    return fail
 
 
 def saved_tokenizer(folder):
@@ -346,18 +311,20 @@ def test_what_a_dataset_lacks_is_an_error(change, fields, code, data, hub, tmp_p
     assert [path for path in tmp_path.glob("cache/text/*") if path.is_dir()] == []
 
 
-def test_an_interrupted_download_continues(hub):
-    """By itself where the connection breaks, and after the last complete part where the process was ended."""
+def test_a_download_continues_after_a_broken_connection(hub):
     hub.interrupted.update({"data/a.parquet": 2})
-    task = text(dataset=DATASET, tokenizer="bpe")
+    task = text(dataset=DATASET)
     assert sorted(all_documents(task.open_corpus())) == sorted(DOCUMENTS)
-    # A file that is gone after it was listed: an error, and what was read before is kept.
-    other = text(dataset=DATASET, tokenizer="bpe", vocabulary=299)
+
+
+def test_a_file_that_is_gone_after_it_was_listed_is_an_error_until_it_is_back(hub):
+    task = text(dataset=DATASET)
+    task.data_source()  # lists the files
     whole = hub.files[DATASET].pop("data/b.parquet")
     with raises("no_such_file"):
-        other.open_corpus()
+        task.open_corpus()
     hub.files[DATASET]["data/b.parquet"] = whole
-    assert sorted(all_documents(other.open_corpus())) == sorted(DOCUMENTS)
+    assert sorted(all_documents(task.open_corpus())) == sorted(DOCUMENTS)
 
 
 def test_a_tokenizer_of_the_hub(hub, tmp_path):

@@ -135,7 +135,7 @@ def test_a_killed_process_leaves_no_incomplete_entry(tmp_path, own_cache):
     process.stdin.write("\n")
     process.stdin.flush()
     deadline = time.monotonic() + 60
-    while not any(path.stat().st_size for path in own_cache.glob("parts/*/.*/train.bin")):
+    while not any(path.stat().st_size for path in own_cache.glob("text/.*/train.bin")):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.001)
@@ -143,14 +143,13 @@ def test_a_killed_process_leaves_no_incomplete_entry(tmp_path, own_cache):
     process.wait()
     left = [path for path in own_cache.glob("text/*") if path.is_dir()]
     assert [path.name[0] for path in left] == ["."]  # hidden, so it is not an entry
-    half = next(own_cache.glob("parts/*/.*/train.bin")).stat().st_size
+    half = next(own_cache.glob("text/.*/train.bin")).stat().st_size
 
     corpus = open_corpus(files(folder), None, 300)
     assert half < (corpus.folder / "train.bin").stat().st_size
     data = (folder / "wiki.train.tokens").read_bytes()
     assert b"".join(corpus.tokenizer.pieces(corpus.splits["train"].tokens_L)) == data
     assert [path for path in own_cache.glob("text/*") if path.is_dir()] == [corpus.folder]
-    assert list(own_cache.glob("parts/*")) == []
 
 
 def test_an_error_leaves_no_entry(tmp_path, own_cache):
