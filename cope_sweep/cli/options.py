@@ -186,7 +186,8 @@ def token_ids(text: str) -> list[int]:
 
 def read_text_options(text: str | None, file: Path | None) -> str:
     """The text of `--text` (`-`: standard input) or `--file`. Raises UserError where it is not readable UTF-8."""
-    from cope_sweep.text.reading import BYTE_ORDER_MARK, read_document
+    from cope_sweep.text.reading import BYTE_ORDER_MARK
+    from cope_sweep.text.sources import read_document
 
     if file is not None:
         return "".join(read_document([file]))

@@ -48,7 +48,8 @@ from pydantic import Field, model_validator
 from cope_sweep.errors import InvalidValue
 from cope_sweep.tasks.base import IGNORED, Batch, GeneratedTask, Task
 from cope_sweep.text import CorpusName, TextError, data_dir
-from cope_sweep.text.reading import Files, read_document
+from cope_sweep.text.reading import Files
+from cope_sweep.text.sources import read_document
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 _SENTENCE_BOUNDARY = re.compile(r"(?<=[.!?])[\"'”’»)\]]*\s+|\n\s*\n")

@@ -100,15 +100,6 @@ def _cut(buffer: str) -> int:
     return MAX_CHUNK if len(buffer) >= MAX_CHUNK else 0
 
 
-def read_document(paths: Iterable[Path]) -> Iterator[str]:
-    """The text of files, in order and in pieces: plain UTF-8, or the column `text` of Parquet files.
-
-    Raises TextError if a file cannot be read, is not UTF-8, or is a Parquet file without this column.
-    """
-    for path in paths:
-        yield from _parquet(path) if path.suffix == ".parquet" else read_text(path)
-
-
 def read_text(path: Path, *, encoding: str = "utf-8", start: int = 0, end: int | None = None) -> Iterator[str]:
     """The text of a plain file in pieces, or of its bytes `start` … `end` − 1, without a byte order mark at its start.
 
@@ -152,25 +143,3 @@ def _undecodable(path: Path, encoding: str, byte: int, reason: str) -> TextError
 def _unreadable(path: Path, error: OSError) -> TextError:
     code = "no_such_file" if isinstance(error, FileNotFoundError) else "unreadable_file"
     return TextError(f"{path}: {error.strerror}", code=code, file=str(path))
-
-
-def _parquet(path: Path) -> Iterator[str]:
-    r"""The lines of a Parquet file. A blank line of WikiText, ` \n`, is an empty string in the hub's files."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            if "text" not in file.schema_arrow.names:
-                names = file.schema_arrow.names
-                raise TextError(
-                    f"{path}: no column `text` in this Parquet file; its columns are {', '.join(names)}",
-                    code="no_text_column",
-                    file=str(path),
-                    columns=names,
-                )
-            for batch in file.iter_batches(batch_size=4096, columns=["text"]):
-                lines = (line or " " for line in batch.column(0).to_pylist())
-                yield "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
-    except (OSError, pa.ArrowException) as error:
-        raise TextError(f"{path}: not a valid Parquet file ({error})", code="not_parquet", file=str(path)) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import IO, Any, Literal, Protocol
 
 from cope_sweep.errors import JsonValue
 from cope_sweep.text.cache import cache_dir, create_once
-from cope_sweep.text.reading import BYTE_ORDER_MARK, Files, TextError, file_digest, open_file, read_document, read_text
+from cope_sweep.text.reading import BYTE_ORDER_MARK, Files, TextError, file_digest, open_file, read_text
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 Split = str
@@ -301,7 +302,6 @@ class RowReader:
         """The numbers of the groups of rows of each part."""
         groups: list[list[int]] = []
         with _parquet_file(self) as file:
-            self._check_column(file.schema_arrow)
             total = 0
             for number in range(file.metadata.num_row_groups):
                 size = file.metadata.row_group(number).total_byte_size
@@ -312,10 +312,11 @@ class RowReader:
                 total += size
         return groups
 
-    def rows(self, groups: Sequence[int]) -> Iterator[str]:
-        """The texts of some groups of rows of a Parquet file; empty for null. Raises TextError."""
+    def rows(self, groups: Sequence[int] | None = None) -> Iterator[str]:
+        """The texts of some groups of rows of a Parquet file, or of all; empty for null. Raises TextError."""
         with _parquet_file(self) as file:
-            for batch in file.iter_batches(batch_size=ROWS, row_groups=list(groups), columns=[self.column]):
+            self._check_column(file.schema_arrow)
+            for batch in file.iter_batches(batch_size=ROWS, row_groups=groups, columns=[self.column]):
                 for text in batch.column(0).to_pylist():
                     yield text or ""
 
@@ -394,8 +395,23 @@ def _parquet_file(rows: RowReader) -> Iterator[Any]:
 
 
 def rows_of_file(path: Path, column: str) -> RowReader:
-    """The documents of a file of this machine."""
-    return RowReader(str(path), path.stat().st_size, lambda: open_file(path), column)
+    """The documents of a file of this machine. Raises TextError if it cannot be opened."""
+    with open_file(path) as file:
+        size_bytes = file.seek(0, io.SEEK_END)
+    return RowReader(str(path), size_bytes, lambda: open_file(path), column)
+
+
+def read_document(paths: Iterable[Path]) -> Iterator[str]:
+    r"""The text of files, in order and in pieces: plain UTF-8, or the column `text` of Parquet files. Raises TextError.
+
+    Rows are lines. A blank line of WikiText, ` \n`, is an empty string in the hub's files.
+    """
+    for path in paths:
+        if kind_of(path.name) == "parquet":
+            lines = (line or " " for line in rows_of_file(path, "text").rows())
+            yield from (line if line.endswith("\n") else f"{line}\n" for line in lines)
+        else:
+            yield from read_text(path)
 
 
 # -- texts of this machine ---------------------------------------------------------------------------------------------

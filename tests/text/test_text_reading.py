@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from cope_sweep.cli.options import read_text_options as typed_text
 from cope_sweep.config.source import read_source
 from cope_sweep.text import TextTokenizer, reading
-from cope_sweep.text.reading import chunks, read_document
+from cope_sweep.text.reading import chunks
+from cope_sweep.text.sources import read_document
 from tests.errors import raises
 from tests.texts import prose
 
@@ -96,6 +97,7 @@ def test_invalid_parquet_files_are_errors(tmp_path):
         list(read_document([tmp_path / "b.parquet"]))
 
 
-def test_missing_files_are_errors(tmp_path):
-    with raises("no_such_file", file=str(tmp_path / "none.txt")):
-        list(read_document([tmp_path / "none.txt"]))
+@pytest.mark.parametrize("name", ["none.txt", "none.parquet"])
+def test_missing_files_are_errors(name, tmp_path):
+    with raises("no_such_file", file=str(tmp_path / name)):
+        list(read_document([tmp_path / name]))
