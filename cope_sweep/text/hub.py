@@ -8,6 +8,7 @@ are tokenised; no name that the hub gives becomes a path of this machine. Access
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -266,24 +267,22 @@ class HubTexts:
                 functools.partial(self._open, name),
                 self.column,
             )
-            try:
+            with self._explained_errors():
                 for part in rows.parts(split, self.shares):
                     yield replace(part, documents=functools.partial(self._documents, part))
-            except TextError:
-                raise
-            except Exception as error:
-                raise self._explained(error) from error
 
     def _documents(self, part: SourcePart) -> Iterator[TextDocument]:
-        try:
+        with self._explained_errors():
             yield from part.documents()
+
+    @contextlib.contextmanager
+    def _explained_errors(self) -> Iterator[None]:
+        try:
+            yield
         except TextError:
             raise
-        except Exception as error:
-            raise self._explained(error) from error
-
-    def _explained(self, error: Exception) -> TextError:
-        return explained(error, self.listing.dataset, self.listing.commit[:12])
+        except Exception as error:  # the hub's client and its transport have no common base class
+            raise explained(error, self.listing.dataset, self.listing.commit[:12]) from error
 
     def _open(self, name: str) -> IO[bytes]:
         path = f"datasets/{self.listing.dataset}@{self.listing.commit}/{name}"

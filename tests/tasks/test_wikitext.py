@@ -26,13 +26,10 @@ def folder(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-def as_parquet(path, target, parts=1):
+def as_parquet(path, target):
     """Write a text as the hub stores it: one line per row, blank lines as empty strings."""
     lines = [line if line.strip() else "" for line in path.read_text().splitlines(keepends=True)]
-    size = -(-len(lines) // parts)
-    for part in range(parts):
-        name = f"{target}-{part:05}-of-{parts:05}.parquet"
-        pq.write_table(pa.table({"text": lines[part * size : (part + 1) * size]}), path.parent / name)
+    pq.write_table(pa.table({"text": lines}), path.parent / f"{target}-00000-of-00001.parquet")
 
 
 @pytest.mark.parametrize("names", ["wiki.{}.tokens", "wiki.{}.raw", "{}.txt", "my-{}-text.txt"])
@@ -42,14 +39,6 @@ def test_usual_names(names, validation, folder, tmp_path):
         shutil.copy(folder / f"wiki.{split}.tokens", tmp_path / names.format(name))
     (tmp_path / "README.md").write_text("train, valid, test")
     assert small(tmp_path).fingerprint() == small(folder).fingerprint()
-
-
-def test_parquet_in_parts_is_the_same_text(tmp_path, folder):
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    for path, target, parts in (("train", "train", 2), ("valid", "validation", 1), ("test", "test", 1)):
-        as_parquet(copy / f"wiki.{path}.tokens", target, parts)
-        (copy / f"wiki.{path}.tokens").unlink()
-    assert small(copy).fingerprint() == small(folder).fingerprint()
 
 
 def test_the_cache_of_the_hub_is_read(tmp_path, folder, monkeypatch):

@@ -80,14 +80,6 @@ def test_errors_name_the_byte_that_is_not_utf8(data, at, size, tmp_path, monkeyp
         list(read_document([tmp_path / "a.txt"]))
 
 
-def test_parquet_files_of_the_hub_give_the_original_text(tmp_path):
-    """Their rows are lines, and blank lines are empty strings."""
-    text = prose(300)
-    lines = [line if line.strip() else "" for line in text.splitlines(keepends=True)]
-    pq.write_table(pa.table({"text": lines}), tmp_path / "a.parquet")
-    assert "".join(read_document([tmp_path / "a.parquet"])) == text
-
-
 def test_invalid_parquet_files_are_errors(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
     with raises("not_parquet", file=str(tmp_path / "a.parquet")):
