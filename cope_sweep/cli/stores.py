@@ -16,7 +16,7 @@ from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from cope_sweep.store import RunRecord, Store
-    from cope_sweep.tracking.mlflow import Tracker
+    from cope_sweep.tracking.tracker import Tracker
 
 DIFFERENT = 1
 """The exit code of `store check` if something differs or is damaged."""
@@ -205,7 +205,6 @@ def delete(
     from cope_sweep.read.queries.unknown import no_run
     from cope_sweep.signals import stopping_on_signals
     from cope_sweep.store.index import in_training
-    from cope_sweep.tracking.uri import RUN_ID_TAG
 
     opened = open_store(store, index)
     if opened.root.is_dir():
@@ -231,7 +230,7 @@ def delete(
                 break
             try:
                 if tracker is not None:  # first: of a run that is still in the store, the same command finds the rest
-                    tracker.delete({RUN_ID_TAG: run_id})
+                    tracker.delete_run(run_id)
                 opened.delete_run(run_id)
             except UserError as error:
                 problem = error
@@ -269,8 +268,7 @@ def _show_runs(opened: Store, records: Sequence[RunRecord]) -> None:
 def _existing_tracker(opened: Store, mlflow: str | None) -> Tracker | None:
     """The tracker that may have runs of a store; None: MLflow's SQLite file was never made. Raises TrackingError."""
     from cope_sweep.store.index.database import sqlite_file
-    from cope_sweep.tracking.check import check_uri
-    from cope_sweep.tracking.uri import LOG_FILE, import_mlflow, resolve_uri
+    from cope_sweep.tracking.uri import LOG_FILE, check_uri, import_mlflow, resolve_uri
 
     uri = resolve_uri(opened, mlflow)
     database = sqlite_file(uri)
@@ -278,9 +276,9 @@ def _existing_tracker(opened: Store, mlflow: str | None) -> Tracker | None:
         return None
     check_uri(uri)
     import_mlflow(opened.root / LOG_FILE)
-    from cope_sweep.tracking.mlflow import Tracker
+    from cope_sweep.tracking.mlflow import MLflowLogger
 
-    return Tracker(uri)
+    return MLflowLogger(opened, uri)
 
 
 def sync(
@@ -309,8 +307,7 @@ def sync(
     from cope_sweep.redaction import redacted_url
     from cope_sweep.signals import stopping_on_signals
     from cope_sweep.tracking import sync as sending
-    from cope_sweep.tracking.check import check_uri
-    from cope_sweep.tracking.uri import TrackingError, resolve_uri
+    from cope_sweep.tracking.uri import TrackingError, check_uri, resolve_uri
 
     opened = open_store(store, index)
     if not opened.root.is_dir():

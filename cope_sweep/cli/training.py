@@ -35,8 +35,7 @@ from cope_sweep.sweep import jobs
 from cope_sweep.sweep.executor import Executor
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
-from cope_sweep.tracking.check import check_uri
-from cope_sweep.tracking.uri import resolve_uri
+from cope_sweep.tracking.uri import check_uri, resolve_uri
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -161,8 +160,9 @@ def _train(
         submission: What was submitted, if a job executes the sweep.
     """
     uri = None if options.no_mlflow else resolve_uri(store, options.mlflow)
-    if uri is not None:
-        check_uri(uri)
+    console = make_console(stderr=True)
+    if uri is not None and (note := check_uri(uri)):
+        console.print(f"[yellow]note:[/yellow] {escaped(note)}", soft_wrap=True)
     plan = recorded_plan(plan, store)
     resources = plan.ablation.content.resources
     if options.groups is not None:
@@ -178,7 +178,6 @@ def _train(
         runs = [*plan.runs, *(run for row in plan.examples for run in row.runs if plan.open_samples)]
         for task in {run.task for run in runs if run.run_id not in finished}:
             task.prepare()
-    console = make_console(stderr=True)
     start_s = LOCAL_START_S if options.local else RAY_START_S
     _print_cost(console, plan, store, leave_out=leave_out, max_runs=budget.max_runs, start_s=start_s)
     with contextlib.ExitStack() as stack, progress_bar(console, *SENDING) as bar:

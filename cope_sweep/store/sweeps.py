@@ -56,8 +56,6 @@ class SweepRecord(Frozen):
     """Ids of the runs that were finished before the sweep."""
     notes: Annotated[list[str], AfterValidator(redacted_value)] = Field(default=[])
     """Notes for the user: nodes that were left out, a budget that was used up."""
-    mlflow: bool = True
-    """False: it ran with `--no-mlflow`, and only `cope-sweep sync` sends its runs to MLflow."""
 
     @property
     def summary(self) -> SweepSummary:
@@ -70,7 +68,8 @@ class SweepRecord(Frozen):
 def parse_sweep(content: bytes, name: str) -> SweepRecord:
     """The record in `content`, the content of the file `name`. Raises DamagedError."""
     document = parse_json(content, name)
-    document.pop("table", None)  # records of older versions have the table at the end
+    for key in ("table", "mlflow"):  # records of older versions have the table at the end, and whether MLflow has it
+        document.pop(key, None)
     try:
         return SweepRecord.model_validate(document)
     except ValidationError as error:

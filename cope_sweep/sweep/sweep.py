@@ -32,7 +32,7 @@ from cope_sweep.sweep.leases import LEASE_S, Leases
 
 if TYPE_CHECKING:
     from cope_sweep.sweep.search import Search
-    from cope_sweep.tracking.recorder import Recorder
+    from cope_sweep.tracking.background import BackgroundLogger
 
 INDEX_TIMEOUT_S = 120.0
 """Time limit for the index to answer at the end of the sweep."""
@@ -152,7 +152,6 @@ def sweep(
         number = "a finished run is" if len(lost) == 1 else f"{len(lost)} finished runs are"
         note(f"{number} damaged, and what is lost is trained again: {next(iter(lost.values()))}")
     work = _Work.of(plan, store, {"finished", *leave_out}, executor_name, file_text, submission)
-    work.record = work.record.model_copy(update={"mlflow": tracking_uri is not None})
     search = work.start_search(store, budget.max_runs)
     if not work.todo and search is None:
         outcome = SweepOutcome(
@@ -175,12 +174,12 @@ def sweep(
     log = DriverLog(store, work.record.sweep_id, plan)
     log.note(f"sweep {work.record.sweep_id} starts on {platform.node()}: {shlex.join(work.record.command)}")
     log.note("\n".join([f"{len(work.todo)} runs to train, {len(work.reused)} finished before", *notes]))
-    recorder = _start_recorder(store, work.record, tracking_uri)
+    mlflow = _start_mlflow(store, work.record, tracking_uri, on_note)
 
     def pass_on(event: Event) -> None:
         log.note_event(event)
-        if recorder is not None:
-            recorder.note(event)
+        if mlflow is not None:
+            mlflow.note(event)
         on_event(event)
 
     def record_row(row: Row) -> None:
@@ -237,7 +236,7 @@ def sweep(
                     search.close()
             log.close()
             with handling(STOP, signal.default_int_handler):  # all else is saved: any of them ends the wait for MLflow
-                errors = tuple(recorder.finish(on_sending)) if recorder else ()
+                errors = tuple(mlflow.finish(on_sending)) if mlflow else ()
     return replace(outcome, tracking_errors=errors)
 
 
@@ -414,15 +413,17 @@ def _check_plugins(plan: Plan, store: Store, finished: Collection[str]) -> None:
                 )
 
 
-def _start_recorder(store: Store, record: SweepRecord, tracking_uri: str | None) -> Recorder | None:
+def _start_mlflow(
+    store: Store, record: SweepRecord, tracking_uri: str | None, on_note: Callable[[str], None]
+) -> BackgroundLogger | None:
     """The thread that copies the sweep to MLflow; None without MLflow."""
     if tracking_uri is None:
         return None
-    from cope_sweep.tracking.recorder import Recorder
+    from cope_sweep.tracking.background import BackgroundLogger
 
-    recorder = Recorder(store, tracking_uri, record)
-    recorder.start()
-    return recorder
+    mlflow = BackgroundLogger(store, tracking_uri, record, on_note)
+    mlflow.start()
+    return mlflow
 
 
 # -- the record of a sweep: at its submission, at its start and at its end ---------------------------------------------

@@ -1,466 +1,450 @@
-"""The client of MLflow. Importing this module takes seconds; see `uri.import_mlflow`.
+"""`MLflowLogger` logs a store's runs and sweeps to MLflow. Importing this module takes seconds.
 
-A SQLite store is the file `<store>/mlflow.db`; its artifacts are beside it in `mlartifacts/<experiment>/`. MLflow
-stores their absolute paths, so that `mlflow ui` finds them from any directory; they are corrected where the store was
-moved or copied. A server keeps its own artifacts.
-
-On a local disk, the SQLite file has a write-ahead log: its readers and its writer do not wait for each other.
-
-Several processes may send the same run at once. There is no lock: who has created a run looks it up again, and where it
-sees another one with the same tags, gives up its own.
-
-Beside the files of a checkpoint is `MLmodel`, its description, with two flavours. With `python_function`,
-`mlflow.pyfunc.load_model("models:/<model id>")` loads it on any machine where cope_sweep is installed: it scores token
-ids, see `Predictor.log_probabilities`. `cope_sweep` names the files. Nothing is pickled: the weights are safetensors.
+A SQLite store is the file `<store>/mlflow.db`; its artifacts are beside it in `mlartifacts/<experiment>/`. A server
+keeps its own artifacts.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import functools
-import importlib.metadata
-import os
-import platform
-import random
-import shutil
-import sqlite3
-import tempfile
+import shlex
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-import numpy as np
 from cachetools import TTLCache, cachedmethod
-from mlflow.db import upgrade
-from mlflow.entities import LoggedModel, LoggedModelOutput, Run, ViewType
-from mlflow.exceptions import MlflowException
-from mlflow.models import Model, ModelSignature
-from mlflow.tracking import MlflowClient
-from mlflow.types import Schema, TensorSpec
+from mlflow.entities import Experiment, LoggedModel, LoggedModelOutput, Metric, Param, Run, RunTag, ViewType
 
-from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
 from cope_sweep.redaction import redacted, redacted_url
-from cope_sweep.store.files import create_database_file
-from cope_sweep.store.index.database import on_network, sqlite_file, sqlite_url
-from cope_sweep.tracking.uri import TrackingError, artifact_folder, check_sqlite, follow_artifacts, no_server
+from cope_sweep.store import RunFolder, RunQuery, RunRecord, Status, Store, SweepRecord
+from cope_sweep.store.errors import DamagedError
+from cope_sweep.store.index.database import sqlite_file
+from cope_sweep.store.index.model import QueryError, SweepPlace
+from cope_sweep.tracking import content
+from cope_sweep.tracking.client import connect, write_log
+from cope_sweep.tracking.content import MAX_LINKS, TAG
+from cope_sweep.tracking.model import described
+from cope_sweep.tracking.tracker import IN_TRASH, run_state
+from cope_sweep.tracking.uri import RUN_ID_TAG, TrackingError
 
+RUN_STATUS: dict[Status, str] = {
+    "running": "RUNNING",
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "damaged": "FAILED",
+    "interrupted": "SCHEDULED",
+    "stopped": "KILLED",
+}
+"""Only what is finished in the store is finished in MLflow: a filter on its status gives the runs of the table. An
+interrupted run waits to be continued, which MLflow's pages show by a clock; one that a scheduler ended was killed,
+which they show in red. Pending runs are not sent."""
+SWEEP_STATUS: dict[Status, str] = RUN_STATUS | {"interrupted": "KILLED", "pending": "SCHEDULED"}
+"""An interrupted sweep is not continued: another one trains the rest. A pending one was submitted."""
+NO_SWEEP = "cope_sweep"
+"""The experiment of runs that no sweep of the store contains."""
+ARTIFACTS = "mlartifacts"
+ID_TAG = {"run": RUN_ID_TAG, "sweep": f"{TAG}sweep_id"}
+"""Kind → the tag by which a run or sweep is looked up."""
+OLDEST_FIRST = ["attributes.start_time ASC", "attributes.run_id ASC"]
+PARENT_TAG = "mlflow.parentRunId"
 MAX_CHARACTERS = {"tag": 8000, "param": 6000, "note": 20000}
 """The lengths that MLflow accepts."""
 NOT_IN_MODEL_NAMES = str.maketrans(dict.fromkeys("/:.%\"'", "-"))
 """Characters that MLflow does not allow in the name of a model."""
 EXPERIMENTS_S = 10.0
-"""The time for which a list of the experiments is used before it is read again."""
-PAGE = 1000
-"""Runs that are read at once."""
-CREATE_PAUSE_S = 0.05, 0.5
-"""Between two tries to create a run, where another process does the same: a random time between these."""
-SETTLE_PAUSES_S = (0.5, 1.0, 2.0)
-"""Between looks at several runs with the same tags, until all but one of their senders have given way."""
+"""The time for which a list of the experiments is used before it is read again: other processes create some, too."""
 MAX_EXPERIMENTS = 50_000
 """The longest list that MLflow gives at once."""
-ACCESS_REFUSED = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED")
-"""MLflow's error codes for the HTTP statuses 401 and 403."""
-REQUEST_TIMEOUT_S = 20
-UPLOAD_TIMEOUT_S = 300
-CHECK_REQUEST_S = 3
-"""The time that a server may take to answer before a sweep starts. MLflow's client takes whole seconds."""
-LOADER = "cope_sweep.inference"
-"""The module whose `_load_pyfunc` MLflow calls."""
-PREDICT = "log_probabilities"
-DESCRIPTION, REQUIREMENTS = "MLmodel", "requirements.txt"
+PAGE = 1000
+"""Runs that are read at once."""
 
 
-class _CheckedClient:
-    """MLflow's client, whose methods raise TrackingError with a message of one line, and nothing else."""
+class MLflowLogger:
+    """Logs the runs and sweeps of a store to MLflow: `log_run`, `log_sweep`, `close`. It is a `Tracker`.
 
-    def __init__(self, client: MlflowClient, uri: str) -> None:
-        self._client, self._uri = client, uri
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._client, name)
-
-        def call(*words: Any, **options: Any) -> Any:
-            with errors(self._uri, f"{name} failed"):
-                return method(*words, **options)
-
-        return call
-
-
-class Tracker:
-    """An MLflow tracking store, given as `sqlite:///PATH` or as the URL of a server. `client` is MLflow's own.
-
-    A SQLite store is created if it does not exist; several processes may do so at once.
+    One run of the store is one run there, and so is a sweep, their parent. Each is looked up by its tag before it is
+    created, and has the tag `cope_sweep.status`, which is written last, when it is complete. Two processes that log one
+    run at the same moment may create it twice, or its model: the next call keeps the oldest, and `logged` leaves out
+    what is there twice, so that `sync` makes that call.
 
     Raises:
-        TrackingError: Every method, and every one of `client`.
+        TrackingError: Every method.
     """
 
-    def __init__(self, uri: str) -> None:
-        limit_requests()
-        bypass_proxies_here(uri)
-        self.uri = uri
-        self._listed: TTLCache[Any, dict[str, str]] = TTLCache(1, EXPERIMENTS_S)
+    def __init__(self, store: Store, uri: str) -> None:
+        """Connect to the SQLite file or server at `uri`. The file is created if it does not exist."""
+        self._store, self._uri, self._client = store, uri, connect(uri)
+        self._listed: TTLCache[Any, dict[str, Experiment]] = TTLCache(1, EXPERIMENTS_S)
+        self._ids: dict[str, str] = {}
+        """Run or sweep → its id in MLflow."""
         database = sqlite_file(uri)
-        self._artifact_root = artifact_folder(database) if database else None
-        with errors(uri, "could not be opened"):
-            if database is not None:
-                check_sqlite(database)
-                _prepare(database)
-                follow_artifacts(database)
-            client = MlflowClient(tracking_uri=uri)
-            client.search_experiments(max_results=1)  # the client connects on first use
-        self.client = cast(MlflowClient, _CheckedClient(client, uri))
+        if database is not None and database.resolve().parent == store.root.resolve():
+            self._check_place(database)
 
-    def search(self, condition: str, *, experiment: str | None = None) -> Iterator[Run]:
-        """The runs that match a condition of MLflow's search, also those in its trash, in one experiment or in all.
+    def log_run(self, run_id: str) -> None:
+        """Create a run that has started, or log what MLflow lacks of it: the points after its own, and the end."""
+        record, folder = self._store.index.records([run_id]).get(run_id), self._store.run(run_id)
+        if record is None or record.status == "pending":
+            return
+        sweep, place = self._place(record)
+        parent_id = self._parent_id(sweep) if sweep else ""
+        run = self._find(run_id, "run")
+        is_running = record.status == "running"  # then it may have new points
+        if run is not None and (_is_in_trash(run) or (_state(run, parent_id) == run_state(record) and not is_running)):
+            return
+        document: dict[str, Any] = folder.spec or {}
+        spec: dict[str, Any] = document.get("spec", {})
+        created_ms = int(document.get("created_ms") or record.created_ms or record.updated_ms or record.ended_ms or 0)
+        tags = content.run_tags(record, sweep, place) | ({PARENT_TAG: parent_id} if sweep else {})
+        is_new = run is None
+        if run is None:
+            name = f"{place.row} · seed {place.seed}" if place else run_id
+            kind = {f"{TAG}kind": "run", RUN_ID_TAG: run_id}
+            run = self._create(run_id, sweep, name, {key: tag for key, tag in tags.items() if tag} | kind, created_ms)
+        # The status first, so that nothing stays running there if this process is killed before the rest.
+        ended_ms = record.ended_ms or record.updated_ms or record.created_ms
+        self._set_status(run, RUN_STATUS[record.status], None if is_running else ended_ms)
+        latest = {
+            point.key: Metric(point.key, point.value, point.timestamp, point.step)
+            for point in run.data.to_proto().metrics
+        }
+        points = content.curve_points(latest, folder.curve(times=True), created_ms)
+        if record.status == "finished":
+            points = self._log_result(run, record, folder, spec, points, latest, tags, is_new=is_new)
+        if record.status == "failed":
+            reason = redacted(str(folder.state.get("traceback") or record.message or ""))
+            self._client.log_text(run.info.run_id, reason, "error.txt")
+        # MLflow writes the tags of a batch last: what has these two is complete.
+        tags |= {f"{TAG}status": record.status, f"{TAG}attempt": str(record.attempt)}
+        self._log(run, points, content.flat(spec), tags)
 
-        They are read in pages, which takes a server 2 ms per run.
-        """
-        experiments = self._experiments()
-        ids = [each for name, each in experiments.items() if experiment in (None, name)]
-        token: str | None = None if ids else ""
-        while token != "":
-            page = self.client.search_runs(ids, condition, ViewType.ALL, PAGE, page_token=token)
-            yield from page
-            token = page.token or ""
+    def log_sweep(self, sweep_id: str) -> None:
+        """Create a sweep, or log its progress, or its end."""
+        record = self._store.sweep(sweep_id)
+        if record is None:
+            return
+        run, status = self._sweep_run(record)
+        if _is_in_trash(run):
+            return
+        records = self._store.index.records(member.run_id for member in record.runs)
+        statuses = {run_id: row.status for run_id, row in records.items()}
+        has_ended = status not in ("running", "pending")
+        reused = self._links(record) if has_ended else {}
+        note = {"mlflow.note.content": content.sweep_note(record, statuses, self._best(record), reused)}
+        if not has_ended:
+            self._log(run, tags=note)
+            return
+        trained_here = [row for run_id, row in records.items() if run_id not in set(record.reused)]
+        sent_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
+        points = [
+            each for each in content.sweep_points(record, trained_here) if each.step > sent_steps.get(each.key, -1)
+        ]
+        self._client.log_text(run.info.run_id, record.file_text, "ablation.yaml")
+        # MLflow lists runs by their sweep, with its data: any finished run has it.
+        for finished in [row for row in records.values() if row.status == "finished"][:1]:
+            spec = (self._store.run(finished.run_id).spec or {}).get("spec", {})
+            self._client.log_inputs(run.info.run_id, content.datasets(finished, spec))
+        self._log(run, points, content.sweep_params(record), note | {f"{TAG}status": status})
 
-    def find(self, tags: Mapping[str, str]) -> Run | None:
-        """The run that has all these tags, in any experiment; one in MLflow's trash where no other has them.
+    def logged(self) -> dict[str, str]:
+        """Run or sweep → the state in which it is complete; "" if it is there twice, or below another parent."""
+        states: dict[str, str] = {}
+        parents: dict[str, str] = {}
+        for kind in ("sweep", "run"):
+            for run in self._search(kind):
+                tags, item = run.data.tags, run.data.tags.get(ID_TAG[kind])
+                if item is None:  # it was discarded
+                    continue
+                parent_id = parents.get(tags.get(ID_TAG["sweep"], ""), tags.get(PARENT_TAG, ""))
+                if _is_in_trash(run):
+                    states.setdefault(item, IN_TRASH)
+                elif item in states or len(_models(run)) > 1:
+                    states[item] = ""
+                else:
+                    states[item] = tags.get(f"{TAG}status", "") if kind == "sweep" else _state(run, parent_id)
+                if kind == "sweep":
+                    parents.setdefault(item, run.info.run_id)
+        return states
 
-        Of several, all but one give way soon, see `keeps`. If several remain, a sender was killed: the oldest is kept.
-        """
-        for pause_s in (*SETTLE_PAUSES_S, None):
-            runs = sorted(self._with(tags), key=age)
-            active = [run for run in runs if run.info.lifecycle_stage != "deleted"]
-            if len(active) < 2:
-                break
-            if pause_s is not None:
-                time.sleep(pause_s)
-        for run in active[1:]:
-            self._discard(run, tags)
-        return next(iter(runs), None)
-
-    def create(self, experiment: str, name: str, *, tags: Mapping[str, str], started_ms: int, note: str = "") -> Run:
-        """Create a run with the status running. The experiment is created, with `note`, if it does not exist."""
-        return self.client.create_run(self._experiment(experiment, note), started_ms, cut(tags, "tag"), run_name=name)
-
-    def keeps(self, run: Run, tags: Mapping[str, str]) -> bool:
-        """Whether a run that was created just now is the only one with these tags; if not, it is given up.
-
-        So if several processes create it at once, none deletes a run that another has started to fill. If all give up,
-        they find none, and create it again after a random time.
-        """
-        if all(
-            same.info.run_id == run.info.run_id or same.info.lifecycle_stage == "deleted" for same in self._with(tags)
-        ):
-            return True
-        self._discard(run, tags)
-        time.sleep(random.uniform(*CREATE_PAUSE_S))
-        return False
-
-    def delete(self, tags: Mapping[str, str]) -> None:
-        """Put the runs with all these tags into the trash, without the tags, and delete their models.
-
-        A run that is trained again is then another one there.
-        """
-        for run in list(self._with(tags)):
-            if run.info.lifecycle_stage == "deleted":
-                self.client.restore_run(run.info.run_id)
-            self._discard(run, tags)
+    def delete_run(self, run_id: str) -> None:
+        """Put a run into MLflow's trash, without its tag and its model: trained again, it is another one there."""
+        for run in list(self._search("run", run_id)):
+            if _is_in_trash(run):
+                self._client.restore_run(run.info.run_id)
+            self._discard(run, "run")
 
     def close(self) -> None:
-        """Write a SQLite file's log into it: the file is whole then, and can be copied."""
-        database = sqlite_file(self.uri)
-        if database is not None:
-            with contextlib.suppress(sqlite3.Error), _connected(database) as connection:
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        """Leave a SQLite file whole, without a write-ahead log."""
+        write_log(self._uri)
 
-    def _with(self, tags: Mapping[str, str]) -> Iterator[Run]:
-        return self.search(" AND ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items()))
+    # -- runs and sweeps in MLflow ---------------------------------------------------------------------------------
 
-    def _discard(self, run: Run, tags: Mapping[str, str]) -> None:
-        """Put a second run of the same tags into the trash, without the tags, and delete its models."""
-        for model in self._models(run):
-            self.client.delete_logged_model(model.model_id)
-        for key in tags:
-            self.client.delete_tag(run.info.run_id, key)
-        self.client.delete_run(run.info.run_id)
+    def _search(self, kind: str, item: str | None = None) -> Iterator[Run]:
+        """All runs or sweeps in MLflow, or those of one, the oldest first, then those in its trash.
 
-    def _models(self, run: Run) -> Sequence[LoggedModel]:
-        """The models that were made for a run, the oldest first."""
-        found = self.client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run.info.run_id}'")
+        They are read in pages, which takes a server 2 ms for each.
+        """
+        condition = f"tags.`{TAG}kind` = '{kind}'" + (f" AND tags.`{ID_TAG[kind]}` = '{item}'" if item else "")
+        ids = [experiment.experiment_id for experiment in self._experiments().values()]
+        for view in (ViewType.ACTIVE_ONLY, ViewType.DELETED_ONLY):
+            token: str | None = None if ids else ""
+            while token != "":
+                page = self._client.search_runs(ids, condition, view, PAGE, OLDEST_FIRST, token)
+                yield from page
+                token = page.token or ""
+
+    def _find(self, item: str, kind: str) -> Run | None:
+        """MLflow's run of a run or sweep; one in the trash only where there is no other. Duplicates are discarded."""
+        if item in self._ids:
+            return self._client.get_run(self._ids[item])
+        found = None
+        for run in list(self._search(kind, item)):
+            if found is None and len(_models(run)) < 2:
+                found = run
+            elif not _is_in_trash(run):  # a duplicate, or a run with two models, which is logged again
+                self._discard(run, kind)
+        if found is not None:
+            self._ids[item] = found.info.run_id
+        return found
+
+    def _discard(self, run: Run, kind: str) -> None:
+        """Put a run into the trash, without the tag by which it is found, and delete its models."""
+        for model in self._models_of(run):
+            self._client.delete_logged_model(model.model_id)
+        self._client.delete_tag(run.info.run_id, ID_TAG[kind])
+        self._client.delete_run(run.info.run_id)
+
+    def _models_of(self, run: Run) -> Sequence[LoggedModel]:
+        """The models that were made for a run, the oldest first, also those that were not linked to it."""
+        found = self._client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run.info.run_id}'")
         return sorted(found, key=lambda model: (model.creation_timestamp, model.model_id))
 
-    def put_model(
-        self, run: Run, checkpoint: Path, name: str, params: Mapping[str, str], tags: Mapping[str, str], *, new: bool
-    ) -> LoggedModel:
-        """The model of a run with its files, which no run links yet.
+    def _create(self, item: str, sweep: SweepRecord | None, name: str, tags: Mapping[str, str], started_ms: int) -> Run:
+        """Create a run with the status running, in the experiment of a sweep."""
+        experiment_id = self._experiment(sweep.ablation if sweep else NO_SWEEP, sweep)
+        run: Run = self._client.create_run(experiment_id, started_ms, _cut(tags, "tag"), run_name=name)
+        self._ids[item] = run.info.run_id
+        return run
 
-        Args:
-            run: The run.
-            checkpoint: The files.
-            name: Its name.
-            params: Its parameters.
-            tags: Its tags.
-            new: Whether the run cannot have one of a process that was killed before it had linked it.
-        """
-        models: Sequence[LoggedModel] = [] if new else self._models(run)
-        while not models:
-            made = self.client.create_logged_model(
-                run.info.experiment_id,
-                name=name.translate(NOT_IN_MODEL_NAMES),
-                source_run_id=run.info.run_id,
-                params=cut(params, "param"),
-                tags=cut(tags, "tag"),
-                model_type="cope_sweep",
+    def _log(
+        self,
+        run: Run,
+        points: Sequence[Metric] = (),
+        params: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Log points, and the parameters and tags that are not in `run`, in one request for each 1,000 values."""
+        new_params, new_tags = (
+            [(key, value) for key, value in _cut(values or {}, kind).items() if known.get(key, "") != value]
+            for values, known, kind in ((params, run.data.params, "param"), (tags, run.data.tags, "tag"))
+        )
+        self._client.log_batch(
+            run.info.run_id,
+            list(points),
+            [Param(key, value) for key, value in new_params],
+            [RunTag(key, value) for key, value in new_tags],
+        )
+
+    def _set_status(self, run: Run, status: str, ended_ms: int | None = None) -> None:
+        if run.info.status == status:
+            return
+        if ended_ms is None:
+            self._client.update_run(run.info.run_id, status)
+        else:
+            self._client.set_terminated(run.info.run_id, status, ended_ms)
+
+    # -- a finished run ------------------------------------------------------------------------------------------
+
+    def _log_result(
+        self,
+        run: Run,
+        record: RunRecord,
+        folder: RunFolder,
+        spec: Mapping[str, Any],
+        points: Sequence[Metric],
+        latest: Mapping[str, Metric],
+        tags: Mapping[str, str],
+        *,
+        is_new: bool,
+    ) -> list[Metric]:
+        """Log the data and the model of a finished run. Returns the points to log, the final ones also of the model."""
+        known = {**latest, **{point.key: point for point in points}}
+        final = {point.key: point for point in content.final_points(record, known)}
+        data = content.datasets(record, spec)
+        self._client.log_inputs(run.info.run_id, data)
+        model_id, checkpoint = next(iter(_models(run)), None), folder.fetch_checkpoint()
+        if model_id is None and checkpoint.is_dir():
+            axes = {key: value for key, value in tags.items() if key.startswith(f"{TAG}axis.")}
+            model_id = self._log_model(
+                run,
+                checkpoint,
+                f"{tags.get(f'{TAG}row', 'run')} seed {record.seed}",
+                params=content.flat({"model": spec.get("model", {})}),
+                tags=axes | {RUN_ID_TAG: record.run_id},
+                step=record.step,
+                is_new=is_new,
             )
-            models = self._models(run)
-            if [model.model_id for model in models] != [made.model_id]:  # another process also sends the run
-                self.client.delete_logged_model(made.model_id)
-                time.sleep(random.uniform(*CREATE_PAUSE_S))
-                models = self._models(run)
-        model = models[0]
-        with errors(self.uri, f"could not take {checkpoint}"):
-            description = describe(model, checkpoint)
-            if folder := _local(model.artifact_location):
-                shutil.copytree(checkpoint, folder, copy_function=_link_or_copy, dirs_exist_ok=True)
-                _write_files(folder, description)
-            else:
-                self.client.log_model_artifacts(model.model_id, str(checkpoint))
-                with tempfile.TemporaryDirectory() as temporary:
-                    _write_files(Path(temporary), description)
-                    self.client.log_model_artifacts(model.model_id, temporary)
-        return model
+        if model_id is not None:
+            by_split = {dataset.tags[0].value: dataset.dataset for dataset in data}
+            final = {key: content.of_model(point, model_id, by_split) for key, point in final.items()}
+        earlier = [point for point in points if point.key not in final or final[point.key].step != point.step]
+        return [*earlier, *final.values()]
 
-    def link_model(self, run_id: str, model_id: str, step: int) -> None:
-        """Link a complete model to its run, at last: a run that has a model has a complete one."""
-        self.client.finalize_logged_model(model_id, "READY")
-        outputs = self.client.get_run(run_id).outputs
-        if not (outputs and outputs.model_outputs):
-            self.client.log_outputs(run_id, [LoggedModelOutput(model_id, step)])
+    def _log_model(
+        self,
+        run: Run,
+        checkpoint: Path,
+        name: str,
+        *,
+        params: Mapping[str, str],
+        tags: Mapping[str, str],
+        step: int,
+        is_new: bool,
+    ) -> str:
+        """Log a checkpoint as the model of a run, and link it at last: a run that has a model has a complete one."""
+        # A process that was killed before it had linked its model may have left one.
+        model = next(iter([] if is_new else self._models_of(run)), None) or self._client.create_logged_model(
+            run.info.experiment_id,
+            name=name.translate(NOT_IN_MODEL_NAMES),
+            source_run_id=run.info.run_id,
+            params=_cut(params, "param"),
+            tags=_cut(tags, "tag"),
+            model_type="cope_sweep",
+        )
+        with described(model, checkpoint) as folder:
+            self._client.log_model_artifacts(model.model_id, str(folder))
+        self._client.finalize_logged_model(model.model_id, "READY")
+        self._client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, step)])
+        return str(model.model_id)
+
+    # -- sweeps --------------------------------------------------------------------------------------------------
+
+    def _place(self, record: RunRecord) -> tuple[SweepRecord | None, SweepPlace | None]:
+        """The sweep that trained a run last, and the run's place in it; where it is not known, the oldest with the run.
+
+        A damaged record of a sweep keeps no run from being sent: it is None.
+        """
+        places = self._store.index.places([record.run_id]).get(record.run_id, [])
+        oldest = places[0] if places else None
+        place = next((place for place in places if place.sweep_id == record.sweep_id), oldest)
+        with suppress(DamagedError):
+            return self._store.sweep(place.sweep_id) if place else None, place
+        return None, place
+
+    def _parent_id(self, record: SweepRecord) -> str:
+        return self._ids.get(record.sweep_id) or str(self._sweep_run(record)[0].info.run_id)
+
+    def _sweep_run(self, record: SweepRecord) -> tuple[Run, Status]:
+        """MLflow's run of a sweep, created if it is not there, with the present status of the sweep, and this."""
+        run = self._find(record.sweep_id, "sweep")
+        if run is None:
+            origin = content.flat({"versions": record.versions, "machine": record.machine})
+            tags = {f"{TAG}kind": "sweep", ID_TAG["sweep"]: record.sweep_id} | content.source_tags(record)
+            name = f"{record.ablation} · {time.strftime('%Y-%m-%d %H:%M', time.gmtime(record.started_ms / 1000))}"
+            tags |= {f"{TAG}{key}": value for key, value in origin.items()}
+            run = self._create(record.sweep_id, record, name, tags, record.started_ms)
+        summary = self._store.index.sweep(record.sweep_id)
+        status: Status = summary.status if summary else record.status
+        ended_ms = record.ended_ms
+        if status not in ("running", "pending") and ended_ms is None:  # its process died: when it was last heard of
+            rows = self._store.index.records((member.run_id for member in record.runs), values=False).values()
+            ends = [row.ended_ms or row.updated_ms or 0 for row in rows if row.sweep_id == record.sweep_id]
+            ended_ms = max([record.started_ms, *ends])
+        if not _is_in_trash(run):
+            self._set_status(run, SWEEP_STATUS[status], ended_ms)
+        return run, status
+
+    def _best(self, record: SweepRecord) -> RunRecord | None:
+        """The finished run of a sweep with the best value of its primary metric, also if another sweep trained it."""
+        name, goal = content.primary_metric(record)
+        query = RunQuery(("finished",), sweep_id=record.sweep_id, sort=name, descending=goal == "max", limit=1)
+        with suppress(QueryError):  # no run has it
+            for run in self._store.index.page(query).runs:
+                return run if run.value(name) is not None else None
+        return None
+
+    def _links(self, record: SweepRecord) -> dict[str, str]:
+        """Run id → id in MLflow, of the runs that a sweep has reused and that MLflow has; MAX_LINKS at most."""
+        found = {run_id: self._find(run_id, "run") for run_id in record.reused[:MAX_LINKS]}
+        return {key: run.info.run_id for key, run in found.items() if run is not None and not _is_in_trash(run)}
+
+    # -- experiments ---------------------------------------------------------------------------------------------
 
     @cachedmethod(lambda self: self._listed)
-    def _experiments(self) -> dict[str, str]:
-        """Name → id. A new dictionary after some seconds, for other stores create experiments, too."""
-        found = self.client.search_experiments(max_results=MAX_EXPERIMENTS)
-        return {experiment.name: experiment.experiment_id for experiment in found}
+    def _experiments(self) -> dict[str, Experiment]:
+        found = self._client.search_experiments(max_results=MAX_EXPERIMENTS)
+        return {experiment.name: experiment for experiment in found}
 
-    def _experiment(self, name: str, note: str) -> str:
-        """The id of the experiment `name`. It is created, with the description `note`, if it does not exist."""
-        experiments = self._experiments()
+    def _experiment(self, name: str, sweep: SweepRecord | None) -> str:
+        """The id of an experiment, which is created if it does not exist."""
+        experiments, database = self._experiments(), sqlite_file(self._uri)
         if name not in experiments:
-            location = (self._artifact_root / name).as_uri() if self._artifact_root else None
+            location = (database.parent / ARTIFACTS / name).as_uri() if database else None
             # With this tag, MLflow's UI shows runs and charts instead of traces of agents.
             tags = {"mlflow.experimentKind": "custom_model_development"}
-            tags |= cut({"mlflow.note.content": note}, "note") if note else {}
+            tags |= _cut({"mlflow.note.content": content.experiment_note(sweep)}, "note") if sweep else {}
             try:
-                experiments[name] = self.client.create_experiment(name, location, tags)
+                self._client.create_experiment(name, location, tags)
             except TrackingError:
-                # Another process may have created it, or it is in the trash.
-                if (experiment := self.client.get_experiment_by_name(name)) is None:
+                # Another process may have created it just now, or it is in the trash.
+                if self._client.get_experiment_by_name(name) is None:
                     raise
-                if experiment.lifecycle_stage == "deleted":
-                    raise TrackingError(
-                        f"{redacted_url(self.uri)}: the experiment {name!r} is in MLflow's trash; restore it with "
-                        f"`mlflow experiments restore -x {experiment.experiment_id}`, or empty the trash: `mlflow gc`",
-                        code="deleted_experiment",
-                        uri=redacted_url(self.uri),
-                        experiment=name,
-                        experiment_id=experiment.experiment_id,
-                    ) from None
-                experiments[name] = experiment.experiment_id
-        return experiments[name]
+            experiments[name] = cast(Experiment, self._client.get_experiment_by_name(name))
+        experiment = experiments[name]
+        if experiment.lifecycle_stage == "deleted":
+            del experiments[name]
+            raise TrackingError(
+                f"{redacted_url(self._uri)}: the experiment {name!r} is in MLflow's trash; restore it with `mlflow "
+                f"experiments restore -x {experiment.experiment_id}`, or empty the trash with `mlflow gc`",
+                code="deleted_experiment",
+                uri=redacted_url(self._uri),
+                experiment=name,
+                experiment_id=experiment.experiment_id,
+            )
+        return str(experiment.experiment_id)
+
+    def _check_place(self, database: Path) -> None:
+        """Refuse the database of a store that was moved or copied, to write nothing into the old place.
+
+        MLflow keeps absolute paths of artifacts, and has no request that changes them.
+        """
+        artifacts = database.parent / ARTIFACTS
+        for name, experiment in self._experiments().items():
+            parts = urlsplit(experiment.artifact_location)
+            folder = Path(unquote(parts.path))
+            # Other experiments of the same database may have their files anywhere.
+            is_ours = parts.scheme == "file" and folder.name == name and folder.parent.name == ARTIFACTS
+            if is_ours and folder.parent.resolve() != artifacts.resolve():
+                again = f"rm -r {shlex.quote(str(database))}* {shlex.quote(str(artifacts))}"
+                sync = shlex.join(["cope-sweep", "sync", *self._store.option])
+                raise TrackingError(
+                    f"{database} keeps its files in {folder.parent}, from where the store was moved or copied. MLflow "
+                    f"only has a copy of the store; make it again: {again}; {sync}",
+                    code="moved_store",
+                    file=str(database),
+                    artifacts=str(folder.parent),
+                )
 
 
-@contextlib.contextmanager
-def errors(uri: str, problem: str) -> Iterator[None]:
-    """Turn every error into a TrackingError with a message of one line."""
-    try:
-        yield
-    except TrackingError:
-        raise
-    except Exception as error:
-        # MLflow passes on errors of database drivers, the network and the disk, so that any class is possible.
-        if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
-            # One error for each file of a folder.
-            error = OSError("; ".join(str(reason) for _, _, reason in error.args[0]))
-        raise TrackingError(
-            f"MLflow at {redacted_url(uri)} {problem}: {_one_line(error)}{through_proxy(uri)}",
-            uri=redacted_url(uri),
-            reason=_one_line(error),
-            **proxy_data(uri),
-        ) from error
+def _state(run: Run, parent_id: str) -> str:
+    """The `run_state` in which a run is complete below a parent."""
+    tags = run.data.tags
+    is_below = tags.get(PARENT_TAG, "") == parent_id
+    return f"{tags.get(f'{TAG}status')} {tags.get(f'{TAG}attempt')}" if is_below else ""
 
 
-def age(run: Run) -> tuple[bool, int, str]:
-    """A key that sorts runs with the same tags: those first that are not in MLflow's trash, the oldest first."""
-    return run.info.lifecycle_stage == "deleted", run.info.start_time, run.info.run_id
+def _is_in_trash(run: Run) -> bool:
+    return bool(run.info.lifecycle_stage == "deleted")
 
 
-def cut(values: Mapping[str, str], kind: str) -> dict[str, str]:
+def _models(run: Run) -> set[str]:
+    """The ids of the models that are linked to a run."""
+    return {output.model_id for output in run.outputs.model_outputs} if run.outputs else set()
+
+
+def _cut(values: Mapping[str, str], kind: str) -> dict[str, str]:
     """`values` with texts cut to the length that MLflow accepts for `kind`."""
     limit = MAX_CHARACTERS[kind]
     return {key: value if len(value) <= limit else value[: limit - 2] + " …" for key, value in values.items()}
-
-
-def _prepare(database: Path) -> None:
-    """Create a SQLite store if there is none, and give it a write-ahead log, except on a network's disk.
-
-    Only one process creates it: if several do so at once, all of them fail. It gets its name at the end: MLflow refuses
-    one that a process was killed while creating.
-    """
-    with database.with_name(database.name + ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if not database.exists() or not database.stat().st_size:
-            new = database.with_name(database.name + ".new")
-            new.unlink(missing_ok=True)
-            create_database_file(new)
-            upgrade.main([sqlite_url(new)], standalone_mode=False)  # the command `mlflow db upgrade`
-            new.replace(database)
-        if not on_network(database):
-            with contextlib.suppress(sqlite3.OperationalError), _connected(database) as connection:
-                connection.execute("PRAGMA journal_mode = WAL")  # the file keeps it
-
-
-@contextlib.contextmanager
-def _connected(database: Path) -> Iterator[sqlite3.Connection]:
-    with contextlib.closing(sqlite3.connect(database, timeout=1.0)) as connection:
-        yield connection
-
-
-def _local(artifacts: str) -> Path | None:
-    """The folder of an artifact URI if it is on this machine, else None."""
-    parts = urlsplit(artifacts)
-    return Path(unquote(parts.path)) if parts.scheme in ("file", "") and not parts.netloc else None
-
-
-def _write_files(folder: Path, files: Mapping[str, str]) -> None:
-    for name, text in files.items():
-        (folder / name).write_text(text)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    """Put a hard link to `source` at `target`, or a copy where links are impossible.
-
-    A finished checkpoint never changes, so a link is enough; it takes neither time nor disk space. If several
-    processes write the same target at once, each of them replaces it atomically.
-    """
-    temporary = f"{target}.{uuid.uuid4().hex}"
-    try:
-        try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
-        Path(temporary).replace(target)
-    finally:
-        # Renaming a hard link to another link of the same file does nothing and leaves both.
-        Path(temporary).unlink(missing_ok=True)
-
-
-def describe(logged: LoggedModel, checkpoint: Path) -> dict[str, str]:
-    """File → content, of the files that MLflow expects beside a checkpoint's. Equal models give equal files."""
-    version, signature = _version(), _signature()
-    files = sorted(str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file())
-    created = datetime.fromtimestamp(logged.creation_timestamp / 1000, UTC).replace(tzinfo=None)
-    model = Model(
-        artifact_path=logged.artifact_location,
-        run_id=logged.source_run_id,
-        model_id=logged.model_id,
-        model_uuid=logged.model_id,
-        utc_time_created=str(created),
-        model_size_bytes=sum((checkpoint / name).stat().st_size for name in files),
-        signature=signature,
-    )
-    model.add_flavor(
-        "python_function", loader_module=LOADER, predict_fn=PREDICT, python_version=platform.python_version()
-    )
-    model.add_flavor("cope_sweep", version=version, files=files)
-    return {DESCRIPTION: model.to_yaml(), REQUIREMENTS: f"cope-sweep=={version}\n"}
-
-
-@functools.cache
-def _version() -> str:
-    return importlib.metadata.version("cope-sweep")
-
-
-@functools.cache
-def _signature() -> ModelSignature:
-    """Token ids in, log-probabilities out."""
-    return ModelSignature(
-        inputs=Schema([TensorSpec(np.dtype("int64"), (-1, -1))]),
-        outputs=Schema([TensorSpec(np.dtype("float64"), (-1, -1))]),
-    )
-
-
-def limit_requests() -> None:
-    """Make every request of this process's MLflow client end after a while, and never be repeated by the client.
-
-    MLflow's defaults repeat a request for four minutes. The client also repeats requests that create a run, which gives
-    two runs where the server did answer, too late. A mirror looks a run up before it tries again.
-    """
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(REQUEST_TIMEOUT_S))
-    os.environ.setdefault("MLFLOW_ARTIFACT_UPLOAD_DOWNLOAD_TIMEOUT", str(UPLOAD_TIMEOUT_S))
-    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-
-
-def check_server(uri: str) -> None:
-    """Return if an MLflow server at the http(s) URL `uri` accepts requests of MLflow's own client.
-
-    So credentials, TLS settings and proxies are those that runs are sent with.
-
-    Raises:
-        TrackingError: Nothing answers, the server refuses access, or it is not an MLflow server.
-    """
-    bypass_proxies_here(uri)
-    limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(CHECK_REQUEST_S), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-    try:
-        with _environment(limits):
-            MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
-    except Exception as error:  # the answer of another service can fail anywhere in the client
-        url, reason = redacted_url(uri), _one_line(error)
-        if isinstance(error, MlflowException) and error.error_code in ACCESS_REFUSED:
-            raise TrackingError(
-                f"the MLflow server at {url} refuses access ({reason}){through_proxy(uri)}; "
-                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
-                code="access_refused",
-                uri=url,
-                reason=reason,
-                **proxy_data(uri),
-            ) from error
-        # The client turns errors of the connection into MlflowException.
-        if isinstance(error, MlflowException) and isinstance(error.__cause__ or error.__context__, OSError):
-            raise no_server(uri, reason) from error
-        raise TrackingError(
-            f"{url} answers, but is not an MLflow server ({reason}){through_proxy(uri)}; check the URL's port and path",
-            code="not_an_mlflow_server",
-            uri=url,
-            reason=reason,
-            **proxy_data(uri),
-        ) from error
-
-
-def _one_line(error: Exception) -> str:
-    """The message of an error in one line, without secrets."""
-    # SQLAlchemy's statement and link say nothing to a user.
-    text = " ".join(str(error).split()).partition(" [SQL:")[0].partition(" (Background on this error")[0]
-    return redacted(text)[:500]  # before it is cut: a part of a secret could not be found
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables that are set while the block runs."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -1,30 +1,23 @@
-"""The URI of a store's tracker, and the errors of trackers. Nothing here imports mlflow, which takes seconds."""
+"""The URI of a store's tracker, its check before a sweep starts, and its errors, without an import of mlflow."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import sqlite3
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cope_sweep.errors import UserError
-from cope_sweep.proxies import proxy_data, through_proxy
-from cope_sweep.redaction import redacted_url, remember
+from cope_sweep.proxies import proxy_data, proxy_of, through_proxy
+from cope_sweep.redaction import is_ambiguous, redacted_url, remember
 from cope_sweep.store.index.database import sqlite_file, sqlite_url
 from cope_sweep.store.store import Store
 
-ARTIFACTS = "mlartifacts"
-MOVE = "SET {0} = :new || substr({0}, length(:old) + 1) WHERE substr({0}, 1, length(:old)) = :old"
-MOVES = (
-    f"UPDATE experiments {MOVE.format('artifact_location')}",
-    f"UPDATE runs {MOVE.format('artifact_uri')}",
-    f"UPDATE logged_models {MOVE.format('artifact_location')}",
-)
-"""Replace the start of the places of artifacts in MLflow's tables."""
 LOG_FILE = "mlflow.log"
 """The file in a store with what MLflow's client logs while it is sent."""
-BUSY_TIMEOUT_S = 60
+CHECK_CONNECTION_S = 2
+"""The time that a server may take to accept a connection."""
 RUN_ID_TAG = "cope_sweep.run_id"
 """The tag of MLflow's run that names the run of the store. A run is looked up by it."""
 ACCEPTED = "sqlite:///PATH, or http://HOST:PORT or https://HOST of an MLflow server"
@@ -42,6 +35,55 @@ def resolve_uri(store: Store, explicit: str | None = None) -> str:
     remember(uri)
     path = sqlite_file(uri)
     return uri.rstrip("/") if path is None else sqlite_url(path)
+
+
+def check_uri(uri: str) -> str | None:
+    """Return if runs can be sent to `uri`, with a note if its server is slow to answer: it may answer later.
+
+    Waits for a server 5 s at most; where one answers, importing mlflow takes some more.
+
+    Raises:
+        TrackingError: The scheme is not supported, the path cannot be written, or the server cannot be reached,
+            refuses access, or is not an MLflow server.
+    """
+    path = sqlite_file(uri)
+    if path is not None:
+        check_sqlite(path)
+    elif uri.startswith(("http://", "https://")):
+        if is_ambiguous(uri):
+            raise no_server(uri, "write characters such as / and @ in its password as %2F and %40")
+        _check_connection(uri)
+        import_mlflow()
+        from cope_sweep.tracking.client import check_server
+
+        return check_server(uri)
+    elif "://" not in uri or uri.startswith("file:"):
+        raise TrackingError(
+            f"{redacted_url(uri)!r} is a folder, and MLflow 3.17 no longer keeps runs in folders; "
+            f"accepted: {ACCEPTED}, as in sqlite:///store/mlflow.db",
+            code="unsupported_tracking",
+            uri=redacted_url(uri),
+        )
+    else:
+        raise TrackingError(
+            f"{redacted_url(uri)!r}: tracking stores of this kind are not supported; accepted: {ACCEPTED}. "
+            "For another database, start a server for it: mlflow server --backend-store-uri …",
+            code="unsupported_tracking",
+            uri=redacted_url(uri),
+        )
+    return None
+
+
+def _check_connection(uri: str) -> None:
+    """Return if something listens at a URL, so that a wrong one fails before mlflow is imported."""
+    try:
+        parts = urlsplit(uri)
+        address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        # Behind a proxy, the server itself may be out of reach.
+        if proxy_of(uri) is None:
+            socket.create_connection(address, timeout=CHECK_CONNECTION_S).close()
+    except (OSError, ValueError) as error:
+        raise no_server(uri, error) from error
 
 
 def check_sqlite(path: Path) -> None:
@@ -66,38 +108,6 @@ def check_sqlite(path: Path) -> None:
     except OSError as error:
         raise TrackingError(
             f"{path}: MLflow's SQLite file cannot be written ({error.strerror}); {hint}",
-            code="not_writable",
-            file=str(path),
-        ) from error
-
-
-def artifact_folder(path: Path) -> Path:
-    """The folder of the artifacts of MLflow's SQLite file: beside it."""
-    return path.parent / ARTIFACTS
-
-
-def follow_artifacts(path: Path) -> None:
-    """Correct the places of artifacts in MLflow's SQLite file after its store was moved or copied.
-
-    MLflow keeps them as absolute URLs, and has no request that changes them. Without this, it would not find the models
-    that it has, and would make new ones in the folder that the store was moved or copied from.
-
-    Raises:
-        TrackingError: The file cannot be read or written.
-    """
-    new = artifact_folder(path).as_uri()
-    try:
-        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)) as database:
-            places = database.execute("SELECT artifact_location FROM experiments").fetchall()
-            folders = {place.rpartition("/")[0] for (place,) in places if place}
-            moved = {old for old in folders if old.startswith("file:///") and old.endswith(f"/{ARTIFACTS}")} - {new}
-            with database:
-                for old in moved:
-                    for statement in MOVES:
-                        database.execute(statement, {"old": f"{old}/", "new": f"{new}/"})
-    except sqlite3.Error as error:
-        raise TrackingError(
-            f"{path}: the places of MLflow's artifacts cannot be corrected ({error})",
             code="not_writable",
             file=str(path),
         ) from error

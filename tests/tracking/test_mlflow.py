@@ -2,8 +2,10 @@
 
 import json
 import multiprocessing
+import os
 import secrets
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -21,23 +23,23 @@ from cope_sweep.train import Runtime, train_run
 from tests.errors import raises
 from tests.read.tables.ablations import fail, finish, plan_of
 from tests.store.sweeps import begin, end, end_sweep, write_sweep
-from tests.tracking.trackers import TAG, client_of, history, run_of, sweep_of, synced
+from tests.tracking.trackers import TAG, client_of, history, run_of, runs_of, sweep_of, synced
 
 pytestmark = pytest.mark.slow
 METRICS = {"in_dist/token_error": 25.0}
 TOKENS = np.array([[3, 1, 2, 2], [0, 1, 1, 3]])
 
 
-def tracker(uri):
+def connect(uri):
     """It is imported here, because importing mlflow takes seconds also when no test needs it."""
-    from cope_sweep.tracking.mlflow import Tracker
+    from cope_sweep.tracking import client
 
-    return Tracker(uri)
+    return client.connect(uri)
 
 
 def open_store(path, queue):
     try:
-        tracker(f"sqlite:///{path}").create("x", "y", tags={}, started_ms=1)
+        connect(f"sqlite:///{path}").create_run("0")
         queue.put("opened")
     except BaseException as error:
         queue.put(repr(error))
@@ -48,10 +50,10 @@ import os, sys
 from cope_sweep.tracking.uri import import_mlflow
 
 import_mlflow()
-from cope_sweep.tracking import mlflow
+from cope_sweep.tracking import client
 
-mlflow.upgrade.main = lambda words, **_: (open(words[0].removeprefix("sqlite:///"), "w").write("x"), os._exit(9))
-mlflow.Tracker(sys.argv[1])
+client.upgrade.main = lambda words, **_: (open(words[0].removeprefix("sqlite:///"), "w").write("x"), os._exit(9))
+client.connect(sys.argv[1])
 """
 
 
@@ -60,7 +62,7 @@ def test_a_process_that_was_killed_while_it_created_a_store_does_no_harm(tmp_pat
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     assert subprocess.run([sys.executable, "-c", KILLED, uri], cwd=Path.cwd(), check=False).returncode == 9
     assert not (tmp_path / "mlflow.db").exists()
-    assert tracker(uri).find({"a": "b"}) is None
+    connect(uri).create_run("0")
     assert not (tmp_path / "mlflow.db.new").exists()
 
 
@@ -105,7 +107,7 @@ def test_mlflow_client_reads_a_sweep(store, sqlite_uri):
     path = client.download_artifacts(failed.info.run_id, "error.txt")
     assert "Diverged" in Path(path).read_text()
     (kept,) = store.root.glob("mlartifacts/copying/models/*/artifacts/model.safetensors")
-    assert kept.samefile(folder.checkpoint / "model.safetensors")  # a hard link
+    assert kept.read_bytes() == (folder.checkpoint / "model.safetensors").read_bytes()
 
 
 def test_an_expert_finds_data_models_durations_and_times(store, sqlite_uri):
@@ -141,7 +143,7 @@ def test_an_expert_finds_data_models_durations_and_times(store, sqlite_uri):
                 assert run.info.start_time <= point.timestamp <= run.info.end_time
 
 
-def test_two_stores_that_send_the_same_run_duplicate_no_points(store, sqlite_uri, tmp_path):
+def test_of_two_stores_that_send_the_same_run_at_once_the_next_sync_leaves_one(store, sqlite_uri, tmp_path):
     plan = plan_of()
     folder = begin(store, plan.runs[0], *({"step": step, "train/loss": float(step)} for step in range(2300)))
     folder.set_state("interrupted")
@@ -153,43 +155,73 @@ def test_two_stores_that_send_the_same_run_duplicate_no_points(store, sqlite_uri
         thread.start()
     for thread in threads:
         thread.join()
+    synced(store, sqlite_uri)  # both may have created the run
     points = history(sqlite_uri, run_of(sqlite_uri, plan.runs[0]), "train/loss")
     assert [point.step for point in points] == list(range(2300))
 
 
-def test_of_several_runs_that_killed_senders_left_the_oldest_is_kept(sqlite_uri):
-    found = tracker(sqlite_uri)
-    for experiment, started_ms in (("a", 2000), ("b", 500), ("c", 1000)):
-        found.create(experiment, "x", tags={"key": "k", "in": experiment}, started_ms=started_ms)
-    assert found.find({"key": "k", "in": "c"}).data.tags["in"] == "c"
-    assert found.find({"key": "k"}).data.tags["in"] == "b"
-    assert found.find({"key": "k", "in": "c"}) is None
-    active = client_of(sqlite_uri).search_runs(["1", "2", "3"])
-    assert [each.data.tags["in"] for each in active] == ["b"]
+def test_the_next_sync_removes_duplicates_and_keeps_the_oldest(store, plan, uri):
+    """Two processes sent the sweep at the same moment; the second one's runs are below its own parent."""
+    record = write_sweep(store, plan)
+    for run in plan.runs:
+        finish(store, run, METRICS)
+    end_sweep(store, record)
+    synced(store, uri)
+    client, before = client_of(uri), runs_of(uri, f"tags.`{TAG}sweep_id` = '{record.sweep_id}'")
+    parent, child = sweep_of(uri, record), run_of(uri, plan.runs[0])
+    for run in (parent, child):
+        client.create_run(run.experiment, tags=run.tags, run_name=run.name)
+    second = client.create_run(parent.experiment, tags={f"{TAG}kind": "x"})
+    client.set_tag(run_of(uri, plan.runs[1]).id, "mlflow.parentRunId", second.info.run_id)
+    assert sync(store, uri, dry_run=True).left == 3
+    assert synced(store, uri) == 3
+    assert synced(store, uri) == 0
+    after = runs_of(uri, f"tags.`{TAG}sweep_id` = '{record.sweep_id}'")
+    assert {run.id: run.tags for run in after} == {run.id: run.tags for run in before}
+    assert len(after) == 7
 
 
-def test_a_closed_store_is_one_file(store, sqlite_uri):
-    tracking = tracker(sqlite_uri)
-    run = tracking.create("x", "y", tags={"key": "k"}, started_ms=1)
-    assert (store.root / "mlflow.db-wal").exists()
-    tracking.close()
-    assert (store.root / "mlflow.db-wal").stat().st_size == 0
-    assert tracker(sqlite_uri).find({"key": "k"}).info.run_id == run.info.run_id
+def test_a_run_with_two_models_is_sent_again(store, sqlite_uri):
+    from mlflow.entities import LoggedModelOutput
+
+    plan = plan_of()
+    finish(store, plan.runs[0], METRICS)
+    synced(store, sqlite_uri)
+    client, run = client_of(sqlite_uri), run_of(sqlite_uri, plan.runs[0])
+    model = client.create_logged_model(run.experiment, source_run_id=run.id)
+    client.log_outputs(run.id, [LoggedModelOutput(model.model_id, 1)])
+    assert synced(store, sqlite_uri) == 1
+    run = run_of(sqlite_uri, plan.runs[0])
+    assert [each.model_id for each in client.search_logged_models([run.experiment])] == run.models
+    assert synced(store, sqlite_uri) == 0
+
+
+def test_a_store_is_one_file_after_a_sync(store, sqlite_uri):
+    finish(store, plan_of().runs[0], METRICS)
+    connect(sqlite_uri).create_run("0")
+    wal = store.root / "mlflow.db-wal"
+    assert wal.stat().st_size > 0
+    synced(store, sqlite_uri)
+    assert not wal.exists() or wal.stat().st_size == 0
 
 
 def test_a_database_may_be_named_by_a_relative_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    tracking = tracker("sqlite:///own.db")
-    tracking.create("x", "y", tags={"key": "k"}, started_ms=1)
+    connect("sqlite:///own.db").create_run("0")
     assert (tmp_path / "own.db-wal").exists()
-    tracking.close()
 
 
-def test_an_experiment_in_the_trash_is_an_error_with_a_command(sqlite_uri):
-    experiment = tracker(sqlite_uri).create("copying", "x", tags={}, started_ms=1).info.experiment_id
+def test_an_experiment_in_the_trash_is_an_error_with_a_command(store, sqlite_uri):
+    from cope_sweep.tracking.mlflow import MLflowLogger
+
+    plan = plan_of()
+    record = write_sweep(store, plan)
+    synced(store, sqlite_uri)
+    MLflowLogger(store, sqlite_uri).log_sweep(record.sweep_id)
+    experiment = sweep_of(sqlite_uri, record).experiment
     client_of(sqlite_uri).delete_experiment(experiment)
     with raises("deleted_experiment", experiment="copying", experiment_id=experiment):
-        tracker(sqlite_uri).create("copying", "x", tags={}, started_ms=1)
+        MLflowLogger(store, sqlite_uri).log_sweep(write_sweep(store, plan, sweep_id="20260101-000000-bb").sweep_id)
 
 
 def test_a_server_serves_a_sqlite_store_and_its_artifacts_from_any_directory(store, served_database, server_uri):
@@ -307,14 +339,17 @@ def models(uri):
 @pytest.mark.parametrize(
     "moves", [pytest.param(True, id="moved"), pytest.param(False, id="copied", marks=pytest.mark.thorough)]
 )
-def test_models_of_a_store_in_another_place_are_found_there(tmp_path, moves):
-    """Its name has characters that mean something in a URL."""
+def test_nothing_is_written_into_the_place_from_which_a_store_was_moved(tmp_path, moves):
+    """Its name has characters that mean something in a URL. The database is made again, from the store."""
     plan, old, new = plan_of(), tmp_path / "o%20ld ?#store", tmp_path / "new" / "st%C3%BCre"
     store = Store(old, create=True)
     record = write_sweep(store, plan)
     finish(store, plan.runs[0], METRICS)
     end_sweep(store, record)
     synced(store, resolve_uri(store))
+    client_of(resolve_uri(store)).create_experiment(
+        "of a person", (tmp_path / "elsewhere" / "mlartifacts" / "1").as_uri()
+    )
     before = models(resolve_uri(store))
     assert [place.startswith((old / "mlartifacts").as_uri()) for place in before] == [True]
     new.parent.mkdir()
@@ -322,10 +357,17 @@ def test_models_of_a_store_in_another_place_are_found_there(tmp_path, moves):
 
     store = Store(new)
     finish(store, plan.runs[1], METRICS)
-    synced(store, resolve_uri(store))
-    after = models(resolve_uri(store))
-    assert [place.startswith((new / "mlartifacts").as_uri()) for place in after] == [True] * 2
-    assert {frozenset(files) for files in after.values()} == {frozenset(*before.values())} != {frozenset()}
+    with raises("moved_store", file=str(new / "mlflow.db"), artifacts=str(old / "mlartifacts")) as caught:
+        sync(store, resolve_uri(store))
     assert old.exists() != moves
     if not moves:
         assert models(resolve_uri(Store(old))) == before
+    _, _, commands = str(caught.value).partition("make it again: ")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(commands, shell=True, check=True, env=os.environ | {"PATH": path})
+    with sqlite3.connect(new / "mlflow.db") as database:  # MLflow's client here keeps the deleted one open
+        places = [place for (place,) in database.execute("SELECT artifact_location FROM logged_models")]
+    assert [place.startswith((new / "mlartifacts").as_uri()) for place in places] == [True] * 2
+    files = {name.removeprefix("artifacts/") for name in next(iter(before.values()))}
+    for folder in (new / "mlartifacts").glob("copying/models/*/artifacts"):
+        assert {path.name for path in folder.iterdir()} == files

@@ -102,20 +102,21 @@ def artifacts(uri, run):
 @pytest.fixture(scope="session")
 def fresh_database(tmp_path_factory):
     """An empty SQLite store of MLflow. Creating one takes seconds; tests copy it."""
-    from cope_sweep.tracking.mlflow import Tracker
+    from cope_sweep.tracking.client import connect, write_log
 
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    Tracker(f"sqlite:///{path}").close()
+    connect(f"sqlite:///{path}")
+    write_log(f"sqlite:///{path}")
     return path
 
 
 def send(store, uri, *runs):
     """Bring MLflow up to date with some runs, also with those that are trained, as a sweep does."""
-    from cope_sweep.tracking.send import Sender
+    from cope_sweep.tracking.mlflow import MLflowLogger
 
-    sender = Sender(store, uri)
+    logger = MLflowLogger(store, uri)
     for run in runs:
-        sender.send_run(run.run_id)
+        logger.log_run(run.run_id)
 
 
 def lease(store, record, run, ttl_s=600.0):

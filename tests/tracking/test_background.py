@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cope_sweep.store import Event
-from cope_sweep.tracking.recorder import Recorder
+from cope_sweep.tracking.background import BackgroundLogger
 from cope_sweep.tracking.sync import sync
 from tests.read.tables.ablations import finish, plan_of
 from tests.store.sweeps import begin, end, end_sweep, write_sweep
@@ -29,7 +29,7 @@ def record_sweep(store):
     """A function that starts to send a sweep."""
 
     def start(record, uri):
-        recorder = Recorder(store, uri, record)
+        recorder = BackgroundLogger(store, uri, record)
         recorder.start()
         return recorder
 
@@ -54,11 +54,14 @@ def test_a_sweep_is_sent_while_it_runs_and_at_its_end(store, plan, sqlite_uri, r
     folder.log({"step": 2, "train/loss": 1.0})
     note(recorder, plan.runs[1], "running", loss=1.0)
     until(lambda: len(history(sqlite_uri, run_of(sqlite_uri, plan.runs[1]), "train/loss")) == 2)
-    for run in plan.runs[2:]:
+    for run in plan.runs[2:-1]:
         finish(store, run, {"dense/loss": 0.5})
         note(recorder, run)
     folder.finish({"train/loss": 1.0}, {"steps": 2})
     end(store, folder)
+    note(recorder, plan.runs[1])
+    lease(store, record, plan.runs[-1])
+    finish(store, plan.runs[-1], {"dense/loss": 0.5})  # nobody reports its end
     record = end_sweep(store, record)
     calls = []
     assert recorder.finish(lambda *call: calls.append(call), patience_s=TIMEOUT_S) == []
@@ -70,37 +73,7 @@ def test_a_sweep_is_sent_while_it_runs_and_at_its_end(store, plan, sqlite_uri, r
     assert synced(store, sqlite_uri) == 0
 
 
-def test_the_next_sweep_sends_what_earlier_ones_have_left_unless_it_was_not_to_be_sent(
-    store, plan, sqlite_uri, record_sweep
-):
-    """The first sweep's process was killed; the second one ran with --no-mlflow."""
-    first = write_sweep(store, plan, ttl_s=0.0)
-    lease(store, first, plan.runs[0], 0.0)
-    store.run(plan.runs[0].run_id).begin(plan.runs[0], "here", 1).log({"step": 1, "train/loss": 2.0})
-    synced(store, sqlite_uri)
-    client_of(sqlite_uri).update_run(run_of(sqlite_uri, plan.runs[0]).id, "RUNNING")
-    client_of(sqlite_uri).update_run(sweep_of(sqlite_uri, first).id, "RUNNING")
-    other = plan_of(plan.name, seeds=[2**30 + 1])
-    private = write_sweep(store, other, mlflow=False)
-    lease(store, private, other.runs[0])
-    finish(store, other.runs[0], {"dense/loss": 0.5})
-    end_sweep(store, private)
-    third = write_sweep(store, plan)
-    recorder = record_sweep(third, sqlite_uri)
-    finish(store, plan.runs[1], {"dense/loss": 0.5})
-    note(recorder, plan.runs[1])
-    end_sweep(store, third)
-    assert recorder.finish(patience_s=TIMEOUT_S) == []
-    assert run_of(sqlite_uri, plan.runs[0]).status == "scheduled"
-    assert sweep_of(sqlite_uri, first).status == "killed"
-    assert run_of(sqlite_uri, plan.runs[1]).status == "finished"
-    assert run_of(sqlite_uri, other.runs[0]) is None
-    assert sweep_of(sqlite_uri, private) is None
-    assert synced(store, sqlite_uri) == 2
-    assert run_of(sqlite_uri, other.runs[0]).status == "finished"
-
-
-def test_ctrl_c_at_the_end_leaves_the_rest_and_nothing_running(store, sqlite_uri, record_sweep):
+def test_ctrl_c_at_the_end_leaves_the_rest_to_the_next_sync(store, sqlite_uri, record_sweep):
     plan = plan_of(seeds=list(range(12)))
     record = write_sweep(store, plan)
     folder = begin(store, plan.runs[-1], {"step": 1, "train/loss": 2.0})
@@ -124,9 +97,9 @@ def test_ctrl_c_at_the_end_leaves_the_rest_and_nothing_running(store, sqlite_uri
     (error,) = recorder.finish(on_sending, patience_s=TIMEOUT_S)
 
     assert f"cope-sweep sync --store {store.root}" in error
-    assert {run.status for run in runs_of(sqlite_uri)} == {"finished"}
-    assert len(runs_of(sqlite_uri)) < 37
+    assert len(runs_of(sqlite_uri, f"tags.`{TAG}status` = 'finished'")) < 37
     synced(store, sqlite_uri)
+    assert {run.status for run in runs_of(sqlite_uri)} == {"finished"}
     assert len(runs_of(sqlite_uri)) == 37
     assert [point.step for point in history(sqlite_uri, run_of(sqlite_uri, plan.runs[-1]), "train/loss")] == [1, 2]
 
@@ -134,10 +107,10 @@ def test_ctrl_c_at_the_end_leaves_the_rest_and_nothing_running(store, sqlite_uri
 SWEEP = """
 import sys, time
 from cope_sweep.store import Event, Store
-from cope_sweep.tracking.recorder import Recorder
+from cope_sweep.tracking.background import BackgroundLogger
 
 store, runs = Store(sys.argv[1]), sys.argv[4:]
-recorder = Recorder(store, sys.argv[3], store.sweep(sys.argv[2]))
+recorder = BackgroundLogger(store, sys.argv[3], store.sweep(sys.argv[2]))
 recorder.start()
 for run_id in runs:
     recorder.note(Event(run_id, store.index.statuses([run_id])[run_id]))
@@ -182,6 +155,25 @@ def test_an_unreachable_server_is_reported_with_a_command_that_works_later(store
     assert f"MLflow at http://me:***@{address}" in error
     assert "secret" not in error
     assert f"cope-sweep sync --store {store.root}" in error
+
+
+def test_a_slow_server_is_noted_once_and_has_everything(store, plan, server_uri):
+    """It needs longer for an answer than a request may take, then it is back."""
+    record, notes = write_sweep(store, plan), []
+    with Stub(server_uri) as stub:
+        stub.status = 503
+        logger = BackgroundLogger(store, stub.url, record, notes.append)
+        logger.start()
+        until(lambda: notes)
+        for run in plan.runs:
+            finish(store, run, {"dense/loss": 0.5})
+            note(logger, run)
+        end_sweep(store, record)
+        until(lambda: stub.requests > 2)
+        stub.status = None
+        assert logger.finish(patience_s=TIMEOUT_S) == []
+    assert len(notes) == 1
+    assert {run_of(server_uri, run).status for run in plan.runs} == {"finished"}
 
 
 def test_a_server_that_hangs_neither_stops_training_nor_holds_its_end(store, plan, server_uri, record_sweep):
@@ -254,7 +246,7 @@ print(sync(Store(sys.argv[1]), sys.argv[2], timeout_s=60).reasons)
 
 @pytest.mark.parametrize("uri", [pytest.param("sqlite", marks=pytest.mark.thorough), "server"], indirect=True)
 @pytest.mark.parametrize("number", [2, pytest.param(8, marks=pytest.mark.thorough)])
-def test_several_senders_at_once_give_one_of_each(store, uri, tmp_path, number):
+def test_after_several_senders_at_once_the_next_sync_leaves_one_of_each(store, uri, tmp_path, number):
     plan = plan_of(f"copying-{number}-{time.time_ns()}", seeds=[time.time_ns() % 2**30, time.time_ns() % 2**30 + 1])
     record = write_sweep(store, plan)
     for run in plan.runs:
