@@ -18,7 +18,7 @@ from mlflow.tracking import MlflowClient
 from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
 from cope_sweep.redaction import redacted, redacted_url
 from cope_sweep.store.files import create_database_file
-from cope_sweep.store.index.database import on_network, sqlite_file, sqlite_url
+from cope_sweep.store.index.database import on_network, sqlite_file
 from cope_sweep.tracking.uri import TrackingError, check_sqlite, no_server
 
 ACCESS_REFUSED = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED")
@@ -62,7 +62,7 @@ def connect(uri: str) -> MlflowClient:
         if database is not None:
             check_sqlite(database)
             _prepare(database)
-        client = MlflowClient(tracking_uri=uri)
+        client = MlflowClient(tracking_uri=_url(database) if database else uri)
         client.search_experiments(max_results=1)  # the client connects on first use
     return cast(MlflowClient, _CheckedClient(client, uri))
 
@@ -107,11 +107,19 @@ def _prepare(database: Path) -> None:
             new = database.with_name(database.name + ".new")
             new.unlink(missing_ok=True)
             create_database_file(new)
-            upgrade.main([sqlite_url(new)], standalone_mode=False)  # the command `mlflow db upgrade`
+            upgrade.main([_url(new)], standalone_mode=False)  # the command `mlflow db upgrade`
             new.replace(database)
         if not on_network(database):
             with contextlib.suppress(sqlite3.OperationalError), _connected(database) as connection:
                 connection.execute("PRAGMA journal_mode = WAL")  # the file keeps it
+
+
+def _url(database: Path) -> str:
+    """The URL of a SQLite file for MLflow, where only characters are escaped that would end the path.
+
+    MLflow creates the folder of the URL as it is written: for `it%27s` an empty one beside `it's`.
+    """
+    return "sqlite:///" + str(database).replace("%", "%25").replace("?", "%3F")
 
 
 @contextlib.contextmanager

@@ -152,7 +152,7 @@ def test_an_unreachable_server_is_reported_with_a_command_that_works_later(store
     note(recorder, plan.runs[0])
     end_sweep(store, record)
     (error,) = recorder.finish()
-    assert f"MLflow at http://me:***@{address}" in error
+    assert f"MLflow at http://***@{address}" in error
     assert "secret" not in error
     assert f"cope-sweep sync --store {store.root}" in error
 

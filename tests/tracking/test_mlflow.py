@@ -196,6 +196,14 @@ def test_a_run_with_two_models_is_sent_again(store, sqlite_uri):
     assert synced(store, sqlite_uri) == 0
 
 
+def test_nothing_appears_beside_a_store_whose_name_has_other_characters(tmp_path):
+    store = Store(tmp_path / "it's 2 (ü) #1", create=True)
+    finish(store, plan_of().runs[0], METRICS)
+    synced(store, resolve_uri(store))
+    assert [path.name for path in tmp_path.iterdir()] == ["it's 2 (ü) #1"]
+    assert len(models(resolve_uri(store))) == 1
+
+
 def test_a_store_is_one_file_after_a_sync(store, sqlite_uri):
     finish(store, plan_of().runs[0], METRICS)
     connect(sqlite_uri).create_run("0")
