@@ -95,6 +95,16 @@ Sets = Annotated[
         "add a value to an axis of its grid, as another row: `+model.position=[cope,fire]`. May be repeated.",
     ),
 ]
+Rows = Annotated[
+    list[str],
+    typer.Option(
+        "--rows",
+        metavar="CONDITION|ROW",
+        help="Only rows that meet this condition on labels or values (`model.dim>=256`, `model.position=CoPE`), or the "
+        "row of this name (`CoPE + RoPE`). May be repeated: all conditions have to hold; names add up.",
+        show_default=False,
+    ),
+]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output.")]
 OutputOpt = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")]
 

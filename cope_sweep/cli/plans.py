@@ -13,6 +13,7 @@ from cope_sweep.cli.options import (
     AblationsDir,
     IndexOpt,
     JsonOpt,
+    Rows,
     ScaleOpt,
     Sets,
     StoreOpt,
@@ -82,6 +83,7 @@ def plan(
     ablation: AblationArg,
     scale: ScaleOpt = None,
     sets: Sets = [],
+    rows: Rows = [],
     attention: Annotated[
         bool,
         typer.Option(
@@ -97,12 +99,15 @@ def plan(
     """Show the runs of an ablation: status, parameters, and an estimate of time and memory. Nothing is recorded.
 
     Example: `cope-sweep plan quickstart --set train.steps=1000`
+
+    Example: `cope-sweep plan quickstart --rows model.position=CoPE`
     """
     from cope_sweep.cli.files import check_places, open_queries
+    from cope_sweep.config.rows import only_rows
     from cope_sweep.read.queries import plan_cost
 
     queries = open_queries(store, index, ablations, sets)
-    planned, opened = queries.planned(ablation, scale), queries.store
+    planned, opened = only_rows(queries.planned(ablation, scale), rows), queries.store
     check_places(planned)
     if attention:
         _show_attention(planned, as_json=as_json)

@@ -24,6 +24,7 @@ from cope_sweep.cli.options import (
     NoMlflowOpt,
     OptionalAblationArg,
     RayAddressOpt,
+    Rows,
     ScaleOpt,
     Sets,
     StoreOpt,
@@ -42,6 +43,7 @@ def run(
     ablation: OptionalAblationArg = None,
     scale: ScaleOpt = None,
     sets: Sets = [],
+    rows: Rows = [],
     local: LocalOpt = False,
     address: RayAddressOpt = None,
     groups: GroupsOpt = None,
@@ -73,6 +75,8 @@ def run(
     Example: `cope-sweep run quickstart --time-budget 2h --max-failures 3`
 
     Example: `cope-sweep run quickstart --local --set seeds=[0,1,2,3,4]`
+
+    Example: `cope-sweep run flip_flop_architectures --rows "model.dim>=256" --set resources.gpus=1`
     """
     from cope_sweep.cli.training import Training, train_ablation, train_submission
 
@@ -85,7 +89,9 @@ def run(
     if ablation is None:
         raise UserError("name an ablation; `cope-sweep list` shows them", code="name_one_ablation")
     limits = _limits(time_budget, max_runs, max_failures)
-    train_ablation(ablation, scale, sets, options, limits=limits, leave_out={"failed"} if keep_failed else set())
+    train_ablation(
+        ablation, scale, sets, rows, options, limits=limits, leave_out={"failed"} if keep_failed else set(),
+    )  # fmt: skip
 
 
 def _limits(time_budget: str | None, max_runs: int | None, max_failures: int | None) -> dict[str, Any]:
@@ -109,6 +115,7 @@ def retry(
         bool, typer.Option("--stopped", help="Train runs that a schedule stopped early to their last step.")
     ] = False,
     sets: Sets = [],
+    rows: Rows = [],
     local: LocalOpt = False,
     address: RayAddressOpt = None,
     groups: GroupsOpt = None,
@@ -133,11 +140,11 @@ def retry(
     from cope_sweep.store.sweeps import SWEEP_ID
 
     is_sweep = SWEEP_ID.fullmatch(ablation) is not None
-    if is_sweep and (failed or stopped or sets or scale):
+    if is_sweep and (failed or stopped or sets or scale or rows):
         raise UserError(
-            "a sweep is finished as it was submitted; leave out --failed, --stopped, --set and --scale",
+            "a sweep is finished as it was submitted; leave out --failed, --stopped, --set, --scale and --rows",
             code="conflicting_options",
-            options=["--failed", "--stopped", "--set", "--scale"],
+            options=["--failed", "--stopped", "--set", "--scale", "--rows"],
         )
     if not (is_sweep or failed or stopped):
         raise UserError(
@@ -154,7 +161,7 @@ def retry(
         leave_out.add("failed")
     if not stopped:
         leave_out.add("stopped")
-    train_ablation(ablation, scale, sets, options, limits={}, leave_out=leave_out, to_the_end=stopped)
+    train_ablation(ablation, scale, sets, rows, options, limits={}, leave_out=leave_out, to_the_end=stopped)
 
 
 # -- submit ------------------------------------------------------------------------------------------------------------
@@ -189,6 +196,7 @@ def submit(
         ),
     ] = None,
     sets: Sets = [],
+    rows: Rows = [],
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Stream the job's log, and exit with the sweep's code.")
     ] = True,
@@ -215,6 +223,8 @@ def submit(
     Example: `cope-sweep submit quickstart --address http://head:8265`
 
     Example: `cope-sweep submit quickstart --server http://service:8000`
+
+    Example: `cope-sweep submit flip_flop_architectures --rows "model.dim>=256" --set resources.gpus=1`
     """
     limits = _limits(time_budget, max_runs, max_failures)
     cluster_options = [flag for name, flag in OF_A_CLUSTER.items() if _is_on_command_line(context, name)]
@@ -225,6 +235,12 @@ def submit(
             options=[cluster_options[0], "--server"],
         )
     if server and not cluster_options:
+        if rows:
+            raise UserError(
+                "a service trains all rows of an ablation; leave out --rows",
+                code="conflicting_options",
+                options=["--rows", "--server"],
+            )
         from cope_sweep.cli.service import submit_to_service
 
         submit_to_service(server, ablation, scale, sets, limits, follow=follow, as_json=as_json)
@@ -233,7 +249,7 @@ def submit(
     from cope_sweep.cli.training import submit_ablation
 
     submit_ablation(
-        NamedFiles(working_dir / ABLATIONS, sets), ablation, scale, sets, limits, address=address, store=store,
+        NamedFiles(working_dir / ABLATIONS, sets), ablation, scale, sets, rows, limits, address=address, store=store,
         index=index, mlflow=mlflow, working_dir=working_dir, follow=follow, as_json=as_json,
     )  # fmt: skip
 

@@ -25,6 +25,7 @@ from cope_sweep.cli.progress import SENDING, progress_bar, progress_display
 from cope_sweep.config import Plan, load_ablation
 from cope_sweep.config.estimate import LOCAL_START_S, RAY_START_S
 from cope_sweep.config.loading import names_a_file
+from cope_sweep.config.rows import only_rows
 from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import Queries, plan_cost, recorded_plan
@@ -76,6 +77,7 @@ def train_ablation(
     ablation: str,
     scale: str | None,
     sets: Sequence[str],
+    rows: Sequence[str],
     options: Training,
     *,
     limits: dict[str, Any],
@@ -84,8 +86,8 @@ def train_ablation(
 ) -> NoReturn:
     """Train runs of an ablation, show the table and exit.
 
-    `limits` are fields of a `Budget`. Runs with the statuses `leave_out` are not trained. With `to_the_end` the file's
-    schedule stops no run.
+    `rows` are the values of `--rows`, and `limits` fields of a `Budget`. Runs with the statuses `leave_out` are not
+    trained. With `to_the_end` the file's schedule stops no run.
     """
     root = options.store
     if jobs.JOB_VARIABLE in os.environ and "://" not in root and not Path(root).is_absolute():
@@ -97,7 +99,7 @@ def train_ablation(
         )
     files = NamedFiles(options.ablations, [*sets, TO_THE_END] if to_the_end else sets)
     queries = Queries(options.open_store(), files)
-    plan, file_text = queries.planned(ablation, scale), queries.text(ablation)
+    plan, file_text = only_rows(queries.planned(ablation, scale), rows), queries.text(ablation)
     store = options.open_store(create=True)
     _train(plan, store, options, file_text=file_text, leave_out=leave_out, budget=Budget(**limits))
 
@@ -214,7 +216,8 @@ def _train(
         console = make_console()
         console.print(results.to_rich())
         same_plan = shlex.join([*plan.ablation.arguments, *store.option])
-        _print_outcome(console, outcome, same_plan, len(plan.runs), leaves_out_failed="failed" in leave_out)
+        same_rows = shlex.join(_row_options(plan.chosen))
+        _print_outcome(console, outcome, same_plan, same_rows, len(plan.runs), leaves_out_failed="failed" in leave_out)
         command, folder = _command(), _other_folder(options.ablations)
         serve = shlex.join(["serve", *store.option, *folder])
         steps = [
@@ -255,6 +258,7 @@ def submit_ablation(
     ablation: str,
     scale: str | None,
     sets: Sequence[str],
+    rows: Sequence[str],
     limits: dict[str, Any],
     *,
     address: str,
@@ -296,7 +300,7 @@ def submit_ablation(
         typed = [ablation] if names_a_file(ablation) else [ablation, *_other_folder(path.parent)]
         submission = jobs.new_submission(
             load_ablation(path), typed=typed, file_text=path.read_text(encoding="utf-8-sig"), scale=scale, sets=sets,
-            mlflow=mlflow if mlflow_option else None, **limits,
+            rows=list(rows), mlflow=mlflow if mlflow_option else None, **limits,
         )  # fmt: skip
         jobs.check_cluster(cluster)  # before anything is written
         opened = open_store(store, index, create=True)
@@ -308,7 +312,8 @@ def submit_ablation(
         options["--max-failures"] = limits["max_failures"]
         given = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
         cluster, store_option = jobs.job_options(cluster, {"--store": store})
-        arguments = ["run", ablation, *store_option, *_overrides(scale, sets), *given, *mlflow_option]
+        overrides = [*_overrides(scale, sets), *_row_options(rows)]
+        arguments = ["run", ablation, *store_option, *overrides, *given, *mlflow_option]
         outcome = jobs.submit_job(arguments, cluster, follow=follow, on_line=on_line, name=plan.name)
     if as_json:
         print_json(outcome.__dict__)
@@ -352,12 +357,18 @@ def _overrides(scale: str | None, sets: Sequence[str]) -> list[str]:
     return [*(["--scale", scale] if scale else []), *(part for value in sets for part in ("--set", value))]
 
 
+def _row_options(rows: Sequence[str]) -> list[str]:
+    """The `--rows` of a command line."""
+    return [word for text in rows for word in ("--rows", text)]
+
+
 def _print_outcome(
-    console: Console, outcome: SweepOutcome, same_plan: str, total: int, *, leaves_out_failed: bool
+    console: Console, outcome: SweepOutcome, same_plan: str, same_rows: str, total: int, *, leaves_out_failed: bool
 ) -> None:
     """Print how the sweep ended, and what to do about unfinished runs.
 
-    `total` is the number of all runs. With `leaves_out_failed`, repeating the command would not try failed runs again.
+    `same_rows` are the `--rows` of the sweep. `total` is the number of all runs. With `leaves_out_failed`, repeating
+    the command would not try failed runs again.
     """
     if outcome.sweep_id is None and not outcome.failed:
         rest = f"{outcome.reused} of {total} runs are finished, and the options leave out the others"
@@ -366,11 +377,11 @@ def _print_outcome(
         command = _command()
         again = "repeat the command to try them again"
         if leaves_out_failed:
-            again = f"{command} retry {same_plan} --failed tries them again"
+            again = f"{command} retry {same_plan} --failed {same_rows}".rstrip() + " tries them again"
         text = f"{command} status {same_plan} shows the errors; {again}."
         console.print(f"[red]{_runs(outcome.failed)} failed[/red]. {escaped(text)}", soft_wrap=True)
     if outcome.stopped:
-        command = f"{_command()} retry {same_plan} --stopped"
+        command = f"{_command()} retry {same_plan} --stopped {same_rows}".rstrip()
         text = f"{_runs(outcome.stopped)} stopped early by the schedule; {command} trains them to the end."
         console.print(escaped(text), soft_wrap=True)
     if outcome.left:

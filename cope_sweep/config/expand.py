@@ -90,6 +90,8 @@ class Plan:
     """The search that suggests further rows, with every setting filled in; None: the plan has all its rows."""
     examples: tuple[Row, ...] = ()
     """Rows at the ends of the search space, if further rows are suggested: what those may cost."""
+    chosen: tuple[str, ...] = ()
+    """The values of `--rows` that have chosen the rows; empty: the plan has all rows."""
 
     @property
     def reported_choices(self) -> tuple[tuple[str, str], ...]:

@@ -31,6 +31,8 @@ class Submission(Budget):
     scale: str | None = None
     sets: list[str] = Field(default=[])
     """`KEY=VALUE`, as after `--set`."""
+    rows: list[str] = Field(default=[])
+    """Names of rows and conditions, as after `--rows`. Empty: all rows."""
     leave_out: list[Status] = Field(default=[])
     """Runs with these statuses are not trained."""
     mlflow: str | None = None
@@ -45,13 +47,10 @@ class Submission(Budget):
     @property
     def command(self) -> list[str]:
         """The command that trains the same runs, for the record of the sweep."""
-        arguments = [
-            "cope-sweep",
-            "run",
-            *(self.typed or [self.ablation]),
-            *(["--scale", self.scale] if self.scale else []),
-        ]
-        return [*arguments, *(argument for value in self.sets for argument in ("--set", value))]
+        scale = ["--scale", self.scale] if self.scale else []
+        sets = (word for value in self.sets for word in ("--set", value))
+        rows = (word for text in self.rows for word in ("--rows", text))
+        return ["cope-sweep", "run", *(self.typed or [self.ablation]), *scale, *sets, *rows]
 
     def __str__(self) -> str:
         return shlex.join(self.command)

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
 from cope_sweep.config.loading import validate
+from cope_sweep.config.rows import only_rows
 from cope_sweep.config.source import Source, parse_source, source_of
 from cope_sweep.errors import ClusterError
 from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
@@ -478,9 +479,10 @@ def new_submission(
 
 
 def submitted_plan(submission: Submission) -> Plan:
-    """The plan of a submission, with its scale and the values of `--set`. Raises SpecError."""
+    """The plan of a submission, with its scale, the values of `--set`, and its rows. Raises UserError."""
     loaded = validate(Source(submission.ablation, dict(submission.data)), submission.ablation)
-    return expand(with_overrides(loaded, scale=submission.scale, assignments=submission.sets))
+    plan = expand(with_overrides(loaded, scale=submission.scale, assignments=submission.sets))
+    return only_rows(plan, submission.rows)
 
 
 def record_submission(submission: Submission, plan: Plan, store: Store) -> None:

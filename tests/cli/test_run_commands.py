@@ -70,6 +70,17 @@ def test_a_new_seed_trains_only_the_missing_runs(trained):
     assert (more["sweep"]["trained"], more["sweep"]["reused"]) == (2, 4)
 
 
+def test_rows_are_trained_by_commands_of_their_own(shell):
+    words = ("run", "tiny", "--local", "--no-mlflow")
+    assert [run["row"] for run in shell.json("plan", "tiny", "--rows", "none")["runs"]] == ["none", "none"]
+    outcome = shell.json(*words, "--rows", "model.position=CoPE", "--set", "resources.cpus=2")
+    assert (outcome["sweep"]["trained"], [row["row"] for row in outcome["table"]["rows"]]) == (2, ["CoPE"])
+    record = Store(shell.folder / "store").sweep(outcome["sweep"]["sweep_id"])
+    assert record.command[record.command.index("--rows") + 1] == "model.position=CoPE"
+    assert shell.json(*words)["sweep"]["trained"] == 2, "the other row"
+    shell.refuses("unknown_row", "run", "tiny", "--local", "--rows", "COPE", row="COPE")
+
+
 def test_a_set_that_changes_all_values_of_an_axis_is_said(shell):
     """Once per command. Not of a key that is no part of the axis, or of an axis itself."""
     shorter = "{kind: selective_copy, tokens: 1, blanks: 2, dense_blanks: 1, sparse_blanks: 4, vocabulary: 6}"
@@ -138,8 +149,8 @@ def wait_until_it_trains(process):
 def test_ctrl_c_checkpoints_and_the_same_command_continues(shell):
     """One run finishes, one fails, one is interrupted: the exit code is that of the interruption."""
     text = TINY.replace("CoPE: [cope], none: []", "none: []").replace("every: 3", "every: 100000")
-    rows = "zip: [{train.steps: [6, 7, 100000], train.lr: [1e-3, 1e30, 1e-3], train.clip: [1.0, null, 1.0]}]\n"
-    shell.write("tiny", text.replace("grid:", f"{rows}grid:"))
+    fails = "when: [{if: {train.steps: 7}, set: {train.lr: 1e30, train.clip: null}}]\n"
+    shell.write("tiny", text.replace("grid:\n", f"{fails}grid:\n  train.steps: [6, 7, 100000]\n"))
     words = ("run", "tiny", "--local", "--no-mlflow", "--set", "seeds=[0]")
 
     process = shell.start(*words)

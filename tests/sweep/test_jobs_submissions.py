@@ -67,6 +67,15 @@ def test_the_job_has_the_same_runs_without_the_files(child: Path, store: Store) 
     assert (record.status, record.ablation, record.file_text, len(record.runs)) == ("pending", "child", CHILD, 4)
 
 
+def test_the_job_has_the_same_rows(child: Path, store: Store) -> None:
+    """The rows of `--rows` travel with the submission, and are in the command that repeats it."""
+    submission, plan = submitted(child, store, rows=["model.position=CoPE"])
+    _, again = job_submission(store, submission.sweep_id)
+    assert [row.name for row in again.rows] == [row.name for row in plan.rows if row.labels["model.position"] == "CoPE"]
+    assert 0 < len(again.rows) < len(plan.rows)
+    assert submission.command[-2:] == ["--rows", "model.position=CoPE"]
+
+
 def test_a_job_executes_it_under_its_id(child: Path, store: Store) -> None:
     submission, plan = submitted(child, store)
     options = {

@@ -3,9 +3,8 @@
 from cope_sweep.read.queries.ablations import AblationFiles
 from cope_sweep.read.queries.plans import finished_run, measured_rates, plan_cost, recorded_plan, worker_groups
 from cope_sweep.read.queries.queries import Queries
-from cope_sweep.read.queries.runs import parse_filter
 
 __all__ = [
-    "AblationFiles", "Queries", "finished_run", "measured_rates", "parse_filter", "plan_cost", "recorded_plan",
+    "AblationFiles", "Queries", "finished_run", "measured_rates", "plan_cost", "recorded_plan",
     "worker_groups",
 ]  # fmt: skip

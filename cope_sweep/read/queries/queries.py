@@ -16,6 +16,7 @@ from typing import IO, Any, TypeVar
 from cope_sweep.api import answers, questions
 from cope_sweep.config import Plan, SpecError
 from cope_sweep.config.ablation import RandomSearch
+from cope_sweep.config.filters import parse_filter
 from cope_sweep.errors import NotFinishedError, NotFoundError
 from cope_sweep.read.figures import FigureError
 from cope_sweep.read.figures.available import SIZE_FIELDS, available_figures, draw_figure, figure_path, is_plain
@@ -275,7 +276,7 @@ class Queries:
             tuple(question.status),
             run_ids=None if question.run is None else tuple(runs.full_ids(self.store, question.run)),
             sweep_id=question.sweep,
-            filters=tuple(map(runs.parse_filter, question.filter)),
+            filters=tuple(map(parse_filter, question.filter)),
             search_words=tuple(question.search.split()),
             sort=question.sort,
             descending=question.descending,

@@ -14,7 +14,7 @@ from cope_sweep.config import Plan, RunSpec
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries.ablations import AblationFiles, Place, place_in
 from cope_sweep.read.queries.unknown import no_run
-from cope_sweep.store import Filter, QueryError, RunFolder, RunPage, RunQuery, RunRecord, Store
+from cope_sweep.store import QueryError, RunFolder, RunPage, RunQuery, RunRecord, Store
 from cope_sweep.store.artifacts import LOG_FILE, RUN_ID
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.files import check_no_link, read_tail
@@ -30,8 +30,6 @@ ALWAYS = {"run_id", "status"}
 """Fields of a run in every answer."""
 DEFAULT_FIELDS = {name for name, field in RunRecord.model_fields.items() if not field.exclude and name != "values"}
 """Fields of a run on a page, unless the question chooses fields."""
-CONDITION = re.compile(r"(?P<key>[^<>=!]+?)\s*(?P<operator><=|>=|!=|==|=|<|>)\s*(?P<value>.*)", re.DOTALL)
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 MAX_LOG_BYTES = 1 << 20
 """Maximum number of bytes to read from the end of a log."""
 MAX_ATTEMPTS = 100
@@ -202,32 +200,6 @@ def readable(read: Callable[[], T]) -> T | None:
         return read()
     except DamagedError:
         return None
-
-
-def parse_filter(text: str) -> Filter:
-    """The condition in a text such as `model.layers>=4`. Raises QueryError.
-
-    A value that looks like a number, or `true` or `false`, is one, unless it is quoted. Other values are texts.
-    """
-    match = CONDITION.fullmatch(text.strip())
-    if match is None or not match["value"]:
-        raise QueryError(
-            f"{text!r} is not a condition; write KEY, an operator and a value, as in model.layers>=4",
-            code="invalid_condition",
-            condition=text,
-        )
-    operator = "=" if match["operator"] == "==" else match["operator"]
-    return Filter(match["key"].strip(), operator, _value(match["value"].strip()))  # type: ignore[arg-type]
-
-
-def _value(text: str) -> bool | int | float | str:
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-        return text[1:-1]
-    if text in ("true", "false"):
-        return text == "true"
-    if NUMBER.fullmatch(text):
-        return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
-    return text
 
 
 def run_log(folder: RunFolder, tail: int) -> RunLog:

@@ -1,5 +1,6 @@
 """The index of a store: an SQL database that answers what is asked of many runs."""
 
+from cope_sweep.config.filters import Filter
 from cope_sweep.store.index.database import (
     IndexDamagedError,
     IndexUnavailable,
@@ -10,7 +11,6 @@ from cope_sweep.store.index.database import (
 from cope_sweep.store.index.index import Index, in_training
 from cope_sweep.store.index.model import (
     Activity,
-    Filter,
     Lease,
     QueryError,
     Refusal,

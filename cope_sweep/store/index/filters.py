@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,21 +9,14 @@ from typing import Any
 from sqlalchemy import CTE, ColumnElement, Connection, Select, Text, and_, case, cast, func, or_, select
 
 from cope_sweep.config.explain import near_names, suggest
+from cope_sweep.config.filters import OPERATORS, Filter
 from cope_sweep.config.keys import is_field
 from cope_sweep.records import STATUSES, Value
 from cope_sweep.store.index.cursors import INVALID, SortPosition
-from cope_sweep.store.index.model import RECORD_COLUMNS, Filter, QueryError, RunQuery
+from cope_sweep.store.index.model import RECORD_COLUMNS, QueryError, RunQuery
 from cope_sweep.store.index.rows import among
 from cope_sweep.store.index.tables import SECTIONS, keys, parts, runs, sweep_runs, sweeps
 
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 COLUMNS = tuple(name for name in RECORD_COLUMNS if name not in ("status", "metrics", "facts"))
 """Columns of `runs` that a key can name. `status` is another."""
 TAGS = "tags."

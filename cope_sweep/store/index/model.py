@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from cope_sweep.config.filters import Filter
 from cope_sweep.errors import UserError
-from cope_sweep.records import RunRecord, Status, Value
-
-Operator = Literal["=", "!=", "<", "<=", ">", ">="]
+from cope_sweep.records import RunRecord, Status
 
 
 class QueryError(UserError):
@@ -20,15 +19,6 @@ class QueryError(UserError):
 
 RECORD_COLUMNS = tuple(name for name in RunRecord.model_fields if name not in ("ablations", "row", "values", "spec"))
 """The fields of a record that are columns of the table of runs. A spec is stored in parts."""
-
-
-@dataclass(frozen=True)
-class Filter:
-    """A condition on a run: `model.layers >= 4`, `test/perplexity < 20`, `status = finished`."""
-
-    key: str
-    operator: Operator
-    value: Value
 
 
 @dataclass(frozen=True)

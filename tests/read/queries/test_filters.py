@@ -2,8 +2,7 @@
 
 import pytest
 
-from cope_sweep.read.queries import parse_filter
-from cope_sweep.store import Filter
+from cope_sweep.config.filters import Filter, parse_filter
 from tests.errors import raises
 
 

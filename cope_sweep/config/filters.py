@@ -1,0 +1,58 @@
+"""Conditions as people write them: `model.layers>=4`, `model.position=cope`."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cope_sweep.errors import InvalidValue
+
+Operator = Literal["=", "!=", "<", "<=", ">", ">="]
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+CONDITION = re.compile(r"(?P<key>[^<>=!]+?)\s*(?P<operator><=|>=|!=|==|=|<|>)\s*(?P<value>.*)", re.DOTALL)
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A condition on a run: `model.layers >= 4`, `test/perplexity < 20`, `status = finished`."""
+
+    key: str
+    operator: Operator
+    value: bool | int | float | str
+
+
+def parse_filter(text: str) -> Filter:
+    """The condition in a text such as `model.layers>=4`. Raises InvalidValue.
+
+    A value that looks like a number, or `true` or `false`, is one, unless it is quoted. Other values are texts.
+    """
+    match = CONDITION.fullmatch(text.strip())
+    if match is None or not match["value"]:
+        raise InvalidValue(
+            f"{text!r} is not a condition; write KEY, an operator and a value, as in model.layers>=4",
+            code="invalid_condition",
+            condition=text,
+        )
+    operator = "=" if match["operator"] == "==" else match["operator"]
+    return Filter(match["key"].strip(), operator, _value(match["value"].strip()))  # type: ignore[arg-type]
+
+
+def _value(text: str) -> bool | int | float | str:
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    if text in ("true", "false"):
+        return text == "true"
+    if NUMBER.fullmatch(text):
+        return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
+    return text
