@@ -309,9 +309,8 @@ def test_the_example_of_all_keys_uses_them(tmp_path):
     loaded = load_ablation(tmp_path / "example.yaml")
     assert type(loaded.content).model_fields.keys() - loaded.content.model_fields_set <= {"plugins", "inherit"}
     rows = expand(loaded).rows
-    # 4 encodings × tied or not × 2 zipped pairs, twice for RoPE and both with CoPE; without CoPE (64 positions, not
-    # tied); and 1 included.
-    assert len(rows) == (1 + 2 + 2 + 2) * 2 * 2 - 2 * 2 + 1
+    # 4 encodings × 2 sizes × tied or not, twice for RoPE and both with CoPE; without CoPE (64 positions, not tied).
+    assert len(rows) == (1 + 2 + 2 + 2) * 2 * 2 - 2 * 2
     assert sum(row.published is not None for row in rows) == 4
 
 

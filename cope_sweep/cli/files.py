@@ -9,7 +9,8 @@ from pathlib import Path
 from cope_sweep.cli.output import escaped, make_console
 from cope_sweep.cli.progress import indexing_bar
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
-from cope_sweep.config.loading import changed_axes, find_ablation, names_a_file
+from cope_sweep.config.loading import find_ablation, names_a_file
+from cope_sweep.config.overrides import changed_axes
 from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import AblationFiles, Queries
@@ -60,7 +61,7 @@ class NamedFiles(AblationFiles):
             seeds, rows = content.row_seeds, plan.samples if plan.search else len(plan.rows)
             text = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}: {rows * len(seeds):,} runs"
             console.print(text, highlight=False, soft_wrap=True)
-        for assignment, axis, number in changed_axes(content, self._sets):
+        for assignment, axis, number in changed_axes(plan.ablation, self._sets):
             text = f"--set {assignment} applies to all {number} values of the axis {axis}"
             console.print(f"[yellow]note:[/yellow] {escaped(text)}", highlight=False, soft_wrap=True)
 

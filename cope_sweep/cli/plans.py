@@ -116,9 +116,8 @@ def plan(
     if as_json:
         print_json(costs)
         return
-    shapes_differ = len({run.resources for run in costs.runs}) > 1
     sizes = ("parameters", "tokens", "per parameter", "FLOP")
-    table = grid("run", "row", "seed", "status", *sizes, "time", "memory", *["resources"] * shapes_differ)
+    table = grid("run", "row", "seed", "status", *sizes, "time", "memory")
     for run in costs.runs:
         per_parameter = f"{run.training_tokens / run.parameters:.3g}"
         flops = f"{run.training_flops:.1e}".replace("e+", "e")
@@ -127,12 +126,10 @@ def plan(
         memory = size(run.estimated_memory_bytes)
         time = estimated_time(run.estimated_s, run.estimated_s, lacks_gpu=costs.lacks_gpu)
         time = f"≤ {time}" if run.least_s < run.estimated_s and time[0].isdigit() else time
-        table.add_row(
-            *cells, time, memory if run.fits else f"[red]{memory}: too large[/red]", *[run.resources] * shapes_differ
-        )
+        table.add_row(*cells, time, memory if run.fits else f"[red]{memory}: too large[/red]")
     console = make_console()
     too_large = sum(not run.fits for run in costs.runs)
-    less_needed = ("FLOP", "tokens", "per parameter", "parameters", "resources", "memory", "seed")
+    less_needed = ("FLOP", "tokens", "per parameter", "parameters", "memory", "seed")
     print_table(table, [*["memory"] * (not too_large), *less_needed])
     groups = costs.worker_groups
     stopped = f", {costs.counts['stopped']} stopped early" if "stopped" in costs.counts else ""
@@ -140,8 +137,7 @@ def plan(
     if costs.to_do:
         text += f" ({costs.to_suggest} not suggested yet)" if costs.to_suggest else ""
         time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
-        up_to = "up to " * shapes_differ
-        about = f"about {time} on {up_to}{groups} worker group{'s' * (groups > 1)}" if time[0].isdigit() else time
+        about = f"about {time} on {groups} worker group{'s' * (groups > 1)}" if time[0].isdigit() else time
         text += f": {about} ({costs.basis})"
     text += f"; {too_large} do not fit into this machine's memory" if too_large else ""
     console.print(text)
@@ -152,8 +148,8 @@ def _show_attention(plan: Plan, *, as_json: bool) -> None:
     from cope_sweep.model.paths import attention_paths
 
     paths = []
+    resources = plan.ablation.content.resources
     for row in plan.rows:
-        resources = plan.resources_of(row)
         for device in ("cpu", "cuda"):
             if resources.device in ("auto", device):
                 paths += [(row.name, device, path) for path in attention_paths(row.runs[0], resources, device)]

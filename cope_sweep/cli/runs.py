@@ -198,15 +198,12 @@ def _time(time_ms: int | None) -> str:
 
 def _print_runs(runs: Iterable[RunCost | SweepMember]) -> None:
     runs = list(runs)
-    shapes = [getattr(run, "resources", "") for run in runs]
-    shown = len(set(shapes)) > 1
-    table = grid("run", "row", "seed", "status", "step", *["resources"] * shown, "worker", "message")
-    for run, shape in zip(runs, shapes, strict=True):
+    table = grid("run", "row", "seed", "status", "step", "worker", "message")
+    for run in runs:
         step = f"{run.step}/{run.steps}"
-        cells = (run.run_id, run.row, run.seed, run.status, step, *[shape] * shown)
-        cells += (run.worker_id or "", run.message or "")
+        cells = (run.run_id, run.row, run.seed, run.status, step, run.worker_id or "", run.message or "")
         table.add_row(*map(escaped, cells), style="red" if run.status in BROKEN else "")
-    print_table(table, ["worker", "resources"])
+    print_table(table, ["worker"])
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ This package reads neither the store nor the clock. Its modules import each othe
 from cope_sweep.config.ablation import Ablation, Metric, Published, current_metric_name
 from cope_sweep.config.estimate import Estimate, estimates, parameter_count, suggested_estimates, total_seconds
 from cope_sweep.config.expand import Plan, Row, expand, plan_of_recorded, row_of
-from cope_sweep.config.loading import LoadedAblation, load_ablation, with_overrides
+from cope_sweep.config.loading import LoadedAblation, load_ablation
+from cope_sweep.config.overrides import with_overrides
 from cope_sweep.config.resources import Resources
 from cope_sweep.config.run import NUMERIC_FACTS, EvaluateSpec, ModelSpec, RunSpec, TrainSpec
 from cope_sweep.config.source import SpecError, default_label

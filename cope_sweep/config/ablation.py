@@ -438,11 +438,7 @@ class Condition(Frozen):
         alias="if", description="Dotted keys, and the labels or values that a point must have; of a list, any."
     )
     grid: dict[str, Axis] = Field(default={}, description="Axes to add to these points.")
-    set: Point = Field(
-        default={},
-        description="Values to set in these points; they replace an axis value. Keys `resources.…` (workers, cpus, "
-        "gpus, …) change the resources of these runs; run ids do not depend on them.",
-    )
+    set: Point = Field(default={}, description="Values to set in these points; they replace an axis value.")
 
 
 class Metric(Frozen):
@@ -563,14 +559,10 @@ class Ablation(Frozen):
     )
     base: dict[str, Json] = Field(description="The keys of a run (task, model, train, evaluate) that do not vary.")
     grid: dict[str, Axis] = Field(default={}, description="Dotted key → its values; every combination is a row.")
-    zip: list[dict[str, list[Json]]] = Field(
-        default=[], description="Groups of axes that vary together: the first values of all, the second, …"
-    )
     when: list[Condition] = Field(default=[], description="Further axes and values for some combinations only.")
     exclude: list[Point] = Field(
         default=[], description="Combinations to leave out: those that match any entry, each entry with all its keys."
     )
-    include: list[Point] = Field(default=[], description="Single rows to add to the grid.")
     seeds: Annotated[list[Seed], Field(min_length=1)] = Field(
         default=[0], description="Each row is trained once per seed."
     )
@@ -636,17 +628,6 @@ class Ablation(Frozen):
         if len(set(seeds)) < len(seeds):
             raise InvalidValue(f"seeds {seeds} contain duplicates; list each seed once", key="seeds", value=seeds)
         return seeds
-
-    @model_validator(mode="after")
-    def _zipped_lengths_agree(self) -> Self:
-        for group in self.zip:
-            lengths = {key: len(values) for key, values in group.items()}
-            if len(set(lengths.values())) != 1 or 0 in lengths.values():
-                listed = ", ".join(f"{key} has {n}" for key, n in lengths.items())
-                raise InvalidValue(
-                    f"zipped axes need the same number of values, at least one: {listed}", key="zip", lengths=lengths
-                )
-        return self
 
 
 def ablation_schema() -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from cope_sweep.config.ablation import (
+    AnyFigure,
     Contexts,
     Convergence,
     Curves,
@@ -19,11 +21,11 @@ from cope_sweep.config.ablation import (
     Values,
 )
 from cope_sweep.config.explain import suggest
-from cope_sweep.config.keys import ENCODINGS_KEY, RIVAL_KEYS, is_field
-from cope_sweep.config.loading import LoadedAblation
-from cope_sweep.config.points import Assignments, dimensions_of, matches, value_of
+from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, RIVAL_KEYS, is_field
+from cope_sweep.config.loading import Assignments, LoadedAblation
+from cope_sweep.config.points import dimensions_of, matches, value_of
 from cope_sweep.config.run import NUMERIC_FACTS, POSITION_PERPLEXITY, RunSpec
-from cope_sweep.config.source import OPTION, KeyPath, SpecError
+from cope_sweep.config.source import ASSIGNED, OPTION, FileList, FileMapping, KeyPath, SpecError, places_of
 from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
 
@@ -45,19 +47,36 @@ def _no_metric(
     return loaded.source.error(path, message, "unknown_metric", metric=name, task=tasks, allowed=list(metrics))
 
 
+def _varied(loaded: LoadedAblation, points: Sequence[Assignments]) -> list[str]:
+    """The keys that points assign, and not a scale or `--set`, sorted."""
+    return sorted({key for point in points for key, value in point.items() if value is not loaded.layers.get(key)})
+
+
+def _assigning_places(loaded: LoadedAblation) -> list[KeyPath]:
+    """The key paths that end with a key of a run: axes, the search space, and what conditions set."""
+    content = loaded.content
+    places: list[KeyPath] = [("grid", key) for key in content.grid]
+    places += [("search", "space", key) for key in getattr(content.search, "space", {})]
+    for index, condition in enumerate(content.when):
+        places += [("when", index, "grid", key) for key in condition.grid]
+        places += [("when", index, "set", key) for key in condition.set]
+    return places
+
+
 def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
     """Raises SpecError for a condition on a key that no point has, which is probably a spelling mistake; and where the
     base or a point sets the seed.
     """
-    keys = sorted({key for point in points for key in point})
-    content = loaded.content
+    keys, content = _varied(loaded, points), loaded.content
+    # With a scale or `--set`, an axis of the file may have no row left, or one value.
+    known_keys = {*keys, *loaded.fixed, *(path[-1] for path in _assigning_places(loaded))}
     conditions: list[tuple[KeyPath, Point]] = [(("exclude", i), c) for i, c in enumerate(content.exclude)]
     conditions += [(("when", i, "if"), c.match) for i, c in enumerate(content.when)]
     conditions += [(("published", i, "match"), p.match) for i, p in enumerate(content.published)]
     conditions += [(("figures", i, "rows"), f.rows) for i, f in enumerate(content.figures)]
     for path, condition in conditions:
         for key in condition:
-            known = key in keys or (is_field(key) and any(value_of(loaded, point, key) for point in points))
+            known = key in known_keys or (is_field(key) and any(value_of(loaded, point, key) for point in points))
             if keys and not known:
                 raise _no_axis(loaded, (*path, key), key, keys)
     for point in points:
@@ -83,18 +102,9 @@ def check_fields(
 
     `encodings`: kind → class, of the encodings that any of the points has.
     """
-    content = loaded.content
-    places: list[KeyPath] = [("grid", key) for key in content.grid]
-    places += [("zip", index, key) for index, group in enumerate(content.zip) for key in group]
-    places += [("search", "space", key) for key in getattr(content.search, "space", {})]
-    for index, condition in enumerate(content.when):
-        places += [("when", index, "grid", key) for key in condition.grid]
-        places += [("when", index, "set", key) for key in condition.set]
-    places += [("include", index, key) for index, row in enumerate(content.include) for key in row]
     assigned = {key for point in points for key in point}
-    for path in places:
-        key = str(path[-1])
-        if is_field(key) and key not in assigned:
+    for key, path in _fields_to_use(loaded):
+        if key not in assigned:
             fields = [
                 f"{ENCODINGS_KEY}.{kind}.{name}"
                 for kind, cls in encodings.items()
@@ -109,19 +119,32 @@ def check_fields(
             raise loaded.source.error(path, message, "no_effect", key=key, allowed=fields)
 
 
+def _fields_to_use(loaded: LoadedAblation) -> list[tuple[str, KeyPath]]:
+    """Keys of fields and where they are assigned, if a row has to have them.
+
+    Where a scale or `--set` gives other encodings, a field that was assigned before may have lost its encoding.
+    """
+    scaled_axes = loaded.content.scales[loaded.scale].grid if loaded.scale else {}
+    has_own_encodings = not scaled_axes.keys().isdisjoint(DECIDING_KEYS)
+    places = [(str(path[-1]), path) for path in _assigning_places(loaded) if path[-1] not in loaded.fixed]
+    if has_own_encodings:
+        places = []
+    for key, layer in loaded.layers.items():
+        if key in DECIDING_KEYS:
+            places = [(other, path) for other, path in places if path[0] == ASSIGNED]
+        elif layer.origin[0] == ASSIGNED or not has_own_encodings:
+            places.append((key, layer.origin))
+    return [(key, path) for key, path in places if is_field(key)]
+
+
 def check_resources(loaded: LoadedAblation) -> None:
-    """Raises SpecError where resources are an axis or a dimension of the search space."""
-    content = loaded.content
-    axes: list[KeyPath] = [("grid", key) for key in content.grid]
-    axes += [("zip", index, key) for index, group in enumerate(content.zip) for key in group]
-    axes += [("when", index, "grid", key) for index, condition in enumerate(content.when) for key in condition.grid]
-    axes += [("search", "space", key) for key in getattr(content.search, "space", {})]
-    for path in axes:
+    """Raises SpecError where resources are given to some rows: a sweep has one kind of run."""
+    for path in _assigning_places(loaded):
         if str(path[-1]).startswith("resources."):
             raise loaded.source.error(
                 path,
-                "resources do not change a run, so an axis of them would repeat runs; give them to some rows with "
-                f"`when: [{{if: …, set: {{{path[-1]}: …}}}}]`, or to all rows with `resources: …`",
+                "resources are for the whole sweep, and do not change a run; write them under `resources`, or train "
+                f"these rows with a command of their own: --rows CONDITION --set {path[-1]}=…",
                 "resources_axis",
             )
 
@@ -131,9 +154,8 @@ def check_search(loaded: LoadedAblation) -> None:
     content, search = loaded.content, loaded.content.search
     if not isinstance(search, (RandomSearch, Optuna)):
         return
-    axes = {*content.grid, *(key for group in content.zip for key in group)}
     for key in search.space:
-        if key in axes:
+        if key in content.grid:
             raise loaded.source.error(
                 ("search", "space", key),
                 f"{key!r} is also an axis of the grid; remove it from one of them",
@@ -158,22 +180,21 @@ def check_search(loaded: LoadedAblation) -> None:
     for dimension in dimensions:
         if len(set(dimension.choices)) < len(dimension.choices):
             raise loaded.source.error(
-                dimension.options[0][dimension.keys[0]].origin[:-1],
+                dimension.values[0].origin[:-1],
                 f"{name} needs a different label for each value of {dimension.name}",
                 "same_labels",
                 axis=dimension.name,
             )
-    _check_conditions_of_suggestions(loaded, {key for dimension in dimensions for key in dimension.keys}, name)
+    _check_conditions_of_suggestions(loaded, {dimension.name for dimension in dimensions}, name)
 
 
 def _check_conditions_of_suggestions(loaded: LoadedAblation, varied: set[str], name: str) -> None:
     content = loaded.content
     remedy = "remove it, or use `search: random` or a grid"
-    for key in ("exclude", "include"):
-        if getattr(content, key):
-            raise loaded.source.error(
-                (key,), f"{name} suggests points itself, so `{key}` has no effect; {remedy}", "not_with_suggestions"
-            )
+    origins = [value.origin for row in loaded.beside for value in row.values()]
+    for path in [*([("exclude",)] if content.exclude else []), *origins]:
+        message = f"{name} suggests points itself, so this has no effect; {remedy}"
+        raise loaded.source.error(path, message, "not_with_suggestions")
     for index, figure in enumerate(content.figures):
         if isinstance(figure, Maps) and figure.claim:
             raise loaded.source.error(
@@ -244,7 +265,7 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
 
     `points` are the rows, and `runs` all kinds of runs.
     """
-    axes = sorted({key for point in points for key in point})
+    axes = _varied(loaded, points)
     facts = [f"facts.{name}" for name in NUMERIC_FACTS]
     for index, figure in enumerate(loaded.content.figures):
         path: KeyPath = ("figures", index)
@@ -289,6 +310,31 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
                 seed=seed,
                 allowed=loaded.content.row_seeds,
             )
+
+
+def without_lost_figures(loaded: LoadedAblation, points: Sequence[Assignments]) -> LoadedAblation:
+    """The ablation without figures that a scale or `--set` leaves nothing to draw: over an axis with one value, or of
+    rows that are no longer there.
+
+    A figure that the file itself cannot draw stays, so that `check_figures` says so.
+    """
+    if loaded.unchanged is None:
+        return loaded
+    varied = _varied(loaded, points)
+    lost_keys = {*loaded.fixed, *(str(path[-1]) for path in _assigning_places(loaded))} - {*varied}
+
+    def is_lost(figure: AnyFigure) -> bool:
+        if not lost_keys.isdisjoint({getattr(figure, "x", None), getattr(figure, "panels", None)}):
+            return True
+        drawn = any(matches(loaded, point, figure.rows) for point in points)
+        return not drawn and not lost_keys.isdisjoint(figure.rows)
+
+    figures, written = loaded.content.figures, loaded.source.data.get("figures", [])
+    kept = [index for index, figure in enumerate(figures) if not is_lost(figure)]
+    places = {new: places_of(written)[old] for new, old in enumerate(kept) if old in places_of(written)}
+    left = FileMapping({"figures": FileList((written[index] for index in kept), places)})
+    content = loaded.content.model_copy(update={"figures": [figures[index] for index in kept]})
+    return replace(loaded, content=content, source=loaded.source.with_keys(left))
 
 
 def _check_columns(

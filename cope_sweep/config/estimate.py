@@ -208,13 +208,14 @@ def estimates(plan: Plan, measured: Mapping[RunShape, float] | None = None) -> d
     """
     measured = measured or {}
     median_rate = statistics.median(measured.values()) if measured else None
+    resources = plan.ablation.content.resources
     by_shape: dict[tuple[Any, ...], Estimate] = {}
     result = {}
     for row in (*plan.rows, *plan.examples):
         run = row.runs[0]
         # The seed and the learning rate do not change the cost.
-        train, resources = run.train, plan.resources_of(row)
-        parts = (run.task, run.model, run.evaluate, train.optimizer, resources)
+        train = run.train
+        parts = (run.task, run.model, run.evaluate, train.optimizer)
         key = train.steps, train.batch, *(part.model_dump_json() for part in parts)
         estimate = by_shape.get(key)
         if estimate is None:
@@ -256,21 +257,15 @@ def suggested_estimates(plan: Plan, estimated: Mapping[str, Estimate]) -> list[E
     return [mean] * (plan.open_samples * len(plan.ablation.content.row_seeds))
 
 
-def total_seconds(runs: Iterable[tuple[Estimate, int]]) -> float:
-    """Wall time of `runs` in seconds, if each in order starts as soon as there is room for it.
-
-    `runs` are pairs of an estimate and how many runs of that kind are trained in parallel.
-    """
-    ends: list[tuple[float, float]] = []
-    """The times at which runs in training end, and the part of the machine that they take."""
-    now_s, latest_s, used = 0.0, 0.0, 0.0
-    for estimate, parallel in runs:
-        share = 1 / max(1, parallel)
-        while ends and used + share > 1 + 1e-9:
-            now_s, freed = heapq.heappop(ends)
-            used -= freed
-        heapq.heappush(ends, (now_s + estimate.seconds, share))
-        latest_s, used = max(latest_s, now_s + estimate.seconds), used + share
+def total_seconds(runs: Iterable[Estimate], parallel: int) -> float:
+    """Wall time of `runs` in seconds, if `parallel` of them train side by side, each in order as soon as one ends."""
+    ends: list[float] = []
+    """The times at which runs in training end."""
+    latest_s = 0.0
+    for estimate in runs:
+        start_s = heapq.heappop(ends) if len(ends) >= max(1, parallel) else 0.0
+        heapq.heappush(ends, start_s + estimate.seconds)
+        latest_s = max(latest_s, start_s + estimate.seconds)
     return latest_s
 
 

@@ -22,13 +22,12 @@ from cope_sweep.config.checks import (
     check_search,
     resolved_schedule,
     resolved_search,
+    without_lost_figures,
 )
 from cope_sweep.config.explain import SpecProblem, explain_all
 from cope_sweep.config.keys import depth, is_below, is_field, key_path, set_key, short_names
-from cope_sweep.config.loading import LoadedAblation
+from cope_sweep.config.loading import Assignments, AxisValue, LoadedAblation
 from cope_sweep.config.points import (
-    Assignments,
-    AxisValue,
     example_points,
     matches,
     parameters_of,
@@ -36,9 +35,8 @@ from cope_sweep.config.points import (
     points_of,
     size_of_space,
 )
-from cope_sweep.config.resources import SWEEP_KEYS, Resources
 from cope_sweep.config.run import RunSpec, part_text
-from cope_sweep.config.source import Json, SpecError, default_label, error_at
+from cope_sweep.config.source import ASSIGNED, Json, SpecError, default_label, error_at
 from cope_sweep.errors import InvalidValue
 from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
@@ -49,7 +47,6 @@ PARTS: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(field.rebuild_annotation()) for name, field in RunSpec.model_fields.items() if name != "seed"
 }
 """The parts of a run (task, model, train, evaluate) and what validates them."""
-RESOURCES = "resources"
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,6 @@ class Row:
     runs: tuple[RunSpec, ...]
     """One run per seed, in the order of the ablation's seeds."""
     published: Published | None = None
-    resources: Resources | None = None
-    """The resources of its runs; None: the ablation's."""
     figures: frozenset[int] = frozenset()
     """The figures of the ablation that draw it, by their index in the file."""
     values: Mapping[str, Json] = field(default_factory=dict)
@@ -137,15 +132,6 @@ class Plan:
         return tuple({run.run_id: run for column in columns for run in column if run is not None}.values())
 
     @cached_property
-    def own_resources(self) -> dict[str, Resources]:
-        """Run id → resources, for runs whose resources differ from the ablation's."""
-        return {run.run_id: row.resources for row in self.rows if row.resources is not None for run in row.runs}
-
-    def resources_of(self, row: Row) -> Resources:
-        """The resources of a row's runs."""
-        return row.resources or self.ablation.content.resources
-
-    @cached_property
     def _rows_by_run(self) -> dict[str, Row]:
         return {run.run_id: row for row in reversed(self.rows) for run in row.runs}
 
@@ -176,6 +162,7 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
     if not points:
         raise loaded.source.error(("exclude",), "the ablation has no row left; remove an exclusion", "no_row")
     _check_size(loaded, len(points) * len(loaded.content.row_seeds), max_runs)
+    loaded = without_lost_figures(loaded, points)
     rows = _rows(loaded, points)
     kinds = _kinds_of_runs(rows)
     check_fields(loaded, points, _encodings(rows))
@@ -206,6 +193,7 @@ def plan_of_recorded(loaded: LoadedAblation, recorded: Iterable[tuple[str, Mappi
     check_search(loaded)
     points = example_points(loaded)
     check_points(loaded, points)
+    loaded = without_lost_figures(loaded, points)
     examples = _rows(loaded, points)
     kinds = _kinds_of_runs(examples)
     check_fields(loaded, points, _encodings(examples))
@@ -226,20 +214,14 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
     check_resources(loaded)
     builder = RunBuilder(loaded)
     content = loaded.content
-    varied = {*content.grid, *(key for group in content.zip for key in group), *getattr(content.search, "space", ())}
+    varied = {*loaded.axes, *getattr(content.search, "space", ())}
+    labelled = [_labelled(point, varied, loaded.layers) for point in points]
+    short = short_names(dict.fromkeys(key for values in labelled for key in values))
+    named = [_names(values, short) for values in labelled]
+    ambiguous = _ambiguous_names(named)
     rows: dict[str, Row] = {}
     problems: list[SpecError] = []
-    separated = []
-    for point in points:
-        try:
-            of_runs, resources = builder.split(point)
-            separated.append((of_runs, resources, _labelled(of_runs, varied)))
-        except SpecError as error:
-            problems.append(error)
-    short = short_names(dict.fromkeys(key for _, _, values in separated for key in values))
-    named = [_names(values, short) for _, _, values in separated]
-    ambiguous = _ambiguous_names(named)
-    for (point, resources, values), names in zip(separated, named, strict=True):
+    for point, values, names in zip(points, labelled, named, strict=True):
         try:
             runs = builder.runs(point)
         except SpecError:
@@ -249,16 +231,13 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
         published = next((entry for entry in content.published if matches(loaded, point, entry.match)), None)
         figures = frozenset(index for index, drawn in enumerate(content.figures) if matches(loaded, point, drawn.rows))
         assigned = {key: value.value for key, value in values.items()}
-        better = frozenset(index for index, drawn in enumerate(content.claims) if matches(loaded, point, drawn.better))
-        than = frozenset(index for index, drawn in enumerate(content.claims) if matches(loaded, point, drawn.than))
-        row = Row(name, labels, runs, published, resources, figures, assigned, better, than - better)
+        better = frozenset(index for index, claim in enumerate(content.claims) if matches(loaded, point, claim.better))
+        than = frozenset(index for index, claim in enumerate(content.claims) if matches(loaded, point, claim.than))
+        row = Row(name, labels, runs, published, figures, assigned, better, than - better)
         same_run = rows.setdefault(runs[0].run_id, row)
         if same_run.name != name:
             message = f"the rows {same_run.name!r} and {name!r} are the same configuration; remove one of them"
             problems.append(loaded.source.error((), message, "same_rows", rows=[same_run.name, name]))
-        elif same_run.resources != resources:
-            message = f"the row {same_run.name!r} has two kinds of resources; let conditions agree on one"
-            problems.append(loaded.source.error((), message, "two_resources", row=same_run.name))
     if problems:
         raise SpecError.of(list(_without_repetition(problems)))
     return tuple(rows.values())
@@ -290,12 +269,19 @@ def _encodings(rows: Iterable[Row]) -> dict[str, type[Encoding]]:
     return {encoding.kind: type(encoding) for row in rows for encoding in row.runs[0].model.position}
 
 
-def _labelled(point: Assignments, varied: Collection[str]) -> Assignments:
-    """The values that tables show. What a condition sets follows from these, unless it replaces an axis's value."""
+def _labelled(point: Assignments, varied: Collection[str], layers: Assignments) -> Assignments:
+    """The values that tables show: of what varies.
+
+    What a condition sets follows from these, unless it replaces an axis's value.
+    """
+
+    def is_set(value: AxisValue) -> bool:
+        return value.origin[0] == "when" and value.origin[2] == "set"
+
     return {
         key: value
         for key, value in point.items()
-        if key in varied or value.origin[0] != "when" or value.origin[2] != "set"
+        if value is not layers.get(key) and (key in varied or not is_set(value))
     }
 
 
@@ -324,11 +310,11 @@ def _row_name(names: dict[str, str], ambiguous: set[tuple[str, ...]]) -> str:
     return " · ".join(names.values()) or "base"
 
 
-# -- the runs of points, and their resources ---------------------------------------------------------------------------
+# -- the runs of points ------------------------------------------------------------------------------------------------
 
 
 class RunBuilder:
-    """Makes the runs of an ablation's points, and their resources, on which no run's id depends.
+    """Makes the runs of an ablation's points.
 
     Points share their values. Points that assign equal values to a part of a run also share that part.
     """
@@ -366,38 +352,6 @@ class RunBuilder:
             self._parts[made_of] = part, part_text(name, part)
         return self._parts[made_of]
 
-    def split(self, point: Assignments) -> tuple[Assignments, Resources | None]:
-        """The values of the point's runs, and their resources; None: the ablation's. Raises SpecError."""
-        keys = [key for key in point if key.startswith(f"{RESOURCES}.")]
-        if not keys:
-            return point, None
-        return {key: value for key, value in point.items() if key not in keys}, self._resources(keys, point)
-
-    def _resources(self, keys: list[str], point: Assignments) -> Resources | None:
-        source, common = self.loaded.source, self.loaded.content.resources
-        values = {key.removeprefix(f"{RESOURCES}."): point[key] for key in keys}
-        for name in SWEEP_KEYS & values.keys():
-            message = f"{name} applies to the whole sweep; write it under `resources`"
-            raise source.error(values[name].origin, message, "resource_of_the_sweep", key=name)
-        try:
-            changed = Resources.model_validate(
-                common.model_dump() | {name: problem.value for name, problem in values.items()}
-            )
-        except ValidationError as error:
-            raise SpecError.of(
-                [
-                    error_at(
-                        source.location(values[str(problem.path[0])].origin),
-                        (RESOURCES, *problem.path),
-                        problem.message,
-                        problem.code,
-                        **problem.data,
-                    )
-                    for problem in explain_all(error, Resources)
-                ]
-            ) from error
-        return None if changed == common else changed
-
     def problems(self, point: Assignments) -> list[SpecError]:
         """The errors of the run of a point. The whole run is validated, so that paths start at its top."""
         data = self.loaded.content.base | {"seed": self.loaded.content.seeds[0]}
@@ -431,4 +385,13 @@ def _located(loaded: LoadedAblation, point: Assignments, data: Json, problem: Sp
     error_data = dict(problem.data)
     if point and not path:
         error_data["combination"] = ", ".join(f"{key} = {value.label}" for key, value in point.items())
-    return loaded.source.error(("base", *path), problem.message, problem.code, **error_data)
+    # Of values that do not go together, name those of `--set`: without them the file is valid.
+    assigned = [
+        loaded.source.location(value.origin)
+        for key, value in point.items()
+        if value.origin[0] == ASSIGNED and (not path or is_below(key, name))
+    ]
+    path = ("base", *path)
+    return error_at(
+        ", ".join(assigned) or loaded.source.location(path), path, problem.message, problem.code, **error_data
+    )

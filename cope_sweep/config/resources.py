@@ -7,9 +7,6 @@ from pydantic import Field, model_validator
 from cope_sweep.errors import InvalidValue
 from cope_sweep.frozen import Frozen
 
-SWEEP_KEYS = frozenset({"groups", "max_failures", "step_timeout_s"})
-"""Resources of the whole sweep. All others may differ between the rows of an ablation."""
-
 
 class Resources(Frozen):
     """The resources of a sweep, and how it computes. These settings do not change which runs it trains."""

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ MAX_DIGITS = 100
 
 OPTION = "--set "
 """The beginning of a place that is a command-line option."""
+ASSIGNED = "--set"
+"""The key of a source's data that has the values of `--set`, so that their places are found as those of a file are."""
 
 _CONSTANTS: dict[str, bool | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
@@ -146,6 +148,11 @@ class Source:
                 return place
         options = [] if deepest.startswith(OPTION) or not path else list(dict.fromkeys(_options(value)))
         return ", ".join(options) or place
+
+    def with_keys(self, keys: FileMapping) -> Source:
+        """The source with other top-level keys, and their places."""
+        places = {**places_of(self.data), **keys.places}
+        return replace(self, data=FileMapping({**self.data, **keys}, places))
 
     def error(self, path: KeyPath, message: str, code: str | None = None, /, **data: JsonValue) -> SpecError:
         """An error about the value at `path`; an empty path means the whole file."""

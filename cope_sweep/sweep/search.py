@@ -416,7 +416,8 @@ def study_name(plan: Plan) -> str:
     base is another study; it starts with the recorded results that fit.
     """
     content, search = plan.ablation.content, plan.search
-    facts = content.model_dump(mode="json", by_alias=True, include={"base", "grid", "zip", "when"})
+    facts = content.model_dump(mode="json", by_alias=True, include={"base", "grid", "when"})
+    facts["layers"] = {key: layer.value for key, layer in plan.ablation.layers.items()}
     facts["seeds"] = content.row_seeds
     if search is not None:
         facts |= search.model_dump(mode="json", include={"space", "metric", "goal"})

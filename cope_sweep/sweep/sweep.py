@@ -218,7 +218,6 @@ def sweep(
                             max_failed_runs=budget.max_failures,
                             search=search,
                             on_row=record_row,
-                            own_resources=work.own_resources,
                         )
                     )
                     if search is not None and search.ended_early:
@@ -285,8 +284,6 @@ class _Work:
     record: SweepRecord
     ended_attempts: dict[str, int]
     """Run id → number of attempts before the sweep, of those runs to train that had ended: failed or stopped ones."""
-    own_resources: dict[str, Resources]
-    """Run id → resources, of the runs that have their own. A search adds to it."""
     search: Search | None = None
 
     @classmethod
@@ -309,7 +306,7 @@ class _Work:
         record = initial_record(plan, reused, executor_name, file_text, submission)
         ended = [run.run_id for run in todo if statuses.get(run.run_id) in ("failed", "stopped")]
         attempts = {run_id: record.attempt for run_id, record in store.index.records(ended, values=False).items()}
-        return cls(plan, skipped, statuses, todo, reused, record, attempts, dict(plan.own_resources))
+        return cls(plan, skipped, statuses, todo, reused, record, attempts)
 
     def start_search(self, store: Store, max_runs: int | None) -> Search | None:
         """Open the plan's search, if it has one and that has something to suggest.
@@ -336,8 +333,6 @@ class _Work:
         self.todo += [run for run in unfinished if run.run_id not in planned]
         recorded = {run.run_id for run in self.record.runs}
         members = [_member(row, run) for run in row.runs if run.run_id not in recorded]
-        if row.resources is not None:
-            self.own_resources |= {run.run_id: row.resources for run in row.runs}
         if not members:
             return
         statuses = store.index.statuses(member.run_id for member in members)

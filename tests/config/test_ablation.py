@@ -29,8 +29,6 @@ from tests.errors import raises
         ("seeds: [5]", "seeds: [-5]", ("invalid_value", "test.yaml:12", "scales.wide.seeds[0]")),
         ("title: A test\n", "", ("missing_key", "test.yaml", "")),
         ("title:", "tilte:", ("missing_key", "test.yaml", "")),
-        ("seeds: [0, 1]", "zip: [{model.dim: [8, 16], model.heads: [1]}]", ("invalid_value", "test.yaml", "")),
-        ("seeds: [0, 1]", "zip: [{model.dim: []}]", ("invalid_value", "test.yaml", "")),
         ("token_error}", "token_error, goal: mni}", ("unknown_choice", "test.yaml:10", "metrics[0].goal")),
         ("seeds: [0, 1]", "plugins: [my-package]", ("plugin_name", "test.yaml:9", "plugins[0]")),
         ("seeds: [0, 1]", "plugins: [a, b..c]", ("plugin_name", "test.yaml:9", "plugins[1]")),
@@ -156,11 +154,12 @@ def test_errors_of_figures_name_their_line(before, after, expected):
 
 
 def test_what_is_fixed_leaves_the_figures():
-    fixed = with_overrides(load(TEXT + FIGURES), assignments=["train.lr=1e-3", "seeds=[1]"])
-    curves, maps = fixed.content.figures
-    assert isinstance(curves, Curves)
-    assert maps.rows == {"model.position": "CoPE"}
-    assert expand(fixed).rows
+    plan = expand(with_overrides(load(TEXT + FIGURES), assignments=["train.lr=1e-3", "seeds=[1]"]))
+    curves, maps = plan.ablation.content.figures
+    assert (curves.kind, maps.kind) == ("curves", "maps")
+    assert [row.figures for row in plan.rows] == [{0, 1}, {0}]
+    others = expand(with_overrides(load(TEXT + FIGURES), assignments=["train.lr=5e-3", "seeds=[1]"]))
+    assert [figure.kind for figure in others.ablation.content.figures] == ["curves"], "the row of the maps is gone"
 
 
 # -- distributions of a search space -----------------------------------------------------------------------------------

@@ -184,17 +184,15 @@ def test_the_rule_of_thumb_counts_cores_of_workers_that_have_a_sequence():
 
 
 def test_each_run_starts_as_soon_as_there_is_room():
-    def taking(*seconds, parallel):
-        return [(Estimate(0, s, 0, ""), parallel) for s in seconds]
+    def total(*seconds, parallel):
+        return total_seconds([Estimate(0, s, 0, "") for s in seconds], parallel)
 
-    assert total_seconds(taking(4, 2, 2, parallel=2)) == 4
-    assert total_seconds(taking(4, 2, 2, parallel=1)) == 8
-    assert total_seconds(taking(1, 5, 1, 1, 4, parallel=2)) == 7
-    assert total_seconds(taking(3, 1, parallel=5)) == 3
-    assert total_seconds(taking(*[1] * 3000, parallel=3)) == 1000
-    # A run that takes the whole machine waits for both runs before it, and the ones after it wait for it.
-    assert total_seconds([*taking(4, 2, parallel=2), *taking(3, parallel=1), *taking(1, 1, parallel=2)]) == 8
-    assert total_seconds([]) == 0
+    assert total(4, 2, 2, parallel=2) == 4
+    assert total(4, 2, 2, parallel=1) == 8
+    assert total(1, 5, 1, 1, 4, parallel=2) == 7
+    assert total(3, 1, parallel=5) == 3
+    assert total(*[1] * 3000, parallel=3) == 1000
+    assert total(parallel=2) == 0
 
 
 @pytest.mark.parametrize("blanks", [200, 500])

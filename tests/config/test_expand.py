@@ -49,12 +49,17 @@ def test_runs_are_ordered_by_seed():
     assert [(run.seed, run.model.layers) for run in order] == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
-def test_zipped_axes_vary_together():
-    text = """
-        grid: {model.layers: [1, 2]}
-        zip: [{model.dim: [8, 16], model.heads: [2, 4]}]
+def test_an_axis_of_sections_varies_keys_together():
+    """A section replaces the whole section of the base; an axis of a deeper key refines it."""
+    base = BASE.replace("  model: {dim: 8, heads: 2, layers: 1}\n", "")
+    text = """\
+        grid:
+          model: {small: {layers: 2, dim: 8, heads: 2}, large: {layers: 4, dim: 16}}
+          model.position: {CoPE: [cope], RoPE: [rope]}
         """
-    assert rows(text) == ["1 · 8 · 2", "1 · 16 · 4", "2 · 8 · 2", "2 · 16 · 4"]
+    found = expand(load(base + textwrap.dedent(text))).rows
+    assert [row.name for row in found] == ["small · CoPE", "small · RoPE", "large · CoPE", "large · RoPE"]
+    assert [(row.runs[0].model.layers, row.runs[0].model.dim) for row in found] == [(2, 8), (2, 8), (4, 16), (4, 16)]
 
 
 def test_when_adds_axes_and_values_to_some_rows():
@@ -96,13 +101,15 @@ def test_when_replaces_the_value_of_an_axis():
 
 
 def test_rows_with_equal_labels_have_different_names():
-    text = "include: [{model.layers: 2}, {model.dim: 2}]\nseeds: [0]\n"
-    assert rows("grid: {model.layers: [1]}\n" + text) == ["1", "layers=2", "dim=2"]
+    text = "grid: {model.position: {CoPE: [cope], ALiBi: [alibi]}}\nwhen:\n"
+    text += "  - {if: {model.position: CoPE}, set: {model.position: [rope]}, grid: {model.layers: [4]}}\n"
+    text += "  - {if: {model.position: ALiBi}, set: {model.position: [rope]}, grid: {model.dim: [4]}}\n"
+    assert rows(text) == ["position=rope · layers=4", "position=rope · dim=4"]
 
 
 def test_duplicate_rows_are_merged():
-    text = "grid: {model.layers: [1, 2]}\ninclude: [{model.layers: 2}]"
-    assert rows(text) == ["1", "2"]
+    text = "search: {kind: random, samples: 9, space: {model.layers: {choice: [1, 2]}}}"
+    assert sorted(rows(text)) == ["1", "2"]
     assert len(plan(text).runs) == 2
 
 
@@ -135,7 +142,6 @@ def test_every_field_of_an_encoding_reaches_its_parameters():
     ("text", "line", "key_path"),
     [
         ("grid: {seed: [1, 2]}", 6, "grid.seed[0]"),
-        ("include: [{seed: 3}]", 6, "include[0].seed"),
         ("grid: {model.layers: [1, 2]}\nwhen: [{if: {model.layers: 2}, set: {seed: 1}}]", 7, "when[0].set.seed"),
     ],
 )
@@ -199,7 +205,7 @@ def test_the_primary_metric_must_be_one_that_rows_are_compared_by():
 
 def test_errors_of_a_combination_name_its_row():
     with raises("invalid_value", key="train.warmup", largest=5, combination="train.steps = 5, train.warmup = 9"):
-        plan("zip: [{train.steps: [5], train.warmup: [9]}]")
+        plan("grid: {train.steps: [5], train.warmup: [9]}")
 
 
 def test_an_error_of_several_rows_comes_once():

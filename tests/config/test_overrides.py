@@ -10,8 +10,8 @@ from tests.config.ablations import TEXT, error_of, load, located
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [
-        ("model.dimm=3", ("unknown_key", "--set model.dimm=3", "base.model.dimm")),
-        ("model.dim=wide", ("wrong_type", "--set model.dim=wide", "base.model.dim")),
+        ("model.dimm=3", ("unknown_key", "--set model.dimm=3", "model.dimm")),
+        ("model.dim=wide", ("wrong_type", "--set model.dim=wide", "model.dim")),
         ("modl.dim=3", ("unknown_key", "--set modl.dim=3", "")),
         ("model.dim", ("invalid_assignment", "--set model.dim", "")),
         ("seeds=[]", ("invalid_value", "--set seeds=[]", "seeds")),
@@ -20,7 +20,7 @@ from tests.config.ablations import TEXT, error_of, load, located
         ("plugins=[os]", ("unknown_key", "--set plugins=[os]", "")),
         ("model.dim=[", ("invalid_yaml", "--set model.dim=[:2", "")),
         ("resources.cpu=1", ("unknown_key", "--set resources.cpu=1", "resources.cpu")),
-        ("model.layers.x=3", ("no_keys", "--set model.layers.x=3", "")),
+        ("model.layers.x=3", ("no_keys", "--set model.layers.x=3", "model.layers.x")),
         ("seeds.0=1", ("no_keys", "--set seeds.0=1", "")),
         ("+model.position=[cope]", ("no_effect", "--set +model.position=[cope]", "")),
         ("+train.batch=8", ("unknown_axis", "--set +train.batch=8", "")),
@@ -41,6 +41,38 @@ def test_assignments_replace_base_and_axes():
     assert [row.name for row in plan.rows] == ["CoPE", "none"]
 
 
+def test_values_that_do_not_go_together_name_the_options():
+    expected = ("invalid_value", "--set model.dim=10, --set model.heads=4", "base.model")
+    assert located(error_of(TEXT, assignments=["model.dim=10", "model.heads=4", "train.batch=8"])) == expected
+    assert located(error_of(TEXT, assignments=["train.warmup=7"]))[1] == "--set train.warmup=7"
+
+
+def test_a_later_assignment_replaces_earlier_ones_of_its_key_and_below():
+    def dims(*assignments):
+        plan = expand(with_overrides(load(), scale="wide", assignments=assignments))
+        return {(run.model.dim, run.model.layers) for run in plan.runs}
+
+    assert dims("model.dim=16", "model.dim=24") == {(24, 1)}
+    assert dims("model.dim=16", "model={heads: 2}") == {(64, 2)}
+    assert dims("model={heads: 2}", "model.dim=16") == {(16, 2)}
+
+
+def test_published_numbers_are_those_of_the_row_that_results():
+    """Also where the scale alone has a row that the paper does not have."""
+    text = CONDITIONS.replace("wide: {set: {", "wide: {set: {train.lr: 5e-3, ").replace(
+        ", grid: {train.lr: [5e-3]}", ""
+    )
+    for assignments, expected in ([], None), (["train.lr=2e-3"], 2.0), (["train.lr=1e-3"], 1.0):
+        row = expand(with_overrides(load(text), scale="wide", assignments=assignments)).rows[0]
+        assert (row.published and row.published.values["in_dist/token_error"]) == expected
+
+
+def test_an_assignment_that_a_later_one_leaves_no_row_is_an_error():
+    option = "--set model.position.cope.p_max=8"
+    error = error_of(TEXT, assignments=["model.position.cope.p_max=8", "model.position=[rope]"])
+    assert located(error) == ("no_effect", option, "")
+
+
 @pytest.mark.parametrize(("number", "seeds"), [(1, [0]), (2, [0, 1]), (4, [0, 1, 2, 3])])
 def test_a_number_of_seeds(number, seeds):
     plan = expand(with_overrides(load(), assignments=[f"seeds={number}"]))
@@ -58,12 +90,6 @@ def test_a_plus_adds_a_row_to_those_of_the_axis():
     without_axes = TEXT[: TEXT.index("grid:")] + TEXT[TEXT.index("seeds:") : TEXT.index("scales:")]
     plan = expand(with_overrides(load(without_axes), assignments=["model.position=[cope]", "+model.position=[rope]"]))
     assert [[each.kind for each in row.runs[0].model.position] for row in plan.rows] == [["cope"], ["rope"]]
-
-
-def test_an_assignment_removes_a_key_from_zipped_axes():
-    text = TEXT + "zip: [{model.layers: [1, 2]}, {model.dim: [8, 16], model.heads: [2, 4]}]\n"
-    plan = expand(with_overrides(load(text), assignments=["model.layers=3", "model.dim=32"]))
-    assert {(run.model.layers, run.model.dim, run.model.heads) for run in plan.runs} == {(3, 32, 2), (3, 32, 4)}
 
 
 def test_scales():
@@ -100,10 +126,11 @@ def test_a_scale_keeps_the_figures_over_an_axis_that_it_sets_and_has():
     figures = "figures: [{kind: values, x: train.lr, metrics: [in_dist/token_error]}]\n"
     text = TEXT.replace("wide: {set: {", "wide: {set: {train.lr: 3e-3, ") + figures
     assert "train.lr: 3e-3" in text
-    wide = with_overrides(load(text), scale="wide")
-    assert [figure.x for figure in wide.content.figures] == ["train.lr"]
-    assert {run.train.lr for run in expand(wide).runs} == {5e-3}
-    assert with_overrides(load(text), scale="wide", assignments=["train.lr=1e-2"]).content.figures == []
+    wide = expand(with_overrides(load(text), scale="wide"))
+    assert [figure.x for figure in wide.ablation.content.figures] == ["train.lr"]
+    assert {run.train.lr for run in wide.runs} == {5e-3}
+    fixed = expand(with_overrides(load(text), scale="wide", assignments=["train.lr=1e-2"]))
+    assert fixed.ablation.content.figures == []
 
 
 def test_assignments_win_over_the_scale():
@@ -115,8 +142,8 @@ def test_assignments_win_over_the_scale():
     ("before", "after", "expected"),
     [
         ("grid: {train.lr: [5e-3]}", "grid: {train.lr: [5e-3, -1.0]}", ("invalid_value", "test.yaml:12", "train.lr")),
-        ("model.dim: 32", "model.layers.x: 32", ("no_keys", "test.yaml:12", "scales.wide.set.model.layers.x")),
-        ("model.dim: 32", "model.dimm: 32", ("unknown_key", "test.yaml:12", "base.model.dimm")),
+        ("model.dim: 32", "model.layers.x: 32", ("no_keys", "test.yaml:12", "model.layers.x")),
+        ("model.dim: 32", "model.dimm: 32", ("unknown_key", "test.yaml:12", "model.dimm")),
         ("wide: {", "wide: {metrics: [{name: dense/los}], ", ("unknown_metric", "test.yaml:12", "metrics[0].name")),
     ],
 )  # fmt: skip
@@ -152,7 +179,7 @@ def test_errors_about_later_conditions_keep_their_line():
     )
     line = 1 + text[: text.index("model.positoin")].count("\n")
     error = error_of(text, assignments=["train.lr=2e-3"])
-    assert located(error) == ("unknown_axis", f"test.yaml:{line}", "when[0].if.model.positoin")
+    assert located(error) == ("unknown_axis", f"test.yaml:{line}", "when[1].if.model.positoin")
 
 
 def test_the_loaded_ablation_is_left_alone():

@@ -121,12 +121,10 @@ def test_a_search_by_suggestions_has_no_rows_before():
 
 
 def test_axes_and_space_are_dimensions():
-    text = OPTUNA.replace("grid:", "zip: [{model.layers: [1, 2], train.steps: [6, 12]}]\ngrid:", 1)
-    text = text.replace("space: {", "space: {train.clip: {choice: [0.5, 1]}, ")
+    text = OPTUNA.replace("space: {", "space: {train.clip: {choice: [0.5, 1]}, ")
     dimensions = dimensions_of(load(text))
     assert [(dimension.name, dimension.choices, dimension.size) for dimension in dimensions] == [
         ("model.position", ("CoPE", "none"), 2),
-        ("model.layers+train.steps", ("1 · 6", "2 · 12"), 2),
         ("train.clip", ("0.5", "1"), 2),
         ("train.lr", (), math.inf),
         ("train.warmup", (), 7),
@@ -208,7 +206,6 @@ def test_labels_of_another_search_are_refused(labels, data):
         ("samples: 8", "samples: 8, metric: in_dist/los", ("unknown_metric", "test.yaml:12", "search.metric")),
         ("samples: 8", "samples: 8, metric: in_dist/loss", ("unknown_goal", "test.yaml:12", "search.metric")),
         ("samples: 8", "samples: 8, goal: max", ("contradicting_goal", "test.yaml:12", "search.goal")),
-        ("seeds: [0]", "include: [{model.dim: 16}]", ("not_with_suggestions", "test.yaml:8", "include")),
         ("seeds: [0]", "figures: [{kind: maps, show: gates, mark: data, claim: Gates open}]", ("not_with_suggestions", "test.yaml:8", "figures[0].claim")),
         ("seeds: [0]", "exclude: [{model.position: CoPE}]", ("not_with_suggestions", "test.yaml:8", "exclude")),
         ("seeds: [0]", "when: [{if: {model.position: CoPE}, grid: {train.batch: [8, 16]}}]", ("not_with_suggestions", "test.yaml:8", "when[0].grid")),
@@ -220,6 +217,12 @@ def test_labels_of_another_search_are_refused(labels, data):
 def test_impossible_searches_are_refused_before_anything_is_suggested(before, after, expected):
     assert before in OPTUNA
     assert located(error_of(OPTUNA.replace(before, after))) == expected
+
+
+def test_no_row_can_be_added_to_what_a_search_suggests():
+    text = OPTUNA[: OPTUNA.index("grid:")] + OPTUNA[OPTUNA.index("seeds:") :]
+    error = error_of(text, assignments=["+model.position=[rope]"])
+    assert (error.code, error.data["place"]) == ("not_with_suggestions", "--set +model.position=[rope]")
 
 
 def test_a_search_needs_a_dimension():

@@ -28,8 +28,9 @@ base:
   model: {dim: 8, heads: 2, layers: 1}
   train: {steps: 60}
   evaluate: {every: 10}
-grid: {model.position: {CoPE: [cope], RoPE: [rope], none: []}}
-zip: [{model.layers: [1, 2], train.batch: [8, 16]}]
+grid:
+  model.position: {CoPE: [cope], RoPE: [rope], none: []}
+  model.layers: [1, 2]
 metrics: [{name: in_dist/token_error}]
 search:
   kind: optuna
@@ -40,7 +41,10 @@ search:
     train.schedule: {choice: [constant, {kind: cosine}]}
 """
 METRIC = "in_dist/token_error"
-SMALL = TEXT[: TEXT.index("zip:")] + "metrics: [{name: in_dist/token_error}]\nsearch: {kind: optuna, samples: 10}\n"
+SMALL = (
+    TEXT[: TEXT.index("  model.layers:")]
+    + "metrics: [{name: in_dist/token_error}]\nsearch: {kind: optuna, samples: 10}\n"
+)
 
 
 def error_of(run: RunSpec) -> float:
@@ -128,8 +132,8 @@ def test_every_suggestion_is_a_run_with_short_numbers(sweep: Sweep) -> None:
     for row in sweep.rows:
         run = row.runs[0]
         assert run.train.lr == float(f"{run.train.lr:.4g}")
-        assert (run.model.layers, run.train.batch) in ((1, 8), (2, 16))
-        assert row.name.count(" · ") == 5
+        assert run.model.layers in (1, 2)
+        assert row.name.count(" · ") == 4
         assert row.labels["train.schedule"] in ("constant", "cosine")
 
 

@@ -267,7 +267,7 @@ def _series(plan: Plan, rows: Sequence[Row], places: dict[str, float], used: set
 
 
 def _determined(rows: Sequence[Row], key: str, places: dict[str, float]) -> bool:
-    """Whether the label on an axis follows from x, because the two axes are zipped."""
+    """Whether the label on an axis follows from x, because the two axes vary together."""
     labels: dict[float, set[str | None]] = {}
     for row in rows:
         if row.name in places:

@@ -114,14 +114,14 @@ def plan_cost(
     plan = recorded_plan(plan, store)
     records = store.index.records((run.run_id for run in plan.runs), values=False)
     estimated = estimates(plan, measured_rates(plan, store))
-    common = plan.ablation.content.resources
-    may_use_gpu = common.device != "cpu" and common.gpus != 0
+    resources = plan.ablation.content.resources
+    may_use_gpu = resources.device != "cpu" and resources.gpus != 0
     lacks_gpu = may_use_gpu and not has_gpu()
     # The size of a GPU's memory is unknown here.
     memory_limit_bytes = math.inf if may_use_gpu and not lacks_gpu else psutil.virtual_memory().total
     runs = []
     for run in plan.runs:
-        estimate, resources = estimated[run.run_id], plan.own_resources.get(run.run_id, common)
+        estimate = estimated[run.run_id]
         record = records.get(run.run_id) or RunRecord(run_id=run.run_id)
         runs.append(
             RunCost(
@@ -145,22 +145,22 @@ def plan_cost(
             )
         )
     suggested = [] if "pending" in leave_out else suggested_estimates(plan, estimated)
-    wanted = [run.run_id for run in runs if run.status not in leave_out]
-    to_do = [(estimated[run_id], _groups_for(plan, plan.own_resources.get(run_id, common))) for run_id in wanted]
-    to_do = [*to_do, *((estimate, _groups_for(plan, common)) for estimate in suggested)][:max_runs]
+    wanted = [estimated[run.run_id] for run in runs if run.status not in leave_out]
+    to_do = [*wanted, *suggested][:max_runs]
+    groups = worker_groups(plan)
     counts = Counter(run.status for run in runs)
-    least = [(replace(estimate, seconds=estimate.least_s), parallel) for estimate, parallel in to_do]
+    least = [replace(estimate, seconds=estimate.least_s) for estimate in to_do]
     slower, busy = _contention()
     return PlanCost(
         ablation=plan.name,
-        worker_groups=worker_groups(plan),
+        worker_groups=groups,
         counts=counts,
         finished=counts.get("finished", 0),
         to_do=len(to_do),
         to_suggest=len(suggested),
-        basis=f"{to_do[0][0].basis}; {start_s:.0f} s until the first run starts{busy}" if to_do else None,
-        estimated_s=_rounded(slower * (start_s + total_seconds(to_do))) if to_do else 0.0,
-        least_s=_rounded(start_s + total_seconds(least)) if to_do else 0.0,
+        basis=f"{to_do[0].basis}; {start_s:.0f} s until the first run starts{busy}" if to_do else None,
+        estimated_s=_rounded(slower * (start_s + total_seconds(to_do, groups))) if to_do else 0.0,
+        least_s=_rounded(start_s + total_seconds(least, groups)) if to_do else 0.0,
         lacks_gpu=lacks_gpu,
         runs=runs,
     )
@@ -186,18 +186,10 @@ def _rounded(seconds: float) -> float:
 
 
 def worker_groups(plan: Plan) -> int:
-    """The number of worker groups that train in parallel on this machine's CPU cores.
-
-    If the plan's runs need different resources, the largest number.
-    """
-    return max(_groups_for(plan, plan.resources_of(row)) for row in (*plan.rows, *plan.examples))
-
-
-def _groups_for(plan: Plan, resources: Resources) -> int:
-    """The number of worker groups with these resources that train in parallel on this machine's CPU cores."""
-    groups = plan.ablation.content.resources.groups
-    if groups != "auto":
-        return groups
+    """The number of worker groups that train in parallel on this machine's CPU cores."""
+    resources = plan.ablation.content.resources
+    if resources.groups != "auto":
+        return resources.groups
     return max(1, len(os.sched_getaffinity(0)) // (resources.cpus * resources.workers))
 
 

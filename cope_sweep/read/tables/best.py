@@ -14,15 +14,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.ablation import Goal, RandomSearch, Scale
 from cope_sweep.config.checks import validation_metric
 from cope_sweep.config.explain import suggest
-from cope_sweep.config.loading import RUN_KEYS, LoadedAblation
 from cope_sweep.config.run import NUMERIC_FACTS
-from cope_sweep.config.source import Json, parse_value
+from cope_sweep.config.source import Json
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import first_rows, varying_axes
 from cope_sweep.read.tables.runs import FACT, Results, setting
@@ -342,17 +340,10 @@ def _scale_of_best(ranking: Ranking) -> str:
     """A scale with the values of the best row, and with those of the scale and `--set` that it was trained with."""
     plan, (group,) = ranking.plan, ranking.groups
     loaded, content = plan.ablation, plan.ablation.content
-    if content.include:
-        raise QueryError(
-            "the rows of `include` are in every scale, so none can have the best row alone; take its values from "
-            "--json",
-            code="included_rows",
-            ablation=plan.name,
-        )
     best = group.ranked()[0]
     used_scale = content.scales[loaded.scale] if loaded.scale else Scale()
     kept = used_scale.model_dump(mode="json", exclude_unset=True, by_alias=True, exclude={"description", "grid", "set"})
-    values = {**used_scale.set, **_assigned(loaded), **best.values}
+    values = {**{key: layer.value for key, layer in loaded.layers.items()}, **best.values}
     first_seed = max(content.seeds) + 1
     fresh_seeds = list(range(first_seed, first_seed + FRESH_SEEDS))
     scale = kept | {"search": "grid", "schedule": "none", "seeds": fresh_seeds}
@@ -361,13 +352,6 @@ def _scale_of_best(ranking: Ranking) -> str:
     lines += ["    set:", *(f"      {key}: {_json(value)}" for key, value in values.items())]
     lines += [f"    {key}: {_json(value)}" for key, value in scale.items()]
     return "\n".join(lines) + "\n"
-
-
-def _assigned(loaded: LoadedAblation) -> dict[str, Json]:
-    """The keys of runs that `--set` has replaced, with their values."""
-    options = [text for flag, text in pairwise(loaded.typed) if flag == "--set"]
-    assigned = dict(option.split("=", 1) for option in options)
-    return {key: parse_value(text, key) for key, text in assigned.items() if key.partition(".")[0] in RUN_KEYS}
 
 
 def _json(value: Json) -> str:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from cope_benchmarks.report import Measured, Rows
 from cope_benchmarks.timing import times
-from cope_sweep.config import Resources, RunSpec, load_ablation, with_overrides
+from cope_sweep.config import ModelSpec, Resources, RunSpec, expand, load_ablation, with_overrides
 from cope_sweep.config.estimate import step_flops
 from cope_sweep.errors import UserError
 from cope_sweep.tasks import TASKS
@@ -53,9 +52,9 @@ def run_of(kind: str) -> RunSpec:
         return RunSpec.model_validate({"task": {"kind": kind}, "model": {"position": ["absolute"]}})
     ablation = load_ablation(ABLATIONS / f"{kind}.yaml")
     scale = "paper" if "paper" in ablation.content.scales else None
-    base: dict[str, Any] = with_overrides(ablation, scale=scale).content.base
-    fields = {**base, "model": {**base["model"], "position": ["absolute"]}}
-    return RunSpec.model_validate(fields)
+    run = expand(with_overrides(ablation, scale=scale)).rows[0].runs[0]
+    position = ModelSpec.model_validate({"position": ["absolute"]}).position
+    return run.model_copy(update={"model": run.model.model_copy(update={"position": position})})
 
 
 def sequences_per_s(run: RunSpec, runtime: Runtime, sequences: int) -> tuple[float, float]:

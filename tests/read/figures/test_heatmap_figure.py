@@ -133,9 +133,9 @@ def test_the_greater_is_the_better_where_the_metric_says_so(store):
 
 
 def test_an_axis_that_is_fixed_takes_its_heatmap_with_it(tmp_path, plan):
-    from cope_sweep.config import with_overrides
+    from cope_sweep.config import expand, with_overrides
 
-    assert with_overrides(plan.ablation, assignments=["model.dim=8"]).content.figures == []
+    assert expand(with_overrides(plan.ablation, assignments=["model.dim=8"])).ablation.content.figures == []
 
 
 @pytest.mark.parametrize(

@@ -258,9 +258,3 @@ def test_figures_of_a_search_by_suggestions(kind):
 def test_the_order_of_a_grid_is_no_history():
     with raises("not_a_search"):
         FIGURES["budget"].make(results_of(plan_of(), lambda run: 1.0), GetFigure(name="", figure=""))
-
-
-def test_single_rows_are_in_every_scale():
-    plan = plan_of(include=[{"model.dim": 16}])
-    with raises("included_rows"):
-        yaml_of_best(rank_rows(results_of(plan, lambda run: 1.0)))

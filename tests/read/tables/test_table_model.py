@@ -238,9 +238,6 @@ def test_texts_name_rows_by_the_axes_in_which_they_differ():
     assert [row.row for row in model.rows][1:3] == ["CoPE · 1 · 2", "None · 1 · 1"]
     same = "heads 1 and heads 2: None does not differ significantly from CoPE (p = 1.000)"
     assert model.answer == f"By In-dist. (%). {same}."
-    include = [{"evaluate.validation": True}, {"model.hard_attention": True}]
-    same = model_of(plan_of(seeds=[0], grid={"model.layers": [1]}, include=include))
-    assert [row.short for row in same.rows] == ["layers 1", "validation=true", "hard_attention=true"]
 
 
 def test_an_answer_tells_settings_apart_and_counts_them_where_they_are_many():
