@@ -48,8 +48,8 @@ def test_the_example_of_the_documents(names):
 
 def test_tables_and_figures_draw_themselves(names, folder):
     table = notebook.table(names["ablation"], folder / "store", compare="CoPE")
-    assert table._repr_html_().startswith('<table class="ablation">')
-    assert "In-dist.: row minus CoPE" in table._repr_html_()
+    assert table._repr_markdown_().startswith("| position")
+    assert "In-dist.: row minus CoPE" in table._repr_markdown_()
     figure = notebook.figure(names["ablation"], "summary", folder / "store")
     assert figure._repr_mimebundle_()["image/png"]
     assert isinstance(notebook.frame(names["ablation"], folder / "store"), pd.DataFrame)
