@@ -86,7 +86,7 @@ class RunPage(BaseModel):
     total: int = Field(description="Runs that match, on all pages.")
     limit: int
     offset: int
-    next: str | None = Field(default=None, description="The `cursor` of the next page; null on the last one.")
+    next: int | None = Field(default=None, description="The `offset` of the next page; null on the last one.")
     runs: list[RunRecord]
 
 

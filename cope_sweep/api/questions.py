@@ -261,13 +261,6 @@ class ListRuns(RunFilter, Question[RunPage]):
 
     limit: Annotated[int, Field(ge=1, le=1000, description=descriptions.MAX_RUNS)] = 100
     offset: Annotated[int, Field(ge=0, le=2**31, description=descriptions.SKIPPED_RUNS)] = 0
-    cursor: Annotated[
-        str | None,
-        Field(
-            max_length=2000,
-            description="`next` of the previous page. No run is missing or repeated if runs start or end meanwhile.",
-        ),
-    ] = None
     fields: Annotated[
         tuple[str, ...],
         Field(

@@ -58,7 +58,7 @@ QUESTIONS = [
     ),
     Asked(
         "/runs", "runs", None,
-        {"run": "`status` shows one", "cursor": "--offset", "fields": "the table chooses"},
+        {"run": "`status` shows one", "fields": "the table chooses"},
     ),
     Asked("/runs/export", "runs", Client.runs, {"run": "`status` shows one"}, {"format": "a DataFrame"}),
     Asked("/runs/{run_id}", None, Client.run),

@@ -267,7 +267,7 @@ class Queries:
 
     def _runs(self, question: questions.ListRuns) -> RunPage:
         query = self._run_query(question)
-        query = replace(query, limit=question.limit, offset=question.offset, cursor=question.cursor)
+        query = replace(query, limit=question.limit, offset=question.offset)
         plan = None if question.ablation is None else self.load(question.ablation, question.scale)
         return runs.run_page(self.store, plan, question, query)
 
@@ -285,8 +285,7 @@ class Queries:
             self.sweep_summary(query.sweep_id)
         if question.ablation is not None:
             planned = self.load(question.ablation, question.scale).runs
-            place = f"{question.ablation} {question.scale}"
-            query = replace(query, run_ids=tuple(run.run_id for run in planned), plan=place)
+            query = replace(query, run_ids=tuple(run.run_id for run in planned))
         elif question.scale is not None:
             raise _scale_without_ablation(question.scale)
         return query

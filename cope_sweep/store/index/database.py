@@ -18,24 +18,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-from pydantic_core import from_json
-from sqlalchemy import Connection, Engine, Float, MetaData, create_engine, event, func, inspect, literal, text
+from pydantic_core import from_json, to_json
+from sqlalchemy import Connection, Engine, Float, MetaData, create_engine, event, func, inspect, literal, select, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql import ColumnElement
 
 from cope_sweep.redaction import is_ambiguous, redacted, redacted_url, remember
 from cope_sweep.store.errors import StoreError
 from cope_sweep.store.files import create_database_file, is_disk_full
-from cope_sweep.store.index.tables import FORMAT, metadata
+from cope_sweep.store.index.model import QueryError
+from cope_sweep.store.index.tables import FORMAT, has_expired, metadata, runs, sweeps
 
 BUSY_TIMEOUT_S = 60
 """The time for which a SQLite writer waits for another one."""
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse", "9p", "afs")
 WRITE_LOCK = 0x636F7065
 """The number of PostgreSQL's advisory lock that a writing transaction holds."""
-FORMER_TABLES = {"alembic_version", "mirrored", "locks", "part_values", "run_values"}
+FORMER_TABLES = {"alembic_version", "mirrored", "locks", "part_values", "run_values", "parts", "keys"}
 """Tables of older formats."""
 
 LASTING_ERRORS = {8, 10, 13, 14}
@@ -152,6 +153,11 @@ class Database:
         """Turn the errors of the database into StoreError and IndexUnavailable."""
         try:
             yield
+        except DataError as error:  # the database is well: a request has a number or a text that it cannot hold
+            reason = " ".join(str(error.orig).split())
+            raise QueryError(
+                f"a value cannot be searched for: {reason}", code="invalid_value", reason=reason
+            ) from error
         except DBAPIError as error:
             reason = redacted(" ".join(str(error.orig).split())) or type(error.orig).__name__
             if is_ambiguous(self.url):
@@ -204,7 +210,12 @@ def _engine(url: str) -> Engine:
                 package="psycopg",
             ) from error
     # A table of 100,000 runs decodes 200,000 short texts; this decoder takes a third of the time of the json module's.
-    arguments: dict[str, Any] = {"connect_args": {"timeout": BUSY_TIMEOUT_S}, "json_deserializer": from_json}
+    # Written without escapes: SQLite finds a key like `größe` only where it is written as it is.
+    arguments: dict[str, Any] = {
+        "connect_args": {"timeout": BUSY_TIMEOUT_S},
+        "json_deserializer": from_json,
+        "json_serializer": lambda value: to_json(value).decode(),
+    }
     if parsed.database in (None, "", ":memory:"):
         # One connection, which threads take in turns: each new one would be an empty database.
         arguments |= {"pool_size": 1, "max_overflow": 0, "connect_args": {"check_same_thread": False}}
@@ -254,7 +265,7 @@ def is_current(connection: Connection) -> bool:
     return _format(connection) == FORMAT
 
 
-def replace_tables(connection: Connection, url: str) -> bool:
+def replace_tables(connection: Connection, url: str, now_s: ColumnElement[float]) -> bool:
     """Drop the tables of an older version, and create this version's. Returns whether there were any.
 
     Raises OtherFormatError.
@@ -272,7 +283,7 @@ def replace_tables(connection: Connection, url: str) -> bool:
             format=old_format,
             known=FORMAT,
         )
-    if old_format is not None and _is_leased(connection, old_format):
+    if old_format is not None and _is_leased(connection, old_format, now_s):
         raise OtherFormatError(
             f"the index {redacted_url(url)} was made by an older cope_sweep, and one of its sweeps is running; stop "
             "that sweep, or wait for its end, and repeat the command",
@@ -294,10 +305,10 @@ def _format(connection: Connection) -> int | None:
     return 0 if number is None else int(number)
 
 
-def _is_leased(connection: Connection, table_format: int) -> bool:
+def _is_leased(connection: Connection, table_format: int, now_s: ColumnElement[float]) -> bool:
     """Whether a run, or a sweep, has a lease in the tables of a format. Runs have one in every format."""
-    for table in ("runs", "sweeps") if table_format else ("runs",):
-        query = text(f"SELECT 1 FROM {table} WHERE status = 'running' AND expires_s > :now_s LIMIT 1")  # noqa: S608
-        if connection.execute(query, {"now_s": time.time()}).scalar() is not None:
+    for table in (runs, sweeps) if table_format else (runs,):
+        leased = select(literal(1)).select_from(table).where(table.c.status == "running", ~has_expired(table, now_s))
+        if connection.execute(leased.limit(1)).scalar() is not None:
             return True
     return False

@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+import math
+import re
+from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import CTE, ColumnElement, Connection, Select, Text, and_, case, cast, func, or_, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Float,
+    String,
+    Text,
+    case,
+    cast,
+    func,
+    literal,
+    or_,
+    select,
+)
 
 from cope_sweep.config.explain import near_names, suggest
 from cope_sweep.config.filters import OPERATORS, Filter
 from cope_sweep.config.keys import is_field
 from cope_sweep.records import STATUSES, Value
-from cope_sweep.store.index.cursors import INVALID, SortPosition
+from cope_sweep.store.curve import is_unicode
 from cope_sweep.store.index.model import RECORD_COLUMNS, QueryError, RunQuery
 from cope_sweep.store.index.rows import among
-from cope_sweep.store.index.tables import SECTIONS, keys, parts, runs, sweep_runs, sweeps
+from cope_sweep.store.index.tables import SECTIONS, runs, sweep_runs, sweeps
 
 COLUMNS = tuple(name for name in RECORD_COLUMNS if name not in ("status", "metrics", "facts"))
 """Columns of `runs` that a key can name. `status` is another."""
 TAGS = "tags."
 """Prefix of keys that name the place of a run in sweeps: `tags.row`, `tags.model.position` (a label)."""
+PLACES = {"sweep": sweep_runs.c.sweep_id, "ablation": sweeps.c.ablation, "row": sweep_runs.c.row}
+"""Tags that are columns. All others are labels of axes."""
 TEXT_COLUMNS = ("run_id", "worker_id", "message", "sweep_id", "status")
+MAX_INTEGER = 2**63 - 1
+"""The largest integer of both databases."""
+UNUSABLE = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
+"""SQLite's paths cannot name a key with one of these characters: JSON text has it escaped, and so does not match."""
+HINT_RUNS = 1000
+"""The keys of the newest runs are suggested for an unknown one. Those of 100,000 runs would take seconds."""
 
 
 def conditions(connection: Connection, query: RunQuery, status: ColumnElement[str]) -> list[ColumnElement[bool]]:
-    """The WHERE clause of a query; `status` is the status with expired leases. Raises QueryError."""
+    """The WHERE clause of a query; `status` is the status with expired leases. Raises QueryError.
+
+    A key that no run has matches no run: see `check_unmatched`.
+    """
     clauses: list[ColumnElement[bool]] = []
     if query.statuses:
         # Only these two depend on leases. The others are read from the index of the column.
@@ -34,8 +59,11 @@ def conditions(connection: Connection, query: RunQuery, status: ColumnElement[st
     if query.run_ids is not None:
         clauses.append(among(connection, runs.c.run_id, query.run_ids))
     if query.sweep_id is not None:
+        _check_value("sweep", query.sweep_id)
         clauses.append(runs.c.run_id.in_(select(sweep_runs.c.run_id).where(sweep_runs.c.sweep_id == query.sweep_id)))
-    clauses += [_contains(word) for word in query.search_words]
+    for word in query.search_words:
+        _check_value("search", word)
+        clauses.append(_contains(word))
     return clauses + [_condition(connection, filter_, status) for filter_ in query.filters]
 
 
@@ -58,6 +86,7 @@ def _condition(connection: Connection, wanted: Filter, status: ColumnElement[str
             operator=wanted.operator,
             allowed=list(OPERATORS),
         )
+    _check_value(wanted.key, wanted.value)
     compare = OPERATORS[wanted.operator]
     if wanted.key == "status" and wanted.value not in STATUSES:
         hint = suggest(str(wanted.value), STATUSES)
@@ -72,36 +101,106 @@ def _condition(connection: Connection, wanted: Filter, status: ColumnElement[str
                 key=wanted.key,
                 value=wanted.value,
             )
-        condition: ColumnElement[bool] = compare(column, wanted.value)
+        condition: ColumnElement[bool] = compare(column, _literal(wanted.value))
         return condition
-    if wanted.key.startswith(TAGS):
-        return _tag_condition(wanted, compare)
-    check_keys(connection, [wanted.key])
-    number, text = values_of(connection, wanted.key)
     content = _text(wanted.value)
-    _check_type(connection, wanted)
-    matches: ColumnElement[bool] = compare(number, wanted.value) if content is None else compare(text, content)
-    section = _section(wanted.key)
-    if section is None:
-        return matches
-    return runs.c[f"{section}_part"].in_(select(parts.c.id).where(parts.c.section == section, matches))
+    if wanted.key.startswith(TAGS):
+        joined = select(sweep_runs.c.run_id).join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
+        return runs.c.run_id.in_(joined.where(compare(_tag(wanted.key), content or str(wanted.value))))
+    number, text = values_of(connection, wanted.key)
+    value, column = (_literal(wanted.value), number) if content is None else (literal(content, String), text)
+    matches: ColumnElement[bool] = compare(column, value)
+    return matches
+
+
+def _check_value(key: str, value: Value) -> None:
+    """Raise QueryError for a value that not every database can hold; it would answer as if it were out of order."""
+    problem = None
+    if isinstance(value, str):
+        if "\0" in value:
+            problem = "contains a null character"
+        elif not is_unicode(value):
+            problem = "is not Unicode text"
+    elif isinstance(value, float):
+        problem = None if math.isfinite(value) else "is not a finite number"
+    elif abs(value) > MAX_INTEGER:
+        problem = "is too large for an integer"
+    if problem is not None:
+        # As a text: JSON has no NaN, and many readers of it no such integers.
+        raise QueryError(f"{key}: {value!r} {problem}", code="invalid_value", key=key, value=repr(value))
+
+
+def _literal(value: Value) -> ColumnElement[Any]:
+    """A value with its own type: PostgreSQL would round 1.5 to compare it with a column of integers."""
+    if isinstance(value, str):
+        return literal(value, String)
+    return literal(value, Float if isinstance(value, float) else BigInteger)
+
+
+def _text(value: Value) -> str | None:
+    """A value as a text; None for a number. Booleans are compared as texts."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else None
+
+
+def _tag(key: str) -> ColumnElement[str]:
+    """The place of a run in a sweep: the sweep, its ablation, the row, or the row's label of an axis."""
+    name = key.removeprefix(TAGS)
+    if name in PLACES:
+        return PLACES[name]
+    _check_usable(key)
+    label: ColumnElement[str] = sweep_runs.c.labels[name].as_string()
+    return label
+
+
+def _place(key: str) -> tuple[ColumnElement[Any], str]:
+    """The column of `runs` that has the value of a key, and its name there."""
+    if key.startswith("facts."):
+        return runs.c.facts, key.removeprefix("facts.")
+    return (runs.c.spec if _is_spec(key) else runs.c.metrics), key
+
+
+def _is_spec(key: str) -> bool:
+    return key.partition(".")[0] in SECTIONS
+
+
+def values_of(connection: Connection, key: str) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+    """A value as a number and as a text, one of them null. Raises QueryError for a key that no run can have.
+
+    Metrics count for finished runs only. The type is checked before a value is converted, which could fail.
+    """
+    _check_usable(key)
+    column, name = _place(key)
+    value = column[name]
+    if column is runs.c.metrics:
+        return case((runs.c.status == "finished", value.as_float())), cast(None, Text)
+    if connection.dialect.name == "sqlite":
+        kind = func.json_type(column, f'$."{name}"')
+        text = case((kind == "text", value.as_string()), (kind.in_(["true", "false"]), kind))
+        return case((kind.in_(["integer", "real"]), value.as_float())), text
+    kind = func.json_typeof(value)
+    text = case((kind.in_(["string", "boolean"]), value.as_string()))
+    return case((kind == "number", value.as_float())), text
+
+
+def check_unmatched(connection: Connection, query: RunQuery) -> None:
+    """Raise QueryError if a filter of a query that matches no run could match none: a wrong key, or a wrong type.
+
+    It looks for a run that has the key, which may read all of them; so it is not called where runs match.
+    """
+    for filter_ in query.filters:
+        check_keys(connection, [filter_.key])
+        if not filter_.key.startswith(TAGS) and filter_.key not in (*COLUMNS, "status"):
+            _check_type(connection, filter_)
 
 
 def _check_type(connection: Connection, filter_: Filter) -> None:
-    """Raise QueryError for a text where all values of a key are numbers, and the reverse: no run could match."""
+    """Raise QueryError for a text where all values of a key are numbers, and the reverse."""
     number, text = values_of(connection, filter_.key)
-    section, is_text = _section(filter_.key), _text(filter_.value) is not None
-    if section is None and not filter_.key.startswith("facts.") and not is_text:
-        return  # metrics are numbers
-    table = runs if section is None else parts
-    own = table.c.id.is_not(None) if section is None else parts.c.section == section
-
-    def example(value: ColumnElement[Any]) -> Value | None:
-        first: Value | None = connection.execute(select(value).where(own, value.is_not(None)).limit(1)).scalar()
-        return first
-
+    is_text = _text(filter_.value) is not None
     wanted, other = (text, number) if is_text else (number, text)
-    if example(wanted) is None and (other_value := example(other)) is not None:
+    if _example(connection, wanted) is None and (other_value := _example(connection, other)) is not None:
         kind = "number" if is_text else "text"
         raise QueryError(
             f"{filter_.key} is a {kind} in all runs, for example {other_value!r}, so it cannot be compared with "
@@ -112,56 +211,17 @@ def _check_type(connection: Connection, filter_: Filter) -> None:
         )
 
 
-def _tag_condition(filter_: Filter, compare: Callable[[Any, Any], Any]) -> ColumnElement[bool]:
-    """A condition on the place of a run in a sweep: the sweep, its ablation, the row, or the row's label of an axis."""
-    name = filter_.key.removeprefix(TAGS)
-    named = {"sweep": sweep_runs.c.sweep_id, "ablation": sweeps.c.ablation, "row": sweep_runs.c.row}
-    column = named[name] if name in named else sweep_runs.c.labels[name].as_string()
-    joined = select(sweep_runs.c.run_id).join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
-    return runs.c.run_id.in_(joined.where(compare(column, _text(filter_.value) or str(filter_.value))))
-
-
-def _text(value: Value) -> str | None:
-    """A value as a text; None for a number. Booleans are compared as texts."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return value if isinstance(value, str) else None
-
-
-def _section(key: str) -> str | None:
-    """The section of a spec's value; None for a metric or a fact."""
-    section = key.partition(".")[0]
-    return section if section in SECTIONS else None
-
-
-def values_of(connection: Connection, key: str) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-    """A value as a number and as a text, one of them null: a column of `runs`, or, for a spec, of `parts`.
-
-    Metrics count for finished runs only. The type is checked before a value is converted, which could fail.
-    """
-    fact = key.removeprefix("facts.")
-    if _section(key) is None and fact == key:
-        finished = runs.c.status == "finished"
-        return case((finished, runs.c.metrics[key].as_float())), cast(None, Text)
-    column, name = (runs.c.facts, fact) if _section(key) is None else (parts.c.content, key)
-    value = column[name]
-    if connection.dialect.name == "sqlite":
-        kind = func.json_type(column, f'$."{name}"')
-        text = case((kind == "text", value.as_string()), (kind.in_(["true", "false"]), kind))
-        return case((kind.in_(["integer", "real"]), value.as_float())), text
-    kind = func.json_typeof(value)
-    text = case((kind.in_(["string", "boolean"]), value.as_string()))
-    return case((kind == "number", value.as_float())), text
+def _example(connection: Connection, value: ColumnElement[Any]) -> Value | None:
+    first: Value | None = connection.execute(select(value).where(value.is_not(None)).limit(1)).scalar()
+    return first
 
 
 def check_keys(connection: Connection, names: Iterable[str]) -> None:
     """Raise QueryError with near names if a key is neither a column of runs nor a value of any run."""
     for name in names:
-        if name in COLUMNS or name == "status":
+        if name in COLUMNS or name == "status" or _is_known(connection, name):
             continue
-        if connection.execute(select(keys.c.id).where(keys.c.name == name)).scalar() is not None:
-            continue
-        known = [*COLUMNS, "status", *filter(_is_shown, connection.execute(select(keys.c.name)).scalars())]
+        known = [*COLUMNS, "status", *filter(_is_shown, _known_keys(connection, tags=name.startswith(TAGS)))]
         near = near_names(name, known)
         hint = "; write a key like `model.layers`, `test/perplexity` or `facts.device`"
         if near:
@@ -169,88 +229,56 @@ def check_keys(connection: Connection, names: Iterable[str]) -> None:
         raise QueryError(f"no run of this store has {name!r}{hint}", code="unknown_key", key=name, near=near)
 
 
+def _is_known(connection: Connection, key: str) -> bool:
+    if UNUSABLE.search(key):
+        return False
+    if key.startswith(TAGS):
+        return key.removeprefix(TAGS) in PLACES or _example(connection, _tag(key)) is not None
+    column, name = _place(key)
+    # The metrics of a run in training are known, too, although `values_of` has none for it.
+    values = [column[name].as_float()] if column is runs.c.metrics else values_of(connection, key)
+    has_value = or_(*(value.is_not(None) for value in values))
+    return connection.execute(select(runs.c.id).where(has_value).limit(1)).scalar() is not None
+
+
+def _check_usable(key: str) -> None:
+    if UNUSABLE.search(key):
+        raise QueryError(f"no run of this store has {key!r}", code="unknown_key", key=key, near=[])
+
+
+def _known_keys(connection: Connection, *, tags: bool) -> list[str]:
+    """The keys of the newest runs, or of their tags."""
+    if tags:
+        newest = select(sweep_runs.c.labels).order_by(sweep_runs.c.sweep_id.desc()).limit(HINT_RUNS)
+        labels = {name for labels in connection.execute(newest).scalars() for name in labels}
+        return [f"{TAGS}{name}" for name in sorted({*PLACES, *labels})]
+    newest = select(runs.c.spec, runs.c.metrics, runs.c.facts).order_by(runs.c.id.desc()).limit(HINT_RUNS)
+    known = set()
+    for spec, metrics, facts in connection.execute(newest):
+        known |= {*spec, *metrics, *(f"facts.{name}" for name, value in facts.items() if is_value(value))}
+    return sorted(known)
+
+
+def is_value(value: object) -> bool:
+    """Whether a fact can be filtered: not a list or an object."""
+    return isinstance(value, (bool, int, float, str))
+
+
 def _is_shown(name: str) -> bool:
     """Whether a hint names a key: not the place of an encoding, which its kind names as well."""
     return not (is_field(name) and name.split(".")[2].isdigit())
 
 
-@dataclass(frozen=True)
-class Order:
-    """The order of a query: columns, each ascending or descending, without values last; at the end the run id."""
-
-    columns: tuple[ColumnElement[Any], ...]
-    """The last one is the run id, which no two runs share."""
-    descending: tuple[bool, ...]
-    part: ColumnElement[int] | None = None
-    """The column of `runs` that names the part with the values, if they are of the spec."""
-    values: CTE | None = None
-    """The values of these parts, each read from its JSON once: there are few parts, and many runs."""
-
-    def joined(self, statement: Select[Any]) -> Select[Any]:
-        """A statement about `runs` with the table of the columns."""
-        return statement if self.values is None else statement.outerjoin(self.values, self.values.c.id == self.part)
-
-    def sorted(self, statement: Select[Any]) -> Select[Any]:
-        """A statement that has the columns, in this order."""
-        directions = zip(self.columns, self.descending, strict=True)
-        return statement.order_by(
-            *((column.desc() if down else column.asc()).nulls_last() for column, down in directions)
-        )
-
-    def after(self, position: SortPosition) -> ColumnElement[bool]:
-        """The condition that a run comes after a position. Raises QueryError for one of another order."""
-        if len(position) != len(self.columns):
-            raise QueryError(INVALID, code="another_cursor")
-        clauses: list[ColumnElement[bool]] = []
-        equal: list[ColumnElement[bool]] = []
-        for column, down, value in zip(self.columns, self.descending, position, strict=True):
-            if value is not None:  # nothing of a column comes after a missing value
-                later = column < value if down else column > value
-                clauses.append(and_(*equal, or_(later, column.is_(None))))
-            equal.append(column.is_(None) if value is None else column == value)
-        return or_(*clauses)
-
-
-def count_statements(
-    query: RunQuery, where: Sequence[ColumnElement[bool]], order: Order
-) -> tuple[Select[Any], ColumnElement[int], Order]:
-    """Statements for the numbers of the runs that match, with the columns of the order, and for how many they are.
-
-    A filter by a metric or a fact parses the JSON of every run. The matching runs are then selected once for both, and
-    the order is one of what was selected.
-    """
-    statement = order.joined(select(runs.c.id, *order.columns).where(*where))
-    if all(
-        filter_.key in (*COLUMNS, "status") or filter_.key.startswith(TAGS) or _section(filter_.key)
-        for filter_ in query.filters
-    ):
-        total = select(func.count()).select_from(runs).where(*where).correlate(None).scalar_subquery()
-        return statement, total, order
-    once = statement.cte("matching")
-    total = select(func.count()).select_from(once).scalar_subquery()
-    return select(once), total, replace(order, columns=tuple(once.c)[1:], part=None, values=None)
-
-
-def order_of(connection: Connection, query: RunQuery, status: ColumnElement[str]) -> Order:
-    """The order of a query. Raises QueryError."""
+def sort_columns(connection: Connection, query: RunQuery, status: ColumnElement[str]) -> list[ColumnElement[Any]]:
+    """The columns that a query is sorted by, before the run id; none if it is sorted by that. Raises QueryError."""
     if query.sort == "run_id":
-        return Order((runs.c.run_id,), (query.descending,))
-    down = query.descending
+        return []
     if query.sort == "status" or query.sort in COLUMNS:
-        column = status if query.sort == "status" else runs.c[query.sort]
-        return Order((column, runs.c.run_id), (down, False))
+        return [status if query.sort == "status" else runs.c[query.sort]]
     if query.sort.startswith(TAGS):
         raise QueryError(
             f"{query.sort}: runs cannot be sorted by tags; sort by a value of the run, or run_id, step, …",
             code="not_sortable",
             key=query.sort,
         )
-    check_keys(connection, [query.sort])
-    section = _section(query.sort)
-    number, text = values_of(connection, query.sort)
-    if section is None:
-        return Order((number, text, runs.c.run_id), (down, down, False))
-    of_parts = select(parts.c.id, number.label("number"), text.label("text")).where(parts.c.section == section)
-    values = of_parts.cte("sorted_by").prefix_with("MATERIALIZED")
-    columns = (values.c.number, values.c.text, runs.c.run_id)
-    return Order(columns, (down, down, False), runs.c[f"{section}_part"], values)
+    return list(values_of(connection, query.sort))

@@ -6,7 +6,6 @@ A run or a sweep that is running, and whose lease has expired, reads as interrup
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,14 +17,10 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
-    bindparam,
-    case,
     delete,
     func,
-    literal,
     or_,
     select,
-    text,
     update,
 )
 from sqlalchemy.sql import ColumnElement
@@ -44,20 +39,18 @@ from cope_sweep.records import (
     Value,
 )
 from cope_sweep.store.errors import StoreError
-from cope_sweep.store.index.cursors import INVALID, SortPosition, decode_cursor, encode_cursor
 from cope_sweep.store.index.database import Database, is_current, replace_tables, waiting
-from cope_sweep.store.index.filters import COLUMNS, check_keys, conditions, count_statements, order_of
+from cope_sweep.store.index.filters import COLUMNS, check_keys, check_unmatched, conditions, sort_columns
 from cope_sweep.store.index.model import (
     Activity,
     Lease,
-    QueryError,
     Refusal,
     Renewal,
     RunQuery,
     SweepPlace,
 )
 from cope_sweep.store.index.rows import among, next_revision, write_counters, write_members, write_runs, write_sweep
-from cope_sweep.store.index.tables import FORMAT, SECTIONS, counters, parts, runs, sweep_runs, sweeps
+from cope_sweep.store.index.tables import FORMAT, counters, has_expired, runs, status_of, sweep_runs, sweeps
 
 FETCHED_ROWS = 10_000
 """Rows that a query takes from the database at a time."""
@@ -104,7 +97,7 @@ class Index:
                     return
             with self.database.writing() as connection:
                 if not is_current(connection):  # else another process was faster
-                    replaces = replace_tables(connection, url)
+                    replaces = replace_tables(connection, url, self.database.now_s())
                     write_counters(connection, revision=0)
                     fill(connection, replaces=replaces)
                     write_counters(connection, format=FORMAT, built=int(time.time() * 1000))
@@ -144,11 +137,10 @@ class Index:
 
     def status_counts(self, run_ids: Sequence[str]) -> dict[Status, int]:
         """Status → number of the runs with these ids; those that are not in the index are pending."""
-        ids = "SELECT value FROM json_each(:ids)" if self.database.is_sqlite else "SELECT unnest(CAST(:ids AS text[]))"
-        query = f"SELECT {self._small_status}, count(*) FROM {self._small_table} WHERE run_id IN ({ids}) GROUP BY 1"  # noqa: S608
-        values = json.dumps(run_ids) if self.database.is_sqlite else list(run_ids)
+        status = self._status(runs)
+        query = select(status, func.count()).group_by(status)
         with self.database.reading() as connection:
-            rows = connection.execute(text(query), {"ids": values, "now_s": time.time()})
+            rows = self._selected(connection, query, run_ids)
             counts: Counter[Status] = Counter({row[0]: int(row[1]) for row in rows})
         counts["pending"] = len(run_ids) - sum(counts.values())
         return +counts
@@ -163,16 +155,12 @@ class Index:
 
     def specs(self, run_ids: Iterable[str]) -> dict[str, dict[str, Value]]:
         """Run id → the values of its spec by dotted key (`model.layers`), of the runs that are in the index."""
+        query = select(runs.c.run_id, runs.c.seed, runs.c.spec)
         with self.database.reading() as connection:
-            part_columns = [runs.c[f"{section}_part"] for section in SECTIONS]
-            rows = list(self._selected(connection, select(runs.c.run_id, runs.c.seed, *part_columns), run_ids))
-            known = among(connection, parts.c.id, {part for row in rows for part in row[2:] if part is not None})
-            found = connection.execute(select(parts.c.id, parts.c.content).where(known))
-            values: dict[int, dict[str, Value]] = {row.id: named_by_kind(row.content) for row in found}
-        return {
-            row[0]: {key: value for part in row[2:] for key, value in values.get(part, {}).items()} | {"seed": row[1]}
-            for row in rows
-        }
+            return {
+                run_id: named_by_kind(spec) | {"seed": seed}
+                for run_id, seed, spec in self._selected(connection, query, run_ids)
+            }
 
     def facts(self, run_ids: Iterable[str], names: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         """Run id → its facts with these names; null for those that it lacks."""
@@ -186,65 +174,82 @@ class Index:
         A query of run ids, and of statuses at most, has the order of the ids, and pending runs. Without `values`,
         metrics and facts are left empty.
         """
-        after = decode_cursor(query)
         read = self._page_of_ids if query.keeps_order else self._page_of_matches
-        total, records, last = read(query, after, values=values)
-        following = None if last is None else encode_cursor(last, query)
-        return RunPage(total=total, limit=query.limit, offset=query.offset, next=following, runs=records)
+        total, records = read(query, values=values)
+        end = query.offset + len(records)
+        return RunPage(
+            total=total,
+            limit=query.limit,
+            offset=query.offset,
+            next=end if records and end < total else None,
+            runs=records,
+        )
 
-    def _page_of_ids(
-        self, query: RunQuery, after: SortPosition | None, *, values: bool
-    ) -> tuple[int, list[RunRecord], SortPosition | None]:
-        """The number of runs, a page of them, and the position of its last one if others follow."""
-        run_ids = query.run_ids or ()
-        matching: Sequence[str] = run_ids
+    def _page_of_ids(self, query: RunQuery, *, values: bool) -> tuple[int, list[RunRecord]]:
+        """The number of runs, and a page of them."""
+        matching: Sequence[str] = query.run_ids or ()
         if query.statuses:
-            statuses = self.statuses(run_ids)
-            matching = [run_id for run_id in run_ids if statuses.get(run_id, "pending") in query.statuses]
-        start = query.offset
-        if after is not None:
-            places = {run_id: index for index, run_id in enumerate(run_ids)}
-            last = places.get(str(after[-1]))
-            if last is None or len(after) != 1:
-                raise QueryError(INVALID, code="another_cursor")
-            start = sum(places[run_id] <= last for run_id in matching)
-        some = matching[start : start + query.limit]
+            statuses = self.statuses(matching)
+            matching = [run_id for run_id in matching if statuses.get(run_id, "pending") in query.statuses]
+        some = matching[query.offset : query.offset + query.limit]
         known = self.records(some, values=values)
-        is_last = len(matching) <= start + len(some) or not some
-        records = [known.get(run_id) or RunRecord(run_id=run_id) for run_id in some]
-        return len(matching), records, None if is_last else (some[-1],)
+        return len(matching), [known.get(run_id) or RunRecord(run_id=run_id) for run_id in some]
 
-    def _page_of_matches(
-        self, query: RunQuery, after: SortPosition | None, *, values: bool
-    ) -> tuple[int, list[RunRecord], SortPosition | None]:
-        """The number of runs, a page of them, and the position of its last one if others follow."""
-        status = self._status(runs)
-        columns = [*_record_columns(values=values), status]
+    def _page_of_matches(self, query: RunQuery, *, values: bool) -> tuple[int, list[RunRecord]]:
+        """The number of runs, and a page of them."""
+        columns = [*_record_columns(values=values), self._status(runs)]
+        names = [column.name for column in columns]
         with self.database.reading() as connection:
-            where = conditions(connection, query, status)
-            ids, count, order = count_statements(query, where, order_of(connection, query, status))
-            ids = order.sorted(ids.add_columns(count.label("total")))
-            if after is not None:
-                ids = ids.where(order.after(after))
-            matching = list(connection.execute(ids.limit(query.limit + 1).offset(query.offset)))
-            total = matching[0].total if matching else connection.execute(select(count)).scalar_one()
-            more, matching = len(matching) > query.limit, matching[: query.limit]
-            wanted = [row[0] for row in matching]
+            # The page is chosen by number first: sorting whole rows would carry their JSON along.
+            total, wanted = self._matching(connection, query, runs.c.id, limit=query.limit, offset=query.offset)
             rows = connection.execute(select(runs.c.id, *columns).where(runs.c.id.in_(wanted)))
-            names = [column.name for column in columns]
             records = {row[0]: _record(names, row[1:]) for row in rows}
-        return int(total), [records[key] for key in wanted], tuple(matching[-1][1:-1]) if more else None
+        return total, [records[key] for key in wanted if key in records]  # else it was deleted meanwhile
+
+    def _matching(
+        self,
+        connection: Connection,
+        query: RunQuery,
+        column: ColumnElement[Any],
+        *,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> tuple[int, list[Any]]:
+        """The number of the runs that match, and a column of some of them, in the order of the query.
+
+        Raises QueryError.
+        """
+        status = self._status(runs)
+        where = conditions(connection, query, status)
+        sorted_by = [
+            column.label(f"by_{number}") for number, column in enumerate(sort_columns(connection, query, status))
+        ]
+        # The inner query reads the JSON of each run once; the outer one counts and sorts what it has found.
+        found = select(column.label("wanted"), runs.c.run_id.label("last"), *sorted_by).where(*where).subquery()
+        keys = [found.c[label.name] for label in sorted_by]
+        order = [(key.desc() if query.descending else key.asc()).nulls_last() for key in keys]
+        order.append(found.c.last.desc() if query.descending and not keys else found.c.last.asc())
+        statement = select(found.c.wanted, func.count().over(), *keys).order_by(*order)
+        rows = connection.execute(statement.limit(limit).offset(offset)).all()
+        if rows:
+            total = int(rows[0][1])
+        elif offset:  # beyond the last page
+            total = int(connection.execute(select(func.count()).select_from(runs).where(*where)).scalar_one())
+        else:
+            total = 0
+        if not total:
+            check_unmatched(connection, query)
+        if not rows or all(value is None for value in rows[0][2:]):  # runs without a value are last
+            check_keys(connection, [query.sort])
+        return total, [row[0] for row in rows]
 
     def matching(self, query: RunQuery) -> list[str]:
         """The ids of all runs that match, in the order of the query, whose limit and offset are ignored.
 
         Raises QueryError.
         """
-        status = self._status(runs)
         with self.database.reading() as connection:
-            order = order_of(connection, query, status)
-            statement = order.joined(select(runs.c.run_id).where(*conditions(connection, query, status)))
-            return list(connection.execute(order.sorted(statement)).scalars())
+            return self._matching(connection, query, runs.c.run_id)[1]
 
     def check_keys(self, names: Iterable[str]) -> None:
         """Raise QueryError with near names if a key is neither a column of runs nor a value of any run."""
@@ -421,16 +426,14 @@ class Index:
 
     def sweep_counts(self, sweep_ids: Iterable[str]) -> dict[str, dict[Status, int]]:
         """Sweep id → status → the present number of its runs."""
-        query = f"""
-            SELECT member.sweep_id, coalesce({self._small_status}, 'pending'), count(*)
-            FROM sweep_runs AS member LEFT JOIN {self._small_table} ON runs.run_id = member.run_id
-            WHERE member.sweep_id IN :sweep_ids GROUP BY 1, 2
-        """  # noqa: S608 - constants
-        statement = text(query).bindparams(bindparam("sweep_ids", list(sweep_ids), expanding=True))
+        status = func.coalesce(self._status(runs), "pending").label("status")
+        members = sweep_runs.outerjoin(runs, runs.c.run_id == sweep_runs.c.run_id)
+        query = select(sweep_runs.c.sweep_id, status, func.count()).select_from(members)
+        query = query.where(sweep_runs.c.sweep_id.in_(list(sweep_ids))).group_by(sweep_runs.c.sweep_id, status)
         rows: dict[str, dict[Status, int]] = {}
         with self.database.reading() as connection:
-            for sweep_id, status, number in connection.execute(statement, {"now_s": time.time()}):
-                rows.setdefault(sweep_id, {})[status] = int(number)
+            for sweep_id, of_runs, number in connection.execute(query):
+                rows.setdefault(sweep_id, {})[of_runs] = int(number)
         return rows
 
     def sweep_progress(self, sweep_id: str, most_failed: int) -> SweepProgress | None:
@@ -621,31 +624,12 @@ class Index:
     # -- internals -----------------------------------------------------------------------------------------------
 
     def _status(self, table: Table) -> ColumnElement[Any]:
-        """The status of runs or sweeps: of a running one whose lease has ended, `interrupted`."""
-        return case((self._is_over(table), literal("interrupted")), else_=table.c.status).label("status")
-
-    def _is_over(self, table: Table) -> ColumnElement[bool]:
-        ended = or_(table.c.expires_s.is_(None), table.c.expires_s <= self.database.now_s())
-        return and_(table.c.status == "running", ended)
-
-    @property
-    def _small_table(self) -> str:
-        """Makes SQLite read run ids, statuses and leases from the index that holds them, not from the wide rows.
-
-        Without statistics, it prefers the unique index of run ids. SQLAlchemy has no hints for SQLite.
-        """
-        return "runs INDEXED BY runs_by_id_and_status" if self.database.is_sqlite else "runs"
-
-    @property
-    def _small_status(self) -> str:
-        """`_status` in SQL; `:now_s` is this process's clock."""
-        now_s = ":now_s" if self.database.is_sqlite else "extract(epoch FROM clock_timestamp())"
-        alive = f"coalesce(runs.expires_s > {now_s}, false)"
-        return f"CASE WHEN runs.status = 'running' AND NOT {alive} THEN 'interrupted' ELSE runs.status END"
+        return status_of(table, self.database.now_s())
 
     def _expired(self, connection: Connection, ids: ColumnElement[str]) -> list[str]:
         """The ids of the runs or sweeps that are running by their rows, and whose lease has ended."""
-        return list(connection.execute(select(ids).where(self._is_over(ids.table)).order_by(ids)).scalars())
+        query = select(ids).where(has_expired(ids.table, self.database.now_s())).order_by(ids)
+        return list(connection.execute(query).scalars())
 
     def _ids_that_begin(self, ids: ColumnElement[str], prefix: str, limit: int) -> list[str]:
         query = select(ids).where(ids.startswith(prefix, autoescape=True)).order_by(ids).limit(limit)

@@ -18,7 +18,7 @@ class QueryError(UserError):
 
 
 RECORD_COLUMNS = tuple(name for name in RunRecord.model_fields if name not in ("ablations", "row", "values", "spec"))
-"""The fields of a record that are columns of the table of runs. A spec is stored in parts."""
+"""The fields of a record that are columns of the table of runs as they are; a spec is stored by dotted keys."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,6 @@ class RunQuery:
     descending: bool = False
     limit: int = 100
     offset: int = 0
-    cursor: str | None = None
-    """`next` of a page: only the runs after it."""
-    plan: str = ""
-    """The ablation and scale that have `run_ids` in their plan: a cursor belongs to one plan."""
 
     @property
     def keeps_order(self) -> bool:

@@ -1,8 +1,7 @@
-"""Writes runs and sweeps into the index. What a run's folder says is one row, which names the parts of its spec."""
+"""Writes runs and sweeps into the index. What a run's folder says is one row."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -15,7 +14,7 @@ from sqlalchemy.sql import ColumnElement
 from cope_sweep.config.keys import flatten
 from cope_sweep.records import RunRecord, SweepSummary, Value
 from cope_sweep.store.index.model import RECORD_COLUMNS
-from cope_sweep.store.index.tables import SECTIONS, counters, keys, parts, runs, sweep_runs, sweeps
+from cope_sweep.store.index.tables import SECTIONS, counters, runs, sweep_runs, sweeps
 
 
 def replace_row(connection: Connection, table: Table, values: Mapping[str, Any]) -> None:
@@ -53,11 +52,9 @@ def write_runs(connection: Connection, rows: Sequence[RunRecord]) -> None:
     """
     if not rows:
         return
-    part_ids = _part_ids(connection, rows)
     first = next_revision(connection, len(rows))
-    values = [{**_columns(row), **part_ids[row.run_id], "revision": first + index} for index, row in enumerate(rows)]
+    values = [{**_columns(row), "revision": first + index} for index, row in enumerate(rows)]
     connection.execute(_write_run(connection.dialect.name, tuple(values[0])), values)
-    _write_keys(connection, {name for row in rows for name in (*row.metrics, *_fact_keys(row))})
 
 
 def write_sweep(
@@ -88,43 +85,6 @@ def write_members(connection: Connection, sweep_id: str, members: Sequence[Mappi
         connection.execute(insert(sweep_runs), entries)
 
 
-def _part_ids(connection: Connection, rows: Sequence[RunRecord]) -> dict[str, dict[str, int]]:
-    """Run id → `{"task_part": id, …}`. Parts that are new are written."""
-    contents: dict[str, tuple[str, Any]] = {}
-    wanted: dict[str, dict[str, str]] = {}
-    for row in rows:
-        for section in SECTIONS:
-            content = (row.spec or {}).get(section)
-            digest = _part_digest(section, content)
-            contents[digest] = (section, content)
-            wanted.setdefault(row.run_id, {})[f"{section}_part"] = digest
-    ids_by_part = _existing_parts(connection, contents)
-    if new := [digest for digest in contents if digest not in ids_by_part]:
-        values = {digest: part_values(*contents[digest]) for digest in new}
-        rows_of_parts = [
-            {"digest": digest, "section": contents[digest][0], "content": values[digest]} for digest in new
-        ]
-        connection.execute(insert(parts), rows_of_parts)
-        ids_by_part |= _existing_parts(connection, new)
-        _write_keys(connection, {name for value in values.values() for name in value})
-    return {
-        run_id: {column: ids_by_part[digest] for column, digest in by_column.items()}
-        for run_id, by_column in wanted.items()
-    }
-
-
-def _write_keys(connection: Connection, names: set[str]) -> None:
-    # SQLite's paths cannot name a key with a quotation mark.
-    usable = [name for name in names if '"' not in name]
-    known = set(connection.execute(select(keys.c.name).where(among(connection, keys.c.name, usable))).scalars())
-    if new := [{"name": name} for name in usable if name not in known]:
-        connection.execute(insert(keys), new)
-
-
-def _fact_keys(row: RunRecord) -> list[str]:
-    return [f"facts.{name}" for name, value in row.facts.items() if isinstance(value, (bool, int, float, str))]
-
-
 @cache
 def _write_run(dialect: str, names: tuple[str, ...]) -> Any:
     """The statement that inserts or replaces a run's row. Built once: building takes longer than executing."""
@@ -137,21 +97,17 @@ def _write_run(dialect: str, names: tuple[str, ...]) -> Any:
     return statement.on_conflict_do_update(index_elements=[runs.c.run_id], set_=replaced)
 
 
-def part_values(section: str, content: Any) -> dict[str, Value]:
-    """The values of a section of a spec by dotted key; whole numbers are integers.
+def spec_values(spec: Mapping[str, Any]) -> dict[str, Value]:
+    """The values of a spec by dotted key, without its seed, which is a column; whole numbers are integers.
 
     Fields of encodings are named by their kinds, and by their places too, for filters: `model.position.0.p_max`.
     """
+    sections = {name: spec.get(name) for name in SECTIONS}
     return {
         key: int(value) if isinstance(value, float) and value.is_integer() else value
         for by_place in (False, True)
-        for key, value in flatten({section: content}, by_place=by_place)
+        for key, value in flatten(sections, by_place=by_place)
     }
-
-
-def _part_digest(section: str, content: Any) -> str:
-    text = json.dumps([section, content], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def among(connection: Connection, column: Any, wanted: Iterable[str | int]) -> ColumnElement[bool]:
@@ -164,12 +120,7 @@ def among(connection: Connection, column: Any, wanted: Iterable[str | int]) -> C
     return cast(ColumnElement[bool], column == any_(literal(values, ARRAY(column.type))))
 
 
-def _existing_parts(connection: Connection, digests: Iterable[str]) -> dict[str, int]:
-    """Digest → id, of the parts that exist."""
-    query = select(parts.c.digest, parts.c.id).where(among(connection, parts.c.digest, digests))
-    return {row.digest: row.id for row in connection.execute(query)}
-
-
 def _columns(row: RunRecord) -> dict[str, Any]:
     values = {name: getattr(row, name) for name in RECORD_COLUMNS}
-    return values | {"metrics": dict(row.metrics), "facts": dict(row.facts), "expires_s": None}
+    documents = {"metrics": dict(row.metrics), "facts": dict(row.facts), "spec": spec_values(row.spec or {})}
+    return values | documents | {"expires_s": None}

@@ -143,6 +143,53 @@ def test_a_wrong_filter_is_an_error(filled, condition, code, data):
         matching(filled, condition)
 
 
+@pytest.mark.parametrize("key", ["seed", "test/loss", "model.layers", "facts.parameters"])
+@pytest.mark.parametrize("value", [2**63, -(2**63), 10**400, float("1e999"), float("nan")])
+def test_a_number_that_no_database_holds_is_an_error(filled, key, value):
+    with raises("invalid_value", key=key, value=repr(value)):
+        matching(filled, (key, "<", value))
+
+
+@pytest.mark.parametrize("key", ["worker_id", "facts.device", "model.position", "tags.row", "tags.ablation"])
+@pytest.mark.parametrize("value", ["a\0b", "\ud800"])
+def test_a_text_that_no_database_holds_is_an_error(filled, key, value):
+    with raises("invalid_value", key=key, value=repr(value)):
+        matching(filled, (key, "=", value))
+
+
+def test_a_null_character_is_an_error_wherever_it_is(filled):
+    for query in ({"search_words": ("a\0",)}, {"sweep_id": "\0"}):
+        with raises("invalid_value"):
+            matching(filled, **query)
+    for key in ("model.\0", "facts.\0", "test/\0", "tags.\0"):
+        with raises("unknown_key"):
+            matching(filled, (key, "=", 1))
+    with raises("unknown_key"):
+        matching(filled, sort="test/\0")
+
+
+def test_integers_up_to_the_limit_and_fractions_are_compared(filled):
+    assert len(matching(filled, ("seed", "<", 2**63 - 1), ("created_ms", ">", 1 - 2**63))) == len(RUNS)
+    assert sorted(matching(filled, ("seed", "<", 0.5))) == [0, 1, 2]
+    assert sorted(matching(filled, ("seed", ">", 0.5))) == [3, 4, 5]
+
+
+def test_keys_with_other_letters_are_found(index):
+    index.write([row(RUNS[0], metrics={"größe": 2.0}, facts={"名": "x"})])
+    assert matching(index, ("größe", ">", 1), ("facts.名", "=", "x")) == [0]
+
+
+def test_an_unknown_tag_is_an_error_that_names_near_ones(filled):
+    write_sweep(filled, "2026-a", RUNS[:1])
+    assert matching(filled, ("tags.row", "=", "none")) == matching(filled, ("tags.n", "=", "7")) == []
+    assert matching(filled, ("tags.n", "=", 0)) == [0]
+    with raises("unknown_key", key="tags.modle"):
+        matching(filled, ("tags.modle", "=", "x"))
+    with raises("unknown_key", key="tags.rwo") as error:
+        matching(filled, ("tags.rwo", "=", "CoPE"))
+    assert error.value.data["near"][0] == "tags.row"
+
+
 def test_an_unknown_sort_key(filled):
     with raises("unknown_key", key="test/losses") as error:
         matching(filled, sort="test/losses")

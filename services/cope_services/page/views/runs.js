@@ -100,7 +100,7 @@ export function runs(root) {
   const comparison = compareRuns(compared);
   const find = (search) => change({ search }, { replace: true });
   const search = searchField("Search runs", "id, row, ablation, message", find);
-  let [started, asked, pages, later, cursor, keys] = [false, "", 1, [], null, []];
+  let [started, asked, pages, later, next, keys] = [false, "", 1, [], null, []];
   const learned = new Set(); // rows whose keys are known
 
   /** The loaded runs: the first MOST are read again at every refresh, those after them are not. */
@@ -110,16 +110,16 @@ export function runs(root) {
     if (state !== asked) [pages, later] = [1, []];
     asked = state;
     const answer = await get(at("runs", { ...query, limit: Math.min(pages * PAGE, MOST) }));
-    if (!later.length) cursor = answer.next;
+    if (!later.length) next = answer.next;
     return { total: answer.total, loaded: [...answer.runs, ...later] };
   }
 
   async function more() {
     if (pages * PAGE < MOST) pages += 1;
     else {
-      const answer = await get(at("runs", { ...queryOf(current().params), limit: PAGE, cursor }));
+      const answer = await get(at("runs", { ...queryOf(current().params), limit: PAGE, offset: next }));
       later.push(...answer.runs);
-      cursor = answer.next;
+      next = answer.next;
     }
     dispatchEvent(new Event("routechange"));
   }
