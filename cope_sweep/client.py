@@ -23,7 +23,6 @@ import os
 import random
 import re
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,7 +64,7 @@ from cope_sweep.api.requests import (
 )
 from cope_sweep.errors import UserError
 from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
-from cope_sweep.records import Status, SweepPage, SweepProgress, SweepSummary
+from cope_sweep.records import Status, SweepPage, SweepProgress, SweepSummary, new_sweep_id
 
 __all__ = ["Client", "ConnectionFailed", "DownloadError", "Page", "Picture", "RetryPolicy", "ServiceError"]
 
@@ -564,11 +563,11 @@ class Client:
         time_budget_s: float | None = None,
         max_runs: int | None = None,
         max_failures: int | None = None,
-        idempotency_key: str | None = None,
+        sweep_id: str | None = None,
     ) -> SweepState:
         """Submit a sweep: the service trains the runs of an ablation that are not finished.
 
-        Repeating the request is safe: requests with the same key mean the same sweep.
+        A request whose answer is lost is sent again, with the same id: it submits one sweep.
 
         Args:
             ablation: An ablation of the service.
@@ -580,14 +579,15 @@ class Client:
             time_budget_s: Stop after this time; runs in training write checkpoints first.
             max_runs: Train at most this many runs.
             max_failures: Start no more runs after this many have failed.
-            idempotency_key: Requests with the same key mean the same sweep; None: a new key.
+            sweep_id: The id of the sweep, as `cope_sweep.records.new_sweep_id` makes them; None: a new one. The same
+                id again, with the same arguments, returns the same sweep.
         """
         body = _body(
             SweepRequest, ablation=ablation, name=name, spec=spec, scale=scale, set=list(set), only=only,
             time_budget_s=time_budget_s, max_runs=max_runs, max_failures=max_failures,
         )  # fmt: skip
-        headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
-        return self._answer(SweepState, "POST", "/sweeps", json=body, headers=headers)
+        path = f"/sweeps/{_quoted(sweep_id or new_sweep_id())}"
+        return self._answer(SweepState, "PUT", path, json=body)
 
     def preview(
         self,

@@ -3,6 +3,9 @@
 They are apart from the code that loads them: a client imports no store.
 """
 
+import re
+import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
@@ -19,10 +22,18 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 ACTIVE: tuple[Status, ...] = ("pending", "running")
 """A sweep that was submitted, and one that is executed."""
 
+SWEEP_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{1,32}")
+"""The ids of sweeps: time of the start, and random digits. Who starts a sweep, or submits it, chooses its id."""
+
 Counts = dict[Status, int]
 Value = bool | int | float | str
 Message = Annotated[str | None, AfterValidator(redacted_value)]
 """Why a run failed. An older version may have recorded a secret in it."""
+
+
+def new_sweep_id() -> str:
+    """The id of a sweep that starts now."""
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
 
 
 class RunRecord(BaseModel):

@@ -77,9 +77,9 @@ def status(
     """
     from cope_sweep.cli.files import find_run_id, open_queries
     from cope_sweep.read.queries import plan_cost
+    from cope_sweep.store import SWEEP_ID
     from cope_sweep.store.artifacts import RUN_ID
     from cope_sweep.store.index import IndexUnavailable
-    from cope_sweep.store.sweeps import SWEEP_ID
 
     queries = open_queries(store, index, ablations, sets)
     with contextlib.suppress(IndexUnavailable):  # then they read as interrupted
@@ -425,7 +425,7 @@ def logs(
         )
     from cope_sweep.api.questions import GetLog
     from cope_sweep.cli.files import find_one_run, open_queries
-    from cope_sweep.store.sweeps import SWEEP_ID
+    from cope_sweep.store import SWEEP_ID
 
     queries = open_queries(store, index, ablations)
     is_sweep = SWEEP_ID.fullmatch(target) is not None

@@ -136,8 +136,7 @@ def retry(
     Example: `cope-sweep retry 20261124-101500-3f`
     """
     from cope_sweep.cli.training import Training, train_ablation, train_rest
-    from cope_sweep.store import Status
-    from cope_sweep.store.sweeps import SWEEP_ID
+    from cope_sweep.store import SWEEP_ID, Status
 
     is_sweep = SWEEP_ID.fullmatch(ablation) is not None
     if is_sweep and (failed or stopped or sets or scale or rows):

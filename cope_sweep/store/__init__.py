@@ -3,6 +3,7 @@
 from cope_sweep.records import (
     ACTIVE,
     STATUSES,
+    SWEEP_ID,
     Budget,
     Event,
     RunPage,
@@ -11,6 +12,7 @@ from cope_sweep.records import (
     SweepPage,
     SweepProgress,
     SweepSummary,
+    new_sweep_id,
 )
 from cope_sweep.store.artifacts import AttemptWriter, RunFolder
 from cope_sweep.store.errors import StoreError
@@ -20,7 +22,8 @@ from cope_sweep.store.submissions import Submission, read_submission, write_subm
 from cope_sweep.store.sweeps import SweepRecord, SweepRun
 
 __all__ = [
-    "ACTIVE", "STATUSES", "AttemptWriter", "Budget", "Event", "Filter", "Lease", "QueryError", "Refusal", "Renewal",
-    "RunFolder", "RunPage", "RunQuery", "RunRecord", "Status", "Store", "StoreError", "Submission", "SweepPage",
-    "SweepProgress", "SweepRecord", "SweepRun", "SweepSummary", "read_submission", "write_submission",
+    "ACTIVE", "STATUSES", "SWEEP_ID", "AttemptWriter", "Budget", "Event", "Filter", "Lease", "QueryError", "Refusal",
+    "Renewal", "RunFolder", "RunPage", "RunQuery", "RunRecord", "Status", "Store", "StoreError", "Submission",
+    "SweepPage", "SweepProgress", "SweepRecord", "SweepRun", "SweepSummary", "new_sweep_id", "read_submission",
+    "write_submission",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -284,9 +284,26 @@ class Store:
 
         With `ttl_s`, this process executes the sweep, whose lease ends in `ttl_s`.
         """
+        self._write_record(record)
+        self.index.write_sweep(record.summary, sweep_members(record), ttl_s=ttl_s)
+
+    @contextlib.contextmanager
+    def adding_sweep(self, record: SweepRecord) -> Iterator[Callable[[], None]]:
+        """Add a sweep by calling what is yielded. Nobody else writes into the index during the block.
+
+        Its file is written before its row is seen: who finds the row finds the file.
+        """
+        with self.index.adding_sweep() as add:
+
+            def add_record() -> None:
+                self._write_record(record)
+                add(record.summary, sweep_members(record))
+
+            yield add_record
+
+    def _write_record(self, record: SweepRecord) -> None:
         document = json.dumps(record.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
         self.write(f"sweeps/{record.sweep_id}.json", document.encode())
-        self.index.write_sweep(record.summary, sweep_members(record), ttl_s=ttl_s)
 
     def delete_sweep(self, sweep_id: str) -> None:
         """Delete the record and the submission of a sweep, and its entry in the index. Raises StoreError."""

@@ -9,11 +9,10 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from cope_sweep.errors import NotFoundError
-from cope_sweep.records import Budget, Status
+from cope_sweep.records import SWEEP_ID, Budget, Status
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.files import parse_json
 from cope_sweep.store.store import Store
-from cope_sweep.store.sweeps import SWEEP_ID
 
 
 class Submission(Budget):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
@@ -12,9 +11,6 @@ from cope_sweep.records import Status, SweepSummary
 from cope_sweep.redaction import redacted_command, redacted_value
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.files import parse_json
-
-SWEEP_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]+")
-"""The ids of sweeps: time of the start, and random digits."""
 
 
 class SweepRun(Frozen):

@@ -28,11 +28,11 @@ from cope_sweep.config.source import Source, parse_source, source_of
 from cope_sweep.errors import ClusterError
 from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
 from cope_sweep.redaction import has_secrets, redacted, redacted_url, remember
-from cope_sweep.store import ACTIVE, Status, Store, Submission, read_submission, write_submission
+from cope_sweep.store import ACTIVE, Status, Store, Submission, new_sweep_id, read_submission, write_submission
 from cope_sweep.store.store import INDEX_VARIABLE, STORE_VARIABLE
 from cope_sweep.sweep.failures import MAX_MESSAGE_CHARACTERS
 from cope_sweep.sweep.net import CONNECT_TIMEOUT_S, connection_error, first_line, within
-from cope_sweep.sweep.sweep import ended_record, initial_record, new_sweep_id
+from cope_sweep.sweep.sweep import ended_record, initial_record
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
@@ -453,7 +453,13 @@ def _paths(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def new_submission(
-    loaded: LoadedAblation, *, file_text: str, scale: str | None, sets: Sequence[str], **options: object
+    loaded: LoadedAblation,
+    *,
+    file_text: str,
+    scale: str | None,
+    sets: Sequence[str],
+    sweep_id: str | None = None,
+    **options: object,
 ) -> Submission:
     """A submission: all that a job needs to execute an ablation at a scale with the values of `--set`.
 
@@ -462,11 +468,12 @@ def new_submission(
         file_text: The text of its file.
         scale: The scale.
         sets: `KEY=VALUE`.
+        sweep_id: Its id; None: a new one.
         options: Other fields of a Submission.
     """
     return Submission.model_validate(
         {
-            "sweep_id": new_sweep_id(),
+            "sweep_id": sweep_id or new_sweep_id(),
             "submitted_ms": int(time.time() * 1000),
             "ablation": loaded.name,
             "data": loaded.data,
@@ -485,16 +492,29 @@ def submitted_plan(submission: Submission) -> Plan:
     return only_rows(plan, submission.rows)
 
 
-def record_submission(submission: Submission, plan: Plan, store: Store) -> None:
-    """Write a submission and the record of its sweep, which is pending, to the store. Raises StoreError.
+def record_submission(
+    submission: Submission, plan: Plan, store: Store, *, is_known: Callable[[], bool] = lambda: False
+) -> bool:
+    """Write a submission and the record of its sweep, which is pending, to the store.
 
-    `plan` has the rows that earlier sweeps have recorded.
+    Args:
+        submission: The submission.
+        plan: Its plan, with the rows that earlier sweeps have recorded.
+        store: The store.
+        is_known: Whether another process has recorded it. It is asked while no other process can.
+
+    Returns:
+        False: `is_known` says so, and nothing was written. Raises StoreError.
     """
     statuses = store.index.statuses(run.run_id for run in plan.runs)
     reused = [run.run_id for run in plan.runs if statuses.get(run.run_id) == "finished"]
     record = initial_record(plan, reused, "ray", submission.file_text, submission)
-    write_submission(store, submission)
-    store.write_sweep(record.model_copy(update={"status": "pending"}))
+    with store.adding_sweep(record.model_copy(update={"status": "pending"})) as add:
+        if is_known():
+            return False
+        write_submission(store, submission)
+        add()
+    return True
 
 
 def start_submission(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import secrets
 import shlex
 import signal
 import sys
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from cope_sweep.config import Plan, Resources, Row, RunSpec, SpecError
 from cope_sweep.redaction import redacted
 from cope_sweep.signals import STOP, handling, stopping_on_signals
-from cope_sweep.store import Budget, Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun
+from cope_sweep.store import Budget, Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun, new_sweep_id
 from cope_sweep.store.damage import mark_lost
 from cope_sweep.store.index import waiting
 from cope_sweep.store.provenance import git_commit, processor, versions
@@ -422,11 +421,6 @@ def _start_mlflow(
 
 
 # -- the record of a sweep: at its submission, at its start and at its end ---------------------------------------------
-
-
-def new_sweep_id() -> str:
-    """The id of a sweep that starts now."""
-    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
 
 
 def initial_record(

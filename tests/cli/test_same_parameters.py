@@ -37,7 +37,7 @@ class Asked(NamedTuple):
     method: Any
     not_in_command: dict[str, str] = {}
     not_in_method: dict[str, str] = {}
-    verb: Literal["get", "post"] = "get"
+    verb: Literal["get", "post", "put"] = "get"
 
 
 IN_PAGES = {"limit": "all pages are read", "offset": "all pages are read"}
@@ -67,12 +67,12 @@ QUESTIONS = [
     Asked("/sweeps", None, Client.sweeps, {}, IN_PAGES),
     Asked("/sweeps/{sweep_id}", None, Client.sweep),
     Asked(
-        "/sweeps", "submit", Client.submit,
+        "/sweeps/{sweep_id}", "submit", Client.submit,
         {
-            "idempotency_key": "a call is a sweep", "name": "a path names a file", "spec": "a path names a file", "only": "`retry`",
+            "sweep_id": "a call is a sweep", "name": "a path names a file", "spec": "a path names a file", "only": "`retry`",
             "time_budget_s": "--time-budget 2h",
         },
-        verb="post",
+        verb="put",
     ),
     Asked(
         "/sweeps/preview", None, Client.preview, {},

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from cope_sweep.api.answers import ChangedValue, MetricChange, MetricTest, RunsDiff
 from cope_sweep.read.queries.unknown import no_run, no_sweep
 from cope_sweep.read.tables.stats import Difference, finite, holm, mean_of, two_rows
-from cope_sweep.records import Value
+from cope_sweep.records import SWEEP_ID, Value
 from cope_sweep.store import QueryError, RunRecord, Store
-from cope_sweep.store.sweeps import SWEEP_ID
 
 COMPARED_FACTS = (
     "parameters",

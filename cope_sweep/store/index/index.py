@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from sqlalchemy import (
@@ -554,6 +554,16 @@ class Index:
         with self.database.writing() as connection:
             write_sweep(connection, summary, members, expires_s)
 
+    @contextlib.contextmanager
+    def adding_sweep(self) -> Iterator[Callable[[SweepSummary, Sequence[Mapping[str, Any]]], None]]:
+        """Add a sweep by what is yielded, for the arguments see `write_sweep`. Nobody else writes during the block.
+
+        So the block can look whether there is such a sweep, and write its files: of several processes one adds it, and
+        the others find it complete. A block that raises adds nothing.
+        """
+        with self.database.writing() as connection:
+            yield lambda summary, members: write_sweep(connection, summary, members)
+
     def append_members(self, sweep_id: str, members: Sequence[Mapping[str, Any]]) -> None:
         """Append runs to a sweep; for `members`, see `write_sweep`."""
         with self.database.writing() as connection:
@@ -591,36 +601,6 @@ class Index:
         with self.database.reading() as connection:
             return _stop_requested(connection, sweep_id)
 
-    def claim_request(self, sweep_id: str, key: str, *, since_ms: int = 0, active: bool = False) -> str:
-        """Give a request's key to a sweep, unless another sweep has it; return the sweep that has the key then.
-
-        Of several sweeps at once, one succeeds.
-
-        Args:
-            sweep_id: The sweep, which is in the index.
-            key: A digest of what a client sent to make the request once.
-            since_ms: A sweep that started before, in ms since 1970, has lost its key.
-            active: Whether a sweep loses its key when it ends.
-        """
-        with self.database.writing() as connection:
-            known: str | None = connection.execute(self._sweep_of_request(key, since_ms, active=active)).scalar()
-            if known is not None:
-                return known
-            connection.execute(update(sweeps).where(sweeps.c.request_key == key).values(request_key=None))
-            connection.execute(update(sweeps).where(sweeps.c.sweep_id == sweep_id).values(request_key=key))
-            return sweep_id
-
-    def sweep_of_request(self, key: str, *, since_ms: int = 0, active: bool = False) -> str | None:
-        """The sweep that has a request's key, as for `claim_request`; None: nobody has it."""
-        with self.database.reading() as connection:
-            found: str | None = connection.execute(self._sweep_of_request(key, since_ms, active=active)).scalar()
-            return found
-
-    def forget_request(self, sweep_id: str) -> None:
-        """Take a sweep's key away, so that the same request starts another sweep."""
-        with self.database.writing() as connection:
-            connection.execute(update(sweeps).where(sweeps.c.sweep_id == sweep_id).values(request_key=None))
-
     # -- internals -----------------------------------------------------------------------------------------------
 
     def _status(self, table: Table) -> ColumnElement[Any]:
@@ -638,10 +618,6 @@ class Index:
 
     def _sweep_columns(self) -> list[ColumnElement[Any]]:
         return [self._status(sweeps), *(sweeps.c[name] for name in SWEEP_COLUMNS)]
-
-    def _sweep_of_request(self, key: str, since_ms: int, *, active: bool) -> Select[Any]:
-        query = select(sweeps.c.sweep_id).where(sweeps.c.request_key == key, sweeps.c.started_ms >= since_ms)
-        return query.where(self._status(sweeps).in_(ACTIVE)) if active else query
 
     def _selected(
         self, connection: Connection, query: Select[Any], run_ids: Iterable[str] | None

@@ -88,7 +88,6 @@ sweeps = Table(
     Column("revision", BigInteger, nullable=False),
     Column("expires_s", Float),
     Column("stop_requested", Boolean, nullable=False, server_default=false()),
-    Column("request_key", String(64), unique=True),
     # Nodes that cannot train, of a sweep that is executed.
     Column("left_out", Integer, nullable=False, server_default="0"),
     Index("sweeps_by_ablation", "ablation", "started_ms"),

@@ -12,16 +12,17 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from inspect import getdoc
-from typing import Annotated
+from typing import Annotated, cast
 
 from cachetools import TTLCache
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Response
+from fastapi import Path as PathParameter
 from fastapi.concurrency import run_in_threadpool
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from cope_services.http.access import READ, SUBMIT, ApiKey
+from cope_services.http.access import READ, SUBMIT
 from cope_services.http.caching import CachedRoute, SharedTasks
 from cope_services.http.components import ComponentsDep, RequireJson, WithETag
 from cope_services.http.errors import BusyError, ConflictError, InvalidError, NoClusterError, Responses, error_responses
@@ -37,7 +38,7 @@ from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries import Queries, recorded_plan
 from cope_sweep.read.queries.plans import ENDED, plan_cost
 from cope_sweep.read.queries.progress import RATE_WINDOW_S, ProgressTracker
-from cope_sweep.store import ACTIVE, Budget, Store, Submission, SweepPage, SweepProgress, read_submission
+from cope_sweep.store import ACTIVE, SWEEP_ID, Budget, Store, Submission, SweepPage, SweepProgress, read_submission
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep.jobs import (
@@ -59,8 +60,6 @@ from cope_sweep.sweep.jobs import (
 # -- submission, stop and retry ----------------------------------------------------------------------------------------
 
 LOG = logging.getLogger("cope_services.sweeps")
-KEY_TTL_S = 7 * 86_400.0
-"""How long an idempotency key is remembered."""
 RETRY_AFTER_S = 30
 RECONCILE_S = 5.0
 """Time between two checks of the jobs of active sweeps."""
@@ -82,29 +81,28 @@ class SweepJobs:
         left_out = {*ENDED, *request.leave_out}
         return plan_cost(plan, self.queries.store, leave_out=left_out, max_runs=request.max_runs)
 
-    def submit(self, request: SweepRequest, key: str | None) -> SweepState:
-        """Submit a sweep. The same `key` with the same request means the same sweep.
+    def submit(self, sweep_id: str, request: SweepRequest) -> SweepState:
+        """Submit a sweep with an id that the client has chosen; if the same request has submitted it, return it.
 
         Raises:
             NoClusterError: The service has no cluster.
             ClusterError: The cluster does not answer.
             BusyError: Too many sweeps are active.
-            InvalidError: The ablation or a value of the request is invalid, or the key belongs to another request.
+            InvalidError: The ablation or a value of the request is invalid.
+            ConflictError: There is another sweep with this id.
             NotFoundError: The ablation does not exist.
         """
         try:
             digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:32]
         except ValueError as error:  # pydantic writes at most 255 levels
             raise InvalidError(f"spec: {TOO_LARGE}", code="too_large") from error
-        request_key = None if key is None else _request_key(f"submit {key}")
-        if request_key is not None:
-            sweep_id = self.queries.store.index.sweep_of_request(request_key, since_ms=_remembered_since_ms())
-            if sweep_id is not None:
-                return self._previous(sweep_id, digest)
+        if (previous := self._previous(sweep_id, digest)) is not None:
+            return previous
         loaded, text, plan = self._planned(request)
         cluster = self._cluster()
         submission = new_submission(
             loaded,
+            sweep_id=sweep_id,
             file_text=text,
             scale=request.scale,
             sets=request.set,
@@ -112,7 +110,7 @@ class SweepJobs:
             **request.model_dump(include=set(Budget.model_fields)),
             request=digest,
         )
-        return self._start(submission, plan, cluster, request_key)
+        return self._start(submission, plan, cluster, lambda: self._previous(sweep_id, digest))
 
     def retry(self, sweep_id: str) -> SweepState:
         """Start a new sweep that trains the unfinished runs of a submitted sweep; if one is active, return that.
@@ -139,9 +137,8 @@ class SweepJobs:
                 code="not_submitted",
                 sweep_id=sweep_id,
             ) from None
-        for active in self._active(store):
-            if active.retry_of == sweep_id:
-                return self._state(active.sweep_id)
+        if (active := self._active_retry(sweep_id)) is not None:
+            return active
         counts = store.index.sweep_counts([sweep_id]).get(sweep_id, {})
         if not sum(number for status, number in counts.items() if status not in ("finished", "stopped")):
             raise ConflictError(
@@ -151,7 +148,7 @@ class SweepJobs:
             )
         cluster = self._cluster()
         again = retried(before, request=f"retry {sweep_id}")
-        return self._start(again, submitted_plan(again), cluster, _request_key(f"retry {sweep_id}"), while_active=True)
+        return self._start(again, submitted_plan(again), cluster, lambda: self._active_retry(sweep_id))
 
     def stop(self, sweep_id: str) -> SweepState:
         """Stop a sweep: its runs write checkpoints first. If it has not started, its job is stopped.
@@ -242,39 +239,53 @@ class SweepJobs:
             raise InvalidError(str(error), code=error.code, **error.data) from error
         return loaded, text, plan
 
-    def _previous(self, sweep_id: str, digest: str) -> SweepState:
-        """The sweep of an earlier request with the same key. Raises InvalidError if that request was different."""
-        if read_submission(self.queries.store, sweep_id).request != digest:
-            raise InvalidError(
-                "Idempotency-Key: this key belongs to another request; choose a new one", code="used_key"
-            )
-        return self._state(sweep_id)
+    def _previous(self, sweep_id: str, digest: str) -> SweepState | None:
+        """The sweep with an id, which the same request has submitted; None: there is no sweep with this id.
+
+        Raises ConflictError if another request has submitted it, or a command has started it.
+        """
+        store = self.queries.store
+        if store.index.sweep(sweep_id) is None:
+            return None
+        with suppress(NotFoundError):
+            if read_submission(store, sweep_id).request == digest:
+                return self._state(sweep_id)
+        raise ConflictError(
+            f"there is another sweep {sweep_id}; choose a new id for this request", code="used_id", sweep_id=sweep_id
+        )
+
+    def _active_retry(self, sweep_id: str) -> SweepState | None:
+        """The active sweep that retries a sweep."""
+        for active in self._active(self.queries.store):
+            if active.retry_of == sweep_id:
+                return self._state(active.sweep_id)
+        return None
 
     def _start(
-        self, submission: Submission, plan: Plan, cluster: Cluster, key: str | None, *, while_active: bool = False
+        self, submission: Submission, plan: Plan, cluster: Cluster, previous: Callable[[], SweepState | None]
     ) -> SweepState:
-        """Record a submission and start its job, unless the key belongs to another submission: return that.
+        """Record a submission and start its job, unless there is a `previous` one: return that.
 
-        With `while_active`, a key belongs to a sweep only until the sweep ends.
+        A request whose answer was lost is sent again, maybe to another service on the same store, while this one is
+        still at work. So `previous` is asked again where no other process can record a submission.
         """
         Store(self.settings.store, index=self.settings.index or None, create=True)  # makes the folder
         store = self.queries.store
+        known: SweepState | None = None
+
+        def is_known() -> bool:
+            nonlocal known
+            known = previous()
+            return known is not None
+
         with self._lock:
+            if is_known():  # before it counts as one sweep too many
+                return cast(SweepState, known)
             self._admit(store)
-            record_submission(submission, recorded_plan(plan, store), store)
-            if key is not None:
-                owner = store.index.claim_request(
-                    submission.sweep_id, key, since_ms=_remembered_since_ms(), active=while_active
-                )
-                if owner != submission.sweep_id:  # another service was faster; this sweep has not started
-                    store.delete_sweep(submission.sweep_id)
-                    return self._previous(owner, submission.request)
-        try:
+            is_new = record_submission(submission, recorded_plan(plan, store), store, is_known=is_known)
+        if is_new:
             start_submission(submission, store, cluster)
-        except BaseException:
-            store.index.forget_request(submission.sweep_id)
-            raise
-        return self._state(submission.sweep_id)
+        return known or self._state(submission.sweep_id)
 
     def _admit(self, store: Store) -> None:
         """Raise BusyError if too many submitted sweeps are active."""
@@ -317,16 +328,6 @@ class SweepJobs:
             url=url,
             events=f"{url}/events",
         )
-
-
-def _request_key(text: str) -> str:
-    """The digest under which the index records a request that starts at most one sweep."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _remembered_since_ms() -> int:
-    """The time since which idempotency keys are remembered."""
-    return int((time.time() - KEY_TTL_S) * 1000)
 
 
 def _as_text(spec: object) -> str:
@@ -450,13 +451,12 @@ EVENTS: Responses = {
     204: {"description": "The client has received the last event."},
     **error_responses(429),
 }
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        min_length=1,
-        max_length=255,
-        description="For 7 days, the same key with the same request returns the same sweep. With another request, it "
-        "is an error.",
+NewSweepId = Annotated[
+    str,
+    PathParameter(
+        pattern=f"^{SWEEP_ID.pattern}$",
+        description="An id that you choose: the present time in UTC and random hexadecimal digits, as in "
+        "`20261121-101500-3f2a`. The same request with the same id submits the sweep once.",
     ),
 ]
 LastEventId = Annotated[str | None, Header(max_length=100, description="The id of the last event received.")]
@@ -472,22 +472,13 @@ def get_sweep(sweep_id: SweepId, components: ComponentsDep) -> Response:
     return answer(components, GetSweep(sweep_id=sweep_id))
 
 
-@router.post("", status_code=202, dependencies=[RequireJson], responses={202: LOCATION, **ACTION_ERRORS})
-def submit_sweep(
-    body: SweepRequest,
-    request: Request,
-    response: Response,
-    components: ComponentsDep,
-    idempotency_key: IdempotencyKey = None,
-) -> SweepState:
-    """Execute an ablation as a job of the Ray cluster: an ablation of this service, or one in the request."""
-    key: ApiKey | None = request.scope.get("cope_key")
-    client_key = None
-    if idempotency_key is not None:  # clients choose their keys independently of each other
-        client_key = f"{key.name if key else ''}/{idempotency_key}"
-    state = components.sweeps.submit(body, client_key)
-    response.headers["location"] = f"sweeps/{state.sweep_id}"  # relative: a proxy may add a prefix
-    return state
+@router.put("/{sweep_id}", status_code=202, dependencies=[RequireJson], responses=ACTION_ERRORS)
+def submit_sweep(sweep_id: NewSweepId, body: SweepRequest, components: ComponentsDep) -> SweepState:
+    """Execute an ablation as a job of the Ray cluster: an ablation of this service, or one in the request.
+
+    A sweep that another request has submitted under this id is a 409.
+    """
+    return components.sweeps.submit(sweep_id, body)
 
 
 @router.post("/preview", dependencies=[RequireJson], responses=error_responses(409, 413, 415))

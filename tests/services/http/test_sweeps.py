@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin
 from zipfile import ZipFile
 
 import httpx
@@ -22,12 +21,13 @@ from cope_services.http import sweeps
 from cope_services.http.sweeps import EventStream, Watchers
 from sse_starlette import ServerSentEvent
 
-from cope_sweep.client import server_events
+from cope_sweep.client import Client, server_events
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.errors import ClusterError
 from cope_sweep.read.queries import Queries
 from cope_sweep.read.queries.progress import ProgressTracker
 from cope_sweep.records import Event as RunEvent
+from cope_sweep.records import new_sweep_id
 from cope_sweep.store import RunRecord, Store, SweepRecord, SweepRun, read_submission
 from cope_sweep.store.index import index
 from cope_sweep.sweep.jobs import job_submission
@@ -74,9 +74,11 @@ def serve(folder: Path, cluster: ScriptedCluster) -> Iterator[Serve]:
         yield start
 
 
-def submit(client: httpx.Client, key: str | None = None, **body: Any) -> httpx.Response:
-    headers = {} if key is None else {"idempotency-key": key}
-    return client.post(f"{API}/sweeps", json=body, headers=headers)
+FIRST, SECOND = "20261121-101500-3f2a", "20261121-101501-3f2a"
+
+
+def submit(client: httpx.Client, sweep_id: str | None = None, **body: Any) -> httpx.Response:
+    return client.put(f"{API}/sweeps/{sweep_id or new_sweep_id()}", json=body)
 
 
 def test_a_preview_says_what_would_be_trained_and_starts_nothing(
@@ -102,7 +104,6 @@ def test_a_submitted_sweep_is_a_job_that_finds_all_it_needs_in_the_store(
     assert answer.status_code == 202
     state = answer.json()
     assert state["url"] == f"{API}/sweeps/{state['sweep_id']}"
-    assert urljoin(f"{API}/sweeps", answer.headers["location"]) == state["url"]
     assert (state["status"], state["runs"], state["ablation"]) == ("pending", 2, "tiny")
     shown = client.get(state["url"]).json()
     assert shown["counts"] == {"pending": 2}
@@ -229,55 +230,102 @@ def test_an_invalid_request_is_refused(serve: Serve, body: dict[str, Any], statu
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
 
 
-def test_the_same_key_means_the_same_sweep_also_at_once_and_after_a_restart(
+def test_the_same_id_is_the_same_sweep_also_at_once_from_several_services_and_after_a_restart(
     serve: Serve, cluster: ScriptedCluster
 ) -> None:
-    client = serve()
+    services = [serve(max_sweeps=1), serve(max_sweeps=1)]
     barrier = threading.Barrier(6)
 
-    def one(_: int) -> str:
+    def one(number: int) -> str:
         barrier.wait()
-        answer = submit(client, "a key", ablation="tiny")
-        assert answer.status_code == 202
+        answer = submit(services[number % 2], FIRST, ablation="tiny")
+        assert answer.status_code == 202, answer.text
         return str(answer.json()["sweep_id"])
 
     with ThreadPoolExecutor(6) as pool:
-        (sweep_id,) = set(pool.map(one, range(6)))
+        assert set(pool.map(one, range(6))) == {FIRST}
     assert len(cluster.submitted) == 1
-    again = serve()  # another process would see the same store
-    assert submit(again, "a key", ablation="tiny").json()["sweep_id"] == sweep_id
-    refused = submit(again, "a key", ablation="tiny", scale="longer")
-    assert (refused.status_code, refused.json()["code"]) == (422, "used_key")
-    assert submit(again, "another", ablation="tiny").json()["sweep_id"] != sweep_id
-    assert len(cluster.submitted) == 2
+    again = serve()
+    assert submit(again, FIRST, ablation="tiny").json()["sweep_id"] == FIRST
+    cluster.jobs[FIRST]["status"] = "FAILED"
+    again.post(f"{API}/sweeps/{FIRST}/stop")
+    ended = submit(serve(ray_address=""), FIRST, ablation="tiny")  # it needs no cluster to say what there is
+    assert (ended.status_code, ended.json()["status"]) == (202, "failed")
+    refused = submit(again, FIRST, ablation="tiny", scale="longer")
+    assert (refused.status_code, refused.json()["code"]) == (409, "used_id")
+    assert submit(again, SECOND, ablation="tiny").json()["sweep_id"] == SECOND
+    assert [job["submission_id"] for job in cluster.submitted] == [FIRST, SECOND]
 
 
-def test_a_job_that_is_refused_gives_its_key_back(serve: Serve, cluster: ScriptedCluster) -> None:
+def test_a_request_whose_answer_was_lost_is_sent_again_and_starts_one_job(
+    serve: Serve, cluster: ScriptedCluster
+) -> None:
+    lost: list[httpx.Request] = []
+
+    class Losing(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            answer = super().handle_request(request)
+            if request.method == "PUT" and not lost:
+                answer.read()
+                lost.append(request)
+                raise httpx.ReadError("the connection is gone", request=request)
+            return answer
+
+    with Client(str(serve().base_url), transport=Losing()) as client:
+        state = client.submit("tiny")
+    assert lost[0].url.path == f"{API}/sweeps/{state.sweep_id}"
+    assert [job["submission_id"] for job in cluster.submitted] == [state.sweep_id]
+
+
+@pytest.mark.parametrize(
+    "sweep_id",
+    [
+        "x", "20261121-101500-3F2A", "20261121-101500-", "20261121-101500-3f2a.json", "20261121-101500-3f2a%0A", "..%2Fx", "%2e%2e",
+        "٢٠٢٦١١٢١-101500-3f2a", f"20261121-101500-{'a' * 33}", "20261121-101500-3f2a%00",
+    ],
+)  # fmt: skip
+def test_an_id_of_another_form_is_refused(serve: Serve, cluster: ScriptedCluster, folder: Path, sweep_id: str) -> None:
+    answer = submit(serve(), sweep_id, ablation="tiny")
+    assert answer.status_code in (404, 405, 422), answer.text
+    assert cluster.submitted == []
+    assert not (folder / "store").exists()
+
+
+def test_a_sweep_whose_job_is_refused_has_failed_and_can_be_retried(serve: Serve, cluster: ScriptedCluster) -> None:
     client = serve()
     cluster.refuses = True
-    refused = submit(client, "a key", ablation="tiny")
+    refused = submit(client, FIRST, ablation="tiny")
     assert (refused.status_code, refused.json()["code"]) == (503, "job_refused")
-    (failed,) = client.get(f"{API}/sweeps").json()["sweeps"]
-    assert failed["status"] == "failed"
     cluster.refuses = False
-    assert submit(client, "a key", ablation="tiny").json()["sweep_id"] != failed["sweep_id"]
+    again = submit(client, FIRST, ablation="tiny")  # the same answer to the same request: the sweep is there
+    assert (again.status_code, again.json()["status"]) == (202, "failed")
+    assert cluster.submitted == []
+    retried = client.post(f"{API}/sweeps/{FIRST}/retry")
+    assert (retried.status_code, retried.json()["retry_of"]) == (202, FIRST)
+    assert len(cluster.submitted) == 1
 
 
-def test_a_key_that_means_another_request_is_refused_also_at_the_same_time(
+def test_an_id_of_another_request_is_refused_also_at_the_same_time(
     serve: Serve, cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, check, other = serve(), sweeps.check_cluster, []
 
     def submit_another(found: Any) -> None:
-        """After this request has found its key unused, another one uses the key."""
+        """After this request has found its id unused, another one uses the id."""
         monkeypatch.setattr(sweeps, "check_cluster", check)
-        other.append(submit(client, "a key", ablation="tiny", scale="longer"))
+        other.append(submit(client, FIRST, ablation="tiny", scale="longer"))
 
     monkeypatch.setattr(sweeps, "check_cluster", submit_another)
-    refused = submit(client, "a key", ablation="tiny")
-    assert (refused.status_code, refused.json()["code"]) == (422, "used_key"), refused.text
+    refused = submit(client, FIRST, ablation="tiny")
+    assert (refused.status_code, refused.json()["code"]) == (409, "used_id"), refused.text
     assert [each.status_code for each in other] == [202]
     assert len(cluster.submitted) == 1
+
+
+def test_the_id_of_a_sweep_that_a_command_has_started_is_refused(serve: Serve, folder: Path) -> None:
+    Store(folder / "store", create=True).write_sweep(sweep_record(FIRST))
+    refused = submit(serve(), FIRST, ablation="tiny")
+    assert (refused.status_code, refused.json()["code"]) == (409, "used_id")
 
 
 def test_without_a_cluster_it_says_how_to_name_one(serve: Serve) -> None:

@@ -46,8 +46,9 @@ def service(ray_environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
 def test_submitted_followed_stopped_and_retried(service: tuple[str, Path]) -> None:
     url, folder = service
     with Client(url, timeout_s=300) as client:
-        sweep = client.submit(name="mine", spec=MINE, idempotency_key="mine")
-        assert client.submit(name="mine", spec=MINE, idempotency_key="mine").sweep_id == sweep.sweep_id
+        sweep = client.submit(name="mine", spec=MINE)
+        again = client.submit(name="mine", spec=MINE, sweep_id=sweep.sweep_id)
+        assert again.sweep_id == sweep.sweep_id
         seen: list[SweepProgress] = []
         stopped = False
         for progress in client.events(sweep.sweep_id):

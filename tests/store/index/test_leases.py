@@ -8,7 +8,7 @@ import pytest
 from cope_sweep.store import Event, Lease, Refusal, Renewal
 from cope_sweep.store.index import Index, waiting
 from tests.errors import raises
-from tests.store.index.rows import members, row, write_sweep
+from tests.store.index.rows import members, row, summary, write_sweep
 from tests.tiny import tiny_run
 
 RUN, OTHER = tiny_run(), tiny_run(seed=1)
@@ -119,22 +119,27 @@ def test_rows_are_appended_to_a_sweep(index):
     assert [place.sweep_id for place in index.places([OTHER.run_id])[OTHER.run_id]] == ["a"]
 
 
-def test_of_several_sweeps_one_has_the_key_of_a_request(index):
-    sweep_ids = [f"s{number}" for number in range(6)]
-    for number, sweep_id in enumerate(sweep_ids):
-        write_sweep(index, sweep_id, [RUN], "pending", started_ms=100 + number)
-    assert index.sweep_of_request("key") is None
+def test_of_several_processes_one_adds_a_sweep_and_the_others_find_it(index, index_url):
+    run_ids = [RUN.run_id, OTHER.run_id]
+
+    def add(number):
+        own = Index(index_url)
+        with own.adding_sweep() as write:
+            if own.sweep("a") is None:
+                write(summary("a", "pending", runs=1), members([(RUN, OTHER)[number % 2]]))
+                return number
+        return None
+
     with ThreadPoolExecutor(6) as pool:
-        (holder,) = set(pool.map(lambda sweep_id: index.claim_request(sweep_id, "key"), sweep_ids))
-    assert index.sweep_of_request("key") == holder
-    write_sweep(index, holder, [RUN], started_ms=100)
-    assert (index.sweep_of_request("key"), index.sweep_of_request("key", active=True)) == (holder, None)
-    assert index.sweep_of_request("key", since_ms=101) is None
-    another = next(each for each in sweep_ids if each != holder)
-    assert index.claim_request(another, "key") == holder
-    assert index.claim_request(another, "key", active=True) == index.sweep_of_request("key") == another
-    index.forget_request(another)
-    assert index.sweep_of_request("key") is None
+        (first,) = {number for number in pool.map(add, range(6)) if number is not None}
+    assert list(index.sweep_rows("a")) == [run_ids[first % 2]]
+
+
+def test_a_sweep_whose_files_cannot_be_written_is_not_added(index):
+    with pytest.raises(OSError, match="full"), index.adding_sweep() as write:
+        write(summary("a", "pending", runs=1), members([RUN]))
+        raise OSError("full")
+    assert index.sweep("a") is None
 
 
 def _take_all(url, sweep_id, all_started, results):

@@ -1,6 +1,6 @@
 // The form that submits a sweep of an ablation.
 
-import { at, get, key, post } from "../api.js";
+import { at, get, key, post, put } from "../api.js";
 import { h, replace, select } from "../dom.js";
 import { bytes, duration, integer, plural } from "../format.js";
 import { link } from "../route.js";
@@ -14,8 +14,12 @@ export async function canSubmit() {
   return asked.answer;
 }
 
-/** A key by which the service recognises the same request: the sweep is submitted once, however often it is sent. */
-const requestKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+/** The id of a sweep that is submitted now, as in 20261121-101500-3f2a: the time in UTC, and random digits. */
+function newSweepId() {
+  const time = new Date().toISOString().slice(0, 19).replace(/[-:]/g, "").replace("T", "-");
+  const digits = [...crypto.getRandomValues(new Uint8Array(2))].map((byte) => byte.toString(16).padStart(2, "0"));
+  return `${time}-${digits.join("")}`;
+}
 
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 
@@ -118,11 +122,11 @@ export function trainForm(container, { name, scale, scales, draft, choose }) {
     event.preventDefault();
     const body = request();
     const text = JSON.stringify(body);
-    if (draft.sent !== text) Object.assign(draft, { sent: text, request: requestKey() });
+    if (draft.sent !== text) Object.assign(draft, { sent: text, id: newSweepId() });
     button.disabled = true;
     replace(error);
     try {
-      const sweep = await post(at("sweeps"), body, { headers: { "Idempotency-Key": draft.request } });
+      const sweep = await put(at(`sweeps/${draft.id}`), body);
       for (const each of Object.keys(draft)) delete draft[each]; // the same again is another sweep
       location.hash = link(["sweeps", sweep.sweep_id]);
     } catch (problem) {
