@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from cope_sweep.frozen import Frozen
 from cope_sweep.redaction import redacted_value
 
-Status = Literal["finished", "stopped", "failed", "damaged", "running", "interrupted", "pending"]
+Status = Literal["finished", "stopped", "failed", "running", "interrupted", "pending"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 """In the order in which texts name them."""
 
@@ -57,7 +57,7 @@ class RunRecord(BaseModel):
     ended_ms: int | None = Field(default=None, exclude=True, description="Time at which the last attempt ended.")
     worker_id: str | None = Field(default=None, description="The last worker that trained the run.")
     sweep_id: str | None = Field(default=None, description="The sweep that trained the run last.")
-    message: Message = Field(default=None, description="The reason why the run failed, was stopped or is damaged.")
+    message: Message = Field(default=None, description="Why it failed or was stopped, or which file is lost.")
     revision: int = Field(
         default=0, exclude=True, description="Grows with every change; no two changes in a store have the same."
     )
@@ -74,7 +74,7 @@ class RunRecord(BaseModel):
     def of(cls, run_id: str, status: Status, spec: Mapping[str, Any], **columns: Any) -> "RunRecord":
         """A run as it is written into the index, from documents that were not checked.
 
-        Seed and steps come from the spec; 0 if it is damaged.
+        Seed and steps come from the spec; 0 if it cannot be read.
         """
         train = spec.get("train")
         seed, steps = (

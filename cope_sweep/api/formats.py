@@ -7,5 +7,5 @@ FigureFormat = Literal["png", "svg", "pdf", "csv"]
 ReportFormat = Literal["html", "markdown"]
 TableFormat = Literal["json", "csv", "markdown", "latex", "terminal"]
 RunsFormat = Literal["parquet", "csv", "json"]
-Trainable = Literal["pending", "interrupted", "failed", "stopped", "damaged"]
+Trainable = Literal["pending", "interrupted", "failed", "stopped"]
 """Statuses of runs that a sweep may train."""

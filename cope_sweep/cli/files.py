@@ -19,7 +19,6 @@ from cope_sweep.read.queries.recorded import RecordedAblation
 from cope_sweep.read.queries.unknown import no_run
 from cope_sweep.store import Store
 from cope_sweep.store.artifacts import RUN_ID
-from cope_sweep.store.damage import find_lost
 
 
 class NamedFiles(AblationFiles):
@@ -142,7 +141,7 @@ def find_checkpoint(store: Store, run_or_folder: str) -> Path:
             run_id=run_or_folder,
             status=folder.status,
         )
-    if lost := find_lost(folder):
+    if lost := folder.lost_files():
         raise UserError(
             f"{next(iter(lost.values()))}; train it again: repeat the `cope-sweep run` of its ablation",
             code="damaged_file",

@@ -18,7 +18,7 @@ TO_THE_END = "schedule.kind=none"
 """The `--set` with which no schedule stops a run."""
 
 
-RunStatus = StrEnum("RunStatus", ["pending", "running", "finished", "failed", "interrupted", "stopped", "damaged"])
+RunStatus = StrEnum("RunStatus", ["pending", "running", "finished", "failed", "interrupted", "stopped"])
 
 
 class PlainGroup(TyperGroup):

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 MAX_SWEEPS = 100
 """Sweeps that `status` lists."""
-BROKEN = ("failed", "damaged")
 SPEC = ("task.", "model.", "train.", "evaluate.")
 """Prefixes of the keys of a spec."""
 POLL_INTERVAL_S = 0.5
@@ -69,7 +68,7 @@ def status(
     index: IndexOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Show the status of sweeps and runs, and why runs failed, were stopped or are damaged.
+    """Show the status of sweeps and runs, and why runs failed or were stopped.
 
     Example: `cope-sweep status quickstart`
 
@@ -150,7 +149,7 @@ def _show_run(queries: Queries, run_id: str, *, as_json: bool) -> None:
         print_json(run.model_dump(exclude={"curve", "values"}))
         return
     console = make_console()
-    style = "red" if run.status in BROKEN else ""
+    style = "red" if run.status == "failed" else ""
     console.print(escaped(f"{run.run_id}: {run.status}, step {run.step} of {run.steps}"), style=style)
     if run.message:
         console.print(escaped(run.message), style=style)
@@ -202,7 +201,7 @@ def _print_runs(runs: Iterable[RunCost | SweepMember]) -> None:
     for run in runs:
         step = f"{run.step}/{run.steps}"
         cells = (run.run_id, run.row, run.seed, run.status, step, run.worker_id or "", run.message or "")
-        table.add_row(*map(escaped, cells), style="red" if run.status in BROKEN else "")
+        table.add_row(*map(escaped, cells), style="red" if run.status == "failed" else "")
     print_table(table, ["worker"])
 
 
@@ -316,7 +315,7 @@ def _print_page(queries: Queries, shown: Sequence[RunRecord]) -> None:
     for run in shown:
         start = (run.run_id, ", ".join(run.ablations), run.row or "", run.seed, run.status, f"{run.step}/{run.steps}")
         values = (_text(values_of[run.run_id].get(key)) for key in columns)
-        style = "red" if run.status in BROKEN else ""
+        style = "red" if run.status == "failed" else ""
         table.add_row(*map(escaped, (*start, *values, run.message or "")), style=style)
     left_out = print_table(table, ["step", "message", "ablation"])
     if "message" in left_out and any(run.message for run in shown):

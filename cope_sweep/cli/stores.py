@@ -40,7 +40,7 @@ def check(
         bool,
         typer.Option(
             "--repair",
-            help="Rename damaged files to `NAME.damaged`, mark their runs, and rebuild the index from the run folders. "
+            help="Rename damaged files to `NAME.damaged`, and rebuild the index from the run folders. "
             "Then repeat `cope-sweep run` to train again what is lost.",
         ),
     ] = False,

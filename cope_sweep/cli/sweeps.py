@@ -155,7 +155,7 @@ def retry(
     )  # fmt: skip
     if is_sweep:
         train_rest(ablation, options)
-    leave_out: set[Status] = {"pending", "interrupted", "damaged"}
+    leave_out: set[Status] = {"pending", "interrupted"}
     if not failed:
         leave_out.add("failed")
     if not stopped:

@@ -93,6 +93,8 @@ class RunFolder:
         state = self._document(STATE_FILE) or {}
         if "where" in state:  # the former name of the key
             state.setdefault("worker_id", state.pop("where"))
+        if state.get("status") == "damaged":  # a status of older versions
+            state["status"] = "interrupted"
         if state and (state.get("status") not in get_args(Status) or not isinstance(state.get("attempt", 0), int)):
             raise DamagedError(f"{self.path / STATE_FILE}: not the state of a run", file=str(self.path / STATE_FILE))
         return state
@@ -132,7 +134,10 @@ class RunFolder:
 
     @property
     def status(self) -> Status:
-        """The status by the files alone: `running` means that the last attempt has not ended, or that it died."""
+        """The status by the files alone: `running` means that the last attempt has not ended, or that it died.
+
+        A run whose files cannot be read is interrupted: the next attempt puts them aside.
+        """
         try:
             if self.result is not None:
                 return "finished"
@@ -140,7 +145,7 @@ class RunFolder:
                 return "pending"
             return cast(Status, self.state.get("status", "interrupted"))
         except DamagedError:
-            return "damaged"
+            return "interrupted"
 
     def curve(self, *, times: bool = False) -> list[dict[str, float]]:
         """The logged rows, see `parse_curve`. Raises DamagedError if the file cannot be read."""
@@ -205,7 +210,8 @@ class RunFolder:
     def begin(self, spec: RunSpec, worker_id: str, attempt: int | None = None) -> AttemptWriter:
         """Begin an attempt: set the status to running. The first one also writes the spec.
 
-        Damaged files are put aside (`repair`), and the run is trained from its last good state.
+        Damaged files are put aside (`repair`), and the run is trained from its last good state. So is the result of a
+        finished run that has lost its curve or checkpoint.
 
         Args:
             spec: The run.
@@ -233,7 +239,13 @@ class RunFolder:
         own_files.write_document(STATE_FILE, {
             "status": "running", "updated_ms": _now_ms(), "worker_id": worker_id, "attempt": own_files.number,
         })  # fmt: skip
-        if own_files.result is not None:
+        # Only now, and not when the sweep looked at its finished runs: a client of a network file system remembers that
+        # a file was missing, also when another machine has written it since. With the number, this machine has written
+        # into the folder, and so asks for its content again.
+        lost = own_files.lost_files()
+        if lost and own_files.result is not None:
+            own_files.put_aside(lost)
+        elif not lost:
             raise FencedError(
                 f"run {self.run_id}: an earlier attempt has finished it", code="already_finished", run_id=self.run_id
             )
@@ -271,8 +283,8 @@ class RunFolder:
             self.objects.write(self._object(f"{name}.damaged"), content)
             self.objects.delete(self._object(name))
 
-    def mark_damaged(self, problems: Mapping[str, str]) -> None:
-        """Put damaged files aside, so that the run can be trained again. Raises FencedError.
+    def put_aside(self, problems: Mapping[str, str]) -> bool:
+        """Put damaged files aside, so that the run can be trained again; whether it has to be.
 
         `problems` are the files, and what is wrong with each. A finished run without its curve or checkpoint is
         finished no more. Damage of its spec or state alone needs no training: the next attempt writes them.
@@ -280,11 +292,40 @@ class RunFolder:
         check_no_link(self.path)
         for name in sorted({name.partition("/")[0] for name in problems}):
             self.quarantine_file(name)
-        if problems.keys() - {SPEC_FILE, STATE_FILE}:
+        needs_training = bool(problems.keys() - {SPEC_FILE, STATE_FILE})
+        if needs_training:
             self.quarantine_file(RESULT_FILE)
-            if self.spec is not None:  # else it reads as if it had never started
-                self.path.mkdir(parents=True, exist_ok=True)
-                AttemptWriter(self, self.last_attempt).set_state("damaged", message="; ".join(problems.values()))
+        return needs_training
+
+    def interrupt(self, problems: Mapping[str, str]) -> None:
+        """`put_aside`, and say in the run's state what is lost. Raises FencedError."""
+        if self.put_aside(problems) and self.spec is not None:  # without a spec, it reads as if it had never started
+            self.path.mkdir(parents=True, exist_ok=True)
+            AttemptWriter(self, self.last_attempt).set_state("interrupted", message="; ".join(problems.values()))
+
+    def lost_files(self, *, checksums: bool = False) -> dict[str, str]:
+        """File → what is wrong with it, of the files of a finished run: its result, and those that the result names.
+
+        Each is opened; with `checksums`, also read.
+        """
+        try:
+            result = self.result
+        except DamagedError as error:
+            return {RESULT_FILE: str(error)}
+        if result is None:
+            return {RESULT_FILE: f"{self.path / RESULT_FILE}: missing"}
+        problems = {}
+        for name, digest in {SPEC_FILE: None, **result.get("files", {})}.items():
+            try:
+                content = self.content(name, -1 if checksums else 0)
+            except DamagedError as error:
+                problems[name] = str(error)
+                continue
+            if content is None:
+                problems[name] = f"{self.path / name}: missing"
+            elif checksums and digest and hashlib.sha256(content).hexdigest() != digest:
+                problems[name] = f"{self.path / name}: has changed since the run was finished (SHA-256)"
+        return problems
 
 
 class AttemptWriter(RunFolder):

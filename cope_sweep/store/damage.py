@@ -1,15 +1,13 @@
 """Finds what is damaged in a store, or that its index does not say, and mends it.
 
-A damaged file is renamed to `<name>.damaged`, and its run is marked: the same `cope-sweep run` trains again what is
-lost.
+A damaged file is renamed to `<name>.damaged`, and its run reads as interrupted: the same `cope-sweep run` trains again
+what is lost.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from cope_sweep.records import RunRecord
@@ -18,7 +16,7 @@ from cope_sweep.store.artifacts import CURVE_FILE, RESULT_FILE, SPEC_FILE, STATE
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import IndexDamagedError
 from cope_sweep.store.indexing import BATCH_RUNS, OnProgress, for_each, refresh_index
-from cope_sweep.store.reading import read_run
+from cope_sweep.store.reading import printable, read_run
 from cope_sweep.store.store import Store
 
 REPAIR = "cope-sweep store check --repair"
@@ -92,55 +90,39 @@ def _differences(folder: RunFolder, indexed: RunRecord | None, *, checksums: boo
 def repair(
     store: Store, differences: Iterable[StoreDifference], on_progress: OnProgress = lambda done, total: None
 ) -> None:
-    """Put the damaged files aside that `find_differences` has found, mark their runs, and make the index again."""
+    """Put the damaged files aside that `find_differences` has found, and make the index again."""
     damaged: dict[str, dict[str, str]] = {}
     for difference in differences:
         if difference.file is not None:
             damaged.setdefault(difference.item, {})[difference.file] = difference.problem
     for run_id, problems in damaged.items():
-        _mark(store.run(run_id), problems)
+        with contextlib.suppress(DamagedError):  # a link, which only its owner can replace
+            store.run(run_id).interrupt(problems)
     refresh_index(store.index, store.files(), on_progress)
 
 
-def mark_lost(store: Store, run_ids: Iterable[str]) -> dict[str, str]:
-    """Mark runs as damaged that are finished in the index, but have lost their result or another file.
+def note_lost(store: Store, run_ids: Iterable[str]) -> dict[str, str]:
+    """Note in the index which finished runs have lost their result or another file: they read as interrupted.
 
     Their files are opened, and nothing but the result is read: 0.1 ms per run on a local disk. A file whose content has
-    changed is noticed by `find_differences` only.
+    changed is noticed by `find_differences` only. The files stay as they are: whether the loss is real is decided by
+    `RunFolder.begin`, and a run that has its files after all is finished again without being trained.
 
     Returns:
         Run id → what is wrong. Raises StoreError.
     """
     statuses = store.index.statuses(run_ids)
     folders = [store.run(run_id) for run_id, status in statuses.items() if status == "finished"]
-    seem_lost = [folder for folder, problems in zip(folders, for_each(folders, find_lost), strict=True) if problems]
-    looked_again = {folder: _lost_at_second_look(folder) for folder in seem_lost}
-    lost = {folder: problems for folder, problems in looked_again.items() if problems}
-    for folder, problems in lost.items():
-        _mark(folder, problems)
+    problems = zip(folders, for_each(folders, RunFolder.lost_files), strict=True)
+    lost = {folder: next(iter(found.values())) for folder, found in problems if found}
+    for folder, problem in lost.items():
         row = read_run(folder)
         if row is None:  # as if it had never started
             store.index.delete([folder.run_id])
         else:
-            store.index.write([row])
-    return {folder.run_id: next(iter(problems.values())) for folder, problems in lost.items()}
-
-
-def _lost_at_second_look(folder: RunFolder) -> dict[str, str]:
-    """`find_lost`, after the folders were listed.
-
-    A client of a network file system remembers that a file was missing, also when another machine has written it since.
-    Listing a folder makes it ask again.
-    """
-    for path in (folder.path.parent, folder.path, folder.checkpoint):
-        with contextlib.suppress(OSError):
-            os.listdir(path)  # noqa: PTH208 - `iterdir` lists nothing before it is used
-    return find_lost(folder)
-
-
-def _mark(folder: RunFolder, problems: Mapping[str, str]) -> None:
-    with contextlib.suppress(DamagedError):  # a link, which only its owner can replace
-        folder.mark_damaged(problems)
+            changes = {"status": "interrupted", "message": printable(problem), "metrics": {}, "facts": {}}
+            store.index.write([row.model_copy(update=changes)])
+    return {folder.run_id: problem for folder, problem in lost.items()}
 
 
 def find_damage(folder: RunFolder, *, checksums: bool = False) -> dict[str, str]:
@@ -159,29 +141,4 @@ def find_damage(folder: RunFolder, *, checksums: bool = False) -> dict[str, str]
         except DamagedError as error:
             problems[file] = str(error)
     is_finished = contents.get(RESULT_FILE) is not None
-    return find_lost(folder, checksums=checksums) | problems if is_finished else problems
-
-
-def find_lost(folder: RunFolder, *, checksums: bool = False) -> dict[str, str]:
-    """File → what is wrong with it, of the files of a finished run: its result, and the files that the result names.
-
-    Each is opened; with `checksums`, also read.
-    """
-    try:
-        result = folder.result
-    except DamagedError as error:
-        return {RESULT_FILE: str(error)}
-    if result is None:
-        return {RESULT_FILE: f"{folder.path / RESULT_FILE}: missing"}
-    problems = {}
-    for name, digest in {SPEC_FILE: None, **result.get("files", {})}.items():
-        try:
-            content = folder.content(name, -1 if checksums else 0)
-        except DamagedError as error:
-            problems[name] = str(error)
-            continue
-        if content is None:
-            problems[name] = f"{folder.path / name}: missing"
-        elif checksums and digest and hashlib.sha256(content).hexdigest() != digest:
-            problems[name] = f"{folder.path / name}: has changed since the run was finished (SHA-256)"
-    return problems
+    return folder.lost_files(checksums=checksums) | problems if is_finished else problems

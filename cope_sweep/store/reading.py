@@ -1,7 +1,7 @@
 """Reads a run's folder: the row that the index keeps of it.
 
-A run whose files hold a value that no database can hold is damaged, too. Without this check one such run would fail
-every answer about many.
+A file with a value that no database can hold is read like one that cannot be read. Without this check one such run
+would fail every answer about many.
 """
 
 from __future__ import annotations
@@ -39,20 +39,32 @@ FILES = dict.fromkeys(("spec", "created_ms", "seed", "steps"), SPEC_FILE) | dict
 def read_run(folder: RunFolder, sweep_id: str | None = None) -> RunRecord | None:
     """The row of a run that nobody trains, from its files; None if it never started.
 
-    A run whose last attempt died is interrupted. One whose files cannot be read is damaged, and its message says why.
+    A run whose last attempt died is interrupted. So is one whose files cannot be read: its message says which, and the
+    next attempt trains it again.
     """
     try:
         row = _read_row(folder, sweep_id)
         return None if row is None else checked_row(row, folder.path)
     except DamagedError as error:
         named = {"message": printable(str(error)), "sweep_id": sweep_id}
-        damaged = RunRecord.of(folder.run_id, "damaged", {}, **named)
+        unread = RunRecord.of(folder.run_id, "interrupted", {}, **named)
         with contextlib.suppress(DamagedError):
             spec = (folder.spec or {}).get("spec", {})
-            damaged = checked_row(RunRecord.of(folder.run_id, "damaged", spec, **named), folder.path)
+            unread = checked_row(RunRecord.of(folder.run_id, "interrupted", spec, **named), folder.path)
         with contextlib.suppress(DamagedError):
-            damaged = checked_row(damaged.model_copy(update={"attempt": folder.state.get("attempt", 0)}), folder.path)
-        return damaged
+            unread = checked_row(unread.model_copy(update={"attempt": folder.state.get("attempt", 0)}), folder.path)
+        return unread
+
+
+def is_readable(folder: RunFolder) -> bool:
+    """Whether the files of a run can be read, and the index can hold what they say."""
+    try:
+        row = _read_row(folder, None)
+        if row is not None:
+            checked_row(row, folder.path)
+    except DamagedError:
+        return False
+    return True
 
 
 def _read_row(folder: RunFolder, sweep_id: str | None) -> RunRecord | None:

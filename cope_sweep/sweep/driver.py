@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from cope_sweep.config import Resources, Row, RunSpec
 from cope_sweep.store import Event, Refusal, RunRecord, Store, StoreError
 from cope_sweep.store.index import IndexUnavailable, IndexUnusable
-from cope_sweep.store.reading import read_run
+from cope_sweep.store.reading import is_readable, read_run
 from cope_sweep.sweep.executor import ENDED, Workload
 from cope_sweep.sweep.failures import record_failure
 
@@ -205,7 +205,8 @@ class Driver:
         with self.lock:
             if record is None:
                 self._move(run, RunState.ELSEWHERE)
-            elif record.status in ENDED or record.status == "damaged" or self.work.stop.is_set():
+            elif record.status in ENDED or self.work.stop.is_set() or not is_readable(self.store.run(run.run_id)):
+                # What an attempt has just written, and nobody can read, would be written by the next one, too.
                 self._end(run, record)
             else:
                 self.wait_again(run)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 INTERRUPT_TIMEOUT_S = 15.0
 """Time that running runs have to write their checkpoints after they were asked to stop."""
 ENDED: tuple[Status, ...] = ("finished", "failed", "stopped")
-"""The statuses of runs that a sweep is done with. Interrupted and damaged runs are trained further."""
+"""The statuses of runs that a sweep is done with. Interrupted runs are trained further."""
 
 
 class ClusterLost(ClusterError):

@@ -21,7 +21,7 @@ from cope_sweep.config import Plan, Resources, Row, RunSpec, SpecError
 from cope_sweep.redaction import redacted
 from cope_sweep.signals import STOP, handling, stopping_on_signals
 from cope_sweep.store import Budget, Event, Status, Store, StoreError, Submission, SweepRecord, SweepRun, new_sweep_id
-from cope_sweep.store.damage import mark_lost
+from cope_sweep.store.damage import note_lost
 from cope_sweep.store.index import waiting
 from cope_sweep.store.provenance import git_commit, processor, versions
 from cope_sweep.sweep.driver import WAITS_FOR_INDEX
@@ -147,9 +147,9 @@ def sweep(
         on_note(text)
 
     store.end_expired()
-    if lost := mark_lost(store, [run.run_id for run in plan.runs]):
-        number = "a finished run is" if len(lost) == 1 else f"{len(lost)} finished runs are"
-        note(f"{number} damaged, and what is lost is trained again: {next(iter(lost.values()))}")
+    if lost := note_lost(store, [run.run_id for run in plan.runs]):
+        number = "a finished run has" if len(lost) == 1 else f"{len(lost)} finished runs have"
+        note(f"{number} lost files, and what is lost is trained again: {next(iter(lost.values()))}")
     work = _Work.of(plan, store, {"finished", *leave_out}, executor_name, file_text, submission)
     search = work.start_search(store, budget.max_runs)
     if not work.todo and search is None:

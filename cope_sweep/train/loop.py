@@ -21,7 +21,7 @@ from cope_sweep.model import check_reach
 from cope_sweep.model.checkpoint import save_model
 from cope_sweep.signals import described, user_code
 from cope_sweep.store import AttemptWriter, Event, RunFolder, Status
-from cope_sweep.store.artifacts import RESUME_FILE
+from cope_sweep.store.artifacts import RESUME_FILE, SPEC_FILE
 from cope_sweep.store.errors import DamagedError, FencedError
 from cope_sweep.text import TOKENIZER_FILE
 from cope_sweep.train.facts import Clock, machine_facts, reset_peak, speed_facts
@@ -110,7 +110,7 @@ def _begin(
     run: RunSpec, folder: RunFolder, runtime: Runtime, attempt: int | None
 ) -> tuple[AttemptWriter | None, Literal["finished", "fenced"] | None]:
     """The attempt, to write to, or why there is none."""
-    if folder.status == "finished":
+    if folder.status == "finished" and not folder.lost_files().keys() - {SPEC_FILE}:
         folder.repair(run)
         return None, "finished"
     try:

@@ -30,10 +30,10 @@ from tests.tiny import tiny_run
 def test_list(stored):
     (entry,) = stored.json("list")
     assert (entry["name"], entry["rows"], entry["seeds"], entry["runs"], entry["finished"]) == ("tiny", 2, 2, 4, 1)
-    assert entry["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1}
+    assert entry["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "interrupted": 1}
     assert "error" not in entry
     out, _ = stored("list")
-    for text in ("A tiny copy", "2 × 2", "1/4", "1 failed, 1 damaged, 1 stopped"):
+    for text in ("A tiny copy", "2 × 2", "1/4", "1 failed, 1 interrupted, 1 stopped"):
         assert all(word in out for word in text.split(", "))
 
 
@@ -233,7 +233,7 @@ def test_errors_of_set_name_the_option_once(shell, value, code):
 
 def test_status_of_an_ablation(stored):
     status = stored.json("status", "tiny")
-    assert status["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1}
+    assert status["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "interrupted": 1}
     runs = {run["run_id"]: run for run in status["runs"]}
     finished, failed, stopped, damaged = (runs[run.run_id] for run in stored.runs)
     assert (finished["status"], finished["step"], finished["steps"], finished["worker_id"]) == (
@@ -280,7 +280,7 @@ def test_status_of_the_store(stored):
         stored.sweep_id, "tiny", "failed", "local",
     )  # fmt: skip
     assert (sweep["started_ms"], sweep["ended_ms"]) == (1000, 2000)
-    assert sweep["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1}
+    assert sweep["counts"] == {"finished": 1, "failed": 1, "stopped": 1, "interrupted": 1}
     out, _ = stored("status")
     assert stored.sweep_id in out
     assert "1 stopped" in out
@@ -288,7 +288,7 @@ def test_status_of_the_store(stored):
 
 def test_status_of_a_sweep(stored):
     sweep = stored.json("status", stored.sweep_id)
-    assert [member["status"] for member in sweep["members"]] == ["finished", "failed", "stopped", "damaged"]
+    assert [member["status"] for member in sweep["members"]] == ["finished", "failed", "stopped", "interrupted"]
     out, _ = stored("status", stored.sweep_id)
     assert f"{stored.sweep_id}: tiny, failed, " in out
     assert "node-3 was left out: no GPU" in out
@@ -316,7 +316,7 @@ def test_the_index_may_be_in_another_database(stored, tmp_path):
     assert stored.json("status", "tiny")["counts"]["stopped"] == 1
     assert not (stored.folder / "store" / "index.db").exists()
     assert Counter(Store(stored.folder / "store", index=other).index.statuses().values()) == {
-        "finished": 1, "failed": 1, "stopped": 1, "damaged": 1,
+        "finished": 1, "failed": 1, "stopped": 1, "interrupted": 1,
     }  # fmt: skip
 
 
@@ -398,8 +398,8 @@ def test_runs_are_filtered_by_any_value(stored):
     assert (found["runs"][0]["ablations"], found["runs"][0]["row"]) == (["tiny"], "CoPE")
     best = stored.json("runs", "--filter", "in_dist/token_error<20", "--filter", "facts.parameters>1000")
     assert [run["run_id"] for run in best["runs"]] == cope[:1]
-    statuses = stored.json("runs", "--status", "stopped", "--status", "damaged", "--sweep", stored.sweep_id)
-    assert {run["status"] for run in statuses["runs"]} == {"stopped", "damaged"}
+    statuses = stored.json("runs", "--status", "stopped", "--status", "interrupted", "--sweep", stored.sweep_id)
+    assert {run["status"] for run in statuses["runs"]} == {"stopped", "interrupted"}
 
 
 @pytest.mark.parametrize(

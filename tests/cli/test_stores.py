@@ -75,7 +75,7 @@ def test_check_names_each_difference_and_its_way_out(stored):
     out, _ = stored("store", "check", "--checksums", code=1)
     assert "has changed since the run was finished" in " ".join(out.split())
     stored("store", "check", "--repair", code=1)
-    assert stored.json("runs", "--filter", "status=damaged")["total"] == 1
+    assert stored.json("runs", "--filter", "status=interrupted")["total"] == 1
 
 
 def test_a_folder_that_is_no_store(shell):

@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 import cope_sweep
-from cope_sweep.store import Store, SweepRun, files
-from cope_sweep.store.damage import find_differences, mark_lost, mend_index, repair
+from cope_sweep.store import AttemptWriter, Store, SweepRun, files
+from cope_sweep.store.damage import find_differences, mend_index, note_lost, repair
 from cope_sweep.store.index.rows import write_counters
 from cope_sweep.store.index.tables import metadata
 from cope_sweep.store.indexing import refresh_index
@@ -195,29 +195,38 @@ def test_a_damaged_record_names_its_file(store):
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_file_that_only_seems_to_be_missing_does_not_damage_a_run(store, monkeypatch, lost):
-    """A client of NFS remembers that another machine's file was missing, until it lists the folder."""
+def test_a_file_that_only_seems_to_be_missing_is_not_trained_again(store, monkeypatch, lost):
+    """A client of NFS remembers that another machine's file was missing, until it writes into the folder."""
     finish(store, RUN)
     store.index.write([read_run(store.run(RUN.run_id))])
     result = store.run(RUN.run_id).path / "result.json"
+    content = result.read_bytes()
     if lost:
         result.unlink()
-    remembered, opened, listed = {result}, files.open_regular, os.listdir
+    remembered, opened, write_document = {result}, files.open_regular, AttemptWriter.write_document
 
     def open_regular(path):
         if path in remembered:
             raise FileNotFoundError(2, "remembered", str(path))
         return opened(path)
 
-    def listdir(path="."):
-        remembered.difference_update({each for each in remembered if each.parent == path})
-        return listed(path)
+    def write(attempt, name, document):
+        write_document(attempt, name, document)
+        remembered.difference_update({each for each in remembered if each.parent == attempt.path})
 
     monkeypatch.setattr(files, "open_regular", open_regular)
-    monkeypatch.setattr(os, "listdir", listdir)
-    assert set(mark_lost(store, [RUN.run_id])) == ({RUN.run_id} if lost else set())
-    assert store.status(RUN.run_id) == ("damaged" if lost else "finished")
-    assert store.run(RUN.run_id).status == ("damaged" if lost else "finished")
+    monkeypatch.setattr(AttemptWriter, "write_document", write)
+    problems = note_lost(store, [RUN.run_id])
+    assert store.index.records([RUN.run_id])[RUN.run_id].status == "interrupted"
+    assert str(result) in problems[RUN.run_id]
+    lease = store.index.acquire(row(RUN, "running"), "sweep", 60)
+    if lost:
+        store.run(RUN.run_id).begin(RUN, "here", lease.attempt)
+    else:
+        with raises("already_finished", run_id=RUN.run_id):
+            store.run(RUN.run_id).begin(RUN, "here", lease.attempt)
+        assert store.index.end(read_run(store.run(RUN.run_id)), "sweep")
+        assert (store.status(RUN.run_id), result.read_bytes()) == ("finished", content)
 
 
 def test_versions_are_those_of_the_libraries_that_are_installed(monkeypatch):

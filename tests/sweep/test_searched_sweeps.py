@@ -76,7 +76,7 @@ def test_failed_runs_count_as_failures_and_are_suggested_again(store: Store) -> 
     outcome = start(plan, store)
     assert (outcome.failed, outcome.not_started, outcome.exit_code) == (2, 0, 1)
     assert start(plan, store, leave_out={"failed"}).sweep_id is None
-    assert start(plan, store, leave_out={"pending", "interrupted", "stopped", "damaged"}).failed == 2
+    assert start(plan, store, leave_out={"pending", "interrupted", "stopped"}).failed == 2
 
 
 def test_a_search_with_two_seeds_trains_whole_rows(store: Store) -> None:

@@ -122,7 +122,7 @@ def test_an_interrupted_run_with_a_damaged_file_comes_to_the_same_end(stores, tm
     refresh_index(store.index, store.files())
     if name in ("spec.json", "state.json") and damage is not missing:
         record = store.index.records([LONGER.run_id])[LONGER.run_id]
-        assert (record.status, name in record.message) == ("damaged", True)
+        assert (record.status, name in record.message) == ("interrupted", True)
     assert train_run(LONGER, store.run(LONGER.run_id), Runtime()) == "finished"
     if name == "curve.jsonl":
         assert "curve.jsonl" in folder.result["facts"]["restarted"]

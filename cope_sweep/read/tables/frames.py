@@ -7,7 +7,7 @@
     <key of the spec>, …           other values of the configuration: `task.kind`, `train.lr`, …
     <metric>, …                    final metrics (`in_dist/token_error`); missing unless the run is finished
     facts.<name>, …                parameters, train_s, tokens_per_s, device, … of finished runs
-    message                        why a run failed, was stopped or is damaged, in one line
+    message                        why a run failed or was stopped, or what it has lost
 
 The ablation's metrics always have columns, so the frame of an untrained ablation has the same shape.
 
@@ -140,7 +140,7 @@ def table_frame(model: TableModel, *, compared: bool) -> pd.DataFrame:
 
     row, <axis key>, …                                      its name, and its labels on the axes
     seeds                                                   the number of its runs, finished or not
-    finished, stopped, failed, damaged, running, interrupted, pending    the number of runs with this status
+    finished, stopped, failed, running, interrupted, pending    the number of runs with this status
     parameters                                              of the model; missing before a run is finished
     <metric>.mean, .std, .n, .ci_low, .ci_high              over the n finished seeds; `tables.stats`
     <metric>.median, .low, .high, .stuck                    smallest and largest value, number of stuck seeds

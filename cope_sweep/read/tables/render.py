@@ -195,10 +195,10 @@ def rich(model: TableModel) -> Group:
 
 
 def rich_runs(model: TableModel) -> Group:
-    """A table for `rich.print` with a line for each run; failed and damaged runs are red."""
+    """A table for `rich.print` with a line for each run; failed runs are red."""
     table_layout = runs_layout(model)
     records = [record for row in model.rows for _, record in row.runs]
-    styles = ["red" if record.status in ("failed", "damaged") else "" for record in records]
+    styles = ["red" if record.status == "failed" else "" for record in records]
     rows = [
         [Text(cell.text, style=style) for cell in cells] for cells, style in zip(table_layout.rows, styles, strict=True)
     ]

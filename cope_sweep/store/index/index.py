@@ -56,7 +56,7 @@ FETCHED_ROWS = 10_000
 """Rows that a query takes from the database at a time."""
 OPEN_TIMEOUT_S = 900.0
 """The time for which a process waits while another one makes the index again in SQLite."""
-NO_STEPS_LEFT: tuple[Status, ...] = ("finished", "failed", "stopped", "damaged")
+NO_STEPS_LEFT: tuple[Status, ...] = ("finished", "failed", "stopped")
 """Statuses of runs that a sweep trains no further."""
 
 

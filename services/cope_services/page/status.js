@@ -5,7 +5,7 @@ import { integer } from "./format.js";
 import { link } from "./route.js";
 
 // A status has a sign, because not everybody can tell colours apart.
-const SIGNS = { finished: "✓", running: "›", failed: "×", damaged: "!", interrupted: "‖", stopped: "–", pending: "" };
+const SIGNS = { finished: "✓", running: "›", failed: "×", interrupted: "‖", stopped: "–", pending: "" };
 export const STATUSES = Object.keys(SIGNS);
 
 /** The sign and the name of a status. */
@@ -27,7 +27,7 @@ export const dot = (run, label) =>
 export const begun = (counts) => STATUSES.reduce((sum, status) => sum + (status === "pending" ? 0 : (counts[status] ?? 0)), 0);
 
 /** Whether a run of this status has ended. */
-export const hasEnded = (status) => ["finished", "failed", "stopped", "damaged"].includes(status);
+export const hasEnded = (status) => ["finished", "failed", "stopped"].includes(status);
 
 export const total = (counts) => STATUSES.reduce((sum, status) => sum + (counts[status] ?? 0), 0);
 

@@ -77,7 +77,7 @@ def test_a_page_of_runs_has_their_values_and_places(used, plan):
     assert [run.values for run in page.runs] == [{"model.layers": 2, "seed": 1}, {"model.layers": 2, "seed": 0}]
     assert {run.row for run in page.runs} == {"2"}
     assert page.runs[0].ablations == ["good"]
-    assert (page.runs[0].status, page.runs[1].message) == ("damaged", "stopped at step 3 by asha")
+    assert (page.runs[0].status, page.runs[1].message) == ("interrupted", "stopped at step 3 by asha")
     (found,) = used.ask(ListRuns(filter=("in_dist/token_error<15",))).runs
     assert (found.metrics["in_dist/token_error"], found.values) == (10.0, {"in_dist/token_error": 10.0})
 
@@ -104,7 +104,7 @@ def test_a_run_in_every_state(used, plan):
     assert [row["step"] for row in finished.curve] == [1, 6, 6]
     assert failed.state["traceback"].startswith("Traceback")
     assert (stopped.step, stopped.metrics) == (3, {})
-    assert (damaged.status, damaged.result) == ("damaged", None)
+    assert (damaged.status, damaged.result) == ("interrupted", None)
     assert "result.json" in damaged.message
     assert damaged.spec == finished.spec | {"seed": 1, "model": finished.spec["model"] | {"layers": 2}}
     assert (planned.status, planned.sweeps) == ("pending", [SWEEP])
@@ -120,7 +120,7 @@ def test_sweeps_have_the_present_status_of_their_runs(used, plan):
     used.store.write_sweep(sweep_of(plan, runs[:1], "20260731-120000-abcd", started_ms=7, ablation="other"))
     page = used.ask(ListSweeps())
     assert [sweep.sweep_id for sweep in page.sweeps] == ["20260731-120000-abcd", SWEEP]
-    assert page.sweeps[1].counts == {"finished": 1, "failed": 1, "stopped": 1, "damaged": 1, "pending": 1}
+    assert page.sweeps[1].counts == {"finished": 1, "failed": 1, "stopped": 1, "interrupted": 1, "pending": 1}
     finish(used.store, runs[4], {})
     assert used.ask(ListSweeps(ablation="good")).sweeps[0].counts["finished"] == 2
     assert (used.ask(ListSweeps(limit=1)).total, len(used.ask(ListSweeps(limit=1)).sweeps)) == (2, 1)

@@ -61,7 +61,7 @@ def test_json_is_plain(partial):
         "published": None, "best": False, "learned": None, "comparison": None,
     }  # fmt: skip
     assert none["counts"] == {
-        "finished": 0, "stopped": 0, "failed": 1, "damaged": 0, "running": 0, "interrupted": 0, "pending": 1,
+        "finished": 0, "stopped": 0, "failed": 1, "running": 0, "interrupted": 0, "pending": 1,
     }  # fmt: skip
     assert data["stopped"] == 0
     assert none["parameters"] is None
@@ -70,7 +70,7 @@ def test_json_is_plain(partial):
     assert none["runs"][1]["message"] is None
 
 
-def test_stopped_and_damaged_runs_enter_no_mean(plan, store):
+def test_stopped_runs_and_those_with_lost_files_enter_no_mean(plan, store):
     cope, other, _ = plan.rows
     finish(store, cope.runs[0], {"in_dist/token_error": 10.0})
     stop(store, cope.runs[1])
@@ -80,7 +80,7 @@ def test_stopped_and_damaged_runs_enter_no_mean(plan, store):
     drawn = table(plan, store)
     rows = drawn.to_json()["rows"]
     assert [row["metrics"]["in_dist/token_error"]["mean"] for row in rows] == [10.0, None, None]
-    assert [(row["counts"]["stopped"], row["counts"]["damaged"]) for row in rows] == [(1, 0), (0, 1), (0, 0)]
+    assert [(row["counts"]["stopped"], row["counts"]["interrupted"]) for row in rows] == [(1, 0), (0, 1), (0, 0)]
     assert drawn.to_json()["stopped"] == 1
     assert rows[0]["runs"][1]["message"] == "stopped at step 3 by asha"
     assert "result.json" in rows[1]["runs"][0]["message"]

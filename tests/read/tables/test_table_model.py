@@ -38,7 +38,7 @@ def test_counts_and_progress():
     assert (partial.complete, partial.progress) == (False, "1/2: 1 failed")
     assert pending.progress == "0/2: 2 pending"
     assert partial.counts == {
-        "finished": 1, "stopped": 0, "failed": 1, "damaged": 0, "running": 0, "interrupted": 0, "pending": 0,
+        "finished": 1, "stopped": 0, "failed": 1, "running": 0, "interrupted": 0, "pending": 0,
     }  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def test_an_index_that_is_made_again(own_sample: SampleStore, kind: str) -> None
     with serving(own_sample.settings()) as client:
         client.timeout = TIMEOUT_S
         statuses = {run["run_id"]: run["status"] for run in client.get(f"{API}/runs").json()["runs"]}
-    assert statuses == {own_sample.ids[0]: "damaged", own_sample.ids[1]: "finished", own_sample.ids[2]: "failed"}
+    assert statuses == {own_sample.ids[0]: "interrupted", own_sample.ids[1]: "finished", own_sample.ids[2]: "failed"}
 
 
 @pytest.mark.parametrize("what", ["run", "checkpoint"])

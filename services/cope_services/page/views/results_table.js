@@ -247,7 +247,7 @@ export function resultsTable(container, context) {
 }
 
 function problems(counts) {
-  return ["running", "failed", "damaged", "interrupted", "stopped"]
+  return ["running", "failed", "interrupted", "stopped"]
     .filter((status) => counts[status])
     .map((status) => h("span", { class: "problem" }, badge(status)));
 }

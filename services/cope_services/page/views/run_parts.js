@@ -15,7 +15,7 @@ const FACTS = {
   wall_s: ["wall time", duration],
   tokens_per_s: ["tokens per second", (value) => count(Math.round(value))],
 };
-const REASONS = { failed: "The run failed", damaged: "Files of the run are damaged", stopped: "The run was stopped" };
+const REASONS = { failed: "The run failed", stopped: "The run was stopped" };
 
 /** A table of names and values. */
 export const pairs = (label, rows) =>

@@ -9,7 +9,7 @@ import { facts, failures, liveNumbers, members, record } from "./sweep_parts.js"
 
 const RETRY_MS = 5000;
 const ACTIVE = ["pending", "running"]; // statuses of a sweep that has not ended
-const TROUBLED = ["failed", "interrupted", "damaged"];
+const TROUBLED = ["failed", "interrupted"];
 
 /** A dialog that asks before something happens; resolves to true or false. */
 function confirmed(title, text, action) {

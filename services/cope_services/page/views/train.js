@@ -25,7 +25,7 @@ const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boole
 
 const PAUSE_MS = 500;
 const MOST = 1000; // runs of one request
-const BEGUN = ["running", "failed", "interrupted", "damaged"]; // statuses of runs that are trained on, or again
+const BEGUN = ["running", "failed", "interrupted"]; // statuses of runs that are trained on, or again
 /** The fields of numbers: key of the request, what stands before and after it, and its unit in those of the request. */
 const LIMITS = [
   ["max_runs", "train at most", "runs", 1],
