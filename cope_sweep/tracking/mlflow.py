@@ -33,7 +33,6 @@ RUN_STATUS: dict[Status, str] = {
     "running": "RUNNING",
     "finished": "FINISHED",
     "failed": "FAILED",
-    "damaged": "FAILED",
     "interrupted": "SCHEDULED",
     "stopped": "KILLED",
 }
