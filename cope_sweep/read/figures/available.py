@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 from cope_sweep.api.answers import FigureInfo
 from cope_sweep.api.questions import API, GetFigure
 from cope_sweep.config import Plan
-from cope_sweep.config.ablation import AnyFigure, Heatmap, Maps
+from cope_sweep.config.ablation import AnyFigure, Heatmap, Maps, RandomSearch
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.figures.kinds import FIGURES, FORMATS, FigureError
@@ -30,6 +30,10 @@ SIZE_FIELDS = ("width", "height", "font_size")
 """Fields of a question that set the size of a figure."""
 VARYING = ("values", "slice", "heatmap", "importance")
 """Kinds that an ablation has if rows differ on an axis."""
+
+MAX_ROWS = 300
+"""Images of more rows cannot be read and have hundreds of megabytes: services refuse them, and reports leave them out.
+Tables in reports have this many rows at most."""
 
 
 def available_figures(plan: Plan) -> list[FigureInfo]:
@@ -77,6 +81,14 @@ def draw_figure(results: Results, question: GetFigure) -> Figure:
         message = f"{plan.name} has no figure {name[:80]!r}{suggest(name, allowed)}"
         raise NotFoundError(message, figure=name[:80], allowed=allowed)
     return replace(FIGURES[name].make(results, question), size=size)
+
+
+def drawn_lines(plan: Plan, figure: str, rows: int) -> int:
+    """The number of lines, bars or cells in a figure of some rows of a plan, by its kind."""
+    search = plan.ablation.content.search
+    if figure == "budget" and isinstance(search, RandomSearch):
+        return rows // search.samples  # one line for all draws of a row
+    return 1 if figure in ("slice", "budget") else rows  # 1: each row is a point
 
 
 def is_plain(question: GetFigure) -> bool:

@@ -15,11 +15,17 @@ from typing import IO, Any, TypeVar
 
 from cope_sweep.api import answers, questions
 from cope_sweep.config import Plan, SpecError
-from cope_sweep.config.ablation import RandomSearch
 from cope_sweep.config.filters import parse_filter
 from cope_sweep.errors import NotFinishedError, NotFoundError
 from cope_sweep.read.figures import FigureError
-from cope_sweep.read.figures.available import SIZE_FIELDS, available_figures, draw_figure, figure_path, is_plain
+from cope_sweep.read.figures.available import (
+    SIZE_FIELDS,
+    available_figures,
+    draw_figure,
+    drawn_lines,
+    figure_path,
+    is_plain,
+)
 from cope_sweep.read.queries import runs
 from cope_sweep.read.queries.ablations import RESULTS, AblationFiles
 from cope_sweep.read.queries.claims import claim_results
@@ -384,7 +390,7 @@ class Queries:
             if saved_figure:
                 return saved_figure
         plan = results.plan
-        lines = _drawn_lines(plan, question.figure)
+        lines = drawn_lines(plan, question.figure, len(plan.rows))
         if self._max_rows is not None and lines > self._max_rows and file_format != "csv" and not question.row:
             raise FigureError(
                 f"{plan.name} has {lines:,} rows, but an image shows at most {self._max_rows}; choose rows with `row`, "
@@ -457,14 +463,6 @@ class Queries:
             members.append(answers.SweepMember(**run.model_dump(), **progress, reused=run.run_id in reused))
         more = record.model_dump(include=set(answers.SweepDetail.model_fields) - set(fields) - {"members", "error"})
         return answers.SweepDetail(**fields, **more, members=members)
-
-
-def _drawn_lines(plan: Plan, figure: str) -> int:
-    """The number of lines in a figure of all rows."""
-    search = plan.ablation.content.search
-    if figure == "budget" and isinstance(search, RandomSearch):
-        return len(plan.rows) // search.samples  # one line for all draws of a row
-    return 1 if figure in ("slice", "budget") else len(plan.rows)  # 1: each row is a point
 
 
 def _scale_without_ablation(scale: str) -> QueryError:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import quote, urlencode
 
 import pandas as pd
 
-from cope_sweep.api.questions import GetFigure, GetReport
+from cope_sweep.api.questions import API, GetFigure, GetReport
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures import FIGURES
-from cope_sweep.read.figures.available import Declared, claimed_figures, declared_figures, draw_declared
+from cope_sweep.read.figures.available import (
+    MAX_ROWS,
+    Declared,
+    claimed_figures,
+    declared_figures,
+    draw_declared,
+    drawn_lines,
+)
 from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.reports.aggregates import aggregates
 from cope_sweep.read.reports.heads import claimed_figures_by_run, heads_layout, measured_heads
@@ -29,7 +37,8 @@ from cope_sweep.read.tables.best import rank_rows
 from cope_sweep.read.tables.claims import Finding, claim_findings, claims_layout, head_findings, hypothesis_verdict
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.layout import Layout
-from cope_sweep.read.tables.render import markdown_table, markdown_text
+from cope_sweep.read.tables.model import TableModel, sorted_by
+from cope_sweep.read.tables.render import markdown, markdown_table, markdown_text
 from cope_sweep.store import STATUSES
 from cope_sweep.store.files import write_bytes
 
@@ -150,6 +159,34 @@ class Evidence:
         about_rows = claim_findings(self.plan, self.table.model)
         return about_rows + head_findings(claimed_figures(self.plan), self.heads)
 
+    @cached_property
+    def shown(self) -> TableModel:
+        """The rows in the tables of the report: the best ones by the primary metric, if there are many.
+
+        All rows of a search, which `draws` has instead of tables of its rows.
+        """
+        model = self.table.model
+        if self.plan.is_drawn or len(model.rows) <= MAX_ROWS:
+            return model
+        best_first = sorted_by(model, model.primary.name)
+        return replace(best_first, rows=best_first.rows[:MAX_ROWS])
+
+    @property
+    def _rest(self) -> str:
+        """Where the other rows are; empty if the report has all."""
+        total = len(self.table.model.rows)
+        if len(self.shown.rows) == total:
+            return ""
+        ablation = self.plan.ablation
+        address = ""
+        if not ablation.assignments:  # a service knows the file and its scales
+            query = {"format": "csv"} | ({"scale": self.scale} if self.scale else {})
+            address = f", or `{API}/ablations/{quote(self.plan.name, safe='')}/table?{urlencode(query)}` of a service"
+        return (
+            f"These are the {MAX_ROWS} best of {total:,} rows by {self.table.model.primary.label}. "
+            f"All rows: `cope-sweep table {ablation.cli_args} --format csv`{address}."
+        )
+
     @property
     def heads_layout(self) -> Layout | None:
         """The measures of heads by seed; None if no figure claims anything about heads."""
@@ -168,17 +205,17 @@ class Evidence:
     @cached_property
     def shortcuts(self) -> Shortcuts | None:
         """The errors of simple rules that do not solve the tasks; None if the tasks have no such rules."""
-        return shortcuts(self.table.model)
+        return shortcuts(self.shown)
 
     @cached_property
     def structure(self) -> Layout | None:
         """What makes the tasks hard; None if the tasks do not describe it."""
-        return structure(self.table.model)
+        return structure(self.shown)
 
     @cached_property
     def thresholds(self) -> Layout | None:
         """Steps and sequences until the task is learned; None if no metric defines `learned`."""
-        return thresholds(self.table.model, self.results.curves)
+        return thresholds(self.shown, self.results.curves)
 
     @property
     def sections(self) -> tuple[Section, ...]:
@@ -193,7 +230,9 @@ class Evidence:
         }
         remarks = {"Shortcuts": shortcuts.rows_like_rules if shortcuts and not self.plan.is_drawn else ()}
         return tuple(
-            Section(title, table, remarks.get(title, ())) for title, table in tables.items() if table is not None
+            Section(title, _first_rows(table), remarks.get(title, ()))
+            for title, table in tables.items()
+            if table is not None
         )
 
     def files(self) -> dict[str, bytes]:
@@ -228,9 +267,11 @@ class Evidence:
             parts += ["## Claims", markdown_table(self.claims), markdown_text(self.claims.note)]
         parts.append("## Results")
         if self.draws is None:
-            parts.append(self.table.to_markdown().strip())
+            parts.append(markdown(self.shown).strip())
+            parts += [self._rest] if self._rest else []
         else:
-            parts += [markdown_table(self.draws), markdown_text(self.draws.note)]
+            draws = _first_rows(self.draws)
+            parts += [markdown_table(draws), markdown_text(draws.note)]
             parts.append(f"All draws: `cope-sweep table {self.plan.ablation.cli_args}`.")
         for section in self.sections:
             parts += [f"### {section.title}", markdown_table(section.table), markdown_text(section.table.note)]
@@ -279,8 +320,9 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
     figures = tuple(_report_figure(results, declared, heads) for declared in declared_figures(plan))
     if not figures:
         kind = "budget" if plan.is_drawn else "summary"
-        figure = FIGURES[kind].make(results, GetFigure(name=plan.name, figure=kind))
-        figures = (ReportFigure(kind, plan.ablation.content.title, "", _svg(figure)),)
+        problem = _too_large(plan, kind, len(plan.rows))
+        draw = None if problem else _svg(FIGURES[kind].make(results, GetFigure(name=plan.name, figure=kind)))
+        figures = (ReportFigure(kind, plan.ablation.content.title, "", draw, problem),)
     return Evidence(results, Table(results, compare or reference(plan)), figures, heads)
 
 
@@ -316,6 +358,9 @@ def _report_figure(results: Results, declared: Declared, heads: pd.DataFrame) ->
     if is_map and results.store is None:
         problem = "" if saved else "the report has neither the figure nor a checkpoint"
         return ReportFigure(declared.name, title, source, (lambda: saved) if saved else None, problem)
+    problem = "" if is_map else _too_large(results.plan, declared.figure.kind, len(declared.rows))
+    if problem:
+        return ReportFigure(declared.name, title, source, None, problem)
     try:
         head = None
         if isinstance(declared.figure, Maps) and declared.figure.claim:
@@ -335,6 +380,25 @@ def _report_figure(results: Results, declared: Declared, heads: pd.DataFrame) ->
     if figure.empty and not is_map:
         return ReportFigure(declared.name, title, source, None, "too few finished runs")
     return ReportFigure(declared.name, title, source, _svg(figure))
+
+
+def _too_large(plan: Plan, kind: str, rows: int) -> str:
+    """Why a figure of this kind is left out; empty if it can be drawn."""
+    lines = drawn_lines(plan, kind, rows)
+    if lines <= MAX_ROWS:
+        return ""
+    return (
+        f"{lines:,} rows, but an image shows at most {MAX_ROWS}; draw some with `cope-sweep figure "
+        f"{plan.ablation.cli_args} --kind {kind} --row ROW`"
+    )
+
+
+def _first_rows(table: Layout) -> Layout:
+    """The first MAX_ROWS rows of a table, which then says so."""
+    if len(table.rows) <= MAX_ROWS:
+        return table
+    note = f"{table.note} The first {MAX_ROWS} of {len(table.rows):,} rows.".strip()
+    return replace(table, rows=table.rows[:MAX_ROWS], note=note)
 
 
 def _svg(figure: Figure) -> Callable[[], bytes]:

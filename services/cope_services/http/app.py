@@ -39,11 +39,10 @@ from cope_services.models import routes as models
 from cope_services.models.predictors import Predictors
 from cope_sweep import __version__
 from cope_sweep.errors import NotFoundError
+from cope_sweep.read.figures.available import MAX_ROWS
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.store import Store
 
-MAX_ROWS = 300
-"""Figures of more rows are refused: they would be unreadable images of hundreds of megabytes."""
 DESCRIPTION = """\
 Ablations, result tables, runs, checkpoints, perplexity and probes.
 

@@ -1,5 +1,7 @@
 """The evidence of an ablation: its files, their content, and what is missing."""
 
+from importlib import import_module
+
 import pandas as pd
 import pytest
 
@@ -159,6 +161,30 @@ def test_what_is_missing(store):
     assert maps.startswith("maps: maps of copying shows the checkpoint of run ")
     assert maps.endswith("(CoPE, seed 1), which is pending; train it with: cope-sweep run copying")
     assert str(store.root) not in found.to_markdown({})
+
+
+def test_a_report_of_many_rows_has_the_best_ones_and_says_where_all_are(store, monkeypatch):
+    rates = {"train.lr": {f"rate {index}": 0.001 * (index + 1) for index in range(6)}}
+    plan = plan_of(grid=rates, seeds=[0, 1])
+    for index, row in enumerate(plan.rows):
+        for run in row.runs:
+            finish(store, run, {"in_dist/token_error": 60.0 - 10 * index + run.seed, "dense/loss": 0.1}, FACTS)
+    whole = evidence(read_results(plan, store))
+    assert [row.short for row in whole.shown.rows] == [f"rate {index}" for index in range(6)]
+    assert whole.missing == ()
+    assert "table?format=csv" not in whole.to_markdown({})
+    monkeypatch.setattr(import_module("cope_sweep.read.reports.evidence"), "MAX_ROWS", 4)
+    report = evidence(read_results(plan, store))
+    assert [row.short for row in report.shown.rows] == ["rate 5", "rate 4", "rate 3", "rate 2"]
+    text = report.to_markdown(report.pictures)
+    assert "| rate 2" in text
+    assert "| rate 1" not in text
+    assert f"`cope-sweep table {plan.ablation.cli_args} --format csv`" in text
+    assert f"`/api/v1/ablations/{plan.name}/table?format=csv`" in text
+    assert report.pictures == {}
+    (missing,) = report.missing
+    assert missing.startswith("summary: ")
+    assert len(report.runs) == 12  # the file of runs has all
 
 
 def test_the_reference():
