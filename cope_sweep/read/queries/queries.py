@@ -423,6 +423,12 @@ class Queries:
 
         write_runs(self.store, self._run_query(question), question.format or "csv", file, curves=question.curves)
 
+    def export_chunks(self, question: questions.ExportRuns) -> Iterator[bytes]:
+        """The file of `export` in pieces, each made when it is asked for."""
+        from cope_sweep.read.tables.export import run_chunks
+
+        return run_chunks(self.store, self._run_query(question), question.format or "csv", curves=question.curves)
+
     def _export(self, question: questions.ExportRuns) -> bytes:
         file = io.BytesIO()
         self.export(question, file)

@@ -15,6 +15,7 @@ a run are joined by spaces. An apostrophe in front of a text in CSV keeps spread
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -118,7 +119,50 @@ def write_runs(store: Store, query: RunQuery, output_format: str, file: IO[bytes
     The query's limit and offset are ignored. Raises QueryError, StoreError, OSError.
     """
     schema, batches = curve_batches(store, query) if curves else run_batches(store, query)
-    WRITERS[output_format](schema, batches, file)
+    for _ in WRITERS[output_format](schema, batches, file):
+        pass
+
+
+def run_chunks(store: Store, query: RunQuery, output_format: str, *, curves: bool = False) -> Iterator[bytes]:
+    """The file of `write_runs` in pieces of a batch, each made when it is asked for.
+
+    Raises QueryError and StoreError at once; the iterator may raise StoreError.
+    """
+    schema, batches = curve_batches(store, query) if curves else run_batches(store, query)
+
+    def chunks() -> Iterator[bytes]:
+        file = _Pieces()
+        for _ in WRITERS[output_format](schema, batches, file):
+            yield file.take()
+        yield file.take()
+
+    return chunks()
+
+
+class _Pieces(io.RawIOBase, IO[bytes]):
+    """A file that keeps only what has been written since the last `take`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: list[bytes] = []
+        self._size_bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        piece = bytes(content)
+        self._written.append(piece)
+        self._size_bytes += len(piece)
+        return len(piece)
+
+    def tell(self) -> int:  # Parquet's footer has the places of its columns
+        return self._size_bytes
+
+    def take(self) -> bytes:
+        content = b"".join(self._written)
+        self._written.clear()
+        return content
 
 
 def curve_batches(store: Store, query: RunQuery) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -130,10 +174,11 @@ def curve_batches(store: Store, query: RunQuery) -> tuple[pa.Schema, Iterator[pa
     names = ("run_id", "ablation", "row", "seed", "step", "metric", "value")
     numbers = {"seed": pa.int64(), "step": pa.int64(), "value": pa.float64()}
     schema = pa.schema([(name, (texts | numbers)[name]) for name in names])
+    ids = store.index.matching(query)
 
     def read() -> Iterator[pa.RecordBatch]:
         lines: list[tuple[Any, ...]] = []
-        for batch_ids in _batches(store.index.matching(query), BATCH):
+        for batch_ids in _batches(ids, BATCH):
             records, places = store.index.records(batch_ids, values=False), store.index.places(batch_ids)
             for run_id in batch_ids:
                 if run_id not in records:  # deleted meanwhile
@@ -161,36 +206,39 @@ def _record_batch(lines: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordB
     )
 
 
-def _write_parquet(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
+def _write_parquet(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: IO[bytes]) -> Iterator[None]:
     with parquet.ParquetWriter(file, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
+            yield
 
 
-def _write_csv(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
+def _write_csv(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: IO[bytes]) -> Iterator[None]:
     flat = pa.schema([(field.name, pa.string() if pa.types.is_list(field.type) else field.type) for field in schema])
     options = csv.WriteOptions(quoting_style="needed")
     with csv.CSVWriter(file, flat, write_options=options) as writer:
         for batch in batches:
             writer.write_batch(pa.record_batch([*map(csv_column, batch.columns)], flat))
+            yield
 
 
-def _write_json(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: IO[bytes]) -> None:
+def _write_json(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: IO[bytes]) -> Iterator[None]:
     separator = b"[\n"
     for batch in batches:
         for line in batch.to_pylist():
             plain = {name: finite(value) if isinstance(value, float) else value for name, value in line.items()}
             file.write(separator + json.dumps(plain, ensure_ascii=False, allow_nan=False).encode())
             separator = b",\n"
+        yield
     file.write(b"[]\n" if separator == b"[\n" else b"\n]\n")
 
 
-WRITERS: Mapping[str, Callable[[pa.Schema, Iterator[pa.RecordBatch], IO[bytes]], None]] = {
+WRITERS: Mapping[str, Callable[[pa.Schema, Iterator[pa.RecordBatch], IO[bytes]], Iterator[None]]] = {
     "parquet": _write_parquet,
     "csv": _write_csv,
     "json": _write_json,
 }
-"""Format → function that writes batches to a file."""
+"""Format → function that writes batches to a file, and yields after each of them."""
 
 
 def csv_column(column: pa.Array) -> pa.Array:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import swagger_ui_bundle
+from anyio.to_thread import current_default_thread_limiter, run_sync
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
@@ -34,6 +35,7 @@ from cope_services.http.middleware import (
     compression,
 )
 from cope_services.http.settings import Settings
+from cope_services.http.work import threads, work_queues
 from cope_services.models import openai
 from cope_services.models import routes as models
 from cope_services.models.predictors import Predictors
@@ -60,7 +62,7 @@ class Service(FastAPI):
         )
         self.settings, self.always_asks_keys = settings, always_asks_keys
         self.components = self.state.components = _components(settings)
-        self.metrics = AppMetrics(self.components.predictors, lambda: self.components.queries.store)
+        self.metrics = AppMetrics(self.components, lambda: self.components.queries.store)
         install_error_handlers(self, settings.hide_folders)
 
     def build_middleware_stack(self) -> ASGIApp:
@@ -81,13 +83,14 @@ class Service(FastAPI):
 def _components(settings: Settings) -> Components:
     files = AblationFiles(settings.ablations, max_runs=settings.max_plan_runs, error_text=settings.hide_folders)
     queries = Queries(Store(settings.store, index=settings.index or None), files, links=True, max_rows=MAX_ROWS)
+    work = work_queues(settings.limits)
     return Components(
         queries=queries,
-        answers=AnswerCache(queries),
-        drawings=reading.DrawingQueue(),
+        answers=AnswerCache(queries, work["looks"]),
+        work=work,
         predictors=Predictors(settings),
         sweeps=sweeps.SweepJobs(queries, settings),
-        watchers=sweeps.Watchers(lambda: queries.store, settings.max_listeners),
+        watchers=sweeps.Watchers(lambda: queries.store),
     )
 
 
@@ -135,10 +138,10 @@ async def live() -> Health:
 
 
 @health.get("/health/ready", responses=error_responses(503))
-def ready(components: ComponentsDep) -> Health:
+async def ready(components: ComponentsDep) -> Health:
     """Answers 200 if the folder of the ablations is readable and the index answers."""
     try:
-        components.queries.check()
+        await run_sync(components.queries.check, limiter=components.probes)
     except OSError as error:
         raise NotReadyError(
             f"cannot read {error.filename}: {error.strerror}; check the folder of --ablations"
@@ -147,9 +150,10 @@ def ready(components: ComponentsDep) -> Health:
 
 
 @health.get("/metrics", dependencies=[READ], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-def get_metrics(request: Request) -> Response:
+async def get_metrics(request: Request, components: ComponentsDep) -> Response:
     """Counts, times and sizes in the text format of Prometheus."""
-    return Response(generate_latest(request.app.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+    text = await run_sync(generate_latest, request.app.metrics.registry, limiter=components.probes)
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 class Version(BaseModel):
@@ -191,7 +195,8 @@ def _include_api(app: FastAPI, *routers: APIRouter) -> None:
     They are not nested in one more router: every request would pass through it, a fifth of the time of an answer.
     """
     for router in routers:
-        app.include_router(router, prefix="/api/v1", responses=error_responses(404, 422))
+        busy = () if router is version else (429,)
+        app.include_router(router, prefix="/api/v1", responses=error_responses(404, 422, *busy))
 
 
 def create_model_app(settings: Settings) -> Service:
@@ -203,7 +208,8 @@ def create_model_app(settings: Settings) -> Service:
 
 @asynccontextmanager
 async def _in_background(app: Service) -> AsyncIterator[None]:
-    """While the application runs, record the end of sweeps whose jobs have died."""
+    """Size the pool of threads; while the application runs, record the end of sweeps whose jobs have died."""
+    current_default_thread_limiter().total_tokens = threads(app.settings.limits)
     task = asyncio.create_task(app.components.sweeps.keep_reconciled())
     yield
     task.cancel()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Hashable
-from typing import Any, Generic, TypeVar
+from functools import cache
+from typing import Any, ClassVar, Generic, TypeVar
 
 from cachetools import LRUCache
 from fastapi import Request, Response
@@ -17,6 +18,8 @@ from fastapi.routing import APIRoute
 from werkzeug.http import parse_etags
 
 from cope_services.http.access import check_scopes
+from cope_services.http.settings import Work
+from cope_services.http.work import WorkQueue
 from cope_sweep import __version__
 from cope_sweep.read.queries import Queries
 
@@ -54,8 +57,8 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 class AnswerCache:
     """The latest answers of an application, by ETag. Requests for the same answer share its computation."""
 
-    def __init__(self, queries: Queries) -> None:
-        self._queries = queries
+    def __init__(self, queries: Queries, looks: WorkQueue) -> None:
+        self._queries, self._looks = queries, looks
         self._cached: LRUCache[str, Response] = LRUCache(MAX_CACHE_BYTES, lambda answer: len(answer.body))
         self._running: SharedTasks[str, Response] = SharedTasks()
 
@@ -74,13 +77,19 @@ class AnswerCache:
 
     async def _etag(self, request: Request) -> str:
         """A text that changes with the request, the index, the ablation files and the version of the package."""
-        state = await run_in_threadpool(self._queries.state)
+        async with self._looks.slot():
+            state = await run_in_threadpool(self._queries.state)
         identity = request.scope["path"], request.scope["query_string"], request.headers.get("accept")
         return hashlib.sha256(repr((__version__, state, identity)).encode()).hexdigest()[:32]
 
 
 class CachedRoute(APIRoute):
-    """A GET route whose answers depend on the index and the ablation files alone. They have an ETag."""
+    """A GET route whose answers depend on the index and the ablation files alone. They have an ETag.
+
+    Only an answer that is being made has a slot of the route's kind of work: those in the cache do not wait for it.
+    """
+
+    work: ClassVar[Work]
 
     def get_route_handler(self) -> Handler:
         """FastAPI's handler, called only for answers that are not in the cache."""
@@ -89,9 +98,20 @@ class CachedRoute(APIRoute):
         async def handler(request: Request) -> Response:
             check_scopes(request, ("read",))  # the dependencies of the route are part of `make`
             answers: AnswerCache = request.app.state.components.answers
-            return await answers.respond(request, make)
+            return await answers.respond(request, make_in_slot)
+
+        async def make_in_slot(request: Request) -> Response:
+            queue: WorkQueue = request.app.state.components.work[self.work]
+            async with queue.slot():
+                return await make(request)
 
         return handler
+
+
+@cache
+def cached(work: Work) -> type[CachedRoute]:
+    """The class of cached routes whose answers are this kind of work."""
+    return type("CachedRoute", (CachedRoute,), {"work": work})
 
 
 def matches_etag(if_none_match: str | None, etag: str) -> bool:

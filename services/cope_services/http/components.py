@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Header, Request
 
-from cope_services.http.errors import HttpError, MediaTypeError, TimeLimitError
+from cope_services.http.errors import ClientGoneError, MediaTypeError, TimeLimitError
 from cope_sweep.read.queries import Queries
 from cope_sweep.store import RunFolder
 
 if TYPE_CHECKING:
     from cope_services.http.caching import AnswerCache
-    from cope_services.http.reading import DrawingQueue
     from cope_services.http.sweeps import SweepJobs, Watchers
+    from cope_services.http.work import WorkQueues
     from cope_services.models.predictors import Predictors
     from cope_sweep.inference import Predictor
 
 T = TypeVar("T")
+
+PROBES = 4
+"""Health checks and scrapes of metrics that are answered at a time."""
 
 
 @dataclass(frozen=True)
@@ -29,28 +33,23 @@ class Components:
 
     queries: Queries
     answers: AnswerCache
-    drawings: DrawingQueue
+    work: WorkQueues
     predictors: Predictors
     sweeps: SweepJobs
     watchers: Watchers
+    probes: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(PROBES))
+    """Threads of health checks and metrics, which wait for no other request."""
 
     async def infer(self, request: Request, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of `work`. Raises an error if too many requests wait, the client leaves, or time runs out."""
-        with self.predictors.batcher.entered():
-            return await while_connected(request, work(), self.predictors.settings.max_seconds)
+        """The result of `work`. Raises an error if the client leaves, or time runs out."""
+        return await while_connected(request, work(), self.predictors.settings.max_seconds)
 
     async def predictor(self, run_id: str) -> Predictor:
         """The model of a finished run. Raises the errors of `Predictors.get`."""
         return await self.predictors.get(run_id, lambda: self.queries.finished(run_id))
 
 
-class ClientGoneError(HttpError):
-    """The client has closed the connection and receives no response."""
-
-    status, default_code = 499, "client_gone"
-
-
-async def while_connected(request: Request, work: Awaitable[T], limit_s: float) -> T:
+async def while_connected(request: Request, work: Awaitable[T], limit_s: float | None) -> T:
     """The result of `work`. Cancels it if the client leaves (ClientGoneError) or after the limit (TimeLimitError).
 
     The body of the request must have been read: the next message of the connection is then its end.
@@ -70,7 +69,7 @@ async def while_connected(request: Request, work: Awaitable[T], limit_s: float) 
         async with asyncio.timeout(limit_s) as limit:
             return await work
     except TimeoutError:
-        if limit.expired():
+        if limit_s is not None and limit.expired():
             raise TimeLimitError(limit_s) from None
         raise
     except asyncio.CancelledError:

@@ -73,8 +73,14 @@ class ConflictError(HttpError):
 class BusyError(HttpError):
     status, default_code = 429, "too_many_requests"
 
-    def __init__(self, message: str, retry_after_s: int) -> None:
-        super().__init__(message, {"retry-after": str(retry_after_s)})
+    def __init__(self, message: str, retry_after_s: int, **data: JsonValue) -> None:
+        super().__init__(message, {"retry-after": str(retry_after_s)}, code=None, **data)
+
+
+class ClientGoneError(HttpError):
+    """The client has closed the connection and receives no response."""
+
+    status, default_code = 499, "client_gone"
 
 
 class DamagedCheckpointError(HttpError):

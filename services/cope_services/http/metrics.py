@@ -17,6 +17,8 @@ from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cope_services.http.components import Components
+from cope_services.http.work import WorkQueue, WorkQueues
 from cope_services.models.batching import BATCH_SIZES
 from cope_services.models.predictors import Predictors
 from cope_sweep.store import STATUSES, Store, StoreError
@@ -34,7 +36,8 @@ ACCESS = logging.getLogger("cope_services.access")
 class AppMetrics:
     """The metrics of one application. It has its own registry, so that a process may run several applications."""
 
-    def __init__(self, predictors: Predictors, store: Callable[[], Store]) -> None:
+    def __init__(self, components: Components, store: Callable[[], Store]) -> None:
+        predictors, work = components.predictors, components.work
         self.registry = CollectorRegistry(auto_describe=True)
         labels = ("method", "route")
         self.requests = Counter(
@@ -48,7 +51,8 @@ class AppMetrics:
             registry=self.registry,
         )
         self.active = Gauge("cope_http_requests_active", "Requests that are being answered.", registry=self.registry)
-        self.registry.register(_InferenceMetrics(predictors))
+        self.registry.register(_InferenceMetrics(predictors, work["models"]))
+        self.registry.register(_WorkMetrics(work))
         self.registry.register(StoreMetrics(store))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -60,14 +64,15 @@ class _InferenceMetrics(Collector):
     The event loop writes these numbers. Reading one is atomic, so no lock is needed.
     """
 
-    def __init__(self, predictors: Predictors) -> None:
-        self.predictors = predictors
+    def __init__(self, predictors: Predictors, requests: WorkQueue) -> None:
+        self.predictors, self.requests = predictors, requests
 
     def collect(self) -> Iterator[Metric]:
         models, queue = self.predictors, self.predictors.batcher
         counts = queue.counts
+        refused = counts.refused + self.requests.refused
         for name, text, value in (
-            ("inference_requests", "Requests to models that wait or are being answered.", queue.requests),
+            ("inference_requests", "Requests to models that wait or are being answered.", self.requests.running),
             ("inference_queued_tokens", "Tokens of the accepted requests.", queue.queued_tokens),
             ("inference_waiting", "Windows that wait.", queue.waiting),
             ("inference_running", "Batches, generations and probes that are being computed.", queue.running),
@@ -76,7 +81,7 @@ class _InferenceMetrics(Collector):
         ):
             yield GaugeMetricFamily(f"cope_{name}", text, value)
         for name, text, value in (
-            ("inference_refused", "Requests that were refused because the queue was full.", counts.refused),
+            ("inference_refused", "Requests that were refused because the queue was full.", refused),
             ("inference_scored_tokens", "Tokens that models read in batches, without padding.", counts.scored_tokens),
             ("inference_padding_tokens", "Padding in batches.", counts.padding_tokens),
             ("inference_generated_tokens", "Tokens that models generated.", counts.generated_tokens),
@@ -91,6 +96,27 @@ class _InferenceMetrics(Collector):
             buckets=[(str(bound), total) for bound, total in zip((*BATCH_SIZES, "+Inf"), totals, strict=True)],
             sum_value=counts.windows,
         )
+
+    def describe(self) -> Iterable[Metric]:
+        return self.collect()
+
+
+class _WorkMetrics(Collector):
+    """The slots of each kind of work."""
+
+    def __init__(self, queues: WorkQueues) -> None:
+        self.queues = queues
+
+    def collect(self) -> Iterator[Metric]:
+        for kind, name, text in (
+            (GaugeMetricFamily, "running", "Requests that have a slot, by kind of work."),
+            (GaugeMetricFamily, "waiting", "Requests that wait for a slot, by kind of work."),
+            (CounterMetricFamily, "refused", "Requests that were answered with 429, by kind of work."),
+        ):
+            family = kind(f"cope_work_{name}", text, labels=["work"])
+            for work, queue in self.queues.items():
+                family.add_metric([work], getattr(queue, name))
+            yield family
 
     def describe(self) -> Iterable[Metric]:
         return self.collect()

@@ -1,30 +1,25 @@
-"""Routes that read ablations and runs. Their parameters are the questions of `cope_sweep.api`.
-
-Figures and reports are drawn one at a time, on a separate thread: drawing takes seconds.
-"""
+"""Routes that read ablations and runs. Their parameters are the questions of `cope_sweep.api`."""
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from inspect import getdoc
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from anyio import CapacityLimiter
-from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Response
-from fastapi.responses import FileResponse
+from fastapi.concurrency import iterate_in_threadpool
+from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel, TypeAdapter
-from starlette.background import BackgroundTask
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
 from cope_services.http.access import READ
-from cope_services.http.caching import CachedRoute, matches_etag
+from cope_services.http.caching import cached, matches_etag
 from cope_services.http.components import (
     Accept,
     Components,
@@ -33,8 +28,9 @@ from cope_services.http.components import (
     IfNoneMatch,
     WithETag,
 )
-from cope_services.http.errors import BusyError, InvalidError, NotAcceptableError, Responses, error_responses
+from cope_services.http.errors import InvalidError, NotAcceptableError, Responses, error_responses
 from cope_services.http.middleware import ORIGINAL_METHOD
+from cope_services.http.work import limited
 from cope_services.models.predictors import StoredFile, checkpoint_file, checkpoint_listing
 from cope_sweep.api.answers import (
     AblationDetail,
@@ -100,11 +96,54 @@ def json_response(answer: BaseModel | Sequence[BaseModel], *, exclude_unset: boo
     return Response(_ANY.dump_json(list(answer)), media_type="application/json")
 
 
+STALLED_S = 60.0
+"""A client that reads nothing of a download or an export for this time is disconnected, so that others get its slot."""
+CHUNK_BYTES = 1 << 16
+
+
+def _disconnecting(send: Send) -> Send:
+    """`send`, which raises TimeoutError if the client does not read."""
+
+    async def limited_send(message: Message) -> None:
+        async with asyncio.timeout(STALLED_S):
+            await send(message)
+
+    return limited_send
+
+
 class Download(FileResponse):
     """A file; a HEAD request does not read it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__({**scope, "method": scope.get(ORIGINAL_METHOD, scope["method"])}, receive, send)
+        scope = {**scope, "method": scope.get(ORIGINAL_METHOD, scope["method"])}
+        with suppress(TimeoutError):
+            await super().__call__(scope, receive, _disconnecting(send))
+
+
+class Export(StreamingResponse):
+    """A file that is made while it is sent, until the client leaves. A HEAD request makes nothing of it."""
+
+    def __init__(self, chunks: Iterator[bytes], media_type: str, filename: str) -> None:
+        super().__init__(
+            _small(chunks),
+            media_type=media_type,
+            headers={"content-disposition": f'attachment; filename="{filename}"'},
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get(ORIGINAL_METHOD) == "HEAD":
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body"})
+            return
+        with suppress(TimeoutError):
+            await super().__call__(scope, receive, _disconnecting(send))
+
+
+async def _small(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """The same in small chunks, since the event loop compresses them. Each chunk is made in a thread."""
+    async for chunk in iterate_in_threadpool(chunks):
+        for start in range(0, len(chunk), CHUNK_BYTES):
+            yield chunk[start : start + CHUNK_BYTES]
 
 
 def download(file: StoredFile, if_none_match: str | None) -> Response:
@@ -145,33 +184,15 @@ def negotiate_format(accept: str | None, available: Mapping[N, str], what: str) 
     raise NotAcceptableError(f"{what} is available as {choices}; choose one with Accept or ?format=NAME")
 
 
-MAX_WAITING = 32
-"""Figures and reports that wait to be drawn. Cached answers do not wait."""
-
-
-class DrawingQueue:
-    """Draws figures and reports, one at a time. Its coroutines belong to one event loop."""
-
-    def __init__(self) -> None:
-        self._one = CapacityLimiter(1)
-
-    async def run(self, draw: Callable[[], bytes]) -> bytes:
-        """The result of `draw`. Raises BusyError."""
-        statistics = self._one.statistics()
-        if statistics.borrowed_tokens + statistics.tasks_waiting >= MAX_WAITING:
-            raise BusyError(f"{MAX_WAITING} figures and reports are being drawn; try again later", 5)
-        return await run_sync(draw, limiter=self._one)
-
-
 # -- ablations ---------------------------------------------------------------------------------------------------------
 
-ablations = APIRouter(
-    prefix="/ablations",
-    tags=["ablations"],
-    dependencies=[READ, WithETag],
-    responses={304: {}, **error_responses(409)},
-    route_class=CachedRoute,
-)
+ABLATIONS: dict[str, Any] = {
+    "tags": ["ablations"], "dependencies": [READ, WithETag], "responses": {304: {}, **error_responses(409)},
+}  # fmt: skip
+ablations = APIRouter(prefix="/ablations", route_class=cached("tables"), **ABLATIONS)
+drawings = APIRouter(prefix="/ablations", route_class=cached("drawings"), **ABLATIONS)
+reports = APIRouter(prefix="/ablations", route_class=cached("reports"), **ABLATIONS)
+claims = APIRouter(prefix="/claims", route_class=cached("tables"), **ABLATIONS)
 
 
 def answer(components: Components, question: Question[Any]) -> Response:
@@ -243,8 +264,8 @@ def list_figures(name: AblationName, query: Annotated[ScaleOptions, Query()], co
     return answer(components, ListFigures(name=name, **dict(query)))
 
 
-@ablations.get("/{name}/figures/{figure}", description=getdoc(GetFigure), **_documented_file(FIGURE_TYPES, 429))
-async def get_figure(
+@drawings.get("/{name}/figures/{figure}", description=getdoc(GetFigure), **_documented_file(FIGURE_TYPES))
+def get_figure(
     name: AblationName,
     figure: FigureName,
     query: Annotated[FigureOptions, Query()],
@@ -253,37 +274,25 @@ async def get_figure(
 ) -> Response:
     chosen = query.format or negotiate_format(accept, FIGURE_TYPES, "a figure")
     question = GetFigure(name=name, figure=figure, **{**dict(query), "format": chosen})
-    return Response(await _draw(components, question), media_type=FIGURE_TYPES[chosen])
+    return Response(_draw(components, question), media_type=FIGURE_TYPES[chosen])
 
 
-@ablations.get("/{name}/report", description=getdoc(GetReport), **_documented_file(REPORT_TYPES, 429))
-async def get_report(
+@reports.get("/{name}/report", description=getdoc(GetReport), **_documented_file(REPORT_TYPES))
+def get_report(
     name: AblationName, query: Annotated[ReportOptions, Query()], components: ComponentsDep, accept: Accept = None
 ) -> Response:
     chosen = query.format or negotiate_format(accept, REPORT_TYPES, "a report")
     question = GetReport(name=name, **{**dict(query), "format": chosen})
-    return Response(await _draw(components, question), media_type=REPORT_TYPES[chosen])
+    return Response(_draw(components, question), media_type=REPORT_TYPES[chosen])
 
 
-async def _draw(components: Components, question: GetFigure | GetReport) -> bytes:
-    def draw() -> bytes:
-        try:
-            return components.queries.ask(question)
-        except (NotFoundError, QueryError, SpecError, StoreError):
-            raise
-        except UserError as error:  # no finished run, no checkpoint, no such mark in the tokens
-            raise NotFinishedError(str(error), code=error.code, **error.data) from error
-
-    return await components.drawings.run(draw)
-
-
-claims = APIRouter(
-    prefix="/claims",
-    tags=["ablations"],
-    dependencies=[READ, WithETag],
-    responses={304: {}, **error_responses(409)},
-    route_class=CachedRoute,
-)
+def _draw(components: Components, question: GetFigure | GetReport) -> bytes:
+    try:
+        return components.queries.ask(question)
+    except (NotFoundError, QueryError, SpecError, StoreError):
+        raise
+    except UserError as error:  # no finished run, no checkpoint, no such mark in the tokens
+        raise NotFinishedError(str(error), code=error.code, **error.data) from error
 
 
 @claims.get("", response_model=list[ClaimResult], description=getdoc(ListClaims))
@@ -291,7 +300,7 @@ def list_claims(query: Annotated[ListClaims, Query()], components: ComponentsDep
     return answer(components, query)
 
 
-mlflow = APIRouter(prefix="/ablations", tags=["ablations"], dependencies=[READ])
+mlflow = APIRouter(prefix="/ablations", tags=["ablations"], dependencies=[READ], route_class=limited("answers"))
 """Asks MLflow: its answer can change while the index does not, so there is no ETag."""
 
 
@@ -303,14 +312,14 @@ def get_mlflow_page(name: AblationName, components: ComponentsDep) -> Response:
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 READING: dict[str, Any] = {"tags": ["runs"], "dependencies": [READ]}
-CACHED: dict[str, Any] = {
-    "tags": ["runs"], "dependencies": [READ, WithETag], "responses": {304: {}}, "route_class": CachedRoute,
-}  # fmt: skip
-pages = APIRouter(prefix="/runs", **CACHED)
-files = APIRouter(prefix="/runs", **READING)
+CACHED: dict[str, Any] = {"tags": ["runs"], "dependencies": [READ, WithETag], "responses": {304: {}}}
+pages = APIRouter(prefix="/runs", route_class=cached("answers"), **CACHED)
+exports = APIRouter(prefix="/runs", route_class=limited("exports"), **READING)
+files = APIRouter(prefix="/runs", route_class=limited("answers"), **READING)
 """Answers from the files of runs, which can change while the index does not, so there is no ETag."""
-differences = APIRouter(**CACHED)
-curves = APIRouter(**READING)
+checkpoints = APIRouter(prefix="/runs", route_class=limited("downloads"), **READING)
+differences = APIRouter(route_class=cached("tables"), **CACHED)
+curves = APIRouter(route_class=limited("tables"), **READING)
 
 FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 304: {}, **error_responses(409)}
 
@@ -320,19 +329,11 @@ def list_runs(query: Annotated[ListRuns, Query()], components: ComponentsDep) ->
     return answer(components, query)
 
 
-@files.get("/export", description=getdoc(ExportRuns), **_documented_file(EXPORT_TYPES))
+@exports.get("/export", description=getdoc(ExportRuns), **_documented_file(EXPORT_TYPES))
 def export_runs(query: Annotated[ExportRuns, Query()], components: ComponentsDep, accept: Accept = None) -> Response:
     chosen = query.format or negotiate_format(accept, EXPORT_TYPES, "an export")
     question = query.model_copy(update={"format": chosen})
-    file = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115 - deleted after it was sent
-    try:
-        with file:
-            components.queries.export(question, file)
-    except BaseException:
-        Path(file.name).unlink()
-        raise
-    remove = BackgroundTask(Path(file.name).unlink, missing_ok=True)
-    return FileResponse(file.name, media_type=EXPORT_TYPES[chosen], filename=f"runs.{chosen}", background=remove)
+    return Export(components.queries.export_chunks(question), EXPORT_TYPES[chosen], f"runs.{chosen}")
 
 
 @files.get("/{run_id}", response_model=RunDetail, description=getdoc(GetRun))
@@ -361,13 +362,13 @@ def get_curve(
     return rows_response(components.queries.curve(run_id, metric, points), format)
 
 
-@files.get("/{run_id}/checkpoint", responses=error_responses(409))
+@checkpoints.get("/{run_id}/checkpoint", responses=error_responses(409))
 def list_checkpoint(run: FinishedRun) -> Checkpoint:
     """The checkpoint files of a finished run."""
     return checkpoint_listing(run)
 
 
-@files.get("/{run_id}/checkpoint/{file}", response_class=Response, responses=FILE)
+@checkpoints.get("/{run_id}/checkpoint/{file}", response_class=Response, responses=FILE)
 def get_checkpoint_file(run: FinishedRun, file: str, if_none_match: IfNoneMatch = None) -> Response:
     """Download a checkpoint file. Range requests resume an interrupted download (`curl -C - -O URL`)."""
     return download(checkpoint_file(run, file), if_none_match)
@@ -383,4 +384,5 @@ def compare_curves(query: Annotated[CompareCurves, Query()], components: Compone
     return answer(components, query)
 
 
-ROUTERS = (ablations, claims, mlflow, pages, files)
+ROUTERS = (ablations, drawings, reports, claims, mlflow, pages, exports, files, checkpoints)
+"""`exports` before `files`: `export` is no id of a run."""

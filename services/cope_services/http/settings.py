@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -15,6 +17,48 @@ from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import UserError
 
 ENV_PREFIX = "COPE_SWEEP_"
+
+Work = Literal[
+    "looks", "answers", "tables", "drawings", "reports", "exports", "downloads", "sweeps", "listeners", "models"
+]
+"""Kinds of work that requests cause."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How many requests for one kind of work are answered and wait at a time. Others get 429."""
+
+    running: int
+    waiting: int
+    retry_after_s: int
+    """Seconds after which a refused client should try again."""
+
+
+LIMITS: Mapping[Work, Limit] = {
+    "looks": Limit(running=4, waiting=512, retry_after_s=1),
+    "answers": Limit(running=8, waiting=512, retry_after_s=1),
+    "tables": Limit(running=2, waiting=32, retry_after_s=5),
+    "drawings": Limit(running=1, waiting=31, retry_after_s=5),
+    "reports": Limit(running=2, waiting=4, retry_after_s=10),
+    "exports": Limit(running=2, waiting=6, retry_after_s=10),
+    "downloads": Limit(running=32, waiting=64, retry_after_s=5),
+    "sweeps": Limit(running=4, waiting=32, retry_after_s=5),
+    "listeners": Limit(running=100, waiting=0, retry_after_s=10),
+    "models": Limit(running=512, waiting=0, retry_after_s=2),
+}
+"""The limit of each kind of work; `max_listeners` replaces one. A request counts until its last byte is sent.
+
+looks      at the index, for the ETag of an answer that may be in the cache
+answers    short ones from the index or the files of one run
+tables     what is computed from all runs of an ablation: tables, plans, curves, claims, differences
+drawings   figures: matplotlib draws one at a time
+reports    with their figures: each may take seconds of a core and 100 MB
+exports    of any number of runs
+downloads  and digests of checkpoint files
+sweeps     submissions, previews, stops and retries
+listeners  that follow the progress of sweeps
+models     perplexity, probes, completions, tokenizers; `models.batching` also limits their tokens
+"""
 
 
 def _without_brackets(host: str) -> str:
@@ -79,6 +123,11 @@ class Settings(BaseSettings):
         default=100, description="Maximum number of clients that follow the progress of sweeps."
     )
     access_log: bool = Field(default=False, description="Log one line per request.")
+
+    @property
+    def limits(self) -> Mapping[Work, Limit]:
+        """The limits of all kinds of work."""
+        return {**LIMITS, "listeners": replace(LIMITS["listeners"], running=self.max_listeners)}
 
     def inferences(self) -> int:
         """Batches and probes computed at a time."""

@@ -12,8 +12,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from inspect import getdoc
-from typing import Annotated, cast
+from typing import Annotated, TypeVar, cast
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from cachetools import TTLCache
 from fastapi import APIRouter, Header, Query, Response
 from fastapi import Path as PathParameter
@@ -23,12 +25,13 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from cope_services.http.access import READ, SUBMIT
-from cope_services.http.caching import CachedRoute, SharedTasks
+from cope_services.http.caching import SharedTasks, cached
 from cope_services.http.components import ComponentsDep, RequireJson, WithETag
 from cope_services.http.errors import BusyError, ConflictError, InvalidError, NoClusterError, Responses, error_responses
 from cope_services.http.middleware import ORIGINAL_METHOD
 from cope_services.http.reading import answer
 from cope_services.http.settings import Settings
+from cope_services.http.work import limited
 from cope_sweep.api.answers import PlanCost, SweepDetail, SweepState
 from cope_sweep.api.questions import GetSweep, ListSweeps, SweepId
 from cope_sweep.api.requests import SweepRequest
@@ -56,6 +59,8 @@ from cope_sweep.sweep.jobs import (
     stop_job,
     submitted_plan,
 )
+
+T = TypeVar("T")
 
 # -- submission, stop and retry ----------------------------------------------------------------------------------------
 
@@ -345,7 +350,8 @@ SEND_S = 10.0
 """A client that has not received an event after this time is disconnected; it may connect again."""
 END_ID = "end"
 """The id of the last event. A client that has received it has received all events."""
-LISTENER_RETRY_S = 10
+LOOKS = 4
+"""Looks at the index for listeners at a time."""
 MAX_FOLLOWED = 1000
 """Maximum number of sweeps with progress in memory."""
 
@@ -356,49 +362,44 @@ class Watchers:
     All listeners of a sweep share one read of the index per TICK_S. Nothing is queued: a slow listener misses events.
     """
 
-    def __init__(self, store: Callable[[], Store], max_listeners: int) -> None:
-        self.store, self.max_listeners = store, max_listeners
-        self.listeners = 0
+    def __init__(self, store: Callable[[], Store]) -> None:
+        self.store = store
+        self.threads = CapacityLimiter(LOOKS)
+        """Threads that look at the index, so that listeners take none from other requests."""
         self._looking: SharedTasks[str, tuple[int, SweepProgress]] = SharedTasks()
         self._latest: TTLCache[str, tuple[int, SweepProgress]] = TTLCache(MAX_FOLLOWED, TICK_S / 2)
         self._trackers: TTLCache[str, ProgressTracker] = TTLCache(MAX_FOLLOWED, RATE_WINDOW_S)
 
-    def require_place(self) -> None:
-        """Raise BusyError if too many clients follow sweeps."""
-        if self.listeners >= self.max_listeners:
-            raise BusyError(f"{self.listeners} clients follow sweeps, the maximum; try again later", LISTENER_RETRY_S)
-
     async def events(self, sweep_id: str, last_id: str | None) -> AsyncIterator[ServerSentEvent]:
-        """The events of a sweep after the event `last_id`, until the sweep ends. Raises BusyError."""
-        self.require_place()
-        self.listeners += 1
+        """The events of a sweep after the event `last_id`, until the sweep ends."""
         shown: SweepProgress | None = None
-        try:
-            while last_id != END_ID:
-                try:
-                    revision, progress = await self._look(sweep_id)
-                except IndexUnavailable:  # listeners get heartbeats until the index answers again
-                    await asyncio.sleep(TICK_S)
-                    continue
-                ended = progress.status not in ACTIVE
-                # A change of the remaining time alone is not sent: it changes every second.
-                is_news = shown is None or _without_eta(progress) != _without_eta(shown)
-                shown = progress
-                if ended or (is_news and str(revision) != last_id):
-                    last_id = END_ID if ended else str(revision)
-                    data = json.dumps(progress.model_dump(mode="json"), separators=(",", ":"))  # ASCII, in one line
-                    yield ServerSentEvent(data, event="end" if ended else "progress", id=last_id)
-                await asyncio.sleep(0 if ended else TICK_S)
-        finally:
-            self.listeners -= 1
+        while last_id != END_ID:
+            try:
+                revision, progress = await self._look(sweep_id)
+            except IndexUnavailable:  # listeners get heartbeats until the index answers again
+                await asyncio.sleep(TICK_S)
+                continue
+            ended = progress.status not in ACTIVE
+            # A change of the remaining time alone is not sent: it changes every second.
+            is_news = shown is None or _without_eta(progress) != _without_eta(shown)
+            shown = progress
+            if ended or (is_news and str(revision) != last_id):
+                last_id = END_ID if ended else str(revision)
+                data = json.dumps(progress.model_dump(mode="json"), separators=(",", ":"))  # ASCII, in one line
+                yield ServerSentEvent(data, event="end" if ended else "progress", id=last_id)
+            await asyncio.sleep(0 if ended else TICK_S)
 
     async def _look(self, sweep_id: str) -> tuple[int, SweepProgress]:
         """The revision of the index and the progress of a sweep."""
         latest = self._latest.get(sweep_id)
         if latest is None:
-            latest = await self._looking.get(sweep_id, lambda: run_in_threadpool(self._poll, sweep_id))
+            latest = await self._looking.get(sweep_id, lambda: self.in_thread(self._poll, sweep_id))
             self._latest[sweep_id] = latest
         return latest
+
+    async def in_thread(self, look: Callable[[str], T], sweep_id: str) -> T:
+        """The result of `look`, from a thread of the listeners."""
+        return await run_sync(look, sweep_id, limiter=self.threads)
 
     def _poll(self, sweep_id: str) -> tuple[int, SweepProgress]:
         store, tracker = self.store(), self._trackers.get(sweep_id)
@@ -436,11 +437,11 @@ listed = APIRouter(
     tags=["sweeps"],
     dependencies=[READ, WithETag],
     responses={304: {}},
-    route_class=CachedRoute,
+    route_class=cached("answers"),
 )
-router = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[SUBMIT])
-followed = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[READ])
-ACTION_ERRORS = error_responses(409, 413, 415, 429, 503)
+router = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[SUBMIT], route_class=limited("sweeps"))
+followed = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[READ], route_class=limited("listeners"))
+ACTION_ERRORS = error_responses(409, 413, 415, 503)
 LOCATION = {"headers": {"Location": {"description": "The sweep.", "schema": {"type": "string"}}}}
 EVENTS: Responses = {
     200: {
@@ -449,7 +450,6 @@ EVENTS: Responses = {
         "quiet connection open.",
     },
     204: {"description": "The client has received the last event."},
-    **error_responses(429),
 }
 NewSweepId = Annotated[
     str,
@@ -499,7 +499,7 @@ def stop_sweep(sweep_id: str, components: ComponentsDep) -> SweepState:
 @router.post(
     "/{sweep_id}/retry",
     status_code=202,
-    responses={202: LOCATION, **error_responses(409, 429, 503)},
+    responses={202: LOCATION, **error_responses(409, 503)},
 )
 def retry_sweep(sweep_id: str, response: Response, components: ComponentsDep) -> SweepState:
     """Start a new sweep that trains the unfinished runs of a submitted sweep, including failed runs."""
@@ -509,12 +509,11 @@ def retry_sweep(sweep_id: str, response: Response, components: ComponentsDep) ->
 
 
 @followed.get("/{sweep_id}/events", response_class=EventStream, responses=EVENTS)
-def follow_sweep(sweep_id: str, components: ComponentsDep, last_event_id: LastEventId = None) -> Response:
+async def follow_sweep(sweep_id: str, components: ComponentsDep, last_event_id: LastEventId = None) -> Response:
     """Follow the progress of a sweep by server-sent events, from now or after the last event received."""
-    components.queries.sweep_summary(sweep_id)
+    await components.watchers.in_thread(components.queries.sweep_summary, sweep_id)
     if last_event_id == END_ID:
         return Response(status_code=204)
-    components.watchers.require_place()
     return EventStream(components.watchers.events(sweep_id, last_event_id), ping=HEARTBEAT_S, send_timeout=SEND_S)
 
 

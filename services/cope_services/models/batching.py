@@ -28,8 +28,6 @@ T = TypeVar("T")
 MAX_CANDIDATES = 512
 """A batch is chosen from this many of the oldest windows, so that choosing takes bounded time."""
 PREPARATIONS = 4  # threads that read texts and write answers
-MAX_REQUESTS = 512
-"""Maximum number of open requests."""
 RETRY_AFTER_S = 2
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Upper bounds of the histogram buckets of batch sizes; one more bucket has larger batches."""
@@ -84,7 +82,7 @@ class Batcher:
         """
         self.max_inferences, self.max_queue_tokens = max_inferences, max_queue_tokens
         self.counts = BatchCounts()
-        self.requests = self.queued_tokens = self.running = 0
+        self.queued_tokens = self.running = 0
         self._queue: list[_QueuedWindow] = []
         self._workers: set[asyncio.Task[None]] = set()
         self._free = asyncio.Semaphore(max_inferences)
@@ -97,33 +95,23 @@ class Batcher:
         return len(self._queue)
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Count a request from its start, before its tokens are known. Raises BusyError if there are too many."""
-        if self.requests >= MAX_REQUESTS:
-            raise self._busy(f"{self.requests} requests are being answered")
-        self.requests += 1
-        try:
-            yield
-        finally:
-            self.requests -= 1
-
-    @contextmanager
     def admitted(self, tokens: int) -> Iterator[None]:
         """Count the tokens of a request while it is answered. Raises BusyError if the queue has no room for them.
 
         A request larger than the whole queue is accepted if the queue is empty.
         """
         if self.queued_tokens and self.queued_tokens + tokens > self.max_queue_tokens:
-            raise self._busy(f"{self.queued_tokens} of at most {self.max_queue_tokens} tokens are waiting in the queue")
+            self.counts.refused += 1
+            raise BusyError(
+                f"{self.queued_tokens} of at most {self.max_queue_tokens} tokens are waiting in the queue; try again "
+                f"in {RETRY_AFTER_S} s",
+                RETRY_AFTER_S,
+            )
         self.queued_tokens += tokens
         try:
             yield
         finally:
             self.queued_tokens -= tokens
-
-    def _busy(self, reason: str) -> BusyError:
-        self.counts.refused += 1
-        return BusyError(f"{reason}; try again in {RETRY_AFTER_S} s", retry_after_s=RETRY_AFTER_S)
 
     async def prepare(self, compute: Callable[[], T]) -> T:
         """The result of `compute`, in a thread for reading texts and writing answers."""

@@ -21,6 +21,7 @@ from cope_services.http.access import INFER, READ
 from cope_services.http.components import Components, ComponentsDep, RequireJson
 from cope_services.http.errors import InvalidError, Responses, TooLargeError
 from cope_services.http.settings import Settings
+from cope_services.http.work import limited
 from cope_services.models.perplexity import best_run_id
 from cope_services.models.predictors import Predictors
 from cope_sweep.api.questions import GetRun, ListRuns
@@ -358,8 +359,8 @@ def _logprobs(entries: list[Entry], vocabulary: Vocabulary) -> Logprobs:
 
 MAX_MODELS = 1000
 
-models = APIRouter(tags=["OpenAI protocol"])
-router = APIRouter(tags=["OpenAI protocol"])
+models = APIRouter(tags=["OpenAI protocol"], dependencies=[READ], route_class=limited("answers"))
+router = APIRouter(tags=["OpenAI protocol"], dependencies=[INFER], route_class=limited("models"))
 """Routes that ask a model. The application includes them twice, the second time below `/openai/{run_id}`."""
 
 
@@ -377,7 +378,7 @@ PathRun = Annotated[str | None, Depends(_path_run)]
 ModelParameter = Annotated[str | None, Query(max_length=701, description="A run id, or `ablation/row`.")]
 
 
-@models.get("/v1/models", dependencies=[READ], response_model_exclude_none=True, responses=OPENAI_ERRORS)
+@models.get("/v1/models", response_model_exclude_none=True, responses=OPENAI_ERRORS)
 def list_models(
     components: ComponentsDep,
     limit: Annotated[int, Query(ge=1, le=MAX_MODELS)] = MAX_MODELS,
@@ -390,7 +391,7 @@ def list_models(
     return ModelList(data=[_model(run) for run in page.runs])
 
 
-@models.get("/v1/models/{model}", dependencies=[READ], response_model_exclude_none=True, responses=OPENAI_ERRORS)
+@models.get("/v1/models/{model}", response_model_exclude_none=True, responses=OPENAI_ERRORS)
 def get_model(model: str, components: ComponentsDep) -> Model:
     """One finished run."""
     components.queries.finished(model)
@@ -401,7 +402,7 @@ def _model(run: RunRecord) -> Model:
     return Model(id=run.run_id, created=(run.created_ms or 0) // 1000, ablations=run.ablations, row=run.row)
 
 
-@router.post("/v1/completions", dependencies=[INFER, RequireJson], responses=OPENAI_ERRORS, response_model=Completion)
+@router.post("/v1/completions", dependencies=[RequireJson], responses=OPENAI_ERRORS, response_model=Completion)
 async def create_completion(
     body: CompletionRequest, components: ComponentsDep, request: Request, run: PathRun
 ) -> Response:
@@ -415,7 +416,7 @@ async def create_completion(
     return Response(await components.infer(request, answer), media_type="application/json")
 
 
-@router.get("/tokenizer_info", dependencies=[INFER], responses=OPENAI_ERRORS)
+@router.get("/tokenizer_info", responses=OPENAI_ERRORS)
 async def get_tokenizer_info(components: ComponentsDep, run: PathRun, model: ModelParameter = None) -> TokenizerInfo:
     """The special tokens of a model."""
     predictor = await _predictor(_model_name(run, model), components)
@@ -432,7 +433,7 @@ async def get_tokenizer_info(components: ComponentsDep, run: PathRun, model: Mod
     )
 
 
-@router.post("/tokenize", dependencies=[INFER, RequireJson], responses=OPENAI_ERRORS)
+@router.post("/tokenize", dependencies=[RequireJson], responses=OPENAI_ERRORS)
 async def tokenize(
     body: TokenizeRequest, components: ComponentsDep, run: PathRun, model: ModelParameter = None
 ) -> Tokens:
@@ -447,7 +448,7 @@ async def tokenize(
     return Tokens(tokens=tokens, count=len(tokens), max_model_len=predictor.context + 1)
 
 
-@router.post("/detokenize", dependencies=[INFER, RequireJson], responses=OPENAI_ERRORS)
+@router.post("/detokenize", dependencies=[RequireJson], responses=OPENAI_ERRORS)
 async def detokenize(
     body: DetokenizeRequest, components: ComponentsDep, run: PathRun, model: ModelParameter = None
 ) -> Detokenized:

@@ -6,10 +6,7 @@ import asyncio
 import csv
 import hashlib
 import io
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urljoin
 
@@ -321,29 +318,6 @@ def test_the_format_of_a_figure_is_chosen_by_name_or_by_accept_header(client: ht
     assert named.content == accepted.content
     refused = client.get(f"{FIGURES}/summary", headers={"accept": "image/webp, image/svg+xml;q=0"})
     assert (refused.status_code, refused.json()["code"]) == (406, "not_acceptable")
-
-
-def test_too_many_pictures_at_a_time_are_refused(own_sample: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MAX_WAITING", 1)
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(*args: object, **kwargs: object) -> object:
-        begun.set()
-        assert go_on.wait(60)
-        return SimpleNamespace(empty=False, render=lambda _: b"<svg/>")
-
-    monkeypatch.setattr("cope_sweep.read.queries.queries.draw_figure", slow)
-    with serving(own_sample.settings()) as client, ThreadPoolExecutor(1) as threads:
-        try:
-            first = threads.submit(httpx.get, f"{client.base_url}{FIGURES}/summary", timeout=60)
-            assert begun.wait(60)
-            refused = client.get(f"{FIGURES}/values")
-            assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
-            assert client.get(f"{API}/ablations/tiny/table").status_code == 200
-        finally:
-            go_on.set()
-        assert first.result().content == b"<svg/>"
-        assert client.get(f"{FIGURES}/values").status_code == 200
 
 
 def test_the_report(client: httpx.Client) -> None:

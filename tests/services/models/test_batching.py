@@ -120,7 +120,7 @@ def test_what_is_counted(gate: Gate) -> None:
         first = await occupied(queue, gate)
         rest = asyncio.create_task(queue.score(MODELS["cope"], [Window(prompt(n)) for n in (11, 11, 12)]))
         await asyncio.sleep(0)
-        with queue.entered(), queue.admitted(90), pytest.raises(BusyError), queue.admitted(11):
+        with queue.admitted(90), pytest.raises(BusyError), queue.admitted(11):
             pass
         with queue.admitted(7):
             assert (queue.running, queue.waiting, queue.queued_tokens, queue.counts.refused) == (1, 3, 7, 1)
