@@ -46,15 +46,13 @@ def serve(
     new_key: Annotated[
         str | None, typer.Option(metavar="NAME", help="Make an API key, print it, and exit.", show_default=False)
     ] = None,
-    scope: Annotated[
-        list[str],
+    submit: Annotated[
+        bool,
         typer.Option(
-            metavar="SCOPE",
-            help="Scope of the new key: `read`, `infer` (ask models), `submit` (sweeps). May be repeated. "
-            "Default: read.",
-            show_default=False,
+            "--submit",
+            help="The new key may also submit, stop and retry sweeps. Without it: read, and ask models.",
         ),
-    ] = [],  # noqa: B006 - Typer copies it
+    ] = False,
 ) -> None:
     """Serve tables, runs, checkpoints, perplexity and probes over REST, with a web page.
 
@@ -63,8 +61,8 @@ def serve(
 
     Example: `cope-sweep serve --port 8080`, then `curl http://127.0.0.1:8080/api/v1/ablations/quickstart/table?format=markdown`
     """
-    if new_key or scope:
-        _make_key(keys_file, new_key, scope)
+    if new_key is not None or submit:
+        _make_key(keys_file, new_key, may_submit=submit)
         return
     from cope_services.http import server
     from cope_services.http.settings import load_settings
@@ -76,20 +74,17 @@ def serve(
     raise typer.Exit(server.serve(load_settings(**values, keys_file=keys_file)))
 
 
-def _make_key(path: Path, name: str | None, scopes: list[str]) -> None:
-    """Make a key and print it. Raises UserError."""
-    from cope_services.http.access import SCOPES, KeysFile
+def _make_key(path: Path, name: str | None, *, may_submit: bool) -> None:
+    """Make a key, print it, and say on standard error what it is good for. Raises UserError."""
+    from cope_services.http.access import KeysFile
 
     if name is None:
-        raise UserError("--scope needs a new key; add --new-key NAME", code="missing_option", option="--new-key")
-    unknown = [scope for scope in scopes if scope not in SCOPES]
-    if unknown:
-        raise UserError(
-            f"there is no scope {unknown[0]!r}; the scopes are {', '.join(SCOPES)}",
-            code="unknown_scope",
-            scope=unknown[0],
-            allowed=list(SCOPES),
-        )
-    wanted = scopes or ["read"]
-    typer.echo(KeysFile(path).create(name, [scope for scope in SCOPES if scope in wanted]))
-    typer.echo(f"copy the key now: {path} has only its digest, so it cannot be shown again", err=True)
+        raise UserError("--submit needs a new key; add --new-key NAME", code="missing_option", option="--new-key")
+    typer.echo(KeysFile(path).create(name, may_submit=may_submit))
+    rights = "submit, stop and retry sweeps, read, and ask models" if may_submit else "read and ask models"
+    typer.echo(
+        f"Copy the key now. Only its digest was written, to {path}, so it cannot be shown again.\n"
+        f"The key {name!r} may {rights}. Clients send it as a header: `Authorization: Bearer KEY`.\n"
+        f"To revoke it, delete its line in {path}.",
+        err=True,
+    )

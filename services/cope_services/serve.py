@@ -76,7 +76,7 @@ def app(replicas: Replicas) -> Application:
     if not KeysFile(settings.keys_file).protects:
         raise UserError(
             f"Ray Serve needs API keys, but {settings.keys_file.absolute()} has none; make one with `cope-sweep serve "
-            "--new-key NAME --scope read --scope infer`, or set COPE_SWEEP_KEYS_FILE"
+            "--new-key NAME`, or set COPE_SWEEP_KEYS_FILE"
         )
     models = serve.deployment(
         name="models",

@@ -46,9 +46,8 @@ def prometheus(tmp_path_factory):
         "COPE_SWEEP_PORT": "0",
     }
     output_of("-m", "cope_sweep.cli", "run", "tiny", "--local", "--no-mlflow", cwd=folder, **settings)
-    for name, scopes in (("metrics", ["read"]), ("me", ["read", "infer"])):
-        words = [word for scope in scopes for word in ("--scope", scope)]
-        key = output_of("-m", "cope_sweep.cli", "serve", "--new-key", name, *words, cwd=folder, **settings)
+    for name in ("metrics", "me"):
+        key = output_of("-m", "cope_sweep.cli", "serve", "--new-key", name, cwd=folder, **settings)
         (folder / f"{name}_key").write_text(key)
     ray_port = free_port()
     with (

@@ -1,13 +1,15 @@
-"""Access control: API keys and their scopes, and the hosts and origins from which requests are accepted.
+"""Access control: API keys, and the hosts and origins from which requests are accepted.
 
-A key is 256 random bits. The file has one line per key: name, scopes, and SHA-256 digest. Reading the file does not
+A key is 256 random bits. The file has one line per key: name, right, and SHA-256 digest. Reading the file does not
 reveal the keys. Random keys of 256 bits cannot be guessed, so a slow password hash would only slow down every request.
 
-    lab infer,read 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+    # of the lab's notebooks
+    lab read 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
 
-`Authentication` refuses every request without a valid key before its body is read, except on open paths. The route then
-checks whether the key has the scope that it declares: `dependencies=[READ]`, `[INFER]` or `[SUBMIT]`. Without keys,
-which is only allowed on loopback, every request may do everything.
+`read` allows all that changes nothing; this includes asking models, whose cost has its own limits. `submit` allows
+sweeps as well. `Authentication` refuses every request without a valid key before its body is read, except on open
+paths, so routes with `dependencies=[READ]` need no other check; those with `[SUBMIT]` do. Without keys, which is only
+allowed on loopback, every request may do everything.
 """
 
 from __future__ import annotations
@@ -22,23 +24,22 @@ import socket
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Request, Security
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from cope_services.http.errors import HttpError, NotReadyError, path_below
 from cope_sweep.errors import UserError
 
-KeyScope = Literal["read", "infer", "submit"]
-SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-LINE = re.compile(rf"(?P<name>{NAME.pattern})\s+(?P<scopes>[a-z,]+)\s+(?P<sha256>[0-9a-f]{{64}})")
+# Older files have lists, such as `infer,read`, of which only `submit` still makes a difference.
+RIGHTS = r"(?:read|infer|submit)(?:,(?:read|infer|submit))*"
+LINE = re.compile(rf"(?P<name>{NAME.pattern})\s+(?P<rights>{RIGHTS})\s+(?P<sha256>[0-9a-f]{{64}})")
 PREFIX = "cope_"
 """Start of every key: tools that search files for secrets can find it."""
 MAX_KEY_LENGTH = 200
@@ -54,10 +55,10 @@ class KeysError(UserError):
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A stored key: name, scopes and digest."""
+    """A stored key: its name, whether it may submit sweeps besides reading, and its digest."""
 
     name: str
-    scopes: tuple[KeyScope, ...]
+    may_submit: bool
     sha256: str
 
 
@@ -96,7 +97,7 @@ class KeysFile:
                 match = key
         return match
 
-    def create(self, name: str, scopes: Sequence[KeyScope]) -> str:
+    def create(self, name: str, *, may_submit: bool = False) -> str:
         """Add a key and return it. Only its digest is stored, so it cannot be shown again. Raises KeysError."""
         if NAME.fullmatch(name) is None:
             raise KeysError(
@@ -117,7 +118,7 @@ class KeysFile:
                 file.seek(0)
                 ends_with_newline = (file.read() or b"\n").endswith(b"\n")  # an editor may leave out the last newline
                 separator = b"" if ends_with_newline else b"\n"
-                file.write(separator + f"{name} {','.join(sorted({*scopes}))} {_digest(secret)}\n".encode())
+                file.write(separator + f"{name} {'submit' if may_submit else 'read'} {_digest(secret)}\n".encode())
         except OSError as error:
             raise KeysError(
                 f"cannot write the keys file {self.path}: {error.strerror}; choose another with --keys-file",
@@ -158,25 +159,24 @@ class KeysFile:
                 file=str(self.path),
             )
         try:
-            lines = self.path.read_text(encoding="utf-8").splitlines()
+            lines = self.path.read_text(encoding="utf-8-sig").splitlines()  # Windows' editors write a byte order mark
         except (OSError, UnicodeDecodeError) as error:
             raise KeysError(
                 f"cannot read the keys file {self.path}: {error}; choose another with --keys-file", file=str(self.path)
             ) from error
-        return tuple(self._parsed(number, line) for number, line in enumerate(lines, 1) if line.strip())
+        numbered = [(number, line.strip()) for number, line in enumerate(lines, 1)]
+        return tuple(self._parsed(number, line) for number, line in numbered if line and not line.startswith("#"))
 
     def _parsed(self, number: int, line: str) -> ApiKey:
-        match = LINE.fullmatch(line.strip())
-        listed_scopes = match["scopes"].split(",") if match else []
-        scopes = tuple(scope for scope in SCOPES if scope in listed_scopes)
-        if match is None or len(scopes) != len(listed_scopes):
+        match = LINE.fullmatch(line)
+        if match is None:
             raise KeysError(
-                f"{self.path}, line {number}: not a line of the form NAME SCOPES SHA256; delete it and make a new key "
-                "with `cope-sweep serve --new-key NAME`",
+                f"{self.path}, line {number}: not a line of the form NAME read SHA256 or NAME submit SHA256; delete it "
+                "and make a new key with `cope-sweep serve --new-key NAME`",
                 file=str(self.path),
                 line=number,
             )
-        return ApiKey(match["name"], scopes, match["sha256"])
+        return ApiKey(match["name"], "submit" in match["rights"], match["sha256"])
 
 
 def _digest(key: str) -> str:
@@ -196,8 +196,8 @@ class UnauthorizedError(HttpError):
     status, default_code = 401, "unauthorized"
 
 
-class MissingScopeError(HttpError):
-    """The key does not have the scope that the route needs."""
+class ReadOnlyKeyError(HttpError):
+    """The key may only read, and the route changes something."""
 
     status, default_code = 403, "missing_scope"
 
@@ -214,26 +214,16 @@ class UnknownHostError(HttpError):
     status, default_code = 421, "unknown_host"
 
 
-async def _authorize(
-    request: Request,
-    needed: SecurityScopes,
-    _: Annotated[HTTPAuthorizationCredentials | None, Security(API_KEY)],
+async def _require_submit(
+    request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Security(API_KEY)]
 ) -> None:
-    """Raise MissingScopeError unless the request's key has the scopes of the route."""
-    check_scopes(request, needed.scopes)
-
-
-def check_scopes(request: Request, needed: Sequence[str]) -> None:
-    """Raise MissingScopeError unless the key that `Authentication` noted in the request has these scopes."""
+    """Raise ReadOnlyKeyError unless the key that `Authentication` noted in the request may submit sweeps."""
     key: ApiKey | None = request.scope.get("cope_key")
-    if key is None:  # no keys are needed
-        return
-    missing = [scope for scope in needed if scope not in key.scopes]
-    if missing:
-        raise MissingScopeError(
-            f"the key {key.name!r} has the scopes {', '.join(key.scopes)}, but this request needs "
-            f"{', '.join(missing)}; make a key with `cope-sweep serve --new-key NAME --scope {missing[0]}`",
-            _challenge(error="insufficient_scope", scope=" ".join(needed)),
+    if key is not None and not key.may_submit:  # None: no keys are needed
+        raise ReadOnlyKeyError(
+            f"the key {key.name!r} may only read, but this request needs a key that may submit sweeps; make one with "
+            "`cope-sweep serve --new-key NAME --submit`",
+            _challenge(error="insufficient_scope", scope="submit"),
         )
 
 
@@ -242,9 +232,8 @@ def _challenge(**about: str) -> dict[str, str]:
     return {"www-authenticate": ", ".join(['Bearer realm="cope-sweep"', *(f'{k}="{v}"' for k, v in about.items())])}
 
 
-READ = Security(_authorize, scopes=["read"])
-INFER = Security(_authorize, scopes=["infer"])
-SUBMIT = Security(_authorize, scopes=["submit"])
+READ = Security(API_KEY, scopes=["read"])  # only documents the route: `Authentication` has checked that there is a key
+SUBMIT = Security(_require_submit, scopes=["submit"])
 
 
 @dataclass(frozen=True)
@@ -290,6 +279,10 @@ class AllowedHosts:
     An attacker's page can make a browser send requests to this service: directly, which the `Origin` header reveals, or
     by pointing the attacker's host name at this machine (DNS rebinding), which the `Host` header reveals.
     """
+
+    # Starlette's TrustedHostMiddleware compares names only, but a service that listens on 0.0.0.0 has addresses that it
+    # does not know: Kubernetes' probes and Prometheus name that of the pod. And it refuses with 400 in plain text,
+    # without the code `unknown_host` and what to do.
 
     def __init__(self, host: str, more: Sequence[str] = ()) -> None:
         self.names = frozenset(map(_bare, ("localhost", "127.0.0.1", "::1", host, *more))) - {""}
@@ -342,7 +335,6 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-@lru_cache(maxsize=256)
 def _bare(host: str) -> str:
     """A `Host` header in lower case, without port and without the brackets of an IPv6 address; "" if malformed."""
     if host.startswith("["):

@@ -169,7 +169,7 @@ class Version(BaseModel):
 async def get_version(request: Request, components: ComponentsDep) -> Version:
     """The versions of cope-sweep, Python and PyTorch, and whether sweeps can be submitted."""
     key: ApiKey | None = request.scope.get("cope_key")
-    can_submit = bool(components.sweeps.settings.ray_address) and (key is None or "submit" in key.scopes)
+    can_submit = bool(components.sweeps.settings.ray_address) and (key is None or key.may_submit)
     return Version(version=__version__, python=platform.python_version(), torch=_torch_version(), can_submit=can_submit)
 
 

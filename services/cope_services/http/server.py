@@ -100,8 +100,7 @@ def check_api_keys(settings: Settings) -> None:
         return
     raise UserError(
         f"a service that listens on {settings.host} needs API keys, but {settings.keys_file.absolute()} has none; make "
-        "one with `cope-sweep serve --new-key NAME --scope read --scope infer`, or listen on this machine only with "
-        "`--host 127.0.0.1`",
+        "one with `cope-sweep serve --new-key NAME`, or listen on this machine only with `--host 127.0.0.1`",
         code="no_key",
         host=settings.host,
     )

@@ -17,7 +17,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from cope_services.http.access import INFER, READ
+from cope_services.http.access import READ
 from cope_services.http.components import Components, ComponentsDep, RequireJson
 from cope_services.http.errors import InvalidError, Responses, TooLargeError
 from cope_services.http.settings import Settings
@@ -360,7 +360,7 @@ def _logprobs(entries: list[Entry], vocabulary: Vocabulary) -> Logprobs:
 MAX_MODELS = 1000
 
 models = APIRouter(tags=["OpenAI protocol"], dependencies=[READ], route_class=limited("answers"))
-router = APIRouter(tags=["OpenAI protocol"], dependencies=[INFER], route_class=limited("models"))
+router = APIRouter(tags=["OpenAI protocol"], dependencies=[READ], route_class=limited("models"))
 """Routes that ask a model. The application includes them twice, the second time below `/openai/{run_id}`."""
 
 

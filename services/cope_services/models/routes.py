@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from cope_services.http.access import INFER
+from cope_services.http.access import READ
 from cope_services.http.components import ComponentsDep, RequireJson
 from cope_services.http.errors import INFERENCE_ERRORS, Responses, error_responses
 from cope_services.http.reading import negotiate_format
@@ -19,7 +19,7 @@ from cope_sweep.api.requests import (
     ProbeResponse,
 )
 
-perplexity = APIRouter(tags=["perplexity"], dependencies=[INFER], route_class=limited("models"))
+perplexity = APIRouter(tags=["perplexity"], dependencies=[READ], route_class=limited("models"))
 
 
 @perplexity.post(
@@ -34,7 +34,7 @@ async def compare_perplexity(body: PerplexityRequest, components: ComponentsDep,
     return Response(answer, media_type="application/json")
 
 
-probes = APIRouter(tags=["probes"], dependencies=[INFER], route_class=limited("models"))
+probes = APIRouter(tags=["probes"], dependencies=[READ], route_class=limited("models"))
 
 ProbeAccept = Annotated[
     str | None, Header(description="`image/svg+xml` or `image/png` for an image. `format` takes precedence.")

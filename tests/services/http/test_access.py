@@ -1,4 +1,4 @@
-"""Who may ask what: keys and scopes, hosts and origins, and the headers of every response."""
+"""Who may ask what: keys and their rights, hosts and origins, and the headers of every response."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.errors import raises
 from tests.services.http.test_errors import check_problem
 from tests.services.sample_store import API, SampleStore, serving
 
-SCOPES = ("read", "infer", "submit")
+RIGHTS = ("read", "submit")
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> KeysFile:
 
 @pytest.fixture(scope="module")
 def secrets(keys: KeysFile) -> dict[str, str]:
-    """A key for each scope, by its scope."""
-    return {scope: keys.create(scope, [scope]) for scope in SCOPES}
+    """A key for each right, by its right."""
+    return {right: keys.create(right, may_submit=right == "submit") for right in RIGHTS}
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +51,10 @@ def bearer(secret: str) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"}
 
 
-# -- scopes
+# -- keys
 
 
-def test_every_route_declares_one_scope_or_is_open(sample: SampleStore) -> None:
+def test_every_route_declares_one_right_or_is_open(sample: SampleStore) -> None:
     app = create_app(sample.settings())
     contexts = list(iter_route_contexts(app.routes))
     assert len(contexts) > 30
@@ -66,12 +66,10 @@ def test_every_route_declares_one_scope_or_is_open(sample: SampleStore) -> None:
         if is_open(context.path):
             assert declared == [], context.path
         else:
-            assert len(declared) == 1, context.path
-            assert len(declared[0]) == 1, context.path
-            assert declared[0][0] in SCOPES
+            assert declared in ([["read"]], [["submit"]]), context.path
 
 
-def test_the_document_has_the_scope_of_every_route(client: httpx.Client) -> None:
+def test_the_document_has_the_right_of_every_route(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     scheme = document["components"]["securitySchemes"]["API key"]
     assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
@@ -82,35 +80,37 @@ def test_the_document_has_the_scope_of_every_route(client: httpx.Client) -> None
                 continue
             ((name, scopes),) = operation["security"][0].items()
             assert name == "API key"
-            asks_model = path.endswith(("tokenizer_info", "/completions", "tokenize")) or (
-                method == "post" and "sweeps" not in path
-            )
-            expected = "infer" if asks_model else "read" if method == "get" else "submit"
-            assert scopes == [expected], (method, path)
+            changes = method != "get" and "sweeps" in path
+            assert scopes == ["submit" if changes else "read"], (method, path)
 
 
-def test_a_scope_does_not_include_another(locked: httpx.Client, secrets: dict[str, str], sample: SampleStore) -> None:
-    requests = [
-        ("read", "GET", f"{API}/runs", None),
-        ("read", "GET", "/v1/models", None),
-        ("read", "GET", "/metrics", None),
-        ("read", "GET", f"{API}/version", None),
-        ("read", "GET", f"{API}/runs/{sample.ids[0]}/checkpoint/model.safetensors", None),
-        ("infer", "POST", f"{API}/perplexity", {"tokens": [[1, 15, 3]], "models": [sample.ids[0]]}),
-        ("infer", "POST", f"{API}/runs/{sample.ids[0]}/probe", {"tokens": [1, 15, 3]}),
-        ("infer", "GET", f"/tokenizer_info?model={sample.ids[0]}", None),
+def test_every_key_reads_and_asks_models_and_only_some_submit(
+    locked: httpx.Client, secrets: dict[str, str], sample: SampleStore
+) -> None:
+    reading = [
+        ("GET", f"{API}/runs", None),
+        ("GET", "/v1/models", None),
+        ("GET", "/metrics", None),
+        ("GET", f"{API}/version", None),
+        ("GET", f"{API}/runs/{sample.ids[0]}/checkpoint/model.safetensors", None),
+        ("POST", f"{API}/perplexity", {"tokens": [[1, 15, 3]], "models": [sample.ids[0]]}),
+        ("POST", f"{API}/runs/{sample.ids[0]}/probe", {"tokens": [1, 15, 3]}),
+        ("GET", f"/tokenizer_info?model={sample.ids[0]}", None),
     ]
-    for needed, method, path, body in requests:
-        for scope, secret in secrets.items():
+    for method, path, body in reading:
+        for secret in secrets.values():
             response = locked.request(method, path, json=body, headers=bearer(secret))
-            if scope == needed:
-                assert response.status_code == 200, response.text
-            else:
-                assert response.status_code == 403
-                problem = response.json().get("error") or response.json()
-                assert problem["code"] == "missing_scope"
-                assert needed in problem.get("detail", problem.get("message"))
-                assert f'error="insufficient_scope", scope="{needed}"' in response.headers["www-authenticate"]
+            assert response.status_code == 200, response.text
+    sweep = f"{API}/sweeps/20261128-080000-3f2a"
+    for method, path in (
+        ("PUT", sweep), ("POST", f"{API}/sweeps/preview"), ("POST", f"{sweep}/stop"), ("POST", f"{sweep}/retry")
+    ):  # fmt: skip
+        response = locked.request(method, path, json={"ablation": "tiny"}, headers=bearer(secrets["read"]))
+        problem = check_problem(response, 403, "missing_scope")
+        assert "--submit" in problem["detail"]
+        assert 'error="insufficient_scope", scope="submit"' in response.headers["www-authenticate"]
+    preview = locked.post(f"{API}/sweeps/preview", json={"ablation": "tiny"}, headers=bearer(secrets["submit"]))
+    assert preview.status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_key_may_be_revoked_and_made_while_the_server_runs(sample: SampleStore
     keys = KeysFile(tmp_path / "keys.txt")
     with serving(sample.settings(keys_file=keys.path)) as client:
         assert client.get(f"{API}/runs").status_code == 200  # no keys, and only this machine can ask
-        secret = keys.create("lab", ["read"])
+        secret = keys.create("lab")
         assert client.get(f"{API}/runs").status_code == 401
         assert client.get(f"{API}/runs", headers=bearer(secret)).status_code == 200
         keys.path.write_text("")  # deleting the line revokes
@@ -159,7 +159,7 @@ def test_a_key_may_be_revoked_and_made_while_the_server_runs(sample: SampleStore
 
 def test_a_service_below_a_prefix(sample: SampleStore, tmp_path: Path) -> None:
     keys = KeysFile(tmp_path / "keys.txt")
-    secret = keys.create("lab", ["read"])
+    secret = keys.create("lab")
     app = create_app(sample.settings(keys_file=keys.path))
     client = TestClient(Starlette(routes=[Mount("/cope", app)]), base_url="http://127.0.0.1")
     for path in ("/", "/static/style.css", "/docs", "/openapi.json", "/health/live"):
@@ -182,7 +182,7 @@ def test_listening_beyond_this_machine_needs_a_key(sample: SampleStore, tmp_path
     # An application that is started without this check refuses everything.
     client = TestClient(create_app(settings), base_url="http://127.0.0.1")
     assert client.get(f"{API}/runs").status_code == 401
-    secret = keys.create("lab", ["read"])
+    secret = keys.create("lab")
     check_api_keys(settings)
     assert client.get(f"{API}/runs", headers=bearer(secret)).status_code == 200
 
@@ -347,16 +347,15 @@ def file(tmp_path: Path) -> KeysFile:
 
 def test_a_key_is_found_by_its_text_only(file: KeysFile) -> None:
     assert not file.protects
-    lab, ci = file.create("lab", ["read", "infer"]), file.create("ci", ["submit"])
+    lab, ci = file.create("lab"), file.create("ci", may_submit=True)
     assert file.protects
-    assert file.find(lab).name == "lab"
-    assert file.find(ci).scopes == ("submit",)
+    assert [(key.name, key.may_submit) for key in map(file.find, (lab, ci))] == [("lab", False), ("ci", True)]
     for wrong in ("", lab[:-1], lab + "x", lab.upper(), "\udc80", "x" * 10_000, file.all()[0].sha256):
         assert file.find(wrong) is None
 
 
 def test_the_file_has_digests_and_only_its_owner_reads_it(file: KeysFile) -> None:
-    secret = file.create("lab", ["read"])
+    secret = file.create("lab")
     assert len(secret) == len("cope_") + 43  # 256 bits in base64
     assert secret not in file.path.read_text()
     assert file.path.read_text() == f"lab read {sha256(secret.encode()).hexdigest()}\n"
@@ -366,13 +365,13 @@ def test_the_file_has_digests_and_only_its_owner_reads_it(file: KeysFile) -> Non
 
 def test_a_change_of_another_process_is_seen(file: KeysFile) -> None:
     server = KeysFile(file.path)
-    secret = file.create("lab", ["read"])
+    secret = file.create("lab")
     assert server.find(secret) is not None
     file.path.write_text("")
     assert server.find(secret) is None
     assert server.protects  # without keys, a server that had some stays closed
     assert not KeysFile(file.path).protects
-    secret = file.create("lab", ["read"])
+    secret = file.create("lab")
     assert server.find(secret) is not None
     file.path.unlink()
     assert server.find(secret) is None
@@ -380,12 +379,12 @@ def test_a_change_of_another_process_is_seen(file: KeysFile) -> None:
 
 
 def test_wrong_names(file: KeysFile) -> None:
-    file.create("lab", ["read"])
+    file.create("lab")
     with raises("name_taken", name="lab", file=str(file.path)):
-        file.create("lab", ["read"])
+        file.create("lab")
     for name in ("", "a b", "../x", "-x", "x" * 65, "ü"):
         with raises("invalid_name", name=name):
-            file.create(name, ["read"])
+            file.create(name)
     assert [key.name for key in file.all()] == ["lab"]
 
 
@@ -394,29 +393,40 @@ DIGEST = "0" * 64
 
 @pytest.mark.parametrize(
     ("content", "line"),
-    [("{", 1), (f"lab read {DIGEST}\nci read 00", 2), (f"lab all {DIGEST}", 1), (f"lab read,read {DIGEST}", 1),
-     (f"../lab read {DIGEST}", 1), (f"\nread {DIGEST}", 2)],
+    [("{", 1), (f"lab read {DIGEST}\nci read 00", 2), (f"lab all {DIGEST}", 1), (f"lab read,all {DIGEST}", 1),
+     (f"../lab read {DIGEST}", 1), (f"# of the lab\n\nread {DIGEST}", 3), (f"lab read {DIGEST} # of the lab", 1)],
 )  # fmt: skip
 def test_a_damaged_file_is_an_error(file: KeysFile, content: str, line: int) -> None:
     file.path.write_text(content)
     file.path.chmod(0o600)
-    for ask in (lambda: file.protects, lambda: file.find("x"), lambda: file.create("lab", ["read"])):
+    for ask in (lambda: file.protects, lambda: file.find("x"), lambda: file.create("lab")):
         with raises("damaged_keys", line=line, file=str(file.path)):
             ask()
     assert file.path.read_text() == content
 
 
 def test_lines_may_be_edited(file: KeysFile) -> None:
-    lab, ci = file.create("lab", ["read"]), file.create("ci", ["submit", "infer"])
+    lab, ci = file.create("lab"), file.create("ci", may_submit=True)
     lines = file.path.read_text().splitlines()
-    file.path.write_text("\n" + lines[1].replace("submit", "read"))  # without the last line break
-    page = file.create("page", ["read"])
+    edited = "\ufeff# of the machines\r\n\r\n  # and the page\r\n" + lines[1].replace("submit", "read")
+    file.path.write_text(edited)  # as an editor on Windows writes it, and without the last line break
+    page = file.create("page")
     assert file.find(lab) is None
-    assert [file.find(key).scopes for key in (ci, page)] == [("read", "infer"), ("read",)]
+    assert [(key.name, key.may_submit) for key in map(file.find, (ci, page))] == [("ci", False), ("page", False)]
+
+
+@pytest.mark.parametrize(
+    ("scopes", "may_submit"),
+    [("read", False), ("infer", False), ("infer,read", False), ("submit", True), ("infer,read,submit", True)],
+)
+def test_keys_with_lists_of_scopes_are_still_valid(file: KeysFile, scopes: str, may_submit: bool) -> None:
+    secret = file.create("lab")
+    file.path.write_text(file.path.read_text().replace("read", scopes))
+    assert file.find(secret).may_submit is may_submit
 
 
 def test_a_file_that_others_may_write_to_is_refused(file: KeysFile) -> None:
-    file.create("lab", ["read"])
+    file.create("lab")
     file.path.chmod(0o620)
     with raises("writable_by_others", file=str(file.path)):
         _ = KeysFile(file.path).protects
@@ -426,11 +436,11 @@ def test_a_folder_is_no_keys_file(tmp_path: Path) -> None:
     with raises("not_a_file", file=str(tmp_path)):
         _ = KeysFile(tmp_path).protects
     with raises("not_writable", file=str(tmp_path / "none" / "keys.txt")):
-        KeysFile(tmp_path / "none" / "keys.txt").create("lab", ["read"])
+        KeysFile(tmp_path / "none" / "keys.txt").create("lab")
 
 
 def test_the_digests_are_compared_in_constant_time(file: KeysFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    secrets = [file.create(name, ["read"]) for name in ("a", "b", "c")]
+    secrets = [file.create(name) for name in ("a", "b", "c")]
     compared: list[tuple[str, str]] = []
 
     def compare(left: str, right: str) -> bool:
@@ -445,16 +455,19 @@ def test_the_digests_are_compared_in_constant_time(file: KeysFile, monkeypatch: 
 
 def test_the_commands(tmp_path: Path) -> None:
     serve, path = Shell(tmp_path), tmp_path / "keys.txt"
-    out, err = serve("serve", "--new-key", "lab", "--scope", "infer", "--scope", "read", "--scope", "read")
-    found = KeysFile(path).find(out.strip())
-    assert (found.name, found.scopes) == ("lab", ("read", "infer"))
-    assert str(path.name) in err
+    out, err = serve("serve", "--new-key", "lab", "--submit")
+    found = KeysFile(path).find(out.strip())  # standard output is the key, and nothing else
+    assert (found.name, found.may_submit) == ("lab", True)
     assert out.strip() not in err
-    assert KeysFile(path).find(serve("serve", "--new-key", "page")[0].strip()).scopes == ("read",)
+    for said in (str(path.name), "submit", "Authorization: Bearer"):
+        assert said in err
+    out, err = serve("serve", "--new-key", "page")
+    assert not KeysFile(path).find(out.strip()).may_submit
+    assert "submit" not in err
     for arguments, code in [
         (["--new-key", "lab"], "name_taken"),
-        (["--new-key", "x", "--scope", "all"], "unknown_scope"),
-        (["--scope", "read"], "missing_option"),
+        (["--new-key", ""], "invalid_name"),
+        (["--submit"], "missing_option"),
         (["--host", "0.0.0.0", "--keys-file", "none.txt"], "no_key"),
     ]:
         serve.refuses(code, "serve", *arguments)
