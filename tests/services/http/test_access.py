@@ -318,8 +318,8 @@ def test_every_response_has_the_security_headers(
         assert "access-control-allow-origin" not in headers
 
 
-def test_html_tables_have_their_styles_but_no_scripts(client: httpx.Client) -> None:
-    policy = client.get(f"{API}/ablations/tiny/table?format=html").headers["content-security-policy"]
+def test_reports_have_their_styles_but_no_scripts(client: httpx.Client) -> None:
+    policy = client.get(f"{API}/ablations/tiny/report").headers["content-security-policy"]
     assert "script-src" not in policy
     assert "default-src 'none'; style-src 'unsafe-inline'" in policy
     assert policy.endswith("sandbox")
