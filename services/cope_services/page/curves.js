@@ -48,10 +48,10 @@ export function overSeeds(series) {
     });
 }
 
-export const average = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+const average = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
 /** The standard deviation (n − 1 in the denominator); 0 for one value. */
-export function deviation(values) {
+function deviation(values) {
   const mean = average(values);
   const squares = values.reduce((sum, value) => sum + (value - mean) ** 2, 0);
   return values.length > 1 ? Math.sqrt(squares / (values.length - 1)) : 0;

@@ -1,16 +1,14 @@
 // Creates and replaces elements of the page.
 
 const SVG = "http://www.w3.org/2000/svg";
-const SVG_TAGS = new Set(["svg", "g", "path", "line", "polyline", "circle", "rect", "text", "title"]);
+const SVG_TAGS = new Set(["svg", "path", "rect"]);
 
 /**
  * An element: h("a", {href: "#/"}, "text", child). `onclick: f` adds a listener, `style: {color: "red"}` sets single
  * properties (a style attribute would be refused by the content security policy), null and false leave an attribute out.
- * "svg:a" is a link inside of an SVG.
  */
 export function h(tag, attributes = {}, ...children) {
-  const [name, isSvg] = [tag.replace("svg:", ""), SVG_TAGS.has(tag) || tag.startsWith("svg:")];
-  const node = isSvg ? document.createElementNS(SVG, name) : document.createElement(name);
+  const node = SVG_TAGS.has(tag) ? document.createElementNS(SVG, tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);

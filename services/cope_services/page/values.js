@@ -42,5 +42,3 @@ export const SUMMARY = ["ablations", "row", "seed", "step", "steps", "created_ms
 
 /** Metrics, with training metrics last. */
 export const resultsFirst = (metrics) => [...metrics].sort((a, b) => a.startsWith("train/") - b.startsWith("train/"));
-
-export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);

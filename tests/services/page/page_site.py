@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import shutil
 import threading
@@ -80,9 +79,9 @@ def build(original: SampleStore, root: Path) -> Site:
     return Site(sample, plans["curves"], record.sweep_id)
 
 
-def packed(*run_ids: str) -> str:
+def short_ids(*run_ids: str) -> str:
     """Run ids as the address of a view names them."""
-    return base64.urlsafe_b64encode(bytes.fromhex("".join(run_id[:10] for run_id in run_ids))).rstrip(b"=").decode()
+    return ".".join(run_id[:10] for run_id in run_ids)
 
 
 def chromium() -> str | None:

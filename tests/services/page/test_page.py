@@ -17,7 +17,7 @@ from cope_sweep.read.tables import read_results
 from cope_sweep.records import SWEEP_ID
 from cope_sweep.sweep.jobs import job_submission
 from tests.services.page import page_site
-from tests.services.page.page_site import Site, Visitor, accessibility, packed
+from tests.services.page.page_site import Site, Visitor, accessibility, short_ids
 from tests.services.sample_store import API, SampleStore, serving
 from tests.services.scripted_cluster import scripted_cluster
 from tests.store.sweeps import end_sweep, write_sweep
@@ -77,8 +77,7 @@ VIEWS = {
     "difference": ("runs/{cope}?tab=difference&against={absolute}", ".view-runs h3"),
     "logs": ("runs/{cope}?tab=logs", "pre.file"),
     "checkpoint": ("runs/{cope}?tab=checkpoint", "code"),
-    "runs": ("runs?status=finished&sel={both}&way=parallel", "polyline"),
-    "scatter": ("runs?status=finished&sel={both}&way=scatter", "circle"),
+    "runs": ("runs?status=finished&sel={both}", ".comparison table"),
     "sweeps": ("sweeps", "table.sweeps"),
     "sweep": ("sweeps/{sweep}", "#members"),
     "playground": ("playground?run={cope}&run={absolute}&ask=1&text=1 _ 0 _ > 1 0", ".matrix canvas"),
@@ -103,7 +102,7 @@ def test_every_view_on_a_wide_light_and_a_narrow_dark_screen(visitor: Visitor, s
         "cope": cope,
         "absolute": absolute,
         "failed": failed,
-        "both": packed(cope, absolute),
+        "both": short_ids(cope, absolute),
         "sweep": site.sweep_id,
     }
     page = visitor.open(address.format(**names), shown)
@@ -136,14 +135,14 @@ def test_the_address_has_the_state_and_the_back_button_undoes_it(visitor: Visito
     page = visitor.open("ablations/curves", ".uplot canvas")
     page.get_by_label("logarithmic").check()
     page.get_by_role("button", name="In-dist.").click()
-    page.get_by_label("Compare CoPE").check()
+    page.get_by_label("Draw the curves of CoPE").check()
     page.wait_for_selector("[aria-sort=ascending]")
     address = page.url.partition("#/")[2]
     assert address == "ablations/curves?log=1&sort=in_dist%2Ftoken_error&row=CoPE"
 
     page = visitor.open(address, "[aria-sort=ascending]")
     assert page.get_by_label("logarithmic").is_checked()
-    assert page.get_by_label("Compare CoPE").is_checked()
+    assert page.get_by_label("Draw the curves of CoPE").is_checked()
     assert page.locator(".legend button[aria-pressed=true]").all_inner_texts() == ["CoPE"]
     page.get_by_label("logarithmic").uncheck()
     page.wait_for_function("() => !location.hash.includes('log')")
@@ -272,7 +271,7 @@ def test_curves_are_smoothed_averaged_and_styled_as_by_hand(visitor: Visitor) ->
     assert -0.1 < linear["min"] <= 0
 
 
-def test_a_cell_opens_its_runs_and_chosen_rows_are_compared(visitor: Visitor, site: Site) -> None:
+def test_a_cell_opens_its_runs_and_curves_of_chosen_rows_are_drawn(visitor: Visitor, site: Site) -> None:
     page = visitor.open("ablations/tiny", ".uplot canvas")
     assert page.get_by_label("verdicts against").input_value() == "model.position=CoPE"  # as the report does
     page.get_by_label("verdicts against").select_option("Absolute")
@@ -281,14 +280,14 @@ def test_a_cell_opens_its_runs_and_chosen_rows_are_compared(visitor: Visitor, si
     opened = page.locator(".cellruns a").first
     assert opened.get_attribute("href") == f"#/runs/{site.sample.ids[0]}"
     page.evaluate(  # both before the page has drawn the first choice
-        """() => ["CoPE", "Absolute"].forEach((row) => document.querySelector(`[aria-label="Compare ${row}"]`).click())"""
+        """() => document.querySelectorAll("[aria-label^='Draw the curves of']").forEach((box) => box.click())"""
     )
-    page.get_by_role("heading", name="Absolute minus CoPE").wait_for()
+    page.wait_for_function("() => location.hash.endsWith('row=CoPE&row=Absolute')")
     with page.expect_download() as download:
         page.get_by_role("button", name="LaTeX").click()
     assert download.value.suggested_filename == "tiny.tex"
     assert page.get_by_role("link", name="Compare these runs").get_attribute("href") == (
-        f"#/runs?ids={packed(site.sample.ids[0])}&sel={packed(site.sample.ids[0])}"
+        f"#/runs?ids={short_ids(site.sample.ids[0])}&sel={short_ids(site.sample.ids[0])}"
     )
     opened.click()
     page.get_by_role("heading", name="CoPE seed 0").wait_for()
@@ -340,32 +339,32 @@ def test_a_zoom_is_in_the_address_and_goes_with_the_step_axis(visitor: Visitor) 
 @pytest.mark.thorough
 def test_chosen_runs_are_grouped_by_row(visitor: Visitor, site: Site) -> None:
     ids = [*site.sample.ids[:2], *(row.runs[0].run_id for row in site.curves.rows)]
-    page = visitor.open(f"runs?sel={packed(*ids)}", ".comparison .uplot canvas")
+    page = visitor.open(f"runs?sel={short_ids(*ids)}", ".comparison .uplot canvas")
     legend = page.locator(".comparison .legend button").all_inner_texts()
     assert legend == ["tiny: CoPE", "tiny: Absolute", "curves: CoPE", "curves: Absolute", "curves: RoPE"]
-    address = f"{page.url.partition('#/')[2]}&way=parallel&axis=train.steps&axis=model.dim"
-    page = visitor.open(address, ".plot polyline")
-    assert page.locator(".plot .keys li").all_inner_texts() == legend  # a colour for each of them
-    page = visitor.open(f"runs?sel={packed(site.curves.rows[0].runs[0].run_id)}", ".comparison .uplot canvas")
+    page = visitor.open(f"runs?sel={short_ids(site.curves.rows[0].runs[0].run_id)}", ".comparison .uplot canvas")
     names = page.locator(".comparison select").first.locator("option").all_inner_texts()
     assert names == ["in_dist/token_error", "loss"]  # the run has logged them, and has no final metrics
-    page = visitor.open(f"runs?sel={packed(site.sample.ids[3])}", ".comparison .empty")
+    page = visitor.open(f"runs?sel={short_ids(site.sample.ids[3])}", ".comparison .empty")
     assert page.locator(".comparison .empty").inner_text() == "No chosen run has logged a metric yet."
 
 
-def test_differences_of_rows_are_shown_with_their_seeds_folded(visitor: Visitor, site: Site) -> None:
+def test_values_that_differ_are_listed_by_row_beside_a_link_to_mlflow(visitor: Visitor, site: Site) -> None:
+    url = "http://mlflow.example/#/experiments/7"
+    visitor.page.route("**/ablations/tiny/mlflow", lambda route: route.fulfill(json={"url": url}))
     ids = [row.runs[i].run_id for row in site.sample.plan.rows for i in range(2)]
-    page = visitor.open(f"runs?sel={packed(*ids)}&way=difference", ".comparison table")
-    configuration, metrics = page.locator(".comparison table").all()
+    page = visitor.open(f"runs?sel={short_ids(*ids)}", ".comparison table")
+    configuration = page.locator(".comparison table")
     assert configuration.locator("thead th").all_inner_texts() == [
         "key",
         "CoPE, 2 runs",
         "Absolute, 1 run",
     ]  # one is pending
     assert configuration.locator("tbody tr").all_inner_texts() == ["model.position\tcope\tabsolute"]  # no seed
-    cell = metrics.locator("tr", has_text="in_dist/token_error").locator("td").first
-    value = site.sample.store.run(site.sample.ids[0]).result["metrics"]["in_dist/token_error"]
-    assert float(cell.inner_text()) == pytest.approx(value, rel=1e-3)  # the other run of the row has failed
+    assert page.get_by_role("link", name="Plot tiny in MLflow").get_attribute("href") == url
+    page = visitor.open(f"runs?sel={short_ids(site.curves.rows[0].runs[0].run_id)}", ".comparison .uplot canvas")
+    assert page.get_by_text("The same in all chosen runs").is_visible()
+    assert page.get_by_role("link", name="in MLflow").count() == 0  # this ablation is in no MLflow
 
 
 def test_chosen_metrics_are_panels_with_one_zoom(visitor: Visitor) -> None:
@@ -388,58 +387,15 @@ def test_chosen_metrics_are_panels_with_one_zoom(visitor: Visitor) -> None:
 
 
 @pytest.mark.thorough
-def test_runs_are_marked_in_plots_and_the_address_has_the_ranges(visitor: Visitor, site: Site) -> None:
-    """Four runs: one of 12 steps, and three seeds of one row of 7 steps."""
-    many = expand(load_ablation(site.sample.ablations / "many.yaml"))
-    ids = [site.sample.ids[0], *(run.run_id for run in many.rows[0].runs[:3])]
-    page = visitor.open(f"runs?sel={packed(*ids)}&way=parallel&axis=train.steps&axis=model.dim", ".plot polyline")
-    assert page.locator(".plot polyline").count() == 4
-    page.get_by_label("means over seeds").check()
-    page.wait_for_function("() => document.querySelectorAll('.plot polyline').length === 2")
-    strip = page.locator("[data-axis='train.steps']")
-    strip.scroll_into_view_if_needed()
-    box = strip.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 1)  # the lowest value: 7 steps
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=3)
-    assert page.locator(".plot polyline.out").count() == 1  # already while one drags
-    page.mouse.up()
-    page.get_by_text("1 of 2 runs are marked.").wait_for()
-    page.get_by_label("means over seeds").uncheck()
-    page.get_by_text("3 of 4 runs are marked.").wait_for()
-    marked = page.locator(".comparison tbody a")
-    assert [each.get_attribute("href") for each in marked.all()] == [f"#/runs/{run_id}" for run_id in ids[1:]]
-
-    address = page.url.partition("#/")[2].replace("way=parallel", "way=scatter&sx=train.steps&sy=model.dim")
-    page = visitor.open(address, ".plot .out")  # the same range in another plot
-    assert page.locator(".plot a").count() == 4
-    assert page.locator(".plot a.out").count() == 1
-    assert accessibility(page) == []
-    page.locator(".plot .grip").focus()
-    page.keyboard.press("Escape")
-    page.wait_for_function("() => !location.hash.includes('brush')")
-    page.wait_for_selector(".plot .grip:focus")
-    page.keyboard.press("ArrowRight")  # cuts off the least steps
-    page.get_by_text("1 of 4 runs are marked.").wait_for()
-    page.get_by_role("button", name="Choose only these").click()
-    page.wait_for_function("() => !location.hash.includes('brush')")
-    assert f"sel={packed(ids[0])}" in page.url
-    assert visitor.problems == []
-
-
-@pytest.mark.thorough
 def test_all_listed_runs_are_chosen_and_their_curves_are_read_in_parts(visitor: Visitor) -> None:
     page = visitor.open("runs?ablation=many", ".runs tbody tr")
     page.get_by_role("button", name="Load 5 more").click()
     page.wait_for_function("() => document.querySelectorAll('.runs tbody tr').length === 105")
     page.get_by_label("Choose all listed runs").check()
     page.get_by_text("105 runs chosen").wait_for()
-    assert len(page.url) < 105 * 7 + 60  # seven characters a run
     page.locator(".comparison .empty").wait_for()  # failed runs have no metrics
-    page.get_by_role("button", name="Scatter plot").click()
-    page.wait_for_function("() => document.querySelectorAll('.plot circle').length === 105")
-    page.goto(f"{page.url.replace('way=scatter', 'way=curves')}&metric=train%2Floss")
+    page.locator(".comparison table").wait_for()
+    page.goto(f"{page.url}&metric=train%2Floss")
     page.wait_for_selector(".comparison .multiples .empty, .comparison .uplot")
     assert sum("/curves?" in url for url in visitor.requests) == 3
     page.get_by_label("Choose all listed runs").uncheck()
@@ -655,7 +611,7 @@ def test_the_form_is_offered_to_those_who_may_submit(context: BrowserContext, si
 
 def test_the_page_works_below_a_prefix(context: BrowserContext, site: Site, origin: str) -> None:
     cope, absolute = site.sample.ids[:2]
-    both = packed(cope, absolute)
+    both = short_ids(cope, absolute)
     with (
         httpx.Client(base_url=origin, timeout=120) as client,
         page_site.behind_proxy(client, "/user/me/proxy/8000") as address,

@@ -8,7 +8,6 @@ import { claimsTable } from "./claims.js";
 import { figures } from "./figures.js";
 import { learningCurves } from "./learning_curves.js";
 import { resultsTable } from "./results_table.js";
-import { rowComparison } from "./row_comparison.js";
 import { canSubmit, trainForm } from "./train.js";
 
 const TABS = [["results", "Results"], ["figures", "Figures"], ["runs", "Runs"], ["file", "File"]];
@@ -113,7 +112,7 @@ function downloads(name, scale, committed) {
 
 export function ablation(root, name) {
   const part = changes();
-  const [head, banner, claims, main, comparison, curves, other] = Array.from({ length: 7 }, () => h("div"));
+  const [head, banner, claims, main, curves, other] = Array.from({ length: 6 }, () => h("div"));
   const plot = learningCurves(curves);
   let [started, title, mlflowUrl] = [false, name, undefined];
   const draft = {}; // of the form that submits a sweep
@@ -134,9 +133,8 @@ export function ablation(root, name) {
     );
     const found = await get(at("claims", { ablation: name, scale, committed }));
     part("claims", JSON.stringify(found), () => replace(claims, claimsSection(found)));
-    for (const each of [comparison, curves]) each.hidden = Boolean(committed);
+    curves.hidden = Boolean(committed);
     if (committed) return notice;
-    await rowComparison(comparison, { name, scale, chosen, part });
     if (detail.plan.length) await plot.refresh({ name, scale, detail, chosen, params });
     return notice;
   }
@@ -155,7 +153,7 @@ export function ablation(root, name) {
       const chosenTab = params.get("tab") ?? "results";
       const tab = pages.some(([each]) => each === chosenTab) ? chosenTab : "results";
       title = detail.title || name;
-      if (!started) replace(root, head, banner, claims, main, comparison, curves, other);
+      if (!started) replace(root, head, banner, claims, main, curves, other);
       started = true;
       part("head", JSON.stringify([detail, scale, tab, pages, mlflowUrl]), () =>
         replace(head, ...header({ ...detail, scales: base.scales }, scale, tab, pages, mlflowUrl)),
@@ -163,7 +161,7 @@ export function ablation(root, name) {
       // Where nothing is finished here, what is kept with the ablation files.
       const committed = (!detail.error && !detail.counts.finished && detail.committed.includes(scale)) || null;
       let notice = "";
-      for (const each of [main, claims, comparison, curves]) each.hidden = tab !== "results" || Boolean(detail.error);
+      for (const each of [main, claims, curves]) each.hidden = tab !== "results" || Boolean(detail.error);
       other.hidden = tab === "results" && !detail.error;
       if (detail.error || tab === "file") {
         part("other", `file ${detail.text}`, () =>

@@ -2,7 +2,7 @@
 
 import { h, replace, scrolling, section, select } from "../dom.js";
 import { fixed, integer, number } from "../format.js";
-import { change, link, pack, toggled } from "../route.js";
+import { change, link, shortIds, toggled } from "../route.js";
 import { badge } from "../status.js";
 
 const SPACE = "\u2007"; // as wide as a digit
@@ -10,7 +10,7 @@ const LONG = 500; // characters of an answer
 const CLASSES = { agrees: "good", better: "good", differs: "bad", worse: "bad" };
 
 /** Decimals of a scaled value: those of the metric, or as many as a small value needs. */
-export const decimals = (value, metric) =>
+const decimals = (value, metric) =>
   value && Math.abs(value) < 0.5 * 10 ** -metric.decimals
     ? Math.min(1 - Math.floor(Math.log10(Math.abs(value))), 8)
     : metric.decimals;
@@ -121,7 +121,7 @@ function runsOfCell(row, metric, width) {
         stuck ? h("p", { class: "note" }, "Stuck: the run does no better than a simple rule that does not solve the task.") : null,
         comparison && h("p", {}, comparisonText(comparison, metric)),
         h("p", {},
-          h("a", { href: link(["runs"], { ids: pack(ids), sel: pack(ids) }) }, "Compare these runs"),
+          h("a", { href: link(["runs"], { ids: shortIds(ids), sel: shortIds(ids) }) }, "Compare these runs"),
           " · ",
           h("a", { href: link(["playground"], { run: ids[0] }) },
             "Open the first one's checkpoint in the playground",
@@ -185,7 +185,7 @@ export function resultsTable(container, context) {
           type: "checkbox",
           checked: chosen.includes(row.row),
           "data-key": `choose ${row.row}`,
-          "aria-label": `Compare ${row.row}`,
+          "aria-label": `Draw the curves of ${row.row}`,
           onchange: () => change({ row: toggled("row", row.row) }),
         }),
       ),
@@ -231,7 +231,7 @@ export function resultsTable(container, context) {
       ),
       h("div", { class: "notes" },
         [
-          `Mean ± standard deviation over seeds. ${goals(table.metrics)}${committed ? "" : " Select a number to see its runs. Choose rows to compare them."}`,
+          `Mean ± standard deviation over seeds. ${goals(table.metrics)}${committed ? "" : " Select a number to see its runs, and the numbers of its comparison. Choose rows to draw their curves alone."}`,
           table.rows.some((row) => Object.values(row.metrics).some(isStuck)) && STUCK,
           shown &&
             "The paper's numbers are of models and training of another size, so there is no verdict against the paper.",

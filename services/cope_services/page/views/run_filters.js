@@ -2,7 +2,7 @@
 
 import { checkbox, h, select } from "../dom.js";
 import { plural } from "../format.js";
-import { change, packed, toggled } from "../route.js";
+import { change, idsIn, toggled } from "../route.js";
 import { STATUSES } from "../status.js";
 
 const EXAMPLES = "model.layers>=4, in_dist/loss<0.5";
@@ -12,7 +12,7 @@ const LISTS = ["filter", "ids", "sweep", "scale"]; // parameters that are shown 
 function chips(params) {
   return LISTS.flatMap((name) => {
     const values = params.getAll(name);
-    if (name === "ids") return values.length ? [[name, plural(packed(params, name).length, "given run"), []]] : [];
+    if (name === "ids") return values.length ? [[name, plural(idsIn(params, name).length, "given run"), []]] : [];
     return values.map((each) => [name, name === "filter" ? each : `${name} ${each}`, values.filter((other) => other !== each)]);
   });
 }

@@ -3,7 +3,7 @@
 import { at, get } from "../api.js";
 import { changes, empty, h, replace, scrolling, searchField } from "../dom.js";
 import { ago, integer, moment, plural } from "../format.js";
-import { change, current, link, pack, packed, shortId } from "../route.js";
+import { change, current, idsIn, link, shortId, shortIds } from "../route.js";
 import { badge } from "../status.js";
 import { flatten, resultsFirst, shown, SUMMARY, valueOf } from "../values.js";
 import { compareRuns } from "./compare_runs.js";
@@ -33,7 +33,7 @@ function queryOf(params) {
   const keys = params.getAll("col").filter((key) => key !== "none");
   return {
     filter: params.getAll("filter"),
-    run: packed(params, "ids"),
+    run: idsIn(params, "ids"),
     sort,
     descending: order === "desc",
     fields: keys.length ? [...SUMMARY, ...keys].join(",") : null,
@@ -64,8 +64,8 @@ function heading(params) {
 }
 
 /** Choose the runs of these ids, and no others. */
-const choose = (ids) => change({ sel: pack(ids) }, { replace: true });
-const chosenIds = () => packed(current().params, "sel");
+const choose = (ids) => change({ sel: shortIds(ids) }, { replace: true });
+const chosenIds = () => idsIn(current().params, "sel");
 
 function line(run, columns, chosen) {
   const { run_id: id, ablations, step, steps } = run;
@@ -125,7 +125,7 @@ export function runs(root) {
   }
 
   function draw(params, { total, loaded }, columns) {
-    const chosen = packed(params, "sel");
+    const chosen = idsIn(params, "sel");
     const heads = [...COLUMNS, ...columns.map((key) => [key, key, NUMBER]), ["created_ms", "started", NUMBER]];
     const filtered = CONDITIONS.some((name) => params.get(name));
     const button = (key, text, onclick, kind = "quiet") =>
@@ -136,7 +136,7 @@ export function runs(root) {
           button("to comparison", "Show the comparison", () => compared.scrollIntoView()),
           button("clear", "Clear", () => change({ sel: null })),
         )
-      : h("span", { class: "note" }, "Choose runs, or all that are listed, to compare their curves, configurations and results.");
+      : h("span", { class: "note" }, "Choose runs, or all that are listed, to compare their curves and configurations.");
     const none = filtered
       ? "No run fits. A run that lacks a key does not match; remove a condition to see more."
       : "No run has been started. `cope-sweep run quickstart` trains the first ones in a minute.";
