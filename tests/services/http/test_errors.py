@@ -91,11 +91,17 @@ def test_invalid_bodies(client: httpx.Client, content: bytes, status: int, code:
 @pytest.mark.parametrize("media", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
 def test_only_json_is_accepted(client: httpx.Client, sample: SampleStore, media: str) -> None:
     paths = client.get("/openapi.json").json()["paths"]
-    with_body = [path for path, operations in paths.items() if "requestBody" in operations.get("post", {})]
+    with_body = [
+        (method, path)
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+        if "requestBody" in operation
+    ]
     assert len(with_body) == 10
-    for path in with_body:
+    for method, path in with_body:
         headers = {"content-type": media} if media else {}
-        response = client.post(path.replace("{run_id}", sample.ids[0]), content=b"{}", headers=headers)
+        url = path.replace("{run_id}", sample.ids[0]).replace("{sweep_id}", "20261128-080000-3f2a")
+        response = client.request(method, url, content=b"{}", headers=headers)
         error = response.json().get("error") or response.json()
         assert (response.status_code, error["code"]) == (415, "unsupported_media_type"), path
 
