@@ -36,9 +36,7 @@ from dataclasses import replace
 
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
-from cope_sweep.config.keys import is_field
 from cope_sweep.read.tables.model import (
-    LISTED_ROWS,
     PAPER,
     POSITION,
     Column,
@@ -48,7 +46,6 @@ from cope_sweep.read.tables.model import (
     TableModel,
     TableRow,
     decimal_places,
-    named_label,
     same_labels,
 )
 from cope_sweep.read.tables.row_names import find_axis, named_rows
@@ -105,27 +102,25 @@ ORDER_RULE = (
 LISTED_KEYS = 3
 """The most keys that a rule lists."""
 NAMED_ROWS = 6
-"""The most rows without a significant difference that an answer names; of more, it gives the number."""
-LISTED_SETTINGS = 4
-"""The most settings (labels on the axes that are not compared) that an answer lists one by one."""
+"""The most rows that a sentence of an answer names; of more, it gives the number."""
 
 DESCRIPTIVE, SAME = "descriptive", "no significant difference"
-PHRASES = {
-    "better": "{are} better than {against}",
-    "worse": "{are} worse than {against}",
-    "same order": "{are} worse than {against}, as in the paper",
-    "opposite order": "{are} better than {against}, unlike in the paper",
-    SAME: "{do} not differ significantly from {against}",
-    DESCRIPTIVE: "{were} not tested against {against}: too few seeds",
+SENTENCES = {
+    "better": "Better than {against}",
+    "worse": "Worse than {against}",
+    "same order": "Worse than {against}, as in the paper",
+    "opposite order": "Better than {against}, unlike in the paper",
+    SAME: "No significant difference from {against}",
+    DESCRIPTIVE: "Too few seeds for a test against {against}",
 }
-"""Verdict → what an answer says about rows."""
-PAPER_PHRASES = {
-    "agrees": ("agrees with ours", "agree with ours"),
-    "differs": ("differs from ours", "differ from ours"),
-    "inconclusive": ("is inconclusive", "are inconclusive"),
-    DESCRIPTIVE: ("was not tested", "were not tested"),
+"""Verdict on rows → the sentence of an answer that names them."""
+PAPER_SENTENCES = {
+    "agrees": "Agrees",
+    "differs": "Differs",
+    "inconclusive": "Inconclusive",
+    DESCRIPTIVE: "Not tested",
 }
-"""Verdict → what an answer says about one published number, and about several."""
+"""Verdict on published numbers → the sentence of an answer that counts them."""
 
 CellKey = tuple[str, str]
 """Names of a row and a column."""
@@ -227,7 +222,7 @@ def _compare_with_label(model: TableModel, key: str, label: str) -> TableModel:
     if len(with_label) > 1:
         description += " and the same values of the other axes"
     with_comparisons = _compare_with_references(model, references, label, description)
-    return replace(with_comparisons, answer=_answer_by_setting(with_comparisons, model.primary, key))
+    return replace(with_comparisons, answer=_answer(with_comparisons, model.primary))
 
 
 def _compare_with_references(
@@ -385,84 +380,25 @@ def p_text(p: float) -> str:
 
 
 def _answer(model: TableModel, column: Column) -> str:
-    """The verdicts of a column in a sentence: which rows are better or worse than which, and which do not differ."""
-    verdicts = _verdicts(model, [(row.short, row.metrics[column.name].comparison) for row in model.rows])
-    return f"By {column.title}: {verdicts}." if verdicts else ""
-
-
-def _answer_by_setting(model: TableModel, column: Column, key: str) -> str:
-    """As `_answer`, where each row is compared with one that has another label on the axis `key`.
-
-    Rows with the same labels on the other axes are a setting. A few settings have a sentence each; of many, the answer
-    says in how many a row has a verdict.
-    """
-    compared_rows = [row for row in model.rows if row.metrics[column.name].comparison is not None]
-    named_axes = [axis for axis in model.axes if axis == key or is_field(axis)]
-    other_axes = [axis for axis in model.axes if axis not in named_axes]
-    varying_axes = [axis for axis in other_axes if len({row.labels.get(axis) for row in compared_rows}) > 1]
-    settings: dict[str, list[tuple[str, Comparison | None]]] = {}
-    for row in compared_rows:
-        named = _labels(model, row, named_axes), row.metrics[column.name].comparison
-        settings.setdefault(_labels(model, row, varying_axes), []).append(named)
-    if len(settings) <= 1:
-        return _answer(model, column)
-    if len(settings) <= LISTED_SETTINGS:
-        settings_by_verdicts: dict[str, list[str]] = {}
-        for setting, comparisons in settings.items():
-            settings_by_verdicts.setdefault(_verdicts(model, comparisons), []).append(setting)
-        sentences = (f"{_join(names)}: {verdicts}." for verdicts, names in settings_by_verdicts.items())
-        return f"By {column.title}. {' '.join(sentences)}"
-    everything = [named for comparisons in settings.values() for named in comparisons]
-    return f"By {column.title}, in {len(settings)} settings: {_verdicts(model, everything)}."
-
-
-def _labels(model: TableModel, row: TableRow, axes: Iterable[str]) -> str:
-    """A row's labels on some axes: `RoPE · heads 4`."""
-    return " · ".join(named_label(model.axes[axis], row.labels[axis]) for axis in axes if axis in row.labels)
-
-
-def _verdicts(model: TableModel, comparisons: Iterable[tuple[str, Comparison | None]]) -> str:
-    """`FoX is better than CoPE (p = 0.008); None and RoPE (2) are worse than CoPE (p ≤ 0.03)`.
-
-    `comparisons` has the name of a row with each; a name that has a verdict several times is followed by their number.
-    """
+    """A sentence for each verdict of a column: `By In-dist. (%). Worse than CoPE: RoPE. No significant …`."""
     short_names = {row.row: row.short for row in model.rows}
-    by_verdict: dict[tuple[str, str], list[tuple[str, Comparison]]] = {}
-    for name, comparison in comparisons:
-        if comparison is not None:
-            by_verdict.setdefault((comparison.verdict, comparison.against), []).append((name, comparison))
-    order = list(PHRASES)
-    parts = []
-    for (verdict, against), named in sorted(by_verdict.items(), key=lambda item: order.index(item[0][0])):
-        counts = Counter(name for name, _ in named)
-        names = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
-        are, were, do = ("is", "was", "does") if len(names) == 1 else ("are", "were", "do")
-        if verdict == DESCRIPTIVE and len(named) > LISTED_ROWS:
-            names, were = [f"{len(named)} rows"], "were"
-        elif verdict == SAME and len(names) > NAMED_ROWS:
-            names = [f"{len(names)} other rows"]
-        phrase = PHRASES[verdict].format(are=are, were=were, do=do, against=short_names.get(against, against))
-        parts.append(f"{_join(names)} {phrase}{_p_range(verdict, [comparison for _, comparison in named])}")
-    return "; ".join(parts)
+    sentences = []
+    for verdict, sentence in SENTENCES.items():
+        names_by_reference: dict[str, list[str]] = {}
+        for row in model.rows:
+            comparison = row.metrics[column.name].comparison
+            if comparison is not None and comparison.verdict == verdict:
+                names_by_reference.setdefault(comparison.against, []).append(row.short)
+        for against, names in names_by_reference.items():
+            sentences.append(f"{sentence.format(against=short_names.get(against, against))}: {_listed(names)}.")
+    return " ".join([f"By {column.title}.", *sentences]) if sentences else ""
 
 
-def _p_range(verdict: str, comparisons: Sequence[Comparison]) -> str:
-    """` (p = 0.016)`, ` (p ≤ 0.032)` of significant differences, or ` (p ≥ 0.095)` of others; empty without a test."""
-    p_values = [comparison.p_adjusted for comparison in comparisons if comparison.p_adjusted is not None]
-    if verdict == DESCRIPTIVE or not p_values:
-        return ""
-    sign, bound = ("≥", min(p_values)) if verdict == SAME else ("≤", max(p_values))
-    if p_text(min(p_values)) == p_text(max(p_values)):
-        sign = "="
-    return f" (p {sign} {p_text(bound)})"
-
-
-def _join(names: Sequence[str]) -> str:
-    """`Absolute, “Relative, capped” and RoPE`."""
-    if len(names) == 1:
-        return names[0]
-    quoted = [f"“{name}”" if "," in name else name for name in names]
-    return f"{', '.join(quoted[:-1])} and {quoted[-1]}"
+def _listed(names: Sequence[str]) -> str:
+    if len(names) > NAMED_ROWS:
+        return f"{len(names)} rows"
+    separator = "; " if any("," in name for name in names) else ", "  # a label may have commas: `RoPE, half`
+    return separator.join(names)
 
 
 def _fill(model: TableModel, comparisons: Mapping[CellKey, Comparison], rule: str) -> TableModel:
@@ -491,12 +427,8 @@ def _compare_with_paper(model: TableModel) -> TableModel:
                     cell.summary, cell.published, scale=column.scale, exact=column.exact
                 )
     counts = Counter(comparison.verdict for comparison in comparisons.values())
-    parts = [
-        f"{counts[verdict]} {plural if counts[verdict] > 1 else singular}"
-        for verdict, (singular, plural) in PAPER_PHRASES.items()
-        if counts[verdict]
-    ]
-    answer = f"Of {len(comparisons)} published numbers, {_join(parts)}." if parts else ""
+    sentences = [f"{text}: {counts[verdict]}." for verdict, text in PAPER_SENTENCES.items() if counts[verdict]]
+    answer = " ".join([f"Published numbers: {len(comparisons)}.", *sentences]) if sentences else ""
     return replace(_fill(model, comparisons, " ".join(_paper_rules(cells))), answer=answer)
 
 

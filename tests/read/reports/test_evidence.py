@@ -99,7 +99,7 @@ def test_files(store, tmp_path):
     assert text.startswith("# Does it copy? 100 % & more\n")
     assert "![Two](copying.curves.svg)" in text
     assert " 10.50 ± 0.71 |" in text
-    assert "**Result: By In-dist. (%): a\\_b \\<c\\> and None were not tested against CoPE: too few seeds.**" in text
+    assert "**Result: By In-dist. (%). Too few seeds for a test against CoPE: a\\_b \\<c\\>, None.**" in text
     assert "Difference of In-dist.: row minus the row with position = CoPE" in text
     assert "Exploratory" not in text
     assert "## Missing" not in text

@@ -213,10 +213,7 @@ def test_rows_are_compared_with_one_of_them_by_the_primary_metric():
     assert "corrected for 2 comparisons (Holm). With 5 runs a row, p is at least 0.016" in rule
     assert "not corrected for the number of comparisons" in rule
     assert rule.endswith("The other metrics are descriptive.")
-    assert (
-        model.answer == "By In-dist. (%): a_b <c> is worse than CoPE (p = 0.016); "
-        "None does not differ significantly from CoPE (p = 1.000)."
-    )
+    assert model.answer == "By In-dist. (%). Worse than CoPE: a_b <c>. No significant difference from CoPE: None."
     drawn = comparison_layout(model)
     assert [header.text for header in drawn.headers] == ["position", "difference", "95 % interval", "p", "verdict"]
     assert [cell.text for cell in drawn.rows[0]][:5] == ["a_b <c>", "+4.20", "[4.00, 4.40]", "0.016", "worse"]
@@ -229,18 +226,17 @@ def test_another_metric_may_be_the_primary_one():
     verdicts = [each.verdict for each in cells(model, "dense/loss")[1:]]
     assert verdicts == ["better", "no significant difference"], "its goal is max"
     assert {each.verdict for each in cells(model)[1:]} == {"descriptive"}
-    assert model.answer.startswith("By dense/loss: a_b <c> is better than CoPE")
+    assert model.answer.startswith("By dense/loss. Better than CoPE: a_b <c>. ")
 
 
 def test_texts_name_rows_by_the_axes_in_which_they_differ():
     grid = {"model.position": {"CoPE": ["cope"], "None": []}, "model.layers": [1], "model.heads": [1, 2]}
     model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], grid=grid), *[1.0] * 20), "position=CoPE")
     assert [row.row for row in model.rows][1:3] == ["CoPE · 1 · 2", "None · 1 · 1"]
-    same = "heads 1 and heads 2: None does not differ significantly from CoPE (p = 1.000)"
-    assert model.answer == f"By In-dist. (%). {same}."
+    assert model.answer == "By In-dist. (%). No significant difference from CoPE: None · heads 1, None · heads 2."
 
 
-def test_an_answer_tells_settings_apart_and_counts_them_where_they_are_many():
+def test_an_answer_names_the_rows_of_each_verdict():
     near, far = FIVE[:5], FIVE[5:10]
     rows = {"CoPE": ["cope"], "None": [], "RoPE, half": [{"kind": "rope", "rotated": 0.5}]}
     grid = {"model.heads": [1, 2], "model.position": rows}
@@ -248,33 +244,17 @@ def test_an_answer_tells_settings_apart_and_counts_them_where_they_are_many():
         model_of(plan_of(seeds=[0, 1, 2, 3, 4], grid=grid), *near, *far, *far, *near, *near, *far), "position=CoPE"
     )
     assert model.answer == (
-        "By In-dist. (%). heads 1: None and “RoPE, half” are worse than CoPE (p = 0.016). "
-        "heads 2: RoPE, half is worse than CoPE (p = 0.016); None does not differ significantly from CoPE (p = 1.000)."
+        "By In-dist. (%). Worse than CoPE: heads 1 · None; heads 1 · RoPE, half; heads 2 · RoPE, half. "
+        "No significant difference from CoPE: heads 2 · None."
     )
-    # A field of an encoding names a row; it is no setting.
-    grid = {"model.position": {"None": [], "CoPE": ["cope"]}, "model.position.cope.p_max": [2, 3, 4, 5, 6]}
-    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], grid=grid), *near, *far * 5), "position=None")
-    assert model.answer.startswith("By In-dist. (%): CoPE · p_max 2, CoPE · p_max 3, CoPE · p_max 4, ")
-    grid = {"train.batch": [2, 3, 4, 5, 6], "model.position": {"CoPE": ["cope"], "None": []}}
-    values = [*near, *far] * 4 + [*near, *near]
-    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], grid=grid), *values), "position=CoPE")
-    assert model.answer == (
-        "By In-dist. (%), in 5 settings: None (4) is worse than CoPE (p = 0.008); "
-        "None does not differ significantly from CoPE (p = 1.000)."
-    )
-    few = compared(model_of(plan_of(seeds=[0], grid=grid), *[1.0, 2.0] * 5), "position=CoPE")
-    assert few.answer == "By In-dist. (%), in 5 settings: 5 rows were not tested against CoPE: too few seeds."
 
 
-def test_an_answer_counts_many_rows_without_a_significant_difference():
-    near = FIVE[:5]
-    mlps = {f"MLP {n}": [{"kind": "cope_mlp", "hidden": n}] for n in range(1, 9)}
-    grid = {"model.position": {"CoPE": ["cope"]} | mlps}
-    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4, 5, 6], grid=grid), *[*near, 1.0, 1.2] * 9), "CoPE")
-    assert model.answer == "By In-dist. (%): 8 other rows do not differ significantly from CoPE (p = 1.000)."
-    grid = {"model.position": dict(list(grid["model.position"].items())[:7])}
-    model = compared(model_of(plan_of(seeds=[0, 1, 2, 3, 4], grid=grid), *near * 7), "CoPE")
-    assert model.answer.startswith("By In-dist. (%): MLP 1, MLP 2, MLP 3, MLP 4, MLP 5 and MLP 6 do not differ")
+@pytest.mark.parametrize(("rows", "named"), [(6, "MLP 1, MLP 2, MLP 3, MLP 4, MLP 5, MLP 6"), (7, "7 rows")])
+def test_an_answer_counts_rows_where_they_are_many(rows, named):
+    mlps = {f"MLP {n}": [{"kind": "cope_mlp", "hidden": n}] for n in range(1, rows + 1)}
+    plan = plan_of(seeds=[0, 1, 2, 3, 4, 5, 6], grid={"model.position": {"CoPE": ["cope"]} | mlps})
+    model = compared(model_of(plan, *[*FIVE[:5], 1.0, 1.2] * (rows + 1)), "CoPE")
+    assert model.answer == f"By In-dist. (%). No significant difference from CoPE: {named}."
 
 
 def test_too_few_seeds_for_a_test_make_a_table_descriptive():
@@ -282,12 +262,7 @@ def test_too_few_seeds_for_a_test_make_a_table_descriptive():
     assert {each.verdict for each in cells(model)[1:]} == {"descriptive"}
     assert "with 3 runs a row and 2 comparisons" in model.rules[0]
     assert "p of an exact permutation test is at least 0.200" in model.rules[0]
-    assert model.answer == "By In-dist. (%): a_b <c> and None were not tested against CoPE: too few seeds."
-    grid = {
-        "model.position": {"CoPE": ["cope"]} | {f"{n} MLP": [{"kind": "cope_mlp", "hidden": n}] for n in (1, 2, 3, 4)}
-    }
-    many = compared(model_of(plan_of(seeds=[0, 1, 2], grid=grid), *[1.0] * 15), "CoPE")
-    assert many.answer == "By In-dist. (%): 4 rows were not tested against CoPE: too few seeds."
+    assert model.answer == "By In-dist. (%). Too few seeds for a test against CoPE: a_b <c>, None."
     one = compared(model_of(plan_of(seeds=[0]), 1.0, 5.0, 1.1), "CoPE")
     assert one.rules[0].endswith("Too few runs are finished for a test. The other metrics are descriptive.")
 
@@ -320,7 +295,7 @@ def test_cells_are_compared_with_the_paper():
         ["+0.00", "± 0.80", "agrees"], ["+40.70", "± 5.80", "differs"], ["+0.80", "–", "descriptive"],
     ]  # fmt: skip
     assert "90 % interval" in drawn.notes[-1]
-    assert model.answer == "Of 3 published numbers, 1 agrees with ours, 1 differs from ours and 1 was not tested."
+    assert model.answer == "Published numbers: 3. Agrees: 1. Differs: 1. Not tested: 1."
 
 
 def scaled(**changes):
@@ -339,8 +314,7 @@ def test_at_another_scale_the_order_is_compared():
     assert best is None, "CoPE is best in the paper"
     assert (second.against, second.verdict, third.verdict) == ("CoPE", "same order", "opposite order")
     assert "do not have the paper's size (train.steps differ)" in model.rules[0]
-    assert "a_b <c> is worse than CoPE, as in the paper" in model.answer
-    assert "None is better than CoPE, unlike in the paper" in model.answer
+    assert "Worse than CoPE, as in the paper: a_b <c>. Better than CoPE, unlike in the paper: None." in model.answer
 
 
 def test_only_keys_that_decide_what_is_trained_make_another_scale():
@@ -374,7 +348,7 @@ def test_comparisons_are_in_json_and_frames(store):
     assert got["compared"]["against"] == "CoPE"
     found = got["rows"][2]["metrics"]["in_dist/token_error"]["comparison"]
     assert (found["against"], found["n"], found["smallest_p"]) == ("CoPE", [3, 3], pytest.approx(0.1))
-    assert got["compared"]["answer"].startswith("By In-dist. (%): a_b <c> and None were not tested")
+    assert got["compared"]["answer"].startswith("By In-dist. (%). Too few seeds for a test")
     frame = drawn.frame
     # Squares of the seeds 0, 1, 2 have the mean 5/3: 10 + 2 · 5/3 − 5/3, and 20 + 3 · 5/3 − 5/3.
     assert frame["in_dist/token_error.difference"].tolist()[1:] == pytest.approx([10 + 5 / 3, 20 + 10 / 3])

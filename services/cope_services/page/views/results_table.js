@@ -6,7 +6,6 @@ import { change, link, shortIds, toggled } from "../route.js";
 import { badge } from "../status.js";
 
 const SPACE = "\u2007"; // as wide as a digit
-const LONG = 500; // characters of an answer
 const CLASSES = { agrees: "good", better: "good", differs: "bad", worse: "bad" };
 
 /** Decimals of a scaled value: those of the metric, or as many as a small value needs. */
@@ -132,12 +131,6 @@ function runsOfCell(row, metric, width) {
   );
 }
 
-/** What the table says in words; of many rows on request. */
-function answered(text) {
-  const words = h("p", { class: "prose" }, text);
-  return text.length > LONG ? h("details", {}, h("summary", { "data-key": "answer" }, "The answer in words"), words) : words;
-}
-
 function sorted(rows, params) {
   const [key, descending] = [params.get("sort"), params.get("order") === "desc"];
   if (!key) return rows;
@@ -216,7 +209,7 @@ export function resultsTable(container, context) {
         id: "results",
         controls: [select("verdicts against", options, against, (value) => change({ compare: value })), downloads],
       },
-      table.compared?.answer && answered(table.compared.answer),
+      table.compared?.answer && h("p", { class: "prose" }, table.compared.answer),
       scrolling(
         "Result table",
         h("table", { class: "results" },
