@@ -51,7 +51,7 @@ from cope_sweep.api.answers import (
     SweepDetail,
     SweepState,
 )
-from cope_sweep.api.formats import Band, FigureFormat, ReportFormat, TableFormat, Trainable
+from cope_sweep.api.formats import FigureFormat, ReportFormat, TableFormat, Trainable
 from cope_sweep.api.questions import API, MAX_CURVE_ROWS
 from cope_sweep.api.requests import (
     BestOfRow,
@@ -291,13 +291,8 @@ class Client:
         x: str | None = None,
         panels: str | None = None,
         row: Sequence[str] = (),
-        band: Band = "auto",
         log: bool | None = None,
-        log_x: bool | None = None,
-        title: str = "",
-        width: float | None = None,
-        height: float | None = None,
-        font_size: float | None = None,
+        size: str | None = None,
         scale: str | None = None,
         committed: bool = False,
         format: FigureFormat = "svg",
@@ -309,24 +304,18 @@ class Client:
             figure: A figure that the file declares, such as `maps-2`, or a kind, such as `curves`; `figures` lists
                 both.
             metric: Metrics; empty: the metrics of the table.
-            x: curves, convergence: `step` or `time`; values: an axis, another key of a run, or a fact; slice: an axis.
+            x: curves: `step` or `time`; values: an axis, another key of a run, or a fact.
             panels: values, contexts, budget, heatmap: an axis; a panel for each value.
             row: Rows; empty: all.
-            band: `interval` (95 % interval of the mean), `range`, or `auto`: the range if a row has two seeds.
             log: Use a log scale for the metrics; None: chosen from the data.
-            log_x: Use a log scale for the other axis; None: chosen from the data.
-            title: Title above the figure; empty: the ablation's title.
-            width: Width in inches; None: what the panels need.
-            height: Height in inches; None: what the panels need.
-            font_size: Font size in points; None: 8.
+            size: Width and height in inches: `3.25x2.5`; None: what the panels need.
             scale: One of the ablation's scales.
             committed: Use the results that come with the ablation files instead of the store's.
             format: A file format; csv: the data behind the figure.
         """
         content = self._file(
             f"/ablations/{_quoted(name)}/figures/{_quoted(figure)}", metric=metric, x=x, panels=panels, row=row,
-            band=band, log=log, log_x=log_x, title=title, width=width, height=height,
-            font_size=font_size, scale=scale, committed=committed, format=format,
+            log=log, size=size, scale=scale, committed=committed, format=format,
         )  # fmt: skip
         return Picture(content) if format == "svg" else content
 

@@ -87,6 +87,12 @@ class ProbeError(TokensError):
     default_code = "invalid_request"
 
 
+class FigureError(UserError):
+    """A figure cannot be made. The message names what exists."""
+
+    default_code = "invalid_figure"
+
+
 class ClusterError(UserError):
     """The cluster cannot be used. The message names the address or the node, the reason, and what to do."""
 

@@ -105,8 +105,8 @@ def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE,
     """A figure; notebooks show it, and `.write("curves.svg")` saves it.
 
     `kind` is one of `cope_sweep.read.figures.FIGURES`, or the name of a figure that the ablation declares: `maps-2`.
-    `options` are the same as for `cope-sweep figure`: metrics and rows (lists of names), x, panels, band, log, log_x,
-    title, width, height, font_size. Raises UserError.
+    `options` are the same as for `cope-sweep figure`: metrics and rows (lists of names), x, panels, log, size
+    (`3.25x2.5`) and style. Raises UserError.
     """
     fields = {{"metrics": "metric", "rows": "row"}.get(name, name): value for name, value in options.items()}
     results = read_results(*_recorded(ablation, store))

@@ -22,24 +22,16 @@ NOTES = "Print the notes below the table."
 
 METRICS = "A metric. May be repeated. Default: the metrics of the table."
 X = (
-    "curves, convergence: `step` or `time`. values: an axis, another key of a run, or a fact (`facts.parameters`). "
-    "slice: an axis. Default: the first axis with numbers; slice: all axes."
+    "curves: `step` or `time`. values: an axis, another key of a run, or a fact (`facts.parameters`). Default: step; "
+    "the first axis with numbers."
 )
 PANELS = "values, contexts, budget, heatmap: an axis; a panel for each value."
 ROWS = "A row. May be repeated. Default: all."
-BAND = (
-    "interval: 95 % interval of the mean. range: smallest and largest value. auto: the range if a row has two to "
-    "four seeds or the axis is logarithmic, otherwise the interval."
-)
 LOG = "Use a log scale for the metrics. Default: chosen from the data."
-LOG_X = "Use a log scale for the other axis. Default: chosen from the data."
-TITLE = "Title above the figure. Default: the ablation's title."
-WIDTH = (
-    "Width in inches: 3.25 fits a column of ICML, 3.03 one of ACL, 5.5 the text of NeurIPS and ICLR. Default: what the "
-    "panels need."
+SIZE = (
+    "Width and height in inches, such as `3.25x2.5`. 3.25 fits a column of ICML, 3.03 one of ACL, 5.5 the text of "
+    "NeurIPS and ICLR. Default: what the panels need."
 )
-HEIGHT = "Height in inches. Default: what the panels need."
-FONT_SIZE = "Font size in points. Default: 8."
 FIGURE_CSV = "csv: the data behind the figure."
 
 # -- runs --------------------------------------------------------------------------------------------------------------

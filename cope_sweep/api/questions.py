@@ -12,7 +12,7 @@ from typing import Annotated, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from cope_sweep.api import answers, descriptions
-from cope_sweep.api.formats import Band, FigureFormat, ReportFormat, RunsFormat, TableFormat
+from cope_sweep.api.formats import FIGURE_SIZE, FigureFormat, ReportFormat, RunsFormat, TableFormat
 from cope_sweep.records import RunPage, Status, SweepPage
 
 A_co = TypeVar("A_co", covariant=True)
@@ -189,16 +189,8 @@ class FigureOptions(Options):
         Field(max_length=200, description=descriptions.PANELS),
     ] = None
     row: Annotated[tuple[str, ...], Field(max_length=300, description=descriptions.ROWS)] = ()
-    band: Annotated[
-        Band,
-        Field(description=descriptions.BAND),
-    ] = "auto"
     log: Annotated[bool | None, Field(description=descriptions.LOG)] = None
-    log_x: Annotated[bool | None, Field(description=descriptions.LOG_X)] = None
-    title: Annotated[str, Field(max_length=200, description=descriptions.TITLE)] = ""
-    width: Annotated[float | None, Field(ge=1, le=40, description=descriptions.WIDTH)] = None
-    height: Annotated[float | None, Field(ge=1, le=40, description=descriptions.HEIGHT)] = None
-    font_size: Annotated[float | None, Field(ge=4, le=24, description=descriptions.FONT_SIZE)] = None
+    size: Annotated[str | None, Field(max_length=20, pattern=FIGURE_SIZE, description=descriptions.SIZE)] = None
     scale: ScaleName = None
     committed: UseCommitted = False
     format: Annotated[FigureFormat | None, Field(description=f"{descriptions.FIGURE_CSV} Default: svg.")] = None
@@ -212,6 +204,8 @@ class GetFigure(FigureOptions, Question[bytes]):
 
     name: AblationName
     figure: FigureName
+    style: str | None = None
+    """A style sheet of matplotlib: a file of this machine, so a service does not take it, or a name."""
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

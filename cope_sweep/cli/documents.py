@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from cope_sweep.api import descriptions
-from cope_sweep.api.formats import Band, FigureFormat, ReportFormat, TableFormat
+from cope_sweep.api.formats import FIGURE_FORMATS, FigureFormat, ReportFormat, Show, TableFormat
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -31,14 +31,14 @@ from cope_sweep.cli.options import (
 )
 from cope_sweep.cli.output import escaped, format_of, make_console, print_json, save, size
 from cope_sweep.errors import UserError
-from cope_sweep.read.figures.kinds import FIGURES, FORMATS, Show
+from cope_sweep.read.figures.kinds import FIGURES
 
 if TYPE_CHECKING:
     from cope_sweep.config.ablation import Maps
     from cope_sweep.read.queries import Queries
 
 REPORT_SUFFIXES: dict[str, ReportFormat] = {".html": "html"}
-SUFFIXES: dict[str, FigureFormat] = {f".{name}": name for name in FORMATS}
+SUFFIXES: dict[str, FigureFormat] = {f".{name}": name for name in FIGURE_FORMATS}
 of_maps = partial(typer.Option, rich_help_panel="Options of maps")
 """An option of the figures that need a checkpoint."""
 
@@ -298,10 +298,6 @@ PanelsOpt = Annotated[
     typer.Option(help=descriptions.PANELS, show_default=False),
 ]
 RowsOpt = Annotated[list[str], typer.Option(help=descriptions.ROWS, show_default=False)]
-BandOpt = Annotated[
-    Band,
-    typer.Option(help=descriptions.BAND),
-]
 LogOpt = Annotated[
     bool | None,
     typer.Option(
@@ -310,15 +306,17 @@ LogOpt = Annotated[
         show_default=False,
     ),
 ]
-LogXOpt = Annotated[
-    bool | None,
+SizeOpt = Annotated[
+    str | None, typer.Option("--size", metavar="WIDTHxHEIGHT", help=descriptions.SIZE, show_default=False)
+]
+StyleOpt = Annotated[
+    str | None,
     typer.Option(
-        "--log-x/--linear-x",
-        help=descriptions.LOG_X,
+        metavar="FILE|NAME",
+        help="A style sheet of matplotlib, or the name of one that it has: fonts, colours, line widths.",
         show_default=False,
     ),
 ]
-TitleOpt = Annotated[str, typer.Option(help=descriptions.TITLE, show_default=False)]
 FigureFormatOpt = Annotated[
     FigureFormat | None,
     typer.Option(
@@ -327,20 +325,6 @@ FigureFormatOpt = Annotated[
         show_default=False,
     ),
 ]
-WidthOpt = Annotated[
-    float | None,
-    typer.Option(
-        min=1,
-        max=40,
-        help=descriptions.WIDTH,
-        show_default=False,
-    ),
-]
-HeightOpt = Annotated[
-    float | None,
-    typer.Option(min=1, max=40, help=descriptions.HEIGHT, show_default=False),
-]
-FontSizeOpt = Annotated[float | None, typer.Option(min=4, max=24, help=descriptions.FONT_SIZE, show_default=False)]
 FigureOutputOpt = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="Default: NAME-KIND.FORMAT; one figure as csv goes to standard output."),
@@ -369,13 +353,9 @@ def figure(
     x: XOpt = None,
     panels: PanelsOpt = None,
     row: RowsOpt = [],
-    band: BandOpt = "auto",
     log: LogOpt = None,
-    log_x: LogXOpt = None,
-    title: TitleOpt = "",
-    width: WidthOpt = None,
-    height: HeightOpt = None,
-    font_size: FontSizeOpt = None,
+    figure_size: SizeOpt = None,
+    style: StyleOpt = None,
     scale: ScaleOpt = None,
     file_format: FigureFormatOpt = None,
     output: FigureOutputOpt = None,
@@ -397,15 +377,11 @@ def figure(
     """Draw a figure of an ablation's results, or of what the heads of a trained model attend to, as PNG, SVG or PDF.
 
     - `curves`: learning curves, mean and band over seeds; `--x time` by wall time
-    - `convergence`: test metrics by step; a ring marks the best mean of each row
     - `values`: final metrics against a parameter (`--x train.lr`), with bars over seeds
-    - `contexts`: a metric against the length of the evaluation context
-    - `positions`: perplexity against the place in the context
+    - `contexts`: a metric against the length of the evaluation context, or perplexity against the place in it
     - `summary`: every row of the table as a point with its interval, beside the published value
     - `heatmap`: many rows and columns as numbers and colours, sorted by mean rank
     - `budget`: the history of a search: the value of each row, and the best so far
-    - `slice`: a metric of each row against each parameter that varies
-    - `importance`: the share of a metric's variance that each parameter explains (η²)
     - `maps`: gates, positions or attention of a model's heads over the tokens
 
     Without `--kind`, it draws the figures that the ablation's file declares under `figures`.
@@ -416,7 +392,7 @@ def figure(
 
     Example: `cope-sweep figure attention_maps --scale small --kind maps-2`
 
-    Example: `cope-sweep figure quickstart --kind summary --width 3.25 --font-size 7 --format pdf`
+    Example: `cope-sweep figure quickstart --kind summary --size 3.25x2.5 --style seaborn-v0_8-paper --format pdf`
 
     Example: `cope-sweep figure length_generalisation --kind contexts --scale small --format csv`
 
@@ -429,10 +405,9 @@ def figure(
     queries = open_queries(store, index, ablations, sets)
     name = find_run_id(queries, ablation)
     selected: dict[str, Any] = {
-        "metric": tuple(metric), "x": x, "panels": panels, "row": tuple(row), "band": band, "log": log, "log_x": log_x,
-        "title": title,
+        "metric": tuple(metric), "x": x, "panels": panels, "row": tuple(row), "log": log,
     }  # fmt: skip
-    selects = any(value not in (None, (), "auto", "") for value in selected.values())
+    selects = any(value not in (None, ()) for value in selected.values())
     selects |= any(value is not None for value in (show, *heads, mark, split, position, text, file, first, seed))
     is_checkpoint = _is_checkpoint(name)
     declared: list[str] = []
@@ -462,14 +437,13 @@ def figure(
             file.write(maps.render(chosen))
             return
         question = GetFigure.model_construct(
-            name=name, figure=figure, scale=scale, format=chosen, width=width, height=height, font_size=font_size,
-            **selected,
+            name=name, figure=figure, scale=scale, format=chosen, size=figure_size, style=style, **selected,
         )  # fmt: skip
         file.write(queries.ask(question))
 
     if of_heads:
         maps_config = _maps(
-            show=show or "position_attention", heads=_pairs(heads) or 4, mark=mark, title=title, split=split,
+            show=show or "position_attention", heads=_pairs(heads) or 4, mark=mark, split=split,
             index=position, first=first,
         )  # fmt: skip
         if (text, file, split).count(None) < 2:
@@ -479,10 +453,11 @@ def figure(
                 options=["--text", "--file", "--split"],
             )
         typed_text = None if text is None and file is None else read_text_options(text, file)
-        from cope_sweep.read.figures.canvas import Size  # matplotlib
+        from cope_sweep.read.figures.figure import inches  # matplotlib
 
+        wanted_size = inches(figure_size)
         maps = FIGURES["maps"].make(_checkpoint(queries, name, scale, row, seed), maps_config, typed_text)
-        maps = replace(maps, size=Size(width, height, font_size))
+        maps = replace(maps, size=wanted_size, style=style)
     if output is None and chosen == "csv" and len(wanted) == 1:
         save(None, chosen, partial(write, figure=wanted[0]))
         return

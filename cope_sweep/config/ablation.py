@@ -283,21 +283,13 @@ class _Figure(Frozen):
     )
 
 
-class _Curves(_Figure):
-    metrics: Metrics = Field(description="One panel for each metric.")
-    log: bool = Field(default=False, description="Whether the axis of the metrics is logarithmic.")
-
-
-class Curves(_Curves):
+class Curves(_Figure):
     """Metrics against the training step: a line for each row, with a band over its seeds."""
 
     kind: Literal["curves"] = "curves"
-
-
-class Convergence(_Curves):
-    """Curves of test metrics, with the step at which each row is best."""
-
-    kind: Literal["convergence"] = "convergence"
+    metrics: Metrics = Field(description="One panel for each metric.")
+    log: bool = Field(default=False, description="Whether the axis of the metrics is logarithmic.")
+    best: bool = Field(default=False, description="Whether a ring marks the step at which the mean of a row is best.")
 
 
 class Values(_Figure):
@@ -316,25 +308,17 @@ class Values(_Figure):
 
 
 class Contexts(_Figure):
-    """A metric against the length of the evaluated sequences: a line for each row.
+    """A metric against the length of the evaluated sequences, or the place in them: a line for each row.
 
     Lengths are lengths of windows over a text (`evaluate.contexts`), or multiples of the trained length
-    (`evaluate.lengths`).
+    (`evaluate.lengths`). Perplexity by place needs `evaluate.positions`.
 
     Each variant of the evaluation (`evaluate.variants`) has its own line.
     """
 
     kind: Literal["contexts"] = "contexts"
-    metric: MetricName = Field(description="Without context: `validation/perplexity`.")
-    panels: str | None = Field(default=None, description="An axis key: a panel for each of its values.")
-
-
-class Positions(_Figure):
-    """Perplexity against the place in the context (`evaluate.positions`): a line for each row."""
-
-    kind: Literal["positions"] = "positions"
     metric: MetricName = Field(
-        default="validation/position_perplexity", description="Without the place: `test/position_perplexity`."
+        description="Without context or place: `validation/perplexity`, `validation/position_perplexity`."
     )
     panels: str | None = Field(default=None, description="An axis key: a panel for each of its values.")
 
@@ -403,9 +387,7 @@ class Maps(_Figure):
         return self
 
 
-AnyFigure = Annotated[
-    Curves | Convergence | Values | Contexts | Positions | Heatmap | Maps, Field(discriminator="kind")
-]
+AnyFigure = Annotated[Curves | Values | Contexts | Heatmap | Maps, Field(discriminator="kind")]
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

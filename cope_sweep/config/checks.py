@@ -8,7 +8,6 @@ from dataclasses import replace
 from cope_sweep.config.ablation import (
     AnyFigure,
     Contexts,
-    Convergence,
     Curves,
     EarlyStopping,
     Goal,
@@ -16,7 +15,6 @@ from cope_sweep.config.ablation import (
     Maps,
     Optuna,
     Point,
-    Positions,
     RandomSearch,
     Values,
 )
@@ -270,25 +268,16 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
     for index, figure in enumerate(loaded.content.figures):
         path: KeyPath = ("figures", index)
         names: dict[KeyPath, str] = {}
-        if isinstance(figure, (Curves, Convergence, Values)):
+        if isinstance(figure, (Curves, Values)):
             names = {(*path, "metrics", number): name for number, name in enumerate(figure.metrics)}
         elif isinstance(figure, Contexts):
-            names = {(*path, "metric"): figure.metric}
-        if isinstance(figure, Contexts) and not any(run.evaluate.contexts or run.evaluate.lengths for run in runs):
-            needed = "evaluate.contexts or evaluate.lengths"
-            raise loaded.source.error(path, f"a figure of contexts needs {needed}, and no row has any", "no_contexts")
+            _check_contexts(loaded, path, figure, runs)
+            names = {} if figure.metric.endswith(POSITION_PERPLEXITY) else {(*path, "metric"): figure.metric}
         for run in runs:
             metric_names = [name for name in run.metrics if isinstance(figure, Values) or "@" not in name]
             for place, name in names.items():
                 if name not in metric_names:
                     raise _no_metric(loaded, place, [run], name, metric_names)
-            if isinstance(figure, Positions):
-                if run.evaluate.positions is None:
-                    message = "a figure of positions needs evaluate.positions, and a row has none"
-                    raise loaded.source.error(path, message, "no_positions")
-                if f"{figure.metric}@{run.evaluate.positions}" not in run.metrics:
-                    bases = {name.partition("@")[0] for name in run.metrics if POSITION_PERPLEXITY in name}
-                    raise _no_metric(loaded, (*path, "metric"), [run], figure.metric, sorted(bases))
         if isinstance(figure, Heatmap):
             _check_columns(loaded, path, figure, points, runs)
         for name, key in (("x", getattr(figure, "x", None)), ("panels", getattr(figure, "panels", None))):
@@ -335,6 +324,22 @@ def without_lost_figures(loaded: LoadedAblation, points: Sequence[Assignments]) 
     left = FileMapping({"figures": FileList((written[index] for index in kept), places)})
     content = loaded.content.model_copy(update={"figures": [figures[index] for index in kept]})
     return replace(loaded, content=content, source=loaded.source.with_keys(left))
+
+
+def _check_contexts(loaded: LoadedAblation, path: KeyPath, figure: Contexts, runs: Sequence[RunSpec]) -> None:
+    """Raises SpecError if no run is evaluated at other lengths or, for perplexity by place, if one is not by place."""
+    if not figure.metric.endswith(POSITION_PERPLEXITY):
+        if not any(run.evaluate.contexts or run.evaluate.lengths for run in runs):
+            needed = "evaluate.contexts or evaluate.lengths"
+            raise loaded.source.error(path, f"a figure of contexts needs {needed}, and no row has any", "no_contexts")
+        return
+    for run in runs:
+        if run.evaluate.positions is None:
+            message = f"a figure of {figure.metric} needs evaluate.positions, and a row has none"
+            raise loaded.source.error(path, message, "no_positions")
+        if f"{figure.metric}@{run.evaluate.positions}" not in run.metrics:
+            bases = {name.partition("@")[0] for name in run.metrics if POSITION_PERPLEXITY in name}
+            raise _no_metric(loaded, (*path, "metric"), [run], figure.metric, sorted(bases))
 
 
 def _check_columns(

@@ -119,7 +119,7 @@ def test_plugins_can_be_refused_and_are_not_imported_then(plugin):
 
 FIGURES = """\
 figures:
-  - {kind: curves, metrics: [in_dist/token_error, sparse/loss], source: Figure 5}
+  - {kind: curves, metrics: [in_dist/token_error, sparse/loss], best: true, source: Figure 5}
   - {kind: values, x: train.lr, metrics: [train/loss], log_x: true}
   - {kind: maps, show: gates, rows: {model.position: CoPE, train.lr: 1e-3}, mark: data, heads: [[0, 1]], seed: 1}
 """
@@ -127,7 +127,7 @@ figures:
 
 def test_figures_are_typed():
     curves, values, maps = load(TEXT + FIGURES).content.figures
-    assert curves == Curves(metrics=["in_dist/token_error", "sparse/loss"], source="Figure 5")
+    assert curves == Curves(metrics=["in_dist/token_error", "sparse/loss"], source="Figure 5", best=True)
     assert values == Values(x="train.lr", metrics=["train/loss"], log_x=True)
     assert maps == Maps(
         show="gates", rows={"model.position": "CoPE", "train.lr": 1e-3}, mark="data", heads=[(0, 1)], seed=1
@@ -145,7 +145,8 @@ def test_figures_are_typed():
         (", train.lr: 1e-3}", "}", ("matching_rows", "test.yaml:16", "figures[2].rows")),
         ("train.lr: 1e-3}", "train.rl: 1e-3}", ("unknown_axis", "test.yaml:16", "figures[2].rows.train.rl")),
         ("seed: 1}", "seed: 9}", ("unknown_seed", "test.yaml:16", "figures[2].seed")),
-        ("kind: curves, metrics: [in_dist/token_error, sparse/loss]", "kind: contexts, metric: in_dist/loss", ("no_contexts", "test.yaml:14", "figures[0]")),
+        ("kind: curves, metrics: [in_dist/token_error, sparse/loss], best: true", "kind: contexts, metric: in_dist/loss", ("no_contexts", "test.yaml:14", "figures[0]")),
+        ("kind: curves, metrics: [in_dist/token_error, sparse/loss], best: true", "kind: contexts, metric: test/position_perplexity", ("no_positions", "test.yaml:14", "figures[0]")),
     ],
 )  # fmt: skip
 def test_errors_of_figures_name_their_line(before, after, expected):

@@ -5,7 +5,7 @@
     available   the figures of an ablation: those that its file declares, and those that any ablation has
     canvas      style, layout, axes and file formats; the only module that sets matplotlib's parameters
     metrics     what the figures of an ablation's runs share: rows, metrics, statistics over seeds
-    curves, values, heatmap, searches, importance    one or several kinds each
+    curves, values, heatmap, budget    one or several kinds each
     heads       heatmaps of a checkpoint: maps, all heatmaps of a probe, and its HTML page
     marks       measures how well heads mark what a figure claims
 
@@ -13,6 +13,6 @@
 neither.
 """
 
-from cope_sweep.read.figures.kinds import FIGURES, FigureError, FigureKind
+from cope_sweep.read.figures.kinds import FIGURES, FigureKind
 
-__all__ = ["FIGURES", "FigureError", "FigureKind"]
+__all__ = ["FIGURES", "FigureKind"]

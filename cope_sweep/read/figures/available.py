@@ -12,24 +12,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from cope_sweep.api.answers import FigureInfo
+from cope_sweep.api.formats import FIGURE_FORMATS
 from cope_sweep.api.questions import API, GetFigure
 from cope_sweep.config import Plan
-from cope_sweep.config.ablation import AnyFigure, Heatmap, Maps, RandomSearch
+from cope_sweep.config.ablation import AnyFigure, Contexts, Heatmap, Maps, RandomSearch
 from cope_sweep.config.explain import suggest
-from cope_sweep.errors import NotFoundError
-from cope_sweep.read.figures.kinds import FIGURES, FORMATS, FigureError
+from cope_sweep.errors import FigureError, NotFoundError
+from cope_sweep.read.figures.kinds import FIGURES
 from cope_sweep.read.tables.model import varying_axes
 from cope_sweep.read.tables.runs import Results
 
 if TYPE_CHECKING:
     from cope_sweep.read.figures.figure import Figure
-
-COMMON = ("summary", "curves", "convergence")
-"""Kinds that any ablation has."""
-SIZE_FIELDS = ("width", "height", "font_size")
-"""Fields of a question that set the size of a figure."""
-VARYING = ("values", "slice", "heatmap", "importance")
-"""Kinds that an ablation has if rows differ on an axis."""
 
 MAX_ROWS = 300
 """Images of more rows cannot be read and have hundreds of megabytes: services refuse them, and reports leave them out.
@@ -40,16 +34,19 @@ def available_figures(plan: Plan) -> list[FigureInfo]:
     """The figures of a plan: the declared ones in the order of the file, then those that any ablation has."""
     declared = {figure.name: figure.figure for figure in declared_figures(plan)}
     figures: list[tuple[str, str, str]] = [(name, figure.kind, figure.title) for name, figure in declared.items()]
-    kinds = [*COMMON]
-    if varying_axes(plan, plan.rows):
-        kinds += VARYING
-    if plan.is_drawn:
-        kinds.append("budget")
-    figures += [(kind, kind, "") for kind in kinds if kind not in declared]
+    offered = {
+        "always": True,
+        "axes": bool(varying_axes(plan, plan.rows)),
+        "search": plan.is_drawn,
+        "declared": False,
+    }
+    figures += [
+        (kind.name, kind.name, "") for kind in FIGURES.values() if offered[kind.offered] and kind.name not in declared
+    ]
     return [
         FigureInfo(
             name=name, title=title or FIGURES[kind].shows, kind=kind, declared=name in declared,
-            formats=list(FORMATS), url=f"{API}/ablations/{quote(plan.name, safe='')}/{figure_path(plan, name)}",
+            formats=list(FIGURE_FORMATS), url=f"{API}/ablations/{quote(plan.name, safe='')}/{figure_path(plan, name)}",
         )
         for name, kind, title in figures
     ]  # fmt: skip
@@ -68,32 +65,32 @@ def draw_figure(results: Results, question: GetFigure) -> Figure:
 
     Raises NotFoundError, StoreError, and FigureError if it cannot be drawn now.
     """
-    from cope_sweep.read.figures.canvas import Size  # matplotlib
+    from cope_sweep.read.figures.figure import inches  # matplotlib
 
     plan, name = results.plan, question.figure
     declared = {figure.name: figure for figure in declared_figures(plan)}
-    size = Size(question.width, question.height, question.font_size)
-    if name in declared and is_plain(question):
-        return replace(draw_declared(results, declared[name]), size=size)
+    size, style = inches(question.size), question.style
+    if name in declared and selects_nothing(question):
+        return replace(draw_declared(results, declared[name]), size=size, style=style)
     if name not in FIGURES or FIGURES[name].needs != "ablation":
         kinds = [kind.name for kind in FIGURES.values() if kind.needs == "ablation" and kind.name not in declared]
         allowed = [*declared, *kinds]
         message = f"{plan.name} has no figure {name[:80]!r}{suggest(name, allowed)}"
         raise NotFoundError(message, figure=name[:80], allowed=allowed)
-    return replace(FIGURES[name].make(results, question), size=size)
+    return replace(FIGURES[name].make(results, question), size=size, style=style)
 
 
 def drawn_lines(plan: Plan, figure: str, rows: int) -> int:
     """The number of lines, bars or cells in a figure of some rows of a plan, by its kind."""
+    if figure != "budget":
+        return rows
     search = plan.ablation.content.search
-    if figure == "budget" and isinstance(search, RandomSearch):
-        return rows // search.samples  # one line for all draws of a row
-    return 1 if figure in ("slice", "budget") else rows  # 1: each row is a point
+    return rows // search.samples if isinstance(search, RandomSearch) else 1  # one line for all draws of a row
 
 
-def is_plain(question: GetFigure) -> bool:
+def selects_nothing(question: GetFigure) -> bool:
     """Whether a question leaves all options about the content of the figure at their defaults."""
-    other_fields = {"name", "figure", "scale", "committed", "format", *SIZE_FIELDS}
+    other_fields = {"name", "figure", "scale", "committed", "format", "size", "style"}
     return not question.model_dump(exclude_defaults=True, exclude=other_fields)
 
 
@@ -143,23 +140,22 @@ def draw_declared(results: Results, declared: Declared, *, head: tuple[int, int]
             figure = figure.model_copy(update={"heads": [head]})
         return FIGURES["maps"].make(_checkpoint(results, declared, figure.seed), figure)
     question = declared_question(results.plan, declared)
-    if isinstance(declared.figure, Heatmap):
-        return FIGURES["heatmap"].make(results, question, declared.figure)
-    return FIGURES[declared.figure.kind].make(results, question)
+    drawn = FIGURES[declared.figure.kind].make(results, question, declared.figure)
+    return replace(drawn, title=declared.figure.title or drawn.title)
 
 
 def declared_question(plan: Plan, declared: Declared) -> GetFigure:
     """The question that a declared figure answers; not for maps."""
     figure = declared.figure
-    fields: dict[str, Any]
-    if isinstance(figure, Heatmap):
+    fields: dict[str, Any] = {name: getattr(figure, name) for name in ("x", "panels", "log") if hasattr(figure, name)}
+    metrics = getattr(figure, "metrics", ())
+    if isinstance(figure, Contexts):
+        metrics = [figure.metric]
+    elif isinstance(figure, Heatmap):
         metrics = dict.fromkeys(name for columns in figure.columns.values() for name in columns)
-        fields = {"metric": tuple(metrics), "panels": figure.panels, "title": figure.title}
-    else:
-        fields = figure.model_dump(exclude={"kind", "source", "rows"})
-        fields["metric"] = tuple(fields.pop("metrics", None) or [fields["metric"]])
-    # A file may have a longer title, and more metrics and rows, than a request.
-    return GetFigure(name=plan.name, figure=figure.kind).model_copy(update={**fields, "row": declared.rows})
+    # A file may have more metrics and rows than a request.
+    fields |= {"metric": tuple(metrics), "row": declared.rows}
+    return GetFigure(name=plan.name, figure=figure.kind).model_copy(update=fields)
 
 
 def _checkpoint(results: Results, declared: Declared, seed: int | None) -> Path:

@@ -3,6 +3,9 @@
 matplotlib's parameters are global: `styled` sets them under a lock and restores them, so figures can be drawn in
 several threads and do not depend on a user's matplotlibrc. Text is never parsed as mathematics. A logarithmic axis has
 a place and a tick for 0.
+
+A user's style sheet is applied on top of STYLE. So colours of series are those of the style (`colour`), and sizes of
+texts that have no parameter of their own are in proportion to its `font.size` (`points`).
 """
 
 from __future__ import annotations
@@ -16,25 +19,29 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib import style as style_sheets
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
+from matplotlib.rcsetup import cycler
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.typing import RcKeyType
 from PIL import Image
 
+from cope_sweep.errors import FigureError
 from cope_sweep.read.tables.model import Column
+
+Size = tuple[float, float]
+"""Width and height of a drawing in inches."""
 
 DPI = 200
 PANEL_WIDTH, PANEL_HEIGHT, LEAST_PANEL = 3.3, 2.6, 1.6
-"""Inches. LEAST_PANEL is the smallest width of panels side by side in a drawing of a given width."""
+"""Inches. LEAST_PANEL is the smallest width of panels side by side in a drawing of a given size."""
 FONT_SIZE = 8
 """Points."""
 MAX_LABEL = 60
@@ -74,14 +81,16 @@ STYLE: dict[RcKeyType, Any] = {
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib; viewers of an SVG may use another sans-serif font
     "font.size": FONT_SIZE,
+    "figure.titlesize": 10,
     "axes.titlesize": 9,
-    "axes.labelsize": 8,
+    "axes.labelsize": "medium",  # `font.size`
+    "axes.prop_cycle": cycler(color=PALETTE),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "grid.color": "#d9dce0",
     "grid.linewidth": 0.6,
-    "legend.fontsize": 8,
+    "legend.fontsize": "medium",
     "legend.frameon": False,
     "lines.linewidth": 1.4,
     "lines.markersize": 4,
@@ -100,42 +109,63 @@ _METADATA: dict[str, dict[str, None]] = {  # left out: what differs between two 
 
 
 @contextlib.contextmanager
-def styled() -> Iterator[None]:
-    """A context with matplotlib's defaults and STYLE, whatever the user's settings are, to draw and save in."""
+def styled(style: str | None = None) -> Iterator[None]:
+    """A context to draw and save in, with matplotlib's defaults, STYLE and `style`, whatever the user's settings are.
+
+    `style` is the path of a style sheet, or the name of one of matplotlib's. Raises FigureError if there is none.
+    """
     with _LOCK, mpl.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about characters that matplotlib's font does not have
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
+        if style is not None:
+            _use_style(style)
         yield
 
 
-@dataclass(frozen=True)
-class Size:
-    """The size of a drawing; None: what its content needs."""
-
-    width: float | None = None
-    """Inches."""
-    height: float | None = None
-    """Inches."""
-    font_size: float | None = None
-    """Size of most texts, in points."""
-
-    @property
-    def font_factor(self) -> float:
-        """`font_size` ÷ `FONT_SIZE`."""
-        return 1.0 if self.font_size is None else self.font_size / FONT_SIZE
+def _use_style(style: str) -> None:
+    try:
+        style_sheets.use(style)
+    except (OSError, ValueError) as error:  # ValueError: not text
+        raise FigureError(
+            f"--style {style}: this is neither a style sheet nor the name of one of matplotlib's",
+            code="invalid_option",
+            option="--style",
+            value=style,
+            allowed=list(style_sheets.available),
+        ) from error
 
 
-NATURAL = Size()
-_SIZE: ContextVar[Size] = ContextVar("size", default=NATURAL)
-"""The size of the drawing in progress."""
+def _colours() -> list[str]:
+    """The colours of the style."""
+    colours: list[str] = mpl.rcParams["axes.prop_cycle"].by_key().get("color", [*PALETTE])
+    return colours
 
 
-def render(draw: Callable[[], Drawing], file_format: Literal["png", "svg", "pdf"], size: Size = Size()) -> bytes:
-    """The file of a drawing. The same version of matplotlib gives the same bytes."""
+def colour(index: int) -> str:
+    """The colour of a series in the style."""
+    return _colours()[index % len(_colours())]
+
+
+def points(size: float) -> float:
+    """A size of text that is `size` points in the default style, and in proportion to `font.size` in others."""
+    return size * float(mpl.rcParams["font.size"]) / FONT_SIZE
+
+
+def render(
+    draw: Callable[[], Drawing],
+    file_format: Literal["png", "svg", "pdf"],
+    size: Size | None = None,
+    style: str | None = None,
+) -> bytes:
+    """The file of a drawing. The same version of matplotlib gives the same bytes.
+
+    `size` is given to the drawing, which then has it exactly; None: what its content needs. Raises FigureError for an
+    unknown style (see `styled`).
+    """
     stream = io.BytesIO()
-    with styled():
-        draw_sized(draw, size).savefig(stream, format=file_format, dpi=DPI, metadata=_METADATA[file_format])
+    with styled(style):
+        fitted(draw(), size).savefig(stream, format=file_format, dpi=DPI, metadata=_METADATA[file_format])
     content = stream.getvalue()
     return _PNG_IN_SVG.sub(_with_palette, content) if file_format == "svg" else content
 
@@ -159,29 +189,22 @@ def _with_palette(match: re.Match[bytes]) -> bytes:
     return b"data:image/png;base64," + base64.b64encode(stream.getvalue())
 
 
-def draw_sized(draw: Callable[[], Drawing], size: Size) -> Drawing:
-    """A drawing of this size, with titles that fit. Drawings without a layout engine are scaled as a whole."""
-    token = _SIZE.set(size)
-    try:
-        drawing = draw()
-    finally:
-        _SIZE.reset(token)
-    factor = size.font_factor
+def fitted(drawing: Drawing, size: Size | None) -> Drawing:
+    """The drawing in this size, with titles that fit. A drawing without a layout engine is scaled as a whole."""
     if drawing.get_layout_engine() is None:
-        natural_width, natural_height = drawing.get_size_inches()
-        wanted = [size.width and size.width / natural_width, size.height and size.height / natural_height]
-        factor = min(filter(None, wanted), default=1.0)
-        drawing.set_size_inches(size.width or natural_width * factor, size.height or natural_height * factor)
-    if factor != 1.0:
-        for text in drawing.findobj(Text):
-            text.set_fontsize(float(text.get_fontsize()) * factor)
-        for axes in drawing.axes:
-            axes.tick_params(which="both", labelsize=FONT_SIZE * factor)
-    if drawing.get_layout_engine() is not None:
-        drawing.set_size_inches(
-            size.width or drawing.get_figwidth(), size.height or max(1.0, factor) * drawing.get_figheight()
-        )
-        _wrap_titles(drawing)
+        if size is not None:
+            factor = min(wanted / natural for wanted, natural in zip(size, drawing.get_size_inches(), strict=True))
+            drawing.set_size_inches(*size)
+            for text in drawing.findobj(Text):
+                text.set_fontsize(float(text.get_fontsize()) * factor)
+        return drawing
+    if size is not None:
+        drawing.set_size_inches(*size)
+        for panel in drawing.axes:
+            for locator in (panel.xaxis.get_major_locator(), panel.yaxis.get_major_locator()):
+                if isinstance(locator, MaxNLocator):
+                    locator.set_params(nbins="auto")  # as many as there is room for
+    _wrap_titles(drawing)
     return drawing
 
 
@@ -227,13 +250,20 @@ def number(value: float, _: object = None) -> str:
 
 
 def panels(
-    count: int, *, title: str = "", height: float | None = None, width: float | None = None, small: bool = False
+    count: int,
+    *,
+    title: str = "",
+    size: Size | None = None,
+    height: float | None = None,
+    width: float | None = None,
+    small: bool = False,
 ) -> tuple[Drawing, list[Axes]]:
     """A drawing with `count` panels, three side by side or four small ones; each has a light grid.
 
     Args:
         count: The number of panels.
         title: The title of the drawing.
+        size: The size that the drawing will have, which decides how many panels are side by side; None: any.
         height: Height of a panel in inches; None: a default.
         width: Width of a panel in inches; None: a default.
         small: Whether panels are small.
@@ -242,16 +272,15 @@ def panels(
     if small:
         height, width = 1.75, 2.5
     across = min(columns, count) if count != 4 else 2
-    size = _SIZE.get()
-    if size.width is not None:
-        across = max(1, min(across, int(size.width / (LEAST_PANEL * size.font_factor))))
-        width = size.width / across
+    if size is not None:
+        across = max(1, min(across, int(size[0] / LEAST_PANEL)))
+        width = size[0] / across
     elif width is None:  # a single panel is wider, to leave room for its legend
         width = PANEL_WIDTH if across > 1 else 1.4 * PANEL_WIDTH
     if height is None:
-        height = PANEL_HEIGHT if size.width is None else min(PANEL_HEIGHT, max(1.4, 0.9 * width))
+        height = PANEL_HEIGHT
     down = math.ceil(count / across)
-    lines = textwrap.wrap(shortened(title, 200), max(20, int(11 * width * across / size.font_factor)))
+    lines = textwrap.wrap(shortened(title, 200), max(20, int(11 * width * across)))
     drawing = Drawing(figsize=(width * across, height * down + 0.4 + 0.2 * len(lines)), layout="constrained")
     grid = drawing.subplots(down, across, squeeze=False)
     axes = list(grid.flat)
@@ -260,16 +289,16 @@ def panels(
     for panel in axes[:count]:
         panel.grid(visible=True)
     if lines:
-        drawing.suptitle("\n".join(lines), fontsize=10)
+        drawing.suptitle("\n".join(lines))
     return drawing, axes[:count]
 
 
 def series_style(index: int) -> dict[str, Any]:
-    """Colour, marker and dashes of a series. The first 72 series differ; from the ninth on, dashes differ as well."""
+    """Colour, marker and dashes of a series. The first 72 series differ; a repeated colour has other dashes."""
     return {
-        "color": PALETTE[index % len(PALETTE)],
+        "color": colour(index),
         "marker": MARKERS[index % len(MARKERS)],
-        "linestyle": DASHES[index // len(PALETTE) % len(DASHES)],
+        "linestyle": DASHES[index // len(_colours()) % len(DASHES)],
     }
 
 
@@ -278,15 +307,13 @@ def legend(drawing: Drawing, handles: Sequence[Artist], labels: Sequence[str], *
     if not handles:
         return
     texts = [shortened(label) for label in labels]
-    size = _SIZE.get()
-    is_right = len(texts) > 12 and size.width is None
-    width = drawing.get_figwidth() / size.font_factor
+    is_right = len(texts) > 12
     columns = 1
     if is_right:
         drawing.set_figwidth(drawing.get_figwidth() + 0.7 + 0.075 * max(map(len, texts)))
         drawing.set_figheight(max(drawing.get_figheight(), 0.17 * len(texts) + 0.8))
     else:
-        columns = max(1, min(len(texts), int(width * 15 / (max(map(len, texts)) + 5))))
+        columns = max(1, min(len(texts), int(drawing.get_figwidth() / points(1) * 15 / (max(map(len, texts)) + 5))))
         drawing.set_figheight(drawing.get_figheight() + 0.17 * math.ceil(len(texts) / columns))
     drawing.legend(
         handles,
@@ -294,7 +321,7 @@ def legend(drawing: Drawing, handles: Sequence[Artist], labels: Sequence[str], *
         loc="outside right upper" if is_right else "outside lower center",
         ncols=columns,
         title=printable(title) or None,
-        title_fontsize=8,
+        title_fontsize=points(8),
         handlelength=2.6,
     )
 
@@ -302,7 +329,9 @@ def legend(drawing: Drawing, handles: Sequence[Artist], labels: Sequence[str], *
 def panel_title(axes: Axes, parts: Sequence[str]) -> None:
     """Set a title of these parts, in a smaller font if it is long."""
     text = " · ".join(parts)
-    axes.set_title(shortened(text), loc="left", fontsize=9 if len(text) <= 36 else 7.5)
+    title = axes.set_title(shortened(text), loc="left")
+    if len(text) > 36:
+        title.set_fontsize(points(7.5))
 
 
 def label_edges(axes: Sequence[Axes]) -> None:
@@ -402,7 +431,7 @@ def parameter_axis(axes: Axes, positions: Sequence[float], labels: Sequence[str]
         is_long = max((len(label) for label in labels), default=0) * len(labels) > 40
         texts = [shortened(label, 30) for label in labels]
         if len(labels) > MANY_NAMES:
-            axes.set_xticks(list(positions), texts, rotation=90, fontsize=0.75 * FONT_SIZE)
+            axes.set_xticks(list(positions), texts, rotation=90, fontsize=points(0.75 * FONT_SIZE))
         else:
             axes.set_xticks(list(positions), texts, rotation=30 if is_long else 0, ha="right" if is_long else "center")
         axes.margins(x=0.12)
@@ -439,8 +468,7 @@ def _log_ticks(values: np.ndarray) -> list[float]:
 
 
 def _round_numbers() -> MaxNLocator:
-    """Ticks at round numbers; in a drawing of a given size, as many as there is room for."""
-    return MaxNLocator(6 if _SIZE.get() == NATURAL else "auto", steps=[1, 2, 2.5, 5, 10])
+    return MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
 
 
 def fit_curves(axes: Axes, x: Any, y: Any) -> None:

@@ -1,7 +1,7 @@
 """Learning curves: metrics by training step or by time, one line per row, with bands over its finished seeds.
 
 Means and bands include finished runs only. The curves of other runs are dotted, and the legend counts them.
-`convergence` also marks the best mean of each row, as the paper's Figure 5 does.
+With `best`, a figure also marks the best mean of each row, as the paper's Figure 5 does.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from cope_sweep.api.formats import Band
 from cope_sweep.api.questions import GetFigure
-from cope_sweep.config import Plan
+from cope_sweep.config.ablation import Curves
 from cope_sweep.config.explain import suggest
+from cope_sweep.errors import FigureError
 from cope_sweep.read.figures import canvas
 from cope_sweep.read.figures.figure import Figure
-from cope_sweep.read.figures.kinds import FigureError
 from cope_sweep.read.figures.metrics import (
+    Band,
     band_text,
     chosen_band,
     metric_title,
@@ -42,42 +42,30 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def curves(results: Results, question: GetFigure) -> Figure:
+def curves(results: Results, question: GetFigure, declared: Curves | None = None) -> Figure:
     """Learning curves, by default of the training loss and of the table's metrics that were logged in training."""
-    return _figure("curves", results, question, default=(TRAIN_LOSS, *_table_metrics(results.plan)))
-
-
-def convergence(results: Results, question: GetFigure) -> Figure:
-    """Metrics by step, by default the table's, with a ring at the best mean of each row."""
-    return _figure("convergence", results, question, default=_table_metrics(results.plan))
-
-
-def _figure(kind: str, results: Results, question: GetFigure, default: tuple[str, ...]) -> Figure:
     plan = results.plan
     x = question.x or "step"
     if x not in ("step", "time"):
         raise FigureError(
-            f"--x {x}: {kind} is drawn by step or by time", code="unknown_key", key=x, allowed=["step", "time"]
+            f"--x {x}: curves are drawn by step or by time", code="unknown_key", key=x, allowed=["step", "time"]
         )
     points = of_rows(results.curves, plan, question.row)
     logged = list(dict.fromkeys(points["metric"]))
+    default = (TRAIN_LOSS, *(metric.name for metric in plan.ablation.content.metrics))
     metrics = question.metric or _evaluated_often(points, default)
     for metric in question.metric:
         if logged and metric not in logged:
             message = f"no run of {plan.name} has logged {metric!r}{suggest(metric, logged)}"
             raise FigureError(message, code="unknown_metric", metric=metric, allowed=logged)
     titles = [metric_title(plan, metric) for metric in dict.fromkeys(metrics)]
-    band = chosen_band(question.band, points)
+    band = chosen_band(points)
     rows = [row.name for row in selected_rows(plan, question.row)]
     data = curve_frame(points, rows, titles, band)
-    title = question.title or plan.ablation.content.title
     labels = short_labels(plan, plan.rows)
-    is_time, rings = x == "time", kind == "convergence"
-    return Figure(kind, title, data, partial(_draw, data, rows, labels, titles, is_time, band, title, question, rings))
-
-
-def _table_metrics(plan: Plan) -> tuple[str, ...]:
-    return tuple(metric.name for metric in plan.ablation.content.metrics)
+    rings = declared is not None and declared.best
+    draw = partial(_draw, data, rows, labels, titles, x == "time", band, question.log, rings)
+    return Figure("curves", plan.ablation.content.title, data, draw)
 
 
 def _evaluated_often(points: pd.DataFrame, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -130,9 +118,10 @@ def _draw(
     titles: Sequence[Column],
     is_time: bool,
     band: Band,
-    title: str,
-    question: GetFigure,
+    log: bool | None,
     rings: bool,
+    title: str,
+    size: canvas.Size | None,
 ) -> Drawing:
     styles = {row: canvas.series_style(index) for index, row in enumerate(rows)}  # the same ones while a sweep goes on
     rows = list(dict.fromkeys(data["row"]))
@@ -140,7 +129,7 @@ def _draw(
     with_bands = row_panels or len(rows) <= MOST_BANDS
     texts = {row: _legend_text(data[data["row"] == row], labels[row]) for row in rows}
     contents = [(metric, row) for metric in titles for row in (rows if row_panels else [None])]
-    drawing, axes = canvas.panels(max(1, len(contents)), title=title, small=row_panels)
+    drawing, axes = canvas.panels(max(1, len(contents)), title=title, size=size, small=row_panels)
     if data.empty:
         for panel in axes:
             canvas.say_empty(panel, "no learning curve")
@@ -166,10 +155,9 @@ def _draw(
             canvas.say_empty(panel, "not logged")
             continue
         values = [*of_metric["value"], *of_metric["low"], *of_metric["high"]]
-        log = False if question.log is None and metric.unit == "%" else question.log
-        canvas.metric_axis(panel, values, metric, log=log)
+        canvas.metric_axis(panel, values, metric, log=False if log is None and metric.unit == "%" else log)
         canvas.fit_curves(panel, of_metric[column], of_metric["value"])
-        canvas.parameter_axis(panel, [], None, log=question.log_x or False)
+        canvas.parameter_axis(panel, [], None, log=False)
         panel.set_xlabel(x_label)
     for metric in titles if row_panels else ():
         panels = [panel for panel, (panel_metric, _) in zip(axes, contents, strict=False) if panel_metric is metric]

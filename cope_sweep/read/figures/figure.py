@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,9 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from cope_sweep.api.formats import FigureFormat
-from cope_sweep.read.figures.canvas import NATURAL, Size, render
-from cope_sweep.read.figures.kinds import FORMATS, FigureError
+from cope_sweep.api.formats import FIGURE_FORMATS, FIGURE_SIZE, FigureFormat
+from cope_sweep.errors import FigureError
+from cope_sweep.read.figures.canvas import Size, render
 from cope_sweep.read.tables.render import csv_text
 
 
@@ -24,35 +25,57 @@ class Figure:
     title: str
     frame: pd.DataFrame
     """The data; the function that computed them describes the columns."""
-    draw: Callable[[], Drawing]
-    """Draws `frame`; `render` sets the style, then calls it."""
-    size: Size = NATURAL
+    draw_frame: Callable[[str, Size | None], Drawing]
+    """Draws `frame` with a title, for a size; `render` sets the style, then calls it."""
+    size: Size | None = None
+    """None: what the content needs."""
+    style: str | None = None
+    """A style sheet of matplotlib: a file, or a name of one that it has."""
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to draw yet; the drawing then says so."""
         return self.frame.empty
 
+    def draw(self) -> Drawing:
+        """The drawing, in the style that is set."""
+        return self.draw_frame(self.title, self.size)
+
     def render(self, file_format: FigureFormat) -> bytes:
-        """The bytes of a file in this format."""
+        """The bytes of a file in this format. Raises FigureError for an unknown style."""
         if file_format == "csv":
             return csv_text(self.frame).encode("utf-8", "backslashreplace")
-        return render(self.draw, file_format, self.size)
+        return render(self.draw, file_format, self.size, self.style)
 
     def write(self, path: Path | str, file_format: FigureFormat | None = None) -> None:
         """Write a file, by default in the format of its suffix. Raises FigureError (unknown suffix), OSError."""
         path = Path(path)
-        suffixes: dict[str, FigureFormat] = {f".{name}": name for name in FORMATS}
+        suffixes: dict[str, FigureFormat] = {f".{name}": name for name in FIGURE_FORMATS}
         chosen = file_format or suffixes.get(path.suffix.lower())
         if chosen is None:
             raise FigureError(
                 f"{path}: its suffix names no format; end it with {', '.join(suffixes)}, or give --format",
                 code="unknown_format",
                 file=str(path),
-                allowed=list(FORMATS),
+                allowed=list(FIGURE_FORMATS),
             )
         path.write_bytes(self.render(chosen))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         """Called by notebooks."""
         return {"image/png": base64.b64encode(self.render("png")).decode(), "text/plain": self.title}
+
+
+def inches(size: str | None) -> Size | None:
+    """The width and height in `3.25x2.5`; None without a size. Raises FigureError."""
+    if size is None:
+        return None
+    if not re.fullmatch(FIGURE_SIZE, size):
+        raise FigureError(
+            f"--size {size}: write width and height in inches, each from 1 to less than 40, as in --size 3.25x2.5",
+            code="invalid_option",
+            option="--size",
+            value=size,
+        )
+    width, height = map(float, size.split("x"))
+    return width, height

@@ -29,9 +29,10 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from cope_sweep.api.formats import Show
 from cope_sweep.config.ablation import Maps
 from cope_sweep.config.explain import suggest
-from cope_sweep.errors import ProbeError
+from cope_sweep.errors import FigureError, ProbeError
 from cope_sweep.inference import Predictor, TokenIds, validate_token_ids
 from cope_sweep.inference.probe import (
     HeadStatistics,
@@ -45,9 +46,8 @@ from cope_sweep.inference.probe import (
     token_labels,
     token_marks,
 )
-from cope_sweep.read.figures.canvas import legend, number, panels, printable, render, shortened
+from cope_sweep.read.figures.canvas import Size, legend, number, panels, printable, render, shortened
 from cope_sweep.read.figures.figure import Figure
-from cope_sweep.read.figures.kinds import FigureError, Show
 from cope_sweep.read.figures.marks import chosen_head
 
 MAX_CELLS = 8 << 20
@@ -345,7 +345,7 @@ def head_maps(predictor: Predictor, token_ids: TokenIds, figure: Maps) -> Figure
     means = {(head.layer, head.head): ", ".join(gate_means(head, marks)) for head in statistics}
     if mark and not marked_T.any():
         means = dict.fromkeys(matrices, f"no {mark} token in this text")
-    return Figure("maps", title, data, partial(_draw, matrices, means, labels, np.flatnonzero(marked_T), mark, title))
+    return Figure("maps", title, data, partial(_draw, matrices, means, labels, np.flatnonzero(marked_T), mark))
 
 
 def _heads(
@@ -410,10 +410,11 @@ def _draw(
     marked: np.ndarray,
     mark: str | None,
     title: str,
+    size: Size | None,
 ) -> Drawing:
     labels = [printable(label) for label in labels]
     side = SIDE if len(labels) <= 64 else 1.25 * SIDE
-    drawing, axes = panels(len(matrices), title=title, height=side, width=side + 0.9)
+    drawing, axes = panels(len(matrices), title=title, size=size, height=side, width=side + 0.9)
     for index, (panel, ((layer, head), heatmap)) in enumerate(zip(axes, matrices.items(), strict=True)):
         panel.grid(visible=False)
         draw_heatmap(panel, heatmap, labels, marked, gid=f"{index}", side=side, max_label=10)

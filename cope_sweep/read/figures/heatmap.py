@@ -36,6 +36,8 @@ CELL_HEIGHT, GROUP_GAP, LINE, RANK_WIDTH = 15 * POINT, 7 * POINT, 10 * POINT, 40
 """Inches. LINE is the height of a line in the title of a column."""
 ALL_CELLS, LEAST_CELL, GREATEST_CELL = 6.3, 0.5, 0.9
 """Inches: the width of all cells together, and the limits of the width of one cell."""
+FONT_SIZE = 8
+"""Points. The sizes of texts are fixed, as those of cells are; a drawing of another size is scaled as a whole."""
 CHARACTER = 0.068
 """Width of a character in the name of a row, in inches."""
 GREY, GREY_TEXT = "#d4d7db", "#4a4f55"
@@ -58,11 +60,10 @@ def heatmap(results: Results, question: GetFigure, declared: Heatmap | None = No
         labels = list(dict.fromkeys(row.labels.get(panels, "") for row in rows)) if panels else [""]
         groups = {label: {name: column.label for name, column in titles.items()} for label in labels}
     data = heatmap_frame(plan, rows, runs, panels, groups)
-    title = question.title or plan.ablation.content.title
     options = declared or Heatmap(columns=groups)
     names = {group: named_label(plan.axes[panels], group) if panels and group else group for group in groups}
     note = _note(data, options, _learning_metric(plan))
-    return Figure("heatmap", title, data, partial(_draw, data, titles, names, options, title, note))
+    return Figure("heatmap", plan.ablation.content.title, data, partial(_draw, data, titles, names, options, note))
 
 
 def heatmap_frame(
@@ -126,11 +127,12 @@ def _draw(
     titles: Mapping[str, Column],
     names: Mapping[str, str],
     options: Heatmap,
-    title: str,
     note: str,
+    title: str,
+    size: canvas.Size | None,
 ) -> Drawing:
     if data.empty:
-        drawing, (panel,) = canvas.panels(1, title=title)
+        drawing, (panel,) = canvas.panels(1, title=title, size=size)
         canvas.say_empty(panel)
         return drawing
     rows = list(dict.fromkeys(data["row"]))
@@ -162,7 +164,7 @@ def _draw(
     axes.text(0.12 - left, 0.1 - top, "\n".join(title_lines), fontsize=10, va="top")
     axes.text(0.12 - left, CELL_HEIGHT * len(rows) + 0.1, "\n".join(note_lines), fontsize=7.5, va="top")
     for index, label in enumerate(labels):
-        axes.text(-0.08, CELL_HEIGHT * (index + 0.5) - POINT, label, ha="right", va="center")
+        axes.text(-0.08, CELL_HEIGHT * (index + 0.5) - POINT, label, ha="right", va="center", fontsize=FONT_SIZE)
     rank = lefts[-1] + cell + RANK_WIDTH / 2
     middles = [*(x + cell / 2 for x in lefts), rank]
     for x, lines in zip(middles, [*headings, ["mean", "rank"]], strict=True):
@@ -174,7 +176,7 @@ def _draw(
         axes.text(middle, y, text, ha="center", va="baseline", fontsize=8.5, fontweight="bold")
     for row, mean_rank in data.drop_duplicates("row").set_index("row")["mean_rank"].items():
         y = CELL_HEIGHT * (rows.index(str(row)) + 0.5) - POINT
-        axes.text(rank, y, f"{mean_rank:.1f}", ha="center", va="center")
+        axes.text(rank, y, f"{mean_rank:.1f}", ha="center", va="center", fontsize=FONT_SIZE)
     _draw_cells(axes, data, rows, columns, lefts, cell, titles, options)
     return drawing
 

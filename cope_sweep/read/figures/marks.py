@@ -35,10 +35,10 @@ import pandas as pd
 import torch
 from scipy.stats import mannwhitneyu
 
+from cope_sweep.api.formats import Show
 from cope_sweep.config.ablation import Maps
 from cope_sweep.inference import Predictor
 from cope_sweep.inference.probe import LayerProbe, mean_gates, probe_layers, split_sequences, token_marks
-from cope_sweep.read.figures.kinds import Show
 
 TOKENS = 1 << 14
 """Approximate number of tokens in each half of the sequences."""

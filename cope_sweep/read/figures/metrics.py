@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
-from cope_sweep.api.formats import Band
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.ablation import Optuna, RandomSearch
 from cope_sweep.config.explain import suggest
+from cope_sweep.errors import FigureError
 from cope_sweep.read.figures import canvas
-from cope_sweep.read.figures.kinds import FigureError
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of
 from cope_sweep.read.tables.row_names import find_axis, find_rows
 
+Band = Literal["interval", "range"]
+"""What a band or a bar over seeds shows: the 95 % interval of the mean, or the smallest and the largest value."""
 LEAST_FOR_INTERVAL = 5
 """With fewer seeds, the t interval is wider than their range: ± 2.5 standard deviations for 3 seeds."""
 
@@ -88,8 +89,8 @@ def seed_statistics(values: Iterable[float], metric: Column, band: Band) -> dict
     return {"n": summary.n, "mean": summary.mean, "std": summary.std, "low": low, "high": high}
 
 
-def chosen_band(band: Band, runs: pd.DataFrame, *, is_log: bool = False) -> Band:
-    """The kind of a band; for `auto`, the interval of the mean, unless the range of the seeds says more.
+def chosen_band(runs: pd.DataFrame, *, is_log: bool = False) -> Band:
+    """The kind of a band: the interval of the mean, unless the range of the seeds says more.
 
     The range says more if a row has several finished seeds but fewer than LEAST_FOR_INTERVAL, or if the metric's axis
     is logarithmic (`is_log`). On such an axis, an interval that stays above 0 is far from seeds at 0: the logit t
@@ -97,8 +98,6 @@ def chosen_band(band: Band, runs: pd.DataFrame, *, is_log: bool = False) -> Band
 
     `runs` has the columns row, seed and status.
     """
-    if band != "auto":
-        return band
     seeds = runs[runs["status"] == "finished"].groupby("row")["seed"].nunique()
     return "range" if is_log or seeds.between(2, LEAST_FOR_INTERVAL - 1).any() else "interval"
 

@@ -1,4 +1,4 @@
-"""Final metrics against a parameter, against the length of the evaluation context, and row by row.
+"""Final metrics against a parameter, against the length of the evaluation context or the place in it, and row by row.
 
 The paper's Figure 2 is `values` (error against training data), and its Figure 3 is `contexts`. `summary` shows the rows
 of the table as points with bars, beside the published values.
@@ -18,16 +18,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from cope_sweep.api.formats import Band
 from cope_sweep.api.questions import GetFigure
 from cope_sweep.config import Plan, Row
-from cope_sweep.config.ablation import Optuna, RandomSearch
+from cope_sweep.config.ablation import Contexts, Optuna, RandomSearch, Values
 from cope_sweep.config.explain import suggest
 from cope_sweep.config.run import POSITION_PERPLEXITY
+from cope_sweep.errors import FigureError
 from cope_sweep.read.figures import canvas
 from cope_sweep.read.figures.figure import Figure
-from cope_sweep.read.figures.kinds import FigureError
 from cope_sweep.read.figures.metrics import (
+    Band,
     band_text,
     chosen_band,
     chosen_metrics,
@@ -61,7 +61,8 @@ RULES: dict[str, tuple[str, Any]] = {
 """Column of the summary → name in the legend, and dashes of the line."""
 SEEDS_BELOW = 0.3
 """Distance between the dots of the seeds and the line of their row, in rows."""
-MEASURED, PUBLISHED = "#0072B2", "#D55E00"
+MEASURED, PUBLISHED = 0, 1
+"""Numbers of their colours in the style."""
 TRAINING_CONTEXT = "task.tokens"
 LENGTH = re.compile(r"(?P<metric>.+)@(?P<length>\d+)(?P<times>x?)")
 """A metric at another length: `test/perplexity@1024` (tokens), `in_dist/token_error@4x` (times the training length)."""
@@ -81,7 +82,7 @@ class _Point:
     x_label: str = ""
 
 
-def values(results: Results, question: GetFigure) -> Figure:
+def values(results: Results, question: GetFigure, declared: Values | None = None) -> Figure:
     """Metrics (default: the table's) against `question.x` (default: the first axis with numbers, or else the first).
 
     Against a fact, such as a cost, each row is a series of its own, because its place is measured. The rows of a search
@@ -109,9 +110,10 @@ def values(results: Results, question: GetFigure) -> Figure:
     x_title = plan.axes.get(key, key)
     if is_fact and key not in plan.axes:
         x_title = key.removeprefix(FACT).replace("_", " ")
-    if question.log_x is None:
-        question = question.model_copy(update={"log_x": is_log_parameter(plan, key)})
-    return _figure("values", plan, runs, points, question, x_title=x_title, numeric=numeric)
+    log_x = declared.log_x if declared is not None else None
+    if log_x is None:
+        log_x = is_log_parameter(plan, key)
+    return _figure("values", plan, runs, points, log=question.log, log_x=log_x, x_title=x_title, numeric=numeric)
 
 
 def _searched_keys(plan: Plan) -> tuple[str, ...]:
@@ -125,69 +127,35 @@ def _evaluations(row: Row, name: str) -> list[tuple[str, str]]:
     return [("", name), *((f"{variant}/", f"{name}, {variant}") for variant in row.runs[0].evaluate.variants)]
 
 
-def contexts(results: Results, question: GetFigure) -> Figure:
-    """A metric (default: the first one with lengths) against the length of the evaluated sequences.
+def contexts(results: Results, question: GetFigure, _declared: Contexts | None = None) -> Figure:
+    """A metric (default: the first one with lengths) against the length of the evaluated sequences, or a place in them.
 
-    Lengths are tokens; for generated sequences, multiples of the training length (1 is the metric itself).
+    Lengths are tokens; for generated sequences, multiples of the training length (1 is the metric itself). A metric by
+    place is drawn against the last place of each range of the context.
     """
-    matches = _metrics_at_lengths(results, question, by_place=False)
-    if not matches:
-        raise FigureError(
-            f"{results.plan.name} has no metric at other lengths (test/perplexity@1024, in_dist/token_error@4x); "
-            "see evaluate.contexts and evaluate.lengths",
-            code="no_contexts",
-            ablation=results.plan.name,
-        )
-    multiples = any(match["times"] for match in matches.values())
-    if multiples and question.log is None:  # most errors are large, and a logarithmic axis would flatten them
-        question = question.model_copy(update={"log": False})
-    x_title = "length of a test sequence (times the trained length)" if multiples else "evaluation context (tokens)"
-    return _against_length("contexts", results, question, matches, x_title=x_title, multiples=multiples)
-
-
-def positions(results: Results, question: GetFigure) -> Figure:
-    """Perplexity (default: the first such metric) against the place in the context, the last of each range."""
-    matches = _metrics_at_lengths(results, question, by_place=True)
-    if not matches:
-        raise FigureError(
-            f"{results.plan.name} has no metric by place ({POSITION_PERPLEXITY}@64); see evaluate.positions",
-            code="no_positions",
-            ablation=results.plan.name,
-        )
-    return _against_length("positions", results, question, matches, x_title="place in the context (tokens)")
-
-
-def _metrics_at_lengths(results: Results, question: GetFigure, *, by_place: bool) -> dict[str, re.Match[str]]:
-    """Name of a metric at a place in the context, or at a length → its match of LENGTH."""
-    matches = {}
-    for name in metric_columns(of_rows(results.frame, results.plan, question.row), results.plan):
-        match = LENGTH.fullmatch(name)
-        if match and match["metric"].endswith(POSITION_PERPLEXITY) == by_place:
-            matches[name] = match
-    return matches
-
-
-def _against_length(
-    kind: str,
-    results: Results,
-    question: GetFigure,
-    matches: Mapping[str, re.Match[str]],
-    *,
-    x_title: str,
-    multiples: bool = False,
-) -> Figure:
-    """The figure of metrics (default: the first of `matches`) against the number after the `@` of their names."""
     plan = results.plan
-    # A row of another task may have no lengths; its value at the trained length alone would be a panel with one point.
-    rows = [row for row in selected_rows(plan, question.row) if not matches.keys().isdisjoint(row.runs[0].metrics)]
     runs = of_rows(results.frame, plan, question.row)
     columns_of_runs = metric_columns(runs, plan)
-    allowed = list(dict.fromkeys(match["metric"] for match in matches.values()))
-    metrics = tuple(dict.fromkeys(name.partition("@")[0] for name in question.metric)) or allowed[:1]
+    matches = {name: match for name in columns_of_runs if (match := LENGTH.fullmatch(name))}
+    if not matches:
+        raise FigureError(
+            f"{plan.name} has no metric at other lengths (test/perplexity@1024, in_dist/token_error@4x) or by place "
+            f"({POSITION_PERPLEXITY}@64); see evaluate.contexts, evaluate.lengths and evaluate.positions",
+            code="no_contexts",
+            ablation=plan.name,
+        )
+    measures = sorted(dict.fromkeys(match["metric"] for match in matches.values()), key=_is_by_place)
+    metrics = tuple(dict.fromkeys(name.partition("@")[0] for name in question.metric)) or (measures[0],)
+    by_place = _is_by_place(metrics[0])
+    allowed = [measure for measure in measures if _is_by_place(measure) == by_place]  # they share the axis of x
     for metric in metrics:
         if metric not in allowed:
             message = f"{plan.name} has no metric {metric}@…{suggest(metric, allowed)}"
             raise FigureError(message, code="unknown_metric", metric=metric, allowed=allowed)
+    matches = {name: match for name, match in matches.items() if match["metric"] in allowed}
+    multiples = any(match["times"] for match in matches.values())
+    # A row of another task may have no lengths; its value at the trained length alone would be a panel with one point.
+    rows = [row for row in selected_rows(plan, question.row) if not matches.keys().isdisjoint(row.runs[0].metrics)]
     split = panel_key(plan, question.panels)
     if split is None and TRAINING_CONTEXT in plan.axes:
         split = TRAINING_CONTEXT
@@ -207,7 +175,17 @@ def _against_length(
             for column, length in sorted(columns, key=lambda column_and_length: column_and_length[1])
             if prefix + column in columns_of_runs
         ]
-    return _figure(kind, plan, runs, points, question, x_title=x_title, numeric=True)
+    x_title, log = "evaluation context (tokens)", question.log
+    if by_place:
+        x_title = "place in the context (tokens)"
+    elif multiples:
+        x_title = "length of a test sequence (times the trained length)"
+        log = log or False  # most errors are large, and a logarithmic axis would flatten them
+    return _figure("contexts", plan, runs, points, log=log, log_x=None, x_title=x_title, numeric=True)
+
+
+def _is_by_place(metric: str) -> bool:
+    return metric.endswith(POSITION_PERPLEXITY)
 
 
 def _x_key(plan: Plan, name: str | None) -> str:
@@ -276,22 +254,24 @@ def _determined(rows: Sequence[Row], key: str, places: dict[str, float]) -> bool
 
 
 def _figure(
-    kind: str, plan: Plan, runs: pd.DataFrame, points: list[_Point], question: GetFigure, *, x_title: str, numeric: bool
+    kind: str,
+    plan: Plan,
+    runs: pd.DataFrame,
+    points: list[_Point],
+    *,
+    log: bool | None,
+    log_x: bool | None,
+    x_title: str,
+    numeric: bool,
 ) -> Figure:
-    drawn_columns = {point.column for point in points}
-    band = chosen_band(question.band, runs, is_log=is_log_metric(runs, drawn_columns, question.log))
+    band = chosen_band(runs, is_log=is_log_metric(runs, {point.column for point in points}, log))
     data = result_frame(runs, points, band, COLUMNS)
     in_order = data.sort_values(["panel", "series", "x"], kind="stable", key=_by_appearance)
     data = in_order.reset_index(drop=True)
-    title = question.title or plan.ablation.content.title
     titles = {point.metric.name: point.metric for point in points}
     series = list(dict.fromkeys(point.series for point in points))
-    return Figure(
-        kind,
-        title,
-        data,
-        partial(_draw, data, series, titles, band, title, question, x_title, numeric, not plan.is_drawn),
-    )
+    draw = partial(_draw, data, series, titles, band, log, log_x, x_title, numeric, not plan.is_drawn)
+    return Figure(kind, plan.ablation.content.title, data, draw)
 
 
 def _by_appearance(column: pd.Series[Any]) -> pd.Series[Any]:
@@ -331,18 +311,20 @@ def _draw(
     series: Sequence[str],
     titles: dict[str, Column],
     band: Band,
-    title: str,
-    question: GetFigure,
+    log: bool | None,
+    log_x: bool | None,
     x_title: str,
     numeric: bool,
     is_joined: bool,
+    title: str,
+    size: canvas.Size | None,
 ) -> Drawing:
     drawn_series = [name for name in series if name in set(data["series"])]
     places = data[data["x_label"] == ""].groupby(["panel", "series"])["x"].nunique()
     panel_names = list(dict.fromkeys(data["panel"]))
     own_panels = canvas.has_own_panels(len(drawn_series), len(panel_names)) and bool((places > 1).any())
     contents = [(name, own) for name in panel_names for own in (drawn_series if own_panels else [None])]
-    drawing, axes = canvas.panels(max(1, len(contents)), title=title, small=own_panels)
+    drawing, axes = canvas.panels(max(1, len(contents)), title=title, size=size, small=own_panels)
     if data.empty:
         canvas.say_empty(axes[0])
         return drawing
@@ -364,10 +346,10 @@ def _draw(
                 canvas.background(panel, lines["x"], lines["mean"])
         of_metric = data[data["metric"] == metric.name]  # panels of one metric share its scale
         values = [*of_metric["mean"], *of_metric["low"], *of_metric["high"], *of_metric["published"]]
-        canvas.metric_axis(panel, values, metric, log=question.log)
+        canvas.metric_axis(panel, values, metric, log=log)
         by_place = of_panel.drop_duplicates("x").sort_values("x")
         labels = None if numeric else by_place["x_label"].tolist()
-        canvas.parameter_axis(panel, by_place["x"].tolist(), labels, log=question.log_x)
+        canvas.parameter_axis(panel, by_place["x"].tolist(), labels, log=log_x)
         panel.set_xlabel(canvas.shortened(x_title))
     for metric_name in dict.fromkeys(metric_of_panel.values()):
         canvas.share_limits(
@@ -422,12 +404,11 @@ def summary(results: Results, question: GetFigure) -> Figure:
     runs = of_rows(results.frame, plan, question.row)
     compared = (metric.name for metric in plan.ablation.content.metrics if metric.compared)
     titles = chosen_metrics(plan, runs, question.metric, compared)
-    band = chosen_band(question.band, runs, is_log=is_log_metric(runs, (title.name for title in titles), question.log))
+    band = chosen_band(runs, is_log=is_log_metric(runs, (title.name for title in titles), question.log))
     points = [_Point(row, title, title.name) for row in selected_rows(plan, question.row) for title in titles]
     data = _with_rules(result_frame(runs, points, band, SUMMARY_COLUMNS), plan)
-    title = question.title or plan.ablation.content.title
-    labels = short_labels(plan, plan.rows)
-    return Figure("summary", title, data, partial(_draw_summary, data, runs, titles, labels, band, title, question.log))
+    draw = partial(_draw_summary, data, runs, titles, short_labels(plan, plan.rows), band, question.log)
+    return Figure("summary", plan.ablation.content.title, data, draw)
 
 
 def _with_rules(data: pd.DataFrame, plan: Plan) -> pd.DataFrame:
@@ -463,11 +444,13 @@ def _draw_summary(
     titles: Sequence[Column],
     labels: Mapping[str, str],
     band: Band,
-    title: str,
     log: bool | None,
+    title: str,
+    size: canvas.Size | None,
 ) -> Drawing:
     rows = list(dict.fromkeys(data["row"]))
-    drawing, axes = canvas.panels(max(1, len(titles)), title=title, height=max(1.4, 0.22 * len(rows) + 0.7))
+    height = max(1.4, 0.22 * len(rows) + 0.7)
+    drawing, axes = canvas.panels(max(1, len(titles)), title=title, size=size, height=height)
     if data.empty:
         canvas.say_empty(axes[0])
         for panel in axes[1:]:
@@ -487,7 +470,7 @@ def _draw_summary(
         _draw_points(panel, points, [rows.index(row) for row in points["row"]])
         panel.plot(
             seeds[metric.name], [rows.index(row) + SEEDS_BELOW for row in seeds["row"]],
-            "o", color=MEASURED, alpha=0.5, markersize=2.4, markeredgewidth=0, clip_on=False,
+            "o", color=canvas.colour(MEASURED), alpha=0.5, markersize=2.4, markeredgewidth=0, clip_on=False,
         )  # fmt: skip
         rule_lines |= _draw_rules(panel, points, rows)
         on_axis = [metric]
@@ -508,17 +491,17 @@ def _draw_summary(
             is_right, text = mean > points["mean"].mean(), canvas.number(float(f"{mean:.4g}"))
             panel.text(
                 float(is_right), rows.index(str(far_row)), f"{text} →" if is_right else f"← {text}",
-                transform=panel.get_yaxis_transform(), ha="right" if is_right else "left", va="center", fontsize=7,
-                color=MEASURED,
+                transform=panel.get_yaxis_transform(), ha="right" if is_right else "left", va="center",
+                fontsize=canvas.points(7), color=canvas.colour(MEASURED),
             )  # fmt: skip
     note = "single seeds"
     if (data["n"] > 1).any():
         seed_count = counts[rows[0]].removeprefix("n = ") if has_one_count else "n"
         note = f"mean of {seed_count} seeds; small dots: seeds; bars: {band_text(band)}"
-    handles = [axes[0].plot([], [], "o", color=MEASURED)[0]]
+    handles = [axes[0].plot([], [], "o", color=canvas.colour(MEASURED))[0]]
     names = ["measured"]
     if data["published"].notna().any():
-        handles.append(axes[0].plot([], [], "D", color=PUBLISHED, markerfacecolor="none")[0])
+        handles.append(axes[0].plot([], [], "D", color=canvas.colour(PUBLISHED), markerfacecolor="none")[0])
         names.append("published ± std" if data["published_std"].notna().any() else "published")
     handles += rule_lines.values()
     names += [RULES[name][0] for name in rule_lines]
@@ -531,12 +514,18 @@ def _draw_points(panel: Axes, lines: pd.DataFrame, places: Sequence[int]) -> Non
     y = np.asarray(places, dtype=float)
     has_both = lines["published"].notna().to_numpy() & (lines["n"] > 0).to_numpy()
     shift = np.where(has_both, 0.13, 0.0)
-    panel.hlines(y - shift, lines["low"], lines["high"], color=MEASURED, linewidth=1.6)
-    panel.plot(lines["mean"], y - shift, "o", color=MEASURED, markersize=4.5, clip_on=False)
+    panel.hlines(y - shift, lines["low"], lines["high"], color=canvas.colour(MEASURED), linewidth=1.6)
+    panel.plot(lines["mean"], y - shift, "o", color=canvas.colour(MEASURED), markersize=4.5, clip_on=False)
     low, high = lines["published"] - lines["published_std"], lines["published"] + lines["published_std"]
-    panel.hlines(y + shift, low.clip(lower=0), high, color=PUBLISHED, linewidth=0.8)
+    panel.hlines(y + shift, low.clip(lower=0), high, color=canvas.colour(PUBLISHED), linewidth=0.8)
     panel.plot(
-        lines["published"], y + shift, "D", color=PUBLISHED, markersize=4.5, markerfacecolor="white", clip_on=False
+        lines["published"],
+        y + shift,
+        "D",
+        color=canvas.colour(PUBLISHED),
+        markersize=4.5,
+        markerfacecolor="white",
+        clip_on=False,
     )
 
 

@@ -16,15 +16,13 @@ from typing import IO, Any, TypeVar
 from cope_sweep.api import answers, questions
 from cope_sweep.config import Plan, SpecError
 from cope_sweep.config.filters import parse_filter
-from cope_sweep.errors import NotFinishedError, NotFoundError
-from cope_sweep.read.figures import FigureError
+from cope_sweep.errors import FigureError, NotFinishedError, NotFoundError
 from cope_sweep.read.figures.available import (
-    SIZE_FIELDS,
     available_figures,
     draw_figure,
     drawn_lines,
     figure_path,
-    is_plain,
+    selects_nothing,
 )
 from cope_sweep.read.queries import runs
 from cope_sweep.read.queries.ablations import RESULTS, AblationFiles
@@ -384,7 +382,7 @@ class Queries:
     def _figure(self, question: questions.GetFigure) -> bytes:
         results = self.results(question.name, question.scale, committed=question.committed)
         file_format = question.format or "svg"
-        if file_format == "svg" and is_plain(question) and not any(getattr(question, name) for name in SIZE_FIELDS):
+        if file_format == "svg" and selects_nothing(question) and question.size is question.style is None:
             # A report has no checkpoints, so its maps can only be shown as they were drawn.
             saved_figure = results.picture(question.figure)
             if saved_figure:

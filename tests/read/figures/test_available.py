@@ -54,14 +54,7 @@ def test_declared_figures_come_first(plan):
     found = available_figures(plan)
     assert [each.name for each in found[:3]] == ["values", "curves-1", "curves-2"]
     assert [each.title for each in found[:2]] == ["Depth", found[2].title]
-    assert [each.name for each in found[3:]] == [
-        "summary",
-        "curves",
-        "convergence",
-        "slice",
-        "heatmap",
-        "importance",
-    ]
+    assert [each.name for each in found[3:]] == ["summary", "curves", "heatmap"]
 
 
 def test_every_figure_is_drawn(plan, filled):
@@ -70,7 +63,7 @@ def test_every_figure_is_drawn(plan, filled):
     for each in available_figures(plan):
         header, *lines = draw(plan, filled, each.name, "csv").splitlines()
         assert b"," in header
-        assert lines or "curves" in each.name or each.name == "convergence"
+        assert lines or "curves" in each.name
 
 
 def test_what_there_is_not_cannot_be_drawn(plan, filled):
@@ -84,7 +77,7 @@ GRID = {"model.position": {"CoPE": ["cope"], "none": []}, "model.dim": [8, 16]}
 FIGURES = [
     {"kind": "curves", "metrics": [ERROR], "rows": {"model.position": "CoPE", "model.dim": [16]}, "title": "A"},
     {"kind": "values", "x": "model.dim", "metrics": [ERROR], "log_x": True, "rows": {"model.position": [[]]}},
-    {"kind": "convergence", "metrics": [ERROR], "log": True},
+    {"kind": "curves", "metrics": [ERROR], "log": True, "best": True},
     {
         "kind": "maps",
         "rows": {"model.position": ["cope"], "model.dim": 8},
@@ -98,17 +91,15 @@ FIGURES = [
 
 def test_names_rows_and_options():
     found = declared_figures(plan_of(grid=GRID, figures=FIGURES))
-    assert [each.name for each in found] == ["curves-1", "values", "convergence", "maps", "curves-2"]
+    assert [each.name for each in found] == ["curves-1", "values", "curves-2", "maps", "curves-3"]
     everything = ("CoPE · 8", "CoPE · 16", "none · 8", "none · 16")
     rows = [("CoPE · 16",), ("none · 8", "none · 16"), everything, ("CoPE · 8",), everything]
     assert [each.rows for each in found] == rows
     own = plan_of(grid=GRID, figures=FIGURES)
-    curves, values, convergence = (declared_question(own, each) for each in found[:3])
-    assert curves == GetFigure(
-        name=own.name, figure="curves", metric=(ERROR,), row=("CoPE · 16",), log=False, title="A"
-    )
-    assert values == GetFigure(name=own.name, figure="values", metric=(ERROR,), row=rows[1], x="model.dim", log_x=True)
-    assert convergence == GetFigure(name=own.name, figure="convergence", metric=(ERROR,), row=everything, log=True)
+    curves, values, marked = (declared_question(own, each) for each in found[:3])
+    assert curves == GetFigure(name=own.name, figure="curves", metric=(ERROR,), row=("CoPE · 16",), log=False)
+    assert values == GetFigure(name=own.name, figure="values", metric=(ERROR,), row=rows[1], x="model.dim")
+    assert marked == GetFigure(name=own.name, figure="curves", metric=(ERROR,), row=everything, log=True)
 
 
 @pytest.mark.parametrize(("key", "log"), [({}, True), ({"log_x": True}, True), ({"log_x": False}, False)])

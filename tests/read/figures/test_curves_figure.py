@@ -5,7 +5,9 @@ import math
 import pandas as pd
 import pytest
 
+from cope_sweep.read.figures.available import declared_figures, draw_declared
 from cope_sweep.read.figures.curves import curve_frame
+from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.model import Column
 from tests.errors import raises
 from tests.read.figures.files import made, svg_texts
@@ -115,8 +117,22 @@ def test_default_metrics_are_those_with_several_points(store):
     for run in plan.runs:
         finish(store, run, {"in_dist/token_error": 5.0})
     assert made("curves", plan, store).frame["metric"].unique().tolist() == ["train/loss"]
-    convergence = made("convergence", plan, store)
-    assert convergence.frame["metric"].unique().tolist() == ["in_dist/token_error"]  # the other one was never logged
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_a_ring_marks_the_step_of_the_best_mean(store, best):
+    error = "in_dist/token_error"
+    plan = plan_of(seeds=[0], figures=[{"kind": "curves", "metrics": [error], "best": best}])
+    for run in plan.runs:
+        folder = begin(store, run)
+        for step, value in ((1, 9.0), (2, 3.0), (3, 5.0)):
+            folder.log({"step": step, error: value})
+        folder.finish({error: 5.0, "dense/loss": 0.5}, {})
+        end(store, folder)
+    drawn = draw_declared(read_results(plan, store), declared_figures(plan)[0]).draw()
+    rings = [line for line in drawn.axes[0].lines if line.get_markerfacecolor() == "none"]
+    assert [ring.get_xydata().tolist() for ring in rings] == [[[2, 3.0]]] * len(plan.rows) * best
+    assert ("ring: best mean" in drawn.legends[0].get_title().get_text()) is best
 
 
 def test_time_axis_and_its_unit(store):

@@ -35,8 +35,8 @@ def context_plan(measure="perplexity", **changes):
 def plan_for(kind, **changes):
     if kind == "budget":
         changes["search"] = {"kind": "random", "samples": 3, "space": {"train.lr": {"log_uniform": [1e-4, 1e-2]}}}
-    if kind in ("contexts", "positions"):
-        return context_plan("perplexity" if kind == "contexts" else "position_perplexity", **changes)
+    if kind == "contexts":
+        return context_plan(**changes)
     return plan_of(name="any", metrics=METRICS, **changes)
 
 
@@ -52,20 +52,7 @@ def restore_parameters():
 
 
 def test_the_kinds_have_what_the_command_line_and_the_service_ask_for():
-    kinds = [
-        "curves",
-        "convergence",
-        "values",
-        "contexts",
-        "positions",
-        "summary",
-        "heatmap",
-        "budget",
-        "slice",
-        "importance",
-        "maps",
-    ]
-    assert list(FIGURES) == kinds
+    assert list(FIGURES) == ["summary", "curves", "values", "heatmap", "contexts", "budget", "maps"]
     assert all(name == kind.name and kind.shows for name, kind in FIGURES.items())
     assert [name for name, kind in FIGURES.items() if kind.needs == "checkpoint"] == ["maps"]
 
@@ -90,7 +77,7 @@ def test_the_image_formats(kind, store):
 def test_the_files_of_each_kind(kind, store, tmp_path):
     plan = plan_for(kind)
     fill(plan, store)
-    figure = made(kind, plan, store, title="A <title>")
+    figure = replace(made(kind, plan, store), title="A <title>")
     assert "A <title>" in svg_texts(figure.render("svg"))
     figure.write(tmp_path / "data.csv")
     written = pd.read_csv(tmp_path / "data.csv", keep_default_na=False, na_values=[""])
@@ -99,29 +86,21 @@ def test_the_files_of_each_kind(kind, store, tmp_path):
     assert not figure.empty
 
 
-def test_a_slice_has_the_rows_of_which_some_seeds_are_finished(store):
-    plan = plan_for("slice")
-    finish(store, plan.rows[0].runs[0], {metric.name: 3.0 for metric in plan.ablation.content.metrics})
-    drawn = made("slice", plan, store).frame
-    assert set(zip(drawn["row"], drawn["n"], drawn["value"], strict=True)) == {(plan.rows[0].name, 1, 3.0)}
-
-
-@pytest.mark.parametrize("kind", few("curves", "values", "heatmap", "importance"))
+@pytest.mark.parametrize("kind", few("curves", "values", "heatmap"))
 def test_hostile_text_is_only_text(kind, store):
     positions = [["cope"], ["rope"], [], ["absolute"], ["alibi"], ["relative"]]
     plan = plan_for(kind, grid={"model.position": dict(zip(HOSTILE, positions, strict=True))}, seeds=[0])
     fill(plan, store)
-    content = made(kind, plan, store, title="$t^2$\n</svg><script>").render("svg")
+    content = replace(made(kind, plan, store), title="$t^2$\n</svg><script>").render("svg")
     texts = svg_texts(content)
     assert "script" not in svg_elements(content)
     assert any("$t^2$⏎</svg><script>" in text for text in texts)
     shown = " ".join(texts)
-    if kind != "importance":  # it shows axes, and no values of them
-        for part in ("<script>alert(1)<", "$x_1$ & $", "two⏎lines�", "_hidden", "xxx…", "é中"):
-            assert part in shown, part
+    for part in ("<script>alert(1)<", "$x_1$ & $", "two⏎lines�", "_hidden", "xxx…", "é中"):
+        assert part in shown, part
 
 
-@pytest.mark.parametrize("kind", few("curves", "values", "contexts", "slice"))
+@pytest.mark.parametrize("kind", few("curves", "values", "contexts"))
 @pytest.mark.parametrize("value", [0.0, pytest.param(1e12, marks=pytest.mark.thorough)], ids=str)
 def test_equal_values(kind, value, store):
     plan = plan_for(kind)
@@ -209,26 +188,46 @@ def texts_beyond(drawing):
 
 @pytest.mark.parametrize(
     "size",
-    [
-        pytest.param(canvas.NATURAL, marks=pytest.mark.thorough),
-        canvas.Size(3.25, None, 7),
-        pytest.param(canvas.Size(5.5, 4), marks=pytest.mark.thorough),
-    ],
+    [pytest.param(None, marks=pytest.mark.thorough), (3.25, 3.0), pytest.param((5.5, 4.0), marks=pytest.mark.thorough)],
     ids=str,
 )
-@pytest.mark.parametrize("kind", few("convergence", "values", "heatmap"))
+@pytest.mark.parametrize("kind", few("curves", "values", "heatmap"))
 def test_no_text_is_beyond_the_canvas(kind, size, store):
     grid = {"model.dim": [8, 16], "model.position": {"Stick-breaking, not rotated": ["cope"], "None": []}}
     plan = plan_for(kind, grid=grid, seeds=[0])
     fill(plan, store)
-    figure = made(kind, plan, store, title=LONG)
+    figure = replace(made(kind, plan, store), title=LONG, size=size)
     with canvas.styled():
-        drawing = canvas.draw_sized(figure.draw, size)
+        drawing = canvas.fitted(figure.draw(), size)
         assert texts_beyond(drawing) == []
-    svg = ElementTree.fromstring(replace(figure, size=size).render("svg"))
-    width, height = (float(svg.get(name).removesuffix("pt")) / 72 for name in ("width", "height"))
-    assert width == pytest.approx(size.width or width)
-    assert height == pytest.approx(size.height or height)
+    svg = ElementTree.fromstring(figure.render("svg"))
+    if size is not None:
+        assert [float(svg.get(name).removesuffix("pt")) / 72 for name in ("width", "height")] == pytest.approx(size)
+
+
+STYLE_SHEET = """\
+font.family: monospace
+font.size: 5
+lines.linewidth: 3.5
+axes.prop_cycle: cycler("color", ["#112233", "445566"])
+"""
+
+
+def test_a_style_sheet_sets_fonts_colours_and_line_widths(store, tmp_path, restore_parameters):
+    (tmp_path / "paper.mplstyle").write_text(STYLE_SHEET)
+    plan = plan_for("curves")
+    fill(plan, store)
+    figure = made("curves", plan, store)
+    plain = figure.render("svg")
+    content = replace(figure, style=str(tmp_path / "paper.mplstyle")).render("svg").decode()
+    for part in ("#112233", "#445566", "stroke-width: 3.5", "font-size: 5px; font-family: 'DejaVu Sans Mono'"):
+        assert part in content, part
+        assert part not in plain.decode(), part
+    assert replace(figure, style="ggplot").render("svg") not in (plain, content)
+    assert figure.render("svg") == plain
+    for unknown in (str(tmp_path / "none.mplstyle"), "no such style"):
+        with raises("invalid_option", option="--style", value=unknown):
+            replace(figure, style=unknown).render("svg")
 
 
 def test_the_y_axis_fits_curves_after_their_beginning(store):

@@ -110,7 +110,7 @@ def test_without_a_declaration_columns_are_those_of_the_table(plan, results):
     assert frame["group"].unique().tolist() == ["8", "16"]
     assert frame["row"].unique().tolist()[0] == "C"
     whole = draw_figure(
-        results, GetFigure(name=plan.name, figure="heatmap", title="x", row=(plan.rows[0].name, plan.rows[4].name))
+        results, GetFigure(name=plan.name, figure="heatmap", row=(plan.rows[0].name, plan.rows[4].name))
     )
     assert whole.frame["row"].unique().tolist() == ["dim 16", "dim 8"]
     assert whole.frame["column"].tolist() == ["In-dist.", "OOD"] * 2

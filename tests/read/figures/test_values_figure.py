@@ -1,11 +1,8 @@
 """Metrics against parameters and contexts."""
 
-import numpy as np
-import pandas as pd
 import pytest
 
-from cope_sweep.read.figures.canvas import number, series_style
-from cope_sweep.read.figures.importance import importance_frame
+from cope_sweep.read.figures.canvas import number, series_style, styled
 from tests.errors import raises
 from tests.read.figures.files import made, svg_texts
 from tests.read.figures.test_figure_kinds import context_plan
@@ -105,6 +102,23 @@ def test_contexts_by_hand(store):
     assert lines(test, "metric", "x", "mean")[0] == ["test/perplexity", 8.0, 1.0]
 
 
+def test_perplexity_by_place_by_hand(store):
+    """Where there are both, contexts are the default."""
+    plan = context_plan("position_perplexity")
+    for run in plan.runs:
+        values = {f"validation/position_perplexity@{place}": 40.0 - place + run.seed for place in (16, 32)}
+        finish(store, run, values | {"validation/perplexity@16": 7.0})
+    assert made("contexts", plan, store).frame["metric"].unique().tolist() == ["validation/perplexity"]
+    figure = made("contexts", plan, store, metric=("validation/position_perplexity",))
+    assert lines(figure, "metric", "x", "mean")[:2] == [
+        ["validation/position_perplexity", 16.0, 24.5],
+        ["validation/position_perplexity", 32.0, 8.5],
+    ]
+    assert "place in the context (tokens)" in svg_texts(figure.render("svg"))
+    with raises("unknown_metric", metric="validation/perplexity", allowed=["validation/position_perplexity"]):
+        made("contexts", plan, store, metric=("validation/position_perplexity", "validation/perplexity"))
+
+
 def test_lengths_by_hand(store):
     """The metric at the trained length is the first point. Absolute positions have no other."""
     base = {"task": {"kind": "flip_flop", "pairs": 4}, "evaluate": {"lengths": [2, 4]}}
@@ -162,9 +176,8 @@ def test_an_ablation_without_contexts_says_so(grid_plan, grid_store):
 
 def test_an_ablation_without_axes_says_so(store):
     plan = plan_of(grid={})
-    for kind in ("values", "importance"):
-        with raises("no_axis", ablation=plan.name):
-            made(kind, plan, store)
+    with raises("no_axis", ablation=plan.name):
+        made("values", plan, store)
 
 
 def test_the_summary_by_hand(grid_plan, grid_store):
@@ -243,69 +256,6 @@ def test_points_and_the_lines_of_many_panels_share_them(store):
     assert len(lines.draw().axes) == 9
 
 
-def test_shares_of_variance_by_hand():
-    """Values 0, 2 | 4, 6 and 10, 12 | 14, 16: the mean is 8, Σ(y − 8)² = 64+36+16+4+4+16+36+64 = 240."""
-    runs = pd.DataFrame({"row": list("aabbccdd"), "y": [0.0, 2, 4, 6, 10, 12, 14, 16]})
-    levels = pd.DataFrame({"A": list("00001111"), "B": list("00110011")})
-    found = importance_frame(runs, levels, "y").set_index("factor")
-    assert found["share"].to_dict() == pytest.approx(
-        {
-            "A": 8 * 5.0**2 / 240,  # level means 3 and 13
-            "B": 8 * 2.0**2 / 240,  # level means 6 and 10
-            "interactions": 0.0,
-            "seeds": 8 * 1.0**2 / 240,  # each value is 1 from its row's mean
-        },
-        abs=1e-12,
-    )
-    assert found["share"].sum() == pytest.approx(1.0)
-    assert found.loc["A", "chance"] == pytest.approx(1 / 7)
-
-
-def test_an_interaction_by_hand():
-    """y is 1 where A and B differ: no axis explains anything, the interaction everything."""
-    runs = pd.DataFrame({"row": list("abcd"), "y": [0.0, 1.0, 1.0, 0.0]})
-    levels = pd.DataFrame({"A": list("0011"), "B": list("0101")})
-    found = importance_frame(runs, levels, "y").set_index("factor")
-    assert found["share"].to_dict() == pytest.approx({"A": 0.0, "B": 0.0, "interactions": 1.0})
-
-
-def test_importance_of_an_unbalanced_design_has_no_interactions():
-    runs = pd.DataFrame({"row": list("abc"), "y": [0.0, 1.0, 2.0]})
-    levels = pd.DataFrame({"A": list("001"), "B": list("010")})
-    assert importance_frame(runs, levels, "y")["factor"].tolist() == ["A", "B"]
-
-
-def test_constants_are_no_factor_and_unknown_values_are_left_out():
-    runs = pd.DataFrame({"row": list("aabb"), "y": [0.0, 1.0, 2.0, np.nan]})
-    levels = pd.DataFrame({"A": list("0011"), "C": list("cccc")})
-    found = importance_frame(runs, levels, "y")
-    assert found["factor"].tolist() == ["A", "seeds"]
-    assert found["runs"].tolist() == [3, 3]
-    assert found["share"].tolist() == pytest.approx([(2 * 0.5**2 + 1) / 2, 0.5 / 2])  # level means 0.5 and 2 around 1
-
-
-def test_a_metric_that_does_not_vary_has_no_shares(grid_plan, grid_store):
-    figure = made("importance", grid_plan, grid_store)
-    dense = figure.frame[figure.frame["metric"] == "dense/token_error"]
-    assert dense["share"].isna().all()
-    assert "the metric does not vary" in svg_texts(figure.render("svg"))
-    # 20² : 2² : 1², the squared distances of the level means and of the seeds from their means
-    shares = figure.frame[figure.frame["metric"] == "in_dist/token_error"].set_index("factor")["share"]
-    assert shares.to_dict() == pytest.approx(
-        {"position": 400 / 405, "dim": 4 / 405, "interactions": 0, "seeds": 1 / 405}, abs=1e-9
-    )
-
-
-def test_many_numbers_are_cut_into_quantiles(store):
-    plan = plan_of(grid={"train.lr": [0.001 * k for k in range(1, 13)]}, seeds=[0])
-    for row in plan.rows:
-        finish(store, row.runs[0], {"in_dist/token_error": 0.0 if row.runs[0].train.lr < 0.0061 else 10.0})
-    found = made("importance", plan, store, metric=("in_dist/token_error",)).frame
-    assert found["factor"].tolist() == ["lr"]
-    assert found["chance"].tolist() == [3 / 11], "four levels"
-    assert found["share"].tolist()[0] == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0, "0"), (0.001, "0.001"), (512, "512"), (16384, "16384"), (180000, "180 k"), (3.2e6, "3.2 M"), (1e11, "100 G"), (-2.5, "-2.5")],
@@ -315,7 +265,8 @@ def test_numbers_at_ticks(value, text):
 
 
 def test_the_styles_of_many_series_differ():
-    styles = [series_style(index) for index in range(72)]
+    with styled():
+        styles = [series_style(index) for index in range(72)]
     assert len({(each["color"], each["marker"]) for each in styles}) == 72
     assert len({each["color"] for each in styles[:8]}) == 8
     assert {each["linestyle"] for each in styles[:8]} == {"-"}

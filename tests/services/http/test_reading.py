@@ -316,6 +316,13 @@ def test_the_format_of_a_figure_is_chosen_by_name_or_by_accept_header(client: ht
     assert (refused.status_code, refused.json()["code"]) == (406, "not_acceptable")
 
 
+def test_a_figure_has_the_size_that_is_asked_for_and_no_style_of_the_service(client: httpx.Client) -> None:
+    drawn = client.get(f"{FIGURES}/summary", params={"size": "3.25x2.5"})
+    assert b'width="234pt" height="180pt"' in drawn.content
+    for refused in ({"size": "900x2"}, {"size": "6"}, {"style": "/etc/passwd"}):
+        assert client.get(f"{FIGURES}/summary", params=refused).status_code == 422, refused
+
+
 def test_the_report(client: httpx.Client) -> None:
     page = client.get(f"{API}/ablations/tiny/report")
     assert page.headers["content-type"].startswith("text/html")
