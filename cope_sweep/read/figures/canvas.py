@@ -334,11 +334,18 @@ def panel_title(axes: Axes, parts: Sequence[str]) -> None:
         title.set_fontsize(points(7.5))
 
 
+def columns_of(panel: Axes) -> int:
+    """The number of panels side by side in the drawing of a panel."""
+    place = panel.get_subplotspec()
+    return 1 if place is None else int(place.get_gridspec().ncols)
+
+
 def label_edges(axes: Sequence[Axes]) -> None:
     """Keep the axis labels of the panels on the left and at the bottom only."""
+    columns = columns_of(axes[0])
     for index, panel in enumerate(axes):
-        panel.set_xlabel("" if index + SMALL_COLUMNS < len(axes) else textwrap.fill(panel.get_xlabel(), 28))
-        if index % SMALL_COLUMNS:
+        panel.set_xlabel("" if index + columns < len(axes) else textwrap.fill(panel.get_xlabel(), 28))
+        if index % columns:
             panel.set_ylabel("")
 
 

@@ -456,7 +456,7 @@ def _draw_summary(
         for panel in axes[1:]:
             panel.remove()
         return drawing
-    columns = 2 if len(titles) == 4 else 3
+    columns = canvas.columns_of(axes[0])
     counts = {row: _count_text(data[data["row"] == row].nlargest(1, "n")) for row in rows}
     has_one_count = len(set(counts.values())) == 1 and len(rows) > 1
     rule_lines: dict[str, Any] = {}

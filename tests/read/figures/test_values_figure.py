@@ -1,5 +1,7 @@
 """Metrics against parameters and contexts."""
 
+from dataclasses import replace
+
 import pytest
 
 from cope_sweep.read.figures.canvas import number, series_style, styled
@@ -206,6 +208,15 @@ def test_the_summary_has_lines_for_rules_and_one_axis_for_errors(grid_plan, grid
     drawn = figure.draw()
     assert len({panel.get_xlim() for panel in drawn.axes}) == 1
     assert "most frequent answer" in [text.get_text() for text in drawn.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize(("width", "named"), [(9.0, [True, False, False]), (4.0, [True, False, True])])
+def test_the_leftmost_panels_of_a_summary_name_the_rows(width, named, store):
+    plan = plan_of(metrics=[{"name": f"{split}/token_error"} for split in ("in_dist", "dense", "sparse")])
+    for run in plan.runs:
+        finish(store, run, {metric.name: 5.0 for metric in plan.ablation.content.metrics})
+    panels = replace(made("summary", plan, store), size=(width, 3.0)).draw().axes
+    assert [any(label.get_text() for label in panel.get_yticklabels()) for panel in panels] == named
 
 
 def test_on_a_logarithmic_axis_bars_are_the_range(store):
