@@ -21,6 +21,8 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 
 ACTIVE: tuple[Status, ...] = ("pending", "running")
 """A sweep that was submitted, and one that is executed."""
+ENDED: tuple[Status, ...] = ("finished", "failed", "stopped")
+"""The statuses of runs that a sweep is done with. Interrupted runs are trained further."""
 
 SWEEP_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{1,32}")
 """The ids of sweeps: time of the start, and random digits. Who starts a sweep, or submits it, chooses its id."""

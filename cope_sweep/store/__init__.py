@@ -2,6 +2,7 @@
 
 from cope_sweep.records import (
     ACTIVE,
+    ENDED,
     STATUSES,
     SWEEP_ID,
     Budget,
@@ -22,8 +23,8 @@ from cope_sweep.store.submissions import Submission, read_submission, write_subm
 from cope_sweep.store.sweeps import SweepRecord, SweepRun
 
 __all__ = [
-    "ACTIVE", "STATUSES", "SWEEP_ID", "AttemptWriter", "Budget", "Event", "Filter", "Lease", "QueryError", "Refusal",
-    "Renewal", "RunFolder", "RunPage", "RunQuery", "RunRecord", "Status", "Store", "StoreError", "Submission",
-    "SweepPage", "SweepProgress", "SweepRecord", "SweepRun", "SweepSummary", "new_sweep_id", "read_submission",
-    "write_submission",
+    "ACTIVE", "ENDED", "STATUSES", "SWEEP_ID", "AttemptWriter", "Budget", "Event", "Filter", "Lease", "QueryError",
+    "Refusal", "Renewal", "RunFolder", "RunPage", "RunQuery", "RunRecord", "Status", "Store", "StoreError",
+    "Submission", "SweepPage", "SweepProgress", "SweepRecord", "SweepRun", "SweepSummary", "new_sweep_id",
+    "read_submission", "write_submission",
 ]  # fmt: skip

@@ -22,10 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cope_sweep.config import Resources, Row, RunSpec
-from cope_sweep.store import Event, Refusal, RunRecord, Store, StoreError
+from cope_sweep.store import ENDED, Event, Refusal, RunRecord, Store, StoreError
 from cope_sweep.store.index import IndexUnavailable, IndexUnusable
 from cope_sweep.store.reading import is_readable, read_run
-from cope_sweep.sweep.executor import ENDED, Workload
+from cope_sweep.sweep.executor import Workload
 from cope_sweep.sweep.failures import record_failure
 
 WAITS_FOR_INDEX = "the index does not answer: waiting for it"
@@ -253,7 +253,7 @@ class Driver:
         if event.status == "failed":
             self.failed.add(run.run_id)
         if self.search is not None and event.status in ENDED:
-            self.search.end(run.run_id, event.status, event.metrics.get(self.search.metric))
+            self.search.end(run.run_id)
         self._ended.put(event)
 
     def _move(self, run: DrivenRun, state: RunState) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cope_sweep.config import Resources, Row, RunSpec
 from cope_sweep.config.ablation import EarlyStopping
 from cope_sweep.errors import ClusterError
-from cope_sweep.store import Event, Status, Store
+from cope_sweep.store import Event, Store
 from cope_sweep.sweep.leases import Leases
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 INTERRUPT_TIMEOUT_S = 15.0
 """Time that running runs have to write their checkpoints after they were asked to stop."""
-ENDED: tuple[Status, ...] = ("finished", "failed", "stopped")
-"""The statuses of runs that a sweep is done with. Interrupted runs are trained further."""
 
 
 class ClusterLost(ClusterError):

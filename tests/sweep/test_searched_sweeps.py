@@ -1,15 +1,24 @@
 """Sweeps of an ablation with a search by suggestions, trained in this process."""
 
 import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
-from cope_sweep.config import Plan, Resources, Row
+import optuna
+import pytest
+
+from cope_sweep.config import Plan, Resources, Row, load_ablation, plan_of_recorded
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.read.tables import table
 from cope_sweep.store import Budget, Event, Store
 from cope_sweep.sweep.local_executor import run_local
+from cope_sweep.sweep.search import RUN_ID, study_name, study_url
 from cope_sweep.sweep.sweep import SweepOutcome, sweep
 from tests.read.tables.ablations import plan_of
+from tests.store.databases import index_url  # noqa: F401 - a fixture
+from tests.sweep.fault_sweeps import LONG, RUN, is_training, until
 from tests.tiny import TINY
 
 LEARNING_RATES = {"kind": "optuna", "samples": 4, "space": {"train.lr": {"log_uniform": [1e-4, 1e-2]}}}
@@ -86,3 +95,49 @@ def test_a_search_with_two_seeds_trains_whole_rows(store: Store) -> None:
         assert (outcome.trained, outcome.reused, outcome.not_started) == (trained, reused, left)
     assert [len(row.runs) for row in recorded_plan(plan, store).rows] == [2, 2]
     assert start(plan, store).sweep_id is None
+
+
+SEARCHED = """\
+title: Tiny
+base:
+  task: {kind: selective_copy, tokens: 2, blanks: 2, dense_blanks: 1, sparse_blanks: 4, vocabulary: 6}
+  model: {layers: 1, dim: 8, heads: 2}
+  train: {batch: 4, steps: STEPS}
+  evaluate: {every: 100, sequences: 8, final_sequences: 8}
+metrics: [{name: in_dist/token_error}]
+search: {kind: optuna, samples: 4, space: {train.lr: {log_uniform: [1e-4, 1e-2]}}}
+resources: {device: cpu, checkpoint_every_s: 0.2}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_two_sweeps_at_once_continue_a_killed_one_and_train_each_run_once(
+    tmp_path: Path,
+    index_url: str,  # noqa: F811
+) -> None:
+    file = tmp_path / "searched.yaml"
+    file.write_text(SEARCHED.replace("STEPS", str(LONG // 2)))
+    store = Store(tmp_path / "store", index=index_url, create=True)
+    index = ["--index", index_url] if index_url else []
+    command = [*RUN, str(file), "--store", str(store.root), *index, "--no-mlflow", "--local"]
+    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: any(is_training(store, run_id) for run_id in store.index.statuses()))
+    killed.kill()
+    killed.wait()
+    started = list(store.index.statuses())
+    processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
+
+    statuses = store.index.statuses()
+    assert len(statuses) in (4, 5)  # both may ask for the last row
+    assert set(statuses.values()) == {"finished"}
+    attempts = {run_id: store.run(run_id).state["attempt"] for run_id in statuses}
+    assert Counter(attempts.values()) == {1: len(statuses) - 1, 2: 1}
+    assert attempts[started[-1]] == 2
+    plan = recorded_plan(plan_of_recorded(load_ablation(file), []), store)
+    assert {run.run_id for run in plan.runs} == set(statuses)
+    trials = optuna.load_study(study_name=study_name(plan), storage=study_url(store)).trials
+    told = {trial.user_attrs[RUN_ID] for trial in trials if trial.state.name == "COMPLETE"}
+    assert told == set(statuses)
