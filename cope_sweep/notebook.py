@@ -33,7 +33,7 @@ from cope_sweep.read.queries import finished_run, recorded_plan
 from cope_sweep.read.tables import Table, read_results
 from cope_sweep.store import Store
 from cope_sweep.sweep.local_executor import run_local
-from cope_sweep.sweep.sweep import SweepOutcome, sweep
+from cope_sweep.sweep.sweep import Sweep, SweepOutcome
 
 if TYPE_CHECKING:
     from cope_sweep.inference import Predictor, TokenIds
@@ -75,10 +75,9 @@ def run(ablation: AnyAblation, store: AnyStore = STORE) -> SweepOutcome:
     `cope-sweep run`. Raises UserError.
     """
     planned, opened = _recorded(ablation, store, create=True)
-    content = planned.ablation.content
     for task in {run.task for run in planned.runs}:
         task.prepare()
-    return sweep(planned, opened, run_local, resources=content.resources, executor_name="local", tracking_uri=None)
+    return Sweep(planned, opened, run_local, executor_name="local").run()
 
 
 def table(ablation: AnyAblation, store: AnyStore = STORE, *, compare: str | None = None) -> Table:

@@ -33,9 +33,9 @@ from cope_sweep.read.tables import table
 from cope_sweep.store import ACTIVE, Budget, Status, Store, Submission, read_submission
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep import jobs
-from cope_sweep.sweep.executor import Executor
+from cope_sweep.sweep.executor import Callbacks, Executor
 from cope_sweep.sweep.local_executor import run_local
-from cope_sweep.sweep.sweep import SweepOutcome, sweep
+from cope_sweep.sweep.sweep import Sweep, SweepOutcome
 from cope_sweep.tracking.uri import check_uri, resolve_uri
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -189,22 +189,22 @@ def _train(
             stack.close()  # the display of training has ended
             bar(sent, total)
 
-        outcome = sweep(
+        def on_note(text: str) -> None:
+            console.print(f"[yellow]note:[/yellow] {escaped(text)}", soft_wrap=True)
+
+        outcome = Sweep(
             plan,
             store,
             executor,
+            executor_name="local" if options.local else "ray",
             resources=resources,
             file_text=file_text,
-            executor_name="local" if options.local else "ray",
             tracking_uri=uri,
             leave_out=leave_out,
             budget=budget,
-            on_event=display,
-            on_row=display.add,
-            on_sending=on_sending,
-            on_note=lambda text: console.print(f"[yellow]note:[/yellow] {escaped(text)}", soft_wrap=True),
+            callbacks=Callbacks(on_event=display, on_note=on_note, on_row=display.add, on_sending=on_sending),
             submission=submission,
-        )
+        ).run()
     for problem in outcome.tracking_errors:
         console.print(f"[yellow]MLflow:[/yellow] {escaped(problem)}")
     plan = recorded_plan(plan, store)

@@ -34,7 +34,6 @@ from cope_sweep.signals import kept_from_children
 from cope_sweep.sweep.executor import ClusterLost
 from cope_sweep.sweep.net import CONNECT_TIMEOUT_S, connection_error, first_line, within
 
-STATE_TIMEOUT_S = 10
 HEAD_TIMEOUT_S = 10.0
 """The cluster's head counts as lost after it has accepted no connections for this time."""
 
@@ -92,11 +91,6 @@ class Needs:
     def bundle(self) -> dict[str, float]:
         """Resources of one worker, as Ray names them."""
         return {"CPU": float(self.cpus)} | ({"GPU": self.gpus} if self.gpus else {})
-
-    @property
-    def size(self) -> tuple[float, float]:
-        """GPUs and CPUs of all workers."""
-        return self.workers * self.gpus, self.workers * self.cpus
 
     def workers_on(self, resources: Mapping[str, float]) -> int:
         """The number of workers that such resources hold. Several may share a GPU; no worker has parts of several."""
@@ -181,17 +175,6 @@ def nodes() -> dict[str, Node]:
     """The nodes that are alive, by id."""
     found = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     return {node["NodeID"]: Node(node["NodeManagerAddress"], node["Resources"]) for node in found}
-
-
-def node_of_process(actor_id: str) -> str:
-    """The id of the node on which an actor ran, which may have died; "" if the cluster does not tell."""
-    from ray.util.state import get_actor
-
-    try:
-        state = get_actor(actor_id, timeout=STATE_TIMEOUT_S)
-    except Exception:  # its API is another process, which need not run
-        return ""
-    return str(getattr(state, "node_id", None) or "")
 
 
 def living_nodes(this_node: str) -> dict[str, Node]:

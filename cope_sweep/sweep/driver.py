@@ -18,10 +18,9 @@ import enum
 import queue
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from cope_sweep.config import Resources, Row, RunSpec
+from cope_sweep.config import Row, RunSpec
 from cope_sweep.store import ENDED, Event, Refusal, RunRecord, Store, StoreError
 from cope_sweep.store.index import IndexUnavailable, IndexUnusable
 from cope_sweep.store.reading import is_readable, read_run
@@ -45,8 +44,6 @@ class DrivenRun:
     """A run of the sweep."""
 
     spec: RunSpec
-    kind: Resources
-    """Its resources: runs of one kind use the same processes."""
     state: RunState = RunState.WAITING
     attempt: int = 0
     """The number of its lease."""
@@ -60,21 +57,19 @@ class DrivenRun:
 class Driver:
     """The runs of a sweep and their states. Thread-safe: Ray's executor asks for runs in Tune's thread."""
 
-    def __init__(self, work: Workload, kind_of: Callable[[RunSpec], Resources]) -> None:
-        """Nothing is leased yet. `kind_of` gives the resources of a run, by which runs wait in separate queues."""
+    def __init__(self, work: Workload) -> None:
+        """Nothing is leased yet."""
         self.work, self.store, self.leases, self.search = work, work.store, work.leases, work.search
-        self._kind_of = kind_of
         self.lock = threading.RLock()
         self.runs: dict[str, DrivenRun] = {}
         self.counts: Counter[RunState] = Counter()
         """State → number of runs."""
-        self.waiting: dict[Resources, deque[DrivenRun]] = {}
-        """Kind → its runs that wait, in order."""
+        self.waiting: deque[DrivenRun] = deque()
+        """The runs that wait, in order."""
         self.failed: set[str] = set()
         """Ids of the failed runs, also before their end is recorded: no other is started meanwhile."""
         self._suggested: Row | None = None
         """A row of the search that is not recorded yet, because the index did not answer."""
-        self.any_ended = False
         self._ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
         """Ends that were noticed outside of the caller's thread."""
         self._index_is_away = False
@@ -93,32 +88,41 @@ class Driver:
         """Have another run wait."""
         with self.lock:
             run = self._new(spec)
-            self.waiting.setdefault(run.kind, deque()).append(run)
+            self.waiting.append(run)
             return run
 
     def _new(self, spec: RunSpec) -> DrivenRun:
-        run = self.runs[spec.run_id] = DrivenRun(spec, self._kind_of(spec))
+        run = self.runs[spec.run_id] = DrivenRun(spec)
         self.counts[run.state] += 1
         return run
 
     def wait_again(self, run: DrivenRun) -> None:
-        """Let a run wait again, before the others of its kind: it has started, and nobody trains it now."""
+        """Let a run wait again, before the others: it has started, and nobody trains it now."""
         with self.lock:
             self._move(run, RunState.WAITING)
-            self.waiting.setdefault(run.kind, deque()).appendleft(run)
+            self.waiting.appendleft(run)
 
-    def take(self, kind: Resources) -> DrivenRun | None:
-        """Lease the next run of a kind; None: none of it can be leased now."""
+    def take(self) -> DrivenRun | None:
+        """Lease the next run that waits, or else the first of the row that the search suggests next.
+
+        None: none can be leased now.
+        """
         with self.lock:
-            waiting = self.waiting.get(kind, deque())
-            while waiting and not self.is_draining:
-                run = waiting.popleft()
+            run = self._take_waiting()
+            if run is None and self.suggest():
+                run = self._take_waiting()
+            return run
+
+    def _take_waiting(self) -> DrivenRun | None:
+        with self.lock:
+            while self.waiting and not self.is_draining:
+                run = self.waiting.popleft()
                 try:
                     lease = self.leases.acquire(run.spec)
                 except IndexUnusable:
                     raise
                 except IndexUnavailable:
-                    waiting.appendleft(run)
+                    self.waiting.appendleft(run)
                     self._index_is_away = True
                     return None
                 self._index_is_away = False
@@ -133,14 +137,14 @@ class Driver:
             return None
 
     def suggest(self) -> bool:
-        """Have the runs of the next row wait that the search suggests; False: it has none now."""
+        """Queue the runs of the search's next row, if no run waits. Returns False if it has none yet."""
         with self.lock:
-            while self.search is not None and not self.is_draining and not any(self.waiting.values()):
+            while self.search is not None and not self.is_draining and not self.waiting:
                 try:
                     row = self._suggested = self._suggested or self.search.next_row()
                     if row is None:
                         return False
-                    self.work.on_row(row)
+                    self.work.callbacks.on_row(row)
                 except IndexUnusable:
                     raise
                 except IndexUnavailable:
@@ -153,7 +157,7 @@ class Driver:
                 for spec in row.runs:
                     if spec not in to_train:
                         self._end(self._new(spec), end_record(self.store, spec.run_id))
-            return any(self.waiting.values())
+            return bool(self.waiting)
 
     @property
     def is_draining(self) -> bool:
@@ -182,15 +186,15 @@ class Driver:
 
     # -- progress and ends -----------------------------------------------------------------------------------------
 
-    def note_progress(self, event: Event) -> None:
+    def record_progress(self, event: Event) -> None:
         """A run in training has come as far as `event` says. It is written to the index with the next renewal."""
-        self.leases.note_progress(event)
+        self.leases.record_progress(event)
         if self.search is not None and event.evaluated and self.search.metric in event.metrics:
             with self.lock:
                 self.search.report(event.run_id, event.step, event.metrics[self.search.metric])
 
     def end(self, run: DrivenRun, last: Event | None = None) -> None:
-        """Record how a run in training has ended, by its folder; call `tell` then.
+        """Record how a run in training has ended, by its folder; call `report_ends` then.
 
         A run that is not over waits again, unless the sweep is stopped; one whose lease another sweep has got is left
         to that one. `last` is its last event: a failure that its process could not record is recorded here.
@@ -235,21 +239,20 @@ class Driver:
         with self.lock:
             self._end(run, record or RunRecord(run_id=run.run_id))
 
-    def tell(self) -> None:
-        """Pass on the ends that were noticed, from the caller's thread. Raises whatever `on_event` raises."""
+    def report_ends(self) -> None:
+        """Report the ends that were noticed, from the caller's thread. Raises whatever `on_event` raises."""
         while True:
             try:
                 event = self._ended.get_nowait()
             except queue.Empty:
                 return
-            self.work.on_event(event)
+            self.work.callbacks.on_event(event)
 
     def _end(self, run: DrivenRun, record: RunRecord) -> None:
         self._move(run, RunState.ENDED)
         if record.status == "pending":  # no process has started it
             return
         event = end_event(run.spec, record)
-        self.any_ended = True
         if event.status == "failed":
             self.failed.add(run.run_id)
         if self.search is not None and event.status in ENDED:

@@ -35,7 +35,7 @@ class DriverLog:
         """Let lines name the runs of this row."""
         self._names |= {run.run_id: f"{row.name}, seed {run.seed}" for run in row.runs}
 
-    def note_event(self, event: Event) -> None:
+    def write_event(self, event: Event) -> None:
         """Append a line where the status of a run, or its worker, has changed."""
         now = (event.status, event.worker_id)
         is_waiting = (
@@ -47,9 +47,9 @@ class DriverLog:
         worker = f" on {event.worker_id}" if event.worker_id and event.status == "running" else ""
         reason = f": {event.message}" if event.message else ""
         name = self._names.get(event.run_id, "")
-        self.note(f"{event.run_id} ({name}): {event.status}{worker}, step {event.step} of {event.steps}{reason}")
+        self.write(f"{event.run_id} ({name}): {event.status}{worker}, step {event.step} of {event.steps}{reason}")
 
-    def note(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Append lines."""
         now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         path = self._store.root / self._name

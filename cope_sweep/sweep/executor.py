@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,22 @@ class ClusterLost(ClusterError):
 
 
 @dataclass(frozen=True)
+class Callbacks:
+    """Functions that a sweep calls, from the thread of its caller where nothing else is said. They may raise."""
+
+    on_event: Callable[[Event], None] = lambda event: None
+    """Called with every event of a run."""
+    on_note: Callable[[str], None] = lambda text: None
+    """Called with what the user should know at once: nodes that are left out, say."""
+    on_row: Callable[[Row], None] = lambda row: None
+    """Called, from any thread, with each row that the search suggests, before its runs are leased.
+
+    Where it raises IndexUnavailable, it is called again."""
+    on_sending: Callable[[int, int], None] = lambda sent, total: None
+    """Called at the end of the sweep with the number of runs and sweeps sent to MLflow, and the number to send."""
+
+
+@dataclass(frozen=True)
 class Workload:
     """The runs of a sweep for an executor, and how both talk to each other."""
 
@@ -37,15 +53,13 @@ class Workload:
     """The runs in order. Those that are finished are left out."""
     store: Store
     resources: Resources
-    """Groups, workers and devices of the runs that have no `own_resources`."""
+    """What each run takes, and how many are trained at a time."""
     leases: Leases
     """The leases of the sweep."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set to interrupt the sweep: running runs write a checkpoint at their next step, pending runs stay untouched."""
-    on_event: Callable[[Event], None] = lambda event: None
-    """Called with every event, from the thread of the caller."""
-    on_note: Callable[[str], None] = lambda text: None
-    """Called, from that thread, with what the user should know: nodes that are left out."""
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    """What to call while the runs are trained."""
     plugins: Sequence[str] = ()
     """Modules that have to be imported before a run can be trained."""
     schedule: EarlyStopping | None = None
@@ -54,12 +68,6 @@ class Workload:
     """After this number of failed runs no more are started, and those in training end."""
     search: Search | None = None
     """Suggests further rows, one after another, and learns their results."""
-    on_row: Callable[[Row], None] = lambda row: None
-    """Called, from any thread, with each row that the search suggests, before its run is leased.
-
-    It may raise IndexUnavailable; then it is called again."""
-    own_resources: Mapping[str, Resources] = field(default_factory=dict)
-    """Run id → resources, of the runs that do not use `resources`."""
 
     @property
     def sweep_id(self) -> str:
@@ -79,7 +87,7 @@ Raises:
     ClusterError: There is no cluster to train on, or none of it can train any more.
     PluginError: A plugin cannot be imported.
     ValueError: `resources` ask for a device that is not available.
-    Exception: Whatever `on_event` raises.
+    Exception: Whatever a callback raises.
 """
 
 

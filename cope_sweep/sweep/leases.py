@@ -19,7 +19,7 @@ LEASE_S = 20.0
 RENEWAL_S = 2.0
 """Time between two renewals, which also write the progress of runs and read the request to stop."""
 WAIT_NOTE_S = 3.0
-"""The user is told that the index does not answer when it has not done so for this long."""
+"""After this long without an answer of the index, the user is told."""
 STOP_WAIT_S = 15.0
 """The time for which a sweep that was stopped waits for an index that does not answer."""
 
@@ -80,7 +80,7 @@ class Leases:
                 self._lost.discard(run.run_id)
         return answer
 
-    def note_progress(self, event: Event) -> None:
+    def record_progress(self, event: Event) -> None:
         """Keep how far a run is, to be written with the next renewal."""
         with self._lock:
             if event.run_id in self._held:
@@ -119,7 +119,7 @@ class Leases:
             self._on_stop_request()
 
     def close(self) -> None:
-        """Stop to renew, and end the leases of runs that are left. If the index does not answer, they expire."""
+        """Stop renewing, and end the leases of runs that are left. If the index does not answer, they expire."""
         self._closed.set()
         self._thread.join()
         with contextlib.suppress(IndexUnavailable):

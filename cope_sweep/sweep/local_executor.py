@@ -19,13 +19,12 @@ def run_local(work: Workload) -> None:
     """
     load_plugins(work.plugins)
     sweep = _LocalSweep(work)
-    runs = [run.run_id for run in sweep.driver.runs.values()]
-    if not runs and work.search is None:
+    if not sweep.driver.runs and work.search is None:
         return
     if work.schedule is not None:
-        work.on_note(f"{work.schedule.rule} does not apply: --local trains one run after another, to its end")
-    if any(work.own_resources.get(run_id, work.resources).workers > 1 for run_id in runs):
-        work.on_note("--local trains with one worker; the results are the same as with several")
+        work.callbacks.on_note(f"{work.schedule.rule} does not apply: --local trains one run after another, to its end")
+    if work.resources.workers > 1:
+        work.callbacks.on_note("--local trains with one worker; the results are the same as with several")
     sweep.execute()
 
 
@@ -34,58 +33,50 @@ class _LocalSweep:
 
     def __init__(self, work: Workload) -> None:
         self.work = work
-        # One queue: runs are trained in the order of the plan, whatever resources they ask for.
-        self.driver = Driver(work, lambda spec: work.resources)
+        self.driver = Driver(work)
         self.error: BaseException | None = None
         """An error of `on_event`, which is raised again when the run in training has written its state."""
-        self._noted = ""
+        self._shown = ""
 
     def execute(self) -> None:
         """Train the runs, then those that the search suggests."""
         while not self.driver.is_over and self.error is None:
-            if (run := self._next_run()) is not None:
+            if (run := self.driver.take()) is not None:
                 self._train(run)
             elif not self.driver.is_over:
                 self._wait()
             if self.error is None:
-                self.driver.tell()
+                self.driver.report_ends()
         if self.error is not None:
             raise self.error
-
-    def _next_run(self) -> DrivenRun | None:
-        run = self.driver.take(self.work.resources)
-        if run is None and self.driver.suggest():
-            run = self.driver.take(self.work.resources)
-        return run
 
     def _wait(self) -> None:
         """Look at the runs of other sweeps after a while."""
         if self.driver.index_is_away:
-            self._note(WAITS_FOR_INDEX)
+            self._show(WAITS_FOR_INDEX)
         self.work.stop.wait(LOOK_INTERVAL_S)
         try:
             if text := self.driver.look_elsewhere():
-                self._note(text)
+                self._show(text)
         except IndexUnusable:
             raise
         except IndexUnavailable:
-            self._note(WAITS_FOR_INDEX)
+            self._show(WAITS_FOR_INDEX)
 
-    def _note(self, text: str) -> None:
+    def _show(self, text: str) -> None:
         """Show a note, unless it is the last one with other numbers."""
         words = "".join(character for character in text if not character.isdigit())
-        if words != self._noted:
-            self._noted = words
-            self.work.on_note(text)
+        if words != self._shown:
+            self._shown = words
+            self.work.callbacks.on_note(text)
 
     def _train(self, run: DrivenRun) -> None:
         from cope_sweep.train import Runtime, train_run
 
         self._last: Event | None = None
-        resources = self.work.own_resources.get(run.run_id, self.work.resources)
         train_run(
-            run.spec, self.work.store.run(run.run_id), Runtime.of(resources, worker_id=worker_id()),
-            attempt=run.attempt, on_event=self._note_progress,
+            run.spec, self.work.store.run(run.run_id), Runtime.of(self.work.resources, worker_id=worker_id()),
+            attempt=run.attempt, on_event=self._record_progress,
             should_stop=lambda: "interrupted" if self._ends(run) else None,
         )  # fmt: skip
         self.driver.end(run, self._last)
@@ -93,15 +84,15 @@ class _LocalSweep:
     def _ends(self, run: DrivenRun) -> bool:
         return self.work.stop.is_set() or self.driver.leases.is_lost(run.run_id)
 
-    def _note_progress(self, event: Event) -> None:
+    def _record_progress(self, event: Event) -> None:
         self._last = event
-        if event.status != "running" or self.error is not None:  # its end is told when its lease has ended
+        if event.status != "running" or self.error is not None:  # its end is reported when its lease has ended
             return
-        self.driver.note_progress(event)
+        self.driver.record_progress(event)
         was_stopping = self.work.stop.is_set()
         try:
-            self.driver.tell()
-            self.work.on_event(event)
+            self.driver.report_ends()
+            self.work.callbacks.on_event(event)
         except BaseException as error:
             if was_stopping and isinstance(error, KeyboardInterrupt):  # a second Ctrl-C: the run was given its time
                 raise

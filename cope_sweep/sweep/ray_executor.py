@@ -10,7 +10,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 
-from cope_sweep.config import Resources
 from cope_sweep.store import Store, StoreError
 from cope_sweep.sweep.cluster import connected, plugin_runtime_env
 from cope_sweep.sweep.driver import Driver
@@ -26,9 +25,9 @@ def run_on_ray(work: Workload, *, address: str | None = None) -> None:
         work: What is to be trained.
         address: "auto", "host:port", or None for RAY_ADDRESS; without that, a new cluster on this machine.
     """
-    driver = Driver(work, lambda spec: resources_of_run(work, spec.run_id))
+    driver = Driver(work)
     if not driver.runs and not driver.suggest():
-        driver.tell()
+        driver.report_ends()
         return
     # Importing Tune takes as long as starting Ray.
     prefetch = threading.Thread(target=importlib.import_module, args=["cope_sweep.sweep.ray_sweep"], daemon=True)
@@ -43,12 +42,6 @@ def run_on_ray(work: Workload, *, address: str | None = None) -> None:
     for path in logs.glob("*.log"):
         if not path.stat().st_size:
             path.unlink()
-
-
-def resources_of_run(work: Workload, run_id: str) -> Resources:
-    """The resources of a run, which are its kind: the processes of one kind train one run after another."""
-    own = work.own_resources.get(run_id, work.resources)
-    return own.model_copy(update={"groups": work.resources.groups})
 
 
 @contextlib.contextmanager

@@ -21,12 +21,11 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cope_sweep.config import Resources
 from cope_sweep.errors import ClusterError
 from cope_sweep.signals import user_code
 from cope_sweep.store import Event, StoreError
 from cope_sweep.store.index import IndexUnavailable, IndexUnusable
-from cope_sweep.sweep.cluster import Node, living_nodes, needs_of, node_of_process
+from cope_sweep.sweep.cluster import Needs, Node, living_nodes, needs_of
 from cope_sweep.sweep.driver import WAITS_FOR_INDEX, DrivenRun, Driver, RunState
 from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterLost
 from cope_sweep.sweep.stop_requests import StopRequests
@@ -37,8 +36,6 @@ LOOK_INTERVAL_S = 1.0
 """Time between two looks at the cluster, and at the runs that other sweeps train."""
 NEWS_WAIT_S = 0.1
 """The time for which this process waits for news of trials before it looks at `stop` again."""
-MAX_IDLE_DEATHS = 2
-"""A node is left out when this many processes in a row died there before they trained anything."""
 PENDING_TRIALS = 16
 """On a small cluster that may grow, the trials that wait for a place."""
 TUNE_TIMEOUT_S = 60.0
@@ -89,14 +86,10 @@ class RaySweep:
         self.errors: Counter[str] = Counter()
         """Run id → the number of times that one of its ranks, of several, ended with an error."""
         self.nodes: dict[str, Node] = {}
-        self.refused: dict[Resources, str] = {}
-        """Kind for which there is no room → why."""
         self.excluded: dict[str, str] = {}
         """Node id → why the node cannot train."""
         self.node_of: dict[str, str] = {}
         """Process of trials (an actor's id) → its node."""
-        self.idle_deaths: Counter[str] = Counter()
-        """Node id, or "" where it is not known → deaths in a row of processes that had not started a run."""
         self.news: queue.SimpleQueue[Event | _End | Exception] = queue.SimpleQueue()
         """Progress and ends of trials, and the error with which Tune gave up."""
         self.ended = threading.Event()
@@ -106,7 +99,7 @@ class RaySweep:
         self.this_node: str = ray.get_runtime_context().get_node_id()
         self.cluster_lost = False
         """Whether calls of Ray would block."""
-        self._noted = ""
+        self._shown = ""
 
     # -- in Tune's thread ------------------------------------------------------------------------------------------
 
@@ -115,85 +108,67 @@ class RaySweep:
         with self.lock:
             if self.ended.is_set():
                 return None
-            run = self._next_waiting()
-            if run is None and self.driver.suggest():
-                run = self._next_waiting()
+            if self._is_full():
+                return None
+            run = self.driver.take()
             if run is None:
                 return None
             self.trials[trial_id] = _Trial(run)
-            needs = needs_of(run.kind, self.nodes)
+            needs = self._needs()
             return {
                 "run_id": run.run_id,
                 "run": run.spec.model_dump_json(),
                 "attempt": run.attempt,
-                "resources": run.kind,
+                "resources": self.work.resources,
                 "gpus": needs.gpus,
                 "bundle": needs.bundle,
                 "excluded": tuple(sorted(self.excluded)),
             }
 
     def is_exhausted(self) -> bool:
-        """Whether `next_trial` has none, before a trial has ended."""
+        """Whether `next_trial` returns None until a trial has ended."""
         if self.ended.is_set():
             return True
         with self.lock:
             is_ending = self.driver.counts[RunState.TRAINING] > len(self.trials)
             if is_ending or not self.trials:
                 return False
-            return self.driver.is_draining or not (self.driver.may_suggest or self._kinds())
+            return self.driver.is_draining or self._is_full() or not (self.driver.may_suggest or self.driver.waiting)
 
-    def _kinds(self) -> list[Resources]:
-        """The kinds of the runs that wait and may be started.
+    def _needs(self) -> Needs:
+        return needs_of(self.work.resources, self.nodes)
 
-        Runs of several workers are trained before all others, and no more of them have a trial than there is room for:
-        Train asks for the place of their workers when the trial has started, and would wait while other runs take it.
+    def _is_full(self) -> bool:
+        """Whether runs of several workers take all the room of the cluster.
+
+        Their trials ask Tune for no CPU: Train asks for the place of the workers when the trial has started. Without
+        this limit all trials would start, and each would keep a process that waits for such a place.
         """
-        kinds = [kind for kind, waiting in self.driver.waiting.items() if waiting and kind not in self.refused]
-        several = [kind for kind in kinds if kind.workers > 1]
-        alive = self._alive()
-        if several or any(kind.workers > 1 for kind in alive):
-            return [kind for kind in several if alive[kind] < self._room(kind)]
-        return kinds
+        needs = self._needs()
+        if needs.workers == 1:
+            return False
+        room = sum(needs.workers_on(node.resources) for node in self._usable()) // needs.workers
+        return len(self.trials) >= max(1, room)
 
-    def _alive(self) -> Counter[Resources]:
-        """Kind → number of its trials."""
-        return Counter(trial.run.kind for trial in self.trials.values())
-
-    def _next_waiting(self) -> DrivenRun | None:
-        """Lease the next run that waits: of the kind with the fewest trials, of several the larger one."""
-        alive = self._alive()
-        kinds = sorted(self._kinds(), key=lambda kind: (alive[kind], [-x for x in needs_of(kind, self.nodes).size]))
-        for kind in kinds:
-            if (run := self.driver.take(kind)) is not None:
-                return run
-        return None
-
-    def _room(self, kind: Resources) -> int:
-        """The number of runs of a kind that the cluster holds, if nothing else uses it; at least one."""
-        needs = needs_of(kind, self.nodes)
-        return max(1, sum(needs.workers_on(node.resources) for node in self._usable()) // needs.workers)
-
-    def note_start(self, trial_id: str) -> None:
+    def on_start(self, trial_id: str) -> None:
         """The process of a trial has started, or is used again."""
         run = self.trials[trial_id].run
-        if run.kind.workers == 1:  # else its workers have still to start
+        if self.work.resources.workers == 1:  # else its workers have still to start
             self.news.put(Event(run.run_id, "running", steps=run.spec.train.steps))
 
-    def note_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def on_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """A trial has reported something."""
         event: Event | None = result["event"]
         with self.lock:
             trial = self.trials[trial_id]
             trial.has_started = trial.has_started or "problem" not in result
             self.node_of[result["actor"]] = trial.node = result["node"]
-            for node in (trial.node, ""):
-                self.idle_deaths.pop(node, None)
         if event is not None and event.status == "running" and result["outcome"] == "progress":
-            self.driver.note_progress(event)
+            self.driver.record_progress(event)
             self.news.put(event)
 
-    def note_end(self, trial_id: str, result: Mapping[str, Any], error: Exception | None) -> None:
-        """A trial has ended, with this last result; with `error`, because its process did."""
+    def on_end(self, trial_id: str, result: Mapping[str, Any], error: Exception | None) -> None:
+        """A trial has ended. `result` is its last one; `error`: why its process died."""
         with self.lock:
             trial = self.trials.pop(trial_id)
             event: Event | None = result.get("event")
@@ -234,7 +209,7 @@ class RaySweep:
                 self.tune.join(TUNE_TIMEOUT_S)
             if self.stop_requests is not None and not self.cluster_lost:
                 ray.kill(self.stop_requests)
-        self.driver.tell()
+        self.driver.report_ends()
 
     def _start(self, token: str) -> None:
         # On this node, so that it ends with this process.
@@ -276,7 +251,7 @@ class RaySweep:
         return max(PENDING_TRIALS if self.may_grow and self.driver.search is None else 1, cpus)
 
     def _follow(self, logs: Path) -> None:
-        """Pass on events until the sweep has ended, or was stopped and its runs are interrupted."""
+        """Report events until the sweep has ended, or was stopped and its runs are interrupted."""
         looked_s = time.monotonic()
         deadline_s: float | None = None
         while not self.driver.is_over:
@@ -291,10 +266,10 @@ class RaySweep:
                         log=str(logs / "ray.log"),
                     ) from news
                 if isinstance(news, Event):
-                    self.work.on_event(news)
+                    self.work.callbacks.on_event(news)
                 else:
                     self._handle_end(news)
-            self.driver.tell()
+            self.driver.report_ends()
             now_s = time.monotonic()
             if self.work.stop.is_set() and deadline_s is None:
                 deadline_s = now_s + INTERRUPT_TIMEOUT_S
@@ -309,7 +284,7 @@ class RaySweep:
                     self._stop_runs()  # again: the actor may have been started anew meanwhile
 
     def _look_elsewhere(self) -> None:
-        """Notice what became of the runs of other sweeps, and tell for what the sweep waits."""
+        """Notice what became of the runs of other sweeps, and say for what the sweep waits."""
         text = WAITS_FOR_INDEX if self.driver.index_is_away else None
         try:
             waiting_for = self.driver.look_elsewhere()
@@ -319,10 +294,10 @@ class RaySweep:
         except IndexUnavailable:
             text = WAITS_FOR_INDEX
         if text is None:
-            self._noted = ""
-        elif (without_digits := "".join(character for character in text if not character.isdigit())) != self._noted:
-            self._noted = without_digits
-            self.work.on_note(text)
+            self._shown = ""
+        elif (without_digits := "".join(character for character in text if not character.isdigit())) != self._shown:
+            self._shown = without_digits
+            self.work.callbacks.on_note(text)
 
     # -- ends of trials --------------------------------------------------------------------------------------------
 
@@ -345,17 +320,12 @@ class RaySweep:
         """
         text = str(error).strip() or type(error).__name__
         process = str(getattr(error, "actor_id", None))
-        node = self.node_of.get(process, trial.node)
+        node = self.node_of.get(process, trial.node)  # "": nothing was heard of it
         self._look_at_nodes()
         if "problem" in result:
             self._exclude(str(result["node"]), str(result["problem"]))
         elif result.get("leaves") or getattr(error, "preempted", False) or (node and node not in self.nodes):
             pass  # the process was to leave its node, or the node has gone
-        elif not node:  # nothing was heard of that process
-            node = node_of_process(process)
-            self.idle_deaths[node] += 1
-            if self.idle_deaths[node] >= MAX_IDLE_DEATHS:
-                self._exclude(node, f"its processes end before they train anything: {' '.join(text.split())}")
         else:
             self._handle_failure(trial, "death", text)
             return
@@ -390,17 +360,32 @@ class RaySweep:
     # -- the cluster -----------------------------------------------------------------------------------------------
 
     def _look_at_cluster(self) -> None:
-        """Notice nodes that come and go, and refuse kinds of runs that no node has room for.
+        """Notice nodes that come and go.
 
         Raises:
-            ClusterError: No node is left that can train, or none has room for any run.
+            ClusterError: No node is left that can train, or none has room for a run.
             ClusterLost: The cluster's head is gone, or the node of this process.
         """
         self._look_at_nodes()
         with self.lock:
-            for kind in self.driver.waiting:
-                self._note_kind(kind)
-        self._refuse_misfits()
+            is_training = any(trial.has_started for trial in self.trials.values())
+            if is_training or not (self.driver.waiting or self.trials):
+                return
+        needs = self._needs()
+        reason = needs.misfit([node.resources for node in self._usable()])
+        if reason is None:
+            return
+        data = {"cpus": needs.cpus, "gpus": self.work.resources.gpus}
+        if self.excluded:
+            reasons = "; ".join(dict.fromkeys(self.excluded.values()))
+            raise ClusterError(f"no node is left that can train: {reasons}", code="no_node_left", **data)
+        if self.work.resources.groups == "auto":  # with a fixed number, runs wait for nodes that an autoscaler adds
+            raise ClusterError(
+                f"a run {reason}: lower resources.cpus, .gpus or .workers, use a larger cluster, or set "
+                "resources.groups to wait for nodes that an autoscaler adds",
+                code="no_room",
+                **data,
+            )
 
     def _look_at_nodes(self) -> None:
         try:
@@ -409,38 +394,9 @@ class RaySweep:
             self.cluster_lost = True
             raise
 
-    def _note_kind(self, kind: Resources) -> None:
-        """Find out whether there can be room for a run of a kind."""
-        reason = needs_of(kind, self.nodes).misfit([node.resources for node in self._usable()])
-        if reason is None or (self.work.resources.groups != "auto" and not self.excluded):
-            self.refused.pop(kind, None)  # with a fixed number, runs wait for nodes that an autoscaler adds
-        elif self.excluded:
-            self.refused[kind] = f"no node is left that can train: {'; '.join(dict.fromkeys(self.excluded.values()))}"
-        else:
-            self.refused[kind] = (
-                f"a run {reason}: lower resources.cpus, .gpus or .workers, use a larger cluster, or set "
-                "resources.groups to wait for nodes that an autoscaler adds"
-            )
-
     def _usable(self) -> list[Node]:
         """The nodes that can train."""
-        if "" in self.excluded:  # processes die, and it is not known where
-            return []
         return [node for node_id, node in self.nodes.items() if node_id not in self.excluded]
-
-    def _refuse_misfits(self) -> None:
-        """Fail the runs of kinds for which there is no room; or the sweep, if nothing can be trained."""
-        with self.lock:
-            wanted = [kind for kind, waiting in self.driver.waiting.items() if waiting]
-            misfits = [kind for kind in wanted if kind in self.refused]
-            none_trains = len(misfits) == len(wanted) and not any(trial.has_started for trial in self.trials.values())
-        if misfits and none_trains and (self.excluded or not self.driver.any_ended):
-            code = "no_node_left" if self.excluded else "no_room"
-            raise ClusterError(self.refused[misfits[0]], code=code, cpus=misfits[0].cpus, gpus=misfits[0].gpus)
-        for kind in misfits:
-            self.work.on_note(f"runs that take {kind.shape} fail: {self.refused[kind]}")
-            while (run := self.driver.take(kind)) is not None:
-                self.driver.fail(run, self.refused[kind], self.refused[kind])
 
     def _exclude(self, node_id: str, reason: str) -> None:
         """Have later trials avoid a node."""
@@ -448,8 +404,8 @@ class RaySweep:
             return
         with self.lock:
             self.excluded[node_id] = reason
-        address = self.nodes[node_id].address if node_id in self.nodes else node_id[:8] or "unknown"
-        self.work.on_note(f"node {address} is left out: {reason}")
+        address = self.nodes[node_id].address if node_id in self.nodes else node_id[:8]
+        self.work.callbacks.on_note(f"node {address} is left out: {reason}")
         with contextlib.suppress(StoreError):  # a number for the monitoring: the sweep goes on without it
             self.store.index.note_left_out(self.work.sweep_id, len(self.excluded))
 

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -26,7 +26,7 @@ from cope_sweep.store.index import waiting
 from cope_sweep.store.provenance import git_commit, processor, versions
 from cope_sweep.sweep.driver import WAITS_FOR_INDEX
 from cope_sweep.sweep.driver_log import DriverLog
-from cope_sweep.sweep.executor import Executor, Workload
+from cope_sweep.sweep.executor import Callbacks, Executor, Workload
 from cope_sweep.sweep.leases import LEASE_S, Leases
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class SweepOutcome:
 
     @property
     def stop_reasons(self) -> tuple[str, ...]:
-        """Why the sweep ended before its last run: a budget that was used up, a request. Of Ctrl-C there is no note."""
+        """Why the sweep ended before its last run: a budget that was used up, a request. Ctrl-C leaves no note."""
         return tuple(note.removeprefix(STOP_PREFIX) for note in self.notes if note.startswith(STOP_PREFIX))
 
     @property
@@ -94,155 +94,186 @@ class SweepOutcome:
         return 1 if self.failed else 0
 
 
-def sweep(
-    plan: Plan,
-    store: Store,
-    executor: Executor,
-    *,
-    resources: Resources,
-    file_text: str = "",
-    executor_name: Literal["ray", "local"],
-    tracking_uri: str | None,
-    leave_out: Collection[Status] = (),
-    budget: Budget | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
-    on_note: Callable[[str], None] = lambda text: None,
-    on_row: Callable[[Row], None] = lambda row: None,
-    on_sending: Callable[[int, int], None] = lambda sent, total: None,
-    submission: Submission | None = None,
-) -> SweepOutcome:
-    """Train the runs of a plan that have not ended, and record the sweep in the store and in MLflow.
+@dataclass
+class Sweep:
+    """One execution of an ablation's plan. `run` trains what is left of it, and records that in the store and MLflow.
 
     Where the plan has a search, that continues: it suggests the rows again that have not ended, then new ones.
-
-    Args:
-        plan: The plan, with the rows that earlier sweeps have recorded where a search suggests them.
-        store: The store.
-        executor: Trains the runs.
-        resources: Passed to the executor.
-        file_text: The text of the ablation file, for the record.
-        executor_name: For the record.
-        tracking_uri: The MLflow store; None for no copy in MLflow.
-        leave_out: Statuses of further runs that are not trained: `failed` keeps the failed runs of earlier sweeps.
-        budget: What the sweep may use.
-        on_event: Called with every event.
-        on_note: Called with what the user should know at once.
-        on_row: Called, from any thread, with each row that the plan's search suggests, before the events of its run.
-        on_sending: Called at the end with the number of runs and sweeps sent to MLflow, and the number to send.
-        submission: What was submitted, if a job executes the sweep. Its record is in the store.
-
-    Raises:
-        ClusterError: And whatever else the executor raises, after the sweep was recorded as failed or interrupted.
     """
-    stop, budget = threading.Event(), budget or Budget()
-    notes: list[str] = []
-    log: DriverLog | None = None
 
-    def note(text: str) -> None:
-        """Show a note at once, and keep it for the record."""
-        text = redacted(text)
-        notes.append(text)
-        if log is not None:
-            log.note(text)
-        on_note(text)
+    plan: Plan
+    """The plan, with the rows that earlier sweeps have recorded where a search suggests them."""
+    store: Store
+    executor: Executor
+    """Trains the runs."""
+    _: KW_ONLY
+    executor_name: Literal["ray", "local"]
+    """For the record."""
+    resources: Resources | None = None
+    """What a run takes; None: as the ablation says."""
+    file_text: str = ""
+    """The text of the ablation file, for the record."""
+    tracking_uri: str | None = None
+    """The MLflow store; None for no copy in MLflow."""
+    leave_out: Collection[Status] = ()
+    """Statuses of further runs that are not trained: `failed` keeps the failed runs of earlier sweeps."""
+    budget: Budget = field(default_factory=Budget)
+    """What the sweep may use."""
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    submission: Submission | None = None
+    """What was submitted, if a job executes the sweep. Its record is in the store."""
 
-    store.end_expired()
-    if lost := note_lost(store, [run.run_id for run in plan.runs]):
-        number = "a finished run has" if len(lost) == 1 else f"{len(lost)} finished runs have"
-        note(f"{number} lost files, and what is lost is trained again: {next(iter(lost.values()))}")
-    work = _Work.of(plan, store, {"finished", *leave_out}, executor_name, file_text, submission)
-    search = work.start_search(store, budget.max_runs)
-    if not work.todo and search is None:
+    def __post_init__(self) -> None:
+        self._stop = threading.Event()
+        self._notes: list[str] = []
+        """What the user was told, and why the sweep was stopped; for the record."""
+        self._is_complete = False
+        """Set if the executor returned on its own: leftover runs then mean that the budget was used up."""
+
+    def run(self) -> SweepOutcome:
+        """Train the runs of the plan that have not ended.
+
+        Raises:
+            ClusterError: And whatever else the executor raises, after the sweep was recorded as failed or interrupted.
+        """
+        self._prepare()
+        if not self._work.todo and self._work.search is None:
+            return self._end_without_training()
+        self._start()
+        with stopping_on_signals(self._stop):  # until all is recorded: a closed terminal may send its signal twice
+            try:
+                self._train()
+            finally:
+                self._record()
+        return self._outcome
+
+    # -- before the training ---------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Find out what is left to train."""
+        store = self.store
+        store.end_expired()
+        if lost := note_lost(store, [run.run_id for run in self.plan.runs]):
+            number = "a finished run has" if len(lost) == 1 else f"{len(lost)} finished runs have"
+            self._note(f"{number} lost files, and what is lost is trained again: {next(iter(lost.values()))}")
+        skipped: set[Status] = {"finished", *self.leave_out}
+        self._work = _Work.of(self.plan, store, skipped, self.executor_name, self.file_text, self.submission)
+        self._work.start_search(store, self.budget.max_runs)
+
+    def _end_without_training(self) -> SweepOutcome:
         outcome = SweepOutcome(
-            sweep_id=submission.sweep_id if submission else None,
+            sweep_id=self.submission.sweep_id if self.submission else None,
             trained=0,
-            reused=len(work.reused),
-            failed=work.kept("failed"),
+            reused=len(self._work.reused),
+            failed=self._work.kept("failed"),
             interrupted=0,
             seconds=0.0,
-            stopped=work.kept("stopped"),
+            stopped=self._work.kept("stopped"),
         )
-        if submission is not None:
-            store.write_sweep(final_record(work.record, outcome))
+        if self.submission is not None:
+            self.store.write_sweep(final_record(self._work.record, outcome))
         return outcome
 
-    started_s = time.monotonic()
-    ended_by = Budget()
-    """The budget, if the executor ended by itself: then it is the reason if runs are left."""
-    store.write_sweep(work.record, ttl_s=LEASE_S)
-    log = DriverLog(store, work.record.sweep_id, plan)
-    log.note(f"sweep {work.record.sweep_id} starts on {platform.node()}: {shlex.join(work.record.command)}")
-    log.note("\n".join([f"{len(work.todo)} runs to train, {len(work.reused)} finished before", *notes]))
-    mlflow = _start_mlflow(store, work.record, tracking_uri, on_note)
+    def _start(self) -> None:
+        """Record that the sweep starts, in the store, its log, and MLflow."""
+        record, work = self._work.record, self._work
+        self._started_s = time.monotonic()
+        self.store.write_sweep(record, ttl_s=LEASE_S)
+        self._log = DriverLog(self.store, record.sweep_id, self.plan)
+        self._log.write(f"sweep {record.sweep_id} starts on {platform.node()}: {shlex.join(record.command)}")
+        numbers = f"{len(work.todo)} runs to train, {len(work.reused)} finished before"
+        self._log.write("\n".join([numbers, *self._notes]))
+        self._mlflow = _start_mlflow(self.store, record, self.tracking_uri, self.callbacks.on_note)
 
-    def pass_on(event: Event) -> None:
-        log.note_event(event)
-        if mlflow is not None:
-            mlflow.note(event)
-        on_event(event)
+    # -- the training ----------------------------------------------------------------------------------------------
 
-    def record_row(row: Row) -> None:
-        work.add(row, store)
-        log.add(row)
-        on_row(row)
+    def _train(self) -> None:
+        sweep_id, search = self._work.record.sweep_id, self._work.search
+        leases = Leases(
+            self.store, sweep_id, stop=self._stop,
+            on_stop_request=lambda: self._stop_because(STOP_REQUESTED),
+            on_wait=lambda: self.callbacks.on_note(WAITS_FOR_INDEX),
+        )  # fmt: skip
+        with leases, _time_limit(self.budget.time_budget_s, self._stop_because):
+            if self.store.index.stop_requested(sweep_id):  # before the job had started
+                self._stop_because(STOP_REQUESTED)
+                return
+            self.executor(self._workload(leases))
+            if search is not None and search.ended_early:
+                self._show("the search ended early: every row that it can suggest was trained")
+            self._is_complete = not self._stop.is_set()
 
-    def stop_because(reason: str) -> None:
-        if not stop.is_set():
-            notes.append(STOP_PREFIX + reason)
-            log.note(f"stops, and runs in training write checkpoints: {reason}")
-            stop.set()
+    def _workload(self, leases: Leases) -> Workload:
+        search = self._work.search
+        return Workload(
+            runs=[] if search else self._work.todo[: self.budget.max_runs],
+            store=self.store,
+            resources=self.resources or self.plan.ablation.content.resources,
+            leases=leases,
+            stop=self._stop,
+            callbacks=Callbacks(on_event=self._report, on_note=self._show, on_row=self._add),
+            plugins=self.plan.ablation.content.plugins,
+            schedule=self.plan.schedule,
+            max_failed_runs=self.budget.max_failures,
+            search=search,
+        )
 
-    leases = Leases(
-        store, work.record.sweep_id, stop=stop,
-        on_stop_request=lambda: stop_because(STOP_REQUESTED),
-        on_wait=lambda: on_note(WAITS_FOR_INDEX),
-    )  # fmt: skip
-    with stopping_on_signals(stop):  # until all is recorded: a closed terminal may send its signal twice
-        try:
-            with leases, _time_limit(budget.time_budget_s, stop_because):
-                if store.index.stop_requested(work.record.sweep_id):  # before the job had started
-                    stop_because(STOP_REQUESTED)
-                else:
-                    executor(
-                        Workload(
-                            runs=[] if search else work.todo[: budget.max_runs],
-                            store=store,
-                            resources=resources,
-                            leases=leases,
-                            stop=stop,
-                            on_event=pass_on,
-                            on_note=note,
-                            plugins=plan.ablation.content.plugins,
-                            schedule=plan.schedule,
-                            max_failed_runs=budget.max_failures,
-                            search=search,
-                            on_row=record_row,
-                        )
-                    )
-                    if search is not None and search.ended_early:
-                        note("the search ended early: every row that it can suggest was trained")
-                    ended_by = Budget() if stop.is_set() else budget
-        finally:
-            seconds = time.monotonic() - started_s
-            if (error := sys.exception()) is not None:
-                log.note("".join(traceback.format_exception(error)))
-            with _masking_nothing():
-                outcome = _wait(lambda: work.outcome(store, seconds, notes, ended_by))
-                _wait(lambda: store.write_sweep(final_record(work.record, outcome)))
-                log.note(outcome.summary)
-                if search is not None:
-                    search.close()
-            log.close()
-            with handling(STOP, signal.default_int_handler):  # all else is saved: any of them ends the wait for MLflow
-                errors = tuple(mlflow.finish(on_sending)) if mlflow else ()
-    return replace(outcome, tracking_errors=errors)
+    def _report(self, event: Event) -> None:
+        self._log.write_event(event)
+        if self._mlflow is not None:
+            self._mlflow.note(event)
+        self.callbacks.on_event(event)
+
+    def _note(self, text: str) -> None:
+        """Show a note at once, and keep it for the record."""
+        self._notes.append(redacted(text))
+        self.callbacks.on_note(self._notes[-1])
+
+    def _show(self, text: str) -> None:
+        """Write a note to the log, show it at once, and keep it for the record."""
+        self._log.write(text)
+        self._note(text)
+
+    def _add(self, row: Row) -> None:
+        """Record a row that the search suggests."""
+        self._work.add(row, self.store)
+        self._log.add(row)
+        self.callbacks.on_row(row)
+
+    def _stop_because(self, reason: str) -> None:
+        if not self._stop.is_set():
+            self._notes.append(STOP_PREFIX + reason)
+            self._log.write(f"stops, and runs in training write checkpoints: {reason}")
+            self._stop.set()
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _record(self) -> None:
+        """Record how the sweep ended, also with an error that is being handled: that one is raised in the end."""
+        seconds = time.monotonic() - self._started_s
+        if (error := sys.exception()) is not None:
+            self._log.write("".join(traceback.format_exception(error)))
+        budget = self.budget if self._is_complete else Budget()
+        with _keep_original_error():
+            self._outcome = _wait(lambda: self._work.outcome(self.store, seconds, self._notes, budget))
+            _wait(lambda: self.store.write_sweep(final_record(self._work.record, self._outcome)))
+            self._log.write(self._outcome.summary)
+            if self._work.search is not None:
+                self._work.search.close()
+        self._log.close()
+        if self._mlflow is None:
+            return
+        with handling(STOP, signal.default_int_handler):  # all else is saved: any of them ends the wait for MLflow
+            errors = tuple(self._mlflow.finish(self.callbacks.on_sending))
+        if error is None:
+            self._outcome = replace(self._outcome, tracking_errors=errors)
 
 
 _wait = partial(waiting, gives_up=lambda waited_s: waited_s > INDEX_TIMEOUT_S)
 
 
 @contextlib.contextmanager
-def _masking_nothing() -> Iterator[None]:
+def _keep_original_error() -> Iterator[None]:
     """Let an error of the index in this block give way to the error that is handled around it, if there is one."""
     error = sys.exception()
     try:
@@ -307,13 +338,13 @@ class _Work:
         attempts = {run_id: record.attempt for run_id, record in store.index.records(ended, values=False).items()}
         return cls(plan, skipped, statuses, todo, reused, record, attempts)
 
-    def start_search(self, store: Store, max_runs: int | None) -> Search | None:
+    def start_search(self, store: Store, max_runs: int | None) -> None:
         """Open the plan's search, if it has one and that has something to suggest.
 
         `retry` leaves out pending runs: it trains no rows that are new.
         """
         if self.plan.search is None or "pending" in self.skipped:
-            return None
+            return
         from cope_sweep.sweep.search import Search
 
         search = Search(
@@ -321,8 +352,10 @@ class _Work:
             retry_failed="failed" not in self.skipped, stopped_counts=self.plan.schedule is not None, max_runs=max_runs,
         )  # fmt: skip
         self.todo = []
-        self.search = None if search.is_exhausted else search
-        return self.search
+        if search.is_exhausted:
+            search.close()
+        else:
+            self.search = search
 
     def add(self, row: Row, store: Store) -> None:
         """Record a row that the search has suggested."""

@@ -33,23 +33,23 @@ class Trials(Protocol):
         """The configuration of a trial of the next run; None: none now."""
 
     def is_exhausted(self) -> bool:
-        """Whether `next_trial` has none, before a trial has ended."""
+        """Whether `next_trial` returns None until a trial has ended."""
 
-    def note_start(self, trial_id: str) -> None:
+    def on_start(self, trial_id: str) -> None:
         """The process of a trial has started, or is used again."""
 
-    def note_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def on_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """A trial has reported something."""
 
-    def note_end(self, trial_id: str, result: Mapping[str, Any], error: Exception | None) -> None:
-        """A trial has ended, with this last result; with `error`, because its process did."""
+    def on_end(self, trial_id: str, result: Mapping[str, Any], error: Exception | None) -> None:
+        """A trial has ended. `result` is its last one; `error`: why its process died."""
 
     def stop_run(self, trial_id: str) -> None:
         """Ask the run of a trial to end, because the scheduler wants it."""
 
 
 class NotPickled:
-    """An object that Tune copies and pickles into a file. Copies are the object itself, and no file is ever read."""
+    """`deepcopy` returns the object itself; Tune's pickle of it is never read back."""
 
     substitute: Callable[[], Any]
     """Makes the object that is pickled instead."""
@@ -108,13 +108,13 @@ class TrialEvents(NotPickled, tune.Callback):
         self.trials = trials
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
-        self.trials.note_start(trial.trial_id)
+        self.trials.on_start(trial.trial_id)
 
     def on_trial_result(self, iteration: int, trials: Any, trial: Trial, result: dict[str, Any], **info: Any) -> None:
-        self.trials.note_result(trial.trial_id, result)
+        self.trials.on_result(trial.trial_id, result)
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
-        self.trials.note_end(trial.trial_id, trial.last_result, None)
+        self.trials.on_end(trial.trial_id, trial.last_result, None)
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Trial, **info: Any) -> None:
         # A run's own errors are in its results. This is Ray's, of a process that has ended.
@@ -122,7 +122,7 @@ class TrialEvents(NotPickled, tune.Callback):
         if trial.pickled_error_file:
             with contextlib.suppress(Exception):  # an error need not be unpickled here
                 error = pickle.loads(Path(trial.pickled_error_file).read_bytes())  # noqa: S301 - Tune's own file
-        self.trials.note_end(trial.trial_id, trial.last_result, error)
+        self.trials.on_end(trial.trial_id, trial.last_result, error)
 
 
 class StopWithSweep(NotPickled, tune.Stopper):

@@ -7,7 +7,7 @@ from typing import Any
 
 from cope_sweep.config import Resources, RunSpec
 from cope_sweep.store import Event, Store
-from cope_sweep.sweep.executor import Executor, Workload
+from cope_sweep.sweep.executor import Callbacks, Executor, Workload
 from cope_sweep.sweep.leases import Leases
 from cope_sweep.train import Outcome
 from tests.tiny import tiny_run
@@ -31,8 +31,9 @@ def train_by(
     stop: threading.Event | None = None,
     **options: Any,
 ) -> None:
-    """Have an executor train runs in a sweep."""
+    """Have an executor train runs in a sweep. `options` are fields of a `Workload`, and callbacks."""
     stop = stop or threading.Event()
+    options["callbacks"] = Callbacks(**{name: options.pop(name) for name in list(options) if name.startswith("on_")})
     with Leases(store, sweep_id, stop=stop) as leases:
         executor(Workload(runs, store, resources, leases, stop=stop, **options))
 

@@ -19,8 +19,9 @@ import ray
 
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Event, Store
+from cope_sweep.sweep.executor import Callbacks
 from cope_sweep.sweep.ray_executor import run_on_ray
-from cope_sweep.sweep.sweep import SweepOutcome, sweep
+from cope_sweep.sweep.sweep import Sweep, SweepOutcome
 from tests.sweep.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, logged, until, write_ablation
 from tests.sweep.ports import free_port
 from tests.sweep.runs import EventLog, Listener, other_sweep
@@ -28,11 +29,10 @@ from tests.sweep.runs import EventLog, Listener, other_sweep
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1200)]
 
 
-def train(file: Path, store: Store, **options: Any) -> SweepOutcome:
+def train(file: Path, store: Store, **callbacks: Any) -> SweepOutcome:
     """Execute an ablation on the cluster that this process is connected to, with the groups that its file says."""
     plan = expand(load_ablation(file))
-    resources = plan.ablation.content.resources
-    return sweep(plan, store, run_on_ray, resources=resources, executor_name="ray", tracking_uri=None, **options)
+    return Sweep(plan, store, run_on_ray, executor_name="ray", callbacks=Callbacks(**callbacks)).run()
 
 
 def test_a_sweep_waits_for_postgresql_and_goes_on(cluster: str, postgres: Any, tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from cope_sweep.config import row_of
 from cope_sweep.store import Event, Store
+from cope_sweep.sweep.executor import Callbacks
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.ray_executor import run_on_ray
-from cope_sweep.sweep.sweep import sweep
+from cope_sweep.sweep.sweep import Sweep
 from tests.errors import raises
 from tests.read.tables.ablations import plan_of
 from tests.sweep.fault_sweeps import logged
@@ -35,9 +36,9 @@ def test_a_search_ends_although_another_sweep_has_one_of_its_last_runs(store: St
                 Recorded(store, taken).end("finished", {"in_dist/token_error": 50.0})
                 other.end(taken.run_id)
 
-        outcome = sweep(
-            plan, store, run_on_ray, resources=ONE_GROUP, executor_name="ray", tracking_uri=None, on_event=release
-        )
+        callbacks = Callbacks(on_event=release)
+        sweep = Sweep(plan, store, run_on_ray, executor_name="ray", resources=ONE_GROUP, callbacks=callbacks)
+        outcome = sweep.run()
     assert (outcome.trained, outcome.reused, outcome.not_started, outcome.exit_code) == (2, 1, 0, 0)
 
 

@@ -21,9 +21,8 @@ from cope_sweep.sweep.jobs import (
     settle_submission,
 )
 from cope_sweep.sweep.local_executor import run_local
-from cope_sweep.sweep.sweep import sweep
+from cope_sweep.sweep.sweep import Sweep
 from tests.errors import raises
-from tests.sweep.runs import ONE_GROUP
 
 PARENT = """\
 title: Parent
@@ -78,13 +77,10 @@ def test_the_job_has_the_same_rows(child: Path, store: Store) -> None:
 
 def test_a_job_executes_it_under_its_id(child: Path, store: Store) -> None:
     submission, plan = submitted(child, store)
-    options = {
-        "resources": ONE_GROUP, "executor_name": "local", "tracking_uri": None, "submission": submission,
-    }  # fmt: skip
-    outcome = sweep(plan, store, run_local, **options)
+    outcome = Sweep(plan, store, run_local, executor_name="local", submission=submission).run()
     assert (outcome.sweep_id, outcome.trained) == (submission.sweep_id, 4)
     again, _ = submitted(child, store)
-    outcome = sweep(plan, store, run_local, **(options | {"submission": again}))
+    outcome = Sweep(plan, store, run_local, executor_name="local", submission=again).run()
     assert (outcome.sweep_id, outcome.trained, outcome.reused) == (again.sweep_id, 0, 4)
     # The sweep that had nothing to train is recorded as finished, too.
     for sweep_id in (submission.sweep_id, again.sweep_id):
@@ -100,9 +96,7 @@ def test_a_stop_before_the_start_is_obeyed(child: Path, store: Store) -> None:
     def executor(*arguments: object, **options: object) -> None:
         raise AssertionError("it was to stop")
 
-    outcome = sweep(
-        plan, store, executor, resources=ONE_GROUP, executor_name="local", tracking_uri=None, submission=submission
-    )  # fmt: skip
+    outcome = Sweep(plan, store, executor, executor_name="local", submission=submission).run()
     assert (outcome.not_started, outcome.notes) == (4, ("stopped: a stop was requested",))
     assert store.index.sweep(submission.sweep_id).status == "interrupted"
     assert not store.index.stop_requested(submission.sweep_id)

@@ -19,7 +19,8 @@ from cope_sweep.read.queries import recorded_plan
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Budget, Event, Store
 from cope_sweep.sweep import local_executor, ray_executor, ray_sweep
-from cope_sweep.sweep.sweep import SweepOutcome, sweep
+from cope_sweep.sweep.executor import Callbacks
+from cope_sweep.sweep.sweep import Sweep, SweepOutcome
 from tests.errors import raises
 from tests.read.tables.ablations import plan_of
 from tests.store.waiting import TIMEOUT_S, until
@@ -73,25 +74,20 @@ def test_a_death_disturbs_no_other_group(store: Store, events: EventLog) -> None
     assert store.status(after.run_id) == "finished"
 
 
-def test_two_workers_train_a_run_as_one_worker_does_and_before_runs_of_one(
-    store: Store, tmp_path: Path, events: EventLog
-) -> None:
-    """On two CPUs they cannot train side by side: the larger run is not left until the end."""
-    small, large = tiny_run(seed=1), tiny_run(seed=2)
-    own = {large.run_id: Resources(device="cpu", workers=2)}
-    resources = ONE_GROUP.model_copy(update={"groups": "auto"})
-    run_on_ray([small, large], store, resources, on_event=events, own_resources=own)
+def test_two_workers_train_a_run_as_one_worker_does(store: Store, tmp_path: Path, events: EventLog) -> None:
+    (run,) = seeds(1)
+    run_on_ray([run], store, ONE_GROUP.model_copy(update={"groups": "auto", "workers": 2}), on_event=events)
     reference = Store(tmp_path / "reference", create=True)
-    run_local([large], reference, ONE_GROUP)
-
-    assert events.ends() == [(large.run_id, "finished"), (small.run_id, "finished")]
-    result, expected = store.run(large.run_id).result, reference.run(large.run_id).result
+    run_local([run], reference, ONE_GROUP)
+    assert events.ends() == [(run.run_id, "finished")]
+    result, expected = store.run(run.run_id).result, reference.run(run.run_id).result
     assert result["facts"]["workers"] == 2
     assert result["metrics"] == pytest.approx(expected["metrics"], rel=1e-4)
 
 
 @pytest.mark.thorough
 def test_a_run_of_two_workers_fails_alone(store: Store, events: EventLog) -> None:
+    """The cluster holds one such run at a time."""
     bad, good = tiny_run(**{"train.lr": 1e20, "train.steps": 200}), tiny_run(seed=1)
     resources = ONE_GROUP.model_copy(update={"groups": "auto", "workers": 2})
     run_on_ray([bad, good], store, resources, on_event=events)
@@ -126,10 +122,10 @@ def test_a_search_suggests_runs_and_a_schedule_stops_some(store: Store, events: 
 
     def run(budget: Budget, groups: int = 2) -> SweepOutcome:
         resources = Resources(groups=groups, device="cpu")
-        return sweep(
-            plan, store, ray_executor.run_on_ray, resources=resources, executor_name="ray", tracking_uri=None,
-            budget=budget, on_event=events, on_row=rows.append,
-        )  # fmt: skip
+        return Sweep(
+            plan, store, ray_executor.run_on_ray, executor_name="ray", resources=resources, budget=budget,
+            callbacks=Callbacks(on_event=events, on_row=rows.append),
+        ).run()  # fmt: skip
 
     first = run(Budget(max_runs=3), groups=1)
     assert (len(rows), first.not_started, first.exit_code) == (3, 5, 130)
@@ -177,18 +173,11 @@ def test_groups_follow_the_cluster(store: Store, events: EventLog, cluster_nodes
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("failure", "reason"),
-    [
-        ("import", "the plugin tests.sweep.fails_on_one_node cannot be imported"),
-        ("exit", "its processes end before they train anything"),
-    ],
-)
 def test_a_node_that_cannot_train_is_left_out_and_the_others_go_on(
-    store: Store, events: EventLog, cluster_nodes: Any, failure: str, reason: str
+    store: Store, events: EventLog, cluster_nodes: Any
 ) -> None:
     broken = cluster_nodes.add_node(
-        num_cpus=1, dashboard_agent_listen_port=free_port(), env_vars={"COPE_SWEEP_TEST_BROKEN_NODE": failure}
+        num_cpus=1, dashboard_agent_listen_port=free_port(), env_vars={"COPE_SWEEP_TEST_BROKEN_NODE": "import"}
     )
     runs = seeds(3, **LONG)
     notes: list[str] = []
@@ -211,9 +200,25 @@ def test_a_node_that_cannot_train_is_left_out_and_the_others_go_on(
         cluster_nodes.remove_node(broken, allow_graceful=False)
     (note,) = notes
     assert "is left out" in note
-    assert reason in note
+    assert "the plugin tests.sweep.fails_on_one_node cannot be imported" in note
     assert {status for _, status in events.ends()} == {"interrupted"}
     assert len({pid_of(event) for event in events if event.worker_id}) == 2
+
+
+@pytest.mark.thorough
+def test_a_run_whose_processes_die_before_they_train_fails(store: Store, events: EventLog, cluster_nodes: Any) -> None:
+    """Nothing is heard of these processes, so that their node is not known."""
+    broken = cluster_nodes.add_node(
+        num_cpus=2, dashboard_agent_listen_port=free_port(), env_vars={"COPE_SWEEP_TEST_BROKEN_NODE": "exit"}
+    )
+    (run,) = seeds(1)
+    resources = ONE_GROUP.model_copy(update={"cpus": 2, "max_failures": 1})  # there is room on that node only
+    try:
+        run_on_ray([run], store, resources, on_event=events, plugins=["tests.sweep.fails_on_one_node"])
+    finally:
+        cluster_nodes.remove_node(broken, allow_graceful=False)
+    assert events.ends() == [(run.run_id, "failed")]
+    assert "its process died 2 times" in str(events[-1].message)
 
 
 @pytest.mark.thorough

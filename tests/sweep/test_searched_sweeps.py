@@ -13,9 +13,10 @@ from cope_sweep.config import Plan, Resources, Row, load_ablation, plan_of_recor
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.read.tables import table
 from cope_sweep.store import Budget, Event, Store
+from cope_sweep.sweep.executor import Callbacks
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.search import RUN_ID, study_name, study_url
-from cope_sweep.sweep.sweep import SweepOutcome, sweep
+from cope_sweep.sweep.sweep import Sweep, SweepOutcome
 from tests.read.tables.ablations import plan_of
 from tests.store.databases import index_url  # noqa: F401 - a fixture
 from tests.sweep.fault_sweeps import LONG, RUN, is_training, until
@@ -29,10 +30,8 @@ def search_of(**changes: Any) -> Plan:
 
 
 def start(plan: Plan, store: Store, **options: Any) -> SweepOutcome:
-    return sweep(
-        recorded_plan(plan, store), store, run_local,
-        resources=Resources(device="cpu"), executor_name="local", tracking_uri=None, **options,
-    )  # fmt: skip
+    plan, cpu = recorded_plan(plan, store), Resources(device="cpu")
+    return Sweep(plan, store, run_local, executor_name="local", resources=cpu, **options).run()
 
 
 def ids(rows: list[Row]) -> list[str]:
@@ -48,9 +47,10 @@ def test_a_sweep_trains_what_is_suggested_and_the_next_one_continues(store: Stor
         assert event.run_id in ids(rows)  # a display knows the row before its first event
         seen.append(event.run_id)
 
-    outcome = start(plan, store, budget=Budget(max_runs=1), on_event=on_event, on_row=rows.append)
+    callbacks = Callbacks(on_event=on_event, on_row=rows.append)
+    outcome = start(plan, store, budget=Budget(max_runs=1), callbacks=callbacks)
     assert (outcome.trained, outcome.not_started, outcome.exit_code) == (1, 3, 130)
-    outcome = start(plan, store, on_event=on_event, on_row=rows.append)
+    outcome = start(plan, store, callbacks=callbacks)
     assert (outcome.trained, outcome.reused, outcome.not_started, outcome.exit_code) == (3, 1, 0, 0)
     assert len(set(ids(rows))) == 4
     assert set(seen) == set(ids(rows))
@@ -71,7 +71,7 @@ def test_an_interrupted_run_is_suggested_again_first(store: Store) -> None:
             signal.raise_signal(signal.SIGTERM)
 
     for _ in range(2):
-        outcome = start(plan, store, on_event=on_event, on_row=rows.append)
+        outcome = start(plan, store, callbacks=Callbacks(on_event=on_event, on_row=rows.append))
         assert (outcome.interrupted, outcome.not_started, outcome.exit_code) == (1, 3, 130)
     (run_id,) = set(ids(rows))
     assert store.index.records([run_id])[run_id].attempt == 2

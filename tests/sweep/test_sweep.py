@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from cope_sweep.config import Plan, Resources, RunSpec
+from cope_sweep.config import Plan, RunSpec
 from cope_sweep.errors import ClusterError
 from cope_sweep.signals import STOP, TERMINATION, stopping_on_signals
 from cope_sweep.store import Budget, Event, RunRecord, Store
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep import leases as leases_module
 from cope_sweep.sweep import sweep as sweep_module
-from cope_sweep.sweep.executor import Workload
+from cope_sweep.sweep.executor import Callbacks, Workload
 from cope_sweep.sweep.leases import Leases
-from cope_sweep.sweep.sweep import SweepOutcome, sweep
+from cope_sweep.sweep.sweep import Sweep, SweepOutcome
 from tests.errors import raises
 from tests.read.tables.ablations import plan_of
 from tests.store.waiting import TIMEOUT_S, until
@@ -49,12 +49,12 @@ class Scripted:
     def __call__(self, work: Workload) -> None:
         self.work = work
         if self.note:
-            work.on_note(self.note)
+            work.callbacks.on_note(self.note)
         for run, status in zip(work.runs, self.statuses, strict=True):
             if status == "pending":
                 continue
             enter(work.leases, run, status)
-            work.on_event(Event(run.run_id, status))
+            work.callbacks.on_event(Event(run.run_id, status))
         if self.error:
             raise self.error
 
@@ -67,7 +67,7 @@ class Waiting(Scripted):
 
 
 def start(plan: Plan, store: Store, executor: Scripted, **options: Any) -> SweepOutcome:
-    return sweep(plan, store, executor, resources=Resources(), executor_name="local", tracking_uri=None, **options)
+    return Sweep(plan, store, executor, executor_name="local", **options).run()
 
 
 def test_a_sweep_trains_unfinished_runs_and_records_itself(store: Store) -> None:
@@ -77,7 +77,7 @@ def test_a_sweep_trains_unfinished_runs_and_records_itself(store: Store) -> None
         enter(other, plan.runs[1], "failed")
     executor = Scripted(store, ["finished"] * 5)
     events: list[Event] = []
-    outcome = start(plan, store, executor, file_text="title: x", on_event=events.append)
+    outcome = start(plan, store, executor, file_text="title: x", callbacks=Callbacks(on_event=events.append))
     assert executor.runs == list(plan.runs[1:])
     assert len(events) == 5
     assert (outcome.trained, outcome.reused, outcome.failed, outcome.interrupted) == (5, 1, 0, 0)
@@ -201,7 +201,7 @@ def test_notes_are_passed_on_and_recorded(store: Store) -> None:
     executor = Scripted(store, ["finished"] * 6)
     executor.note = "node 10.0.0.1 is left out: no GPU"
     notes: list[str] = []
-    outcome = start(plan_of(), store, executor, on_note=notes.append)
+    outcome = start(plan_of(), store, executor, callbacks=Callbacks(on_note=notes.append))
     assert notes == list(outcome.notes) == store.sweep(outcome.sweep_id).notes == [executor.note]
 
 
