@@ -106,9 +106,7 @@ class RaySweep:
     def next_trial(self, trial_id: str) -> dict[str, Any] | None:
         """The configuration of a trial of the next run, which is leased; None: none now."""
         with self.lock:
-            if self.ended.is_set():
-                return None
-            if self._is_full():
+            if self.ended.is_set() or self._is_full():
                 return None
             run = self.driver.take()
             if run is None:
