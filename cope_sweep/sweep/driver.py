@@ -73,6 +73,9 @@ class Driver:
         self._ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
         """Ends that were noticed outside of the caller's thread."""
         self._index_is_away = False
+        """Whether the index did not answer when it was asked last."""
+        self._shown = ""
+        """The last note about what the sweep waits for, without digits."""
         for run in self._unfinished():
             self.add(run)
 
@@ -179,11 +182,6 @@ class Driver:
             waits = self.counts[RunState.WAITING] or self.counts[RunState.ELSEWHERE] or self.may_suggest
             return self.is_draining or not waits
 
-    @property
-    def index_is_away(self) -> bool:
-        """Whether the index did not answer when it was asked last."""
-        return self._index_is_away
-
     # -- progress and ends -----------------------------------------------------------------------------------------
 
     def record_progress(self, event: Event) -> None:
@@ -266,11 +264,26 @@ class Driver:
 
     # -- runs of other sweeps --------------------------------------------------------------------------------------
 
-    def look_elsewhere(self) -> str | None:
-        """Notice which runs other sweeps have ended or given up. Raises IndexUnavailable.
+    def look_elsewhere(self) -> None:
+        """Notice which runs other sweeps have ended or given up, and show for what this sweep waits.
 
-        Returns a note for the user if the sweep can only wait: for which sweeps, and how long.
+        Raises IndexUnusable, and whatever `on_note` raises.
         """
+        text = WAITS_FOR_INDEX if self._index_is_away else None
+        try:
+            waiting_for = self._look_elsewhere()
+            text = text or (None if self.counts[RunState.TRAINING] else waiting_for)
+        except IndexUnusable:
+            raise
+        except IndexUnavailable:
+            text = WAITS_FOR_INDEX
+        without_digits = "".join(character for character in text or "" if not character.isdigit())
+        if text is not None and without_digits != self._shown:  # else it is the last note, with another time
+            self.work.callbacks.on_note(text)
+        self._shown = without_digits
+
+    def _look_elsewhere(self) -> str | None:
+        """Returns a note if the sweep can only wait: for which sweeps, and how long. Raises IndexUnavailable."""
         with self.lock:
             other_sweeps = []
             if self.counts[RunState.ELSEWHERE]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Event
-from cope_sweep.store.index import IndexUnavailable, IndexUnusable
-from cope_sweep.sweep.driver import WAITS_FOR_INDEX, DrivenRun, Driver
+from cope_sweep.sweep.driver import DrivenRun, Driver
 from cope_sweep.sweep.executor import Workload, worker_id
 
 LOOK_INTERVAL_S = 1.0
@@ -36,7 +35,6 @@ class _LocalSweep:
         self.driver = Driver(work)
         self.error: BaseException | None = None
         """An error of `on_event`, which is raised again when the run in training has written its state."""
-        self._shown = ""
 
     def execute(self) -> None:
         """Train the runs, then those that the search suggests."""
@@ -44,31 +42,12 @@ class _LocalSweep:
             if (run := self.driver.take()) is not None:
                 self._train(run)
             elif not self.driver.is_over:
-                self._wait()
+                self.work.stop.wait(LOOK_INTERVAL_S)
+                self.driver.look_elsewhere()
             if self.error is None:
                 self.driver.report_ends()
         if self.error is not None:
             raise self.error
-
-    def _wait(self) -> None:
-        """Look at the runs of other sweeps after a while."""
-        if self.driver.index_is_away:
-            self._show(WAITS_FOR_INDEX)
-        self.work.stop.wait(LOOK_INTERVAL_S)
-        try:
-            if text := self.driver.look_elsewhere():
-                self._show(text)
-        except IndexUnusable:
-            raise
-        except IndexUnavailable:
-            self._show(WAITS_FOR_INDEX)
-
-    def _show(self, text: str) -> None:
-        """Show a note, unless it is the last one with other numbers."""
-        words = "".join(character for character in text if not character.isdigit())
-        if words != self._shown:
-            self._shown = words
-            self.work.callbacks.on_note(text)
 
     def _train(self, run: DrivenRun) -> None:
         from cope_sweep.train import Runtime, train_run

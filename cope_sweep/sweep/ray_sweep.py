@@ -24,9 +24,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cope_sweep.errors import ClusterError
 from cope_sweep.signals import user_code
 from cope_sweep.store import Event, StoreError
-from cope_sweep.store.index import IndexUnavailable, IndexUnusable
+from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep.cluster import Needs, Node, living_nodes, needs_of
-from cope_sweep.sweep.driver import WAITS_FOR_INDEX, DrivenRun, Driver, RunState
+from cope_sweep.sweep.driver import DrivenRun, Driver, RunState
 from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterLost
 from cope_sweep.sweep.stop_requests import StopRequests
 from cope_sweep.sweep.trial import SweepContext
@@ -99,7 +99,6 @@ class RaySweep:
         self.this_node: str = ray.get_runtime_context().get_node_id()
         self.cluster_lost = False
         """Whether calls of Ray would block."""
-        self._shown = ""
 
     # -- in Tune's thread ------------------------------------------------------------------------------------------
 
@@ -277,25 +276,9 @@ class RaySweep:
             if now_s - looked_s >= LOOK_INTERVAL_S:
                 looked_s = now_s
                 self._look_at_cluster()
-                self._look_elsewhere()
+                self.driver.look_elsewhere()
                 if deadline_s is not None:
                     self._stop_runs()  # again: the actor may have been started anew meanwhile
-
-    def _look_elsewhere(self) -> None:
-        """Notice what became of the runs of other sweeps, and say for what the sweep waits."""
-        text = WAITS_FOR_INDEX if self.driver.index_is_away else None
-        try:
-            waiting_for = self.driver.look_elsewhere()
-            text = text or (None if self.trials else waiting_for)
-        except IndexUnusable:
-            raise
-        except IndexUnavailable:
-            text = WAITS_FOR_INDEX
-        if text is None:
-            self._shown = ""
-        elif (without_digits := "".join(character for character in text if not character.isdigit())) != self._shown:
-            self._shown = without_digits
-            self.work.callbacks.on_note(text)
 
     # -- ends of trials --------------------------------------------------------------------------------------------
 
