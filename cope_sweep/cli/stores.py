@@ -16,7 +16,7 @@ from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
     from cope_sweep.store import RunRecord, Store
-    from cope_sweep.tracking.tracker import Tracker
+    from cope_sweep.tracking.mlflow import MLflowLogger
 
 DIFFERENT = 1
 """The exit code of `store check` if something differs or is damaged."""
@@ -265,20 +265,17 @@ def _show_runs(opened: Store, records: Sequence[RunRecord]) -> None:
         typer.echo(f"{record.run_id}  {record.status}{where}, seed {record.seed}", err=True)
 
 
-def _existing_tracker(opened: Store, mlflow: str | None) -> Tracker | None:
-    """The tracker that may have runs of a store; None: MLflow's SQLite file was never made. Raises TrackingError."""
+def _existing_tracker(opened: Store, mlflow: str | None) -> MLflowLogger | None:
+    """The logger of the MLflow that may have runs of a store; None: its SQLite file was never made."""
     from cope_sweep.store.index.database import sqlite_file
-    from cope_sweep.tracking.uri import LOG_FILE, check_uri, import_mlflow, resolve_uri
+    from cope_sweep.tracking.uri import check_uri, mlflow_logger, resolve_uri
 
     uri = resolve_uri(opened, mlflow)
     database = sqlite_file(uri)
     if database is not None and not database.exists():
         return None
     check_uri(uri)
-    import_mlflow(opened.root / LOG_FILE)
-    from cope_sweep.tracking.mlflow import MLflowLogger
-
-    return MLflowLogger(opened, uri)
+    return mlflow_logger(opened, uri)
 
 
 def sync(

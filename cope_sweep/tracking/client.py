@@ -5,94 +5,107 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
 
 from mlflow.db import upgrade
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from cope_sweep.errors import UserError
 from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
 from cope_sweep.redaction import redacted, redacted_url
 from cope_sweep.store.files import create_database_file
 from cope_sweep.store.index.database import on_network, sqlite_file
-from cope_sweep.tracking.uri import TrackingError, check_sqlite, no_server
+from cope_sweep.tracking.uri import TrackingError, check_sqlite
 
 ACCESS_REFUSED = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED")
 """MLflow's error codes for the HTTP statuses 401 and 403."""
+TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 REQUEST_TIMEOUT_S = 20
 UPLOAD_TIMEOUT_S = 300
 CHECK_REQUEST_S = 3
 """The time that a server may take to answer before a sweep starts. MLflow's client takes whole seconds."""
 
 
-class _CheckedClient:
-    """MLflow's client, whose methods raise TrackingError with a message of one line, and nothing else."""
-
-    def __init__(self, client: MlflowClient, uri: str) -> None:
-        self._client, self._uri = client, uri
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._client, name)
-
-        def call(*words: Any, **options: Any) -> Any:
-            with errors(self._uri, f"{name} failed"):
-                return method(*words, **options)
-
-        return call
-
-
 def connect(uri: str) -> MlflowClient:
-    """MLflow's client for `sqlite:///PATH` or the URL of a server; each of its methods raises TrackingError.
+    """MLflow's client for `sqlite:///PATH` or the URL of a server.
 
     A SQLite file is created if it does not exist; several processes may do so at once. On a local disk it has a
     write-ahead log: its readers and its writer do not wait for each other.
     """
     # MLflow's defaults repeat a request for four minutes, and also requests that create a run, which gives two runs
     # where the server did answer, too late.
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(REQUEST_TIMEOUT_S))
+    os.environ.setdefault(TIMEOUT, str(REQUEST_TIMEOUT_S))
     os.environ.setdefault("MLFLOW_ARTIFACT_UPLOAD_DOWNLOAD_TIMEOUT", str(UPLOAD_TIMEOUT_S))
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     bypass_proxies_here(uri)
     database = sqlite_file(uri)
-    with errors(uri, "could not be opened"):
-        if database is not None:
-            check_sqlite(database)
-            _prepare(database)
-        client = MlflowClient(tracking_uri=_url(database) if database else uri)
-        client.search_experiments(max_results=1)  # the client connects on first use
-    return cast(MlflowClient, _CheckedClient(client, uri))
+    if database is not None:
+        check_sqlite(database)
+        _prepare(database)
+    client = MlflowClient(tracking_uri=_url(database) if database else uri)
+    client.search_experiments(max_results=1)  # the client connects on first use
+    return client
 
 
 def write_log(uri: str) -> None:
     """Write the write-ahead log of a SQLite file into it: the file is whole then, and can be copied."""
     database = sqlite_file(uri)
     if database is not None:
-        with contextlib.suppress(sqlite3.Error), _connected(database) as connection:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        _pragma(database, "wal_checkpoint(TRUNCATE)")
 
 
 @contextlib.contextmanager
-def errors(uri: str, problem: str) -> Iterator[None]:
-    """Turn every error into a TrackingError with a message of one line."""
+def errors(uri: str) -> Iterator[None]:
+    """Turn every error but those of the store into a TrackingError with a message of one line."""
     try:
         yield
-    except TrackingError:
+    except UserError:
         raise
-    except Exception as error:
-        # MLflow passes on errors of database drivers, the network and the disk, so that any class is possible.
-        if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
-            # One error for each file of a folder.
-            error = OSError("; ".join(str(reason) for _, _, reason in error.args[0]))
+    except Exception as error:  # MLflow passes on errors of database drivers, the network and the disk
+        reason = _one_line(error)
         raise TrackingError(
-            f"MLflow at {redacted_url(uri)} {problem}: {_one_line(error)}{through_proxy(uri)}",
+            f"sending to MLflow at {redacted_url(uri)} failed: {reason}{through_proxy(uri)}",
             uri=redacted_url(uri),
-            reason=_one_line(error),
+            reason=reason,
             **proxy_data(uri),
         ) from error
+
+
+def check_server(uri: str) -> str | None:
+    """Return if an MLflow server at the http(s) URL `uri` accepts requests of MLflow's own client, or may do so later.
+
+    So credentials, TLS settings and proxies are those that runs are sent with. The answer is None, or a note that the
+    server has not answered in time.
+
+    Raises:
+        TrackingError: Nothing answers, the server refuses access, or it is not an MLflow server.
+    """
+    url, set_before = redacted_url(uri), os.environ.get(TIMEOUT)
+    os.environ[TIMEOUT] = str(CHECK_REQUEST_S)
+    try:
+        connect(uri)
+        return None
+    except Exception as error:  # the answer of another service can fail anywhere in the client
+        if "timed out" in str(error):
+            return f"MLflow at {url} has not answered within {CHECK_REQUEST_S} s: runs are sent when it does"
+        if isinstance(error, MlflowException) and error.error_code in ACCESS_REFUSED:
+            code, problem = "access_refused", f"the MLflow server at {url} refuses access"
+            hint = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+        elif isinstance(error, MlflowException) and isinstance(error.__cause__ or error.__context__, OSError):
+            code, problem = "no_server", f"no MLflow server answers at {url}"
+            hint = "start it (`mlflow server --port …`), or leave out --mlflow and MLFLOW_TRACKING_URI"
+        else:
+            code, problem = "not_an_mlflow_server", f"{url} answers, but is not an MLflow server"
+            hint = "check the URL's port and path"
+        reason = _one_line(error)
+        message = f"{problem} ({reason}){through_proxy(uri)}; {hint}"
+        raise TrackingError(message, code=code, uri=url, reason=reason, **proxy_data(uri)) from error
+    finally:
+        del os.environ[TIMEOUT]
+        os.environ.update({} if set_before is None else {TIMEOUT: set_before})
 
 
 def _prepare(database: Path) -> None:
@@ -110,8 +123,7 @@ def _prepare(database: Path) -> None:
             upgrade.main([_url(new)], standalone_mode=False)  # the command `mlflow db upgrade`
             new.replace(database)
         if not on_network(database):
-            with contextlib.suppress(sqlite3.OperationalError), _connected(database) as connection:
-                connection.execute("PRAGMA journal_mode = WAL")  # the file keeps it
+            _pragma(database, "journal_mode = WAL")  # the file keeps it
 
 
 def _url(database: Path) -> str:
@@ -122,50 +134,9 @@ def _url(database: Path) -> str:
     return "sqlite:///" + str(database).replace("%", "%25").replace("?", "%3F")
 
 
-@contextlib.contextmanager
-def _connected(database: Path) -> Iterator[sqlite3.Connection]:
-    with contextlib.closing(sqlite3.connect(database, timeout=1.0)) as connection:
-        yield connection
-
-
-def check_server(uri: str) -> str | None:
-    """Return if an MLflow server at the http(s) URL `uri` accepts requests of MLflow's own client, or may do so later.
-
-    So credentials, TLS settings and proxies are those that runs are sent with. The answer is None, or a note that the
-    server has not answered in time.
-
-    Raises:
-        TrackingError: Nothing answers, the server refuses access, or it is not an MLflow server.
-    """
-    bypass_proxies_here(uri)
-    limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(CHECK_REQUEST_S), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-    try:
-        with _environment(limits):
-            MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
-        return None
-    except Exception as error:  # the answer of another service can fail anywhere in the client
-        url, reason = redacted_url(uri), _one_line(error)
-        if isinstance(error, MlflowException) and error.error_code in ACCESS_REFUSED:
-            raise TrackingError(
-                f"the MLflow server at {url} refuses access ({reason}){through_proxy(uri)}; "
-                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
-                code="access_refused",
-                uri=url,
-                reason=reason,
-                **proxy_data(uri),
-            ) from error
-        if "timed out" in str(error):
-            return f"MLflow at {url} has not answered within {CHECK_REQUEST_S} s: runs are sent when it does"
-        # The client turns errors of the connection into MlflowException.
-        if isinstance(error, MlflowException) and isinstance(error.__cause__ or error.__context__, OSError):
-            raise no_server(uri, reason) from error
-        raise TrackingError(
-            f"{url} answers, but is not an MLflow server ({reason}){through_proxy(uri)}; check the URL's port and path",
-            code="not_an_mlflow_server",
-            uri=url,
-            reason=reason,
-            **proxy_data(uri),
-        ) from error
+def _pragma(database: Path, command: str) -> None:
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(database, timeout=1.0)) as connection:
+        connection.execute(f"PRAGMA {command}")
 
 
 def _one_line(error: Exception) -> str:
@@ -173,18 +144,3 @@ def _one_line(error: Exception) -> str:
     # SQLAlchemy's statement and link say nothing to a user.
     text = " ".join(str(error).split()).partition(" [SQL:")[0].partition(" (Background on this error")[0]
     return redacted(text)[:500]  # before it is cut: a part of a secret could not be found
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables that are set while the block runs."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

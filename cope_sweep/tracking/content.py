@@ -9,20 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
 from cope_sweep.config import NUMERIC_FACTS
 from cope_sweep.config.keys import leaves
-from cope_sweep.store import STATUSES, RunRecord, Status, SweepRecord
+from cope_sweep.store import STATUSES, RunRecord, SweepRecord
 from cope_sweep.store.curve import TIME_KEY
 from cope_sweep.store.index.model import SweepPlace
 
 TAG = "cope_sweep."
-MAX_NOTE_CHARACTERS = 7800
-"""MLflow cuts the note of a run at 8000 characters."""
 MAX_LINKS = 40
 """Reused runs that a note links."""
 OMITTED_FACTS = {*NUMERIC_FACTS, "steps", "data"}
@@ -57,31 +55,37 @@ def curve_points(latest: Mapping[str, Metric], curve: Sequence[Mapping[str, floa
     return points
 
 
-def final_points(record: RunRecord, latest: Mapping[str, Metric]) -> list[Metric]:
-    """The final metrics of a finished run and its measured facts, as the points in `latest` where they are there.
+def with_final_points(
+    points: Sequence[Metric],
+    latest: Mapping[str, Metric],
+    record: RunRecord,
+    model_id: str | None,
+    data: Sequence[DatasetInput],
+) -> list[Metric]:
+    """`points`, and the final metrics and measured facts of a finished run, also as metrics of its model and data.
 
-    MLflow shows metrics under `system/` on a separate page, so that a chart of one point is not among the learning
-    curves. Facts that say how the run was executed (threads, workers) are tags only.
+    A final metric is the last point of its curve if that has its value. MLflow shows metrics under `system/` on a
+    separate page, so that a chart of one point is not among the learning curves. Facts that say how the run was
+    executed (threads, workers) are tags only.
     """
-    ended_ms = max((point.timestamp for point in latest.values()), default=record.ended_ms or record.created_ms or 0)
+    known = {**latest, **{point.key: point for point in points}}
+    ended_ms = max((point.timestamp for point in known.values()), default=record.ended_ms or record.created_ms or 0)
+    by_split = {each.tags[0].value: each.dataset for each in data}
     facts = {f"system/{name}": record.facts.get(name) for name in NUMERIC_FACTS}
-    points = []
+    final = {}
     for name, value in (*record.metrics.items(), *facts.items()):
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             key = mlflow_key(name)
-            known = latest.get(key)
-            is_known = known is not None and (known.value == value or known.step >= record.step)
-            points.append(known if is_known and known else Metric(key, float(value), ended_ms, record.step))
-    return points
-
-
-def of_model(point: Metric, model_id: str, by_split: Mapping[str, Dataset]) -> Metric:
-    """A point as a metric of a model, too, and of the data that its name begins with."""
-    data = by_split.get(point.key.partition("/")[0])
-    return Metric(
-        point.key, point.value, point.timestamp, point.step, model_id=model_id,
-        dataset_name=data.name if data else None, dataset_digest=data.digest if data else None,
-    )  # fmt: skip
+            last = known.get(key)
+            if last is None or (last.value != value and last.step < record.step):
+                last = Metric(key, float(value), ended_ms, record.step)
+            read = by_split.get(key.partition("/")[0]) if model_id else None
+            final[key] = Metric(
+                key, last.value, last.timestamp, last.step, model_id=model_id,
+                dataset_name=read.name if read else None, dataset_digest=read.digest if read else None,
+            )  # fmt: skip
+    earlier = [point for point in points if point.key not in final or final[point.key].step != point.step]
+    return [*earlier, *final.values()]
 
 
 def datasets(record: RunRecord, spec: Mapping[str, Any]) -> list[DatasetInput]:
@@ -161,7 +165,7 @@ def primary_metric(record: SweepRecord) -> tuple[str, str]:
     return metric["name"], metric["goal"]
 
 
-def sweep_points(record: SweepRecord, runs: Sequence[RunRecord]) -> list[Metric]:
+def sweep_points(record: SweepRecord, trained: Iterable[RunRecord]) -> list[Metric]:
     """The number of the runs that a sweep has finished, and their best primary metric, over time.
 
     A step is a second since the start of the sweep.
@@ -169,36 +173,36 @@ def sweep_points(record: SweepRecord, runs: Sequence[RunRecord]) -> list[Metric]
     name, goal = primary_metric(record)
     best_of = max if goal == "max" else min
     points: dict[tuple[str, int], Metric] = {}
-    values: list[float] = []
-    finished = sorted((run.ended_ms or 0, run.run_id, run) for run in runs if run.status == "finished")
+    best: float | None = None
+    finished = sorted((run.ended_ms or 0, run.run_id, run) for run in trained if run.status == "finished")
     for number, (ended_ms, _, run) in enumerate(finished, start=1):
         second = max(0, ended_ms - record.started_ms) // 1000
         points["runs/finished", second] = Metric("runs/finished", float(number), ended_ms, second)
         value = run.value(name)
-        if value is not None and value == best_of([*values[-1:], value]) and value not in values[-1:]:
-            values.append(value)
+        if value is not None and (best is None or best_of(value, best) != best):
+            best = value
             points[name, second] = Metric(mlflow_key(name), float(value), ended_ms, second)
     return list(points.values())
 
 
-def sweep_note(
-    record: SweepRecord, statuses: Mapping[str, Status], best: RunRecord | None, reused: Mapping[str, str]
-) -> str:
+def sweep_note(record: SweepRecord, records: Mapping[str, RunRecord], linked: Mapping[str, str]) -> str:
     """The note of a sweep: its progress, its best run, and links to the runs that it reused.
 
-    `statuses`: run id → status. `reused`: id of a reused run → its id in MLflow.
+    `linked`: id of a reused run → its id in MLflow.
     """
-    counts = Counter(statuses.get(run.run_id, "pending") for run in record.runs)
+    names = {run.run_id: f"{run.row} · seed {run.seed}" for run in record.runs}
+    counts = Counter(records[run_id].status if run_id in records else "pending" for run_id in names)
     progress = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
-    text = f"{experiment_note(record)}\n\n{len(record.runs)} runs: {progress}."
-    if best is not None:
-        name, _ = primary_metric(record)
-        place = next((f"{run.row} · seed {run.seed}" for run in record.runs if run.run_id == best.run_id), best.run_id)
-        text += f"\n\nBest {name}: {best.value(name):.6g} ({place})"
-    text += "".join(f"\n\n{note}" for note in record.notes)
-    if linked := [run for run in record.runs if run.run_id in reused][:MAX_LINKS]:
-        text += f"\n\n{len(record.reused)} runs were trained by earlier sweeps and are listed there:\n\n"
-        text += "\n".join(f"- [{run.row} · seed {run.seed}](#/runs/{reused[run.run_id]})" for run in linked)
-        if len(record.reused) > len(linked):
-            text += f"\n- and {len(record.reused) - len(linked)} more"
-    return text[:MAX_NOTE_CHARACTERS]
+    parts = [experiment_note(record), f"{len(record.runs)} runs: {progress}."]
+    name, goal = primary_metric(record)
+    finished = [(run.value(name), run_id) for run_id, run in records.items() if run.status == "finished"]
+    if values := [(value, run_id) for value, run_id in finished if value is not None]:
+        value, run_id = (max if goal == "max" else min)(values)
+        parts.append(f"Best {name}: {value:.6g} ({names[run_id]})")
+    parts += record.notes
+    if linked:
+        parts.append(f"{len(record.reused)} runs were trained by earlier sweeps and are listed there:")
+        links = [f"- [{names[run_id]}](#/runs/{found})" for run_id, found in linked.items()]
+        more = len(record.reused) - len(links)
+        parts.append("\n".join([*links, *([f"- and {more} more"] if more else [])]))
+    return "\n\n".join(parts)

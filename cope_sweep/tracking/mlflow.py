@@ -6,27 +6,30 @@ keeps its own artifacts.
 
 from __future__ import annotations
 
+import functools
 import shlex
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from cachetools import TTLCache, cachedmethod
 from mlflow.entities import Experiment, LoggedModel, LoggedModelOutput, Metric, Param, Run, RunTag, ViewType
+from mlflow.exceptions import MlflowException
 
-from cope_sweep.redaction import redacted, redacted_url
-from cope_sweep.store import RunFolder, RunQuery, RunRecord, Status, Store, SweepRecord
+from cope_sweep.redaction import redacted
+from cope_sweep.store import ACTIVE, RunRecord, Status, Store, SweepRecord
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index.database import sqlite_file
-from cope_sweep.store.index.model import QueryError, SweepPlace
+from cope_sweep.store.index.model import SweepPlace
 from cope_sweep.tracking import content
-from cope_sweep.tracking.client import connect, write_log
+from cope_sweep.tracking.client import connect, errors, write_log
 from cope_sweep.tracking.content import MAX_LINKS, TAG
-from cope_sweep.tracking.model import described
-from cope_sweep.tracking.tracker import IN_TRASH, run_state
+from cope_sweep.tracking.model import write_description
+from cope_sweep.tracking.sync import IN_TRASH, run_state
 from cope_sweep.tracking.uri import RUN_ID_TAG, TrackingError
 
 RUN_STATUS: dict[Status, str] = {
@@ -48,8 +51,8 @@ ID_TAG = {"run": RUN_ID_TAG, "sweep": f"{TAG}sweep_id"}
 """Kind → the tag by which a run or sweep is looked up."""
 OLDEST_FIRST = ["attributes.start_time ASC", "attributes.run_id ASC"]
 PARENT_TAG = "mlflow.parentRunId"
-MAX_CHARACTERS = {"tag": 8000, "param": 6000, "note": 20000}
-"""The lengths that MLflow accepts."""
+MAX_CHARACTERS = 6000
+"""MLflow accepts parameters of this length; tags may be longer."""
 NOT_IN_MODEL_NAMES = str.maketrans(dict.fromkeys("/:.%\"'", "-"))
 """Characters that MLflow does not allow in the name of a model."""
 EXPERIMENTS_S = 10.0
@@ -59,31 +62,54 @@ MAX_EXPERIMENTS = 50_000
 PAGE = 1000
 """Runs that are read at once."""
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _with_errors(method: Callable[Concatenate[MLflowLogger, P], T]) -> Callable[Concatenate[MLflowLogger, P], T]:
+    """A method that raises MLflow's errors as TrackingError."""
+
+    @functools.wraps(method)
+    def call(self: MLflowLogger, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with errors(self._uri):
+            return method(self, *args, **kwargs)
+
+    return call
+
 
 class MLflowLogger:
-    """Logs the runs and sweeps of a store to MLflow: `log_run`, `log_sweep`, `close`. It is a `Tracker`.
+    """Logs the runs and sweeps of a store to MLflow.
 
     One run of the store is one run there, and so is a sweep, their parent. Each is looked up by its tag before it is
     created, and has the tag `cope_sweep.status`, which is written last, when it is complete. Two processes that log one
     run at the same moment may create it twice, or its model: the next call keeps the oldest, and `logged` leaves out
     what is there twice, so that `sync` makes that call.
 
+    Each method may be called again, also after it has failed or its process was killed: nothing is there twice.
+
     Raises:
-        TrackingError: Every method.
+        TrackingError: Every method, where MLflow does not answer or refuses a request.
+        StoreError: `log_run` and `log_sweep`.
     """
 
     def __init__(self, store: Store, uri: str) -> None:
         """Connect to the SQLite file or server at `uri`. The file is created if it does not exist."""
-        self._store, self._uri, self._client = store, uri, connect(uri)
+        self._store, self._uri = store, uri
         self._listed: TTLCache[Any, dict[str, Experiment]] = TTLCache(1, EXPERIMENTS_S)
         self._ids: dict[str, str] = {}
         """Run or sweep → its id in MLflow."""
-        database = sqlite_file(uri)
-        if database is not None and database.resolve().parent == store.root.resolve():
-            self._check_place(database)
+        with errors(uri):
+            self._client = connect(uri)
+            self._check_place()
 
-    def log_run(self, run_id: str) -> None:
-        """Create a run that has started, or log what MLflow lacks of it: the points after its own, and the end."""
+    @_with_errors
+    def log_run(self, run_id: str, *, status_only: bool = False) -> None:
+        """Create a run that has started, or log what MLflow lacks of it: the points after its own, and the end.
+
+        Args:
+            run_id: The run. One that has not started is left out.
+            status_only: Log only its status, which is quick.
+        """
         record, folder = self._store.index.records([run_id]).get(run_id), self._store.run(run_id)
         if record is None or record.status == "pending":
             return
@@ -97,7 +123,6 @@ class MLflowLogger:
         spec: dict[str, Any] = document.get("spec", {})
         created_ms = int(document.get("created_ms") or record.created_ms or record.updated_ms or record.ended_ms or 0)
         tags = content.run_tags(record, sweep, place) | ({PARENT_TAG: parent_id} if sweep else {})
-        is_new = run is None
         if run is None:
             name = f"{place.row} · seed {place.seed}" if place else run_id
             kind = {f"{TAG}kind": "run", RUN_ID_TAG: run_id}
@@ -105,13 +130,18 @@ class MLflowLogger:
         # The status first, so that nothing stays running there if this process is killed before the rest.
         ended_ms = record.ended_ms or record.updated_ms or record.created_ms
         self._set_status(run, RUN_STATUS[record.status], None if is_running else ended_ms)
+        if status_only:
+            return
         latest = {
             point.key: Metric(point.key, point.value, point.timestamp, point.step)
             for point in run.data.to_proto().metrics
         }
         points = content.curve_points(latest, folder.curve(times=True), created_ms)
         if record.status == "finished":
-            points = self._log_result(run, record, folder, spec, points, latest, tags, is_new=is_new)
+            data = content.datasets(record, spec)
+            self._client.log_inputs(run.info.run_id, data)
+            model_id = self._log_model(run, record, folder.fetch_checkpoint(), spec.get("model", {}), tags)
+            points = content.with_final_points(points, latest, record, model_id, data)
         if record.status == "failed":
             reason = redacted(str(folder.state.get("traceback") or record.message or ""))
             self._client.log_text(run.info.run_id, reason, "error.txt")
@@ -119,24 +149,29 @@ class MLflowLogger:
         tags |= {f"{TAG}status": record.status, f"{TAG}attempt": str(record.attempt)}
         self._log(run, points, content.flat(spec), tags)
 
-    def log_sweep(self, sweep_id: str) -> None:
-        """Create a sweep, or log its progress, or its end."""
-        record = self._store.sweep(sweep_id)
+    @_with_errors
+    def log_sweep(self, sweep_id: str, *, status_only: bool = False) -> None:
+        """Create a sweep, or log its progress, or its end. `status_only`: as for `log_run`."""
+        record, summary = self._store.sweep(sweep_id), self._store.index.sweep(sweep_id)
         if record is None:
             return
-        run, status = self._sweep_run(record)
+        run = self._sweep_run(record)
         if _is_in_trash(run):
             return
+        status = summary.status if summary else record.status
         records = self._store.index.records(member.run_id for member in record.runs)
-        statuses = {run_id: row.status for run_id, row in records.items()}
-        has_ended = status not in ("running", "pending")
-        reused = self._links(record) if has_ended else {}
-        note = {"mlflow.note.content": content.sweep_note(record, statuses, self._best(record), reused)}
-        if not has_ended:
-            self._log(run, tags=note)
+        if status in ACTIVE:
+            self._set_status(run, SWEEP_STATUS[status])
+            if not status_only:
+                self._log(run, tags={"mlflow.note.content": content.sweep_note(record, records, {})})
             return
-        trained_here = [row for run_id, row in records.items() if run_id not in set(record.reused)]
+        # If its process died, the sweep ended when it was last heard of.
+        ends = [row.ended_ms or row.updated_ms or 0 for row in records.values() if row.sweep_id == sweep_id]
+        self._set_status(run, SWEEP_STATUS[status], record.ended_ms or max([record.started_ms, *ends]))
+        if status_only:
+            return
         sent_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
+        trained_here = [row for run_id, row in records.items() if run_id not in set(record.reused)]
         points = [
             each for each in content.sweep_points(record, trained_here) if each.step > sent_steps.get(each.key, -1)
         ]
@@ -145,14 +180,21 @@ class MLflowLogger:
         for finished in [row for row in records.values() if row.status == "finished"][:1]:
             spec = (self._store.run(finished.run_id).spec or {}).get("spec", {})
             self._client.log_inputs(run.info.run_id, content.datasets(finished, spec))
+        found = {run_id: self._find(run_id, "run") for run_id in record.reused[:MAX_LINKS]}
+        linked = {key: each.info.run_id for key, each in found.items() if each and not _is_in_trash(each)}
+        note = {"mlflow.note.content": content.sweep_note(record, records, linked)}
         self._log(run, points, content.sweep_params(record), note | {f"{TAG}status": status})
 
-    def logged(self) -> dict[str, str]:
-        """Run or sweep → the state in which it is complete; "" if it is there twice, or below another parent."""
+    @_with_errors
+    def logged(self, sweep_id: str | None = None) -> dict[str, str]:
+        """Run or sweep → the state in which it is complete; "" if it is not, is there twice, or below another parent.
+
+        Those of all the store, or of one sweep.
+        """
         states: dict[str, str] = {}
         parents: dict[str, str] = {}
         for kind in ("sweep", "run"):
-            for run in self._search(kind):
+            for run in self._search(kind, ID_TAG["sweep"], sweep_id):
                 tags, item = run.data.tags, run.data.tags.get(ID_TAG[kind])
                 if item is None:  # it was discarded
                     continue
@@ -167,9 +209,10 @@ class MLflowLogger:
                     parents.setdefault(item, run.info.run_id)
         return states
 
+    @_with_errors
     def delete_run(self, run_id: str) -> None:
         """Put a run into MLflow's trash, without its tag and its model: trained again, it is another one there."""
-        for run in list(self._search("run", run_id)):
+        for run in list(self._search("run", RUN_ID_TAG, run_id)):
             if _is_in_trash(run):
                 self._client.restore_run(run.info.run_id)
             self._discard(run, "run")
@@ -180,12 +223,12 @@ class MLflowLogger:
 
     # -- runs and sweeps in MLflow ---------------------------------------------------------------------------------
 
-    def _search(self, kind: str, item: str | None = None) -> Iterator[Run]:
-        """All runs or sweeps in MLflow, or those of one, the oldest first, then those in its trash.
+    def _search(self, kind: str, tag: str, value: str | None) -> Iterator[Run]:
+        """All runs or sweeps in MLflow, or those with a tag, the oldest first, then those in its trash.
 
-        They are read in pages, which takes a server 2 ms for each.
+        They are read in pages, which takes a server 2 ms for each run.
         """
-        condition = f"tags.`{TAG}kind` = '{kind}'" + (f" AND tags.`{ID_TAG[kind]}` = '{item}'" if item else "")
+        condition = f"tags.`{TAG}kind` = '{kind}'" + (f" AND tags.`{tag}` = '{value}'" if value else "")
         ids = [experiment.experiment_id for experiment in self._experiments().values()]
         for view in (ViewType.ACTIVE_ONLY, ViewType.DELETED_ONLY):
             token: str | None = None if ids else ""
@@ -199,7 +242,7 @@ class MLflowLogger:
         if item in self._ids:
             return self._client.get_run(self._ids[item])
         found = None
-        for run in list(self._search(kind, item)):
+        for run in list(self._search(kind, ID_TAG[kind], item)):
             if found is None and len(_models(run)) < 2:
                 found = run
             elif not _is_in_trash(run):  # a duplicate, or a run with two models, which is logged again
@@ -223,7 +266,7 @@ class MLflowLogger:
     def _create(self, item: str, sweep: SweepRecord | None, name: str, tags: Mapping[str, str], started_ms: int) -> Run:
         """Create a run with the status running, in the experiment of a sweep."""
         experiment_id = self._experiment(sweep.ablation if sweep else NO_SWEEP, sweep)
-        run: Run = self._client.create_run(experiment_id, started_ms, _cut(tags, "tag"), run_name=name)
+        run: Run = self._client.create_run(experiment_id, started_ms, _cut(tags), run_name=name)
         self._ids[item] = run.info.run_id
         return run
 
@@ -235,15 +278,13 @@ class MLflowLogger:
         tags: Mapping[str, str] | None = None,
     ) -> None:
         """Log points, and the parameters and tags that are not in `run`, in one request for each 1,000 values."""
-        new_params, new_tags = (
-            [(key, value) for key, value in _cut(values or {}, kind).items() if known.get(key, "") != value]
-            for values, known, kind in ((params, run.data.params, "param"), (tags, run.data.tags, "tag"))
-        )
+        new_params = {key: value for key, value in _cut(params or {}).items() if run.data.params.get(key) != value}
+        new_tags = {key: value for key, value in _cut(tags or {}).items() if run.data.tags.get(key, "") != value}
         self._client.log_batch(
             run.info.run_id,
             list(points),
-            [Param(key, value) for key, value in new_params],
-            [RunTag(key, value) for key, value in new_tags],
+            [Param(key, value) for key, value in new_params.items()],
+            [RunTag(key, value) for key, value in new_tags.items()],
         )
 
     def _set_status(self, run: Run, status: str, ended_ms: int | None = None) -> None:
@@ -254,71 +295,31 @@ class MLflowLogger:
         else:
             self._client.set_terminated(run.info.run_id, status, ended_ms)
 
-    # -- a finished run ------------------------------------------------------------------------------------------
-
-    def _log_result(
-        self,
-        run: Run,
-        record: RunRecord,
-        folder: RunFolder,
-        spec: Mapping[str, Any],
-        points: Sequence[Metric],
-        latest: Mapping[str, Metric],
-        tags: Mapping[str, str],
-        *,
-        is_new: bool,
-    ) -> list[Metric]:
-        """Log the data and the model of a finished run. Returns the points to log, the final ones also of the model."""
-        known = {**latest, **{point.key: point for point in points}}
-        final = {point.key: point for point in content.final_points(record, known)}
-        data = content.datasets(record, spec)
-        self._client.log_inputs(run.info.run_id, data)
-        model_id, checkpoint = next(iter(_models(run)), None), folder.fetch_checkpoint()
-        if model_id is None and checkpoint.is_dir():
-            axes = {key: value for key, value in tags.items() if key.startswith(f"{TAG}axis.")}
-            model_id = self._log_model(
-                run,
-                checkpoint,
-                f"{tags.get(f'{TAG}row', 'run')} seed {record.seed}",
-                params=content.flat({"model": spec.get("model", {})}),
-                tags=axes | {RUN_ID_TAG: record.run_id},
-                step=record.step,
-                is_new=is_new,
-            )
-        if model_id is not None:
-            by_split = {dataset.tags[0].value: dataset.dataset for dataset in data}
-            final = {key: content.of_model(point, model_id, by_split) for key, point in final.items()}
-        earlier = [point for point in points if point.key not in final or final[point.key].step != point.step]
-        return [*earlier, *final.values()]
-
     def _log_model(
-        self,
-        run: Run,
-        checkpoint: Path,
-        name: str,
-        *,
-        params: Mapping[str, str],
-        tags: Mapping[str, str],
-        step: int,
-        is_new: bool,
-    ) -> str:
+        self, run: Run, record: RunRecord, checkpoint: Path, spec: Mapping[str, Any], tags: Mapping[str, str]
+    ) -> str | None:
         """Log a checkpoint as the model of a run, and link it at last: a run that has a model has a complete one."""
+        if linked := _models(run):
+            return next(iter(linked))
+        if not checkpoint.is_dir():
+            return None
         # A process that was killed before it had linked its model may have left one.
-        model = next(iter([] if is_new else self._models_of(run)), None) or self._client.create_logged_model(
+        model = next(iter(self._models_of(run)), None) or self._client.create_logged_model(
             run.info.experiment_id,
-            name=name.translate(NOT_IN_MODEL_NAMES),
+            name=f"{tags.get(f'{TAG}row', 'run')} seed {record.seed}".translate(NOT_IN_MODEL_NAMES),
             source_run_id=run.info.run_id,
-            params=_cut(params, "param"),
-            tags=_cut(tags, "tag"),
+            params=_cut(content.flat({"model": spec})),
+            tags=_cut({key: tag for key, tag in tags.items() if key.startswith(f"{TAG}axis.")})
+            | {RUN_ID_TAG: record.run_id},
             model_type="cope_sweep",
         )
-        with described(model, checkpoint) as folder:
-            self._client.log_model_artifacts(model.model_id, str(folder))
+        self._client.log_model_artifacts(model.model_id, str(checkpoint))
+        with tempfile.TemporaryDirectory() as folder:
+            write_description(Path(folder), model, checkpoint)
+            self._client.log_model_artifacts(model.model_id, folder)
         self._client.finalize_logged_model(model.model_id, "READY")
-        self._client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, step)])
+        self._client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, record.step)])
         return str(model.model_id)
-
-    # -- sweeps --------------------------------------------------------------------------------------------------
 
     def _place(self, record: RunRecord) -> tuple[SweepRecord | None, SweepPlace | None]:
         """The sweep that trained a run last, and the run's place in it; where it is not known, the oldest with the run.
@@ -333,41 +334,18 @@ class MLflowLogger:
         return None, place
 
     def _parent_id(self, record: SweepRecord) -> str:
-        return self._ids.get(record.sweep_id) or str(self._sweep_run(record)[0].info.run_id)
+        return self._ids.get(record.sweep_id) or str(self._sweep_run(record).info.run_id)
 
-    def _sweep_run(self, record: SweepRecord) -> tuple[Run, Status]:
-        """MLflow's run of a sweep, created if it is not there, with the present status of the sweep, and this."""
+    def _sweep_run(self, record: SweepRecord) -> Run:
+        """MLflow's run of a sweep, created if it is not there."""
         run = self._find(record.sweep_id, "sweep")
-        if run is None:
-            origin = content.flat({"versions": record.versions, "machine": record.machine})
-            tags = {f"{TAG}kind": "sweep", ID_TAG["sweep"]: record.sweep_id} | content.source_tags(record)
-            name = f"{record.ablation} · {time.strftime('%Y-%m-%d %H:%M', time.gmtime(record.started_ms / 1000))}"
-            tags |= {f"{TAG}{key}": value for key, value in origin.items()}
-            run = self._create(record.sweep_id, record, name, tags, record.started_ms)
-        summary = self._store.index.sweep(record.sweep_id)
-        status: Status = summary.status if summary else record.status
-        ended_ms = record.ended_ms
-        if status not in ("running", "pending") and ended_ms is None:  # its process died: when it was last heard of
-            rows = self._store.index.records((member.run_id for member in record.runs), values=False).values()
-            ends = [row.ended_ms or row.updated_ms or 0 for row in rows if row.sweep_id == record.sweep_id]
-            ended_ms = max([record.started_ms, *ends])
-        if not _is_in_trash(run):
-            self._set_status(run, SWEEP_STATUS[status], ended_ms)
-        return run, status
-
-    def _best(self, record: SweepRecord) -> RunRecord | None:
-        """The finished run of a sweep with the best value of its primary metric, also if another sweep trained it."""
-        name, goal = content.primary_metric(record)
-        query = RunQuery(("finished",), sweep_id=record.sweep_id, sort=name, descending=goal == "max", limit=1)
-        with suppress(QueryError):  # no run has it
-            for run in self._store.index.page(query).runs:
-                return run if run.value(name) is not None else None
-        return None
-
-    def _links(self, record: SweepRecord) -> dict[str, str]:
-        """Run id → id in MLflow, of the runs that a sweep has reused and that MLflow has; MAX_LINKS at most."""
-        found = {run_id: self._find(run_id, "run") for run_id in record.reused[:MAX_LINKS]}
-        return {key: run.info.run_id for key, run in found.items() if run is not None and not _is_in_trash(run)}
+        if run is not None:
+            return run
+        origin = content.flat({"versions": record.versions, "machine": record.machine})
+        tags = {f"{TAG}kind": "sweep", ID_TAG["sweep"]: record.sweep_id} | content.source_tags(record)
+        tags |= {f"{TAG}{key}": value for key, value in origin.items()}
+        name = f"{record.ablation} · {time.strftime('%Y-%m-%d %H:%M', time.gmtime(record.started_ms / 1000))}"
+        return self._create(record.sweep_id, record, name, tags, record.started_ms)
 
     # -- experiments ---------------------------------------------------------------------------------------------
 
@@ -378,44 +356,40 @@ class MLflowLogger:
 
     def _experiment(self, name: str, sweep: SweepRecord | None) -> str:
         """The id of an experiment, which is created if it does not exist."""
-        experiments, database = self._experiments(), sqlite_file(self._uri)
-        if name not in experiments:
-            location = (database.parent / ARTIFACTS / name).as_uri() if database else None
-            # With this tag, MLflow's UI shows runs and charts instead of traces of agents.
-            tags = {"mlflow.experimentKind": "custom_model_development"}
-            tags |= _cut({"mlflow.note.content": content.experiment_note(sweep)}, "note") if sweep else {}
-            try:
-                self._client.create_experiment(name, location, tags)
-            except TrackingError:
-                # Another process may have created it just now, or it is in the trash.
-                if self._client.get_experiment_by_name(name) is None:
-                    raise
-            experiments[name] = cast(Experiment, self._client.get_experiment_by_name(name))
-        experiment = experiments[name]
-        if experiment.lifecycle_stage == "deleted":
-            del experiments[name]
-            raise TrackingError(
-                f"{redacted_url(self._uri)}: the experiment {name!r} is in MLflow's trash; restore it with `mlflow "
-                f"experiments restore -x {experiment.experiment_id}`, or empty the trash with `mlflow gc`",
-                code="deleted_experiment",
-                uri=redacted_url(self._uri),
-                experiment=name,
-                experiment_id=experiment.experiment_id,
-            )
-        return str(experiment.experiment_id)
+        found = self._experiments().get(name) or self._client.get_experiment_by_name(name)
+        if found is not None:  # or in MLflow's trash: it refuses a run there, and says why
+            return str(found.experiment_id)
+        database = sqlite_file(self._uri)
+        location = (database.parent / ARTIFACTS / name).as_uri() if database else None
+        # With this tag, MLflow's UI shows runs and charts instead of traces of agents.
+        tags = {"mlflow.experimentKind": "custom_model_development"}
+        tags |= {"mlflow.note.content": content.experiment_note(sweep)} if sweep else {}
+        try:
+            return str(self._client.create_experiment(name, location, _cut(tags)))
+        except MlflowException:
+            found = self._client.get_experiment_by_name(name)  # another process may have created it just now
+            if found is None:
+                raise
+            return str(found.experiment_id)
+        finally:
+            self._listed.clear()
 
-    def _check_place(self, database: Path) -> None:
+    def _check_place(self) -> None:
         """Refuse the database of a store that was moved or copied, to write nothing into the old place.
 
         MLflow keeps absolute paths of artifacts, and has no request that changes them.
         """
-        artifacts = database.parent / ARTIFACTS
+        database, store = sqlite_file(self._uri), self._store.root.resolve()
+        if database is None or database.resolve().parent != store:
+            return
         for name, experiment in self._experiments().items():
             parts = urlsplit(experiment.artifact_location)
             folder = Path(unquote(parts.path))
             # Other experiments of the same database may have their files anywhere.
             is_ours = parts.scheme == "file" and folder.name == name and folder.parent.name == ARTIFACTS
-            if is_ours and folder.parent.resolve() != artifacts.resolve():
+            before = folder.parent.parent
+            if is_ours and not (before.exists() and before.samefile(store)):  # the same: by a link, or mounted twice
+                artifacts = store / ARTIFACTS
                 again = f"rm -r {shlex.quote(str(database))}* {shlex.quote(str(artifacts))}"
                 sync = shlex.join(["cope-sweep", "sync", *self._store.option])
                 raise TrackingError(
@@ -443,7 +417,7 @@ def _models(run: Run) -> set[str]:
     return {output.model_id for output in run.outputs.model_outputs} if run.outputs else set()
 
 
-def _cut(values: Mapping[str, str], kind: str) -> dict[str, str]:
-    """`values` with texts cut to the length that MLflow accepts for `kind`."""
-    limit = MAX_CHARACTERS[kind]
+def _cut(values: Mapping[str, str]) -> dict[str, str]:
+    """`values` with texts cut to a length that MLflow accepts."""
+    limit = MAX_CHARACTERS
     return {key: value if len(value) <= limit else value[: limit - 2] + " …" for key, value in values.items()}

@@ -7,12 +7,8 @@ ids, see `Predictor.log_probabilities`. `cope_sweep` names the files. Nothing is
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib.metadata
 import platform
-import tempfile
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,54 +22,27 @@ LOADER = "cope_sweep.inference"
 PREDICT = "log_probabilities"
 
 
-@contextlib.contextmanager
-def described(logged: LoggedModel, checkpoint: Path) -> Iterator[Path]:
-    """A folder, while the block runs, with a checkpoint's files and those that MLflow expects beside them.
-
-    Its files are links, which MLflow follows when it copies or sends them.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for path in checkpoint.rglob("*"):
-            if path.is_file():
-                link = folder / path.relative_to(checkpoint)
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(path.absolute())
-        (folder / "MLmodel").write_text(_description(logged, checkpoint))
-        (folder / "requirements.txt").write_text(f"cope-sweep=={_version()}\n")
-        yield folder
-
-
-def _description(logged: LoggedModel, checkpoint: Path) -> str:
-    """The content of `MLmodel`. Equal models give equal files."""
-    version = _version()
-    files = sorted(str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file())
-    created = datetime.fromtimestamp(logged.creation_timestamp / 1000, UTC).replace(tzinfo=None)
-    model = Model(
-        artifact_path=logged.artifact_location,
-        run_id=logged.source_run_id,
-        model_id=logged.model_id,
-        model_uuid=logged.model_id,
+def write_description(folder: Path, model: LoggedModel, checkpoint: Path) -> None:
+    """Write the files that MLflow expects beside those of a checkpoint. Equal models have equal files."""
+    version = importlib.metadata.version("cope-sweep")
+    files = {str(path.relative_to(checkpoint)): path.stat().st_size for path in checkpoint.rglob("*") if path.is_file()}
+    created = datetime.fromtimestamp(model.creation_timestamp / 1000, UTC).replace(tzinfo=None)
+    described = Model(
+        artifact_path=model.artifact_location,
+        run_id=model.source_run_id,
+        model_id=model.model_id,
+        model_uuid=model.model_id,
         utc_time_created=str(created),
-        model_size_bytes=sum((checkpoint / name).stat().st_size for name in files),
-        signature=_signature(),
+        model_size_bytes=sum(files.values()),
+        # Token ids in, log-probabilities out.
+        signature=ModelSignature(
+            inputs=Schema([TensorSpec(np.dtype("int64"), (-1, -1))]),
+            outputs=Schema([TensorSpec(np.dtype("float64"), (-1, -1))]),
+        ),
     )
-    model.add_flavor(
+    described.add_flavor(
         "python_function", loader_module=LOADER, predict_fn=PREDICT, python_version=platform.python_version()
     )
-    model.add_flavor("cope_sweep", version=version, files=files)
-    return str(model.to_yaml())
-
-
-@functools.cache
-def _version() -> str:
-    return importlib.metadata.version("cope-sweep")
-
-
-@functools.cache
-def _signature() -> ModelSignature:
-    """Token ids in, log-probabilities out."""
-    return ModelSignature(
-        inputs=Schema([TensorSpec(np.dtype("int64"), (-1, -1))]),
-        outputs=Schema([TensorSpec(np.dtype("float64"), (-1, -1))]),
-    )
+    described.add_flavor("cope_sweep", version=version, files=sorted(files))
+    (folder / "MLmodel").write_text(str(described.to_yaml()))
+    (folder / "requirements.txt").write_text(f"cope-sweep=={version}\n")

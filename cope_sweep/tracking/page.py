@@ -1,6 +1,6 @@
 """The pages of runs and ablations in MLflow, for links. Nothing here imports mlflow.
 
-Two small requests find the experiment by its name, and the run by its tag.
+Small requests find the experiment by its name, and the run by its tag.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from cachetools import TTLCache
+from cachetools import TTLCache, cached
 
 from cope_sweep.proxies import bypass_proxies_here
 from cope_sweep.store import Store
@@ -20,70 +20,59 @@ TIMEOUT_S = 1.0
 KEPT_S = 60.0
 """The time for which an answer is used again, also that the server does not answer: then no page waits for it."""
 
-_lock = threading.Lock()
-_pages: TTLCache[tuple[str, str, str | None], str | None] = TTLCache(4096, KEPT_S)
-_away: TTLCache[str, bool] = TTLCache(16, KEPT_S)
-"""Servers that did not answer."""
-
 
 def mlflow_run_page(store: Store, run_id: str) -> str | None:
     """The URL of a run's page in MLflow; None if runs are sent to no server, or it does not have the run or answer."""
     record = store.index.records([run_id], values=False).get(run_id)
     sweep = store.index.sweep(record.sweep_id) if record and record.sweep_id else None
-    return _page(store, sweep.ablation, run_id) if sweep else None
+    uri = resolve_uri(store)
+    experiment = _experiment_id(uri, sweep.ablation) if sweep else None
+    found = _run_id(uri, experiment, run_id) if experiment else None
+    return f"{_shown(uri)}/#/runs/{found}" if found else None
 
 
 def mlflow_experiment_page(store: Store, ablation: str) -> str | None:
     """The URL of an ablation's experiment in MLflow; None as for `mlflow_run_page`."""
-    return _page(store, ablation, None)
+    uri = resolve_uri(store)
+    found = _experiment_id(uri, ablation)
+    return f"{_shown(uri)}/#/experiments/{found}" if found else None
 
 
-def _page(store: Store, ablation: str, run_id: str | None) -> str | None:
-    """The URL of the page of an ablation's experiment, or of one run in it.
+@cached(TTLCache(4096, KEPT_S), lock=threading.Lock())
+def _experiment_id(uri: str, name: str) -> str | None:
+    if not uri.startswith(("http://", "https://")):
+        return None
+    answer = _answer(uri, "GET", "experiments/get-by-name", params={"experiment_name": name})
+    return str(answer["experiment"]["experiment_id"]) if "experiment" in answer else None
+
+
+@cached(TTLCache(4096, KEPT_S), lock=threading.Lock())
+def _run_id(uri: str, experiment_id: str, run_id: str) -> str | None:
+    query = {"experiment_ids": [experiment_id], "filter": f"tags.`{RUN_ID_TAG}` = '{run_id}'", "max_results": 1}
+    answer = _answer(uri, "POST", "runs/search", json=query)
+    return next((str(run["info"]["run_id"]) for run in answer.get("runs", [])), None)
+
+
+def _answer(uri: str, method: str, path: str, **content: Any) -> dict[str, Any]:
+    """What an MLflow server answers; {} if it has no such thing, does not answer, or is no MLflow server.
 
     Credentials come from the URL, or from MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD.
     """
     import httpx  # commands that show no page need not wait for its import
 
-    uri = resolve_uri(store)
-    if not uri.startswith(("http://", "https://")):
-        return None
-    key = uri, ablation, run_id
-    with _lock:
-        if key in _pages or uri in _away:
-            return _pages.get(key)
-    try:
-        place = _place(uri, ablation, run_id)
-    except (httpx.HTTPError, ValueError, LookupError, TypeError):  # it is away, or no MLflow server
-        with _lock:
-            _away[uri] = True
-        return None
-    parts = urlsplit(uri)
-    server = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    with _lock:
-        page = _pages[key] = f"{server}/#/{place}" if place else None
-    return page
-
-
-def _place(uri: str, experiment: str, run_id: str | None) -> str | None:
-    """The path of an experiment, or of a run in it, in MLflow's pages; None where there is none."""
-    import httpx
-
-    headers, auth = {}, None
     if "MLFLOW_TRACKING_USERNAME" in os.environ:
-        auth = os.environ["MLFLOW_TRACKING_USERNAME"], os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
+        content["auth"] = os.environ["MLFLOW_TRACKING_USERNAME"], os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
     elif "MLFLOW_TRACKING_TOKEN" in os.environ:
-        headers["Authorization"] = f"Bearer {os.environ['MLFLOW_TRACKING_TOKEN']}"
+        content["headers"] = {"Authorization": f"Bearer {os.environ['MLFLOW_TRACKING_TOKEN']}"}
     bypass_proxies_here(uri)
-    with httpx.Client(base_url=f"{uri}/api/2.0/mlflow", timeout=TIMEOUT_S, headers=headers, auth=auth) as client:
-        response = client.get("/experiments/get-by-name", params={"experiment_name": experiment})
-        if response.status_code == httpx.codes.NOT_FOUND:
-            return None
-        experiment_id = response.raise_for_status().json()["experiment"]["experiment_id"]
-        if run_id is None:
-            return f"experiments/{experiment_id}"
-        query: dict[str, Any] = {
-            "experiment_ids": [experiment_id], "filter": f"tags.`{RUN_ID_TAG}` = '{run_id}'", "max_results": 1
-        }  # fmt: skip
-        runs = client.post("/runs/search", json=query).raise_for_status().json().get("runs", [])
-    return next((f"runs/{run['info']['run_id']}" for run in runs), None)
+    try:
+        response = httpx.request(method, f"{uri}/api/2.0/mlflow/{path}", timeout=TIMEOUT_S, **content)
+        return dict(response.raise_for_status().json())
+    except (httpx.HTTPError, ValueError, TypeError):
+        return {}
+
+
+def _shown(uri: str) -> str:
+    """The URL of a server without its credentials."""
+    parts = urlsplit(uri)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

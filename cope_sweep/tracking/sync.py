@@ -1,6 +1,6 @@
-"""Logs everything to MLflow that it lacks of a store: the command `cope-sweep sync`.
+"""Logs everything to MLflow that it lacks of a store, or of one sweep: the command `cope-sweep sync`.
 
-MLflow is asked once for all its runs, which takes a server 2 ms per run, and what differs from the index is sent. What
+MLflow is asked once for its runs, which takes a server 2 ms per run, and what differs from the index is sent. What
 a sweep trains at the moment is left out: it sends that itself.
 """
 
@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from cope_sweep.store import ACTIVE, Store, StoreError
+from cope_sweep.store import ACTIVE, RunRecord, Store, StoreError
+from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.database import sqlite_file
-from cope_sweep.tracking.background import RETRY_INTERVAL_S, OnSending
-from cope_sweep.tracking.tracker import IN_TRASH, log_each, run_state
-from cope_sweep.tracking.uri import LOG_FILE, TrackingError, import_mlflow
+from cope_sweep.tracking.uri import TrackingError, mlflow_logger
 
 if TYPE_CHECKING:
-    from cope_sweep.tracking.tracker import Tracker
+    from cope_sweep.tracking.mlflow import MLflowLogger
+
+MAX_FAILURES = 2
+"""After MLflow has refused this many runs in a row, it counts as down: each try may take as long as a request may."""
+RETRY_INTERVAL_S = 1.0
+IN_TRASH = "in the trash"
+"""The state of a run that somebody has deleted in MLflow: it stays deleted there."""
+
+OnSending = Callable[[int, int], None]
+"""Called with the number of runs and sweeps that were sent, and with the number that there is to send."""
 
 
 class Synced(NamedTuple):
@@ -37,6 +46,7 @@ def sync(
     uri: str,
     on_sending: OnSending = lambda sent, total: None,
     *,
+    sweep_id: str | None = None,
     timeout_s: float = 60.0,
     interrupted: Callable[[], bool] = lambda: False,
     dry_run: bool = False,
@@ -45,8 +55,9 @@ def sync(
 
     Args:
         store: The store.
-        uri: The tracker.
+        uri: The tracking URI.
         on_sending: Called after each run and sweep.
+        sweep_id: Send only this sweep and what it was to train.
         timeout_s: How long to try without sending anything.
         interrupted: Asked before each run whether to end.
         dry_run: Only count.
@@ -54,61 +65,92 @@ def sync(
     Raises:
         TrackingError: The store was moved or copied, and its SQLite file was not made again.
     """
-    database = sqlite_file(uri)
-    missing = _missing(store, {})
-    if not missing or (dry_run and database is not None and not database.exists()):
-        return Synced(0, len(missing), [])
-    import_mlflow(store.root / LOG_FILE)
-    from cope_sweep.tracking.mlflow import MLflowLogger
+    database, (runs, sweeps) = sqlite_file(uri), _ended(store, sweep_id)
+    if not (runs or sweeps) or (dry_run and database is not None and not database.exists()):
+        return Synced(0, len(runs) + len(sweeps), [])
+    logger: MLflowLogger | None = None
+    sent, left, progress_s, failed = 0, None, time.monotonic(), set[str]()
 
-    tracker: Tracker | None = None
-    sent, progress_s, failed = 0, time.monotonic(), set[str]()
-    left: int | None = None
-
-    def log(item: str) -> None:
-        (tracker.log_sweep if missing[item] else tracker.log_run)(item)  # type: ignore[union-attr]
+    def log(item: str, *, status_only: bool = False) -> None:
+        (logger.log_sweep if item in sweeps else logger.log_run)(item, status_only=status_only)  # type: ignore[union-attr]
 
     def on_logged(item: str) -> None:
         nonlocal sent, left, progress_s
         sent, left, progress_s = sent + 1, (left or 0) - 1, time.monotonic()
-        failed.discard(item)
         on_sending(sent, sent + left)
 
     while True:
         errors: dict[str, str] = {}
         try:
-            tracker = tracker or MLflowLogger(store, uri)
-            missing = _missing(store, tracker.logged())
+            logger = logger or mlflow_logger(store, uri)
+            logged, (runs, sweeps) = logger.logged(sweep_id), _ended(store, sweep_id)
+            # Runs first: the description of a sweep links those that it has reused.
+            missing = [item for item, state in (runs | sweeps).items() if logged.get(item) not in (state, IN_TRASH)]
             left = len(missing)
             if dry_run:
                 break
-            # Those that were refused come last: they keep no other from being sent.
-            errors = log_each(sorted(missing, key=failed.__contains__), log, stop=interrupted, on_logged=on_logged)
-        except (TrackingError, StoreError, OSError) as error:
-            if isinstance(error, TrackingError) and error.code == "moved_store":  # does not pass by itself
+            # Statuses first, which is quick: then nothing seems to be in training, also if the rest is interrupted.
+            log_each(partial(log, status_only=True), [item for item in missing if item in logged])
+            missing.sort(key=failed.__contains__)  # those that were refused keep no other from being sent
+            errors = log_each(log, missing, stop=interrupted, on_logged=on_logged)
+        except (TrackingError, StoreError) as error:
+            if error.code == "moved_store":  # does not pass by itself
                 raise
             errors[""] = str(error)
-        failed |= errors.keys()
+        failed = set(errors)
         if interrupted() or not errors or time.monotonic() - progress_s > timeout_s:
             break
         time.sleep(RETRY_INTERVAL_S)
-    if tracker is not None:
-        tracker.close()
+    if logger is not None:
+        logger.close()
     reasons = [f"{reason} ({count}×)" if count > 1 else reason for reason, count in Counter(errors.values()).items()]
     if left and interrupted() and not reasons:
         reasons = [f"interrupted with {left} {'runs and sweeps' if left > 1 else 'run or sweep'} to send"]
     return Synced(sent, left, reasons)
 
 
-def _missing(store: Store, logged: Mapping[str, str]) -> dict[str, bool]:
-    """The runs, then the sweeps, that have ended and are not `logged` as they are → whether it is a sweep."""
+def log_each(
+    log: Callable[[str], None],
+    items: Iterable[str],
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    on_logged: Callable[[str], object] = lambda item: None,
+) -> dict[str, str]:
+    """Call `log` for each run or sweep until `stop`, or until MLflow is down; why some were not logged.
+
+    One that is refused, or whose folder is damaged, keeps no other from being logged.
+    """
+    errors: dict[str, str] = {}
+    failures = 0
+    for item in items:
+        if stop() or failures == MAX_FAILURES:
+            break
+        try:
+            log(item)
+        except (TrackingError, StoreError) as error:
+            errors[item] = str(error)
+            failures += isinstance(error, (TrackingError, IndexUnavailable))
+        else:
+            failures = 0
+            on_logged(item)
+    return errors
+
+
+def run_state(record: RunRecord) -> str:
+    """What changes whenever a run ends: its status and the number of its attempt."""
+    return f"{record.status} {record.attempt}"
+
+
+def _ended(store: Store, sweep_id: str | None) -> tuple[dict[str, str], dict[str, str]]:
+    """The runs, and the sweeps, that have ended → their states: all of the store, or of one sweep."""
     sweeps = {sweep.sweep_id: sweep.status for sweep in store.index.sweeps()}
-    states = {
+    run_ids: Iterable[str] = store.index.statuses()
+    if sweep_id is not None:
+        record = store.sweep(sweep_id)
+        run_ids = {run.run_id for run in record.runs}.difference(record.reused) if record else ()
+    runs = {
         run_id: run_state(record)
-        for run_id, record in store.index.records(store.index.statuses(), values=False).items()
+        for run_id, record in store.index.records(run_ids, values=False).items()
         if record.status not in ACTIVE and sweeps.get(record.sweep_id or "") != "running"
     }
-    # Runs first: the description of a sweep links the runs that it has reused.
-    runs = {run_id: False for run_id, state in states.items() if logged.get(run_id) not in (state, IN_TRASH)}
-    ended = {key: status for key, status in sweeps.items() if status not in ACTIVE}
-    return runs | {key: True for key, status in ended.items() if logged.get(key) not in (status, IN_TRASH)}
+    return runs, {key: status for key, status in sweeps.items() if status not in ACTIVE and sweep_id in (None, key)}

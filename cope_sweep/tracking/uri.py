@@ -1,30 +1,28 @@
-"""The URI of a store's tracker, its check before a sweep starts, and its errors, without an import of mlflow."""
+"""The URI of a store's MLflow, its check before a sweep starts, and the import of mlflow, which takes seconds."""
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 from cope_sweep.errors import UserError
-from cope_sweep.proxies import proxy_data, proxy_of, through_proxy
 from cope_sweep.redaction import is_ambiguous, redacted_url, remember
 from cope_sweep.store.index.database import sqlite_file, sqlite_url
 from cope_sweep.store.store import Store
 
+if TYPE_CHECKING:
+    from cope_sweep.tracking.mlflow import MLflowLogger
+
 LOG_FILE = "mlflow.log"
 """The file in a store with what MLflow's client logs while it is sent."""
-CHECK_CONNECTION_S = 2
-"""The time that a server may take to accept a connection."""
 RUN_ID_TAG = "cope_sweep.run_id"
 """The tag of MLflow's run that names the run of the store. A run is looked up by it."""
-ACCEPTED = "sqlite:///PATH, or http://HOST:PORT or https://HOST of an MLflow server"
 
 
 class TrackingError(UserError):
-    """The tracker did not answer or refused a request. The message says which tracker, why, and what to do."""
+    """MLflow did not answer or refused a request. The message says which server or file, why, and what to do."""
 
     default_code = "tracking_failed"
 
@@ -40,89 +38,48 @@ def resolve_uri(store: Store, explicit: str | None = None) -> str:
 def check_uri(uri: str) -> str | None:
     """Return if runs can be sent to `uri`, with a note if its server is slow to answer: it may answer later.
 
-    Waits for a server 5 s at most; where one answers, importing mlflow takes some more.
-
     Raises:
         TrackingError: The scheme is not supported, the path cannot be written, or the server cannot be reached,
             refuses access, or is not an MLflow server.
     """
-    path = sqlite_file(uri)
+    path, url = sqlite_file(uri), redacted_url(uri)
     if path is not None:
         check_sqlite(path)
-    elif uri.startswith(("http://", "https://")):
-        if is_ambiguous(uri):
-            raise no_server(uri, "write characters such as / and @ in its password as %2F and %40")
-        _check_connection(uri)
-        import_mlflow()
-        from cope_sweep.tracking.client import check_server
-
-        return check_server(uri)
-    elif "://" not in uri or uri.startswith("file:"):
+        return None
+    if not uri.startswith(("http://", "https://")):
         raise TrackingError(
-            f"{redacted_url(uri)!r} is a folder, and MLflow 3.17 no longer keeps runs in folders; "
-            f"accepted: {ACCEPTED}, as in sqlite:///store/mlflow.db",
+            f"MLflow's runs cannot be kept in {url!r}; accepted: sqlite:///PATH, and http://HOST:PORT or https://HOST "
+            "of an MLflow server. For another database, start one: mlflow server --backend-store-uri …",
             code="unsupported_tracking",
-            uri=redacted_url(uri),
+            uri=url,
         )
-    else:
-        raise TrackingError(
-            f"{redacted_url(uri)!r}: tracking stores of this kind are not supported; accepted: {ACCEPTED}. "
-            "For another database, start a server for it: mlflow server --backend-store-uri …",
-            code="unsupported_tracking",
-            uri=redacted_url(uri),
-        )
-    return None
+    if is_ambiguous(uri):  # the client's own error may show a part of a password
+        reason = "write characters such as / and @ in its password as %2F and %40"
+        raise TrackingError(f"{url} is not the URL of a server: {reason}", code="no_server", uri=url, reason=reason)
+    import_mlflow()
+    from cope_sweep.tracking.client import check_server
 
-
-def _check_connection(uri: str) -> None:
-    """Return if something listens at a URL, so that a wrong one fails before mlflow is imported."""
-    try:
-        parts = urlsplit(uri)
-        address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-        # Behind a proxy, the server itself may be out of reach.
-        if proxy_of(uri) is None:
-            socket.create_connection(address, timeout=CHECK_CONNECTION_S).close()
-    except (OSError, ValueError) as error:
-        raise no_server(uri, error) from error
+    return check_server(uri)
 
 
 def check_sqlite(path: Path) -> None:
     """Return if MLflow can use a SQLite file, or create it. Raises TrackingError."""
-    hint = "choose another with --mlflow sqlite:///PATH"
-    if path.is_dir():
-        raise TrackingError(f"{path} is a folder, not a SQLite file; {hint}", code="not_sqlite", file=str(path))
-    if not path.parent.is_dir():
-        raise TrackingError(
-            f"{path.parent}: no such folder for MLflow's SQLite file; create it, or {hint}",
-            code="no_such_file",
-            file=str(path.parent),
-        )
-    try:
-        if path.exists():
-            with path.open("r+b") as file:
-                head = file.read(16)
-            if head and head != b"SQLite format 3\0":
-                raise TrackingError(f"{path} is not a SQLite file; {hint}", code="not_sqlite", file=str(path))
-        elif not os.access(path.parent, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-    except OSError as error:
-        raise TrackingError(
-            f"{path}: MLflow's SQLite file cannot be written ({error.strerror}); {hint}",
-            code="not_writable",
-            file=str(path),
-        ) from error
+    file, folder = path, path.parent
+    if not folder.is_dir():
+        file, code, problem = folder, "no_such_file", "no such folder"
+    elif not os.access(path if path.exists() else folder, os.R_OK | os.W_OK):
+        code, problem = "not_writable", "the file cannot be written"
+    elif path.is_dir() or (path.exists() and not _is_sqlite(path)):
+        code, problem = "not_sqlite", "not a SQLite file"
+    else:
+        return
+    message = f"MLflow cannot use {path}: {problem}; choose another file with --mlflow sqlite:///PATH"
+    raise TrackingError(message, code=code, file=str(file))
 
 
-def no_server(uri: str, reason: object) -> TrackingError:
-    """The error where no MLflow server can be reached."""
-    return TrackingError(
-        f"no MLflow server answers at {redacted_url(uri)} ({reason}){through_proxy(uri)}; start it "
-        "(`mlflow server --port …`), correct --mlflow or MLFLOW_TRACKING_URI, or leave both out to keep runs in the "
-        "store",
-        code="no_server",
-        uri=redacted_url(uri),
-        **proxy_data(uri),
-    )
+def _is_sqlite(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(16) in (b"", b"SQLite format 3\0")  # an empty file becomes a database
 
 
 class _LogFile(logging.FileHandler):
@@ -146,3 +103,11 @@ def import_mlflow(log: Path | None = None) -> None:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.WARNING)
+
+
+def mlflow_logger(store: Store, uri: str) -> MLflowLogger:
+    """Import mlflow, and connect to it for a store. Raises TrackingError."""
+    import_mlflow(store.root / LOG_FILE)
+    from cope_sweep.tracking.mlflow import MLflowLogger
+
+    return MLflowLogger(store, uri)

@@ -98,6 +98,7 @@ def test_ctrl_c_at_the_end_leaves_the_rest_to_the_next_sync(store, sqlite_uri, r
 
     assert f"cope-sweep sync --store {store.root}" in error
     assert len(runs_of(sqlite_uri, f"tags.`{TAG}status` = 'finished'")) < 37
+    assert {run.status for run in runs_of(sqlite_uri)} == {"finished"}  # also of what was not sent
     synced(store, sqlite_uri)
     assert {run.status for run in runs_of(sqlite_uri)} == {"finished"}
     assert len(runs_of(sqlite_uri)) == 37

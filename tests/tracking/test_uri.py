@@ -14,7 +14,6 @@ from cope_sweep.tracking.uri import check_uri, resolve_uri
 from tests.errors import raises
 from tests.processes import output_of
 from tests.store.sweeps import write_sweep
-from tests.sweep.ports import free_port
 from tests.tracking.stub_server import Stub
 from tests.tracking.trackers import run_of, send
 
@@ -141,7 +140,7 @@ def test_a_real_server(server_uri):
 
 
 @pytest.mark.slow
-def test_mlflow_is_imported_only_where_a_server_answers(tmp_path):
+def test_mlflow_is_imported_where_runs_are_sent(tmp_path):
     code = f"""
 import sys
 import cope_sweep.tracking.page
@@ -150,13 +149,9 @@ import cope_sweep.tracking.sync
 from cope_sweep.tracking.uri import check_uri
 
 check_uri("sqlite:///{tmp_path}/mlflow.db")
-try:
-    check_uri("http://127.0.0.1:{free_port()}")
-except Exception as error:
-    print(type(error).__name__)
 print(*(name for name in ("mlflow", "torch", "pandas") if name in sys.modules))
 """
-    assert output_of("-c", code).split() == ["TrackingError"]
+    assert output_of("-c", code).split() == []
 
 
 @pytest.mark.slow
