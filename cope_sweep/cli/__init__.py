@@ -29,9 +29,11 @@ def _without_visible_secrets(arguments: list[str]) -> list[str]:
     if (hidden := os.environ.pop(HIDDEN_ARGUMENTS, None)) is not None:
         return [str(argument) for argument in json.loads(hidden)]
     shown = redacted_command(arguments)
-    if shown != arguments:
+    # What stands before the arguments says how Python was started: a script, or `-m cope_sweep.cli`.
+    before = len(sys.orig_argv) - len(arguments)
+    is_own_command_line = sys.orig_argv[before:] == arguments  # else a program has called `main`, and must go on
+    if shown != arguments and is_own_command_line:
         os.environ[HIDDEN_ARGUMENTS] = json.dumps(arguments)
-        # What stands before the arguments says how Python was started: a script, or `-m cope_sweep.cli`.
-        start = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
+        start = sys.orig_argv[1:before]
         os.execv(sys.executable, [sys.executable, *start, *shown])  # noqa: S606 - the same program
     return arguments
