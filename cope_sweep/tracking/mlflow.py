@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import shlex
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +27,7 @@ from cope_sweep.store.index.model import SweepPlace
 from cope_sweep.tracking import content
 from cope_sweep.tracking.client import connect, errors, write_log
 from cope_sweep.tracking.content import MAX_LINKS, TAG
-from cope_sweep.tracking.model import write_description
+from cope_sweep.tracking.model import described
 from cope_sweep.tracking.sync import IN_TRASH, run_state
 from cope_sweep.tracking.uri import RUN_ID_TAG, TrackingError
 
@@ -313,10 +312,8 @@ class MLflowLogger:
             | {RUN_ID_TAG: record.run_id},
             model_type="cope_sweep",
         )
-        self._client.log_model_artifacts(model.model_id, str(checkpoint))
-        with tempfile.TemporaryDirectory() as folder:
-            write_description(Path(folder), model, checkpoint)
-            self._client.log_model_artifacts(model.model_id, folder)
+        with described(model, checkpoint) as folder:
+            self._client.log_model_artifacts(model.model_id, str(folder))
         self._client.finalize_logged_model(model.model_id, "READY")
         self._client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, record.step)])
         return str(model.model_id)

@@ -7,8 +7,11 @@ ids, see `Predictor.log_probabilities`. `cope_sweep` names the files. Nothing is
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
+import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,12 +25,16 @@ LOADER = "cope_sweep.inference"
 PREDICT = "log_probabilities"
 
 
-def write_description(folder: Path, model: LoggedModel, checkpoint: Path) -> None:
-    """Write the files that MLflow expects beside those of a checkpoint. Equal models have equal files."""
+@contextlib.contextmanager
+def described(model: LoggedModel, checkpoint: Path) -> Iterator[Path]:
+    """A folder, while the block runs, with a checkpoint's files and those that MLflow expects beside them.
+
+    Its files are links, which MLflow follows when it copies or sends them. Equal models have equal files.
+    """
     version = importlib.metadata.version("cope-sweep")
     files = {str(path.relative_to(checkpoint)): path.stat().st_size for path in checkpoint.rglob("*") if path.is_file()}
     created = datetime.fromtimestamp(model.creation_timestamp / 1000, UTC).replace(tzinfo=None)
-    described = Model(
+    description = Model(
         artifact_path=model.artifact_location,
         run_id=model.source_run_id,
         model_id=model.model_id,
@@ -40,9 +47,15 @@ def write_description(folder: Path, model: LoggedModel, checkpoint: Path) -> Non
             outputs=Schema([TensorSpec(np.dtype("float64"), (-1, -1))]),
         ),
     )
-    described.add_flavor(
+    description.add_flavor(
         "python_function", loader_module=LOADER, predict_fn=PREDICT, python_version=platform.python_version()
     )
-    described.add_flavor("cope_sweep", version=version, files=sorted(files))
-    (folder / "MLmodel").write_text(str(described.to_yaml()))
-    (folder / "requirements.txt").write_text(f"cope-sweep=={version}\n")
+    description.add_flavor("cope_sweep", version=version, files=sorted(files))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in files:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).symlink_to((checkpoint / file).absolute())
+        (folder / "MLmodel").write_text(str(description.to_yaml()))
+        (folder / "requirements.txt").write_text(f"cope-sweep=={version}\n")
+        yield folder

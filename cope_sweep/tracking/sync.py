@@ -97,7 +97,7 @@ def sync(
             if error.code == "moved_store":  # does not pass by itself
                 raise
             errors[""] = str(error)
-        failed = set(errors)
+        failed |= errors.keys()
         if interrupted() or not errors or time.monotonic() - progress_s > timeout_s:
             break
         time.sleep(RETRY_INTERVAL_S)

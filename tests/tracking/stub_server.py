@@ -55,7 +55,8 @@ class Stub(http.server.ThreadingHTTPServer):
         """The HTTP status of all answers; None: those of the server."""
         self.delay_s = 0.0
         self.lose_every = 0
-        """Every nth request is carried out, and answered with status 500."""
+        """Every nth request is carried out, and answered with status 500. A pass of `sync` that begins after a loss must
+        be shorter, or no pass gets to its end."""
         self.body = b'{"error_code": "INTERNAL_ERROR"}'
         """What it answers itself."""
         self.requests = 0

@@ -203,7 +203,7 @@ def test_a_server_with_faults_has_everything_once_when_it_is_back(store, plan, s
         recorder = record_sweep(record, stub.url)
         until(lambda: sweep_of(server_uri, record))
         stub.status = 500 if fault == "errors" else None
-        stub.lose_every = 13 if fault == "lost" else 0
+        stub.lose_every = 23 if fault == "lost" else 0
         if fault == "away":
             stub.__exit__()
         folder = begin(store, plan.runs[0], {"step": 1, "train/loss": 3.0})
