@@ -38,7 +38,7 @@ def bypass_proxies_here(url: str) -> None:
 
 
 def proxy_of(url: str) -> str | None:
-    """The proxy through which requests to `url` go, without user and password; None: they go without one."""
+    """The proxy through which requests to `url` go, without user and password; None without a proxy."""
     try:
         parts = urlsplit(url)
     except ValueError:  # not a URL

@@ -12,7 +12,7 @@ THOROUGH = (
     "kernels/test_triton.py",  # Triton's interpreter and compiler
     "real/",  # Slurm, Caddy and Prometheus
 )
-"""Files, by the begin of their paths, whose tests only `make test-all` runs. Single tests have the mark `thorough`."""
+"""Files, by the start of their paths, whose tests only `make test-all` runs. Single tests have the mark `thorough`."""
 
 # The tensors of tests are tiny, and several processes run tests side by side: threads of torch would wait for each other's
 # core many times longer than they compute. Processes that tests start inherit it.
@@ -33,7 +33,7 @@ SHARED = {
         "tests/sweep/test_call_faults.py",
     ),
 }
-"""What a process starts once → the files, by the begin of their paths, that use it: they are tested in one process."""
+"""What a process starts once → the files, by the start of their paths, that use it: they are tested in one process."""
 
 SLOW_S, FAST_S = 10.0, 0.1
 """About what a test takes that has the mark `slow`, and one without."""

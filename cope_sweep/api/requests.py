@@ -28,7 +28,7 @@ MAX_KEYS = 100
 
 
 def _check_keys(value: object) -> object:
-    """The value. Raises ValueError for a mapping with too many keys: reporting an error for each would take seconds."""
+    """Reject a mapping with too many keys (ValueError): reporting an error for each would take seconds."""
     if isinstance(value, dict) and len(value) > MAX_KEYS:
         raise ValueError(f"has {len(value)} keys; send at most {MAX_KEYS}")
     return value

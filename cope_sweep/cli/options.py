@@ -22,7 +22,7 @@ RunStatus = StrEnum("RunStatus", ["pending", "running", "finished", "failed", "i
 
 
 class PlainGroup(TyperGroup):
-    """Commands whose help names no type beside flags: `--local`, not `--local <bool>`."""
+    """Commands whose help shows a flag without a type: `--local`, not `--local <bool>`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))

@@ -171,12 +171,12 @@ def best(
         print_json({"metric": ranking.metric, "goal": ranking.goal, "seeds": ranking.seeds,
                     "rows": [_as_dict(group) for group in ranking.groups]})  # fmt: skip
         return
-    drawn = ranking.layout(top)
-    table = grid(*(header.text for header in drawn.headers))
-    for cells in drawn.rows:
+    layout = ranking.layout(top)
+    table = grid(*(header.text for header in layout.headers))
+    for cells in layout.rows:
         table.add_row(*(escaped(cell.text) for cell in cells))
     print_table(table)
-    notes = [drawn.note]
+    notes = [layout.note]
     if not ranking.answer:
         notes.append(f"No row is finished yet; train with: {results.training}")
     if planned.search and (opened.root / STUDY_FILE).exists():

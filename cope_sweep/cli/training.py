@@ -335,7 +335,7 @@ def _host(address: str) -> str | None:
 
 
 def _steps_of_job(job_id: str, address: str, store: Store | None) -> list[tuple[str, str]]:
-    """Commands that are useful while a job runs. `store` has its sweep, with the same id; None: it is out of reach."""
+    """Commands that are useful while a job runs. `store` has its sweep, with this id; None: out of reach."""
     steps = [(f"ray job logs {job_id} --address {address} --follow", "follows its log")]
     if store is None:
         return [*steps, (f"ray job stop {job_id} --address {address}", "stops it; runs write checkpoints first")]

@@ -103,17 +103,17 @@ class Distribution(Frozen):
 
     @property
     def is_log(self) -> bool:
-        """Whether the logarithm is uniform."""
+        """The logarithm of the values is uniform."""
         return self.kind in ("log_uniform", "log_int_uniform")
 
     @property
     def is_int(self) -> bool:
-        """Whether the values are whole numbers."""
+        """The values are whole numbers."""
         return self.kind in ("int_uniform", "log_int_uniform")
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The lowest and the highest number; of whole numbers for the distributions of such."""
+        """The lowest and the highest number; integers for a distribution of integers."""
         bounds: tuple[float, float] = getattr(self, self.kind)
         return bounds
 

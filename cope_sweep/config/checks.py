@@ -284,11 +284,11 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
             fact = name == "x" and key in facts
             if key is not None and key not in axes and not fact:
                 raise _no_axis(loaded, (*path, name), key, axes)
-        drawn = sum(matches(loaded, point, figure.rows) for point in points)
-        if not drawn or (isinstance(figure, Maps) and drawn > 1):
+        rows = sum(matches(loaded, point, figure.rows) for point in points)
+        if not rows or (isinstance(figure, Maps) and rows > 1):
             wanted = "one row" if isinstance(figure, Maps) else "at least one row"
             raise loaded.source.error(
-                (*path, "rows"), f"{drawn} rows match, and this figure needs {wanted}", "matching_rows", rows=drawn
+                (*path, "rows"), f"{rows} rows match, and this figure needs {wanted}", "matching_rows", rows=rows
             )
         seed = figure.seed if isinstance(figure, Maps) else None
         if seed is not None and seed not in loaded.content.row_seeds:
@@ -315,8 +315,8 @@ def without_lost_figures(loaded: LoadedAblation, points: Sequence[Assignments]) 
     def is_lost(figure: AnyFigure) -> bool:
         if not lost_keys.isdisjoint({getattr(figure, "x", None), getattr(figure, "panels", None)}):
             return True
-        drawn = any(matches(loaded, point, figure.rows) for point in points)
-        return not drawn and not lost_keys.isdisjoint(figure.rows)
+        has_rows = any(matches(loaded, point, figure.rows) for point in points)
+        return not has_rows and not lost_keys.isdisjoint(figure.rows)
 
     figures, written = loaded.content.figures, loaded.source.data.get("figures", [])
     kept = [index for index, figure in enumerate(figures) if not is_lost(figure)]

@@ -80,7 +80,7 @@ class Plan:
     ablation: LoadedAblation
     rows: tuple[Row, ...]
     schedule: EarlyStopping | None = None
-    """The rule that stops runs early, with every setting filled in; None: no run is."""
+    """The rule that stops runs early, with every setting filled in; None: every run trains to its end."""
     search: Optuna | None = None
     """The search that suggests further rows, with every setting filled in; None: the plan has all its rows."""
     examples: tuple[Row, ...] = ()
@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether a search chose its rows, to find the best of them: they are not compared with each other."""
+        """A search chose its rows, to find the best of them: they are not compared with each other."""
         return isinstance(self.ablation.content.search, (RandomSearch, Optuna))
 
     @cached_property
@@ -229,7 +229,9 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
             continue
         name, labels = _row_name(names, ambiguous), {key: value.label for key, value in values.items()}
         published = next((entry for entry in content.published if matches(loaded, point, entry.match)), None)
-        figures = frozenset(index for index, drawn in enumerate(content.figures) if matches(loaded, point, drawn.rows))
+        figures = frozenset(
+            index for index, figure in enumerate(content.figures) if matches(loaded, point, figure.rows)
+        )
         assigned = {key: value.value for key, value in values.items()}
         better = frozenset(index for index, claim in enumerate(content.claims) if matches(loaded, point, claim.better))
         than = frozenset(index for index, claim in enumerate(content.claims) if matches(loaded, point, claim.than))

@@ -22,12 +22,12 @@ DECIDING_KEYS = ("model", ENCODINGS_KEY)
 
 
 def is_field(key: str) -> bool:
-    """Whether this is the key of a field of an encoding: `model.position.cope.p_max`."""
+    """The key names a field of an encoding: `model.position.cope.p_max`."""
     return key.startswith(f"{ENCODINGS_KEY}.")
 
 
 def is_below(key: str, other: str) -> bool:
-    """Whether a key names a part of what another one names: `model.position` is below `model`."""
+    """The key names a part of what the other one names: `model.position` is below `model`."""
     return key.startswith(f"{other}.")
 
 
@@ -47,7 +47,7 @@ def names_of(items: Sequence[Json]) -> list[str]:
 
 
 def field_place(items: Sequence[Json], key: str) -> tuple[int, list[str]] | None:
-    """The index of the encoding that a key of a field is about, and the rest of the key; None: it is not listed."""
+    """The index of the encoding that a key of a field is about, and the rest of the key; None if it is not listed."""
     name, *rest = key.removeprefix(f"{ENCODINGS_KEY}.").split(".")
     names = names_of(items)
     return (names.index(name), rest) if name in names else None

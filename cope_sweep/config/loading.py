@@ -79,7 +79,7 @@ class LoadedAblation:
     typed: tuple[str, ...] = ()
     """How a command line named it: name or path, and its folder. Empty: just the name."""
     unchanged: Source | None = None
-    """The file before scale and `--set`; None: there are none, and `source` is the file."""
+    """The file before scale and `--set`; None without these: `source` is the file then."""
 
     @property
     def data(self) -> dict[str, Json]:
@@ -288,7 +288,7 @@ def _rival(path: KeyPath, key: str) -> str | None:
 
 
 def _is_axis(path: KeyPath) -> bool:
-    """Whether this is the path of an axis: `grid.KEY`, also of a scale."""
+    """The path is that of an axis: `grid.KEY`, also of a scale."""
     return len(path) >= 2 and path[-2] == "grid" and len(path) in (2, 4)
 
 
@@ -306,7 +306,7 @@ def _merges(inherited: Json, own: Json, path: KeyPath) -> bool:
 
 
 def names_a_file(ablation: str | Path) -> bool:
-    """Whether this is the path of an ablation file, and not the name of an ablation."""
+    """The text is the path of an ablation file, and not the name of an ablation."""
     return Path(ablation).suffix in SUFFIXES or Path(ablation).is_file()
 
 

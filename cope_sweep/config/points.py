@@ -31,7 +31,7 @@ class Dimension:
     """The key of a run that it assigns."""
     values: tuple[AxisValue, ...] = ()
     numbers: Distribution | None = None
-    """The distribution of a number; None: it has values."""
+    """The distribution of a number; None for a dimension of `values`."""
 
     @property
     def is_of_field(self) -> bool:
@@ -205,7 +205,7 @@ def matches(loaded: LoadedAblation, point: Assignments, condition: Point) -> boo
 
 
 def value_of(loaded: LoadedAblation, point: Assignments, key: str) -> AxisValue | None:
-    """What a point assigns to a key, or, for a field, what its encoding has; None: neither."""
+    """What a point assigns to a key, or, for a field, what its encoding has; None if neither says."""
     if not is_field(key):
         return point.get(key)
     encodings = _encodings(loaded, point)
@@ -299,7 +299,7 @@ class _Expansion:
                 yield with_place
 
     def conditioned(self, point: Assignments) -> Assignments:
-        """The point with layers and conditions. Only for ablations whose conditions have no axes: it stays one."""
+        """The point with layers and conditions. Only where conditions have no axes: then it is one point."""
         (settled,) = self.settled(iter([(self.loaded.layers | point, ())]))
         return settled
 

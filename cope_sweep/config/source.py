@@ -233,7 +233,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def _parsed(text: str, name: str) -> yaml.Node | None:
-    """The node of a text; None: it is empty. An alias is the node of its anchor. Raises SpecError."""
+    """The node of a text; None for an empty text. An alias is the node of its anchor. Raises SpecError."""
     try:
         return yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as problem:

@@ -163,7 +163,7 @@ class Predictor:
         Args:
             text: The text.
             context: Tokens of a window. None: as many as in training.
-            stride: Tokens from the begin of a window to the begin of the next, 1 … `context`. None: `context`, which
+            stride: Tokens from the start of a window to the start of the next, 1 … `context`. None: `context`, which
                 makes the windows disjoint.
 
         Raises TokensError for an empty text, for a stride out of range, and for a context longer than an encoding
@@ -184,7 +184,7 @@ class Predictor:
         Args:
             token_ids: The sequences, each of shape (T,).
             context: Tokens of a window. None: the whole sequence.
-            stride: Tokens from the begin of a window to the begin of the next, 1 … `context`. None: `context`.
+            stride: Tokens from the start of a window to the start of the next, 1 … `context`. None: `context`.
 
         Raises, like `log_probabilities`; TokensError for a stride out of range, and for a sequence without a token
         that the task trains.

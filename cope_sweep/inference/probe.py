@@ -103,7 +103,7 @@ class LayerProbe:
     layer: int
     heads: tuple[int, ...]
     contextual: Mapping[str, ContextualMatrices]
-    """Names of the contextual encodings."""
+    """Kind of a contextual encoding → its gates and positions."""
     scores_HTT: Mapping[str, np.ndarray]
     """Position logits, float32, of every encoding that has them."""
     position_only_attention_HTT: np.ndarray | None

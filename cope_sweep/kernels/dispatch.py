@@ -98,7 +98,7 @@ class Path:
     name: PathName
     """An implementation, or `sdpa`: torch's `scaled_dot_product_attention`."""
     reason: str | None = None
-    """Why a fused kernel for the device, or the implementation that was asked for, is not used; None: it is."""
+    """Why a fused kernel for the device, or the implementation that was asked for, is not used; None if it is."""
     problem: Arguments | None = None
     """Arguments of `native` or `triton`; None for the others."""
 
@@ -226,7 +226,7 @@ def _fastest(
 
 
 def _why_not(problem: Arguments, implementation: Literal["native", "triton"], device: torch.device) -> str | None:
-    """Why the kernels of this name cannot compute the problem, or not on this machine; None: they can."""
+    """Why the kernels of this name cannot compute the problem, or not on this machine; None if they can."""
     if implementation == "native":
         reason = native.why_not(problem, device)
     elif not _has_triton():

@@ -53,7 +53,7 @@ CheckResults = dict[str, Tensor]
 
 
 def why_not(kernel: str, arguments: Arguments, device: torch.device) -> str | None:
-    """Why the results of `native` or `triton` for this kind of problem cannot be trusted here; None: they are right.
+    """Why the results of `native` or `triton` for this kind of problem cannot be trusted here; None if they are right.
 
     A plan for a GPU that this machine does not have is not checked.
     """

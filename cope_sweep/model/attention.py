@@ -43,7 +43,7 @@ def self_attention(
         cache: the tokens before `x_BTD`; the new tokens are appended.
         lengths_B: the number of tokens of each sequence, those in the cache included; None: all.
         packing: where the tokens of `x_BTD`, which then is (1, N, D) as the result, are in a batch of sequences.
-        shares_BT: the positions of encodings whose positions are sampled; None: there are none.
+        shares_BT: the positions of encodings that sample them; None without such an encoding.
 
     """
     qkv_BTX = linear(parameters, "attention.qkv", x_BTD)

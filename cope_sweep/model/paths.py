@@ -21,7 +21,7 @@ class LayerPaths(NamedTuple):
     name: str
     """`triton`, `native`, `blocked`, `reference`, or `sdpa`: torch's own attention."""
     reason: str | None
-    """Why a fused kernel for the device is not used; None: it is, or none is needed."""
+    """Why a fused kernel for the device is not used; None if it is, or if none is needed."""
 
 
 def attention_paths(run: RunSpec, resources: Resources, device: str) -> list[LayerPaths]:

@@ -203,7 +203,7 @@ class Transformer(nn.Module):
     def _shares(
         self, tokens_BT: Tensor, cache: Cache | None, lengths_B: Tensor | None, seeds_B: Tensor | None
     ) -> Tensor | None:
-        """The positions of encodings that sample them, as shares of their range, (B, T); None: there is none."""
+        """The positions of encodings that sample them, as shares of their range, (B, T); None if none does."""
         sampling = [
             encoding_parameters.encoding
             for encoding_parameters in self._position_parameters()

@@ -50,7 +50,7 @@ def _row(line: bytes) -> dict[str, float] | None:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text is Unicode: JSON can have halves of surrogate pairs, which no answer can hold."""
+    """The text is Unicode: JSON can have halves of surrogate pairs, which no answer can hold."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 

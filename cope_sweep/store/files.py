@@ -69,7 +69,7 @@ LEAST_FREE_BYTES = 1 << 16
 
 
 def is_disk_full(folder: Path) -> bool:
-    """Whether the disk of a folder, or the user's quota there, has no room for another file.
+    """The disk of the folder, or the user's quota there, has no room for another file.
 
     SQLite calls both "disk I/O error". No number that the system gives counts quotas, so this writes a file.
     """

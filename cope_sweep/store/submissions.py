@@ -41,7 +41,7 @@ class Submission(Budget):
     """The sweep whose runs it trains again."""
     submitted_ms: int
     request: str = ""
-    """A digest of the request that submitted it, to recognise the same request; empty: none is repeated."""
+    """A digest of the request that submitted it, to recognise it when it is repeated; empty if it need not be."""
 
     @property
     def command(self) -> list[str]:

@@ -166,7 +166,7 @@ def _place(digest: bytes) -> float:
 
 
 def splits_by_name(names: Sequence[str]) -> dict[Split, list[str]] | None:
-    """The files of each split, where every name has the word of one (`train-00000-of-00002.parquet`); None: none has.
+    """The files of each split, where every name has the word of one (`train-00000-of-00002.parquet`); None if none has.
 
     Raises TextError if some files have one of these words and others none, or several.
     """
@@ -472,7 +472,7 @@ class LocalTexts:
 
 
 def _known_digest(path: Path) -> str:
-    """SHA-256 of a file. That of a large one is kept, and holds while size and time of change are the same."""
+    """SHA-256 of a file. For large files it is cached until their size or time of change differs."""
     state = path.stat()
     if state.st_size < LARGE_FILE_BYTES:
         return file_digest(path).hex()

@@ -45,7 +45,7 @@ class ResumeState:
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
     copied: torch.cuda.Event | None = None
-    """The end of the copy from a GPU; None: it is complete."""
+    """The end of the copy from a GPU; None for a state that needs no waiting."""
 
 
 def write_state(path: Path, state: ResumeState) -> None:

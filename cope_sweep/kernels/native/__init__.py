@@ -22,7 +22,7 @@ DTYPES = (*READ, torch.float16)
 
 
 def why_not(arguments: Arguments, device: torch.device) -> str | None:
-    """Why these kernels cannot compute this problem on a device, for a log message; None: they can."""
+    """Why these kernels cannot compute this problem on a device, for a log message; None if they can."""
     q, k, v = arguments.q, arguments.k, arguments.v
     if device.type != "cpu":
         return f"it runs on CPUs, and the tensors are on {device.type}"

@@ -36,7 +36,7 @@ DTYPES = tuple(PAIRS)
 
 
 def why_not(arguments: Arguments, device: torch.device) -> str | None:
-    """Why these kernels cannot compute this problem on a device, for a log message; None: they can."""
+    """Why these kernels cannot compute this problem on a device, for a log message; None if they can."""
     q = arguments.q
     if device.type != "cuda" and not INTERPRETED:
         return f"it needs a GPU, and the tensors are on {device.type}"

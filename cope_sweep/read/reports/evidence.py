@@ -60,7 +60,7 @@ class ReportFigure:
     source: str
     """The figure of the paper that it reproduces; may be empty."""
     svg: Callable[[], bytes] | None
-    """Draws the figure, or reads it from a report if that needs a checkpoint. None: it cannot be drawn."""
+    """Draws the figure, or reads it from a report if that needs a checkpoint. None if it cannot be drawn."""
     problem: str = ""
 
 

@@ -272,7 +272,7 @@ def _correct(
 
 
 def _are_all_stuck(pairs: Sequence[Pair], column: Column, than_column: Column) -> bool:
-    """Whether no row of these pairs does better than a rule that does not solve the task."""
+    """No row of these pairs does better than a rule that does not solve the task."""
     cells = [pair.better.metrics[column.name] for pair in pairs]
     cells += [pair.than.metrics[than_column.name] for pair in pairs]
     return all(cell.mostly_stuck for cell in cells)

@@ -225,7 +225,7 @@ class TableModel:
     paired: bool = False
     """Whether runs of the same seed are compared in pairs."""
     group: str | None = None
-    """The axis by which rows are grouped, which is then the first one; None: they are not."""
+    """The axis by which rows are grouped, which is then the first one; None without groups."""
 
     @property
     def primary(self) -> Column:

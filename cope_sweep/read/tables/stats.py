@@ -100,7 +100,7 @@ class Summary:
     high: float = math.nan
     """The smallest and the largest value."""
     method: Method = ""
-    """Method of the interval; empty: there is none."""
+    """Method of the interval; empty without one."""
 
 
 def summarise(values: Iterable[float], bounds: Bounds = UNBOUNDED) -> Summary:

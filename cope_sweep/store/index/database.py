@@ -120,7 +120,7 @@ class Database:
         self.engine = _engine(url)
         self.is_sqlite = self.engine.dialect.name == "sqlite"
         self.refusal: str | None = None
-        """Why nothing can be written; None: it can."""
+        """Why nothing can be written; None if writing is possible."""
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:

@@ -437,7 +437,7 @@ class Index:
         return rows
 
     def sweep_progress(self, sweep_id: str, most_failed: int) -> SweepProgress | None:
-        """How far a sweep is, with at most `most_failed` failed runs; None: there is no such sweep."""
+        """How far a sweep is, with at most `most_failed` failed runs; None for an unknown sweep."""
         of_sweep = and_(sweep_runs.c.run_id == runs.c.run_id, sweep_runs.c.sweep_id == sweep_id)
         status = self._status(runs)
         grouped = select(status, func.count(), func.sum(runs.c.step), func.sum(runs.c.steps)).group_by(status)
@@ -529,14 +529,14 @@ class Index:
             running = connection.execute(
                 select(sweeps.c.sweep_id, sweeps.c.left_out).where(of_sweeps == "running")
             ).all()
-        of_running = self.sweep_counts(summary.sweep_id for summary in running) if running else {}
+        of_running = self.sweep_counts(sweep.sweep_id for sweep in running) if running else {}
         return Activity(
             runs={row[0]: int(row[1]) for row in rows},
             steps=sum(int(row[2] or 0) for row in rows),
             shortest_lease_s=next((float(row[3]) for row in rows if row[0] == "running"), None),
             sweeps={row[0]: int(row[1]) for row in counts},
             waiting=sum(by_status.get("pending", 0) for by_status in of_running.values()),
-            left_out=sum(int(summary.left_out) for summary in running),
+            left_out=sum(int(sweep.left_out) for sweep in running),
         )
 
     def write_sweep(

@@ -116,7 +116,7 @@ counters = Table(
 
 
 def has_expired(table: Table, now_s: ColumnElement[float]) -> ColumnElement[bool]:
-    """Whether a run or sweep is running by its row, and its lease has ended: whoever held it has died."""
+    """The run or sweep is running by its row, and its lease has ended: whoever held it has died."""
     return and_(table.c.status == "running", or_(table.c.expires_s.is_(None), table.c.expires_s <= now_s))
 
 

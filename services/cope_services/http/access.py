@@ -269,7 +269,7 @@ class Authentication:
 
 
 def is_open(path: str) -> bool:
-    """Whether a path needs no key."""
+    """The path needs no key."""
     return path in OPEN_PATHS or path.startswith(OPEN_FOLDERS)
 
 
@@ -316,7 +316,7 @@ class AllowedHosts:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server that listens on `host` is reachable from this machine only. False for unknown names."""
+    """A server that listens on `host` is reachable from this machine only. False for unknown names."""
     address = _address(host)
     return host.lower() == "localhost" if address is None else address.is_loopback
 

@@ -171,7 +171,7 @@ def negotiate_format(accept: str | None, available: Mapping[N, str], what: str) 
 
     Args:
         accept: The header.
-        available: AblationName → media type, the default first.
+        available: Name of a format → media type, the default first.
         what: What is available, for the message.
 
     Raises NotAcceptableError.

@@ -245,7 +245,7 @@ class SweepJobs:
         return loaded, text, plan
 
     def _previous(self, sweep_id: str, digest: str) -> SweepState | None:
-        """The sweep with an id, which the same request has submitted; None: there is no sweep with this id.
+        """The sweep with an id, which the same request has submitted; None if no sweep has this id.
 
         Raises ConflictError if another request has submitted it, or a command has started it.
         """

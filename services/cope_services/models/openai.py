@@ -257,8 +257,7 @@ def _generations(predictor: Predictor, request: CompletionRequest, settings: Set
     if cost > settings.max_request_tokens:
         raise TooLargeError(
             f"the request reads and generates {cost} tokens, but the limit is {settings.max_request_tokens}; send "
-            f"several "
-            "requests",
+            "several requests",
             tokens=cost,
             limit=settings.max_request_tokens,
         )

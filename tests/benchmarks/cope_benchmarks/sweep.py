@@ -155,7 +155,7 @@ def with_mlflow(rows: Rows, folder: Path, runs: int) -> None:
 
 
 def gap(rows: Rows, folder: Path) -> None:
-    """Runs of some seconds in one process: the time from the result of a run to the begin of the next."""
+    """Runs of some seconds in one process: the time from the result of a run to the start of the next."""
     done = train_runs(folder / "long", LONG_RUNS, LONG_STEPS, groups=1)
     gaps_s = [after[0] - before[1] for before, after in itertools.pairwise(done.spans_s)]
     rows.add("between two runs, median", 1e3 * statistics.median(gaps_s), "ms")
