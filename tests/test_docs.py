@@ -1,5 +1,6 @@
 """The documents name everything that exists, and everything that they show works."""
 
+import ast
 import importlib.util
 import itertools
 import re
@@ -31,11 +32,17 @@ from tests.read.tables.ablations import finish
 ROOT = Path(__file__).parent.parent
 ROOMS = (
     "ablations",
+    "cope_sweep",
+    "cope_sweep/cli",
+    "cope_sweep/config",
     "cope_sweep/kernels",
     "cope_sweep/positions",
+    "cope_sweep/read",
     "cope_sweep/store",
     "cope_sweep/sweep",
     "cope_sweep/tasks",
+    "cope_sweep/tracking",
+    "cope_sweep/train",
     "deploy",
     "services",
     "tests/benchmarks",
@@ -81,6 +88,65 @@ def test_files_and_modules_that_are_named_exist(name):
     assert [path for path in named if "NAME" not in path and not (ROOT / path).exists()] == []
     modules = re.findall(r"python -m ([a-z_.]+)", read(name))
     assert all(importlib.util.find_spec(module) for module in modules)
+
+
+def named_code(text):
+    """What a text names as `file.py: function`: pairs of a path, or the end of one, and a name in that file."""
+    return re.findall(r"`([\w/]+\.(?:py|js)): ([\w.]+)`", text)
+
+
+def definitions(path):
+    """Name → its literal value (None: no literal), of the functions, classes, methods and constants of a file."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix == ".js":
+        constants = dict(re.findall(r"\bconst (\w+) = ([\d_]+);", source))
+        return dict.fromkeys(re.findall(r"\b(?:function|const|let) (\w+)", source)) | {
+            name: int(number) for name, number in constants.items()
+        }
+    found = {}
+    tree = ast.parse(source)
+    for owner in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))):
+        prefix = f"{owner.name}." if isinstance(owner, ast.ClassDef) else ""
+        for node in owner.body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found[prefix + node.name] = None
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                value = node.value.value if isinstance(node.value, ast.Constant) else None
+                found |= {prefix + target.id: value for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def value_of(path, name):
+    """The value of a constant that a text names. Fails if no file with this end of a path has the name."""
+    files = [
+        file
+        for folder in ("cope_sweep", "services/cope_services")
+        for file in (ROOT / folder).rglob(Path(path).name)
+        if f"/{file.relative_to(ROOT / folder).as_posix()}".endswith(f"/{path}")
+    ]
+    found = [names[name] for names in map(definitions, files) if name in names]
+    assert found, f"{path} has no {name}"
+    return found[0]
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_code_that_is_named_exists(name):
+    for path, code in named_code(read(name)):
+        value_of(path, code)
+
+
+def test_the_clocks_of_a_metric_have_these_intervals():
+    rows = [line.split("|") for line in read("cope_sweep/README.md").splitlines() if line.count("|") == 4]
+    clocks = [
+        (float(re.search(r"[\d.]+", often).group()), path, code)
+        for _, _, often, named, _ in rows
+        for path, code in named_code(named)
+        if code.isupper()
+    ]
+    assert len(clocks) > 15
+    for seconds, path, code in clocks:
+        assert value_of(path, code) == seconds * (1000 if code.endswith("_MS") else 1), f"{path}: {code}"
 
 
 @pytest.mark.parametrize(
