@@ -1,5 +1,8 @@
 """The rooms contract finds what it is for. (`make lint` applies it to the code.)"""
 
+from graphlib import TopologicalSorter
+
+import grimp
 import pytest
 from grimp import ImportGraph
 
@@ -54,3 +57,10 @@ def test_a_cycle(graph):
     graph.add_import(importer="cope_sweep.kernels.dispatch", imported="cope_sweep.model.attention")
     problems = find_problems(graph, parse_rooms(["spec:", "kernels: model", "model: kernels", "cope_services: spec"]))
     assert problems == ["kernels: model has to be listed above it"]
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """Nor do imports inside of functions, or those that only types need: who reads a file needs no other file twice."""
+    graph = grimp.build_graph("cope_sweep", "cope_services", cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle

@@ -13,7 +13,7 @@ from cope_sweep.client import Client, RetryPolicy
 from cope_sweep.errors import UserError
 from cope_sweep.proxies import is_this_machine, proxy_of
 from cope_sweep.sweep.jobs import Cluster, submit_job
-from cope_sweep.tracking.uri import check_uri
+from cope_sweep.tracking.check import check_uri
 from tests.errors import raises
 from tests.services.scripted_cluster import ScriptedCluster, serving_jobs
 from tests.tracking.stub_server import Stub

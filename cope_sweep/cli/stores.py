@@ -268,7 +268,9 @@ def _show_runs(opened: Store, records: Sequence[RunRecord]) -> None:
 def _existing_tracker(opened: Store, mlflow: str | None) -> MLflowLogger | None:
     """The logger of the MLflow that may have runs of a store; None: its SQLite file was never made."""
     from cope_sweep.store.index.database import sqlite_file
-    from cope_sweep.tracking.uri import check_uri, mlflow_logger, resolve_uri
+    from cope_sweep.tracking.check import check_uri
+    from cope_sweep.tracking.sync import mlflow_logger
+    from cope_sweep.tracking.uri import resolve_uri
 
     uri = resolve_uri(opened, mlflow)
     database = sqlite_file(uri)
@@ -304,7 +306,8 @@ def sync(
     from cope_sweep.redaction import redacted_url
     from cope_sweep.signals import stopping_on_signals
     from cope_sweep.tracking import sync as sending
-    from cope_sweep.tracking.uri import TrackingError, check_uri, resolve_uri
+    from cope_sweep.tracking.check import check_uri
+    from cope_sweep.tracking.uri import TrackingError, resolve_uri
 
     opened = open_store(store, index)
     if not opened.root.is_dir():

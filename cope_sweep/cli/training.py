@@ -36,7 +36,8 @@ from cope_sweep.sweep import jobs
 from cope_sweep.sweep.executor import Callbacks, Executor
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.sweep import Sweep, SweepOutcome
-from cope_sweep.tracking.uri import check_uri, resolve_uri
+from cope_sweep.tracking.check import check_uri
+from cope_sweep.tracking.uri import resolve_uri
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

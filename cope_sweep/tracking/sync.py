@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from cope_sweep.store import ACTIVE, RunRecord, Store, StoreError
+from cope_sweep.store import ACTIVE, Store, StoreError
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.store.index.database import sqlite_file
-from cope_sweep.tracking.uri import TrackingError, mlflow_logger
+from cope_sweep.tracking.states import IN_TRASH, run_state
+from cope_sweep.tracking.uri import LOG_FILE, TrackingError, import_mlflow
 
 if TYPE_CHECKING:
     from cope_sweep.tracking.mlflow import MLflowLogger
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 MAX_FAILURES = 2
 """After MLflow has refused this many runs in a row, it counts as down: each try may take as long as a request may."""
 RETRY_INTERVAL_S = 1.0
-IN_TRASH = "in the trash"
-"""The state of a run that somebody has deleted in MLflow: it stays deleted there."""
 
 OnSending = Callable[[int, int], None]
 """Called with the number of runs and sweeps that were sent, and with the number that there is to send."""
@@ -39,6 +38,14 @@ class Synced(NamedTuple):
     """Number of runs and sweeps that MLflow still lacks; None: it did not answer."""
     reasons: list[str]
     """Why something was not sent, one line each."""
+
+
+def mlflow_logger(store: Store, uri: str) -> MLflowLogger:
+    """Import mlflow, and connect to it for a store. Raises TrackingError."""
+    import_mlflow(store.root / LOG_FILE)
+    from cope_sweep.tracking.mlflow import MLflowLogger
+
+    return MLflowLogger(store, uri)
 
 
 def sync(
@@ -134,11 +141,6 @@ def log_each(
             failures = 0
             on_logged(item)
     return errors
-
-
-def run_state(record: RunRecord) -> str:
-    """What changes whenever a run ends: its status and the number of its attempt."""
-    return f"{record.status} {record.attempt}"
 
 
 def _ended(store: Store, sweep_id: str | None) -> tuple[dict[str, str], dict[str, str]]:

@@ -1,19 +1,15 @@
-"""The URI of a store's MLflow, its check before a sweep starts, and the import of mlflow, which takes seconds."""
+"""The URI of a store's MLflow, and the import of mlflow, which takes seconds."""
 
 from __future__ import annotations
 
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cope_sweep.errors import UserError
-from cope_sweep.redaction import is_ambiguous, redacted_url, remember
+from cope_sweep.redaction import remember
 from cope_sweep.store.index.database import sqlite_file, sqlite_url
 from cope_sweep.store.store import Store
-
-if TYPE_CHECKING:
-    from cope_sweep.tracking.mlflow import MLflowLogger
 
 LOG_FILE = "mlflow.log"
 """The file in a store with what MLflow's client logs while it is sent."""
@@ -33,33 +29,6 @@ def resolve_uri(store: Store, explicit: str | None = None) -> str:
     remember(uri)
     path = sqlite_file(uri)
     return uri.rstrip("/") if path is None else sqlite_url(path)
-
-
-def check_uri(uri: str) -> str | None:
-    """Return if runs can be sent to `uri`, with a note if its server is slow to answer: it may answer later.
-
-    Raises:
-        TrackingError: The scheme is not supported, the path cannot be written, or the server cannot be reached,
-            refuses access, or is not an MLflow server.
-    """
-    path, url = sqlite_file(uri), redacted_url(uri)
-    if path is not None:
-        check_sqlite(path)
-        return None
-    if not uri.startswith(("http://", "https://")):
-        raise TrackingError(
-            f"MLflow's runs cannot be kept in {url!r}; accepted: sqlite:///PATH, and http://HOST:PORT or https://HOST "
-            "of an MLflow server. For another database, start one: mlflow server --backend-store-uri …",
-            code="unsupported_tracking",
-            uri=url,
-        )
-    if is_ambiguous(uri):  # the client's own error may show a part of a password
-        reason = "write characters such as / and @ in its password as %2F and %40"
-        raise TrackingError(f"{url} is not the URL of a server: {reason}", code="no_server", uri=url, reason=reason)
-    import_mlflow()
-    from cope_sweep.tracking.client import check_server
-
-    return check_server(uri)
 
 
 def check_sqlite(path: Path) -> None:
@@ -103,11 +72,3 @@ def import_mlflow(log: Path | None = None) -> None:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.WARNING)
-
-
-def mlflow_logger(store: Store, uri: str) -> MLflowLogger:
-    """Import mlflow, and connect to it for a store. Raises TrackingError."""
-    import_mlflow(store.root / LOG_FILE)
-    from cope_sweep.tracking.mlflow import MLflowLogger
-
-    return MLflowLogger(store, uri)

@@ -9,8 +9,9 @@ import pytest
 
 from cope_sweep.redaction import redacted_url
 from cope_sweep.store import RunRecord
+from cope_sweep.tracking.check import check_uri
 from cope_sweep.tracking.page import mlflow_run_page
-from cope_sweep.tracking.uri import check_uri, resolve_uri
+from cope_sweep.tracking.uri import resolve_uri
 from tests.errors import raises
 from tests.processes import output_of
 from tests.store.sweeps import write_sweep
@@ -146,7 +147,7 @@ import sys
 import cope_sweep.tracking.page
 import cope_sweep.tracking.background
 import cope_sweep.tracking.sync
-from cope_sweep.tracking.uri import check_uri
+from cope_sweep.tracking.check import check_uri
 
 check_uri("sqlite:///{tmp_path}/mlflow.db")
 print(*(name for name in ("mlflow", "torch", "pandas") if name in sys.modules))

@@ -25,6 +25,8 @@ from cope_services.http.access import READ, AllowedHosts, ApiKey, Authentication
 from cope_services.http.caching import AnswerCache
 from cope_services.http.components import Components, ComponentsDep
 from cope_services.http.errors import NotReadyError, add_common_errors, error_responses, install_error_handlers
+from cope_services.http.following import Watchers
+from cope_services.http.jobs import SweepJobs
 from cope_services.http.metrics import AppMetrics, Measurement
 from cope_services.http.middleware import (
     PAGE_POLICY,
@@ -89,8 +91,8 @@ def _components(settings: Settings) -> Components:
         answers=AnswerCache(queries, work["looks"]),
         work=work,
         predictors=Predictors(settings),
-        sweeps=sweeps.SweepJobs(queries, settings),
-        watchers=sweeps.Watchers(lambda: queries.store),
+        sweeps=SweepJobs(queries, settings),
+        watchers=Watchers(lambda: queries.store),
     )
 
 

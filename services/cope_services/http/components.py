@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from anyio import CapacityLimiter
 from fastapi import Depends, Header, Request
 
-from cope_services.http.errors import ClientGoneError, MediaTypeError, TimeLimitError
+from cope_services.http.connection import while_connected
+from cope_services.http.errors import MediaTypeError
 from cope_sweep.read.queries import Queries
 from cope_sweep.store import RunFolder
 
 if TYPE_CHECKING:
     from cope_services.http.caching import AnswerCache
-    from cope_services.http.sweeps import SweepJobs, Watchers
+    from cope_services.http.following import Watchers
+    from cope_services.http.jobs import SweepJobs
     from cope_services.http.work import WorkQueues
     from cope_services.models.predictors import Predictors
     from cope_sweep.inference import Predictor
@@ -47,39 +48,6 @@ class Components:
     async def predictor(self, run_id: str) -> Predictor:
         """The model of a finished run. Raises the errors of `Predictors.get`."""
         return await self.predictors.get(run_id, lambda: self.queries.finished(run_id))
-
-
-async def while_connected(request: Request, work: Awaitable[T], limit_s: float | None) -> T:
-    """The result of `work`. Cancels it if the client leaves (ClientGoneError) or after the limit (TimeLimitError).
-
-    The body of the request must have been read: the next message of the connection is then its end.
-    """
-    task = cast("asyncio.Task[object]", asyncio.current_task())
-    left = False
-
-    async def watch() -> None:
-        nonlocal left
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        left = True
-        task.cancel()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        async with asyncio.timeout(limit_s) as limit:
-            return await work
-    except TimeoutError:
-        if limit_s is not None and limit.expired():
-            raise TimeLimitError(limit_s) from None
-        raise
-    except asyncio.CancelledError:
-        if left and task.cancelling() == 1:  # the server does not stop at the same time
-            raise ClientGoneError("the client closed the connection") from None
-        raise
-    finally:
-        watcher.cancel()
-        if left:
-            task.uncancel()
 
 
 async def _components(request: Request) -> Components:

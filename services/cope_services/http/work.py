@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
-from cope_services.http.components import Components, while_connected
+from cope_services.http.connection import while_connected
 from cope_services.http.errors import BusyError, ClientGoneError
 from cope_services.http.settings import Limit, Work
 
@@ -94,7 +94,7 @@ class LimitedRoute(APIRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of this route. Raises BusyError, ClientGoneError."""
-        components: Components = scope["app"].state.components
+        queues: WorkQueues = scope["app"].state.components.work
         request = Request(scope, receive)
         try:
             unread: bytes | None = await request.body()
@@ -108,7 +108,7 @@ class LimitedRoute(APIRoute):
             body, unread = unread, None
             return {"type": "http.request", "body": body, "more_body": False}
 
-        async with components.work[self.work].slot(request):
+        async with queues[self.work].slot(request):
             await super().handle(scope, receive_again, send)
 
 

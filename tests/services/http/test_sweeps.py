@@ -17,8 +17,8 @@ from zipfile import ZipFile
 
 import httpx
 import pytest
-from cope_services.http import sweeps
-from cope_services.http.sweeps import EventStream, Watchers
+from cope_services.http import following, jobs, sweeps
+from cope_services.http.following import EventStream, Watchers
 from sse_starlette import ServerSentEvent
 
 from cope_sweep.client import Client, server_events
@@ -146,8 +146,8 @@ def test_a_cluster_that_does_not_answer_is_logged_once(
         asked.append(self)
         raise ClusterError("http://head:8265 does not answer")
 
-    monkeypatch.setattr(sweeps, "RECONCILE_S", 0.01)
-    monkeypatch.setattr(sweeps.SweepJobs, "reconcile_all", unreachable)
+    monkeypatch.setattr(jobs, "RECONCILE_S", 0.01)
+    monkeypatch.setattr(jobs.SweepJobs, "reconcile_all", unreachable)
     serve()
     until(lambda: len(asked) > 3)
     (record,) = [each for each in caplog.records if each.name.startswith("cope_services")]
@@ -308,14 +308,14 @@ def test_a_sweep_whose_job_is_refused_has_failed_and_can_be_retried(serve: Serve
 def test_an_id_of_another_request_is_refused_also_at_the_same_time(
     serve: Serve, cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, check, other = serve(), sweeps.check_cluster, []
+    client, check, other = serve(), jobs.check_cluster, []
 
     def submit_another(found: Any) -> None:
         """After this request has found its id unused, another one uses the id."""
-        monkeypatch.setattr(sweeps, "check_cluster", check)
+        monkeypatch.setattr(jobs, "check_cluster", check)
         other.append(submit(client, FIRST, ablation="tiny", scale="longer"))
 
-    monkeypatch.setattr(sweeps, "check_cluster", submit_another)
+    monkeypatch.setattr(jobs, "check_cluster", submit_another)
     refused = submit(client, FIRST, ablation="tiny")
     assert (refused.status_code, refused.json()["code"]) == (409, "used_id"), refused.text
     assert [each.status_code for each in other] == [202]
@@ -355,7 +355,7 @@ def test_sweeps_at_a_time_are_limited_until_their_jobs_have_ended(serve: Serve, 
 def test_a_sweep_whose_record_is_damaged_keeps_no_other_from_being_reconciled(
     serve: Serve, cluster: ScriptedCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeps, "RECONCILE_S", 0.05)
+    monkeypatch.setattr(jobs, "RECONCILE_S", 0.05)
     client = serve()
     ids = [submit(client, ablation="tiny", set=[f"train.steps={steps}"]).json()["sweep_id"] for steps in (3, 4, 5)]
     (folder / "store" / "submissions" / f"{ids[1]}.json").write_text("no JSON")
@@ -446,7 +446,7 @@ def sweep(own_sample: SampleStore) -> Sweep:
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeps, "TICK_S", 0.02)
+    monkeypatch.setattr(following, "TICK_S", 0.02)
 
 
 @pytest.fixture
