@@ -70,14 +70,22 @@ def stopping_on_signals(stop: threading.Event) -> Iterator[None]:
     A second Ctrl-C raises KeyboardInterrupt; the other signals may come several times. Has no effect outside of the
     main thread.
     """
+    received = set[int]()
 
     def request_stop(signum: int, frame: object) -> None:
         if stop.is_set() and signum == signal.SIGINT:
             raise KeyboardInterrupt
+        received.add(signum)
         stop.set()
 
-    with handling(STOP, request_stop):
-        yield
+    try:
+        with handling(STOP, request_stop):
+            yield
+    finally:
+        # A shell and its terminal both send SIGHUP, and Slurm sends its signal to each process of a step. The second
+        # one may come when all is saved, and must not take the exit code of a process that only has to end.
+        for signum in received & {signal.SIGHUP, signal.SIGUSR1}:
+            signal.signal(signum, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
