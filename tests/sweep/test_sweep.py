@@ -267,12 +267,18 @@ def test_a_stop_can_be_requested_from_another_machine(store: Store, monkeypatch:
 @pytest.mark.parametrize("signum", STOP)
 def test_a_signal_asks_the_sweep_to_stop(signum: int) -> None:
     stop = threading.Event()
-    before = signal.getsignal(signum)
-    with stopping_on_signals(stop):
-        os.kill(os.getpid(), signum)
-        assert stop.is_set()
-        for repeated in TERMINATION:
-            os.kill(os.getpid(), repeated)  # a second one changes nothing
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signum) is before
+    before = {each: signal.getsignal(each) for each in STOP}
+    try:
+        with stopping_on_signals(stop):
+            os.kill(os.getpid(), signum)
+            assert stop.is_set()
+            for repeated in TERMINATION:
+                os.kill(os.getpid(), repeated)  # a second one changes nothing
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        # The process only has to end now: another hang-up, or Slurm's signal, must not take its exit code.
+        after = before | dict.fromkeys((signal.SIGHUP, signal.SIGUSR1), signal.SIG_IGN)
+        assert {each: signal.getsignal(each) for each in STOP} == after
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
