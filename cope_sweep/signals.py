@@ -67,8 +67,8 @@ def handling(signums: Iterable[int], handler: Callable[[int, FrameType | None], 
 def stopping_on_signals(stop: threading.Event) -> Iterator[None]:
     """Make signals that ask for an end set `stop`, so that runs in training write checkpoints.
 
-    A second Ctrl-C raises KeyboardInterrupt; the other signals may come several times. Has no effect outside of the
-    main thread.
+    A second Ctrl-C raises KeyboardInterrupt; the other signals may come several times. If SIGHUP or SIGUSR1 came, this
+    process ignores it from then on. Has no effect outside of the main thread.
     """
     received = set[int]()
 

@@ -288,7 +288,7 @@ def _rival(path: KeyPath, key: str) -> str | None:
 
 
 def _is_axis(path: KeyPath) -> bool:
-    """The path is that of an axis: `grid.KEY`, also of a scale."""
+    """Paths of axes are `grid.KEY`, and the same in a scale."""
     return len(path) >= 2 and path[-2] == "grid" and len(path) in (2, 4)
 
 
