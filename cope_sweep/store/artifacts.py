@@ -40,6 +40,7 @@ from cope_sweep.store.files import (
 from cope_sweep.store.objects import ObjectFolder
 
 RUN_ID = re.compile(r"[0-9a-f]{16}")
+# Objects cannot be appended to: each copy sends the whole curve.
 UPLOAD_CURVE_EVERY_S = 5.0
 """Shortest time between two copies of a growing curve to an object store."""
 CHECK_FENCE_EVERY_S = 1.0
@@ -91,6 +92,7 @@ class RunFolder:
     def state(self) -> dict[str, Any]:
         """`{"status", "updated_ms", "worker_id", "attempt", …}`; empty before it has started. Raises DamagedError."""
         state = self._document(STATE_FILE) or {}
+        # Folders outlive versions, so former names are translated whenever a file is read.
         if "where" in state:  # the former name of the key
             state.setdefault("worker_id", state.pop("where"))
         if state.get("status") == "damaged":  # a status of older versions
@@ -178,6 +180,8 @@ class RunFolder:
         """
         check_checkpoint(self.checkpoint)
         if self.objects and not self.checkpoint.is_dir():
+            # Services fetch the same checkpoint at the same time: each downloads to a folder of its own, and the first
+            # rename wins.
             names = self.objects.names(self._object(CHECKPOINT_FOLDER))
             try:
                 if names:
@@ -273,6 +277,7 @@ class RunFolder:
     def quarantine_file(self, name: str) -> None:
         """Rename a damaged file, or whatever is in its place, to `<name>.damaged`."""
         target = self.path / f"{name}.damaged"
+        # Only the newest damaged file is kept: a name for each would fill a store whose disk is failing.
         if target.is_dir() and not target.is_symlink():
             shutil.rmtree(target)
         else:
@@ -292,6 +297,7 @@ class RunFolder:
         check_no_link(self.path)
         for name in sorted({name.partition("/")[0] for name in problems}):
             self.quarantine_file(name)
+        # Last the result: a process that dies before this line leaves a run whose loss is found again.
         needs_training = bool(problems.keys() - {SPEC_FILE, STATE_FILE})
         if needs_training:
             self.quarantine_file(RESULT_FILE)
@@ -347,6 +353,7 @@ class AttemptWriter(RunFolder):
         A checkpoint without a result is of no use, and neither is a temporary file.
         """
         self.check_fence()
+        # Only after the check: the folder may belong to the attempt that has overtaken this one.
         shutil.rmtree(self.checkpoint, ignore_errors=True)
         for path in self.path.glob(".*"):
             if path.is_dir():
@@ -385,6 +392,7 @@ class AttemptWriter(RunFolder):
         except DamagedError:
             state = {"attempt": self.number or 1}
         self._upload(CURVE_FILE, LOG_FILE)
+        # After the curve and the log: who reads the new state finds what belongs to it.
         self.write_document(STATE_FILE, state | {"status": status, "updated_ms": _now_ms()} | facts)
 
     def fail(self, message: str, traceback: str) -> None:
@@ -458,6 +466,8 @@ class AttemptWriter(RunFolder):
         self.check_fence()
         document = {"metrics": dict(metrics), "facts": dict(facts), "files": self._checksums(), "ended_ms": _now_ms()}
         self._upload(CURVE_FILE, LOG_FILE)
+        # The result comes after everything that it vouches for, and before the resume file goes: killed at any point,
+        # the run is either finished or can be continued.
         self.write_document(RESULT_FILE, document)
         self.resume.unlink(missing_ok=True)
         if self.objects:

@@ -34,6 +34,7 @@ def replacing(path: Path, check: Callable[[], None] = _allow) -> Iterator[Path]:
     mode = stat.S_IMODE(temporary.stat().st_mode)
     try:
         yield temporary
+        # A file system may write the rename before the content: after a power failure the new name would hold nothing.
         to_disk(temporary)
         temporary.chmod(mode)
         check()
@@ -137,6 +138,7 @@ def open_regular(path: Path) -> IO[bytes]:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket
             raise _not_regular(path) from error
         raise
+    # The open file is asked, not the path, which could be replaced between the two calls.
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         if path.is_dir():

@@ -50,6 +50,7 @@ class ObjectFolder:
         self._prefix = self._prefix.rstrip("/")
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Each process opens the file system itself, with the credentials that it finds on its machine.
         return ObjectFolder, (self.url,)
 
     def read(self, name: str, size: int = -1) -> bytes | None:

@@ -142,6 +142,7 @@ class Store:
         path = Path(make_url(self.index_url).database or "")
         path.replace(f"{path}.damaged")
         for suffix in ("-wal", "-shm"):
+            # SQLite would apply the log of the damaged file to the new one.
             Path(f"{path}{suffix}").unlink(missing_ok=True)
 
     def _index_in_memory(self) -> Index:
@@ -175,6 +176,7 @@ class Store:
         try:
             for name in ("runs", "sweeps"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
+            # Permissions alone do not tell: root may write anywhere, but not on a read-only or a full disk.
             with tempfile.TemporaryFile(dir=self.root):
                 pass
         except OSError as error:
@@ -307,6 +309,8 @@ class Store:
 
     def delete_sweep(self, sweep_id: str) -> None:
         """Delete the record and the submission of a sweep, and its entry in the index. Raises StoreError."""
+        # First the row: a record without a row comes back with the next `store check`, a row without its record stays
+        # broken.
         self.index.delete_sweep(sweep_id)
         for folder in ("sweeps", "submissions"):
             self.delete(f"{folder}/{sweep_id}.json")

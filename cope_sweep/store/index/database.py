@@ -135,6 +135,8 @@ class Database:
             raise StoreError(self.refusal, code="not_writable")
         with self.errors(), self.engine.connect().execution_options(writes=True) as connection, connection.begin():
             if not self.is_sqlite:
+                # Rows locked in different orders by two writers would be a deadlock, which one of them pays with an
+                # error.
                 connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": WRITE_LOCK})
             yield connection
 
@@ -202,6 +204,8 @@ def _engine(url: str) -> Engine:
         )
     if parsed.get_backend_name() == "postgresql":
         try:
+            # A server that was started again has closed the connections that the pool still holds: they are tried
+            # first.
             return create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
         except (ImportError, NoSuchModuleError) as error:
             raise StoreError(
@@ -232,6 +236,7 @@ def _engine(url: str) -> Engine:
     def configure(connection: Any, _: object) -> None:
         connection.isolation_level = None  # transactions begin where `begin` below says
         connection.execute(f"PRAGMA journal_mode = {journal}")
+        # A power failure may cost the last transactions, which the run folders can restore.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA foreign_keys = ON")
 
@@ -247,6 +252,7 @@ def on_network(path: Path) -> bool:
     """Whether a path is on a network file system, by the machine's table of mounts."""
     folder, best, kind = Path(os.path.realpath(path.parent)), Path("/"), ""
     with contextlib.suppress(OSError):
+        # Mounts lie within mounts: the innermost one that contains the folder holds the file.
         for mounted in psutil.disk_partitions(all=True):
             mount = Path(mounted.mountpoint)
             if folder.is_relative_to(mount) and mount.is_relative_to(best):
