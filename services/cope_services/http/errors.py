@@ -32,6 +32,7 @@ from cope_sweep.errors import (
     UserError,
 )
 from cope_sweep.store import QueryError, StoreError
+from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.index import IndexUnavailable
 
 LOG = logging.getLogger("cope_services.errors")
@@ -114,6 +115,7 @@ USER_ERRORS: dict[type[UserError], int] = {
     SpecError: 409,
     QueryError: 422,
     IndexUnavailable: 503,
+    DamagedError: 409,
     StoreError: 500,
     UserError: 500,
 }
@@ -259,8 +261,8 @@ INFERENCE_ERRORS = error_responses(409, 413, 415, 429, 504)
 """Errors of the routes that ask models, in addition to the errors of all routes."""
 
 PROBLEM = {"$ref": "#/components/schemas/ProblemDetails"}
-COMMON_ERRORS = (421, 500, 503)
-"""Errors of all routes: unknown host, internal error, unreadable folder."""
+COMMON_ERRORS = (421, 431, 500, 503)
+"""Errors of all routes: unknown host, headers too long, internal error, unreadable folder."""
 KEY_ERRORS = (401, 403)
 """Errors of the routes that need a key."""
 BODY_ERRORS = (400, 403, 413, 415)

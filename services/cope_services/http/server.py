@@ -15,6 +15,7 @@ import uvicorn
 from cope_services.http.access import KeysFile, is_loopback, is_wildcard
 from cope_services.http.app import create_app
 from cope_services.http.metrics import ACCESS
+from cope_services.http.protocol import LimitedHttpProtocol
 from cope_services.http.settings import Settings, load_settings
 from cope_sweep.errors import UserError
 from cope_sweep.signals import TERMINATION, handling
@@ -75,7 +76,7 @@ def configuration(settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(settings),
         loop="auto",
-        http="httptools",
+        http=LimitedHttpProtocol,
         ws="none",
         log_level="warning",
         access_log=False,  # uvicorn would log queries, which may contain secrets; `Measurement` writes the log

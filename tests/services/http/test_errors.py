@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from cope_sweep.config import SpecError
 from cope_sweep.errors import JsonValue, UserError
 from cope_sweep.store import StoreError
+from cope_sweep.store.errors import DamagedError
 from tests.services.sample_store import API, SampleStore
 
 
@@ -121,6 +122,7 @@ class SpecialisedError(SpecError):
         (SpecError("bad", code="unknown_key", key="stepz"), 409, "unknown_key", {"key": "stepz"}),
         (SpecialisedError("bad"), 409, "invalid_ablation", {}),
         (StoreError("bad", files=["a", "b"]), 500, "damaged_store", {"files": ["a", "b"]}),
+        (DamagedError("bad", file="a"), 409, "damaged_file", {"file": "a"}),
         (UnknownError("bad"), 500, "user_error", {}),
         (RuntimeError("secret"), 500, "internal_error", {}),
     ],

@@ -59,11 +59,13 @@ def test_files_of_runs(own_sample: SampleStore, kind: str) -> None:
         assert listed["total"] == 3
         run = client.get(f"{API}/runs/{run_id}")
         assert (run.status_code, run.json()["curve"], run.json()["result"]) == (200, [], None)
-        assert client.get(f"{API}/runs/{run_id}/logs").json()["code"] == "not_a_file"
-        assert client.get(f"{API}/runs/{run_id}/curve").json()["code"] == "not_a_file"
+        for file in ("logs", "curve"):
+            answer = client.get(f"{API}/runs/{run_id}/{file}")
+            assert (answer.status_code, answer.json()["code"]) == (409, "not_a_file")
         assert client.get(f"{API}/curves?run={run_id}&metric=train/loss").json()["series"][0]["points"] == []
         for path in ("checkpoint", "checkpoint/model.safetensors", "checkpoint/config.json"):
-            assert client.get(f"{API}/runs/{run_id}/{path}").json()["code"] == "not_a_file"
+            answer = client.get(f"{API}/runs/{run_id}/{path}")
+            assert (answer.status_code, answer.json()["code"]) == (409, "not_a_file")
         body = {"models": [run_id], "tokens": [[1, 15, 3]]}
         assert client.post(f"{API}/perplexity", json=body).status_code >= 400
         rows = client.get(f"{API}/ablations/tiny/curves").json()["rows"]
@@ -92,7 +94,7 @@ def test_a_folder_that_leads_elsewhere_is_not_served(own_sample: SampleStore, tm
     with serving(own_sample.settings()) as client:
         for name in ("checkpoint", "checkpoint/config.json", "checkpoint/model.safetensors"):
             answer = client.get(f"{API}/runs/{run_id}/{name}")
-            assert (answer.status_code, answer.json()["code"]) == (500, "link")
+            assert (answer.status_code, answer.json()["code"]) == (409, "link")
         assert client.get(f"{API}/runs/{own_sample.ids[1]}/checkpoint").status_code == 200
         assert client.get(f"{API}/runs").json()["total"] == 3
 
