@@ -10,7 +10,7 @@ from tests.store.waiting import until
 def running_sweep(shell, sweep_id="20260801-000000-aa"):
     store = Store(shell.folder / "store", create=True)
     record = sweep_record(sweep_id, status="running", ended_ms=None)
-    store.write_sweep(record, ttl_s=600)
+    store.write_sweep(record, ttl_s=60)
     return store, record
 
 

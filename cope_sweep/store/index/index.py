@@ -100,6 +100,7 @@ class Index:
                     replaces = replace_tables(connection, url, self.database.now_s())
                     write_counters(connection, revision=0)
                     fill(connection, replaces=replaces)
+                    self.database.measure_tables(connection)
                     write_counters(connection, format=FORMAT, built=int(time.time() * 1000))
 
         waiting(make_tables, lambda waited_s: not self.database.is_sqlite or waited_s > OPEN_TIMEOUT_S)
@@ -318,7 +319,8 @@ class Index:
         """
         now_s = self.database.now_s()
         lease = {"status": "running", "sweep_id": sweep_id, "expires_s": now_s + ttl_s, "message": None}
-        columns = (runs.c.status, runs.c.attempt, runs.c.sweep_id, runs.c.expires_s - now_s)
+        is_held = and_(runs.c.status == "running", ~has_expired(runs, now_s))
+        columns = (runs.c.status, runs.c.attempt, runs.c.sweep_id, is_held, runs.c.expires_s - now_s)
         same = runs.c.run_id == record.run_id
         with self.database.writing() as connection:  # writers wait for each other: nobody else reads the same row
             seen = connection.execute(select(*columns).where(same)).one_or_none()
@@ -326,10 +328,10 @@ class Index:
                 write_runs(connection, [record])
                 connection.execute(update(runs).where(same).values(**lease, attempt=1))
                 return Lease(record.run_id, 1)
-            status, attempt, holder, left_s = seen
+            status, attempt, holder, held, left_s = seen
             if status == "finished":
                 return Refusal("finished", holder)
-            if left_s is not None and left_s > 0 and holder != sweep_id:
+            if held and holder != sweep_id:
                 return Refusal("leased", holder, float(left_s))
             values = {**lease, "attempt": attempt + 1, "revision": next_revision(connection)}
             connection.execute(update(runs).where(same).values(values))
@@ -384,8 +386,9 @@ class Index:
 
     def leases(self, run_ids: Iterable[str]) -> dict[str, tuple[str, float]]:
         """Run id → the sweep that holds its lease, and the seconds until that expires, of the runs that are leased."""
-        left_s = runs.c.expires_s - self.database.now_s()
-        query = select(runs.c.run_id, runs.c.sweep_id, left_s).where(runs.c.status == "running", left_s > 0)
+        now_s = self.database.now_s()
+        held = and_(runs.c.status == "running", ~has_expired(runs, now_s))
+        query = select(runs.c.run_id, runs.c.sweep_id, runs.c.expires_s - now_s).where(held)
         with self.database.reading() as connection:
             return {row[0]: (row[1], float(row[2])) for row in self._selected(connection, query, run_ids)}
 
@@ -553,6 +556,8 @@ class Index:
         expires_s = None if ttl_s is None else self.database.now_s() + ttl_s
         with self.database.writing() as connection:
             write_sweep(connection, summary, members, expires_s)
+            if summary.status not in ACTIVE:  # it has added as many runs as it will
+                self.database.measure_tables(connection)
 
     @contextlib.contextmanager
     def adding_sweep(self) -> Iterator[Callable[[SweepSummary, Sequence[Mapping[str, Any]]], None]]:

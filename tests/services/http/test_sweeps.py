@@ -423,7 +423,7 @@ class Sweep:
         self.runs = [tiny_run(seed=seed) for seed in range(3)]
         members = [SweepRun(run_id=run.run_id, row=f"row {run.seed}", labels={}, seed=run.seed) for run in self.runs]
         self.record: SweepRecord = sweep_record(SWEEP, members, status="running", ended_ms=None)
-        store.write_sweep(self.record, ttl_s=3600)
+        store.write_sweep(self.record, ttl_s=60)
 
     def set(self, number: int, status: str, step: int = 0, worker: str = "host:1", message: str | None = None) -> None:
         run = self.runs[number]
@@ -432,8 +432,8 @@ class Sweep:
         )
         self.store.index.write([row])
         if status == "running":
-            self.store.index.acquire(row, SWEEP, 3600)
-            self.store.index.renew(SWEEP, 3600, [RunEvent(run.run_id, "running", step, worker_id=worker)])
+            self.store.index.acquire(row, SWEEP, 60)
+            self.store.index.renew(SWEEP, 60, [RunEvent(run.run_id, "running", step, worker_id=worker)])
 
     def end(self, status: str = "finished") -> None:
         self.store.write_sweep(self.record.model_copy(update={"status": status, "ended_ms": 5}))

@@ -44,6 +44,21 @@ def test_a_lease_that_expired_is_given_to_others_with_the_next_number(index):
     assert (index.expired(), index.leases([RUN.run_id])) == ([RUN.run_id], {})
 
 
+def test_a_lease_of_a_clock_that_was_ahead_is_not_believed(index):
+    write_sweep(index, "a", [RUN], "running", ttl_s=86400)
+    lease(index, "a", 86400.0)
+    assert (index.statuses(), index.sweep("a").status) == ({RUN.run_id: "interrupted"}, "interrupted")
+    assert (index.expired(), index.leases([RUN.run_id])) == ([RUN.run_id], {})
+    assert lease(index, "b") == Lease(RUN.run_id, 2)
+    assert index.renew("a", 60).held == frozenset()
+
+
+def test_whoever_still_trains_corrects_a_lease_of_a_clock_that_was_ahead(index):
+    lease(index, "a", 86400.0)
+    assert index.renew("a", 60).held == {RUN.run_id}
+    assert index.statuses() == {RUN.run_id: "running"}
+
+
 def test_a_lease_that_was_taken_is_neither_renewed_nor_ended_by_its_former_sweep(index):
     lease(index, "a", 0.0)
     lease(index, "b")
