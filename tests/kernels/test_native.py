@@ -180,7 +180,25 @@ def test_builds_at_the_same_time_do_not_disturb_each_other(tmp_path, monkeypatch
     monkeypatch.setattr(build, "FLAGS", ["-O0" if flag == "-O3" else flag for flag in build.FLAGS])
     with ThreadPoolExecutor(2) as pool:
         built = list(pool.map(build.build, ["portable", "portable"]))
-    assert [*(tmp_path / "cope-sweep").iterdir()] == [built[0]] == [built[1]]
+    assert built[0] == built[1]
+    assert {*(tmp_path / "cope-sweep").iterdir()} == {built[0], built[0].with_suffix(".sha256")}
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x7fELF", None], ids=["empty", "cut", "no-checksum"])
+def test_a_damaged_library_is_built_again(tmp_path, monkeypatch, damage):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "FLAGS", ["-O0" if flag == "-O3" else flag for flag in build.FLAGS])
+    library = build.build("portable")
+    whole = library.read_bytes()
+    if damage is None:
+        library.with_suffix(".sha256").unlink()
+    else:
+        library.write_bytes(damage)
+    assert build.build("portable") == library
+    assert library.read_bytes() == whole
+    written_ns = library.stat().st_mtime_ns
+    build.build("portable")
+    assert library.stat().st_mtime_ns == written_ns
 
 
 def test_scratch_memory_is_filled_where_torch_fills_its_own(request):

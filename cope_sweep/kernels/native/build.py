@@ -3,7 +3,8 @@
 There is one library for each instruction set (AVX-512, AVX2, portable) and each version of the sources, to which the
 header `abi.h` belongs that `abi.py` writes. Its file name holds both, so libraries are never overwritten and different
 hosts can share a home directory. Processes that build at the same time each write a separate file and rename it;
-their contents are the same.
+their contents are the same. Beside a library lies its SHA-256: one that was cut off, by a full disk or a copy, is built
+again.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def build(target: str) -> Path:
     compiler = _compiler()
     command = [compiler or "g++", *FLAGS, *TARGETS[target], str(SOURCES / "attention.cpp")]
     path = libraries_dir() / f"attention-{target}-{platform.machine()}-{_digest(command)}.so"
-    if path.exists():
+    if _is_intact(path):
         return path
     if compiler is None:
         raise BuildError("no C++ compiler was found: install g++, or set CXX to a compiler")
@@ -83,10 +84,31 @@ def build(target: str) -> Path:
             )
             if compilation.returncode:
                 raise BuildError(f"{compiler} could not compile the native kernels: {_first_error(compilation.stderr)}")
+            checksum = Path(folder) / "checksum"
+            checksum.write_text(_sha256(fresh))
+            # A process that is killed between the two leaves a library that the next one builds again.
+            checksum.replace(_checksum_file(path))
             fresh.replace(path)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"the native kernels could not be built in {path.parent}: {error}") from error
     return path
+
+
+def _checksum_file(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_intact(path: Path) -> bool:
+    # Loading a library that was cut off kills the process: its pages beyond the end of the file raise SIGBUS.
+    try:
+        return _sha256(path) == _checksum_file(path).read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _compiler() -> str | None:
