@@ -41,7 +41,8 @@ class XPos(RotaryEncoding):
 
         K = x_BHTK.shape[-1]
         share_C = torch.arange(0, K, 2, dtype=torch.float64, device=x_BHTK.device) / K
-        position_T1 = torch.arange(start, start + x_BHTK.shape[2], device=x_BHTK.device)[:, None]
+        # float64 before the division by `scale`: torch divides integers in float32.
+        position_T1 = torch.arange(start, start + x_BHTK.shape[2], device=x_BHTK.device)[:, None].double()
         angle_TC = position_T1 * self.base**-share_C
         decay_TC = ((share_C + GAMMA) / (1 + GAMMA)) ** ((-position_T1 if keys else position_T1) / self.scale)
         return turned(x_BHTK, angle_TC.cos() * decay_TC, angle_TC.sin() * decay_TC)
