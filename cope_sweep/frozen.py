@@ -13,7 +13,6 @@ class Frozen(BaseModel):
 
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([kKMGBT])")
-_FACTORS = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 
 
 def _amount(value: Any) -> Any:
@@ -22,7 +21,9 @@ def _amount(value: Any) -> Any:
         match = _AMOUNT.fullmatch(value)
         if match is None:
             raise ValueError(f"{value!r} is not an amount; write a whole number, or as in 20k, 300M, 1.5B")
-        value = round(float(match[1]) * _FACTORS[match[2]], 6)
+        # Rounded, because 1.005 × 10⁹ is 1004999999.9999999.
+        factors = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
+        value = round(float(match[1]) * factors[match[2]], 6)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -50,7 +50,7 @@ def load_ablation(
     name: str | Path,
     *,
     scale: str | None = None,
-    set: str | Sequence[str] = (),  # noqa: A002
+    set: str | Sequence[str] = (),  # noqa: A002 - named after `--set`
 ) -> LoadedAblation:
     """An ablation file, at a scale, with the values of `set`: `"train.steps=100"`, or a list of such texts.
 

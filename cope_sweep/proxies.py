@@ -15,7 +15,7 @@ from cope_sweep.redaction import remember
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a host is this machine by its address: `localhost`, 127.0.0.0/8, ::1, 0.0.0.0 or ::."""
+    """The host is this machine by its address: `localhost`, 127.0.0.0/8, ::1, 0.0.0.0 or ::."""
     name = host.strip("[]").lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -34,6 +34,7 @@ def bypass_proxies_here(url: str) -> None:
     host, proxies = urlsplit(url).hostname or "", getproxies()
     if proxies and is_this_machine(host) and not proxy_bypass(host):
         exceptions = f"{proxies['no']},{host}" if proxies.get("no") else host
+        # Where both are set, urllib reads the one in lower case, so both get the value.
         os.environ["no_proxy"] = os.environ["NO_PROXY"] = exceptions
 
 

@@ -44,6 +44,7 @@ class RunRecord(BaseModel):
     Reading from the index leaves `spec` empty. `ablations`, `row` and `values` are filled in for answers about runs.
     """
 
+    # defer_build, as below: a command that reads no record does not wait until its validator is built.
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     run_id: str
@@ -177,7 +178,7 @@ class Event:
     message: str | None = None
     """Why the run failed or was stopped, in one line."""
     evaluated: bool = False
-    """Whether the test sets were evaluated at `step`."""
+    """The test sets were evaluated at `step`."""
 
 
 Seconds = Annotated[float, Field(gt=0)]

@@ -33,6 +33,7 @@ _ANY_URL = re.compile(rf"({_SCHEME})://")
 _RUN = re.compile(rf"{_SCHEME}://\S*")
 # PORT is in the forms that messages propose. PostgreSQL's URLs may name several hosts.
 _HOST = r"(?:\[[0-9A-Fa-f:.%]+\]|[^/?#@:,\[\]\s]*)(?::(?:\d*|PORT))?"
+# No part may have an `@`: it may be the end of a password with `/` or `?`, and then nothing is shown but the scheme.
 _SERVER = re.compile(
     rf"(?P<user>[^/?#@\[\]]*@)?(?P<hosts>{_HOST}(?:,{_HOST})*)(?P<path>/[^?#@]*)?(?P<query>[?#][^@]*)?"
 )
@@ -59,12 +60,12 @@ def redacted_url(url: str) -> str:
 
 
 def has_secrets(url: str) -> bool:
-    """Whether `redacted_url` removes anything."""
+    """The URL has a part that `redacted_url` removes."""
     return redacted_url(url) != url
 
 
 def is_ambiguous(url: str) -> bool:
-    """Whether a URL has characters that were not escaped, so that parts of a secret may be read as host, port or path.
+    """The URL has characters that were not escaped, so that parts of a secret may be read as host, port or path.
 
     Then errors of whoever reads it may name these parts.
     """
@@ -128,10 +129,12 @@ def _shown_run(match: re.Match[str]) -> str:
     """What is shown of a URL in a text and of what follows it up to a blank."""
     run = match[0]
     ends = len(run)
+    # A password may have quotes. Only where no password can be, a quote ends the URL.
     if "@" not in run:
         ends = min((run.find(quote_) for quote_ in _QUOTES if quote_ in run), default=ends)
     url, after = run[:ends], run[ends:]
     tail = _PUNCTUATION.search(url)
+    # A `]` after a `[` closes an IPv6 address.
     if tail and not ("[" in url and tail[0].startswith("]")):
         url, after = url[: tail.start()], tail[0] + after
     shown = _url(url)
@@ -168,6 +171,7 @@ def remember(url: str) -> None:
             _redact_logs_and_tracebacks()
         _known.secrets |= found
         parts = []
+        # Longest first: of a secret that begins with another one, the rest would stay.
         for secret in sorted(_known.secrets, key=len, reverse=True):
             text = re.escape(secret)
             parts.append(text if len(secret) >= MIN_INSIDE else rf"(?<![\w-]){text}(?![\w-])")
@@ -184,6 +188,7 @@ def _secrets(url: str) -> Iterator[str]:
     if found is None:
         return
     rest = url[found.end() :]
+    # An `@` that was not escaped may stand in the password or behind the host. Libraries read it in either way.
     for end in {rest.find("@"), rest.rfind("@")} - {-1}:
         user, colon, password = rest[:end].partition(":")
         if colon:
@@ -207,6 +212,7 @@ def _forms(secret: str) -> set[str]:
 def _redact_logs_and_tracebacks() -> None:
     make_record = logging.getLogRecordFactory()
 
+    # A factory of records, and no filter: it also holds for loggers and handlers that libraries add later.
     def make_redacted(*args: Any, **options: Any) -> logging.LogRecord:
         record = make_record(*args, **options)
         try:
@@ -214,12 +220,14 @@ def _redact_logs_and_tracebacks() -> None:
             if (shown := redacted(message)) != message:
                 record.msg, record.args = shown, ()
             if record.exc_info and record.exc_info[0] is not None:
+                # Formatters print `exc_text`, where it is set, instead of formatting the exception again.
                 record.exc_text = redacted("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
         except (TypeError, ValueError):  # the arguments do not fit the message, which logging reports by itself
             pass
         return record
 
     logging.setLogRecordFactory(make_redacted)
+    # A hook that somebody else has set stays.
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_traceback
     if threading.excepthook is threading.__excepthook__:
@@ -231,6 +239,7 @@ def _print_traceback(kind: type[BaseException], error: BaseException, trace: Tra
 
 
 def _print_traceback_of_thread(args: threading.ExceptHookArgs) -> None:
+    # SystemExit is silent, as in Python's own hook.
     if args.exc_type is not SystemExit and args.exc_value is not None:
         sys.stderr.write(f"Exception in thread {args.thread.name if args.thread else '?'}:\n")
         _print_traceback(args.exc_type, args.exc_value, args.exc_traceback)

@@ -57,7 +57,7 @@ class Kind(Frozen):
     """Names of fields that are not part of a run's identity, for example the folder of the data."""
 
     BARE: ClassVar[bool] = False
-    """Whether a spec with all fields at their defaults is written as its `kind` alone: `gpt2`, not `{kind: gpt2}`."""
+    """A spec with all fields at their defaults is written as its `kind` alone: `gpt2`, not `{kind: gpt2}`."""
 
     kind: str
 
@@ -113,6 +113,7 @@ class Registry(Mapping[str, type[K]]):
         self._classes: dict[str, type[K]] = {}
         self._validator: SchemaValidator | None = None
         self._plugins_loaded = False
+        # Reentrant: a plugin may look up a kind while it is imported.
         self._loading = threading.RLock()
         for cls in classes:
             self.register(cls)
@@ -161,11 +162,13 @@ class Registry(Mapping[str, type[K]]):
                 owner=registered.__module__,
             )
         self._classes[kind] = cls
+        # It is built again when it is used, with the new class.
         self._validator = None
         return cls
 
     def __getitem__(self, kind: str) -> type[K]:
         """The class of a `kind`. Raises KeyError."""
+        # Built-in kinds do not wait for the import of plugins.
         if kind not in self._classes:
             self._load_plugins()
         return self._classes[kind]
@@ -173,6 +176,7 @@ class Registry(Mapping[str, type[K]]):
     def __iter__(self) -> Iterator[str]:
         """Every `kind`, built-in ones first."""
         self._load_plugins()
+        # A copy: a plugin that is loaded meanwhile registers classes.
         return iter(list(self._classes))
 
     def __len__(self) -> int:
@@ -203,6 +207,7 @@ class Registry(Mapping[str, type[K]]):
         kind = value.get("kind") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind not in self._classes:
             self._load_plugins()
+        # Pydantic's discriminated unions are fixed when a model's class is made. Plugins register later.
         if self._validator is None:
             members = {kind: cls.__pydantic_core_schema__ for kind, cls in self._classes.items()}
             self._validator = SchemaValidator(core_schema.tagged_union_schema(members, "kind"))
@@ -280,6 +285,7 @@ def load_plugins(modules: Iterable[str], folder: Path | None = None) -> None:
                 code="plugin_name",
                 plugin=name,
             )
+        # At the end, so that no file of this folder hides an installed module.
         if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds strings
             sys.path.append(os.getcwd())  # noqa: PTH109
         try:
@@ -288,6 +294,7 @@ def load_plugins(modules: Iterable[str], folder: Path | None = None) -> None:
         except PluginError:
             raise
         except Exception as error:
+            # The plugin itself or a package around it, and not a module that it imports.
             missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
             remedy = (
                 "install it, or start the command in the folder that contains it"

@@ -41,6 +41,7 @@ def handle(signums: Iterable[int], handler: Callable[[int, FrameType | None], ob
     def receive(signum: int, frame: FrameType | None) -> None:
         global _received  # noqa: PLW0603 - signals belong to the process
         _received += 1
+        # Before the handler: what it prints must not fail on a terminal that is gone.
         if signum == signal.SIGHUP:
             _leave_terminal()
         handler(signum, frame)
@@ -60,6 +61,7 @@ def handling(signums: Iterable[int], handler: Callable[[int, FrameType | None], 
         yield
     finally:
         for signum, previous in before.items():
+            # None: the handler was not set by Python, which can then not set it again.
             signal.signal(signum, signal.SIG_DFL if previous is None else previous)  # type: ignore[arg-type]
 
 
@@ -94,6 +96,7 @@ def kept_from_children() -> Iterator[None]:
 
     A terminal that closes sends SIGHUP to all its processes, also to those that a process needs in order to stop.
     """
+    # A mask, not SIG_IGN: a signal that comes during the block reaches its handler afterwards.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGUSR1})  # children inherit the mask
     try:
         yield
@@ -108,6 +111,7 @@ def user_code() -> Iterator[None]:
     SystemExit would end this process, or the thread, without a word. KeyboardInterrupt passes if a signal was received.
     """
     before, count = signal.getsignal(signal.SIGINT), _received
+    # The same handler again, but counted: a KeyboardInterrupt without a signal was raised by the code itself.
     with handling([signal.SIGINT], before) if callable(before) else contextlib.nullcontext():
         try:
             yield
@@ -126,6 +130,8 @@ def _leave_terminal() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
+            # A terminal that hung up is still a character device, but none that isatty knows. The same holds for
+            # /dev/null, to which nothing changes.
             if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
                 os.dup2(null, descriptor)
     os.close(null)

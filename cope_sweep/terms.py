@@ -135,7 +135,7 @@ class StickBreak:
     """Weights σ(s_ij)·Π_{j < k < i} (1 − σ(s_ik)) of the earlier keys, where s are the logits with all scores added."""
 
     keep_remainder: bool
-    """Whether the query's own value gets the weight that no key has taken."""
+    """The query's own value gets the weight that no key has taken."""
 
 
 ContextualTerm = LookUp | PiecewiseLinear | Slope | LogSlope
