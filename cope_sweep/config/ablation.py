@@ -44,9 +44,7 @@ MetricName = Annotated[str, AfterValidator(current_metric_name)]
 
 # -- search ------------------------------------------------------------------------------------------------------------
 
-SIGNIFICANT_DIGITS = 4
-"""Digits of drawn numbers that are not whole, so that the names of rows are short."""
-
+# Strict validation takes no list for a tuple, and files have only lists.
 Floats = Annotated[tuple[float, float], Strict(False)]
 Ints = Annotated[tuple[int, int], Strict(False)]
 
@@ -132,13 +130,15 @@ class Distribution(Frozen):
     def rounded(self, number: float) -> float:
         """The number as a run uses it: whole, or with four significant digits, and within the bounds."""
         low, high = self.bounds
-        number = round(number) if self.is_int else float(f"{number:.{SIGNIFICANT_DIGITS}g}")
+        # Four digits keep the names of rows short. Rounding may leave the bounds by a little.
+        number = round(number) if self.is_int else float(f"{number:.4g}")
         return min(max(number, low), high)
 
     def number_of(self, label: str) -> float:
         """The number with the label that tables show. Raises ValueError where the distribution does not have it."""
         number: Any = json.loads(label)
         low, high = self.bounds
+        # A bool is an int to Python.
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not low <= number <= high:
             raise InvalidValue(f"{label} is not a number in [{low}, {high}]", value=label, bounds=[low, high])
         if self.is_int and number != int(number):
@@ -583,7 +583,7 @@ class Ablation(Frozen):
 
     @property
     def has_claims(self) -> bool:
-        """Whether the ablation claims something about its rows, or one of its figures about heads."""
+        """The ablation claims something about its rows, or one of its figures about heads."""
         return bool(self.claims) or any(isinstance(figure, Maps) and figure.claim for figure in self.figures)
 
     @property

@@ -36,7 +36,6 @@ def _no_axis(loaded: LoadedAblation, path: KeyPath, key: str, axes: Sequence[str
 def _no_metric(
     loaded: LoadedAblation, path: KeyPath, runs: Sequence[RunSpec], name: str, metrics: Sequence[str]
 ) -> SpecError:
-    """The error of a metric that none of these runs reports."""
     tasks = ", ".join(dict.fromkeys(run.task.kind for run in runs))
     message = f"the task {tasks} has no metric {name!r}"
     if "," in tasks:
@@ -272,6 +271,7 @@ def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: S
             names = {(*path, "metrics", number): name for number, name in enumerate(figure.metrics)}
         elif isinstance(figure, Contexts):
             _check_contexts(loaded, path, figure, runs)
+            # `_check_contexts` has checked a metric by place, whose names in runs end with @PLACE.
             names = {} if figure.metric.endswith(POSITION_PERPLEXITY) else {(*path, "metric"): figure.metric}
         for run in runs:
             metric_names = [name for name in run.metrics if isinstance(figure, Values) or "@" not in name]
@@ -320,6 +320,7 @@ def without_lost_figures(loaded: LoadedAblation, points: Sequence[Assignments]) 
 
     figures, written = loaded.content.figures, loaded.source.data.get("figures", [])
     kept = [index for index, figure in enumerate(figures) if not is_lost(figure)]
+    # Places of items are kept by index, and figures move up where one before them is left out.
     places = {new: places_of(written)[old] for new, old in enumerate(kept) if old in places_of(written)}
     left = FileMapping({"figures": FileList((written[index] for index in kept), places)})
     content = loaded.content.model_copy(update={"figures": [figures[index] for index in kept]})
@@ -327,7 +328,6 @@ def without_lost_figures(loaded: LoadedAblation, points: Sequence[Assignments]) 
 
 
 def _check_contexts(loaded: LoadedAblation, path: KeyPath, figure: Contexts, runs: Sequence[RunSpec]) -> None:
-    """Raises SpecError if no run is evaluated at other lengths or, for perplexity by place, if one is not by place."""
     if not figure.metric.endswith(POSITION_PERPLEXITY):
         if not any(run.evaluate.contexts or run.evaluate.lengths for run in runs):
             needed = "evaluate.contexts or evaluate.lengths"
@@ -345,7 +345,6 @@ def _check_contexts(loaded: LoadedAblation, path: KeyPath, figure: Contexts, run
 def _check_columns(
     loaded: LoadedAblation, path: KeyPath, figure: Heatmap, points: Sequence[Assignments], runs: Sequence[RunSpec]
 ) -> None:
-    """Raises SpecError for columns of a value that the axis does not have, or of a metric that no run has."""
     labels = {point[figure.panels].label for point in points if figure.panels in point}
     metrics = dict.fromkeys(name for run in runs for name in run.metrics)
     for group, columns in figure.columns.items():
@@ -417,6 +416,7 @@ def resolved_schedule(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> EarlyS
             grace=schedule.grace,
             steps=steps,
         )
+    # At least one evaluation of every run comes before the end of the grace, and the grace ends before the last step.
     grace = schedule.grace or max(steps // 10, *(run.evaluate.every for run in runs), 1)
     return schedule.model_copy(update={"metric": metric, "goal": goal, "grace": min(grace, steps - 1)})
 
@@ -437,6 +437,7 @@ def _objective(
     for run in runs:
         if spec.metric and name not in run.metrics:
             raise _no_metric(loaded, (key, "metric"), [run], name, run.metrics)
+    # A metric of the validation set is no column, and has the goal of the test set's.
     column = columns.get(name) or (None if spec.metric else loaded.content.primary_metric)
     if column is None and spec.goal is None:
         raise loaded.source.error(

@@ -175,6 +175,7 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
     whole = resources.attention == "reference"
     unfused = any((encoding.scores or encoding.weighs) and not encoding.has_term for encoding in model.position)
     short = task.length("train") < MIN_BLOCKED_KEYS
+    # Only these paths keep whole (T, T) matrices: fused kernels and blocks of queries compute them again.
     if whole or ((model.hard_attention or unfused) and short):
         block += (14 if scored else 3) * model.heads * tokens * task.length("train")
     activations = model.layers * block
@@ -196,7 +197,7 @@ def memory_bytes(run: RunSpec, resources: Resources) -> int:
 
 
 def _on_cuda(resources: Resources) -> bool:
-    """Whether runs with these resources train on a GPU. `auto` leaves that to the machine, and counts as a CPU."""
+    """`auto` leaves the device to the machine, and counts as a CPU."""
     return resources.device == "cuda" or (resources.device == "auto" and resources.gpus not in ("auto", 0))
 
 
@@ -236,6 +237,7 @@ def _estimate(
     elif median_rate is not None:
         seconds, basis = flops * median_rate, "scaled from this store's finished runs"
     else:
+        # A worker without a sequence computes nothing.
         workers = min(resources.workers, run.train.batch)
         steps = run.train.steps + evaluation_batches(run) / 3
         seconds = RUN_S + steps * DEFAULT_STEP_S + flops / (workers * resources.cpus * DEFAULT_FLOPS_PER_S)
@@ -263,6 +265,7 @@ def total_seconds(runs: Iterable[Estimate], parallel: int) -> float:
     """The times at which runs in training end."""
     latest_s = 0.0
     for estimate in runs:
+        # All workers are busy: this run starts when the first of them ends.
         start_s = heapq.heappop(ends) if len(ends) >= max(1, parallel) else 0.0
         heapq.heappush(ends, start_s + estimate.seconds)
         latest_s = max(latest_s, start_s + estimate.seconds)

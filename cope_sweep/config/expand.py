@@ -41,8 +41,6 @@ from cope_sweep.errors import InvalidValue
 from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
 
-POINTS_PER_RUN = 4
-"""Points that may be excluded for each run that is left, where the number of runs is limited."""
 PARTS: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(field.rebuild_annotation()) for name, field in RunSpec.model_fields.items() if name != "seed"
 }
@@ -133,6 +131,7 @@ class Plan:
 
     @cached_property
     def _rows_by_run(self) -> dict[str, Row]:
+        # Reversed, so that of several rows with the same run the first one stays.
         return {run.run_id: row for row in reversed(self.rows) for run in row.runs}
 
     def row_of(self, run_id: str) -> Row | None:
@@ -155,8 +154,10 @@ def expand(loaded: LoadedAblation, *, max_runs: int | None = None) -> Plan:
     if isinstance(loaded.content.search, (RandomSearch, Optuna)):
         _check_size(loaded, loaded.content.search.samples * len(loaded.content.row_seeds), max_runs)
     if isinstance(loaded.content.search, Optuna):
+        # Its checks need examples of points only: the rows do not exist yet.
         return plan_of_recorded(loaded, [])
-    points = points_of(loaded, None if max_runs is None else POINTS_PER_RUN * max_runs)
+    # Points are made before exclusions: with a limit, three in four may be excluded.
+    points = points_of(loaded, None if max_runs is None else 4 * max_runs)
     check_points(loaded, points)
     points = [p for p in points if not any(matches(loaded, p, condition) for condition in loaded.content.exclude)]
     if not points:
@@ -225,6 +226,7 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
         try:
             runs = builder.runs(point)
         except SpecError:
+            # All rows are tried: one error lists the problems of all.
             problems += builder.problems(point)
             continue
         name, labels = _row_name(names, ambiguous), {key: value.label for key, value in values.items()}
@@ -235,6 +237,7 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
         assigned = {key: value.value for key, value in values.items()}
         better = frozenset(index for index, claim in enumerate(content.claims) if matches(loaded, point, claim.better))
         than = frozenset(index for index, claim in enumerate(content.claims) if matches(loaded, point, claim.than))
+        # A row that both sides of a claim match is not compared with itself.
         row = Row(name, labels, runs, published, figures, assigned, better, than - better)
         same_run = rows.setdefault(runs[0].run_id, row)
         if same_run.name != name:
@@ -267,7 +270,6 @@ def _kinds_of_runs(rows: Iterable[Row]) -> list[RunSpec]:
 
 
 def _encodings(rows: Iterable[Row]) -> dict[str, type[Encoding]]:
-    """Kind → class, of the encodings that any of the rows has."""
     return {encoding.kind: type(encoding) for row in rows for encoding in row.runs[0].model.position}
 
 
@@ -345,9 +347,11 @@ class RunBuilder:
         made_of = name, tuple(point[key] for key in keys)
         if made_of not in self._parts:
             if name not in PARTS:
+                # `runs` catches it, and `problems` says the same with the line.
                 raise ValueError(f"a run has no {name!r}")
             base = self.loaded.content.base
             data = {name: base[name]} if name in base else {}
+            # A deeper key refines a higher one, so it has to come after it.
             for key in sorted(keys, key=depth):
                 set_key(data, key, point[key].value)
             part = PARTS[name].validate_python(data[name])

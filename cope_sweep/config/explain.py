@@ -58,8 +58,6 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 
 MAX_VALUE_LENGTH = 60
 """Characters of a value that a message shows."""
-PLUGGABLE = {"task", "position"}
-"""Keys whose kinds may be in a plugin."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def explain(error: Any, model: type[BaseModel]) -> SpecProblem:
         kind_written = value["kind"] if isinstance(value, Mapping) else kind
         if isinstance(kind_written, str):
             message = f"unknown kind {kind!r}" + suggest(kind, kinds)
-            if PLUGGABLE & set(path) and not closest(kind, kinds):
+            if not {"task", "position"}.isdisjoint(path) and not closest(kind, kinds):
                 message += "; is it in a plugin that is not loaded (`plugins`, COPE_SWEEP_PLUGINS)?"
         else:  # 1.10 is the number 1.1 in YAML
             hint = "; quote it" if isinstance(kind_written, int | float) else ""
@@ -159,6 +157,7 @@ def closest(name: str, accepted: Sequence[str]) -> str | None:
     folded = name.casefold()
     matches = [candidate for candidate in accepted if folded.replace("-", "_") in SYNONYMS.get(candidate, ())]
     if not matches:
+        # Reversed, so that of names that differ in case only the first one stays.
         by_folded = {candidate.casefold(): candidate for candidate in reversed(accepted)}
         matches = [by_folded[candidate] for candidate in difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.5)]
     return matches[0] if matches else None
@@ -183,6 +182,7 @@ def _shown(value: Any) -> str:
 
 def _choices(error: Any) -> list[str]:
     """The accepted values of a `literal_error`."""
+    # Pydantic gives them as one text: `'a', 'b' or 'c'`.
     return _quoted_names(error["ctx"]["expected"].replace(" or ", ", "))
 
 
@@ -247,6 +247,5 @@ def _is_model(annotation: Any) -> bool:
 
 
 def _kind(model: type[BaseModel]) -> str | None:
-    """The model's `kind`, if it has one."""
     field = model.model_fields.get("kind")
     return field.default if field and isinstance(field.default, str) else None

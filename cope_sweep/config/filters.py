@@ -19,7 +19,9 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+# Operators of two characters first, or `>=4` would be `>` with the value `=4`.
 CONDITION = re.compile(r"(?P<key>[^<>=!]+?)\s*(?P<operator><=|>=|!=|==|=|<|>)\s*(?P<value>.*)", re.DOTALL)
+# float() would also read nan, inf and 1_0, which are texts here.
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -45,7 +47,7 @@ def parse_filter(text: str) -> Filter:
             condition=text,
         )
     operator = "=" if match["operator"] == "==" else match["operator"]
-    return Filter(match["key"].strip(), operator, _value(match["value"].strip()))  # type: ignore[arg-type]
+    return Filter(match["key"].strip(), operator, _value(match["value"].strip()))  # type: ignore[arg-type]  # matched
 
 
 def _value(text: str) -> bool | int | float | str:

@@ -158,6 +158,7 @@ def leaves(value: Any, prefix: str = "", *, by_place: bool = False) -> Iterator[
         for key, item in value.items():
             yield from leaves(item, f"{prefix}.{key}" if prefix else str(key), by_place=by_place)
     elif isinstance(value, (list, tuple)) and all(isinstance(item, Mapping) for item in value):
+        # An empty list counts as one of specs: a model without encodings has the value `none`.
         yield prefix, "+".join(str(item.get("kind", "")) for item in value) or "none"
         for index, (item, name) in enumerate(zip(value, names_of(value), strict=True)):
             named = str(index) if by_place or not name else name

@@ -32,8 +32,6 @@ from cope_sweep.registry import PluginError, load_plugins
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 """Names without separators, so that no file of another folder can be named."""
 SUFFIXES = (".yaml", ".yml")
-OWN_KEYS = ("title", "hypothesis", "reproduces", "claims", "figures", "inherit")
-"""Keys that describe one file and are not inherited."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +71,7 @@ class LoadedAblation:
     replaced: tuple[str, ...] = ()
     """Keys that a scale or `--set` has replaced and that decide what is trained: not what the paper trained."""
     scale: str | None = None
-    """The scale that was chosen; None: the ablation without a scale."""
+    """The scale that was chosen, if any."""
     assignments: tuple[str, ...] = ()
     """The values of `--set`."""
     typed: tuple[str, ...] = ()
@@ -127,6 +125,7 @@ def validate(source: Source, name: str, *, folder: Path | None = None, allow_plu
     Raises SpecError with one line per problem.
     """
     file_alone = source
+    # A source with parents already has their keys.
     if source.data.get("inherit") is not None and not source.parents:
         source = with_inherited(source, folder)
     loaded = _validated(source, name, folder, allow_plugins=allow_plugins)
@@ -215,17 +214,17 @@ def with_inherited(source: Source, folder: Path | None) -> Source:
         chain.append(_parent(chain, folder))
     heir = source.location(("inherit",))
     merged = FileMapping()
+    not_inherited = ("title", "hypothesis", "reproduces", "claims", "figures", "inherit")  # they describe one file
+    # The farthest first: nearer files replace its keys.
     for ancestor in reversed(chain[1:]):
         inherited = copied(ancestor.data, lambda place: f"{place} (inherited by {heir})")
-        merged = _merged(
-            merged, {key: value for key, value in inherited.items() if key not in OWN_KEYS}, inherited.places
-        )
+        kept = {key: value for key, value in inherited.items() if key not in not_inherited}
+        merged = _merged(merged, kept, inherited.places)
     merged = _merged(merged, source.data, places_of(source.data))
     return replace(source, data=merged, parents=tuple(Path(parent.name) for parent in chain[1:]))
 
 
 def _parent(chain: list[Source], folder: Path | None) -> Source:
-    """The file that the last file of the chain inherits from. Raises SpecError."""
     child, path = chain[-1], ("inherit",)
     name = child.data["inherit"]
     if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -268,6 +267,7 @@ def _merged(
     for key, value in own.items():
         here = (*path, key)
         rival = _rival(path, key)
+        # A file that gives steps replaces the tokens that it inherits, and the other way round.
         if rival is not None and rival not in own:
             merged.pop(rival, None)
         if value is None and _is_removable(here):
@@ -299,6 +299,7 @@ def _is_removable(path: KeyPath) -> bool:
 def _merges(inherited: Json, own: Json, path: KeyPath) -> bool:
     if not isinstance(inherited, dict) or not isinstance(own, dict) or _is_axis(path):
         return False
+    # A mapping without a kind refines the one that is inherited, of whatever kind that is.
     return inherited.get("kind") == own.get("kind", inherited.get("kind"))
 
 
@@ -307,6 +308,7 @@ def _merges(inherited: Json, own: Json, path: KeyPath) -> bool:
 
 def names_a_file(ablation: str | Path) -> bool:
     """The text is the path of an ablation file, and not the name of an ablation."""
+    # A suffix is enough: the error about a missing file then names it as a file.
     return Path(ablation).suffix in SUFFIXES or Path(ablation).is_file()
 
 

@@ -32,12 +32,8 @@ from cope_sweep.errors import InvalidValue
 from cope_sweep.registry import Registry
 
 RUN_KEYS = tuple(name for name in RunSpec.model_fields if name != "seed")
-TRAINED_KEYS = ("task", "model", "train")
-"""Keys of a run that decide what is trained; `evaluate` only decides how it is measured."""
 ABLATION_KEYS = ("seeds", "metrics", "primary", "search", "schedule", "resources")
 """Top-level keys of an ablation that `--set` replaces, in addition to the keys of a run."""
-SCALED_KEYS = tuple(name for name in Scale.model_fields if name not in ("description", "set", "grid"))
-"""Top-level keys of an ablation that a scale replaces."""
 MAX_SEEDS = 10_000
 """The greatest number in `--set seeds=…`."""
 ADDS = "+"
@@ -72,9 +68,10 @@ def with_overrides(
         replaced += _replaced_keys(loaded.content, loaded.content.scales[scale])
     for assignment in assignments:
         changed = (_with_value if assignment.startswith(ADDS) else _with_assignment)(changed, assignment)
+    trained_keys = ("task", "model", "train")  # `evaluate` only decides how a run is measured
     return replace(
         changed,
-        replaced=tuple(key for key in dict.fromkeys(replaced) if key.partition(".")[0] in TRAINED_KEYS),
+        replaced=tuple(key for key in dict.fromkeys(replaced) if key.partition(".")[0] in trained_keys),
         assignments=(*loaded.assignments, *assignments),
         unchanged=loaded.unchanged or loaded.source,
     )
@@ -99,7 +96,6 @@ def changed_axes(loaded: LoadedAblation, assignments: Sequence[str]) -> list[tup
 
 
 def _at_scale(loaded: LoadedAblation, name: str) -> LoadedAblation:
-    """The ablation at a scale. Raises SpecError."""
     content, source = loaded.content, loaded.source
     if name not in content.scales:
         scales = "the scales are " + ", ".join(content.scales)
@@ -112,7 +108,8 @@ def _at_scale(loaded: LoadedAblation, name: str) -> LoadedAblation:
     if both := [key for key in scale.set if RIVAL_KEYS.get(key) in (*scale.set, *scale.grid)]:
         message = f"{RIVAL_KEYS[both[0]]} is also set at this scale; remove one of them"
         raise source.error(("scales", name, "set", both[0]), message, "two_budgets", key=both[0])
-    names = [key for key in SCALED_KEYS if getattr(scale, key) is not None]
+    top_level_keys = [key for key in Scale.model_fields if key not in ("description", "set", "grid")]
+    names = [key for key in top_level_keys if getattr(scale, key) is not None]
     values = {key: getattr(scale, key) for key in names}
     places = places_of(written)
     keys = FileMapping({key: written[key] for key in names}, {key: places[key] for key in names if key in places})
@@ -147,7 +144,6 @@ def _values(axis: Axis) -> list[Json]:
 
 
 def _with_assignment(loaded: LoadedAblation, assignment: str) -> LoadedAblation:
-    """The ablation with the value of `key=value`. Raises SpecError."""
     key, equals, text = assignment.partition("=")
     option = f"{OPTION}{assignment}"
     if not equals or not key:
@@ -174,6 +170,7 @@ def _with_assignment(loaded: LoadedAblation, assignment: str) -> LoadedAblation:
             _replace_kind(keys, head, value, option)
         else:
             if path[:2] == ["search", "space"] and len(path) > 2:
+                # The keys of a space are dotted keys themselves.
                 path = ["search", "space", ".".join(path[2:])]
             if key == "seeds" and isinstance(value, int):
                 value = _first_seeds(loaded.content.seeds, value)
@@ -264,6 +261,7 @@ def _with_layer(loaded: LoadedAblation, key: str, value: Json, origin: KeyPath) 
     axis = loaded.content.grid.get(key, {})
     labels = (label for label, item in axis.items() if item == value) if isinstance(axis, dict) else iter(())
     layers[key] = AxisValue(next(labels, default_label(value)), value, origin)
+    # Rows that an earlier `--set +KEY=VALUE` added would not have the value that every point has now.
     beside = tuple(row for row in loaded.beside if not row.keys() & replaced)
     return _without_dimensions(replace(loaded, layers=layers, beside=beside), replaced)
 
@@ -292,6 +290,7 @@ def _with_keys(loaded: LoadedAblation, values: Mapping[str, Json], written: File
     Only these values are validated: the others are valid already, and stay the same objects. Raises SpecError.
     """
     source, content = loaded.source.with_keys(written), loaded.content
+    # Fields that the file does not give stay unset.
     unchanged = {name: getattr(content, name) for name in content.model_fields_set}
     return replace(loaded, content=validated_content(source, {**unchanged, **values}), source=source)
 

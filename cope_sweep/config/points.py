@@ -35,7 +35,7 @@ class Dimension:
 
     @property
     def is_of_field(self) -> bool:
-        """Whether it varies a field of an encoding. Rows without this encoding do not have it."""
+        """It varies a field of an encoding. Rows without this encoding do not have it."""
         return is_field(self.name)
 
     @property
@@ -88,6 +88,7 @@ def points_of(loaded: LoadedAblation, limit: int | None = None) -> list[Assignme
     if isinstance(loaded.content.search, RandomSearch):
         groups.append(_draws(loaded.content.search))
     expansion = _Expansion(loaded)
+    # One more than allowed shows that there are too many, without making them all.
     points = list(itertools.islice(expansion.settled(expansion.combinations(groups)), limit + 1))
     if len(points) > limit:
         raise loaded.source.error(
@@ -122,10 +123,12 @@ def chosen_parameters(
     expansion, dimensions = _Expansion(loaded), dimensions_of(loaded)
     parameters: dict[str, str | float] = {}
     point: Assignments = {}
+    # Fields last: the values before decide which encodings the model has.
     for dimension in sorted(dimensions, key=lambda dimension: dimension.is_of_field):
         if expansion.has_place(expansion.conditioned(point), dimension.name):
             parameters[dimension.name] = choose(dimension)
             point[dimension.name] = dimension.value_of(parameters[dimension.name])
+    # In the order of the file again, in which the name of a row lists its values.
     ordered = {axis.name: point[axis.name] for axis in dimensions if axis.name in point}
     return parameters, expansion.conditioned(ordered)
 
@@ -190,7 +193,7 @@ def size_of_space(loaded: LoadedAblation) -> float:
 
 
 def matches(loaded: LoadedAblation, point: Assignments, condition: Point) -> bool:
-    """Whether a point meets a condition: each key has the label or value, or one of a list of them.
+    """The point meets the condition: each key has the label or value, or one of a list of them.
 
     A field may be assigned by the point, or be part of an encoding in its `model.position`.
     """
@@ -198,6 +201,7 @@ def matches(loaded: LoadedAblation, point: Assignments, condition: Point) -> boo
         actual = value_of(loaded, point, key)
         if actual is None:
             return False
+        # A list means any of its items. But the value of a key, as model.position, may be a list itself.
         accepted = wanted if isinstance(wanted, list) else [wanted]
         if actual.label not in accepted and actual.value not in accepted and actual.value != wanted:
             return False
@@ -227,7 +231,7 @@ def value_of(loaded: LoadedAblation, point: Assignments, key: str) -> AxisValue 
 
 
 def has_encoding(loaded: LoadedAblation, point: Assignments, key: str) -> bool:
-    """Whether a point's model has a place for the key: a field needs its encoding."""
+    """The point's model has a place for the key: a field needs its encoding."""
     return not is_field(key) or field_place(_encodings(loaded, point), key) is not None
 
 
@@ -259,7 +263,6 @@ class _Expansion:
         self.loaded = loaded
 
     def has_place(self, point: Assignments, key: str) -> bool:
-        """Whether a key has a place in the point's model."""
         return has_encoding(self.loaded, point, key)
 
     def combinations(self, groups: Sequence[_Group]) -> Iterator[_Open]:
@@ -338,7 +341,6 @@ def _encodings_first(groups: Sequence[_Group]) -> list[_Group]:
 
 
 def _axes(loaded: LoadedAblation) -> dict[str, list[AxisValue]]:
-    """The values of each axis of the grid that varies."""
     return {key: _axis_values(axis, ("grid", key)) for key, axis in loaded.axes.items()}
 
 
@@ -346,6 +348,7 @@ def _draws(search: RandomSearch) -> _Group:
     """The draws of a random search. The draws of a key depend on the seed and this key alone."""
     columns = []
     for key, distribution in search.space.items():
+        # A text as the seed is hashed by SHA-512, and so gives the same draws in every process.
         generator = random.Random(f"{search.seed}/{key}")
         values = [distribution.value_at(generator.random()) for _ in range(search.samples)]
         columns.append([AxisValue.of(value, "search", "space", key) for value in values])

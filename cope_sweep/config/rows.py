@@ -109,6 +109,7 @@ def _meets(values: Sequence[bool | int | float | str], condition: Filter) -> boo
 def _is_same(value: bool | int | float | str, wanted: bool | int | float | str) -> bool:
     if _is_number(value) and _is_number(wanted):
         return value == wanted
+    # Values are typed as labels are shown: `true` is what Python calls True.
     return default_label(value) == default_label(wanted)
 
 

@@ -47,8 +47,6 @@ NUMERIC_FACTS = (
 
 POSITION_PERPLEXITY = "position_perplexity"
 """The measure of `evaluate.positions`."""
-FIRST_STRETCH = 16
-"""Tokens of the first stretch of positions; each further one ends at twice as many."""
 
 
 class ModelSpec(Frozen):
@@ -163,8 +161,10 @@ def _nested(variants: Any) -> Any:
     return nested
 
 
-VariantName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
-Variants = Annotated[dict[VariantName, dict[str, dict[str, JsonValue]]], BeforeValidator(_nested)]
+Variants = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")], dict[str, dict[str, JsonValue]]],
+    BeforeValidator(_nested),
+]
 
 
 class EvaluateSpec(Frozen):
@@ -217,7 +217,7 @@ class EvaluateSpec(Frozen):
         """The last place of each stretch that `positions` measures: 16, 32, 64, … and the length of the window."""
         if self.positions is None:
             return ()
-        lengths = takewhile(lambda end: end < (self.positions or 0), (FIRST_STRETCH << power for power in count()))
+        lengths = takewhile(lambda end: end < (self.positions or 0), (16 << power for power in count()))
         return (*lengths, self.positions)
 
     @model_validator(mode="after")
@@ -258,6 +258,7 @@ class RunSpec(Frozen):
         run = handler(data)
         if run.train.tokens is None:
             return run
+        # Rounded up. A second validation, and no copy, so that the checks see the number of steps.
         steps = -(-run.train.tokens // (run.train.batch * run.task.length("train")))
         train = {name: getattr(run.train, name) for name in run.train.model_fields_set - {"tokens"}}
         return handler(
@@ -303,6 +304,7 @@ class RunSpec(Frozen):
                 key="evaluate.validation",
                 task=self.task.kind,
             )
+        # With a budget in tokens, `steps` is still its default here; `_resolve_tokens` validates once more.
         if self.train.tokens is None and self.train.warmup > self.train.steps:
             raise InvalidValue(
                 f"train.warmup = {self.train.warmup} is more than train.steps = {self.train.steps}",
@@ -449,6 +451,7 @@ class RunSpec(Frozen):
                 before, after = after, ""
                 continue
             after += texts[name] if name in texts else part_text(name, getattr(self, name))
+        # Without the last comma. Text, and no mapping that is dumped: a plan of many runs dumps each shared part once.
         return '{"spec":{' + before, f'{after[:-1]}}},"versions":{_canonical(self.versions)}}}'
 
     @property

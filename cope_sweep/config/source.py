@@ -35,8 +35,6 @@ TOO_LARGE = f"more than {MAX_DEPTH} levels or {MAX_VALUES:,} values"
 MAX_NUMBER = 10**18
 """Larger whole numbers are refused."""
 TOO_MANY_DIGITS = "the number has too many digits; whole numbers have at most 18"
-MAX_DIGITS = 100
-"""Longer whole numbers are not read: Python takes a time that grows with the square of the digits."""
 
 OPTION = "--set "
 """The beginning of a place that is a command-line option."""
@@ -48,7 +46,6 @@ _CONSTANTS: dict[str, bool | None] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-_BASES = {"0b": 2, "0o": 8, "0x": 16}
 _INTEGER = re.compile("[-+]?(0b_*[01][01_]*|0o_*[0-7][0-7_]*|0x_*[0-9a-fA-F][0-9a-fA-F_]*|[0-9][0-9_]*)")
 _EXPONENT = "[eE][-+]?[0-9]+"
 _FLOAT = re.compile(rf"[-+]?([0-9][0-9_]*(\.[0-9_]*({_EXPONENT})?|{_EXPONENT})|\.[0-9][0-9_]*({_EXPONENT})?)")
@@ -220,6 +217,7 @@ DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
 """A number with a decimal comma."""
 
 
+# PyYAML that was built without libyaml has no parser in C. The base is not known to mypy then.
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Gives a tag only to the nodes that the text gives one: `_scalar` decides what a plain scalar is."""
 
@@ -227,6 +225,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
     def resolve(self, kind: type[Any], value: Any, implicit: Any) -> None:
         """No tag. Called for each node without one, so a text that is too large stops here. Raises YAMLError."""
+        # Counted while parsing: afterwards, a large text has already used the memory.
         self.nodes += 1
         if self.nodes > MAX_VALUES:
             raise yaml.YAMLError(TOO_LARGE)
@@ -273,6 +272,7 @@ def source_of(data: Json, name: str) -> Source:
     if not isinstance(data, dict):
         raise _not_a_mapping(name)
     values = 0
+    # Not recursive: JSON may be nested deeper than Python's stack.
     open_values: list[tuple[KeyPath, Any]] = [((), data)]
     while open_values:
         path, value = open_values.pop()
@@ -292,8 +292,10 @@ def source_of(data: Json, name: str) -> Source:
 
 def parse_value(text: str, name: str) -> Json:
     """One YAML value, as it follows the equals sign of `--set key=value`. Raises SpecError."""
+    # Further lines would be keys beside `value`, and have no effect.
     if len(text.splitlines()) > 1:
         raise SpecError(f"{name}: the value has a line break; write it in one line", code="line_break", place=name)
+    # A copy, because parse_source keeps its answers.
     return copied(parse_source(f"value: {text}", name).data.get("value"), lambda _: name)
 
 
@@ -378,8 +380,9 @@ def _scalar(node: yaml.Node, path: KeyPath, place: str) -> Json:
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if _INTEGER.fullmatch(text):
-        base = _BASES.get(text.lstrip("+-")[:2], 10)
-        value = int(text.replace("_", ""), base) if len(text) < MAX_DIGITS else MAX_NUMBER
+        base = {"0b": 2, "0o": 8, "0x": 16}.get(text.lstrip("+-")[:2], 10)
+        # The time of int() grows with the square of the digits.
+        value = int(text.replace("_", ""), base) if len(text) < 100 else MAX_NUMBER
         if abs(value) >= MAX_NUMBER:
             raise error_at(place, path, TOO_MANY_DIGITS, "too_many_digits")
         return value
