@@ -13,6 +13,7 @@ from cope_sweep.tasks.selective_copy import SelectiveCopy
 from cope_sweep.tasks.text import Text
 from cope_sweep.tasks.wikitext import WikiText
 
+# mypy refuses an abstract class where a type is asked for. A registry makes no instance of it.
 TASKS = Registry(
     "task",
     Task,  # type: ignore[type-abstract]

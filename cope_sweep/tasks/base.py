@@ -28,9 +28,6 @@ IGNORED = -100
 VALIDATION = "validation"
 """The split of generated tasks that searches and schedules choose by: further sequences of the training ones' kind."""
 
-MOST_FREQUENT = "the most frequent answer"
-"""The rule that gives the answer which is the most frequent one in the first test set."""
-
 BLOCK = 64
 """Sequences that are generated together."""
 
@@ -160,6 +157,7 @@ class Task(Kind):
         """
         self.check_split(split)
         first, last = start // BLOCK, (start + count - 1) // BLOCK
+        # Not Python's hash, which differs between processes.
         key = zlib.crc32(split.encode())
         blocks = [
             self.generate(split, np.random.default_rng([seed, key, block]), BLOCK) for block in range(first, last + 1)
@@ -232,7 +230,7 @@ class Task(Kind):
 
     @property
     def has_windows(self) -> bool:
-        """Whether the task implements `windows`."""
+        """The task implements `windows`."""
         return type(self).windows is not Task.windows
 
     def windows(self, split: str, context: int, stride: int) -> Windows:
@@ -277,7 +275,8 @@ class GeneratedTask(Task):
 @lru_cache(maxsize=256)
 def _shortcut_errors(task: Task, split: str, count: int) -> tuple[tuple[str, float], ...]:
     first, batch = task.sequences(task.TESTS[0], 0, 0, count), task.sequences(split, 0, 0, count)
-    answers: dict[str, Any] = {MOST_FREQUENT: np.bincount(first.targets_NT[first.answers_NT]).argmax()}
+    most_frequent = np.bincount(first.targets_NT[first.answers_NT]).argmax()
+    answers: dict[str, Any] = {"the most frequent answer": most_frequent}
     answers |= {name: a if a.ndim == 2 else a[:, None] for name, a in task.shortcuts(batch.inputs_NT).items()}
-    is_wrong = {name: (each != batch.targets_NT)[batch.answers_NT] for name, each in answers.items()}
-    return tuple((name, 100 * float(each.mean())) for name, each in is_wrong.items())
+    is_wrong = {name: (answer != batch.targets_NT)[batch.answers_NT] for name, answer in answers.items()}
+    return tuple((name, 100 * float(wrong.mean())) for name, wrong in is_wrong.items())

@@ -99,6 +99,7 @@ class Code(FolderTask):
         """The files to read, without empty ones, in an order that is the same on every machine."""
         paths = []
         for root, names, files in os.walk(folder):
+            # In place: os.walk does not enter folders that are removed from its list.
             names[:] = [name for name in names if not self._excluded(name)]
             paths += [Path(root) / name for name in files if name.endswith(self.suffixes) and not self._excluded(name)]
         for path in sorted(paths, key=lambda path: path.relative_to(folder).parts):

@@ -329,6 +329,7 @@ class Counting(GeneratedTask):
         p_any_S = np.cumsum(p_first_S)
         likely = np.cumsum(p_any_S[self.fewest_operations - 1 :])
         chance_N, which_N = rng.random((2, count))
+        # Rounding may lead to the index after the last one, here and below.
         index_N = np.searchsorted(likely, chance_N * likely[-1], side="right")
         steps_N = np.minimum(self.fewest_operations + index_N, self.operations)
         first_N = np.searchsorted(p_any_S, which_N * p_any_S[steps_N - 1], side="right")
@@ -393,4 +394,5 @@ def _training_set(task: Counting, seed: int) -> _Rows:
 @lru_cache(maxsize=4)
 def _order(size: int, seed: int, epoch: int) -> np.ndarray:
     """The order in which an epoch visits the training set; (size,)."""
+    # By the run's seed, while `data_seed` may fix the sequences: seeds then differ in their order.
     return np.random.default_rng([seed, zlib.crc32(b"order"), epoch]).permutation(size)

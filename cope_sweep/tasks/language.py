@@ -65,9 +65,6 @@ def _check_tokenizer_name(name: str) -> str:
     return name
 
 
-TokenizerName = Annotated[str, AfterValidator(_check_tokenizer_name)]
-
-
 class LanguageModelling(Task):
     """Language modelling of a text. Subclasses say where it is from."""
 
@@ -84,7 +81,7 @@ class LanguageModelling(Task):
     vocabulary: Annotated[int, Field(ge=SMALLEST_VOCABULARY, le=10**9)] = Field(
         default=GPT2_IDS, description="Number of token ids of the model; the tokenizer may have fewer."
     )
-    tokenizer: TokenizerName = Field(
+    tokenizer: Annotated[str, AfterValidator(_check_tokenizer_name)] = Field(
         default=AUTO,
         description="gpt2: GPT-2's, from its files. bpe: trained on the training split, with `vocabulary` ids. "
         "auto: gpt2 if `vocabulary` is at least 50257, else bpe. owner/name or owner/name@revision: a model of "
@@ -149,6 +146,7 @@ class LanguageModelling(Task):
             return self.windows(split, self.tokens, self.stride or self.tokens)[start : start + count]
         corpus = self.open_corpus()
         tokens_L = corpus.splits["train"].tokens_L
+        # The last token of the text is a target only.
         contexts = (len(tokens_L) - 1) // self.tokens
         epoch_N, place_N = np.divmod(np.arange(start, start + count), contexts)
         context_N = np.empty(count, dtype=np.int64)
@@ -241,7 +239,6 @@ class LanguageModelling(Task):
         return path
 
     def _tokenizer_folders(self) -> list[Path]:
-        """The folders in which GPT-2's tokenizer may be."""
         return [data_dir() / GPT2]
 
     def _gpt2(self) -> tuple[Path, ...]:
@@ -349,6 +346,7 @@ def _batch(
 
     Tokens beyond the end of the text and those before `scored_from_N` in a context have no target.
     """
+    # One token more than a context has: inputs and targets are the same tokens, one place apart.
     both_NT = np.full((len(begin_N), length + 1), tokenizer.end_of_text, dtype=np.int64)
     for both_T, begin in zip(both_NT, begin_N.tolist(), strict=True):
         part = tokens_L[begin : begin + length + 1]

@@ -54,8 +54,6 @@ from cope_sweep.text.sources import read_document
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 _SENTENCE_BOUNDARY = re.compile(r"(?<=[.!?])[\"'”’»)\]]*\s+|\n\s*\n")
 COMPOSED = "composed"
-TEST_SHARE = 10
-"""One in this many sentences can be a last sentence of the test sets; it is never one in training."""
 
 Positive = Annotated[int, Field(ge=1, le=10**9)]
 
@@ -157,7 +155,6 @@ class LastSentence(GeneratedTask):
 
     @property
     def _words(self) -> int:
-        """The first token id of words."""
         return self.maximum + 4
 
     def length(self, split: str) -> int:
@@ -255,6 +252,7 @@ class LastSentence(GeneratedTask):
         shape_NKW = (*shape_NK, self.most_words)
         drawn_NKW = rng.integers(queries, kinds, shape_NKW) - queries
         words_NX = _without(queried_NQ, drawn_NKW.reshape(count, -1))
+        # Other numbers are below 1, so places behind the end of a sentence come last.
         order_NKW = np.where(word_W[:-1] < lengths_NK[..., None], rng.random(shape_NKW), 2.0)
         rank_NKW = order_NKW.argsort(axis=-1).argsort(axis=-1)
         # The words with the first ranks become the first queried one, the next ones the second.
@@ -323,6 +321,7 @@ class _Questions:
         starts_N = self.first[last_N + 1 - self.task.context_sentences(split)]
         lengths_N = self.first[last_N + 1] - starts_N
         index_NL = starts_N[:, None] + np.arange(self.task.context_tokens(split))
+        # What is behind the end of a context, or of the text, is padding to the caller.
         return words_N, self.tokens[np.minimum(index_NL, len(self.tokens) - 1)].astype(np.int64), lengths_N
 
 
@@ -333,6 +332,7 @@ def _read_questions(task: LastSentence, data: Path) -> _Questions:
     first = [0]
     usable: list[bool] = []
     in_tests: list[bool] = []
+    # A text repeats its words: each is hashed once.
     token = lru_cache(maxsize=None)(task.token)
     for path in _files(task):
         # The empty sentence after each file prevents contexts that span two files.
@@ -340,7 +340,8 @@ def _read_questions(task: LastSentence, data: Path) -> _Questions:
             tokens.extend([*map(token, words), task.end])
             first.append(len(tokens))
             usable.append(task.fewest_words <= len(words) <= task.most_words)
-            in_tests.append(zlib.crc32(" ".join(words).encode()) % TEST_SHARE == 0)
+            # One sentence in ten can be a last one in test sets only. By hash, so copies of a sentence are alike.
+            in_tests.append(zlib.crc32(" ".join(words).encode()) % 10 == 0)
     tokens_A, first_A, usable_A, in_tests_A = np.array(tokens), np.array(first), np.array(usable), np.array(in_tests)
     tables = {
         split: _table(

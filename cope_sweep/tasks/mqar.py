@@ -67,6 +67,7 @@ class AssociativeRecall(GeneratedTask):
         return self.tokens
 
     def longer(self, times: int) -> Self:
+        # `model_copy` does not validate.
         return super().longer(times)._checked()
 
     @model_validator(mode="after")
@@ -88,15 +89,13 @@ class AssociativeRecall(GeneratedTask):
             )
 
     def _keys(self, rng: np.random.Generator, count: int, size: int) -> np.ndarray:
-        """Different keys for each sequence, (N, size)."""
         return 1 + _distinct(rng, count, size, self._first_value - 1)
 
     def _values(self, rng: np.random.Generator, count: int, size: int) -> np.ndarray:
-        """Different values for each sequence, (N, size)."""
         return self._first_value + _distinct(rng, count, size, self.vocabulary - self._first_value)
 
     def _asks(self, keys_NS: np.ndarray, values_NS: np.ndarray) -> np.ndarray:
-        """Whether each slot of a sequence with its answers asks: both the key and the value occur in earlier slots."""
+        """A slot of a sequence with its answers asks where both its key and its value occur in earlier slots."""
         return (values_NS >= self._first_value) & (_occurrences(keys_NS) > 0) & (_occurrences(values_NS) > 0)
 
     def _batch(self, keys_NS: np.ndarray, values_NS: np.ndarray) -> Batch:
@@ -263,6 +262,7 @@ def _occurrences(tokens_NS: np.ndarray) -> np.ndarray:
     order_NS = _order(tokens_NS)
     sorted_NS = np.take_along_axis(tokens_NS, order_NS, axis=1)
     place_S = np.arange(tokens_NS.shape[1])
+    # At the first place the comparison wraps around, but both values are 0 there.
     first_NS = np.where(sorted_NS == np.roll(sorted_NS, 1, axis=1), 0, place_S)
     counts_NS = np.empty_like(order_NS)
     np.put_along_axis(counts_NS, order_NS, place_S - np.maximum.accumulate(first_NS, axis=1), axis=1)

@@ -58,7 +58,6 @@ class SelectiveCopy(GeneratedTask):
         return self.tokens + self._blanks(split) + self.tokens
 
     def _blanks(self, split: str) -> int:
-        """Number of blanks in a sequence of this split."""
         return {"dense": self.dense_blanks, "sparse": self.sparse_blanks}.get(split, self.blanks)
 
     def marks(self, tokens_NT: np.ndarray) -> dict[str, np.ndarray]:

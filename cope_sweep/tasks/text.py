@@ -150,6 +150,7 @@ class Text(LanguageModelling):
         files = (
             {split: tuple(map(Path, names)) for split, names in by_name.items()} if by_name else {TRAIN: source_files}
         )
+        # A glob that names some shards on purpose, without `*`, may leave out others.
         if self.path is None or "*" in self.path or Path(self.path).expanduser().is_dir():
             check_shards([str(path) for path in source_files])
         return LocalTexts(files, self.column, self.encoding, self._shares(files), limit)

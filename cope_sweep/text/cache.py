@@ -33,7 +33,6 @@ def cache_dir() -> Path:
 
 
 def _check_corpus_name(corpus: str) -> str:
-    """Return the name. Raises ValueError for a path."""
     if not CORPUS_NAME.fullmatch(corpus):
         raise InvalidValue(
             f"{corpus!r} is not a corpus name: use letters, digits, `.`, `_` and `-`; a path belongs in `folder`",
@@ -76,11 +75,13 @@ def create_once(folder: Path, create: Callable[[Path], None]) -> Path:
     Raises:
         TextError: The cache cannot be written. Exceptions of `create` are raised unchanged, except OSError.
     """
+    # An entry is complete, or it does not exist: seeing one needs no lock.
     if folder.is_dir():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.with_name(f"{folder.name}.lock")):
+            # The process that held the lock before may have created it.
             if not folder.is_dir():
                 _create(folder, create)
     except OSError as error:
@@ -102,6 +103,7 @@ def _create(folder: Path, create: Callable[[Path], None]) -> None:
     temporary.mkdir()  # unlike mkdtemp, for all whom the umask allows
     try:
         create(temporary)
+        # On disk before the folder gets its name, so that a crash of the machine leaves no entry with lost files.
         for path in temporary.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -112,6 +114,7 @@ def _create(folder: Path, create: Callable[[Path], None]) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    # The file stays: if it were deleted, a waiting process and a new one would lock two files of the same name.
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

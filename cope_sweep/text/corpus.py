@@ -41,8 +41,6 @@ T = TypeVar("T")
 VERSION = 2
 """Increase it when the same files start to give different ids."""
 CORPUS_FILE = "corpus.json"
-BATCH_CHARACTERS = 1 << 20
-"""Characters that are tokenised in parallel, in chunks."""
 TRAINING_BYTES = 1 << 30
 """The most text that a tokenizer is trained on."""
 BYTES_PER_TOKEN = 8
@@ -109,6 +107,7 @@ def _create(folder: Path, source: TextSource, files: TokenizerFiles | None, voca
     """Tokenise a source into a folder."""
     trained = files.load() if files else _train_tokenizer(source, vocabulary)
     trained.save(folder / TOKENIZER_FILE)
+    # Loaded again: the text gets its ids from the file that later processes read.
     tokenizer = TextTokenizer.load(folder / TOKENIZER_FILE)
     dtype = np.dtype(np.uint16 if tokenizer.ids <= 1 << 16 else np.uint32)
     written = _tokenise(folder, source, tokenizer, dtype)
@@ -155,6 +154,7 @@ def _tokenise(
                     writers[chunk.split].add(chunk, ids)
                 read_bytes = sum(len(chunk.text.encode()) for chunk in batch)
                 advance(min(read_bytes, part.size_bytes - shown_bytes))
+                # A compressed part has more text than bytes, but the bar counts bytes of the source.
                 shown_bytes = min(part.size_bytes, shown_bytes + read_bytes)
                 if writers[part.split].is_full:
                     break
@@ -187,7 +187,6 @@ class _Writer:
 
     @property
     def is_full(self) -> bool:
-        """Whether the limit is reached."""
         return self.limit.is_reached(self.counts["tokens"], self.counts["size_bytes"])
 
     def add(self, chunk: _Chunk, ids: np.ndarray) -> None:
@@ -240,7 +239,7 @@ def _batches(documents: Iterable[TextDocument]) -> Iterator[list[_Chunk]]:
             batch.append(_Chunk(split, is_first, text))
             is_first = False
             characters += len(text)
-            if characters >= BATCH_CHARACTERS:
+            if characters >= 1 << 20:  # enough for several chunks, which are tokenised in parallel
                 yield batch
                 batch, characters = [], 0
         if is_first:  # a document without text
@@ -251,6 +250,7 @@ def _batches(documents: Iterable[TextDocument]) -> Iterator[list[_Chunk]]:
 
 def _ahead(batches: Iterator[list[T]]) -> Iterator[list[T]]:
     """The same batches. Each is read in a thread while the one before it is used."""
+    # The end of the batches, because a StopIteration from a future is a RuntimeError in a generator.
     none: list[T] = []
     with ThreadPoolExecutor(1, thread_name_prefix="reading") as executor:
         following = executor.submit(next, batches, none)
@@ -273,6 +273,7 @@ def _open(folder: Path) -> Corpus:
         splits = {}
         for name, info in document["splits"].items():
             path = folder / f"{name}.bin"
+            # A file that was cut short would be read as a shorter text.
             if path.stat().st_size != info["tokens"] * dtype.itemsize:
                 raise ValueError(f"{path.name} has {path.stat().st_size} bytes")
             tokens_L = np.memmap(path, dtype=dtype, mode="r")

@@ -124,6 +124,7 @@ def explained(error: Exception, repository: str, revision: str, *, kind: str = "
     reason = " ".join(str(error).split())[:200]
     url = f"{_endpoint()}/{'datasets/' if kind == 'dataset' else ''}{repository}"
     data: dict[str, JsonValue] = {kind: repository, "revision": revision, "reason": reason}
+    # A GatedRepoError is a RepositoryNotFoundError, too, so it is asked for first.
     if isinstance(error, errors.GatedRepoError):
         message = f"the {kind} is gated: accept its conditions at {url}, and log in with `hf auth login` or HF_TOKEN"
         return TextError(f"{place}: {message}", code=f"gated_{kind}", **data)
@@ -147,6 +148,7 @@ def explained(error: Exception, repository: str, revision: str, *, kind: str = "
 
 def matching(names: Collection[str], glob: str) -> list[str]:
     """The names that a glob matches, sorted: `*` is within a folder, `**/` any number of folders."""
+    # Not fnmatch, whose `*` crosses folders, nor glob, which needs files.
     pattern = ""
     for part in re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]/]+\])", glob):
         wildcard = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part)
@@ -215,9 +217,9 @@ def _chosen(listing: Listing, splits: Mapping[str, list[str]], split: str, where
 
 
 def _readable(listing: Listing, names: list[str], where: str, *, complete: bool = True) -> list[str]:
-    """The files that can be read. Raises TextError where there are none, or if one of several shards is gone.
+    """The files that can be read. Raises TextError where there are none.
 
-    `complete`: whether all shards have to be there.
+    `complete`: raise it also where one of several numbered files is missing.
     """
     names = list(dict.fromkeys(name for name in names if kind_of(name) in ("json", "parquet")))
     if not names:
@@ -285,6 +287,7 @@ class HubTexts:
             raise explained(error, self.listing.dataset, self.listing.commit[:12]) from error
 
     def _open(self, name: str) -> IO[bytes]:
+        # The commit, and not the branch, which may move while files are read. The known size saves a request per file.
         path = f"datasets/{self.listing.dataset}@{self.listing.commit}/{name}"
         return cast("IO[bytes]", _file_system(_endpoint()).open(path, "rb", size=self.listing.sizes[name] or None))
 

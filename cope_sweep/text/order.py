@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-ROUNDS = 4
-"""Four rounds of pseudo-random functions make a pseudo-random permutation (Luby & Rackoff 1988)."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -25,6 +23,7 @@ def permuted(index_N: np.ndarray, size: int, *key: int) -> np.ndarray:
     Returns:
         int64, shape (N,).
     """
+    # Halves of equal width have at most 4 × size numbers, so an index is permuted again 3 times on average at most.
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     keys = _round_keys(key)
     result_N = _feistel(index_N.astype(np.uint64), half, keys)
@@ -50,7 +49,9 @@ def _mix(x_N: np.ndarray) -> np.ndarray:
 
 
 def _round_keys(key: tuple[int, ...]) -> list[np.uint64]:
+    # An array: numpy warns of overflow in scalars, and here it is meant.
     state = np.zeros(1, dtype=np.uint64)
     for word in key:
         state = _mix(state ^ np.uint64((word + _GOLDEN) & _MASK))
-    return [_mix(state + np.uint64(round_ * _GOLDEN & _MASK))[0] for round_ in range(1, ROUNDS + 1)]
+    # Four rounds of pseudo-random functions make a pseudo-random permutation (Luby & Rackoff 1988).
+    return [_mix(state + np.uint64(round_ * _GOLDEN & _MASK))[0] for round_ in range(1, 5)]

@@ -47,7 +47,6 @@ class Files:
 
     @property
     def documents(self) -> list[tuple[Path, ...]]:
-        """The files of each document."""
         return [self.paths] if self.one_document else [(path,) for path in self.paths]
 
     @property
@@ -93,6 +92,7 @@ def chunks(pieces: Iterable[str]) -> Iterator[str]:
 
 def _cut(buffer: str) -> int:
     """The length of the next chunk; 0 if more text is needed."""
+    # A text without a place to cut within the usual length may have one in what was read beyond it.
     for end in (CHUNK, len(buffer)):
         found = _BEFORE_LAST_BLANK.match(buffer, 0, end)
         if found and found.end():
@@ -113,6 +113,7 @@ def read_text(path: Path, *, encoding: str = "utf-8", start: int = 0, end: int |
                 file.seek(start)
             while True:
                 data = file.read(READ_BYTES if end is None else min(READ_BYTES, end - offset))
+                # Bytes of a character that the data before began: the place of an error counts from the first of them.
                 pending = len(decoder.getstate()[0])
                 try:
                     text = decoder.decode(data, final=not data)

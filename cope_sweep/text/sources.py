@@ -38,10 +38,8 @@ ROWS = 1024
 LINE_BYTES = 64 << 20
 """Longest line of a JSON file. It stops files that are not JSON lines from filling the memory."""
 
-TEXT_SUFFIXES = (".txt",)
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 COMPRESSIONS: dict[str, Literal["gzip", "zstd"]] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-PARQUET_SUFFIX = ".parquet"
 FORMATS = ".txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet"
 
 SPLIT_WORDS = {
@@ -70,7 +68,7 @@ class Limit:
     size_bytes: int | None = None
 
     def is_reached(self, tokens: int, size_bytes: int) -> bool:
-        """Whether a split with this content is complete."""
+        """A split with this content is complete."""
         return (self.tokens is not None and tokens >= self.tokens) or (
             self.size_bytes is not None and size_bytes >= self.size_bytes
         )
@@ -175,6 +173,7 @@ def splits_by_name(names: Sequence[str]) -> dict[Split, list[str]] | None:
         words = re.split(r"[^a-z]+", name.rpartition("/")[2].lower())
         names_by_split[name] = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
     named = set().union(*names_by_split.values()) if names_by_split else set()
+    # If all files are called train, none is held out: a hash chooses what is.
     if TRAIN not in named or len(named) == 1:
         return None
     for name, splits in names_by_split.items():
@@ -216,10 +215,8 @@ def check_shards(names: Iterable[str]) -> None:
 
 # -- formats -----------------------------------------------------------------------------------------------------------
 
-FileKind = Literal["text", "json", "parquet"]
 
-
-def kind_of(name: str) -> FileKind | None:
+def kind_of(name: str) -> Literal["text", "json", "parquet"] | None:
     """The format of a file by its name; JSON's suffixes may be followed by `.gz` or `.zst`; None: another one."""
     lower = name.lower()
     for suffix in COMPRESSIONS:
@@ -227,9 +224,9 @@ def kind_of(name: str) -> FileKind | None:
             return "json" if lower.removesuffix(suffix).endswith(JSON_SUFFIXES) else None
     if lower.endswith(JSON_SUFFIXES):
         return "json"
-    if lower.endswith(PARQUET_SUFFIX):
+    if lower.endswith(".parquet"):
         return "parquet"
-    return "text" if lower.endswith(TEXT_SUFFIXES) else None
+    return "text" if lower.endswith(".txt") else None
 
 
 @dataclass(frozen=True)
@@ -326,6 +323,7 @@ class RowReader:
         if self.column not in schema.names:
             raise self._no_column(self.name, list(schema.names))
         dtype = schema.field(self.column).type
+        # Writers may store texts that repeat as a dictionary.
         value = dtype.value_type if types.is_dictionary(dtype) else dtype
         if not (types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)):
             raise self._no_text(self.name, str(dtype))
@@ -353,9 +351,10 @@ class RowReader:
 
 
 def _is_damage(error: BaseException) -> bool:
-    """Whether an error of reading means that a file is damaged, and not that it cannot be reached."""
+    """The error of reading means that a file is damaged, and not that it cannot be reached."""
     import pyarrow as pa
 
+    # pyarrow raises OSError itself for damaged content. Systems and networks raise subclasses of it.
     return isinstance(error, (EOFError, ValueError, pa.ArrowException)) or type(error) is OSError
 
 
@@ -461,6 +460,7 @@ class LocalTexts:
             return
         held_out = self.shares.validation + self.shares.test
         start = _place(digest) * (1 - held_out) * size
+        # One stretch, at a place that depends on the content alone, so that copies of a file are divided alike.
         ends = [start, start + self.shares.validation * size, start + held_out * size]
         first, middle, last = _line_starts(path, [int(end) for end in ends])
         # What is held out comes first, so that a limit of the training text does not leave it out.

@@ -46,7 +46,6 @@ END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|
 SMALLEST_VOCABULARY = 257
 """Number of ids of a tokenizer without merges: 256 bytes and the end-of-text token."""
 
-_BLANKS = frozenset(b" \t\n\r\v\f")
 _METASPACE = "▁"
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _BLANK_REPLACED = {"type": "Replace", "pattern": {"String": " "}, "content": _METASPACE}
@@ -76,6 +75,7 @@ class TextTokenizer:
                     reason="normalizer",
                 )
         tokenizer.encode_special_tokens = True  # the characters of a special token in a text are ordinary text
+        # A tokenizer.json may ask for both, and a text would lose its end or get tokens that it does not have.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -150,6 +150,7 @@ class TextTokenizer:
             vocab_size=vocabulary,
             min_frequency=2,
             special_tokens=[END_OF_TEXT],
+            # Sorted, because the library gives a set of Rust in another order in each process.
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
@@ -178,14 +179,16 @@ class TextTokenizer:
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of each text, uint32, without an end-of-text token. Raises TextError if bytes would be lost."""
         if self._is_normalised:
+            # As the tokenizer does, so that the bytes of the ids can be compared with those of the text.
             texts = [unicodedata.normalize("NFC", text) for text in texts]
         if self._has_metaspace:
             texts = [text.replace(_METASPACE, " ") for text in texts]
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        ids = [np.array(each.ids, dtype=np.uint32) for each in encoded]
+        ids = [np.array(encoding.ids, dtype=np.uint32) for encoding in encoded]
+        # Not every tokenizer that loses bytes can be told by its file, so each text is checked.
         bytes_V = self._table["bytes"]
-        for text, each in zip(texts, ids, strict=True):
-            if int(bytes_V[each].sum()) != len(text.encode()):
+        for text, text_ids in zip(texts, ids, strict=True):
+            if int(bytes_V[text_ids].sum()) != len(text.encode()):
                 raise TextError(
                     f"{self.name}: its ids do not represent every byte of a text (it may add blanks); "
                     "use GPT-2's tokenizer, or train one: task.tokenizer=bpe",
@@ -197,7 +200,7 @@ class TextTokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[bytes]:
         """The bytes of each id, not necessarily whole characters; none for the end-of-text token."""
-        return [self._token_bytes.get(int(each), b"") for each in ids]
+        return [self._token_bytes.get(int(index), b"") for index in ids]
 
     def units(self, before_NT: np.ndarray, tokens_NT: np.ndarray, counts_NT: np.ndarray) -> dict[str, np.ndarray]:
         """Numbers of `words` and `bytes` of each sequence, int64, shape (N,).
@@ -221,7 +224,7 @@ class TextTokenizer:
         """The counts of each id, shape (V,); a special token counts as a blank without bytes."""
         table = np.zeros(self.ids, dtype=[("bytes", int), ("words", int), ("begins", int), ("ends_blank", int)])
         for index, token in self._token_bytes.items():
-            blank = [byte in _BLANKS for byte in token]
+            blank = [byte in b" \t\n\r\v\f" for byte in token]
             # Ends of lines, and words that start inside the token. A word at its start depends on the token before.
             words = token.count(b"\n") + sum(before and not here for before, here in itertools.pairwise(blank))
             table[index] = (len(token), words, bool(token) and not blank[0], not token or blank[-1])
@@ -255,13 +258,14 @@ def find_gpt2(folders: Iterable[Path]) -> list[Path] | None:
     for repository in GPT2_REPOSITORIES:
         for names in GPT2_FILES:
             found = [try_to_load_from_cache(repository, name) for name in names]
+            # Neither None nor the marker of a file that the hub is known to lack.
             paths = [Path(each) for each in found if isinstance(each, str)]
             if len(paths) == len(names):
                 return paths
     return None
 
 
-def _byte_level(model, *, special: bool = False) -> Tokenizer:  # type: ignore[no-untyped-def]
+def _byte_level(model: Any, *, special: bool = False) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, pre_tokenizers
 
     tokenizer = Tokenizer(model)
