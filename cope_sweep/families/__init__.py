@@ -16,6 +16,7 @@ from cope_sweep.families.llama import Llama
 from cope_sweep.families.post_norm import PostNorm
 from cope_sweep.registry import Registry
 
+# mypy refuses an abstract class where a type is asked for. A registry makes no instance of it.
 FAMILIES = Registry(
     "model family",
     Family,  # type: ignore[type-abstract]

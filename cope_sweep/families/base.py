@@ -29,8 +29,6 @@ from cope_sweep.sizes import RECOMPUTED_ELEMENTS
 if TYPE_CHECKING:
     from torch import Tensor
 
-LAYER_NORM_EPS = 1e-5
-
 TensorFunction = Callable[["Tensor"], "Tensor"]
 Parameters = Mapping[str, "Tensor"]
 """Parameters by the names under which they were declared."""
@@ -45,7 +43,7 @@ class ModelSizes:
     layers: int
     feed_forward_dim: int
     tied: bool
-    """Whether the output layer uses the token embedding; it then has no parameter itself."""
+    """The output layer uses the token embedding, and has no parameter itself."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +177,7 @@ def recomputed(function: TensorFunction, x: Tensor) -> Tensor:
 
     if x.numel() < RECOMPUTED_ELEMENTS or not torch.is_grad_enabled():
         return function(x)
+    # No random numbers, and no tensors of other shapes: nothing has to be saved or compared.
     result: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
     return result
 
@@ -188,4 +187,4 @@ def layer_norm(parameters: Parameters, name: str, x: Tensor) -> Tensor:
     import torch.nn.functional as F
 
     weight = parameters[f"{name}.weight"]
-    return F.layer_norm(x, weight.shape, weight, parameters[f"{name}.bias"], LAYER_NORM_EPS)
+    return F.layer_norm(x, weight.shape, weight, parameters[f"{name}.bias"], 1e-5)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STD = 0.02
-RMS_NORM_EPS = 1e-5
 
 
 class Llama(Family):
@@ -86,4 +85,4 @@ def rms_norm(parameters: Parameters, name: str, x: Tensor) -> Tensor:
     import torch.nn.functional as F
 
     weight = parameters[f"{name}.weight"]
-    return F.rms_norm(x, weight.shape, weight, RMS_NORM_EPS)
+    return F.rms_norm(x, weight.shape, weight, 1e-5)

@@ -56,6 +56,7 @@ def self_attention(
     start = cached["v"].shape[2] if cached else 0
     unmixed: dict[str, Tensor] = {}
     if any(position.encoding.mixes for position in positions):
+        # The cache has them as they were: a later token mixes the last ones again.
         unmixed = _append(cached, {"unmixed_q": q_BHTK, "unmixed_k": k_BHTK})
         q_BHSK, k_BHSK = unmixed.values()
         for position in positions:
@@ -81,6 +82,7 @@ def self_attention(
     for position, features_BHSF in zip(positions, features, strict=True):
         rotated_q = position.encoding.rotate(position.parameters, rotated_q, start, features_BHSF)
         rotated_k = position.encoding.rotate(position.parameters, rotated_k, start, features_BHSF, keys=True)
+    # Without a rotation the cache keeps the keys once.
     if rotated_k is not k_BHTK:
         sources |= _append(cached, {"rotated_k": rotated_k})
     if cache is not None:

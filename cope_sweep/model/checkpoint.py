@@ -29,7 +29,6 @@ from cope_sweep.model.transformer import Transformer
 FORMAT = 1
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
-MAX_CONFIG_BYTES = 1 << 20
 
 Shape = tuple[int, ...]
 
@@ -71,11 +70,13 @@ def load_model(folder: Path, device: str = "cpu") -> tuple[Transformer, RunSpec]
     model = _meta_model(spec, path, shapes)
     tensors = read_tensors(path, device)
     for name, parameter in model.named_parameters():
+        # `assign` takes tensors as they are, and a file may have them in another type.
         tensors[name] = tensors[name].to(parameter.dtype)
     if spec.model.tied:
         tensors["head.weight"] = tensors["embedding.weight"]
     model.load_state_dict(tensors, assign=True)
     if spec.model.tied:
+        # `assign` has replaced both by parameters of their own.
         model.head.weight = model.embedding.weight
     return model.eval().requires_grad_(False), spec
 
@@ -124,6 +125,7 @@ def read_tensors(path: Path, device: str) -> dict[str, Tensor]:
 
 def distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """`state` without the second name of a tied weight, because safetensors refuses shared memory."""
+    # Reversed, so that a weight with two names keeps the first.
     first = {value.data_ptr(): name for name, value in reversed(state.items())}
     return {name: value for name, value in state.items() if first[value.data_ptr()] == name}
 
@@ -138,7 +140,8 @@ def _read_config(path: Path) -> _Config:
     _check_regular(path)
     try:
         with path.open("rb") as file:
-            data: Any = json.loads(file.read(MAX_CONFIG_BYTES))
+            # A larger file is none of ours. Cut here, it is not valid JSON.
+            data: Any = json.loads(file.read(1 << 20))
     except OSError as error:
         code = "no_such_file" if isinstance(error, FileNotFoundError) else "unreadable_file"
         message = f"{path}: {(error.strerror or str(error)).lower()}"
@@ -158,6 +161,7 @@ def _read_config(path: Path) -> _Config:
             expected=FORMAT,
         )
     try:
+        # From JSON, whose arrays strict validation takes for tuples.
         return _Config.model_validate_json(json.dumps(data))
     except ValidationError as error:
         problems = [explain(item, _Config) for item in error.errors(include_url=False)]
@@ -174,6 +178,7 @@ def _header(path: Path) -> tuple[dict[str, Shape], str | None]:
     _check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
+            # safe_open has `keys`, and cannot be iterated itself.
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             return shapes, (file.metadata() or {}).get("run_id")
     except FileNotFoundError as error:
@@ -190,6 +195,7 @@ def _meta_model(spec: RunSpec, path: Path, shapes: dict[str, Shape]) -> Transfor
     try:
         with torch.device("meta"):
             model = Transformer(spec)
+    # No tensor can have such sizes, even without memory.
     except RuntimeError as error:
         raise _does_not_fit(path, [" ".join(str(error).split())]) from error
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

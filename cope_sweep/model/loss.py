@@ -88,6 +88,7 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         if ctx.gradients is None:
             raise RuntimeError("the gradient of a loss in chunks can be computed once only; call the loss again")
+        # Multiplied in place, so they serve one backward pass.
         gradients, ctx.gradients = ctx.gradients, None
         grad_hidden_ND, grad_weight_VD = (None if gradient is None else gradient.mul_(grad) for gradient in gradients)
         return grad_hidden_ND, grad_weight_VD, None, None
@@ -103,12 +104,14 @@ def _gradient_of_logits(log_p_NV: Tensor, targets_N: Tensor) -> Tensor:
     p_NV = log_p_NV.exp_()
     has_target_N1 = (targets_N != IGNORED).to(p_NV.dtype)[:, None]
     p_NV.mul_(has_target_N1)
+    # IGNORED is no index. Such a token adds 0 to the first id.
     return p_NV.scatter_add_(1, targets_N.clamp(min=0)[:, None], -has_target_N1)
 
 
 def _add_product(sum_VD: Tensor, left_NV: Tensor, right_ND: Tensor) -> None:
     """Add leftᵀ·right to `sum_VD`, in the data type of `sum_VD`."""
     if sum_VD.dtype == left_NV.dtype:
+        # Without an array for the product, which is as large as the weight. It takes one data type only.
         sum_VD.addmm_(left_NV.T, right_ND)
     else:
         sum_VD += left_NV.T @ right_ND

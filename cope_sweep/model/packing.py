@@ -23,6 +23,7 @@ class Packing:
         self.lengths_B = lengths_B = torch.tensor(lengths, device=device)
         # Row-major: the tokens of the first sequence, then of the second.
         is_token_BT = torch.arange(self.longest, device=device) < lengths_B[:, None]
+        # Without padding there is nothing to move.
         self._places_N = None if bool(is_token_BT.all()) else is_token_BT.flatten().nonzero().squeeze(1)
 
     def pack(self, padded_BTX: Tensor) -> Tensor:

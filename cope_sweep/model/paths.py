@@ -27,6 +27,7 @@ class LayerPaths(NamedTuple):
 def attention_paths(run: RunSpec, resources: Resources, device: str) -> list[LayerPaths]:
     """The path of each layer of a training step on `device`, `cpu` or `cuda`, which this machine need not have."""
     bf16 = resources.precision == "bf16" or (resources.precision == "auto" and device == "cuda")
+    # A training step has no longer sequences, whatever the model may be evaluated on.
     dims = replace(run.dims, context=run.task.length("train"))
 
     def paths() -> Iterator[tuple[str, str | None]]:

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from cope_sweep.kernels.dropout import at_place, uniforms
 
-PLACE = 1
-"""Number of the place in the model, of those that dropout numbers: the embedding has 0 to 15."""
-
 
 def sampled_shares(seeds_B: Tensor, tokens: int) -> Tensor:
     """Positions in training, (B, T) float64: sorted, uniform on [0, 1), a function of the sequences' seeds."""
-    return uniforms(at_place(seeds_B, PLACE), tokens).sort(dim=1).values
+    # Dropout numbers its places in the model, of which 0 to 15 are the embedding's. It uses 0 alone.
+    return uniforms(at_place(seeds_B, 1), tokens).sort(dim=1).values
 
 
 def even_shares(lengths_B: Tensor, tokens: int) -> Tensor:

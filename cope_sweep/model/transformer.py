@@ -34,10 +34,6 @@ Cache = list[LayerCache]
 Hidden = Callable[[Tensor, Tensor | None], Tensor]
 """From token ids, (B, T), and the seeds of dropout, (B,), to the input of the output layer, (B, T, D)."""
 
-PLACES_OF_BLOCK = 16
-"""Numbers for the places of a block that have dropout: 0 is its attention. Those below the first block's are the
-embedding's."""
-
 
 class TokenEmbedding(nn.Module):
     """A table of token vectors; the family declares its `weight`, (V, D)."""
@@ -86,6 +82,7 @@ class Block(nn.Module):
                 shares_BT=shares_BT,
             )
 
+        # Each call of dropout is another place; 0 is attention.
         places = count(1)
 
         def dropout(h_BTD: Tensor) -> Tensor:
@@ -120,6 +117,7 @@ class Transformer(nn.Module):
         self.position = nn.ModuleList(PositionParameters(encoding, run.dims) for encoding in spec.position)
         if spec.tied:
             self.head.weight = self.embedding.weight
+        # On the meta device a checkpoint gives the weights.
         if not self.embedding.weight.is_meta:
             self._initialise(run)
 
@@ -192,9 +190,11 @@ class Transformer(nn.Module):
             x_BTD = apply_dropout(x_BTD, self.dropout, seeds_B)
         for layer, block in enumerate(self.blocks):
             layer_cache = cache[layer] if cache is not None else None
-            block_seeds_B = None if seeds_B is None else at_place(seeds_B, (layer + 1) * PLACES_OF_BLOCK)
+            # A block has 16 numbers for its places with dropout. The first 16 are the embedding's.
+            block_seeds_B = None if seeds_B is None else at_place(seeds_B, (layer + 1) * 16)
             arguments = (x_BTD, self._positions(layer), layer_cache, lengths_B, packing, block_seeds_B, shares_BT)
             if self.checkpoint_activations and self.training and cache is None:
+                # Dropout depends on the seeds alone: torch need not restore its generators.
                 x_BTD = checkpoint(block, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
                 x_BTD = block(*arguments)

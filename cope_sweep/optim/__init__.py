@@ -8,6 +8,7 @@ from cope_sweep.optim.muon import Muon
 from cope_sweep.optim.schedules import Constant, Cosine, Linear
 from cope_sweep.registry import Registry
 
+# mypy refuses an abstract class where a type is asked for. A registry makes no instance of it.
 OPTIMIZERS = Registry(
     "optimiser",
     Optimizer,  # type: ignore[type-abstract]

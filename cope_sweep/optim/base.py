@@ -79,10 +79,10 @@ class Schedule(Kind):
 
 
 def is_decayed(name: str, shape: Shape) -> bool:
-    """Whether weight decay applies: to matrices, but not to position parameters, biases and norms."""
+    """Weight decay applies: to matrices, but not to position parameters, biases and norms."""
     return len(shape) > 1 and not name.startswith("position.")
 
 
 def is_hidden_matrix(name: str, shape: Shape) -> bool:
-    """Whether this is a weight matrix of a block, and not of the embedding, the output layer or an encoding."""
+    """A weight matrix of a block, and not of the embedding, the output layer or an encoding."""
     return len(shape) == 2 and name.startswith("blocks.")

@@ -32,8 +32,6 @@ from cope_sweep.optim.base import (
 if TYPE_CHECKING:
     import torch
 
-TORCH_SCALES = {"match_adamw": "match_rms_adamw", "original": "original"}
-
 
 class Muon(Optimizer):
     """Muon for the matrices of the blocks, AdamW for the rest."""
@@ -63,7 +61,7 @@ class Muon(Optimizer):
             momentum=self.momentum,
             nesterov=self.nesterov,
             ns_steps=self.iterations,
-            adjust_lr_fn=TORCH_SCALES[self.scale],
+            adjust_lr_fn={"match_adamw": "match_rms_adamw", "original": "original"}[self.scale],
         )
         return [muon, build_adamw(rest, settings)]
 

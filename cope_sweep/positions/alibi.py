@@ -72,6 +72,7 @@ class ALiBi(AttentionEncoding):
         assert attention.features_BHSF is not None  # noqa: S101 - the model gives positions
         position_BHS = self.sampled * attention.features_BHSF[..., 0]
         first = position_BHS.shape[2] - attention.q_BHQK.shape[2]
+        # Shares are float64: near positions are subtracted before they are rounded.
         distance_BHQS = position_BHS[:, :, first:, None] - position_BHS[:, :, None]
         return -slopes_H11 * distance_BHQS.to(slopes_H11.dtype)
 

@@ -83,7 +83,7 @@ class Attention:
     features_BHSF: Tensor | None = None
     """The result of this encoding's `features`, split into heads; None if it has none."""
     rotated: bool = False
-    """Whether queries and keys were rotated after these. If so, `logits_BHQS` is not q·k/√K of the tensors above."""
+    """Queries and keys were rotated after these: `logits_BHQS` is not q·k/√K of the tensors above."""
 
     def nearest(self, keys: int) -> Attention:
         """The attention of the same queries to the last keys."""
@@ -102,22 +102,22 @@ class Encoding(Kind):
 
     @property
     def scores(self) -> bool:
-        """Whether this encoding adds to the attention logits."""
+        """The encoding adds to the attention logits."""
         return type(self).score is not Encoding.score
 
     @property
     def rotates(self) -> bool:
-        """Whether this encoding rotates queries and keys."""
+        """The encoding rotates queries and keys."""
         return type(self).rotate is not Encoding.rotate
 
     @property
     def weighs(self) -> bool:
-        """Whether this encoding replaces the softmax."""
+        """The encoding replaces the softmax."""
         return type(self).weights is not Encoding.weights
 
     @property
     def samples(self) -> bool:
-        """Whether positions are not the tokens' numbers, but random floats (`sampled.py`).
+        """Positions are random floats (`sampled.py`), and not the tokens' numbers.
 
         The features of a token are then its position as a share of the range, the same number for each head. The model
         draws it; `features` is not called.
@@ -126,17 +126,17 @@ class Encoding(Kind):
 
     @property
     def mixes(self) -> bool:
-        """Whether this encoding mixes the queries and keys of several tokens."""
+        """The encoding mixes the queries and keys of several tokens."""
         return type(self).mix is not Encoding.mix
 
     @property
     def has_term(self) -> bool:
-        """Whether `term` describes the score, or the weights, so that fused kernels can compute them."""
+        """`term` describes the score, or the weights, so that fused kernels can compute them."""
         return type(self).term is not Encoding.term
 
     @property
     def uses_rotated_query(self) -> bool:
-        """Whether `score` and `term` receive queries and keys after the rotation (RoPE), not before it."""
+        """`score` and `term` receive queries and keys after the rotation (RoPE), not before it."""
         return False
 
     def serves(self, layer: int) -> bool:
@@ -288,6 +288,7 @@ def causal_convolution(x_BHSF: Tensor, taps_XW: Tensor) -> Tensor:
     import torch.nn.functional as F
 
     B, H, S, features = x_BHSF.shape
+    # Zeros on the left only, so that no token sees a later one.
     padded = F.pad(x_BHSF.transpose(2, 3).reshape(B, H * features, S), (taps_XW.shape[1] - 1, 0))
     convolved = F.conv1d(padded, taps_XW[:, None].to(padded.dtype), groups=H * features)
     return convolved.view(B, H, features, S).transpose(2, 3)

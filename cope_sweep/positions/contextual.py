@@ -49,6 +49,7 @@ class _SumGates(torch.autograd.Function):
         # A gate adds to the positions of its key and of all earlier keys.
         dgates_BHQS = dp_BHQS.cumsum(-1)
         dgates_BHQS *= gates_BHQS
+        # σ' = σ·(1 − σ), in place.
         return dgates_BHQS.addcmul_(dgates_BHQS, gates_BHQS, value=-1), None
 
 
@@ -65,5 +66,6 @@ class _LinearPieces(torch.autograd.Function):
         (slope_BHQS, index_BHQS, x_BHQS), (dy_BHQS,) = ctx.saved_tensors, gradients
         zeros_BHQM = dy_BHQS.new_zeros(*dy_BHQS.shape[:-1], ctx.pieces)
         dbase_BHQM = zeros_BHQM.scatter_add(-1, index_BHQS, dy_BHQS)
+        # In place: the zeros are not needed any more.
         dslope_BHQM = zeros_BHQM.scatter_add_(-1, index_BHQS, dy_BHQS * x_BHQS)
         return dbase_BHQM, dslope_BHQM, None, dy_BHQS * slope_BHQS

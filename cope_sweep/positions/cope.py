@@ -171,6 +171,7 @@ class CoPE(ContextualEncoding):
         # The step to the next entry is 0 at the last one. At a whole number it is the derivative to the right.
         step_BHQP = F.pad(z_BHQP.diff(dim=-1), (0, 1))
         near_BHQU = linear_pieces(z_BHQP, step_BHQP, index_BHQU, p_BHQU - index_BHQU)  # eq. 8
+        # Beyond the limit every key has the last entry, whatever its gate.
         earlier = attention.visible_QS.shape[1] - near_BHQU.shape[-1]
         if not earlier:
             return near_BHQU

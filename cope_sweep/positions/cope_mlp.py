@@ -63,6 +63,7 @@ class CoPEMLP(ContextualEncoding):
 
         p_BHQS, q_BHQK = self.positions(attention), attention.q_BHQK
         if (limit := self.limit(parameters)) is not None:
+            # Not clamp, which passes the gradient at the limit itself: the derivative to the right is 0.
             p_BHQS = p_BHQS.masked_fill(p_BHQS >= limit, limit)
         if self.activation == "gelu":
             from cope_sweep.positions.gelu_units import weighted_units

@@ -21,7 +21,6 @@ from cope_sweep.terms import ShareBias
 if TYPE_CHECKING:
     from torch import Tensor
 
-EPS = 1e-6
 SLOPE = 0.01
 """Slope of LeakyReLU below 0."""
 
@@ -52,6 +51,7 @@ class FIRE(AttentionEncoding):
 
         Q, S = attention.visible_QS.shape
         u_S, r_Q = self._factors(parameters, Q, S)
+        # Keys after the query have negative distances. They are masked, and only need an index.
         share_QS1 = (u_S[distances(attention).clamp(min=0)] * r_Q[:, None])[..., None]
         units_QSN = share_QS1 * parameters["w1"] + parameters["b1"]
         units_QSN = units_QSN.relu() if self.activation == "relu" else F.leaky_relu(units_QSN, SLOPE)
@@ -82,4 +82,5 @@ class FIRE(AttentionEncoding):
         i_S = torch.arange(keys, device=c.device, dtype=c.dtype)
         u_S = ((c * i_S).abs() + 1).log()
         normaliser_Q = ((c * i_S[keys - queries :].maximum(threshold)).abs() + 1).log()
-        return u_S, 1 / (normaliser_Q + EPS)
+        # A threshold that was learned down to 0 leaves ψ(0) = 0 to the first query.
+        return u_S, 1 / (normaliser_Q + 1e-6)

@@ -53,6 +53,7 @@ class FoX(AttentionEncoding):
         bias_BHQS = c_BHS[:, :, S - Q :, None] - c_BHS[:, :, None]
         if self.scaled:
             return bias_BHQS
+        # The logits are q·k/√K already: with √K − 1 times as much added, they are q·k.
         return bias_BHQS + (math.sqrt(attention.q_BHQK.shape[-1]) - 1) * attention.logits_BHQS
 
     def term(self, parameters: Tensors, q_BHQK: Tensor, keys: int, features_BHSF: Tensor | None) -> KeyBias | None:

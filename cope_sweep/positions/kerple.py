@@ -15,8 +15,6 @@ from cope_sweep.terms import DistanceBias
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEAST = 0.01
-
 
 class Kerple(AttentionEncoding):
     """A learned penalty that grows with the logarithm of the distance."""
@@ -46,4 +44,4 @@ def _bias(parameters: Tensors, distance: Tensor) -> Tensor:
 
 def _at_least(x: Tensor) -> Tensor:
     """`x`, or 0.01 where it is less; the gradient passes in both cases, as released, so that x can grow again."""
-    return x.detach().clamp(min=LEAST) + (x - x.detach())
+    return x.detach().clamp(min=0.01) + (x - x.detach())

@@ -89,6 +89,7 @@ class PaTH(AttentionEncoding):
             w_BHKC, k_BHKC = (x[:, :, chunk].transpose(-1, -2) for x in (w_BHSK, k_BHSK))
             step_BHCK = step_BHSK[:, :, chunk]
             between_BHCC = (step_BHCK @ w_BHKC).tril(-1)  # row u, column t: β_u·w_u·w_t
+            # A token after the query takes no step on it. In its own chunk there are some.
             products_BHQC = (q_BHQK @ w_BHKC).masked_fill(~attention.visible_QS[:, chunk], 0)
             c_BHQC = torch.linalg.solve_triangular(
                 between_BHCC, products_BHQC, upper=False, left=False, unitriangular=True
@@ -97,4 +98,5 @@ class PaTH(AttentionEncoding):
             scores.append(q_BHQK @ k_BHKC - c_BHQC @ taken_BHCC)
             q_BHQK = q_BHQK - c_BHQC @ step_BHCK
         changed_BHQS = torch.cat(scores[::-1], dim=-1)
+        # Attention adds this to its logits, which it replaces.
         return changed_BHQS / math.sqrt(q_BHQK.shape[-1]) - attention.logits_BHQS

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-YARN_TURNS = 1.0, 32.0
-"""Pairs with fewer turns in the trained length are interpolated; with more, kept."""
-
 
 class RotaryEncoding(AttentionEncoding):
     """The base of encodings that rotate pairs of components of queries and keys."""
@@ -134,7 +131,7 @@ class RoPE(RotaryEncoding):
         if self.scaling == "pi":
             rate_C = rate_C / s
         elif self.scaling == "yarn" and self.trained is not None:
-            few, many = YARN_TURNS
+            few, many = 1.0, 32.0  # turns in the trained length: pairs with fewer are interpolated, with more kept
             kept_C = ((self.trained * rate_C / (2 * math.pi) - few) / (many - few)).clamp(0, 1)
             rate_C = rate_C * kept_C + rate_C / s * (1 - kept_C)
         rate_C[self.rotated_pairs(head_dim) :] = 0

@@ -38,6 +38,7 @@ class StickBreaking(AttentionEncoding):
 
         distance_QS = distances(attention)
         earlier_QS = distance_QS > 0
+        # In logarithms: in float32, 1 − σ(s) is 0 from s = 17 on.
         left_BHQS = F.logsigmoid(-logits_BHQS).masked_fill(~earlier_QS, 0)  # log (1 − σ(s))
         from_key_BHQS = left_BHQS.flip(-1).cumsum(-1).flip(-1)
         nearer_BHQS = from_key_BHQS - left_BHQS

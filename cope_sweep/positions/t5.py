@@ -60,6 +60,7 @@ class T5(AttentionEncoding):
     def bucket(self, distance: Tensor) -> Tensor:
         """The buckets of distances ≥ 0, int64 in 0 … buckets − 1; the same shape as `distance`."""
         exact = self.buckets // 2
+        # The logarithm of 0 would be −∞. Small distances have buckets of their own anyway.
         ratio = (distance.clamp(min=1) / exact).log() / math.log(self.max_distance / exact)
         far = (exact + ratio * (self.buckets - exact)).long().clamp(max=self.buckets - 1)
         return distance.where(distance < exact, far)

@@ -29,8 +29,6 @@ from cope_sweep.positions.base import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-EPS = 1e-6
-
 
 class TRA(AttentionEncoding):
     """Selective sparsity, and a decay with the number of selected keys."""
@@ -62,6 +60,7 @@ class TRA(AttentionEncoding):
     def weights(self, parameters: Tensors, attention: Attention, logits_BHQS: Tensor) -> Tensor:
         hidden_BHQS = ~((_similarity(attention) > 0) & attention.visible_QS)
         # A row without a key keeps finite logits, so that its gradient is finite, and its weights become 0.
+        # float16 ends at 65,504.
         lowest = -1e30 if logits_BHQS.dtype.itemsize >= 4 else -1e4
         weights_BHQS: Tensor = logits_BHQS.masked_fill(hidden_BHQS, lowest).softmax(dim=-1)
         return weights_BHQS.masked_fill(hidden_BHQS, 0)
@@ -72,7 +71,7 @@ def _similarity(attention: Attention) -> Tensor:
 
     def normed(x: Tensor) -> Tensor:
         x = at_least_float32(x)
-        return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
 
     q_BHQK, k_BHSK = normed(attention.q_BHQK), normed(attention.k_BHSK)
     similarity_BHQS: Tensor = (q_BHQK @ k_BHSK.transpose(-1, -2) / math.sqrt(q_BHQK.shape[-1])).relu()
