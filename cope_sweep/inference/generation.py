@@ -30,8 +30,6 @@ from cope_sweep.inference.predictor import Predictor
 from cope_sweep.inference.scoring import batch_tokens, batches, not_finite, read
 from cope_sweep.model import Cache
 
-FinishReason = Literal["stop", "length"]
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -53,6 +51,7 @@ def sample(logits_V: np.ndarray, temperature: float, rng: np.random.Generator) -
     # Subtracting the maximum first: a tiny temperature then gives −inf, never NaN.
     with np.errstate(over="ignore"):
         sum_V = np.exp((logits_V - logits_V.max()) / temperature).cumsum()
+    # Rounding may lead to the sum itself, which is behind the last token.
     return min(int(np.searchsorted(sum_V, rng.random() * sum_V[-1], side="right")), len(sum_V) - 1)
 
 
@@ -78,7 +77,7 @@ class Generation:
     seed: int | tuple[int, ...] | None = None
     """None: another one each time."""
     tokens: list[Token] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+    finish_reason: Literal["stop", "length"] | None = None
 
     def __post_init__(self) -> None:
         longest_prompt, longest_read = self.predictor.context + 1, self.predictor.longest_read
@@ -109,6 +108,7 @@ class Generation:
             raise not_finite(self.predictor.run)
         token, vocabulary = sample(logits_V, self.sampling.temperature, self._rng), self.predictor.vocabulary
         normalizer = logits_V.max() + np.log(np.exp(logits_V - logits_V.max()).sum())
+        # Stable, so that of equal tokens the lowest id comes first.
         best = np.argsort(-logits_V, kind="stable")[: self.sampling.top].tolist() if self.sampling.top else []
         self.tokens.append(
             Token(token, float(logits_V[token] - normalizer), [(k, float(logits_V[k] - normalizer)) for k in best])
@@ -159,6 +159,7 @@ def _decode(generations: list[Generation], is_cancelled: Callable[[], bool]) -> 
         for generation, logits_V in zip(generations, logits_BV, strict=True):
             generation.choose(logits_V)
         rows = [row for row, generation in enumerate(generations) if generation.finish_reason is None]
+        # Sequences that ended leave the cache, so that the others do not compute them.
         if len(rows) < len(generations):
             generations = [generations[row] for row in rows]
             for layer in cache:

@@ -31,9 +31,6 @@ from cope_sweep.model import CheckpointError, Transformer, check_reach, load_mod
 from cope_sweep.tasks import IGNORED, Task
 from cope_sweep.text import TOKENIZER_FILE, TextError, TextTokenizer
 
-WINDOWS_PER_CALL = 64
-"""Windows of a text that are scored in one call."""
-
 
 class Predictor:
     """A trained model that scores token ids, and texts if it was trained on text. It is thread-safe."""
@@ -97,7 +94,7 @@ class Predictor:
 
     @cached_property
     def reads_text(self) -> bool:
-        """Whether the checkpoint has a tokenizer."""
+        """The checkpoint has a tokenizer."""
         return self._tokenizer_json is not None and self._tokenizer_json.exists()
 
     @cached_property
@@ -205,6 +202,7 @@ class Predictor:
 
     def trained(self, tokens_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The model's input in the places of tokens, (T,), and whether the task trains each token, bool (T,)."""
+        # A task makes one input less than it gets tokens. The 0 is only the target of the last one, which is dropped.
         batch = self.run.task.with_targets(np.append(tokens_T, 0)[None])
         return batch.inputs_NT[0], np.concatenate(([False], batch.targets_NT[0, :-1] != IGNORED))
 
@@ -243,7 +241,8 @@ class Predictor:
     def score_windows(self, all_windows: Iterable[Window]) -> Iterator[Scores]:
         """The scores of windows, computed some at a time. Raises TokensError and NotFiniteError."""
         iterator = iter(all_windows)
-        while some := list(islice(iterator, WINDOWS_PER_CALL)):
+        # Enough for full batches of similar lengths, without all windows of a long text in memory.
+        while some := list(islice(iterator, 64)):
             longest = max(window.reads for window in some)
             self.check_reach(longest, f"a window of {longest + 1} tokens")
             for scores in score(self.model, self.run, some):

@@ -91,7 +91,7 @@ class ContextualMatrices:
     """Largest position that the encoding distinguishes, p_max − 1; None: no limit."""
 
     @property
-    def clamped_positions_HTT(self) -> np.ndarray:  # noqa: N802
+    def clamped_positions_HTT(self) -> np.ndarray:  # noqa: N802 - a shape suffix
         """float32: min(position, limit), as the encoding uses it."""
         return self.positions_HTT if self.limit is None else np.minimum(self.positions_HTT, np.float32(self.limit))
 
@@ -469,6 +469,7 @@ def head_statistics(
         if seen_by is not None and not queries_T.any():
             continue
 
+        # As defaults, because the loop gives both names other values.
         def add_layer(layer: LayerProbe, queries_T: np.ndarray = queries_T, marked: TokenMarks = marked) -> None:
             for kind, matrices in layer.contextual.items():
                 for row, head in enumerate(layer.heads):
@@ -514,6 +515,7 @@ def _auc(on_N: np.ndarray, off_N: np.ndarray) -> float | None:
     """Area under the ROC curve: the statistic of Mann and Whitney, ÷ the number of pairs. Ties count ½."""
     if not len(on_N) or not len(off_N):
         return None
+    # Only the statistic is used. An exact p would take long.
     return float(mannwhitneyu(on_N, off_N, method="asymptotic").statistic) / (len(on_N) * len(off_N))
 
 

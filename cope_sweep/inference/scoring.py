@@ -45,7 +45,7 @@ class Window:
     first: int = 1
     """Tokens `first` … T − 1 are scored."""
     read_last: bool = False
-    """Whether the model reads the last token, too, which predicts the token after the window."""
+    """The model reads the last token, too, which predicts the token after the window."""
 
     @property
     def reads(self) -> int:
@@ -137,9 +137,9 @@ def batch_tokens(model: Transformer) -> int:
 
 
 def fitting(length: int, shorter: Sequence[int], model: Transformer) -> list[int]:
-    """The indices of the `others` that are computed in a batch with a window of `length` tokens.
+    """The indices of the `shorter` windows that join a batch with a window of `length` tokens.
 
-    Those nearest in length, as far as padding costs less than another batch.
+    They are the nearest in length, as far as padding costs less than another batch. `shorter` has lengths.
     """
     limit = batch_tokens(model)
     chosen: list[int] = []
@@ -231,6 +231,7 @@ def _log_probabilities(
     """Log-probabilities of the targets, (N,), and ids and log-probabilities of the `top` most probable, (N, K)."""
     rows = max(1, SCRATCH_BYTES // (24 * model.vocabulary_size))  # float32, float64, and what logsumexp needs
     scored: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    # At least once, so that no scored token gives empty arrays.
     for start in range(0, max(1, len(targets_N)), rows):
         logits_NV = model.logits(hidden_ND[start : start + rows]).double()
         normalizer_N1 = logits_NV.logsumexp(-1, keepdim=True)
@@ -246,9 +247,8 @@ def _window(run: RunSpec, batch: int, length: int) -> int:
     spec = run.model
     if not spec.hard_attention and not any(encoding.scores or encoding.weighs for encoding in spec.position):
         return length
-    row_bytes = (
-        40 * spec.heads * min(length, MIN_BLOCKED_KEYS)
-    )  # about ten float32 copies of a row of the attention matrix
+    # About ten float32 copies of a row of the attention matrix.
+    row_bytes = 40 * spec.heads * min(length, MIN_BLOCKED_KEYS)
     return length if batch * length * row_bytes <= SCRATCH_BYTES else max(1, SCRATCH_BYTES // (batch * row_bytes))
 
 
@@ -272,6 +272,7 @@ class Perplexity:
         sequences = list(log_probabilities)
         scored = [entry for sequence in sequences for entry in sequence[~np.isnan(sequence)].tolist()]
         positions = sum(len(sequence) - 1 for sequence in sequences)
+        # fsum rounds once, so the sum does not depend on the order of the tokens.
         nll_sum = -math.fsum(scored)
         mean = nll_sum / len(scored)
         return Perplexity(nll_sum, len(scored), positions, _exp(mean), mean / math.log(2))

@@ -39,7 +39,9 @@ def validate_token_ids(ids: TokenIds, vocabulary_size: int, name: str = "the seq
         items: list[Any] = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
     except TypeError:
         raise TokensError(f"{name}: {_short(ids)} is not a list of token ids", sequence=name) from None
+    # The usual case, without a loop in Python. bool is another type here.
     if set(map(type, items)) <= {int}:
+        # The loop below names an id that does not fit int64.
         with suppress(OverflowError):
             tokens_T = np.array(items, dtype=np.int64)
             if not len(tokens_T) or (tokens_T.min() >= 0 and tokens_T.max() < vocabulary_size):
@@ -98,6 +100,7 @@ class TextVocabulary:
         return self.tokenizer.end_of_text
 
     def encode(self, text: str) -> np.ndarray:
+        # An empty text has no chunk, and concatenate needs an array.
         return np.concatenate([np.empty(0), *self.tokenizer.encode(list(chunks([text])))]).astype(np.int64)
 
     def piece(self, token: int) -> bytes:

@@ -86,7 +86,7 @@ class Inputs:
 
     @property
     def rotated(self) -> bool:
-        """Whether an encoding has rotated queries and keys."""
+        """An encoding has rotated queries and keys."""
         return self.rotated_q_BHTK is not self.q_BHTK
 
 
@@ -139,18 +139,18 @@ class Arguments(NamedTuple):
     e_scale: float = 1.0
     relative_scale: float = 1.0
     far_last: bool = False
-    """RelativeLookUp: whether distances beyond the table use its last entry."""
+    """RelativeLookUp: distances beyond the table use its last entry."""
     dropout: float = 0.0
     log_gates: bool = False
     """Slope: positions are Σ log σ(gate logit) of the keys after the key, up to the query, instead of CoPE's."""
     stick_breaking: bool = False
     """The weights are σ(s_ij)·Π_{j < k < i} (1 − σ(s_ik)), s with all terms added, instead of the softmax."""
     keep_remainder: bool = False
-    """Stick-breaking: whether the query's own value gets the weight that no key has taken."""
+    """Stick-breaking: the query's own value gets the weight that no key has taken."""
 
     @property
     def contextual(self) -> bool:
-        """Whether a term depends on gates."""
+        """A term depends on gates."""
         return self.e is not None or self.segment_slope is not None or self.m is not None
 
 
@@ -172,8 +172,8 @@ def make_problem(inputs: Inputs, positions: LayerEncodings, dropout: float, seed
 
     They cannot express hard attention, an encoding without a `term`, two terms of a kind, contextual encodings whose
     gates differ, a table of rotated queries beside one (or gates) of unrotated ones, gates with separate queries
-    beside a table, and contextual encodings or a bias of keys
-    beside stick-breaking. Raises ValueError if gate keys of an encoding are missing from the inputs.
+    beside a table, and contextual encodings or a bias of keys beside stick-breaking. Raises ValueError if gate keys of
+    an encoding are missing from the inputs.
     """
     if inputs.hard:
         return "attention is hard, and fused kernels compute the softmax only"
@@ -199,6 +199,7 @@ def make_problem(inputs: Inputs, positions: LayerEncodings, dropout: float, seed
             table_queries.append(term.q_BHQK)
         if isinstance(term, LogSlope):
             gate_keys.append(_padded(term.k_BHSF, inputs))
+            # Kernels multiply products by 1/√K, which those of a LogSlope do not have.
             gate_queries.append(_padded(term.q_BHQF * inputs.q_BHTK.shape[-1] ** 0.5, inputs))
         elif isinstance(term, ContextualTerm):
             gate_keys.append(_gate_keys(inputs, term, index))
@@ -231,7 +232,6 @@ def make_problem(inputs: Inputs, positions: LayerEncodings, dropout: float, seed
 
 
 def _fields_of(term: Term) -> dict[str, Any]:
-    """The fields of `Arguments` that describe a term."""
     if isinstance(term, LookUp):
         return {"e": term.e_PK, "e_scale": term.scale}
     if isinstance(term, PiecewiseLinear):

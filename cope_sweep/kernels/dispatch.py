@@ -125,8 +125,8 @@ def which(
         device: `cpu` or `cuda`.
         dtype: of queries, keys and values: under autocast, its type.
         dropout: the probability of dropping a weight.
-        hard: whether attention is hard.
-        padded: whether sequences have lengths.
+        hard: attention is hard.
+        padded: sequences have lengths.
         implementation: the one that the caller asks for.
 
     """
@@ -205,6 +205,7 @@ def _fastest(
     no_scores = plain and not (dropout or inputs.hard)
     no_scores &= inputs.lengths_B is None
     native_is_faster = on_cpu and S >= MIN_NATIVE_KEYS and inputs.q_BHTK.dtype == torch.float32
+    # Its causal mask starts at the upper left corner: it fits all queries, and one query needs none.
     if no_scores and T in (1, S) and not native_is_faster:
         return Path("sdpa")
     # With few queries, as in decoding, the fused kernels would spend most of their time on packing all keys.
@@ -283,6 +284,7 @@ def _without_scores(inputs: Inputs) -> Tensor:
         inputs.rotated_q_BHTK,
         inputs.rotated_k_BHSK,
         inputs.v_BHSK,
+        # A single query is the last token.
         is_causal=inputs.q_BHTK.shape[2] > 1,
     )
 

@@ -63,6 +63,7 @@ def apply_dropout(x_BTD: Tensor, p: float, seeds_B: Tensor) -> Tensor:
 
 def threshold(p: float) -> int:
     """Elements whose 32 bits are below this number are dropped, for a dropout probability p."""
+    # A p that rounds to 1 must fit 32 bits, too.
     return min(round(p * 2**32), 2**32 - 1)
 
 
@@ -73,7 +74,7 @@ def heads_of_batch(seeds_B: Tensor, heads: int) -> tuple[Tensor, Tensor]:
 
 
 def dropout_mask(p: float, seeds_N: Tensor, heads_N: Tensor, tokens_T: Tensor, columns_S: Tensor) -> Tensor:
-    """Whether each element is kept, bool (N, T, S).
+    """True where an element is kept, bool (N, T, S).
 
     `seeds_N` are the seeds of the sequences, and `heads_N` indices among a sequence's heads; `tokens_T`, and
     `columns_S` where they are keys, count tokens from the start of the sequence.
@@ -97,7 +98,7 @@ def _row_keys(seeds_N: Tensor, heads_N: Tensor, tokens_T: Tensor) -> Tensor:
 
 
 def _kept(p: float, row_keys: Tensor, columns_S: Tensor) -> Tensor:
-    """Whether each element of rows is kept, bool, with the columns as a further dimension."""
+    """True where an element of the rows is kept, bool, with the columns as a further dimension."""
     x = row_keys[..., None] + columns_S.to(torch.int32) * _signed32(0x9E3779B9)
     x ^= _shift(x, 16, 32)
     x *= _signed32(0x7FEB352D)
@@ -121,6 +122,7 @@ def _shift(x: Tensor, bits: int, width: int) -> Tensor:
     return (x >> bits) & ((1 << (width - bits)) - 1)
 
 
+# torch has few operations of unsigned integers. Signed ones wrap around to the same bits.
 def _signed64(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 

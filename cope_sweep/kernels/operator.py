@@ -31,15 +31,11 @@ class Kernel(Protocol):
         """Write the gradients of the first `DIFFERENTIABLE` arguments into the tensors of `empty_gradients`."""
 
 
-_MODULES = {
-    "native": "cope_sweep.kernels.native",
-    "triton": "cope_sweep.kernels.triton_attention",
-}
-
-
 @cache
 def _module(kernel: str) -> Kernel:
-    return cast(Kernel, importlib.import_module(_MODULES[kernel]))
+    # Imported when it is used: Triton may be missing.
+    modules = {"native": "cope_sweep.kernels.native", "triton": "cope_sweep.kernels.triton_attention"}
+    return cast(Kernel, importlib.import_module(modules[kernel]))
 
 
 def attention(given: Arguments, kernel: str) -> Tensor:
@@ -103,9 +99,11 @@ def _backward_fake(dout: Tensor, out: Tensor, lse: Tensor, carry: Tensor, *argum
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    # In a tuple, because a value may be None, and None stands for a tensor here.
     ctx.constants = [None if isinstance(value, Tensor) else (value,) for value in inputs]
     ctx.save_for_backward(*output, *(value for value in inputs if isinstance(value, Tensor)))
     ctx.mark_non_differentiable(*output[1:])
+    # Without a gradient of the output, `dout` is None, and not an array of zeros.
     ctx.set_materialize_grads(False)
 
 

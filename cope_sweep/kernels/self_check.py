@@ -85,6 +85,7 @@ def _checked(
             errors = thread.submit(relative_errors, kernel, device, dtype, head_dim, names).result()
     except Exception as error:
         return f"its check on this {name} ended with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    # Not `error >`: an error that is NaN is wrong, too.
     wrong = [f"{name} by {error:.2g}" for name, error in errors.items() if not error <= TOLERANCES[dtype]]
     if wrong:
         return f"its results on this {name} are wrong (relative errors in a small problem: {', '.join(wrong)})"

@@ -48,7 +48,6 @@ class View(ctypes.Structure):
 
 
 def _c_type(name: str, kind: Any) -> Any:
-    """The type of a field of `Arguments` in C."""
     if name in Arguments._fields[:QUERIES_AND_KEYS]:
         return View
     if name in ("lengths", "seeds"):
@@ -77,7 +76,7 @@ class Problem(ctypes.Structure):
         ("keep_scale", c_float),  # 1/(1 − dropout)
         ("groups", c_int32),  # number of groups of a head's queries, each with its own partial sums
         ("threads", c_int32),
-        ("poison", c_int32),  # whether to fill scratch memory with NaN
+        ("poison", c_int32),  # 1: fill scratch memory with NaN, as tests do
     ]
 
 
@@ -141,7 +140,7 @@ def problem(arguments: Arguments) -> Problem:
 
 
 def _fills_new_memory() -> bool:
-    """Whether torch fills its own new memory with NaN."""
+    # A property that torch gives its module, which mypy does not see. torch then fills its own new memory with NaN.
     fills: bool = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     return fills and torch.are_deterministic_algorithms_enabled()
 

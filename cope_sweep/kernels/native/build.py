@@ -27,7 +27,6 @@ from cope_sweep.kernels.native import abi
 SOURCES = Path(__file__).parent
 FLAGS = ["-std=gnu++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w"]
 TARGETS = {"avx512": ["-march=x86-64-v4"], "avx2": ["-march=x86-64-v3"], "portable": []}
-TIMEOUT_S = 300
 
 
 class BuildError(Exception):
@@ -79,7 +78,7 @@ def build(target: str) -> Path:
                 [*command, "-I", folder, "-o", str(fresh)],
                 capture_output=True,
                 text=True,
-                timeout=TIMEOUT_S,
+                timeout=300,
                 check=False,
             )
             if compilation.returncode:
@@ -88,6 +87,7 @@ def build(target: str) -> Path:
             checksum.write_text(_sha256(fresh))
             # A process that is killed between the two leaves a library that the next one builds again.
             checksum.replace(_checksum_file(path))
+            # In one step, so that no other process loads a half-written library.
             fresh.replace(path)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"the native kernels could not be built in {path.parent}: {error}") from error
@@ -119,6 +119,7 @@ def _compiler() -> str | None:
 
 
 def _digest(command: list[str]) -> str:
+    # Not the paths of compiler and sources: installations that share a cache share the library.
     digest = hashlib.sha256(repr([Path(command[0]).name, *command[1:-1], abi.header()]).encode())
     for source in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp")):
         digest.update(source.read_bytes())

@@ -65,5 +65,5 @@ def why_not(arguments: Arguments, device: torch.device) -> str | None:
 
 @constant_when_compiled
 def _is_old(device: int | None) -> bool:
-    """Whether the GPU is too old. Without a GPU, as for the plan of another machine, it is not."""
+    """Without a GPU, as for the plan of another machine, it is not."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0)

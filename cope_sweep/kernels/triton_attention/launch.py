@@ -28,9 +28,6 @@ KERNELS = {
 OPTIONS = {"enable_fp_fusion": True}
 """Products and sums become one instruction: Triton's default changes with its versions."""
 
-_WORD_BYTES = 4
-_LARGEST_CHUNK = 64
-"""Entries of a table that are computed at a time, at most."""
 _NEVER = 1 << 30
 """Larger than any position."""
 _LARGEST_TILE = 128
@@ -99,6 +96,7 @@ class Call:
             **strides("gk", self.k if self.gate_k is None else self.gate_k),
             **{size: getattr(self, size) for size in "HTSPRDM"},
             "scale": arguments.scale,
+            # As a signed integer: `tiles.kept` flips the highest bit of what it compares.
             "threshold": threshold(arguments.dropout) - 2**31,
             "survival": 1.0 - arguments.dropout,
             "HEAD_DIM": self.K,
@@ -127,6 +125,7 @@ class Call:
         arguments = self.arguments
         if arguments.knots is None:
             return {"knots": None, "segment_slope": None, "segment_intercept": None, "limit": arguments.limit}
+        # The binary search is among 2^STEPS − 1 knots. Infinite ones are above every position.
         padding = 2 ** self.M.bit_length() - 1 - len(arguments.knots)
         knots = torch.nn.functional.pad(arguments.knots.float(), (0, padding), value=float("inf"))
         slope, intercept = _float(arguments.segment_slope), _float(arguments.segment_intercept)
@@ -181,7 +180,7 @@ def forward(given: Arguments, out: Tensor, lse: Tensor, carry: Tensor) -> None:
     call = Call(given)
     sizes = call.sizes("forward")
     tile = max(sizes["BLOCK_T"], _LARGEST_TILE)
-    parts = divide(call.B * call.H, call.T, _WORD_BYTES * (call.P + call.R), _bytes(call.q), tile)
+    parts = divide(call.B * call.H, call.T, 4 * (call.P + call.R), _bytes(call.q), tile)
     arguments = {
         **call.shared(),
         **call.of_tables(),
@@ -240,6 +239,7 @@ class Backward:
             "edge_records": self._edges(edge),
             "do": do,
             "row_records": call.scratch(self.parts, 4, dtype=torch.float32),
+            # float32 counts the entries of a tile's rows from 2²³ up to 2²⁴ (`tables.MAGIC`).
             "WIDE": _LARGEST_TILE * call.P >= 2**23,
             "z_table": call.scratch(self.parts, call.P),
             "relative_table": call.scratch(self.parts, call.R),
@@ -313,6 +313,7 @@ class Backward:
         call, rows_end = self.call, part.first_row + part.rows
         sums = {name: self.of_keys[f"d{name}"] for name in OF_KEYS if self.parts.rows_are_split}
         for total in sums.values():
+            # The launches of a head follow each other, and add to the same sums.
             if part.first_row == 0 and total is not None:
                 total.zero_()
         keys = call.S - call.T + rows_end if self.parts.rows_are_split else call.S
@@ -353,7 +354,7 @@ def _float(x: Tensor | None) -> Tensor | None:
 
 def _chunk(entries: int) -> int:
     chunk: int = triton.next_power_of_2(max(1, entries))
-    return min(_LARGEST_CHUNK, max(16, chunk))
+    return min(64, max(16, chunk))
 
 
 def _bytes(x: Tensor) -> int:
