@@ -75,7 +75,6 @@ def serve(
 
 
 def _make_key(path: Path, name: str | None, *, may_submit: bool) -> None:
-    """Make a key, print it, and say on standard error what it is good for. Raises UserError."""
     from cope_services.http.access import KeysFile
 
     if name is None:

@@ -42,9 +42,6 @@ RIGHTS = r"(?:read|infer|submit)(?:,(?:read|infer|submit))*"
 LINE = re.compile(rf"(?P<name>{NAME.pattern})\s+(?P<rights>{RIGHTS})\s+(?P<sha256>[0-9a-f]{{64}})")
 PREFIX = "cope_"
 """Start of every key: tools that search files for secrets can find it."""
-MAX_KEY_LENGTH = 200
-"""Longer keys in an `Authorization` header are cut before hashing."""
-FileState = tuple[int, int, int]
 
 
 class KeysError(UserError):
@@ -70,13 +67,13 @@ class KeysFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._state: FileState | None = None
+        self._state: tuple[int, int, int] | None = None
         self._keys: tuple[ApiKey, ...] = ()
         self._had_keys = False
 
     @property
     def protects(self) -> bool:
-        """Whether the file has keys, or had some since the server started. Raises KeysError."""
+        """The file has keys, or had some since the server started. Raises KeysError."""
         self._read_if_changed()
         return self._had_keys
 
@@ -90,7 +87,7 @@ class KeysFile:
 
         Every digest is compared in constant time, so response times reveal nothing about the keys.
         """
-        digest = _digest(presented[:MAX_KEY_LENGTH])
+        digest = _digest(presented[:200])  # a header may be long, and a key has 48 characters
         match = None
         for key in self.all():
             if hmac.compare_digest(key.sha256, digest):
@@ -114,6 +111,7 @@ class KeysFile:
             )
         secret = PREFIX + secrets.token_urlsafe(32)
         try:
+            # Appended: of two commands that make keys at once, neither overwrites the line of the other.
             with os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+b") as file:
                 file.seek(0)
                 ends_with_newline = (file.read() or b"\n").endswith(b"\n")  # an editor may leave out the last newline
@@ -141,6 +139,7 @@ class KeysFile:
             ) from error
         state = status.st_mtime_ns, status.st_size, status.st_ino
         if state != self._state:
+            # Its state is noted afterwards, so that a file with an error is one for each request until it is corrected.
             self._keys = self._read(status)
             self._state = state
             self._had_keys = self._had_keys or bool(self._keys)
@@ -228,7 +227,6 @@ async def _require_submit(
 
 
 def _challenge(**about: str) -> dict[str, str]:
-    """The WWW-Authenticate header, with the reason for the refusal."""
     return {"www-authenticate": ", ".join(['Bearer realm="cope-sweep"', *(f'{k}="{v}"' for k, v in about.items())])}
 
 
@@ -322,13 +320,12 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether `host` means every interface of the machine."""
+    """`host` means every interface of the machine."""
     address = _address(host)
     return not host if address is None else address.is_unspecified
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address, or None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -346,7 +343,7 @@ def _bare(host: str) -> str:
 
 
 def _is_same_origin(origin: str, host: str, scheme: str) -> bool:
-    """Whether the `Origin` of a request has the scheme, name and port of its `Host`.
+    """The `Origin` of a request has the scheme, name and port of its `Host`.
 
     Behind a proxy that terminates TLS, the scheme of a request from an `https` page is `http`.
     """

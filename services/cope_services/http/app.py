@@ -71,12 +71,14 @@ class Service(FastAPI):
         """Starlette's application, which routes requests and handles errors, inside this service's middleware."""
         hosts = AllowedHosts(self.settings.host, self.settings.allowed_hosts)
         keys = Authentication(KeysFile(self.settings.keys_file), self.always_asks_keys)
+        # From the inside out. A refused request is counted, and its answer has the headers, but its body is not read.
         app: ASGIApp = BodyLimit(HeadAsGet(super().build_middleware_stack()), self.settings.max_body_bytes)
         app = SecurityHeaders(compression(Refusals(app, hosts.check, keys.check)))
         return Measurement(app, self.metrics, self.routes, log=self.settings.access_log)
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document, created once."""
+        # FastAPI keeps the document, so it is changed in place, once.
         if self.openapi_schema is None:
             add_common_errors(super().openapi())
         return super().openapi()

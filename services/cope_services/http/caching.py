@@ -43,7 +43,7 @@ class SharedTasks(Generic[K, T]):
     def _end(self, key: K, task: asyncio.Task[T]) -> None:
         del self.tasks[key]
         if not task.cancelled():
-            task.exception()  # the waiting requests raise it
+            task.exception()  # the waiting requests raise it; asked for, so that asyncio does not log it
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -64,12 +64,14 @@ class AnswerCache:
     async def respond(self, request: Request, make: Handler) -> Response:
         """The answer of `make` to a request, with an ETag; or 304 if the client has this answer."""
         etag = await self._etag(request)
+        # A weak ETag, because compression changes the bytes of the same answer.
         headers = {"etag": f'W/"{etag}"', "cache-control": "no-cache", "vary": "Accept"}
         if matches_etag(request.headers.get("if-none-match"), etag):
             return Response(status_code=304, headers=headers)
         answer = self._cached.get(etag) or await self._running.get(etag, lambda: make(request))
         if answer.status_code != 200:
             return answer
+        # No single answer drives most of the others out.
         if len(answer.body) <= MAX_CACHE_BYTES // 4:
             self._cached[etag] = answer
         return Response(answer.body, headers=headers, media_type=answer.headers["content-type"])
@@ -113,5 +115,5 @@ def cached(work: Work) -> type[CachedRoute]:
 
 
 def matches_etag(if_none_match: str | None, etag: str) -> bool:
-    """Whether an If-None-Match header names this ETag."""
+    """The If-None-Match header names this ETag."""
     return parse_etags(if_none_match).contains_weak(etag.removeprefix("W/").strip('"'))

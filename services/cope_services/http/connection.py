@@ -43,4 +43,5 @@ async def while_connected(request: Request, work: Awaitable[T], limit_s: float |
     finally:
         watcher.cancel()
         if left:
+            # An asyncio.timeout around this must not take the cancellation for another one.
             task.uncancel()

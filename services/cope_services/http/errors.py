@@ -201,9 +201,8 @@ def error_response(
 
 def problem_details(status: int, code: str, detail: str, data: Mapping[str, JsonValue]) -> bytes:
     """Problem details as JSON. The type about:blank means that the title is the phrase of the status (RFC 9457)."""
-    title = (
-        "Client Closed Request" if status == 499 else HTTPStatus(status).phrase
-    )  # 499 comes from nginx; no standard defines it
+    # 499 comes from nginx; no standard defines it.
+    title = "Client Closed Request" if status == 499 else HTTPStatus(status).phrase
     problem = {"type": "about:blank", "title": title, "status": status, "detail": detail, "code": code, "data": data}
     return json.dumps(problem).encode()
 

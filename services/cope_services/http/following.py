@@ -44,6 +44,7 @@ class Watchers:
         self.threads = CapacityLimiter(LOOKS)
         """Threads that look at the index, so that listeners take none from other requests."""
         self._looking: SharedTasks[str, tuple[int, SweepProgress]] = SharedTasks()
+        # Half a tick, so that a listener finds something newer each time that it looks.
         self._latest: TTLCache[str, tuple[int, SweepProgress]] = TTLCache(MAX_FOLLOWED, TICK_S / 2)
         self._trackers: TTLCache[str, ProgressTracker] = TTLCache(MAX_FOLLOWED, RATE_WINDOW_S)
 

@@ -140,6 +140,7 @@ class SweepJobs:
         """
         if self.queries.sweep_summary(sweep_id).status in ACTIVE:
             self.queries.store.index.request_stop(sweep_id)
+        # Read again: if its job has started meanwhile, it sees the request by itself.
         if self.queries.sweep_summary(sweep_id).status == "pending" and self.settings.ray_address:
             stop_job(self.settings.ray_address, sweep_id)
             self.reconcile(sweep_id)
@@ -154,6 +155,7 @@ class SweepJobs:
                 await run_in_threadpool(self.reconcile_all)
                 logged = ""
             except Exception as error:  # the cluster or the store does not answer: try again next time
+                # Once for each reason, and not every few seconds.
                 if str(error) != logged:
                     LOG.warning("cannot check the jobs of active sweeps: %s", error)
                 logged = str(error)
@@ -238,7 +240,6 @@ class SweepJobs:
         )
 
     def _active_retry(self, sweep_id: str) -> SweepState | None:
-        """The active sweep that retries a sweep."""
         for active in self._active(self.queries.store):
             if active.retry_of == sweep_id:
                 return self._state(active.sweep_id)
@@ -275,6 +276,7 @@ class SweepJobs:
         limit = self.settings.max_sweeps
         active = self._active(store)
         if len(active) >= limit:
+            # Sweeps whose jobs have died count as active until that is recorded.
             for submission in active:
                 self.reconcile(submission.sweep_id)
             active = self._active(store)
@@ -314,8 +316,4 @@ class SweepJobs:
 
 
 def _as_text(spec: object) -> str:
-    """The text of a file for a spec that was sent as an object."""
     return json.dumps(spec, indent=2, ensure_ascii=False) + "\n"
-
-
-# -- progress ----------------------------------------------------------------------------------------------------------

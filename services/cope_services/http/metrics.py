@@ -102,8 +102,6 @@ class _InferenceMetrics(Collector):
 
 
 class _WorkMetrics(Collector):
-    """The slots of each kind of work."""
-
     def __init__(self, queues: WorkQueues) -> None:
         self.queues = queues
 
@@ -199,6 +197,7 @@ class StoreMetrics(Collector):
     def __init__(self, store: Callable[[], Store], clock: Callable[[], float] = time.monotonic) -> None:
         self.store, self.clock = store, clock
         self._lock = threading.Lock()
+        # Whatever the clock starts with, the first scrape reads.
         self._read_s = -READ_EVERY_S
         self._activity: Activity | None = None
 

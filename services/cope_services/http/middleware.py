@@ -92,9 +92,8 @@ class HeadAsGet:
         try:
             await self.app(as_get, receive, send)
         finally:
-            scope.update(
-                {name: as_get[name] for name in ("endpoint", "path_params") if name in as_get}
-            )  # for the metrics
+            # The metrics name the route by what Starlette has noted in the other scope.
+            scope.update({name: as_get[name] for name in ("endpoint", "path_params") if name in as_get})
 
 
 def compression(app: ASGIApp) -> ASGIApp:
@@ -138,6 +137,7 @@ class SecurityHeaders:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *FIXED]
+                # It changes the list in the message itself.
                 headers = MutableHeaders(raw=message["headers"])
                 is_document = headers.get("content-type", "").startswith(("text/html", "image/svg"))
                 headers.setdefault("content-security-policy", DOCUMENT_POLICY if is_document else DATA_POLICY)

@@ -20,9 +20,6 @@ from cope_services.http.settings import Settings, load_settings
 from cope_sweep.errors import UserError
 from cope_sweep.signals import TERMINATION, handling
 
-SHUTDOWN_TIMEOUT_S = 5
-"""Time that open requests have to finish after a signal."""
-
 SWITCH_S = 0.0005
 """Time for which a thread keeps Python's interpreter lock while others wait for it.
 
@@ -80,14 +77,13 @@ def configuration(settings: Settings) -> uvicorn.Config:
         ws="none",
         log_level="warning",
         access_log=False,  # uvicorn would log queries, which may contain secrets; `Measurement` writes the log
-        proxy_headers=False,
-        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        proxy_headers=False,  # any client can send them
+        timeout_graceful_shutdown=5,  # seconds that open requests have after a signal
         server_header=False,
     )
 
 
 def _log_requests() -> None:
-    """Write the access log to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     ACCESS.addHandler(handler)

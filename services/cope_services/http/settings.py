@@ -131,6 +131,7 @@ class Settings(BaseSettings):
 
     def inferences(self) -> int:
         """Batches and probes computed at a time."""
+        # Those that this process may use, which can be fewer than the machine has.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return self.max_inferences or min(4, cores)
 
@@ -149,6 +150,7 @@ class Settings(BaseSettings):
     def _hidden(self) -> list[str]:
         folders = [self.ablations, *(() if "://" in self.store else (Path(self.store),))]
         parents = {parent for folder in folders for parent in (folder.absolute().parent, folder.resolve().parent)}
+        # Longest first: one folder may be within another.
         return sorted((f"{parent}/" for parent in parents if parent != Path("/")), key=len, reverse=True)
 
     @model_validator(mode="after")

@@ -63,6 +63,7 @@ class WorkQueue:
             )
         self.waiting += 1
         try:
+            # Where there is a free slot, nobody has to watch for a client that leaves.
             if request is None or not self._slots.locked():
                 await self._slots.acquire()
             else:

@@ -56,10 +56,8 @@ class BatchCounts:
         self.sizes[bisect_left(BATCH_SIZES, len(reads))] += 1
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # by identity: two requests may send the same window
 class _QueuedWindow:
-    """A window that waits for its scores."""
-
     predictor: Predictor
     window: Window
     top: int
@@ -115,6 +113,7 @@ class Batcher:
 
     async def prepare(self, compute: Callable[[], T]) -> T:
         """The result of `compute`, in a thread for reading texts and writing answers."""
+        # A plugin's tokenizer or task may raise SystemExit.
         return await to_thread.run_sync(user_code()(compute), limiter=self._preparations)
 
     async def infer(self, compute: Callable[[], T]) -> T:
@@ -134,6 +133,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         queued = [_QueuedWindow(predictor, window, top, loop.create_future()) for window in windows]
         self._queue += queued
+        # As many tasks as can compute at a time. Each goes on until no window waits.
         for _ in queued[: self.max_inferences]:
             worker = loop.create_task(self._compute_batches())
             self._workers.add(worker)  # the event loop keeps only a weak reference
@@ -141,7 +141,6 @@ class Batcher:
         return await asyncio.gather(*(item.scores for item in queued))
 
     async def _compute_batches(self) -> None:
-        """Compute batches until no window waits."""
         from cope_sweep.inference import score
 
         async with self._free:

@@ -97,7 +97,7 @@ class CompletionRequest(Body):
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the request asks for the log-probabilities of the prompt."""
+        """The request asks for the log-probabilities of the prompt."""
         return self.echo and self.logprobs is not None
 
     @property
@@ -233,7 +233,6 @@ async def complete_prompts(predictors: Predictors, predictor: Predictor, request
 
 
 def _generations(predictor: Predictor, request: CompletionRequest, settings: Settings) -> list[Generation]:
-    """A generation for each prompt. Raises TokensError and TooLargeError."""
     from cope_sweep.inference import Generation, Sampling
 
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
@@ -251,6 +250,7 @@ def _generations(predictor: Predictor, request: CompletionRequest, settings: Set
         if request.scores_prompt:
             predictor.check_reach(len(tokens_T) - 1, f"prompt {number} of {len(tokens_T)} tokens")
         # Each completion has its own random numbers, so they do not depend on the other prompts.
+        # numpy takes no negative seeds.
         seed = None if request.seed is None else (request.seed % (1 << 64), number)
         generations.append(Generation(predictor, tokens_T, sampling, seed))
     cost = _cost(request, generations)
@@ -341,6 +341,7 @@ def _prompt_entries(generation: Generation, scores: Scores | None, top: int) -> 
 
 def _logprobs(entries: list[Entry], vocabulary: Vocabulary) -> Logprobs:
     logprobs, offset = Logprobs(), 0
+    # Offsets count characters, and a token may end within one.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for token, log_p, top in entries:
         label = vocabulary.label(token)

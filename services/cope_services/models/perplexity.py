@@ -41,7 +41,7 @@ class _Sequence:
     inputs_L: np.ndarray
     """The token that the model reads at each position."""
     trained_L: np.ndarray
-    """Whether the task trains each token; only trained tokens are scored."""
+    """True for the tokens that the task trains; only these are scored."""
     windows: list[Window]
     units: tuple[int, int] | None
     """Words and bytes; None for token ids."""
@@ -63,6 +63,7 @@ async def compare(components: Components, request: PerplexityRequest) -> bytes:
             key = (model.ablation, model.scale, model.row)
             run_ids.append(await predictors.look_up(key, partial(best_run_id, queries, model)))
     answers = [await measure(predictors, await components.predictor(run_id), request) for run_id in run_ids]
+    # Joined as bytes, because each answer is JSON already.
     return b'{"results":[' + b",".join(answers) + b"]}"
 
 
@@ -171,6 +172,7 @@ def _write_answer(
         total=ScoredTotal(**_total(Perplexity.of(entries), sequences)),
         sequences=answers,
     )
+    # What the request did not ask for is unset, and left out.
     return answer.model_dump_json(exclude_unset=True).encode()
 
 
@@ -200,5 +202,4 @@ def _total(perplexity: Perplexity, sequences: list[_Sequence]) -> dict[str, Any]
 
 
 def _where(mask: list[bool], values: list[T]) -> list[T | None]:
-    """The values where the mask is true, else None."""
     return [value if holds else None for value, holds in zip(values, mask, strict=True)]

@@ -104,11 +104,8 @@ def _sha256(path: Path, state: Hashable) -> str:
 
 # -- models ------------------------------------------------------------------------------------------------------------
 
-MODEL_SUFFIX = ".safetensors"
 LOOKUPS = 16
 """Threads that look up runs and load models."""
-MAX_FRESH = 4096
-"""Maximum number of models that are used without checking for changes."""
 FRESH_S = 0.25
 """Time for which a model in memory is used without checking whether its run or its files have changed."""
 
@@ -123,7 +120,7 @@ class Predictors:
         self._looking: SharedTasks[Hashable, Any] = SharedTasks()
         self.requested = self.loads = 0
         """How often a model was requested, and how often one was read from files."""
-        self._fresh: TTLCache[Hashable, Predictor] = TTLCache(MAX_FRESH, FRESH_S)
+        self._fresh: TTLCache[Hashable, Predictor] = TTLCache(4096, FRESH_S)
         # With the condition, threads that need the same model wait until one of them has loaded it.
         self.models: LRUCache[Hashable, Predictor] = LRUCache(settings.max_model_bytes, lambda model: model.size_bytes)
         self._load_cached: Callable[[Path, Hashable], Predictor] = cached(self.models, condition=Condition())(
@@ -181,7 +178,7 @@ class Predictors:
 
     def _predictor(self, folder: RunFolder) -> Predictor:
         files = checkpoint_files(folder)
-        size_bytes = sum(file.stat.st_size for file in files if file.path.suffix == MODEL_SUFFIX)
+        size_bytes = sum(file.stat.st_size for file in files if file.path.suffix == ".safetensors")
         if size_bytes > self.settings.max_model_bytes:
             raise TooLargeError(
                 f"the model of run {folder.run_id} has {size_bytes:,} bytes, but models in memory may have at most "

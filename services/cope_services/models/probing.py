@@ -182,5 +182,6 @@ def _probed_head(layer: LayerProbe, row: int, statistics: list[HeadStatistics], 
 
 
 def _lower_triangle(matrix_TT: np.ndarray) -> TriangularMatrix:
+    # As float64, because a rounded float32 has many digits in JSON.
     rounded_TT = matrix_TT.astype(np.float64).round(6)
     return [row_T[: i + 1].tolist() for i, row_T in enumerate(rounded_TT)]

@@ -56,7 +56,7 @@ async def probe_heads(
     body: ProbeRequest,
     components: ComponentsDep,
     request: Request,
-    format: ProbeFormatName = None,  # noqa: A002
+    format: ProbeFormatName = None,  # noqa: A002 - the name in the query
     accept: ProbeAccept = None,
 ) -> Response:
     """Gates, positions and attention of each head of a finished run's model on one sequence, as JSON or an image."""
