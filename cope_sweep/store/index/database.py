@@ -74,7 +74,7 @@ def waiting(call: Callable[[], T], gives_up: Callable[[float], bool]) -> T:
 
     Args:
         call: Asks the database.
-        gives_up: Called with the seconds for which it has not answered; whether to raise the error.
+        gives_up: Called with the seconds for which it has not answered. If it returns True, the error is raised.
 
     Raises:
         IndexUnusable: At once.
@@ -259,7 +259,7 @@ def _engine(url: str) -> Engine:
 
 
 def on_network(path: Path) -> bool:
-    """Whether a path is on a network file system, by the machine's table of mounts."""
+    """The path is on a network file system, by the machine's table of mounts."""
     folder, best, kind = Path(os.path.realpath(path.parent)), Path("/"), ""
     with contextlib.suppress(OSError):
         # Mounts lie within mounts: the innermost one that contains the folder holds the file.
@@ -277,7 +277,7 @@ class OtherFormatError(StoreError):
 
 
 def is_current(connection: Connection) -> bool:
-    """Whether the database has the tables of this version, with what was in the store when they were made."""
+    """The database has the tables of this version, with what was in the store when they were made."""
     return _format(connection) == FORMAT
 
 
@@ -322,7 +322,7 @@ def _format(connection: Connection) -> int | None:
 
 
 def _is_leased(connection: Connection, table_format: int, now_s: ColumnElement[float]) -> bool:
-    """Whether a run, or a sweep, has a lease in the tables of a format. Runs have one in every format."""
+    """A run, or a sweep, has a lease in the tables of a format. Runs have one in every format."""
     for table in (runs, sweeps) if table_format else (runs,):
         leased = select(literal(1)).select_from(table).where(table.c.status == "running", ~has_expired(table, now_s))
         if connection.execute(leased.limit(1)).scalar() is not None:

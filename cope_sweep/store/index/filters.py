@@ -72,6 +72,7 @@ def _contains(word: str) -> ColumnElement[bool]:
     columns = (sweep_runs.c.row, sweeps.c.ablation, sweeps.c.title)
     joined = select(sweep_runs.c.run_id).join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
     return or_(
+        # Escaped: `%` and `_` are characters of a word, and no wildcards.
         runs.c.run_id.istartswith(word, autoescape=True),
         runs.c.message.icontains(word, autoescape=True),
         runs.c.run_id.in_(joined.where(or_(*(column.icontains(word, autoescape=True) for column in columns)))),
@@ -93,6 +94,7 @@ def _condition(connection: Connection, wanted: Filter, status: ColumnElement[str
         raise QueryError(f"{wanted.value!r} is not a status{hint}", code="unknown_status", status=wanted.value)
     if wanted.key == "status" or wanted.key in COLUMNS:
         column = status if wanted.key == "status" else runs.c[wanted.key]
+        # A bool is a number to Python, but not to PostgreSQL.
         if (wanted.key in TEXT_COLUMNS) != isinstance(wanted.value, str) or isinstance(wanted.value, bool):
             kind = "a text" if wanted.key in TEXT_COLUMNS else "a number"
             raise QueryError(
@@ -106,6 +108,7 @@ def _condition(connection: Connection, wanted: Filter, status: ColumnElement[str
     content = _text(wanted.value)
     if wanted.key.startswith(TAGS):
         joined = select(sweep_runs.c.run_id).join(sweeps, sweeps.c.sweep_id == sweep_runs.c.sweep_id)
+        # Labels are texts: a number is compared as it was typed.
         return runs.c.run_id.in_(joined.where(compare(_tag(wanted.key), content or str(wanted.value))))
     number, text = values_of(connection, wanted.key)
     value, column = (_literal(wanted.value), number) if content is None else (literal(content, String), text)
@@ -260,12 +263,12 @@ def _known_keys(connection: Connection, *, tags: bool) -> list[str]:
 
 
 def is_value(value: object) -> bool:
-    """Whether a fact can be filtered: not a list or an object."""
+    """The fact can be filtered: it is no list and no object."""
     return isinstance(value, (bool, int, float, str))
 
 
 def _is_shown(name: str) -> bool:
-    """Whether a hint names a key: not the place of an encoding, which its kind names as well."""
+    """Hints do not name the place of an encoding, which its kind names as well."""
     return not (is_field(name) and name.split(".")[2].isdigit())
 
 

@@ -28,6 +28,7 @@ from sqlalchemy.sql import ColumnElement
 from cope_sweep.config.keys import named_by_kind
 from cope_sweep.records import (
     ACTIVE,
+    ENDED,
     Event,
     FailedMember,
     RunPage,
@@ -52,13 +53,6 @@ from cope_sweep.store.index.model import (
 from cope_sweep.store.index.rows import among, next_revision, write_counters, write_members, write_runs, write_sweep
 from cope_sweep.store.index.tables import FORMAT, counters, has_expired, runs, status_of, sweep_runs, sweeps
 
-FETCHED_ROWS = 10_000
-"""Rows that a query takes from the database at a time."""
-OPEN_TIMEOUT_S = 900.0
-"""The time for which a process waits while another one makes the index again in SQLite."""
-NO_STEPS_LEFT: tuple[Status, ...] = ("finished", "failed", "stopped")
-"""Statuses of runs that a sweep trains no further."""
-
 
 def in_training(run_id: str, sweep_id: str | None) -> StoreError:
     """The error about a run that cannot be deleted."""
@@ -75,7 +69,7 @@ class Fill(Protocol):
     """Fills an empty index, in a writing transaction."""
 
     def __call__(self, connection: Connection, *, replaces: bool) -> None:
-        """`replaces` says whether there was an index of an older version before."""
+        """`replaces`: there was an index of an older version before."""
 
 
 class Index:
@@ -92,6 +86,7 @@ class Index:
         self.database = Database(url)
 
         def make_tables() -> None:
+            # Most often there is nothing to do, and reading waits for no writer.
             with self.database.reading() as connection:
                 if is_current(connection):
                     return
@@ -103,7 +98,9 @@ class Index:
                     self.database.measure_tables(connection)
                     write_counters(connection, format=FORMAT, built=int(time.time() * 1000))
 
-        waiting(make_tables, lambda waited_s: not self.database.is_sqlite or waited_s > OPEN_TIMEOUT_S)
+        # Another process may be filling the tables. SQLite then refuses writers after its own time limit, so they try
+        # again for 15 minutes. In PostgreSQL they wait for the lock, and an error is an error.
+        waiting(make_tables, lambda waited_s: not self.database.is_sqlite or waited_s > 900)
 
     @property
     def url(self) -> str:
@@ -144,7 +141,7 @@ class Index:
             rows = self._selected(connection, query, run_ids)
             counts: Counter[Status] = Counter({row[0]: int(row[1]) for row in rows})
         counts["pending"] = len(run_ids) - sum(counts.values())
-        return +counts
+        return +counts  # without the statuses that no run has
 
     def records(self, run_ids: Iterable[str], *, values: bool = True) -> dict[str, RunRecord]:
         """Run id → record, of the runs that are in the index; without `values`, metrics and facts are left empty."""
@@ -187,7 +184,6 @@ class Index:
         )
 
     def _page_of_ids(self, query: RunQuery, *, values: bool) -> tuple[int, list[RunRecord]]:
-        """The number of runs, and a page of them."""
         matching: Sequence[str] = query.run_ids or ()
         if query.statuses:
             statuses = self.statuses(matching)
@@ -197,7 +193,6 @@ class Index:
         return len(matching), [known.get(run_id) or RunRecord(run_id=run_id) for run_id in some]
 
     def _page_of_matches(self, query: RunQuery, *, values: bool) -> tuple[int, list[RunRecord]]:
-        """The number of runs, and a page of them."""
         columns = [*_record_columns(values=values), self._status(runs)]
         names = [column.name for column in columns]
         with self.database.reading() as connection:
@@ -263,11 +258,13 @@ class Index:
 
     def ids_with_prefixes(self, prefixes: Iterable[str]) -> list[str]:
         """The ids of runs that begin with one of these prefixes, sorted."""
+        # One comparison for each length, however many prefixes there are.
         wanted: dict[int, list[str]] = {}
         for prefix in prefixes:
             wanted.setdefault(len(prefix), []).append(prefix)
         ids = runs.c.run_id
         with self.database.reading() as connection:
+            # substr has no type of its own, and the array of `among` needs one in PostgreSQL.
             matches = [
                 among(connection, func.substr(ids, 1, length, type_=ids.type), some) for length, some in wanted.items()
             ]
@@ -463,7 +460,7 @@ class Index:
         counts: Counter[Status] = Counter({status: number for status, number, _, _ in totals})
         started = sum(counts.values())
         counts["pending"] += sweep.runs - started
-        steps_left = sum(steps - steps_done for status, _, steps_done, steps in totals if status not in NO_STEPS_LEFT)
+        steps_left = sum(steps - steps_done for status, _, steps_done, steps in totals if status not in ENDED)
         # A run that has not started counts with the mean of the others.
         mean_steps = sum(steps for *_, steps in totals) / started if started else 0.0
         is_running = sweep.status == "running"
@@ -472,7 +469,7 @@ class Index:
             ablation=sweep.ablation,
             status=sweep.status,
             runs=sweep.runs,
-            counts=+counts,
+            counts=+counts,  # without the statuses that no run has
             groups=len(training) if is_running else None,
             nodes=len({worker.rpartition(":")[0] for worker in training} - {""}) if is_running else None,
             failures=[
@@ -602,7 +599,7 @@ class Index:
             connection.execute(update(sweeps).where(active).values(values))
 
     def stop_requested(self, sweep_id: str) -> bool:
-        """Whether a sweep was asked to stop, and has not ended."""
+        """The sweep was asked to stop, and has not ended."""
         with self.database.reading() as connection:
             return _stop_requested(connection, sweep_id)
 
@@ -622,7 +619,8 @@ class Index:
             return list(connection.execute(query).scalars())
 
     def _sweep_columns(self) -> list[ColumnElement[Any]]:
-        return [self._status(sweeps), *(sweeps.c[name] for name in SWEEP_COLUMNS)]
+        names = [name for name in SweepSummary.model_fields if name not in ("status", "counts")]
+        return [self._status(sweeps), *(sweeps.c[name] for name in names)]
 
     def _selected(
         self, connection: Connection, query: Select[Any], run_ids: Iterable[str] | None
@@ -630,11 +628,8 @@ class Index:
         """The rows of `query`, of all runs or of those with these ids."""
         if run_ids is not None:
             query = query.where(among(connection, runs.c.run_id, run_ids))
-        for rows in connection.execute(query).partitions(FETCHED_ROWS):  # row by row, fetching costs more
+        for rows in connection.execute(query).partitions(10_000):  # row by row, fetching costs more
             yield from map(tuple, rows)
-
-
-SWEEP_COLUMNS = tuple(name for name in SweepSummary.model_fields if name not in ("status", "counts"))
 
 
 def revision_of(connection: Connection) -> int:
@@ -643,7 +638,7 @@ def revision_of(connection: Connection) -> int:
 
 
 def _held_by(sweep_id: str) -> ColumnElement[bool]:
-    """Whether a sweep holds the lease of a run, which may have expired if nobody else has taken it."""
+    """The sweep holds the lease of a run, which may have expired if nobody else has taken it."""
     return and_(runs.c.sweep_id == sweep_id, runs.c.status == "running", runs.c.expires_s.is_not(None))
 
 
@@ -658,7 +653,6 @@ def _record_columns(*, values: bool) -> list[ColumnElement[Any]]:
 
 
 def _record(names: Sequence[str], row: Sequence[Any]) -> RunRecord:
-    """The record in a row of these columns."""
     return RunRecord(**dict(zip(names, row, strict=True)))
 
 

@@ -42,7 +42,7 @@ class RunQuery:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether it has run ids, and statuses at most: its runs are in the order of the ids."""
+        """It selects by run ids, and statuses at most: its runs are in the order of the ids."""
         selects = self.sweep_id is not None or self.filters or self.search_words or self.descending
         return self.run_ids is not None and not selects and self.sort == "run_id"
 

@@ -73,6 +73,7 @@ def write_sweep(
     elif summary.status not in ("pending", "running"):
         values |= {"expires_s": None, "stop_requested": False}
     replace_row(connection, sweeps, values)
+    # The members of a sweep stay, and only more may follow: most calls write none.
     if existing != len(members):
         connection.execute(delete(sweep_runs).where(sweep_runs.c.sweep_id == summary.sweep_id))
         write_members(connection, summary.sweep_id, members)
@@ -104,6 +105,7 @@ def spec_values(spec: Mapping[str, Any]) -> dict[str, Value]:
     """
     sections = {name: spec.get(name) for name in SECTIONS}
     return {
+        # One file may say 1e3 where another says 1000.
         key: int(value) if isinstance(value, float) and value.is_integer() else value
         for by_place in (False, True)
         for key, value in flatten(sections, by_place=by_place)
@@ -111,7 +113,8 @@ def spec_values(spec: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def among(connection: Connection, column: Any, wanted: Iterable[str | int]) -> ColumnElement[bool]:
-    """Whether a column has one of any number of values: they are one variable of the statement."""
+    """The column has one of any number of values."""
+    # They are one variable of the statement, because both databases limit the number of variables.
     values = list(wanted)
     if connection.dialect.name == "sqlite":
         return cast(

@@ -39,16 +39,14 @@ FORMAT = 7
 
 metadata = MetaData()
 
-Serial = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite numbers the rows of a table by itself only where the key is an INTEGER."""
-
 SECTIONS = ("task", "model", "train", "evaluate")
 """The sections of a spec. What is left of it is the seed."""
 
 runs = Table(
     "runs",
     metadata,
-    Column("id", Serial, primary_key=True),
+    # SQLite numbers the rows of a table by itself only where the key is an INTEGER.
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     Column("run_id", String(16), nullable=False, unique=True),
     Column("status", String(16), nullable=False),
     Column("seed", BigInteger, nullable=False),
