@@ -75,6 +75,7 @@ def run(ablation: AnyAblation, store: AnyStore = STORE) -> SweepOutcome:
     `cope-sweep run`. Raises UserError.
     """
     planned, opened = _recorded(ablation, store, create=True)
+    # Before the sweep, so that a text is tokenised, and its errors are raised, before a run starts.
     for task in {run.task for run in planned.runs}:
         task.prepare()
     return Sweep(planned, opened, run_local, executor_name="local").run()

@@ -181,7 +181,6 @@ def _shown(value: Any) -> str:
 
 
 def _choices(error: Any) -> list[str]:
-    """The accepted values of a `literal_error`."""
     # Pydantic gives them as one text: `'a', 'b' or 'c'`.
     return _quoted_names(error["ctx"]["expected"].replace(" or ", ", "))
 
@@ -200,6 +199,7 @@ def _resolve(model: type[BaseModel], location: KeyPath) -> tuple[list[Any], KeyP
     path: list[str | int] = []
     for part in location:
         inner, is_tag = _descend(annotations, part)
+        # A part that names neither a field nor a tag is the name that pydantic gives a member of a union.
         is_member_name = not inner and isinstance(part, str) and annotations and not any(map(_is_model, annotations))
         if is_member_name:
             continue

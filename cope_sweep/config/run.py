@@ -438,6 +438,7 @@ class RunSpec(Frozen):
         )
         copies = []
         for seed in seeds:
+            # Not validated again: a plan may have thousands of copies that differ in their seed only.
             copy = RunSpec.model_construct(fields_set, **parts | {"seed": seed})
             copy.__dict__["run_id"] = _hash(text, seed)  # where `cached_property` keeps it
             copies.append(copy)

@@ -85,6 +85,7 @@ class FileMapping(dict[str, Json]):
 
     def __init__(self, data: Mapping[str, Json] = {}, places: Mapping[Any, str] = {}) -> None:
         super().__init__(data)
+        # A copy, so that nobody changes the default arguments.
         self.places = dict(places)
 
     def put(self, key: str, value: Json, place: str | None) -> None:

@@ -141,7 +141,7 @@ def generate(generations: Sequence[Generation], is_cancelled: Callable[[], bool]
     )
     for _, group in groupby(unfinished, key=lambda generation: len(generation.ids)):
         alike = list(group)
-        for batch in batches([each.limit for each in alike], batch_tokens(alike[0].predictor.model)):
+        for batch in batches([generation.limit for generation in alike], batch_tokens(alike[0].predictor.model)):
             _decode([alike[index] for index in batch], is_cancelled)
 
 

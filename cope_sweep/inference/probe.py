@@ -243,7 +243,6 @@ def _observe_layers(
     heads: tuple[int, ...],
     on_layer: Callable[[LayerProbe], None],
 ) -> None:
-    """Run the model and call `on_layer` with the matrices of each selected layer."""
     layer_numbers = itertools.count()
 
     def observe(inputs: Inputs, positions: LayerEncodings) -> None:
@@ -478,7 +477,7 @@ def head_statistics(
         probe_layers(predictor, token_ids, add_layer, layers, heads)
     if seen_by is not None and not any(queries_T.any() for queries_T in seen_by):
         raise ProbeError("seen_by selects no query in any sequence; select at least one", code="no_queries")
-    return [each.statistics(*key) for key, each in sorted(totals.items())]
+    return [total.statistics(*key) for key, total in sorted(totals.items())]
 
 
 def mean_gates(gates_TT: np.ndarray, queries_T: np.ndarray | None = None) -> np.ndarray:

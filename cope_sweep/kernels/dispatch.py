@@ -140,7 +140,7 @@ def which(
 
         q_BHTK, k_BHSK, v_BHSK = (empty(1, dims.heads, tokens, dims.head_dim) for _ in range(3))
         positions = [
-            LayerEncoding(encoding, {name: empty(*each.shape) for name, each in encoding.parameters(dims).items()})
+            LayerEncoding(encoding, {name: empty(*p.shape) for name, p in encoding.parameters(dims).items()})
             for encoding in encodings
         ]
         h_BSD = empty(1, tokens, dims.dim)

@@ -127,6 +127,7 @@ class _Blocks(torch.autograd.Function):
         sums: list[Tensor | None] = [None] * len(wanted)  # what no block uses has no gradient
         for block in problem.blocks():
             parts = [
+                # Leaves of a graph for this block alone, which ends with it.
                 block.of(x.detach(), kind).requires_grad_(needs)
                 for x, kind, needs in zip(problem.tensors, problem.kinds, wanted, strict=True)
             ]

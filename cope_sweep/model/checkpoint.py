@@ -34,8 +34,6 @@ Shape = tuple[int, ...]
 
 
 class _Config(Frozen):
-    """The content of `config.json`."""
-
     format: int
     run_id: str
     versions: dict[str, int]

@@ -64,6 +64,7 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, rows: int) -> Tensor:
         device = hidden_ND.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight_VD.dtype
+        # The types are chosen by hand below: products in `dtype`, the loss in float32 at least.
         with torch.autocast(device, enabled=False):
             weight = weight_VD.to(dtype)
             grad_hidden_ND, grad_weight_VD = _gradient_buffers(ctx, hidden_ND, weight_VD)
@@ -118,12 +119,10 @@ def _add_product(sum_VD: Tensor, left_NV: Tensor, right_ND: Tensor) -> None:
 
 
 def _wide(logits: Tensor) -> Tensor:
-    """Logits in float32, or in float64 if they are."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _chunk_rows(weight_VD: Tensor) -> int:
-    """The number of tokens that pass the output layer together."""
     return max(1, CHUNK_LOGITS.get(weight_VD.device.type, CHUNK_LOGITS["cpu"]) // len(weight_VD))
 
 

@@ -83,7 +83,7 @@ class PositionParameters(nn.Module):
         """The parameters that layer `layer` uses, by name."""
         found = [self.shared, self.layers[str(layer)]] if str(layer) in self.layers else [self.shared]
         # By `items`: torch.compile of torch 2.11 cannot trace a dict that is made from a ParameterDict itself.
-        return {name: x for each in found for name, x in cast(Mapping[str, Tensor], each).items()}
+        return {name: x for owned in found for name, x in cast(Mapping[str, Tensor], owned).items()}
 
     @torch.no_grad()
     def initialise(self, dims: Dims, generator: torch.Generator) -> None:

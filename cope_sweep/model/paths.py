@@ -47,7 +47,7 @@ def attention_paths(run: RunSpec, resources: Resources, device: str) -> list[Lay
             yield by_layer[tuple(serving)]
 
     paths_found: list[LayerPaths] = []
-    for (name, reason), group in groupby(enumerate(paths()), key=lambda each: each[1]):
+    for (name, reason), group in groupby(enumerate(paths()), key=lambda numbered: numbered[1]):
         layers = [layer for layer, _ in group]
         paths_found.append(LayerPaths((layers[0], layers[-1]), name, reason))
     return paths_found

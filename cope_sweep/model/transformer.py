@@ -250,7 +250,6 @@ class Transformer(nn.Module):
                 encoding_parameters.encoding = encoding
 
     def _positions(self, layer: int) -> LayerEncodings:
-        """The encodings that serve a layer, each with the parameters that the layer uses."""
         return [
             LayerEncoding(encoding_parameters.encoding, encoding_parameters.of_layer(layer))
             for encoding_parameters in self._position_parameters()

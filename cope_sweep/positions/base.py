@@ -140,7 +140,7 @@ class Encoding(Kind):
         return False
 
     def serves(self, layer: int) -> bool:
-        """Whether attention layer `layer` (counted from 0) uses this encoding."""
+        """Attention layer `layer` (counted from 0) uses this encoding."""
         return True
 
     def parameters(self, dims: Dims) -> Mapping[str, Parameter]:

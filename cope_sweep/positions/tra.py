@@ -29,6 +29,8 @@ from cope_sweep.positions.base import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+EPS = 1e-6
+
 
 class TRA(AttentionEncoding):
     """Selective sparsity, and a decay with the number of selected keys."""
@@ -71,7 +73,7 @@ def _similarity(attention: Attention) -> Tensor:
 
     def normed(x: Tensor) -> Tensor:
         x = at_least_float32(x)
-        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
 
     q_BHQK, k_BHSK = normed(attention.q_BHQK), normed(attention.k_BHSK)
     similarity_BHQS: Tensor = (q_BHQK @ k_BHSK.transpose(-1, -2) / math.sqrt(q_BHQK.shape[-1])).relu()

@@ -379,6 +379,7 @@ def _pick(candidates_VN: np.ndarray, chance_N: np.ndarray) -> np.ndarray:
     return picked_N
 
 
+# A batch is smaller than a chunk, so the next batches need the same chunk.
 @lru_cache(maxsize=32)
 def _chunk(task: Counting, split: str, seed: int, chunk: int) -> _Rows:
     return task._draw(split, np.random.default_rng([seed, zlib.crc32(split.encode()), chunk]), CHUNK)
@@ -393,6 +394,5 @@ def _training_set(task: Counting, seed: int) -> _Rows:
 
 @lru_cache(maxsize=4)
 def _order(size: int, seed: int, epoch: int) -> np.ndarray:
-    """The order in which an epoch visits the training set; (size,)."""
     # By the run's seed, while `data_seed` may fix the sequences: seeds then differ in their order.
     return np.random.default_rng([seed, zlib.crc32(b"order"), epoch]).permutation(size)

@@ -104,7 +104,6 @@ def open_corpus(source: TextSource, tokenizer: TokenizerFiles | None, vocabulary
 
 
 def _create(folder: Path, source: TextSource, files: TokenizerFiles | None, vocabulary: int) -> None:
-    """Tokenise a source into a folder."""
     trained = files.load() if files else _train_tokenizer(source, vocabulary)
     trained.save(folder / TOKENIZER_FILE)
     # Loaded again: the text gets its ids from the file that later processes read.

@@ -255,7 +255,8 @@ class RowReader:
 
     def json_lines(self) -> Iterator[str]:
         """The texts of a file of JSON lines. Raises TextError for a line that has none."""
-        compression = next((each for suffix, each in COMPRESSIONS.items() if self.name.lower().endswith(suffix)), None)
+        name = self.name.lower()
+        compression = next((kind for suffix, kind in COMPRESSIONS.items() if name.endswith(suffix)), None)
         number = 0
         try:
             with self.open() as file:

@@ -259,7 +259,7 @@ def find_gpt2(folders: Iterable[Path]) -> list[Path] | None:
         for names in GPT2_FILES:
             found = [try_to_load_from_cache(repository, name) for name in names]
             # Neither None nor the marker of a file that the hub is known to lack.
-            paths = [Path(each) for each in found if isinstance(each, str)]
+            paths = [Path(path) for path in found if isinstance(path, str)]
             if len(paths) == len(names):
                 return paths
     return None
@@ -306,7 +306,7 @@ def _steps(part: Any) -> list[dict[str, Any]]:
     if not part:
         return []
     inner = part.get("normalizers", part.get("pretokenizers"))
-    return [part] if inner is None else [step for each in inner for step in _steps(each)]
+    return [part] if inner is None else [step for part in inner for step in _steps(part)]
 
 
 def _without_added_blank(data: Any) -> Any:

@@ -121,7 +121,6 @@ class Call:
         }
 
     def _segments(self) -> dict[str, Any]:
-        """The arguments of a piecewise linear function of the position."""
         arguments = self.arguments
         if arguments.knots is None:
             return {"knots": None, "segment_slope": None, "segment_intercept": None, "limit": arguments.limit}
@@ -143,7 +142,6 @@ class Call:
         return math.ceil(self.arguments.limit) if self.arguments.limit < _NEVER else _NEVER
 
     def _seeds(self) -> Tensor | None:
-        """The seeds on the device of q, where kernels read them."""
         seeds = self.arguments.seeds
         return None if seeds is None or not self.arguments.dropout else seeds.to(self.q.device).contiguous()
 
