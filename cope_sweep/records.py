@@ -7,7 +7,6 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -38,10 +37,11 @@ def new_sweep_id() -> str:
     return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
 
 
-class RunRecord(BaseModel):
-    """A run of the store: a row of the index, made from the run's folder.
+class Progress(BaseModel):
+    """How far a run is: the fields that its events, its record and the answers about runs have in common.
 
-    Reading from the index leaves `spec` empty. `ablations`, `row` and `values` are filled in for answers about runs.
+    A field that is added here is in all of them. `train/loop.py` sets it, the index keeps it in a column of the same
+    name (`store/index/tables.py`), and the page shows what `page/status.js` lists.
     """
 
     # defer_build, as below: a command that reads no record does not wait until its validator is built.
@@ -49,18 +49,35 @@ class RunRecord(BaseModel):
 
     run_id: str
     status: Status = "pending"
+    step: int = Field(default=0, description="The last step that is known; of a finished run, the last step.")
+    steps: int = Field(default=0, description="Number of training steps.")
+    worker_id: str | None = Field(
+        default=None, description="The last worker that trained the run, as `host:pid`; null: none has started it."
+    )
+    message: Message = Field(default=None, description="Why it failed or was stopped, or which file is lost.")
+
+    def progress(self) -> dict[str, Any]:
+        """These fields alone, for another model that has them."""
+        return {name: getattr(self, name) for name in Progress.model_fields}
+
+
+class RunRecord(Progress):
+    """A run of the store: a row of the index, made from the run's folder.
+
+    Reading from the index leaves `spec` empty. `ablations`, `row` and `values` are filled in for answers about runs.
+    """
+
+    steps: int | None = Field(  # type: ignore[assignment]
+        default=None, description="Number of training steps; null: the run has not started, and no plan has it."
+    )
     ablations: list[str] = Field(default=[], description="The ablations that contain the run, by file or by sweep.")
     row: str | None = Field(default=None, description="Its row in the first of these ablations.")
     seed: int | None = Field(default=None, description="null: the run has not started, and no plan has it.")
-    step: int = Field(default=0, description="The last step that is known; of a finished run, the last step.")
-    steps: int | None = Field(default=None, description="Number of training steps.")
     attempt: int = Field(default=0, description="Number of times that the run was started.")
     created_ms: int | None = Field(default=None, description="Time of its first start, in ms since 1970.")
     updated_ms: int | None = Field(default=None, description="Time of the last known change, in ms since 1970.")
     ended_ms: int | None = Field(default=None, exclude=True, description="Time at which the last attempt ended.")
-    worker_id: str | None = Field(default=None, description="The last worker that trained the run.")
     sweep_id: str | None = Field(default=None, description="The sweep that trained the run last.")
-    message: Message = Field(default=None, description="Why it failed or was stopped, or which file is lost.")
     revision: int = Field(
         default=0, exclude=True, description="Grows with every change; no two changes in a store have the same."
     )
@@ -162,23 +179,23 @@ class SweepProgress(BaseModel):
     steps_left: float = Field(default=0.0, exclude=True, description="Estimated for runs that have not started.")
 
 
-@dataclass(frozen=True)
-class Event:
-    """The state of a run at one moment, which it sends while it trains. Plain data, as it crosses processes."""
+class Event(Progress):
+    """The state of a run at one moment, which it reports while it trains. Picklable, as it crosses processes."""
 
-    run_id: str
-    status: Status
-    step: int = 0
-    steps: int = 0
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = {}
     """The latest values by metric name (`train/loss`, `in_dist/token_error`, …)."""
     steps_per_s: float | None = None
-    worker_id: str = ""
-    """The worker that trains the run, as `host:pid`."""
-    message: str | None = None
-    """Why the run failed or was stopped, in one line."""
+    """The speed since the attempt started; only for the terminal."""
     evaluated: bool = False
     """The test sets were evaluated at `step`."""
+
+    @classmethod
+    def of(cls, record: RunRecord, steps: int) -> "Event":
+        """The last event of a run that has ended, from its record.
+
+        `steps` comes from its plan: the spec in its folder may be damaged.
+        """
+        return cls(**record.progress() | {"steps": steps}, metrics=record.metrics)
 
 
 Seconds = Annotated[float, Field(gt=0)]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cope_sweep.records import Counts, RunRecord, Status, SweepSummary
+from cope_sweep.records import Counts, Progress, RunRecord, Status, SweepSummary
 
 
 class Answer(BaseModel):
@@ -280,19 +280,13 @@ class SweepState(Answer):
     events: str = Field(description="URL of its progress as server-sent events.")
 
 
-class SweepMember(Answer):
-    """A run of a sweep."""
+class SweepMember(Progress):
+    """A run of a sweep: its progress, and its place in the sweep's table."""
 
-    run_id: str
     row: str
     labels: dict[str, str]
     seed: int
     reused: bool
-    status: Status
-    step: int = 0
-    steps: int = 0
-    worker_id: str | None = None
-    message: str | None = None
 
 
 class SweepDetail(SweepSummary):
@@ -312,17 +306,11 @@ class SweepDetail(SweepSummary):
     )
 
 
-class RunCost(Answer):
+class RunCost(Progress):
     """A run of a plan: its progress and its estimated cost."""
 
-    run_id: str
     row: str
     seed: int
-    status: Status
-    step: int
-    steps: int
-    worker_id: str | None
-    message: str | None
     parameters: int
     training_tokens: int = Field(description="Tokens in training: steps × sequences × tokens.")
     training_flops: float = Field(

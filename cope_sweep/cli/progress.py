@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import click
@@ -22,7 +22,7 @@ from cope_sweep.config import Metric, Plan, Row
 from cope_sweep.store import Event, Status, Store
 
 LINE_INTERVAL_S = 10.0
-"""Seconds between two plain lines about a run whose status does not change."""
+"""Between two plain lines about a run, or about a sweep of a service, whose status does not change."""
 MAX_ROWS = 24
 """Runs in training that the live table shows."""
 SUMMARY_ORDER = ("finished", "running", "pending", "interrupted", "stopped", "failed")
@@ -54,25 +54,24 @@ class Board:
 
         Failed runs are pending, because a sweep tries them again, unless `leave_out` contains their status.
         """
+        kept = {"finished", "stopped", *({*leave_out} & {"failed"})}
         records = store.index.records(run.run_id for run in plan.runs)
         rows = {run.run_id: row.name for row in plan.rows for run in row.runs}
         names, latest = {}, {}
         for run in plan.runs:
             names[run.run_id] = f"{rows[run.run_id]} · seed {run.seed}"
             record, steps = records.get(run.run_id), run.train.steps
-            if record is not None and record.status == "finished":
-                latest[run.run_id] = Event(run.run_id, "finished", steps, steps, record.metrics)
-            elif record is not None and (record.status == "stopped" or record.status in {*leave_out} & {"failed"}):
-                latest[run.run_id] = Event(run.run_id, record.status, record.step, steps, message=record.message)
+            if record is not None and record.status in kept:
+                latest[run.run_id] = Event.of(record, steps)
             else:
-                latest[run.run_id] = Event(run.run_id, "pending", 0, steps)
+                latest[run.run_id] = Event(run_id=run.run_id, steps=steps)
         return Board(names, latest, time.monotonic(), plan.open_samples)
 
     def add(self, row: Row) -> None:
         """Add a row that the plan's search has suggested."""
         for run in row.runs:
             self.names[run.run_id] = f"{row.name} · seed {run.seed}"
-            self.latest[run.run_id] = Event(run.run_id, "pending", 0, run.train.steps)
+            self.latest[run.run_id] = Event(run_id=run.run_id, steps=run.train.steps)
         self.to_suggest = max(0, self.to_suggest - 1)
 
     def update(self, event: Event) -> None:
@@ -80,7 +79,7 @@ class Board:
         self.any_event = True
         self.names.setdefault(event.run_id, event.run_id)  # a search has suggested the run
         before = self.latest.get(event.run_id, event)
-        self.latest[event.run_id] = replace(event, metrics=event.metrics or before.metrics)
+        self.latest[event.run_id] = event.model_copy(update={"metrics": event.metrics or before.metrics})
 
     def counts(self) -> Counter[str]:
         """Status → number of runs."""

@@ -14,13 +14,12 @@ import typer
 from cope_sweep.api.answers import SweepState
 from cope_sweep.api.questions import API
 from cope_sweep.cli.output import counts_text, duration, escaped, make_console, print_json, print_steps
+from cope_sweep.cli.progress import LINE_INTERVAL_S
 from cope_sweep.client import KEY_VARIABLE, Client
 from cope_sweep.config.loading import names_a_file
 from cope_sweep.errors import UserError
 from cope_sweep.store import SweepProgress
 
-PROGRESS_INTERVAL_S = 10.0
-"""Between two lines about a sweep while no run starts or ends."""
 EXIT_CODES = {"finished": 0, "failed": 1, "interrupted": 130}
 """Exit codes by the status of a sweep at its end."""
 
@@ -93,7 +92,7 @@ def _followed(client: Client, sweep_id: str) -> SweepProgress:
         try:
             for progress in client.events(sweep_id):
                 key = (progress.status, progress.counts)
-                if key != shown or time.monotonic() - shown_s > PROGRESS_INTERVAL_S:
+                if key != shown or time.monotonic() - shown_s > LINE_INTERVAL_S:
                     console.print(escaped(_line(progress)), highlight=False, soft_wrap=True)
                     shown, shown_s = key, time.monotonic()
             return progress

@@ -117,7 +117,7 @@ class Needs:
 def connected(address: str | None, log: Path, *, runtime_env: Mapping[str, Any] | None = None) -> Iterator[bool]:
     """Connect this process to Ray while the block runs. What Ray logs goes to the file `log`.
 
-    Yields whether the cluster is this process's own, to which no nodes come.
+    Yields True for a cluster of this process alone, to which no nodes come.
 
     A process that is already connected stays connected, and `runtime_env` has no effect.
 
@@ -402,6 +402,5 @@ def _locations(module: ModuleType) -> list[Path]:
 
 
 def _is_installed(path: Path) -> bool:
-    """Whether a path is in a folder of installed distributions or of the standard library."""
     folders = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")]
     return any(path.is_relative_to(folder) for folder in folders)

@@ -1,6 +1,6 @@
 """The driver of a sweep: which run is next, who has its lease, how far it is, and how it has ended.
 
-Both executors ask it for runs and tell it what becomes of them. A run is in one of four states:
+Both executors ask it for runs and report to it what becomes of them. A run is in one of four states:
 
     WAITING ────take────▶ TRAINING ──end──▶ ENDED
       ▲  │                 │    ▲
@@ -70,10 +70,10 @@ class Driver:
         """Ids of the failed runs, also before their end is recorded: no other is started meanwhile."""
         self._suggested: Row | None = None
         """A row of the search that is not recorded yet, because the index did not answer."""
-        self._ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        """Ends that were noticed outside of the caller's thread."""
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        """What `flush_events` reports to the caller: a display or a log need not be thread-safe."""
         self._index_is_away = False
-        """Whether the index did not answer when it was asked last."""
+        """It did not answer when it was asked last."""
         self._shown = ""
         """The last note about what the sweep waits for, without digits."""
         for run in self._unfinished():
@@ -125,6 +125,7 @@ class Driver:
                 except IndexUnusable:
                     raise
                 except IndexUnavailable:
+                    # No wait here: Tune's thread would stand still, and with it the results of other trials.
                     self.waiting.appendleft(run)
                     self._index_is_away = True
                     return None
@@ -147,6 +148,7 @@ class Driver:
                     row = self._suggested = self._suggested or self.search.next_row()
                     if row is None:
                         return False
+                    # Recorded before a run of it is leased: if this process dies then, the next sweep finds the row.
                     self.work.callbacks.on_row(row)
                 except IndexUnusable:
                     raise
@@ -164,35 +166,39 @@ class Driver:
 
     @property
     def is_draining(self) -> bool:
-        """Whether no more runs are started: the sweep was stopped, or too many runs have failed."""
+        """No more runs are started: the sweep was stopped, or too many runs have failed."""
         limit = self.work.max_failed_runs
         return self.work.stop.is_set() or (limit is not None and len(self.failed) >= limit)
 
     @property
     def may_suggest(self) -> bool:
-        """Whether the search may still suggest a row, now or after a run has ended."""
+        """The search may still suggest a row, now or after a run has ended."""
         return self.search is not None and (self._suggested is not None or not self.search.is_exhausted)
 
     @property
     def is_over(self) -> bool:
-        """Whether every run has ended, or the sweep drains and none is in training."""
+        """Every run has ended and was reported, or the sweep drains and none is in training."""
         with self.lock:
-            if self.counts[RunState.TRAINING] or not self._ended.empty():
+            if self.counts[RunState.TRAINING] or not self.events.empty():
                 return False
             waits = self.counts[RunState.WAITING] or self.counts[RunState.ELSEWHERE] or self.may_suggest
             return self.is_draining or not waits
 
     # -- progress and ends -----------------------------------------------------------------------------------------
 
-    def record_progress(self, event: Event) -> None:
-        """A run in training has come as far as `event` says. It is written to the index with the next renewal."""
-        self.leases.record_progress(event)
+    def report(self, event: Event) -> None:
+        """A run in training has come as far as `event` says. From any thread.
+
+        The index gets it with the next renewal, the search now, and the caller with the next `flush_events`.
+        """
+        self.leases.report(event)
+        self.events.put(event)
         if self.search is not None and event.evaluated and self.search.metric in event.metrics:
             with self.lock:
                 self.search.report(event.run_id, event.step, event.metrics[self.search.metric])
 
     def end(self, run: DrivenRun, last: Event | None = None) -> None:
-        """Record how a run in training has ended, by its folder; call `report_ends` then.
+        """Record how a run in training has ended, by its folder; call `flush_events` then.
 
         A run that is not over waits again, unless the sweep is stopped; one whose lease another sweep has got is left
         to that one. `last` is its last event: a failure that its process could not record is recorded here.
@@ -200,6 +206,7 @@ class Driver:
         Raises:
             StoreError: The failure cannot be recorded here, either: the disk is full.
         """
+        # Its process could not write to its folder, on a full disk say: the event alone has the reason.
         if last is not None and last.status == "failed" and self.store.run(run.run_id).status == "running":
             message = last.message or "failed"
             self._record_failure(run, message, message, keep_recorded=True)
@@ -237,11 +244,11 @@ class Driver:
         with self.lock:
             self._end(run, record or RunRecord(run_id=run.run_id))
 
-    def report_ends(self) -> None:
-        """Report the ends that were noticed, from the caller's thread. Raises whatever `on_event` raises."""
+    def flush_events(self) -> None:
+        """Call `on_event` with the events since the last call. In the caller's thread; raises whatever it raises."""
         while True:
             try:
-                event = self._ended.get_nowait()
+                event = self.events.get_nowait()
             except queue.Empty:
                 return
             self.work.callbacks.on_event(event)
@@ -250,12 +257,11 @@ class Driver:
         self._move(run, RunState.ENDED)
         if record.status == "pending":  # no process has started it
             return
-        event = end_event(run.spec, record)
-        if event.status == "failed":
+        if record.status == "failed":
             self.failed.add(run.run_id)
-        if self.search is not None and event.status in ENDED:
+        if self.search is not None and record.status in ENDED:
             self.search.end(run.run_id)
-        self._ended.put(event)
+        self.events.put(Event.of(record, run.spec.train.steps))
 
     def _move(self, run: DrivenRun, state: RunState) -> None:
         self.counts[run.state] -= 1
@@ -277,8 +283,9 @@ class Driver:
             raise
         except IndexUnavailable:
             text = WAITS_FOR_INDEX
+        # Without its digits, the note is the same every second, while the time in it counts down.
         without_digits = "".join(character for character in text or "" if not character.isdigit())
-        if text is not None and without_digits != self._shown:  # else it is the last note, with another time
+        if text is not None and without_digits != self._shown:
             self.work.callbacks.on_note(text)
         self._shown = without_digits
 
@@ -318,16 +325,3 @@ class Driver:
 def end_record(store: Store, run_id: str) -> RunRecord:
     """The record of a run that nobody trains, by its folder."""
     return read_run(store.run(run_id)) or RunRecord(run_id=run_id)
-
-
-def end_event(run: RunSpec, record: RunRecord) -> Event:
-    """The last event of a run, made from its record."""
-    return Event(
-        run_id=run.run_id,
-        status=record.status,
-        step=record.step,
-        steps=run.train.steps,
-        metrics=dict(record.metrics),
-        worker_id=record.worker_id or "",
-        message=record.message,
-    )

@@ -8,7 +8,7 @@ import time
 
 from cope_sweep.config import Plan, Row
 from cope_sweep.redaction import redacted
-from cope_sweep.store import Event, Store, StoreError
+from cope_sweep.store import Event, Status, Store, StoreError
 
 UPLOAD_EVERY_S = 30.0
 """Time between two copies to an object store."""
@@ -24,7 +24,7 @@ class DriverLog:
         self._store = store
         self._name = driver_log_name(sweep_id)
         self._lock = threading.Lock()
-        self._shown: dict[str, tuple[str, str]] = {}
+        self._shown: dict[str, tuple[Status, str | None]] = {}
         """Run id → status and worker of its last line."""
         self._names: dict[str, str] = {}
         self._uploaded_s = time.monotonic()
@@ -35,12 +35,11 @@ class DriverLog:
         """Let lines name the runs of this row."""
         self._names |= {run.run_id: f"{row.name}, seed {run.seed}" for run in row.runs}
 
-    def write_event(self, event: Event) -> None:
-        """Append a line where the status of a run, or its worker, has changed."""
+    def report(self, event: Event) -> None:
+        """Append a line if the status of a run, or its worker, has changed."""
         now = (event.status, event.worker_id)
-        is_waiting = (
-            event.status == "running" and not event.worker_id
-        )  # it was handed out, and no worker has started it
+        # Without a worker, the run was handed to a process that has not started it.
+        is_waiting = event.status == "running" and not event.worker_id
         if is_waiting or self._shown.get(event.run_id) == now:
             return
         self._shown[event.run_id] = now

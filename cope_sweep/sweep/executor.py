@@ -18,6 +18,9 @@ from cope_sweep.sweep.leases import Leases
 if TYPE_CHECKING:
     from cope_sweep.sweep.search import Search
 
+LOOK_INTERVAL_S = 1.0
+"""Time between two looks at what does not report by itself: the cluster, the runs that other sweeps train, and an index
+that did not answer."""
 INTERRUPT_TIMEOUT_S = 15.0
 """Time that running runs have to write their checkpoints after they were asked to stop."""
 

@@ -19,7 +19,7 @@ def record_failure(run: RunSpec, store: Store, message: str, details: str, *, ke
         store: The store.
         message: The reason, in one line.
         details: The whole reason.
-        keep_recorded: Whether a failure that the worker itself recorded stays.
+        keep_recorded: A failure that the worker itself recorded stays.
     """
     folder = store.run(run.run_id)
     with contextlib.suppress(DamagedError):

@@ -60,6 +60,7 @@ VARIABLES = {"--store": STORE_VARIABLE, "--index": INDEX_VARIABLE, "--mlflow": "
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets this environment variable for the driver of a job: JSON, with the job's metadata."""
 _HIDING = threading.Lock()
+"""Variables of the environment belong to all threads, and the service makes clients in several."""
 ANSWER_TIMEOUT_S = 60.0
 """A dashboard counts as lost after it has not answered for this long."""
 
@@ -116,7 +117,7 @@ def submit_job(
     Args:
         arguments: The arguments of `cope-sweep`.
         cluster: Where.
-        follow: Whether to wait for the job's end. If not, the call returns when the job is accepted.
+        follow: Wait for the job's end. Otherwise the call returns when the job is accepted.
         on_line: Called with every line of the job's log.
         job_id: The id of the job and its sweep; None: Ray chooses one. Where there is a job with this id, no other is
             started.
@@ -341,24 +342,24 @@ def _environment() -> dict[str, str]:
 
 
 def _follow(client: JobSubmissionClient, job_id: str, on_line: Callable[[str], None]) -> JobDetails:
-    """Pass on the lines of the log until the job ends. A dashboard that does not answer for a while loses none.
+    """Report the lines of the log until the job ends. None is lost while the dashboard does not answer for a while.
 
     Ray's `tail_job_logs` needs asyncio, which takes Ctrl-C for itself, and starts anew after a lost connection.
     """
-    passed_on = 0
+    reported = 0
     while True:
         details = _details(client, job_id)  # before the log: if the job has ended, its log is complete
         ended, log = details.status.is_terminal(), ""
         with contextlib.suppress(OSError, RuntimeError):
             log = client.get_job_logs(job_id)
         end = len(log) if ended else log.rfind("\n") + 1
-        if end > passed_on:
-            for line in log[passed_on:end].removesuffix("\n").split("\n"):
+        if end > reported:
+            for line in log[reported:end].removesuffix("\n").split("\n"):
                 on_line(line)
-            passed_on = end
+            reported = end
         if ended:
             return details
-        time.sleep(POLL_INTERVAL_S + passed_on / LOG_CHARACTERS_PER_S)
+        time.sleep(POLL_INTERVAL_S + reported / LOG_CHARACTERS_PER_S)
 
 
 def _details(client: JobSubmissionClient, job_id: str) -> JobDetails:
@@ -501,7 +502,7 @@ def record_submission(
         submission: The submission.
         plan: Its plan, with the rows that earlier sweeps have recorded.
         store: The store.
-        is_known: Whether another process has recorded it. It is asked while no other process can.
+        is_known: Another process has recorded it. Asked while no other process can.
 
     Returns:
         False: `is_known` says so, and nothing was written. Raises StoreError.

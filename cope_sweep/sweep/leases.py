@@ -17,9 +17,10 @@ from cope_sweep.store.reading import read_run
 LEASE_S = 20.0
 """A lease ends when its sweep has not been heard of for this long: the runs of a killed driver are free then."""
 RENEWAL_S = 2.0
-"""Time between two renewals, which also write the progress of runs and read the request to stop."""
+"""Time between two renewals, which also write the progress of runs and read the request to stop. A trial reports as
+often: more would not be written."""
 WAIT_NOTE_S = 3.0
-"""After this long without an answer of the index, the user is told."""
+"""After this long without an answer of the index, the user gets a note."""
 STOP_WAIT_S = 15.0
 """The time for which a sweep that was stopped waits for an index that does not answer."""
 
@@ -77,11 +78,11 @@ class Leases:
         if isinstance(answer, Lease):
             with self._lock:
                 self._held.add(run.run_id)
-                self._lost.discard(run.run_id)
+                self._lost.discard(run.run_id)  # of an earlier attempt here
         return answer
 
-    def record_progress(self, event: Event) -> None:
-        """Keep how far a run is, to be written with the next renewal."""
+    def report(self, event: Event) -> None:
+        """A run is as far as `event` says, which the next renewal writes. Of several events, the last one counts."""
         with self._lock:
             if event.run_id in self._held:
                 self._progress[event.run_id] = event
@@ -91,6 +92,7 @@ class Leases:
 
         Returns its record, which is pending if the run has never started; None if another sweep has the lease.
         """
+        # First: else a renewal takes the ended lease for one that another sweep has taken.
         with self._lock:
             self._held.discard(run_id)
             self._progress.pop(run_id, None)
@@ -101,7 +103,7 @@ class Leases:
         return record if self.waiting(lambda: self.store.index.end(record, self.sweep_id)) else None
 
     def is_lost(self, run_id: str) -> bool:
-        """Whether the sweep took the lease of a run and does not hold it any more, because another sweep has it."""
+        """Another sweep has taken the lease of a run that this sweep held."""
         with self._lock:
             return run_id in self._lost
 
@@ -110,8 +112,10 @@ class Leases:
         with self._lock:
             wanted = set(self._held)
             progress, self._progress = self._progress, {}
+        # Without the lock, since the database may take long: `report` is called from threads that must not wait.
         renewal = self.store.index.renew(self.sweep_id, LEASE_S, list(progress.values()))
         with self._lock:
+            # A run that was leased or ended meanwhile is no loss: neither is in both sets.
             gone = (wanted & self._held) - renewal.held
             self._lost |= gone
             self._held -= gone
@@ -133,13 +137,13 @@ class Leases:
             IndexUnusable: At once.
             IndexUnavailable: The leases were closed, or the sweep was stopped, `STOP_WAIT_S` ago.
         """
-        is_told = False
+        has_noted = False
 
         def gives_up(waited_s: float) -> bool:
-            nonlocal is_told
+            nonlocal has_noted
             now_s = time.monotonic()
-            if waited_s >= WAIT_NOTE_S and not is_told:
-                is_told = True
+            if waited_s >= WAIT_NOTE_S and not has_noted:
+                has_noted = True
                 self._on_wait()
             if self._stop.is_set() or self._closed.is_set():
                 self._stopped_s = self._stopped_s or now_s
@@ -152,4 +156,4 @@ class Leases:
             try:
                 self.renew()
             except IndexUnavailable:
-                continue
+                continue  # the progress of this round is lost: the next event of each run has it

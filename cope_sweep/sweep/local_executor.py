@@ -5,10 +5,7 @@ from __future__ import annotations
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Event
 from cope_sweep.sweep.driver import DrivenRun, Driver
-from cope_sweep.sweep.executor import Workload, worker_id
-
-LOOK_INTERVAL_S = 1.0
-"""Time between two looks at the runs that other sweeps train, and at an index that did not answer."""
+from cope_sweep.sweep.executor import LOOK_INTERVAL_S, Workload, worker_id
 
 
 def run_local(work: Workload) -> None:
@@ -45,17 +42,17 @@ class _LocalSweep:
                 self.work.stop.wait(LOOK_INTERVAL_S)
                 self.driver.look_elsewhere()
             if self.error is None:
-                self.driver.report_ends()
+                self.driver.flush_events()
         if self.error is not None:
             raise self.error
 
     def _train(self, run: DrivenRun) -> None:
-        from cope_sweep.train import Runtime, train_run
+        from cope_sweep.train import Runtime, train_run  # imports torch; a sweep may find nothing to train
 
         self._last: Event | None = None
         train_run(
             run.spec, self.work.store.run(run.run_id), Runtime.of(self.work.resources, worker_id=worker_id()),
-            attempt=run.attempt, on_event=self._record_progress,
+            attempt=run.attempt, on_event=self._report,
             should_stop=lambda: "interrupted" if self._ends(run) else None,
         )  # fmt: skip
         self.driver.end(run, self._last)
@@ -63,15 +60,14 @@ class _LocalSweep:
     def _ends(self, run: DrivenRun) -> bool:
         return self.work.stop.is_set() or self.driver.leases.is_lost(run.run_id)
 
-    def _record_progress(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         self._last = event
         if event.status != "running" or self.error is not None:  # its end is reported when its lease has ended
             return
-        self.driver.record_progress(event)
+        self.driver.report(event)
         was_stopping = self.work.stop.is_set()
         try:
-            self.driver.report_ends()
-            self.work.callbacks.on_event(event)
+            self.driver.flush_events()
         except BaseException as error:
             if was_stopping and isinstance(error, KeyboardInterrupt):  # a second Ctrl-C: the run was given its time
                 raise

@@ -27,9 +27,9 @@ def run_on_ray(work: Workload, *, address: str | None = None) -> None:
     """
     driver = Driver(work)
     if not driver.runs and not driver.suggest():
-        driver.report_ends()
+        driver.flush_events()
         return
-    # Importing Tune takes as long as starting Ray.
+    # Importing Tune takes as long as starting Ray, so both happen at once.
     prefetch = threading.Thread(target=importlib.import_module, args=["cope_sweep.sweep.ray_sweep"], daemon=True)
     prefetch.start()
     logs = work.store.root / "logs" / work.sweep_id
@@ -39,7 +39,7 @@ def run_on_ray(work: Workload, *, address: str | None = None) -> None:
         from cope_sweep.sweep.ray_sweep import RaySweep
 
         RaySweep(driver, scratch, may_grow=not is_own).execute(token, logs)
-    for path in logs.glob("*.log"):
+    for path in logs.glob("*.log"):  # each process that trains opens one, and most write nothing
         if not path.stat().st_size:
             path.unlink()
 

@@ -27,15 +27,13 @@ from cope_sweep.store import Event, StoreError
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep.cluster import Needs, Node, living_nodes, needs_of
 from cope_sweep.sweep.driver import DrivenRun, Driver, RunState
-from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, ClusterLost
+from cope_sweep.sweep.executor import INTERRUPT_TIMEOUT_S, LOOK_INTERVAL_S, ClusterLost
 from cope_sweep.sweep.stop_requests import StopRequests
 from cope_sweep.sweep.trial import SweepContext
 from cope_sweep.sweep.tune_adapters import tuner_of
 
-LOOK_INTERVAL_S = 1.0
-"""Time between two looks at the cluster, and at the runs that other sweeps train."""
-NEWS_WAIT_S = 0.1
-"""The time for which this process waits for news of trials before it looks at `stop` again."""
+WAIT_S = 0.1
+"""The time for which this process waits for the end of a trial before it reports events and looks at `stop`."""
 PENDING_TRIALS = 16
 """On a small cluster that may grow, the trials that wait for a place."""
 TUNE_TIMEOUT_S = 60.0
@@ -50,30 +48,31 @@ class _Trial:
 
     run: DrivenRun
     has_started: bool = False
-    """Whether its process has reported."""
+    """Its process has reported."""
     node: str = ""
     """The node of that process."""
 
 
 @dataclass(frozen=True)
 class _End:
-    """The end of a trial, with its last result; and the error, if its process ended."""
+    """The end of a trial, with its last result."""
 
     trial: _Trial
     result: Mapping[str, Any]
     error: Exception | None
+    """Why its process ended; None: it has not."""
 
 
 class RaySweep:
     """One sweep on a connected cluster; the `Trials` of Tune.
 
-    Tune's thread asks for runs and tells results. Everything else is decided in the thread of the caller.
+    Tune's thread asks for runs and reports results. Everything else is decided in the thread of the caller.
     """
 
     def __init__(self, driver: Driver, scratch: str, *, may_grow: bool) -> None:
         """A sweep of the driver's runs. Tune's files go to `scratch`.
 
-        `may_grow`: whether an autoscaler may add nodes to the cluster.
+        `may_grow`: an autoscaler may add nodes to the cluster.
         """
         self.driver, self.work, self.store = driver, driver.work, driver.store
         self.scratch, self.may_grow = scratch, may_grow
@@ -90,15 +89,16 @@ class RaySweep:
         """Node id → why the node cannot train."""
         self.node_of: dict[str, str] = {}
         """Process of trials (an actor's id) → its node."""
-        self.news: queue.SimpleQueue[Event | _End | Exception] = queue.SimpleQueue()
-        """Progress and ends of trials, and the error with which Tune gave up."""
+        self.ends: queue.SimpleQueue[_End | Exception] = queue.SimpleQueue()
+        """Ends of trials, and the error with which Tune gave up. This process waits for the index where it handles one,
+        and Tune's thread must not."""
         self.ended = threading.Event()
         """Set when the sweep has ended."""
         self.tune: threading.Thread | None = None
         self.stop_requests: Any = None
         self.this_node: str = ray.get_runtime_context().get_node_id()
         self.cluster_lost = False
-        """Whether calls of Ray would block."""
+        """Calls of Ray would block."""
 
     # -- in Tune's thread ------------------------------------------------------------------------------------------
 
@@ -123,10 +123,12 @@ class RaySweep:
             }
 
     def is_exhausted(self) -> bool:
-        """Whether `next_trial` returns None until a trial has ended."""
+        """`next_trial` returns None until a trial has ended."""
         if self.ended.is_set():
             return True
         with self.lock:
+            # Tune has ended a trial whose run `_follow` has still to record, which may have the run wait again. And
+            # with no trial left, nothing would ask again: Tune would end the sweep while runs are trained elsewhere.
             is_ending = self.driver.counts[RunState.TRAINING] > len(self.trials)
             if is_ending or not self.trials:
                 return False
@@ -136,7 +138,7 @@ class RaySweep:
         return needs_of(self.work.resources, self.nodes)
 
     def _is_full(self) -> bool:
-        """Whether runs of several workers take all the room of the cluster.
+        """Runs of several workers take all the room of the cluster.
 
         Their trials ask Tune for no CPU: Train asks for the place of the workers when the trial has started. Without
         this limit all trials would start, and each would keep a process that waits for such a place.
@@ -151,7 +153,8 @@ class RaySweep:
         """The process of a trial has started, or is used again."""
         run = self.trials[trial_id].run
         if self.work.resources.workers == 1:  # else its workers have still to start
-            self.news.put(Event(run.run_id, "running", steps=run.spec.train.steps))
+            # Only shown: the index keeps the step up to which an earlier attempt trained.
+            self.driver.events.put(Event(run_id=run.run_id, status="running", steps=run.spec.train.steps))
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """A trial has reported something."""
@@ -161,8 +164,7 @@ class RaySweep:
             trial.has_started = trial.has_started or "problem" not in result
             self.node_of[result["actor"]] = trial.node = result["node"]
         if event is not None and event.status == "running" and result["outcome"] == "progress":
-            self.driver.record_progress(event)
-            self.news.put(event)
+            self.driver.report(event)
 
     def on_end(self, trial_id: str, result: Mapping[str, Any], error: Exception | None) -> None:
         """A trial has ended. `result` is its last one; `error`: why its process died."""
@@ -171,7 +173,7 @@ class RaySweep:
             event: Event | None = result.get("event")
             if event is not None and event.status == "failed":
                 self.driver.failed.add(event.run_id)
-        self.news.put(_End(trial, result, error))
+        self.ends.put(_End(trial, result, error))
 
     def stop_run(self, trial_id: str) -> None:
         """Ask the run of a trial to end, because the scheduler wants it."""
@@ -190,13 +192,13 @@ class RaySweep:
                 self._follow(logs)
         except BaseException as error:
             # An error in `on_event`, such as a closed pipe, or a cluster that is lost: runs in training can still write
-            # their states. A second Ctrl-C: they were given that time before.
+            # their states. Not at a second Ctrl-C: they were given that time before.
             if not (self.work.stop.is_set() and isinstance(error, KeyboardInterrupt)):
                 self.work.stop.set()
                 self._stop_runs()
                 until = time.monotonic() + INTERRUPT_TIMEOUT_S
                 while self._any_training() and time.monotonic() < until:
-                    time.sleep(NEWS_WAIT_S)
+                    time.sleep(WAIT_S)
             raise
         finally:
             self._end_rest()
@@ -206,10 +208,10 @@ class RaySweep:
                 self.tune.join(TUNE_TIMEOUT_S)
             if self.stop_requests is not None and not self.cluster_lost:
                 ray.kill(self.stop_requests)
-        self.driver.report_ends()
+        self.driver.flush_events()
 
     def _start(self, token: str) -> None:
-        # On this node, so that it ends with this process.
+        # The actor runs on this node, so that it ends with this process.
         name = f"cope-sweep-{self.work.sweep_id}-{secrets.token_hex(4)}"
         strategy = NodeAffinitySchedulingStrategy(self.this_node, soft=False)
         # Ray starts it again if it dies, and repeats the calls to it meanwhile.
@@ -233,7 +235,7 @@ class RaySweep:
                 with user_code():  # a row that the search suggests is validated
                     tuner.fit()
             except Exception as error:
-                self.news.put(error)
+                self.ends.put(error)
 
         self.tune = threading.Thread(target=fit, name="tune", daemon=True)
         self.tune.start()
@@ -253,25 +255,22 @@ class RaySweep:
         deadline_s: float | None = None
         while not self.driver.is_over:
             with contextlib.suppress(queue.Empty):
-                news = self.news.get(timeout=NEWS_WAIT_S)
-                if isinstance(news, StoreError):  # the index cannot be used: a full disk
-                    raise news
-                if isinstance(news, Exception):
+                end = self.ends.get(timeout=WAIT_S)
+                if isinstance(end, StoreError):  # the index cannot be used: a full disk
+                    raise end
+                if isinstance(end, Exception):
                     raise ClusterError(
-                        f"Ray Tune failed: {news}; see its log: {logs / 'ray.log'}",
+                        f"Ray Tune failed: {end}; see its log: {logs / 'ray.log'}",
                         code="tune_failed",
                         log=str(logs / "ray.log"),
-                    ) from news
-                if isinstance(news, Event):
-                    self.work.callbacks.on_event(news)
-                else:
-                    self._handle_end(news)
-            self.driver.report_ends()
+                    ) from end
+                self._handle_end(end)
+            self.driver.flush_events()
             now_s = time.monotonic()
             if self.work.stop.is_set() and deadline_s is None:
                 deadline_s = now_s + INTERRUPT_TIMEOUT_S
                 self._stop_runs()
-            if deadline_s is not None and self.news.empty() and (now_s > deadline_s or not self._any_training()):
+            if deadline_s is not None and self.ends.empty() and (now_s > deadline_s or not self._any_training()):
                 break
             if now_s - looked_s >= LOOK_INTERVAL_S:
                 looked_s = now_s
@@ -376,11 +375,9 @@ class RaySweep:
             raise
 
     def _usable(self) -> list[Node]:
-        """The nodes that can train."""
         return [node for node_id, node in self.nodes.items() if node_id not in self.excluded]
 
     def _exclude(self, node_id: str, reason: str) -> None:
-        """Have later trials avoid a node."""
         if node_id in self.excluded:
             return
         with self.lock:
@@ -398,7 +395,7 @@ class RaySweep:
             self.stop_requests.stop_all.remote()
 
     def _any_training(self) -> bool:
-        """Whether a process of this sweep still trains a run."""
+        """A process of this sweep still trains a run."""
         with self.lock:
             return any(trial.has_started for trial in self.trials.values())
 

@@ -78,8 +78,8 @@ class Search:
         Args:
             plan: A plan whose `search` is not None, with the rows that sweeps have recorded.
             store: The store.
-            retry_failed: Whether runs that have failed before are suggested again.
-            stopped_counts: Whether a run that was stopped early has ended; else it is suggested again.
+            retry_failed: Suggest again runs that have failed before.
+            stopped_counts: A run that was stopped early has ended; else it is suggested again.
             max_runs: How many runs are to be trained at most; None: no limit.
 
         Raises:
@@ -106,7 +106,7 @@ class Search:
         self._row_ids: dict[str, str] = {}
         """Run id → row id, of the runs of rows that were returned."""
         self._is_stuck = False
-        """Whether nothing new is suggested before another run has ended."""
+        """Nothing new is suggested before another run has ended."""
         with self._answering():
             self._storage = _opened_storage(store)
             self._study = self._opened_study(plan.search.seed)
@@ -125,12 +125,12 @@ class Search:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether `next_row` returns nothing any more."""
+        """`next_row` returns nothing any more."""
         return self._left == 0 or not self.remaining
 
     @property
     def ended_early(self) -> bool:
-        """Whether there are fewer rows than the ablation asks for: the sampler finds no more that are new."""
+        """There are fewer rows than the ablation asks for: the sampler finds no more that are new."""
         return not self.remaining and len(self._known) < self._plan.samples
 
     def next_row(self) -> Row | None:

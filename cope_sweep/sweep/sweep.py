@@ -126,7 +126,7 @@ class Sweep:
     def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._notes: list[str] = []
-        """What the user was told, and why the sweep was stopped; for the record."""
+        """Notes to the user, and why the sweep was stopped; for the record."""
         self._is_complete = False
         """Set if the executor returned on its own: leftover runs then mean that the budget was used up."""
 
@@ -178,6 +178,7 @@ class Sweep:
         """Record that the sweep starts, in the store, its log, and MLflow."""
         record, work = self._work.record, self._work
         self._started_s = time.monotonic()
+        # With a lease from the start: if this process is killed before the first renewal, the sweep reads interrupted.
         self.store.write_sweep(record, ttl_s=LEASE_S)
         self._log = DriverLog(self.store, record.sweep_id, self.plan)
         self._log.write(f"sweep {record.sweep_id} starts on {platform.node()}: {shlex.join(record.command)}")
@@ -219,9 +220,9 @@ class Sweep:
         )
 
     def _report(self, event: Event) -> None:
-        self._log.write_event(event)
+        self._log.report(event)
         if self._mlflow is not None:
-            self._mlflow.note(event)
+            self._mlflow.report(event)
         self.callbacks.on_event(event)
 
     def _note(self, text: str) -> None:
@@ -261,6 +262,7 @@ class Sweep:
             if self._work.search is not None:
                 self._work.search.close()
         self._log.close()
+        # MLflow last: it reads the sweep's end from the store, and may take a minute that the user cuts short.
         if self._mlflow is None:
             return
         with handling(STOP, signal.default_int_handler):  # all else is saved: any of them ends the wait for MLflow

@@ -3,7 +3,7 @@
 A trial gets a run, the number of an attempt, and the store's location. It writes the run's folder and reports how far
 the run is: each evaluation, and at least every two seconds the step. It opens no index.
 
-`RunTrial` is a class trainable: `step` hands on the next message of a thread that trains. (In a function trainable that
+`RunTrial` is a class trainable: `step` returns the next message of a thread that trains. (In a function trainable that
 Tune stops, the function stays blocked in `tune.report` while the process is used for the next trial.)
 
 Every run is one `TorchTrainer(train_loop).fit()`. With one worker this is Train's local mode, in the trial's process.
@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
@@ -41,6 +41,7 @@ from cope_sweep.registry import PluginError, load_plugins
 from cope_sweep.signals import TERMINATION, handle, user_code
 from cope_sweep.store import AttemptWriter, Event, Store, StoreError
 from cope_sweep.sweep.executor import worker_id
+from cope_sweep.sweep.leases import RENEWAL_S
 from cope_sweep.sweep.stop_requests import StopLine, StopOrder
 
 if TYPE_CHECKING:
@@ -52,9 +53,8 @@ TRIAL_BYTES = 200_000_000
 STORE_VISIBLE_TIMEOUT_S = 5.0
 """The time that a shared disk may take to show a file to another node."""
 WATCHDOG_INTERVAL_S = 1.0
-"""Time between two starts of the watchdog's timer."""
-REPORT_INTERVAL_S = 2.0
-"""Longest time between two results of a trial: each result asks whether the run has to end."""
+"""Time between two starts of the watchdog's timer. Each ends a thread of `faulthandler` and starts another, and a small
+model makes hundreds of steps in this time."""
 
 
 # -- a process that trains ---------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ REPORT_INTERVAL_S = 2.0
 
 @dataclass(frozen=True)
 class SweepContext:
-    """Facts about a sweep for its processes: plain data."""
+    """What a process that trains needs to know about its sweep. Picklable."""
 
     sweep_id: str
     location: str
@@ -113,8 +113,9 @@ def node_id() -> str:
 
 
 def _visible_store(sweep: SweepContext) -> Store:
-    """The store of the sweep. Raises StoreError where it is not to be seen here."""
+    """The store of the sweep. Raises StoreError if this node does not see it."""
     store = Store(sweep.location)
+    # The driver has just written the file: a network file system may remember for seconds that it is missing.
     until = time.monotonic() + STORE_VISIBLE_TIMEOUT_S
     while True:
         reason = ""
@@ -140,7 +141,7 @@ def _check_device(gpus: float) -> None:
 
         if not torch.cuda.is_available():
             raise RuntimeError("Ray gave this process a GPU, but torch sees no CUDA device; look at nvidia-smi there")
-        torch.ones(8, device="cuda").sum().item()
+        torch.ones(8, device="cuda").sum().item()  # a device may be listed, and yet refuse to compute
 
 
 def _broken_device() -> str:
@@ -160,6 +161,7 @@ def _redirect_output(folder: Path) -> TextIO:
     file = (folder / f"{worker_id().replace(':', '-')}.log").open("a")
     sys.stdout.flush()
     sys.stderr.flush()
+    # Of the file descriptors, not of `sys.stdout`: native code prints, too.
     os.dup2(file.fileno(), 1)
     os.dup2(file.fileno(), 2)
     faulthandler.enable(file=file, all_threads=False)
@@ -175,10 +177,10 @@ class Watchdog:
     def __init__(self, timeout_s: float | None, log: TextIO) -> None:
         self.timeout_s, self.log = timeout_s, log
         self._step, self._started_s = -1, float("-inf")
-        self.note_step(0)
+        self.restart(0)
 
-    def note_step(self, step: int) -> None:
-        """The run has made `step` steps."""
+    def restart(self, step: int) -> None:
+        """Start the timer again if the run, which is at `step`, has made a step."""
         now_s = time.monotonic()
         if self.timeout_s is None or step == self._step or now_s - self._started_s < WATCHDOG_INTERVAL_S:
             return
@@ -201,7 +203,7 @@ def train_loop(config: dict[str, Any]) -> Event:
 
         process   the Process
         line      the StopLine, which the trial asks
-        deliver   called with every event; several workers report their evaluations by `ray.train.report`
+        report    called with every event; several workers report their evaluations by `ray.train.report`
 
     The model is not wrapped by `prepare_model`, and gradients are summed by the trainer over *sequences*, so that a run
     has the same result with any number of workers (up to rounding), which is part of its definition.
@@ -218,22 +220,23 @@ def train_loop(config: dict[str, Any]) -> Event:
     resources: Resources = config["resources"]
     runtime = Runtime.of(resources, worker_id=worker_id(), rank=rank, world_size=workers)
     line: StopLine = config.get("line") or StopLine(process.stop_requests, run.run_id)
-    deliver: Callable[[Event], None] | None = config.get("deliver")
+    report: Callable[[Event], None] | None = config.get("report")
     watchdog = Watchdog(resources.step_timeout_s, process.log)
-    last = Event(run.run_id, "pending", steps=run.train.steps)
+    last = Event(run_id=run.run_id, steps=run.train.steps)
 
     def on_event(event: Event) -> None:
         nonlocal last
         last = event
-        watchdog.note_step(event.step)
-        if deliver is not None:
-            deliver(event)
+        watchdog.restart(event.step)
+        if report is not None:
+            report(event)
         elif event.evaluated and event.status == "running":
-            ray.train.report({"event": event})  # every rank has to call it
+            # Every rank has to call it, and waits up to 2 s in it: so evaluations only, and not each progress.
+            ray.train.report({"event": event})
 
     def should_stop() -> StopRequest | None:
-        if deliver is None:
-            line.ask(every_s=REPORT_INTERVAL_S)
+        if report is None:
+            line.ask(every_s=RENEWAL_S)
         if line.order is not None:
             return line.order.request
         return "interrupted" if process.preempted.is_set() else None
@@ -244,6 +247,7 @@ def train_loop(config: dict[str, Any]) -> Event:
             attempt=config["attempt"], on_event=on_event, should_stop=should_stop,
         )  # fmt: skip
         if outcome == "stopped" and rank == 0 and line.order is not None:
+            # The scheduler's reason is known here only; the loop has written the status and the resume file.
             attempt = AttemptWriter(process.store.run(run.run_id), config["attempt"])
             attempt.set_state("stopped", message=f"{line.order.reason} at step {last.step}")
         return last
@@ -252,7 +256,7 @@ def train_loop(config: dict[str, Any]) -> Event:
 
 
 class _ToTrial(UserCallback):
-    """Hands on, in the process of Train's controller, what the workers report to the trial that started them."""
+    """Reports to the trial, from the process of Train's controller, what the workers that it started have reported."""
 
     def __init__(self, evaluations: Queue) -> None:
         self.evaluations = evaluations
@@ -288,7 +292,7 @@ class RunTrial(tune.Trainable):
     current: _Attempt | None = None
     leaves = ""
     shown = False
-    """Whether the driver knows where this process is."""
+    """The driver knows where this process is."""
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
@@ -311,6 +315,7 @@ class RunTrial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         if self.leaves:
+            # Only now: an error in the call before would have lost the result with the reason.
             raise SystemExit(self.leaves)
         try:
             if self.current is None:
@@ -321,6 +326,7 @@ class RunTrial(tune.Trainable):
                     handle(TERMINATION, lambda signum, frame: process.preempted.set())
                 self.current = _Attempt(self.process, self.trial)
             if not self.shown:
+                # At once, so that the driver knows the node if this process dies before its first report.
                 return self._result("started", self.current.latest)
             self.current.line.ask()
             return self._next_result(self.current)
@@ -380,7 +386,7 @@ FailureCause = Literal["error", "death", "preempted"]
 
 @dataclass(frozen=True)
 class _Failure:
-    """Train raised an error. It is told as text, because an error need not be pickled."""
+    """Train raised an error. As text: not every error can be pickled."""
 
     text: str
     cause: FailureCause
@@ -403,7 +409,7 @@ class _Attempt:
         self.workers: int = trial["resources"].workers
         self.run_id: str = trial["run_id"]
         self.line = StopLine(process.stop_requests, self.run_id)
-        self.latest = Event(self.run_id, "pending")
+        self.latest = Event(run_id=self.run_id)
         """The last event of the run."""
         self.broken = ""
         """Why the process cannot train another run."""
@@ -414,12 +420,11 @@ class _Attempt:
     def next_message(self) -> Event | _AttemptEnd | _Failure | NodeProblem:
         """The next evaluation or the end; after a while without, how far the run is."""
         try:
-            return self._messages.get(timeout=REPORT_INTERVAL_S)
+            return self._messages.get(timeout=RENEWAL_S)
         except queue.Empty:
-            return replace(self.latest, evaluated=False)
+            return self.latest.model_copy(update={"evaluated": False})  # an evaluation is reported once
 
     def _train(self) -> None:
-        """Call Train, and put what comes of it into the queue."""
         try:
             with user_code():
                 event = self._fit()
@@ -443,12 +448,12 @@ class _Attempt:
         trial = self.trial
         config = dict(trial)
         if self.workers == 1:
-            config |= {"process": self.process, "line": self.line, "deliver": self._deliver}
+            config |= {"process": self.process, "line": self.line, "report": self._report}
             scaling = ScalingConfig(num_workers=0, use_gpu=trial["gpus"] > 0)
             trainer = TorchTrainer(train_loop, train_loop_config=config, scaling_config=scaling)
             return cast(Event, trainer.fit().return_value)
         evaluations = Queue(actor_options={"num_cpus": 0})
-        threading.Thread(target=self._deliver_from, args=(evaluations,), name="evaluations", daemon=True).start()
+        threading.Thread(target=self._report_all, args=(evaluations,), name="evaluations", daemon=True).start()
         with tempfile.TemporaryDirectory(prefix="cope-sweep-train-") as scratch:
             trainer = TorchTrainer(
                 train_loop,
@@ -466,12 +471,12 @@ class _Attempt:
             finally:
                 evaluations.shutdown(force=True)
 
-    def _deliver(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         self.latest = event
         if event.evaluated and event.status == "running":
             self._messages.put(event)
 
-    def _deliver_from(self, evaluations: Queue) -> None:
-        with contextlib.suppress(ray.exceptions.RayError):
+    def _report_all(self, evaluations: Queue) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):  # the queue's actor has ended, with the run
             while True:
-                self._deliver(evaluations.get())
+                self._report(evaluations.get())

@@ -33,7 +33,7 @@ class Trials(Protocol):
         """The configuration of a trial of the next run; None: none now."""
 
     def is_exhausted(self) -> bool:
-        """Whether `next_trial` returns None until a trial has ended."""
+        """`next_trial` returns None until a trial has ended."""
 
     def on_start(self, trial_id: str) -> None:
         """The process of a trial has started, or is used again."""
@@ -67,7 +67,7 @@ class RunSearch(NotPickled, Searcher):
     substitute = Searcher
 
     def __init__(self, trials: Trials) -> None:
-        super().__init__(metric="step", mode="max")  # of no meaning here; Tune wants them
+        super().__init__(metric="step", mode="max")  # never read: Tune refuses a Searcher without them
         self.trials = trials
 
     def suggest(self, trial_id: str) -> Any:
@@ -79,7 +79,7 @@ class RunSearch(NotPickled, Searcher):
 
 
 class RunGenerator(NotPickled, SearchGenerator):
-    """Tells Tune whether there may be more runs.
+    """Says to Tune if there may be more runs.
 
     While there are none, Tune keeps no process for them. An idle one would keep others from its CPUs: those that Train
     starts for a run of several workers.
@@ -92,7 +92,7 @@ class RunGenerator(NotPickled, SearchGenerator):
         self.trials = trials
 
     def is_finished(self) -> bool:
-        """Whether there is no run to start now, and another one may not come before a trial has ended."""
+        """There is no run to start now, nor before a trial has ended."""
         return self.trials.is_exhausted()
 
     def save_to_dir(self, dirpath: str, session_str: str = "", **others: Any) -> None:
@@ -100,7 +100,7 @@ class RunGenerator(NotPickled, SearchGenerator):
 
 
 class TrialEvents(NotPickled, tune.Callback):
-    """Passes on the results, ends and errors of trials, in Tune's thread."""
+    """Reports the results, ends and errors of trials to the sweep, in Tune's thread."""
 
     substitute = tune.Callback
 

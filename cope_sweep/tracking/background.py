@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from cope_sweep.tracking.mlflow import MLflowLogger
 
 INTERVAL_S = 2.0
+"""Between two passes, each of which logs the runs with new metrics."""
 MAX_INTERVAL_S = 30.0
 """The interval doubles each time that MLflow refuses, up to this."""
-PROGRESS_INTERVAL_S = 10.0
-"""Between two notes about the progress of a sweep."""
+SWEEP_INTERVAL_S = 10.0
+"""Between two descriptions of the sweep, each of which reads the records of all its runs."""
 REFUSED_S = 3.0
 """How long the end of a sweep tries a server that refuses: the user waits."""
 PATIENCE_S = 60.0
@@ -39,15 +40,15 @@ class BackgroundLogger:
     def __init__(
         self, store: Store, uri: str, record: SweepRecord, on_note: Callable[[str], None] = lambda text: None
     ) -> None:
-        """`record` is in the store when `start` is called. `on_note` is told once, from the thread, of a failure."""
+        """`record` is in the store when `start` is called. At the first failure, the thread calls `on_note`, once."""
         self._store, self._uri, self._sweep_id, self._on_note = store, uri, record.sweep_id, on_note
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._lock = threading.Lock()
         """Guards the next two."""
         self._queue: dict[str, None] = {}
         """The runs to log, in order."""
-        self._noted: dict[str, dict[str, float]] = {}
-        """Run in training → its metrics when it was last noted."""
+        self._reported: dict[str, dict[str, float]] = {}
+        """Run in training → its newest metrics."""
         self._has_ended, self._interrupted = threading.Event(), threading.Event()
         self._sending = 0, 0
         """What `OnSending` is called with."""
@@ -58,13 +59,13 @@ class BackgroundLogger:
         """Start the thread, which imports mlflow: that takes seconds."""
         self._thread.start()
 
-    def note(self, event: Event) -> None:
-        """Note that a run has made progress or has ended. From any thread."""
+    def report(self, event: Event) -> None:
+        """Log the run soon, if it has ended or has new metrics. From any thread."""
         with self._lock:
             if event.status != "running":
-                self._noted.pop(event.run_id, None)
-            elif self._noted.get(event.run_id) != event.metrics:
-                self._noted[event.run_id] = dict(event.metrics)
+                self._reported.pop(event.run_id, None)
+            elif self._reported.get(event.run_id) != event.metrics:
+                self._reported[event.run_id] = event.metrics
             else:
                 return
             self._queue[event.run_id] = None
@@ -81,6 +82,7 @@ class BackgroundLogger:
         Returns:
             One line for each reason why something is missing in MLflow, with the command that sends it later.
         """
+        # The thread ends its pass, and then logs the rest by `sync`: it alone uses MLflow's client.
         self._has_ended.set()
         shown, progress_s = (0, 0), time.monotonic()
         try:
@@ -106,18 +108,18 @@ class BackgroundLogger:
     # -- the thread ----------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        pause_s, told, logger = 0.0, False, None
-        sweep_s = -PROGRESS_INTERVAL_S
+        pause_s, has_noted, logger = 0.0, False, None
+        sweep_s = -SWEEP_INTERVAL_S
         while not self._has_ended.wait(pause_s):
             reasons: list[str] = []
             with _collecting(reasons):
                 logger = logger or mlflow_logger(self._store, self._uri)
-                if time.monotonic() - sweep_s > PROGRESS_INTERVAL_S:
+                if time.monotonic() - sweep_s > SWEEP_INTERVAL_S:
                     sweep_s = time.monotonic()
                     reasons += log_each(logger.log_sweep, [self._sweep_id]).values()
                 reasons += self._log_queue(logger).values()
-            if reasons and not told:
-                told = True
+            if reasons and not has_noted:
+                has_noted = True
                 self._on_note(f"{reasons[0]}; training goes on, and MLflow is tried again")
             pause_s = min(MAX_INTERVAL_S, 2 * max(pause_s, INTERVAL_S)) if reasons else INTERVAL_S
         with _collecting(self._reasons):
@@ -132,7 +134,7 @@ class BackgroundLogger:
 
     def _log_queue(self, logger: MLflowLogger) -> dict[str, str]:
         """Log what is queued now, and keep what is left at the end of the queue. Returns the reasons."""
-        with self._lock:  # before its files are read: what is noted from now on is logged in the next pass
+        with self._lock:  # before its files are read: what is reported from now on is logged in the next pass
             todo, self._queue = self._queue, {}
         try:
             return log_each(logger.log_run, list(todo), stop=self._has_ended.is_set, on_logged=todo.pop)

@@ -31,9 +31,9 @@ from cope_sweep.train.trainer import Diverged, Trainer, check_finite
 from cope_sweep.train.workers import DataError, broadcast_choice, broadcast_flag, prepare_data
 
 LOG_EVERY = 10
-"""Steps between two points of the training loss's curve."""
+"""Steps between two points of the training loss's curve. Reading the loss makes the host wait for the GPU."""
 REPORT_EVERY_S = 0.2
-"""Shortest time between two progress events."""
+"""Shortest time between two events about steps alone: small models make hundreds of steps a second."""
 SAVE_TIME_RATIO = 19
 """The time between two resume files is at least this many times what writing the last one took, so that writing takes
 at most a 20th of the time. Not applied where a file is wanted after every step."""
@@ -190,6 +190,7 @@ def _restore(run: RunSpec, folder: RunFolder, files: AttemptWriter | None, runti
                 folder.check_curve(notes["curve"])
             _check_data(folder, notes, data)
     except (CheckpointError, DamagedError) as error:
+        # Another trainer: the first one may have loaded a part of the file.
         trainer, notes, restarted = Trainer(run, runtime), {}, str(error)
         if files:
             files.quarantine_file(RESUME_FILE)
@@ -238,12 +239,12 @@ class RunReporter:
             self._files.log({"step": self.step, **metrics})
 
     def report_throttled(self) -> None:
-        """Send a `running` event, unless the last event was sent less than REPORT_EVERY_S ago."""
+        """Report `running`, unless the last report is less than REPORT_EVERY_S ago."""
         if time.monotonic() - self._reported_s >= REPORT_EVERY_S:
             self.report("running")
 
     def report(self, status: Status, message: str | None = None, *, evaluated: bool = False) -> None:
-        """Send an event. `evaluated`: whether the test sets were evaluated at the present step."""
+        """Send an event. `evaluated`: the test sets were evaluated at the present step."""
         self._reported_s = time.monotonic()
         steps, elapsed_s = self.step - self._first_step, self._reported_s - self._started_s
         self._on_event(
@@ -303,16 +304,14 @@ class TrainingLoop:
         return None
 
     def _end(self, request: StopRequest) -> None:
-        """Write the resume file and the status."""
         self._save()
         if self.files and self.writer:
-            self.writer.wait()
+            self.writer.wait()  # before the status, which says that the run can be continued
             self.files.note(f"{request} after step {self.trainer.step}")
             self.files.set_state(request)
         self.reporter.report(request)
 
     def _log_step(self) -> None:
-        """Log the training loss and evaluate, where the step is due for it."""
         trainer, train, evaluate = self.trainer, self.run.train, self.run.evaluate
         step = self.reporter.step = trainer.step
         if step == 1 or step % LOG_EVERY == 0 or trainer.done:
@@ -332,7 +331,7 @@ class TrainingLoop:
             self.files.note(f"step {self.trainer.step}: {values}")
 
     def _save_is_due(self) -> bool:
-        """Whether a resume file is due, by rank 0's clock, on every rank."""
+        """By rank 0's clock, on every rank."""
         every_s, writer = self.runtime.checkpoint_every_s, self.writer
         if not every_s:
             return True
@@ -355,12 +354,13 @@ class TrainingLoop:
         with self.clock.paused():
             left_out = self._evaluate_finally()
         if self.files and self.writer:
+            # The result is the last file: it makes the run finished, and has the checksums of the others.
             with self.files.save_checkpoint() as path:
                 save_model(path, self.trainer.model, self.run)
                 if tokenizer := self.run.task.tokenizer_json:
                     shutil.copyfile(tokenizer, path / TOKENIZER_FILE)
             facts = self._facts(speed, left_out)
-            self.writer.wait()  # `finish` deletes the file
+            self.writer.wait()  # `finish` deletes the resume file, which may still be written
             self.files.note(f"finished after step {self.trainer.step}, {facts['wall_s']} s in all attempts")
             self.files.finish(self.reporter.metrics, facts)
         self.reporter.report("finished", evaluated=True)

@@ -36,7 +36,7 @@ def rendered(display):
 
 
 def event(board, index, status, step=0, **more):
-    return Event([*board.names][index], status, step, 6, **more)
+    return Event(run_id=[*board.names][index], status=status, step=step, steps=6, **more)
 
 
 def test_rows_that_a_search_suggests_are_added(tmp_path, store):
@@ -47,7 +47,7 @@ def test_rows_that_a_search_suggests_are_added(tmp_path, store):
     assert display.board.summary().startswith("2 to suggest · starting workers · ")
     row = row_of(plan.ablation, {"model.position": "none", "train.lr": 0.001})
     display.add(row)
-    display(Event(row.runs[0].run_id, "running", 3, 6, steps_per_s=1.0))
+    display(Event(run_id=row.runs[0].run_id, status="running", step=3, steps=6, steps_per_s=1.0))
     assert display.board.summary().startswith("1 running · 1 to suggest · 0 s elapsed")
     assert display.board.remaining_s() is None  # what follows is not known
     assert "none · 0.001 · seed 0" in rendered(display)

@@ -18,8 +18,8 @@ from cope_sweep.config import Resources, Row, RunSpec
 from cope_sweep.read.queries import recorded_plan
 from cope_sweep.registry import load_plugins
 from cope_sweep.store import Budget, Event, Store
-from cope_sweep.sweep import local_executor, ray_executor, ray_sweep
-from cope_sweep.sweep.executor import Callbacks
+from cope_sweep.sweep import local_executor, ray_executor
+from cope_sweep.sweep.executor import LOOK_INTERVAL_S, Callbacks
 from cope_sweep.sweep.sweep import Sweep, SweepOutcome
 from tests.errors import raises
 from tests.read.tables.ablations import plan_of
@@ -103,7 +103,7 @@ def test_the_end_of_a_run_is_told_once_to_a_slow_listener(store: Store, events: 
     def wait_for_the_second(event: Event) -> None:
         if (event.run_id, event.status) == (runs[0].run_id, "finished"):
             until(lambda: store.run(runs[1].run_id).status == "finished")
-            time.sleep(2.0 * ray_sweep.LOOK_INTERVAL_S)
+            time.sleep(2.0 * LOOK_INTERVAL_S)
 
     run_on_ray(runs, store, ONE_GROUP, on_event=Listener(events, wait_for_the_second), stop=events.stop)
     assert sorted(events.ends()) == sorted((run.run_id, "finished") for run in runs)

@@ -54,7 +54,7 @@ class Scripted:
             if status == "pending":
                 continue
             enter(work.leases, run, status)
-            work.callbacks.on_event(Event(run.run_id, status))
+            work.callbacks.on_event(Event(run_id=run.run_id, status=status))
         if self.error:
             raise self.error
 

@@ -29,42 +29,42 @@ def record_sweep(store):
     """A function that starts to send a sweep."""
 
     def start(record, uri):
-        recorder = BackgroundLogger(store, uri, record)
-        recorder.start()
-        return recorder
+        logger = BackgroundLogger(store, uri, record)
+        logger.start()
+        return logger
 
     return start
 
 
-def note(recorder, run, status="finished", **metrics):
-    recorder.note(Event(run.run_id, status, metrics=metrics))
+def report(logger, run, status="finished", **metrics):
+    logger.report(Event(run_id=run.run_id, status=status, metrics=metrics))
 
 
 def test_a_sweep_is_sent_while_it_runs_and_at_its_end(store, plan, sqlite_uri, record_sweep):
     record = write_sweep(store, plan)
-    recorder = record_sweep(record, sqlite_uri)
+    logger = record_sweep(record, sqlite_uri)
     finish(store, plan.runs[0], {"dense/loss": 0.5})
-    note(recorder, plan.runs[0])
+    report(logger, plan.runs[0])
     folder = begin(store, plan.runs[1], {"step": 1, "train/loss": 2.0})
-    note(recorder, plan.runs[1], "running", loss=2.0)
+    report(logger, plan.runs[1], "running", loss=2.0)
     until(lambda: run_of(sqlite_uri, plan.runs[1]))
     until(lambda: run_of(sqlite_uri, plan.runs[0]))
     until(lambda: run_of(sqlite_uri, plan.runs[0]).tags.get(f"{TAG}status") == "finished")
     assert (run_of(sqlite_uri, plan.runs[1]).status, sweep_of(sqlite_uri, record).status) == ("running", "running")
     folder.log({"step": 2, "train/loss": 1.0})
-    note(recorder, plan.runs[1], "running", loss=1.0)
+    report(logger, plan.runs[1], "running", loss=1.0)
     until(lambda: len(history(sqlite_uri, run_of(sqlite_uri, plan.runs[1]), "train/loss")) == 2)
     for run in plan.runs[2:-1]:
         finish(store, run, {"dense/loss": 0.5})
-        note(recorder, run)
+        report(logger, run)
     folder.finish({"train/loss": 1.0}, {"steps": 2})
     end(store, folder)
-    note(recorder, plan.runs[1])
+    report(logger, plan.runs[1])
     lease(store, record, plan.runs[-1])
     finish(store, plan.runs[-1], {"dense/loss": 0.5})  # nobody reports its end
     record = end_sweep(store, record)
     calls = []
-    assert recorder.finish(lambda *call: calls.append(call), patience_s=TIMEOUT_S) == []
+    assert logger.finish(lambda *call: calls.append(call), patience_s=TIMEOUT_S) == []
     assert calls == sorted(calls)
     assert calls[-1][0] == calls[-1][1]
     assert sweep_of(sqlite_uri, record).status == "finished"
@@ -77,12 +77,12 @@ def test_ctrl_c_at_the_end_leaves_the_rest_to_the_next_sync(store, sqlite_uri, r
     plan = plan_of(seeds=list(range(12)))
     record = write_sweep(store, plan)
     folder = begin(store, plan.runs[-1], {"step": 1, "train/loss": 2.0})
-    recorder = record_sweep(record, sqlite_uri)
-    note(recorder, plan.runs[-1], "running")
+    logger = record_sweep(record, sqlite_uri)
+    report(logger, plan.runs[-1], "running")
     until(lambda: run_of(sqlite_uri, plan.runs[-1]))
     for run in plan.runs[:-1]:
         finish(store, run, {"dense/loss": 0.5})
-        note(recorder, run)
+        report(logger, run)
     folder.log({"step": 2, "train/loss": 1.0})
     folder.finish({"train/loss": 1.0}, {"steps": 2})
     end(store, folder)
@@ -94,7 +94,7 @@ def test_ctrl_c_at_the_end_leaves_the_rest_to_the_next_sync(store, sqlite_uri, r
             interrupted.set()
             signal.raise_signal(signal.SIGINT)
 
-    (error,) = recorder.finish(on_sending, patience_s=TIMEOUT_S)
+    (error,) = logger.finish(on_sending, patience_s=TIMEOUT_S)
 
     assert f"cope-sweep sync --store {store.root}" in error
     assert len(runs_of(sqlite_uri, f"tags.`{TAG}status` = 'finished'")) < 37
@@ -111,10 +111,10 @@ from cope_sweep.store import Event, Store
 from cope_sweep.tracking.background import BackgroundLogger
 
 store, runs = Store(sys.argv[1]), sys.argv[4:]
-recorder = BackgroundLogger(store, sys.argv[3], store.sweep(sys.argv[2]))
-recorder.start()
+logger = BackgroundLogger(store, sys.argv[3], store.sweep(sys.argv[2]))
+logger.start()
 for run_id in runs:
-    recorder.note(Event(run_id, store.index.statuses([run_id])[run_id]))
+    logger.report(Event(run_id=run_id, status=store.index.statuses([run_id])[run_id]))
 time.sleep(600)
 """
 
@@ -148,11 +148,11 @@ def test_a_killed_sweep_leaves_neither_gaps_nor_duplicates(store, plan, uri, tmp
 def test_an_unreachable_server_is_reported_with_a_command_that_works_later(store, plan, record_sweep):
     record = write_sweep(store, plan)
     address = f"127.0.0.1:{free_port()}"
-    recorder = record_sweep(record, f"http://me:secret@{address}")
+    logger = record_sweep(record, f"http://me:secret@{address}")
     finish(store, plan.runs[0], {"dense/loss": 0.5})
-    note(recorder, plan.runs[0])
+    report(logger, plan.runs[0])
     end_sweep(store, record)
-    (error,) = recorder.finish()
+    (error,) = logger.finish()
     assert f"MLflow at http://***@{address}" in error
     assert "secret" not in error
     assert f"cope-sweep sync --store {store.root}" in error
@@ -168,7 +168,7 @@ def test_a_slow_server_is_noted_once_and_has_everything(store, plan, server_uri)
         until(lambda: notes)
         for run in plan.runs:
             finish(store, run, {"dense/loss": 0.5})
-            note(logger, run)
+            report(logger, run)
         end_sweep(store, record)
         until(lambda: stub.requests > 2)
         stub.status = None
@@ -181,14 +181,14 @@ def test_a_server_that_hangs_neither_stops_training_nor_holds_its_end(store, pla
     record = write_sweep(store, plan)
     with Stub(server_uri) as stub:
         stub.delay_s = 600
-        recorder = record_sweep(record, stub.url)
+        logger = record_sweep(record, stub.url)
         until(lambda: stub.requests)
         begun_s = time.monotonic()
         for _ in range(10_000):
-            note(recorder, plan.runs[0], "running", loss=time.monotonic())
+            report(logger, plan.runs[0], "running", loss=time.monotonic())
         assert time.monotonic() - begun_s < 1
         end_sweep(store, record)
-        (error,) = recorder.finish(patience_s=3.0)
+        (error,) = logger.finish(patience_s=3.0)
         assert time.monotonic() - begun_s < 60  # 4 s on an idle machine; the server answers after 600
         assert "3 s" in error
 
@@ -200,23 +200,23 @@ def test_a_server_with_faults_has_everything_once_when_it_is_back(store, plan, s
     """While a sweep trains; `lost`: requests are carried out, and the client is told that they failed."""
     record = write_sweep(store, plan)
     with Stub(server_uri) as stub:
-        recorder = record_sweep(record, stub.url)
+        logger = record_sweep(record, stub.url)
         until(lambda: sweep_of(server_uri, record))
         stub.status = 500 if fault == "errors" else None
         stub.lose_every = 23 if fault == "lost" else 0
         if fault == "away":
             stub.__exit__()
         folder = begin(store, plan.runs[0], {"step": 1, "train/loss": 3.0})
-        note(recorder, plan.runs[0], "running")
+        report(logger, plan.runs[0], "running")
         time.sleep(3)
         folder.log({"step": 2, "train/loss": 2.0})
         for run in plan.runs[1:]:
             finish(store, run, {"dense/loss": 0.5})
-            note(recorder, run)
+            report(logger, run)
         folder.finish({"train/loss": 2.0}, {"steps": 2})
         end(store, folder)
         end_sweep(store, record)
-        errors = recorder.finish(patience_s=TIMEOUT_S)
+        errors = logger.finish(patience_s=TIMEOUT_S)
         assert fault == "lost" or errors
         if fault == "away":
             stub = Stub(server_uri, int(stub.url.rpartition(":")[2])).__enter__()

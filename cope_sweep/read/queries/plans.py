@@ -125,14 +125,9 @@ def plan_cost(
         record = records.get(run.run_id) or RunRecord(run_id=run.run_id)
         runs.append(
             RunCost(
-                run_id=run.run_id,
+                **record.progress() | {"steps": run.train.steps},
                 row=plan.row_name(run.run_id),
                 seed=run.seed,
-                status=record.status,
-                step=record.step,
-                steps=run.train.steps,
-                worker_id=record.worker_id,
-                message=record.message,
                 parameters=estimate.parameters,
                 training_tokens=run.training_tokens,
                 training_flops=training_flops(run),

@@ -463,8 +463,8 @@ class Queries:
         members = []
         for run in record.runs:
             current = records.get(run.run_id) or RunRecord(run_id=run.run_id, steps=0)
-            progress = current.model_dump(include={"status", "step", "steps", "worker_id", "message"})
-            members.append(answers.SweepMember(**run.model_dump(), **progress, reused=run.run_id in reused))
+            place = run.model_dump(exclude={"run_id"})
+            members.append(answers.SweepMember(**current.progress(), **place, reused=run.run_id in reused))
         more = record.model_dump(include=set(answers.SweepDetail.model_fields) - set(fields) - {"members", "error"})
         return answers.SweepDetail(**fields, **more, members=members)
 

@@ -37,7 +37,6 @@ TAGS = "tags."
 """Prefix of keys that name the place of a run in sweeps: `tags.row`, `tags.model.position` (a label)."""
 PLACES = {"sweep": sweep_runs.c.sweep_id, "ablation": sweeps.c.ablation, "row": sweep_runs.c.row}
 """Tags that are columns. All others are labels of axes."""
-TEXT_COLUMNS = ("run_id", "worker_id", "message", "sweep_id", "status")
 MAX_INTEGER = 2**63 - 1
 """The largest integer of both databases."""
 UNUSABLE = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
@@ -94,9 +93,10 @@ def _condition(connection: Connection, wanted: Filter, status: ColumnElement[str
         raise QueryError(f"{wanted.value!r} is not a status{hint}", code="unknown_status", status=wanted.value)
     if wanted.key == "status" or wanted.key in COLUMNS:
         column = status if wanted.key == "status" else runs.c[wanted.key]
+        is_text = isinstance(runs.c[wanted.key].type, String)
         # A bool is a number to Python, but not to PostgreSQL.
-        if (wanted.key in TEXT_COLUMNS) != isinstance(wanted.value, str) or isinstance(wanted.value, bool):
-            kind = "a text" if wanted.key in TEXT_COLUMNS else "a number"
+        if is_text != isinstance(wanted.value, str) or isinstance(wanted.value, bool):
+            kind = "a text" if is_text else "a number"
             raise QueryError(
                 f"{wanted.key} is {kind}; it cannot be compared with {wanted.value!r}",
                 code="not_comparable",

@@ -43,6 +43,7 @@ from cope_sweep.store.errors import StoreError
 from cope_sweep.store.index.database import Database, is_current, replace_tables, waiting
 from cope_sweep.store.index.filters import COLUMNS, check_keys, check_unmatched, conditions, sort_columns
 from cope_sweep.store.index.model import (
+    REPORTED_COLUMNS,
     Activity,
     Lease,
     Refusal,
@@ -347,7 +348,7 @@ class Index:
             held = frozenset(connection.execute(select(runs.c.run_id).where(_held_by(sweep_id))).scalars())
             for event in progress:
                 if event.run_id in held:
-                    values = {"step": event.step, "worker_id": event.worker_id, "metrics": dict(event.metrics)}
+                    values = {name: getattr(event, name) for name in (*REPORTED_COLUMNS, "metrics")}
                     changed = update(runs).where(runs.c.run_id == event.run_id)
                     connection.execute(changed.values(**values, revision=next_revision(connection)))
             return Renewal(held, _stop_requested(connection, sweep_id))

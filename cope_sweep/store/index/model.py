@@ -8,7 +8,7 @@ from typing import Literal
 
 from cope_sweep.config.filters import Filter
 from cope_sweep.errors import UserError
-from cope_sweep.records import RunRecord, Status
+from cope_sweep.records import Progress, RunRecord, Status
 
 
 class QueryError(UserError):
@@ -19,6 +19,8 @@ class QueryError(UserError):
 
 RECORD_COLUMNS = tuple(name for name in RunRecord.model_fields if name not in ("ablations", "row", "values", "spec"))
 """The fields of a record that are columns of the table of runs as they are; a spec is stored by dotted keys."""
+REPORTED_COLUMNS = tuple(name for name in Progress.model_fields if name not in ("run_id", "status", "steps", "message"))
+"""What a run in training reports. Its status and message are the lease's, and its steps do not change."""
 
 
 @dataclass(frozen=True)

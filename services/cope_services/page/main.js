@@ -2,7 +2,7 @@
 
 import { key } from "./api.js";
 import { empty, h, marked } from "./dom.js";
-import { poll } from "./poll.js";
+import { poll, REFRESH_MS } from "./poll.js";
 import { current, link } from "./route.js";
 import { ablation } from "./views/ablation.js";
 import { overview } from "./views/overview.js";
@@ -12,7 +12,6 @@ import { runs } from "./views/runs.js";
 import { sweep } from "./views/sweep.js";
 import { sweeps } from "./views/sweeps.js";
 
-const REFRESH_MS = 5000;
 const byId = (id) => document.getElementById(id);
 const live = byId("live");
 

@@ -1,5 +1,6 @@
 // Repeats a task while the page is visible.
 
+export const REFRESH_MS = 5000;
 const SLOWEST_MS = 60_000;
 
 /** Call `task` now and every `every` ms. It pauses in a hidden tab, and waits longer after each error. */

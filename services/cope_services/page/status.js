@@ -23,6 +23,12 @@ export const dot = (run, label) =>
     "aria-label": `${label}: ${run.status}`,
   });
 
+/** How far a run is: [name, text, class of its column]. Tables of runs and the page of a run show what is here. */
+export const progressOf = (run) => [
+  ["step", run.steps ? `${integer(run.step)} / ${integer(run.steps)}` : integer(run.step), "number"],
+  ["worker", run.worker_id ?? "", null],
+];
+
 /** The number of runs that have been started. */
 export const begun = (counts) => STATUSES.reduce((sum, status) => sum + (status === "pending" ? 0 : (counts[status] ?? 0)), 0);
 

@@ -147,7 +147,7 @@ def test_what_a_running_run_has_reported_so_far_is_in_no_column(plan, store):
     running = read_run(begin(store, plan.runs[1]))
     assert isinstance(store.index.acquire(running, "sweep", 60.0), Lease)
     so_far = {"in_dist/token_error": 9.0, "half/way": 9.0}
-    store.index.renew("sweep", 60.0, [Event(running.run_id, "running", 3, metrics=so_far)])
+    store.index.renew("sweep", 60.0, [Event(run_id=running.run_id, status="running", step=3, metrics=so_far)])
     table = run_table(store)
     assert "half/way" not in table.column_names
     assert lines(table)[running.run_id]["in_dist/token_error"] is None

@@ -433,7 +433,8 @@ class Sweep:
         self.store.index.write([row])
         if status == "running":
             self.store.index.acquire(row, SWEEP, 60)
-            self.store.index.renew(SWEEP, 60, [RunEvent(run.run_id, "running", step, worker_id=worker)])
+            event = RunEvent(run_id=run.run_id, status="running", step=step, worker_id=worker)
+            self.store.index.renew(SWEEP, 60, [event])
 
     def end(self, status: str = "finished") -> None:
         self.store.write_sweep(self.record.model_copy(update={"status": status, "ended_ms": 5}))

@@ -17,7 +17,7 @@ def test_runs_sweeps_and_leases_are_counted(index):
     steps = sum(record.step for record in index.records([run.run_id for run in RUNS]).values())
     for run, left_s in zip(RUNS[2:4], (60.0, 20.0), strict=True):
         assert isinstance(index.acquire(row(run, "running"), f"owner-{left_s}", left_s), Lease)
-    index.renew("owner-60.0", 60.0, [Event(RUNS[2].run_id, "running", 7)])
+    index.renew("owner-60.0", 60.0, [Event(run_id=RUNS[2].run_id, status="running", step=7)])
     write_sweep(index, "running", RUNS, "running", ttl_s=60)
     write_sweep(index, "dead", RUNS[:2], "running", ttl_s=0)
     write_sweep(index, "waiting", RUNS[:1], "pending")

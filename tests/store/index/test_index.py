@@ -99,7 +99,7 @@ def test_filters(filled, condition, expected):
 def test_a_value_of_another_kind_and_the_progress_of_a_run_do_not_match(index):
     index.write([row(RUNS[0], metrics={"m": 1.0}, facts={"n": 2, "list": [1], "text": "3", "flag": False, 'a"b': 1})])
     index.acquire(row(RUNS[1], "running"), "owner", 60)
-    index.renew("owner", 60, [Event(RUNS[1].run_id, "running", 1, metrics={"m": 0.5})])
+    index.renew("owner", 60, [Event(run_id=RUNS[1].run_id, status="running", step=1, metrics={"m": 0.5})])
     for condition in [
         ("facts.n", "<", "3"),
         ("facts.text", "<", 4),

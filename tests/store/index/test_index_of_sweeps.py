@@ -70,7 +70,7 @@ def test_ids_that_begin_alike(used):
 
 def test_the_progress_of_a_sweep(used):
     write_sweep(used, "c", RUNS, "running", ttl_s=60)
-    used.renew("owner", 60, [Event(IDS[2], "running", 2, worker_id="host:1")])
+    used.renew("owner", 60, [Event(run_id=IDS[2], status="running", step=2, worker_id="host:1")])
     found = used.sweep_progress("c", 5)
     assert found.counts == {"finished": 1, "failed": 1, "running": 1, "pending": 1}
     assert (found.status, found.groups, found.nodes) == ("running", 1, 1)

@@ -21,8 +21,8 @@ def lease(index, sweep_id, ttl_s=60.0, run=RUN):
 def test_renewing_prolongs_and_notes_progress(index):
     lease(index, "a", 0.0)
     progress = [
-        Event(RUN.run_id, "running", 4, metrics={"train/loss": 0.5}, worker_id="w"),
-        Event("0" * 16, "running", 1),
+        Event(run_id=RUN.run_id, status="running", step=4, metrics={"train/loss": 0.5}, worker_id="w"),
+        Event(run_id="0" * 16, status="running", step=1),
     ]
     assert index.renew("a", 60, progress) == Renewal(frozenset({RUN.run_id}), stop_requested=False)
     record = index.records([RUN.run_id])[RUN.run_id]

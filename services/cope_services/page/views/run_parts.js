@@ -4,7 +4,7 @@ import { at, download, get, urlOf } from "../api.js";
 import { crumbs, definitions, empty, h, scrolling, table } from "../dom.js";
 import { bytes, count, duration, integer, moment, number } from "../format.js";
 import { change, link } from "../route.js";
-import { badge, hasEnded } from "../status.js";
+import { badge, hasEnded, progressOf } from "../status.js";
 import { flatten, shown } from "../values.js";
 
 const TAIL = 500; // lines of a log
@@ -51,11 +51,10 @@ export function head(run) {
     ),
     definitions([
       ["ablation", places.length ? places : null],
-      ["step", run.steps ? `${integer(run.step)} of ${integer(run.steps)}` : integer(run.step)],
+      ...progressOf(run),
       ["attempt", run.attempt],
       ["started", moment(run.created_ms)],
       ["last change", moment(run.updated_ms)],
-      ["worker", run.worker_id],
       ["sweep", to("sweeps", run.sweep_id)],
     ]),
     failure(run),

@@ -3,11 +3,11 @@
 import { at, events, get, post } from "../api.js";
 import { changes, crumbs, h, replace } from "../dom.js";
 import { plural } from "../format.js";
+import { REFRESH_MS } from "../poll.js";
 import { link } from "../route.js";
 import { badge, progress, summary, sweepStatus, total } from "../status.js";
 import { facts, failures, liveNumbers, members, record } from "./sweep_parts.js";
 
-const RETRY_MS = 5000;
 const ACTIVE = ["pending", "running"]; // statuses of a sweep that has not ended
 const TROUBLED = ["failed", "interrupted"];
 
@@ -61,7 +61,7 @@ export function sweep(root, id) {
           return;
         }
       }
-      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+      await new Promise((resolve) => setTimeout(resolve, REFRESH_MS));
     }
   }
 

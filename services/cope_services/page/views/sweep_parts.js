@@ -3,7 +3,7 @@
 import { definitions, empty, h, section, table } from "../dom.js";
 import { count, duration, integer, moment, plural } from "../format.js";
 import { link } from "../route.js";
-import { badge, STATUSES } from "../status.js";
+import { badge, progressOf, STATUSES } from "../status.js";
 
 const known = (value, show) => (value === null || value === undefined ? "–" : show(value));
 
@@ -41,16 +41,14 @@ export function members({ members: runs }) {
     "row",
     ["seed", "number"],
     "status",
-    ["step", "number"],
-    "worker",
+    ...progressOf(runs[0]).map(([name, , kind]) => [name, kind]),
     ...(messages ? [["message", "message"]] : []),
   ];
   const rows = runs.map((run) => [
     h("a", { href: link(["runs", run.run_id]), "data-key": run.run_id }, run.row),
     run.seed,
     [badge(run.status), run.reused ? " reused" : ""],
-    run.steps ? `${integer(run.step)} / ${integer(run.steps)}` : integer(run.step),
-    run.worker_id ?? "",
+    ...progressOf(run).map(([, text]) => text),
     ...(messages ? [run.message ?? ""] : []),
   ]);
   return section("Runs", { id: "members" }, table("Runs of the sweep", columns, rows));
