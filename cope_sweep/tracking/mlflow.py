@@ -211,6 +211,7 @@ class MLflowLogger:
     @_with_errors
     def delete_run(self, run_id: str) -> None:
         """Put a run into MLflow's trash, without its tag and its model: trained again, it is another one there."""
+        # All pages first: each run that leaves the results of the search moves the others to earlier pages.
         for run in list(self._search("run", RUN_ID_TAG, run_id)):
             if _is_in_trash(run):
                 self._client.restore_run(run.info.run_id)
@@ -241,6 +242,7 @@ class MLflowLogger:
         if item in self._ids:
             return self._client.get_run(self._ids[item])
         found = None
+        # All pages first, as in `delete_run`.
         for run in list(self._search(kind, ID_TAG[kind], item)):
             if found is None and len(_models(run)) < 2:
                 found = run
@@ -410,7 +412,7 @@ def _is_in_trash(run: Run) -> bool:
 
 
 def _models(run: Run) -> set[str]:
-    """The ids of the models that are linked to a run."""
+    """The ids of the models that are linked to a run. Unlike `_models_of`, this makes no request."""
     return {output.model_id for output in run.outputs.model_outputs} if run.outputs else set()
 
 

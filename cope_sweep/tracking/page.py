@@ -17,6 +17,7 @@ from cope_sweep.store import Store
 from cope_sweep.tracking.uri import RUN_ID_TAG, resolve_uri
 
 TIMEOUT_S = 1.0
+"""Time limit of each request. A view of the page waits for two of them, so a silent server must not hold it up."""
 KEPT_S = 60.0
 """The time for which an answer is used again, also that the server does not answer: then no page waits for it."""
 

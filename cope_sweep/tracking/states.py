@@ -1,4 +1,4 @@
-"""By what it is seen whether MLflow has a run as it ended. Imports no mlflow, which takes seconds."""
+"""The states by which `sync` sees what MLflow lacks. Imports no mlflow, which takes seconds."""
 
 from __future__ import annotations
 

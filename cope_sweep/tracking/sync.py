@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from cope_sweep.tracking.mlflow import MLflowLogger
 
 MAX_FAILURES = 2
-"""After MLflow has refused this many runs in a row, it counts as down: each try may take as long as a request may."""
+"""After MLflow has refused this many runs in a row, it counts as down. Each try may take as long as a request may: with
+thousands of runs, trying them all would take hours."""
 RETRY_INTERVAL_S = 1.0
 
 OnSending = Callable[[int, int], None]
@@ -66,7 +67,7 @@ def sync(
         on_sending: Called after each run and sweep.
         sweep_id: Send only this sweep and what it was to train.
         timeout_s: How long to try without sending anything.
-        interrupted: Asked before each run whether to end.
+        interrupted: Asked before each run; True ends the sync.
         dry_run: Only count.
 
     Raises:

@@ -32,7 +32,7 @@ BACKEND = "inductor"
 
 
 def runs_as_graphs(model: Transformer, runtime: Runtime) -> bool:
-    """Whether training steps of the model run as CUDA graphs.
+    """Training steps of the model run as CUDA graphs.
 
     The graphs write every gradient into the same memory, so they fit where a step has one backward pass, and no other
     worker's gradients are added.

@@ -100,8 +100,7 @@ class Clock:
         return round(tokens / seconds, 1) if tokens else 0.0
 
     def _training_s(self) -> float:
-        """Seconds in training steps of this attempt."""
-        self._trainer.wait()
+        self._trainer.wait()  # a GPU computes asynchronously
         return self._now_s() - self._started_s - self._paused_s
 
 
@@ -148,5 +147,4 @@ def _attention(spec: RunSpec, runtime: Runtime) -> str:
 
 
 def _device_name(runtime: Runtime) -> str:
-    """The name of the worker's GPU, or `cpu`."""
     return torch.cuda.get_device_name() if runtime.device == "cuda" else "cpu"

@@ -178,7 +178,7 @@ class ResumeWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether a file is being written. Raises the error of one that could not be written."""
+        """A file is being written. Raises the error of one that could not be written."""
         if self._pending is not None and self._pending.done():
             self.wait()
         return self._pending is not None
@@ -188,6 +188,7 @@ class ResumeWriter:
         self.wait()
         started_s = time.monotonic()
         on_cpu = trainer.device.type == "cpu"
+        # Weights, and the two moments of AdamW.
         size_bytes = sum(3 * parameter.nbytes for parameter in trainer.model.parameters())
         if on_cpu and size_bytes > COPIED_BYTES:
             self._write(snapshot_state(trainer, notes), started_s)

@@ -28,9 +28,9 @@ class Runtime:
     """Sequences in a forward pass; None: all of this worker's share."""
     checkpoint_activations: bool = False
     compile: bool = False
-    """Whether training steps go through torch.compile."""
+    """Training steps go through CUDA graphs or torch.compile, see `compiled`."""
     shard: bool = False
-    """Whether the workers divide the optimiser's state among them; with several workers only."""
+    """The workers divide the optimiser's state among them; with several workers only."""
     checkpoint_every_s: float = 30.0
     """Shortest time between two resume files; 0: one after every step."""
     rank: int = 0
@@ -92,7 +92,7 @@ class Runtime:
 
 
 def has_bf16(capabilities: dict[str, bool] | None = None) -> bool:
-    """Whether this CPU multiplies matrices in bfloat16: AVX512-BF16 or AMX on x86, BF16 on Arm."""
+    """The CPU multiplies matrices in bfloat16: AVX512-BF16 or AMX on x86, BF16 on Arm."""
     found = torch.cpu.get_capabilities() if capabilities is None else capabilities
     return any(bool(present) for name, present in found.items() if "bf16" in name)
 
