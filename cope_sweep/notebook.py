@@ -86,7 +86,7 @@ def table(ablation: AnyAblation, store: AnyStore = STORE, *, compare: str | None
 
     `compare`: `paper`, the name of a row, or `model.position=CoPE`, see `read.tables.comparisons`. Raises UserError.
     """
-    result_table = Table(read_results(*_recorded(ablation, store)), compare)
+    result_table = Table.of(read_results(*_recorded(ablation, store)), compare)
     result_table.check()
     return result_table
 

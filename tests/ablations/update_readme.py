@@ -13,10 +13,11 @@ from pathlib import Path
 from cope_sweep.config import load_ablation
 from cope_sweep.config.ablation import Maps
 from cope_sweep.read.figures.available import claimed_figures
+from cope_sweep.read.numbers import p_text
 from cope_sweep.read.reports.runs import read_committed, run_files
 from cope_sweep.read.tables import Table
 from cope_sweep.read.tables.claims import claim_findings, head_findings, place_in_paper
-from cope_sweep.read.tables.comparisons import p_text, reference
+from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.layout import layout
 from cope_sweep.read.tables.render import markdown_text
 
@@ -48,7 +49,7 @@ def our_reports():
 def table_of(report):
     """The table of a report, compared as the report is."""
     report.check()
-    return Table(report, reference(report.plan))
+    return Table.of(report, reference(report.plan))
 
 
 def overview(reports, folder):

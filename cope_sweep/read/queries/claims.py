@@ -36,7 +36,7 @@ def _findings_about_heads(results: Results) -> tuple[Finding, ...]:
 
 def _claims_of(results: Results) -> Iterable[ClaimResult]:
     plan = results.plan
-    findings: list[Finding] = [*claim_findings(plan, Table(results, reference(plan)).model)]
+    findings: list[Finding] = [*claim_findings(plan, Table.of(results, reference(plan)).model)]
     findings += _findings_about_heads(results)
     hypothesis = hypothesis_verdict(findings)
     for finding in findings:

@@ -374,10 +374,10 @@ class Queries:
         check_options(question)
         results = self.results(question.name, question.scale, committed=question.committed)
         default = reference(results.plan) if results.store is None else None
-        return Table(results, question.compare or default, question.sort)
+        return Table(results, question.model_copy(update={"compare": question.compare or default}))
 
     def _table(self, question: questions.GetTable) -> bytes:
-        return table_file(self.table(question), question)
+        return table_file(self.table(question))
 
     def _figure(self, question: questions.GetFigure) -> bytes:
         results = self.results(question.name, question.scale, committed=question.committed)

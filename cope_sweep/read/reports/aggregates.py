@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.stats import trim_mean
 
+from cope_sweep.read.numbers import MISSING, interval_text
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import TableModel
 
@@ -80,11 +81,11 @@ def aggregates(model: TableModel, reference: str | None) -> Layout | None:
     against = complete.get(reference or "")
     lines = []
     for name in sorted(means, key=lambda name: means[name][0]):
-        texts = [name, _interval_text(means[name])]
+        texts = [name, interval_text(*means[name])]
         if name == reference:
-            texts.append("–")
+            texts.append(MISSING)
         elif against is not None:
-            texts.append(_interval_text(probability_of_improvement(complete[name], against)))
+            texts.append(interval_text(*probability_of_improvement(complete[name], against)))
         lines.append(tuple(map(TextCell, texts)))
     headers = [ColumnHeader("row", numeric=False), ColumnHeader("interquartile mean")]
     headers += [ColumnHeader(f"P(better than {reference})")] * (against is not None)
@@ -102,9 +103,3 @@ def _note(model: TableModel, tasks: int, seeds: int) -> str:
     if seeds < FEW_SEEDS:
         note += f" With {seeds} seeds these intervals are too narrow: read them as a description, not as a test."
     return note
-
-
-def _interval_text(estimate: tuple[float, float, float]) -> str:
-    """`0.42 [0.31, 0.50]`: an estimate with its interval."""
-    value, low, high = estimate
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]"

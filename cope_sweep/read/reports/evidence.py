@@ -37,8 +37,9 @@ from cope_sweep.read.tables.best import rank_rows
 from cope_sweep.read.tables.claims import Finding, claim_findings, claims_layout, head_findings, hypothesis_verdict
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.layout import Layout
-from cope_sweep.read.tables.model import TableModel, sorted_by
+from cope_sweep.read.tables.model import TableModel
 from cope_sweep.read.tables.render import markdown, markdown_table, markdown_text
+from cope_sweep.read.tables.table import sorted_by
 from cope_sweep.store import STATUSES
 from cope_sweep.store.files import write_bytes
 
@@ -323,7 +324,7 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
         problem = _too_large(plan, kind, len(plan.rows))
         draw = None if problem else _svg(FIGURES[kind].make(results, GetFigure(name=plan.name, figure=kind)))
         figures = (ReportFigure(kind, plan.ablation.content.title, "", draw, problem),)
-    return Evidence(results, Table(results, compare or reference(plan)), figures, heads)
+    return Evidence(results, Table.of(results, compare or reference(plan)), figures, heads)
 
 
 def report_file(results: Results, question: GetReport, figure_url: Callable[[str], str] | None = None) -> bytes:

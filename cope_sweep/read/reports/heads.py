@@ -10,9 +10,10 @@ import pandas as pd
 from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures.available import claimed_figures, declared_figures
+from cope_sweep.read.numbers import fixed, interval_text
 from cope_sweep.read.reports.runs import HEAD_COLUMNS, ExtendedResults, ReportResults
 from cope_sweep.read.tables import Results, summarise
-from cope_sweep.read.tables.layout import MISSING, ColumnHeader, Layout, TextCell
+from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 
 MOST_HEADS = 16
 """If a model has more heads than this, only the chosen ones are listed."""
@@ -76,11 +77,11 @@ def heads_layout(figures: Mapping[str, Maps], heads: pd.DataFrame) -> Layout:
             kinds += [(f"layer {layer} · head {head}", measures, "auc") for (layer, head), measures in by_head]
         for label, measures, column in kinds:
             auc_by_seed = dict(zip(measures["seed"], measures[column], strict=True))
-            texts = [f"{auc_by_seed[seed]:.2f}" if seed in auc_by_seed else MISSING for seed in seeds]
+            texts = [fixed(auc_by_seed.get(seed), 2) for seed in seeds]
             summary = summarise(auc_by_seed.values())
-            mean = f"{summary.mean:.2f}" if summary.n else MISSING
+            mean = fixed(summary.mean, 2)
             if summary.n > 1:
-                mean += f" [{summary.ci_low:.2f}, {summary.ci_high:.2f}]"
+                mean = interval_text(summary.mean, summary.ci_low, summary.ci_high)
             lines.append(tuple(map(TextCell, (figure.mark or "", label, *texts, mean))))
     headers = [ColumnHeader("mark", numeric=False), ColumnHeader("head", numeric=False)]
     headers += [ColumnHeader(f"seed {seed}") for seed in seeds] + [ColumnHeader("mean")]

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cope_sweep.config import RunSpec
-from cope_sweep.read.tables.layout import MISSING, ColumnHeader, Layout, TextCell, decimals_of
+from cope_sweep.read.numbers import metric_text, significant
+from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import Column, TableModel, TableRow, named_label
 from cope_sweep.read.tables.rules import ERROR, LEAST_SEQUENCES, NEAR, SEQUENCES, rule_errors
 
@@ -41,11 +42,8 @@ def shortcuts(model: TableModel) -> Shortcuts | None:
     for run, rows in tasks:
         errors = {column: rule_errors(run, column.name) for column in columns}
         for rule in dict.fromkeys(rule for errors_of_column in errors.values() for rule in errors_of_column):
-            texts = [rule]
-            for column in columns:
-                error = errors[column].get(rule)
-                texts.append(MISSING if error is None else f"{error:.{column.decimals}f}")
-            lines.append((_common_name(rows, model), texts))
+            texts = (metric_text(column, errors[column].get(rule), column.decimals) for column in columns)
+            lines.append((_common_name(rows, model), [rule, *texts]))
         rows_like_rules += _rows_like_rules(rows, errors)
     if not lines:
         return None
@@ -64,7 +62,8 @@ def structure(model: TableModel) -> Layout | None:
         measures = [run.task.structure(split, SEQUENCES) for _, split in columns]
         names = measures[0] if measures else []
         lines += [
-            (_common_name(rows, model), [name, *(f"{measure[name]:.3g}" for measure in measures)]) for name in names
+            (_common_name(rows, model), [name, *(significant(measure[name], 3) for measure in measures)])
+            for name in names
         ]
     if not lines:
         return None
@@ -120,8 +119,7 @@ def _rows_like_rules(rows: Sequence[TableRow], errors: Mapping[Column, Mapping[s
             }
             closest = max(near_seeds, key=lambda rule: near_seeds[rule], default=None)
             if closest is not None and near_seeds[closest] > len(cell.values) / 2:
-                median = f"{cell.summary.median:.{decimals_of(column, cell)}f}"
-                rows_by_rule.setdefault(closest, []).append(f"{row.short} ({median})")
+                rows_by_rule.setdefault(closest, []).append(f"{row.short} ({cell.number_text(cell.summary.median)})")
         for rule, names in rows_by_rule.items():
-            error_text = f"{error_by_rule[rule]:.{column.decimals}f} {column.unit}"
+            error_text = f"{metric_text(column, error_by_rule[rule], column.decimals)} {column.unit}"
             yield f"{column.label} like “{rule}” ({error_text}): {', '.join(names)}"

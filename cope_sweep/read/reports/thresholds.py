@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from cope_sweep.read.numbers import integer
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import Column, TableModel
 from cope_sweep.read.tables.rules import stuck_from
@@ -76,7 +77,7 @@ def _median_text(steps: Sequence[float], last_step: int, unit: int) -> str:
     """`1,200 [800, > 4,000]`: the median of some steps and its interval, each multiplied by `unit`."""
 
     def format_step(step: float) -> str:
-        return f"> {last_step * unit:,}" if math.isinf(step) else f"{step * unit:,.0f}"
+        return f"> {integer(last_step * unit)}" if math.isinf(step) else integer(round(step * unit))
 
     median, low, high = map(format_step, bootstrap_median(steps))
     return median if low == high == median else f"{median} [{low}, {high}]"

@@ -21,6 +21,7 @@ from cope_sweep.config.checks import validation_metric
 from cope_sweep.config.explain import suggest
 from cope_sweep.config.run import NUMERIC_FACTS
 from cope_sweep.config.source import Json
+from cope_sweep.read.numbers import significant
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import first_rows, varying_axes
 from cope_sweep.read.tables.runs import FACT, Results, setting
@@ -58,6 +59,11 @@ class Candidate:
     def score(self) -> float | None:
         """Mean of the metric over the seeds; None unless all runs are finished with a finite value."""
         return statistics.fmean(self.scores) if len(self.scores) == len(self.statuses) else None
+
+    @property
+    def score_text(self) -> str:
+        """The score as a text; empty without one."""
+        return "" if self.score is None else significant(self.score)
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,7 @@ class Ranking:
             texts = [group.name]
             for budget in budgets:
                 best = group.best(budget)
-                texts.append("" if best is None else f"{best.score:.4g}")
+                texts.append("" if best is None else best.score_text)
             best = group.best()
             draw = best.values.items() if best else ()
             texts += [", ".join(f"{key}={json.dumps(value)}" for key, value in draw), ", ".join(group.at_edge)]
@@ -173,9 +179,9 @@ class Ranking:
         headers += [ColumnHeader("row", numeric=False)] * (not keys)
         lines = []
         for rank, candidate in enumerate(ranked[:top], start=1):
-            score = f"{candidate.score:.4g}"
+            score = candidate.score_text
             if len(candidate.scores) > 1:
-                score += f" ± {statistics.stdev(candidate.scores):.2g}"
+                score += f" ± {significant(statistics.stdev(candidate.scores), 2)}"
             labels = [candidate.row.labels.get(key, "–") for key in keys] or [candidate.row.name]
             lines.append(tuple(map(TextCell, [str(rank), score, *labels])))
         return Layout(tuple(headers), tuple(lines), self._note(group, len(ranked)))
@@ -212,12 +218,12 @@ class Ranking:
             (group,) = self.groups
             ranked = group.ranked()
             edge = f"; {', '.join(group.at_edge)} at the edge of what was tried" if group.at_edge else ""
-            name, score = ranked[0].row.name, ranked[0].score
-            return f"The best of {len(ranked)} rows by {self.metric}: {score:.4g} ({name}){edge}."
+            name, score = ranked[0].row.name, ranked[0].score_text
+            return f"The best of {len(ranked)} rows by {self.metric}: {score} ({name}){edge}."
         names = sorted(best_scores, key=best_scores.__getitem__, reverse=self.goal == "max")
         lowest, highest = best_scores[names[0]], best_scores[names[-1]]
         first = first_rows([name for name in names if best_scores[name] == lowest])
-        low, high = f"{lowest:.4g}", f"{highest:.4g}"
+        low, high = significant(lowest), significant(highest)
         spread = low if low == high else f"from {low} ({first}) to {high} ({names[-1]})"
         at_edge = sum(bool(group.at_edge) for group in self.groups)
         return (
@@ -347,7 +353,7 @@ def _scale_of_best(ranking: Ranking) -> str:
     first_seed = max(content.seeds) + 1
     fresh_seeds = list(range(first_seed, first_seed + FRESH_SEEDS))
     scale = kept | {"search": "grid", "schedule": "none", "seeds": fresh_seeds}
-    about = f"The best of {len(group.ranked())} rows by {ranking.metric}: {best.score:.4g} (seeds {ranking.seeds})."
+    about = f"The best of {len(group.ranked())} rows by {ranking.metric}: {best.score_text} (seeds {ranking.seeds})."
     lines = ["scales:", f"  {loaded.scale}_best:" if loaded.scale else "  best:", f"    description: {_json(about)}"]
     lines += ["    set:", *(f"      {key}: {_json(value)}" for key, value in values.items())]
     lines += [f"    {key}: {_json(value)}" for key, value in scale.items()]

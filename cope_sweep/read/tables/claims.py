@@ -40,8 +40,8 @@ from typing import TYPE_CHECKING
 from cope_sweep.api.answers import ClaimVerdict
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Claim, Maps
-from cope_sweep.read.tables.comparisons import p_text
-from cope_sweep.read.tables.layout import MISSING, ColumnHeader, Layout, TextCell, mean_text, published_text
+from cope_sweep.read.numbers import MISSING, fixed, p_text
+from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import Column, Comparison, TableModel, TableRow, other_labels, same_labels
 from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, Summary, holm, summarise
 
@@ -158,7 +158,7 @@ def head_findings(figures: Mapping[str, Maps], heads: pd.DataFrame) -> tuple[Fin
         if auc.n:
             ours = (
                 f"{_auc_text(auc)}, untrained {_auc_text(initial_auc)}; "
-                f"mean {chosen['on'].mean():.2f} with the label, {chosen['off'].mean():.2f} without"
+                f"mean {fixed(chosen['on'].mean(), 2)} with the label, {fixed(chosen['off'].mean(), 2)} without"
             )
         measured = f"gates of {figure.mark} tokens"
         if figure.show != "gates":
@@ -170,9 +170,7 @@ def head_findings(figures: Mapping[str, Maps], heads: pd.DataFrame) -> tuple[Fin
 
 def _auc_text(auc: Summary) -> str:
     """`0.97 ± 0.01`; the mean alone for one seed."""
-    if auc.n == 0:
-        return MISSING
-    return f"{auc.mean:.2f}" if auc.n == 1 else f"{auc.mean:.2f} ± {auc.std:.2f}"
+    return fixed(auc.mean, 2) if auc.n < 2 else f"{fixed(auc.mean, 2)} ± {fixed(auc.std, 2)}"
 
 
 def _verdict_on_heads(auc: Summary, gain: Summary) -> ClaimVerdict:
@@ -288,12 +286,12 @@ def _verdict_on_rows(verdicts: set[str]) -> ClaimVerdict:
 
 
 def _our_value(row: TableRow, column: Column) -> str:
-    return mean_text(row.metrics[column.name], column)
+    return row.metrics[column.name].text
 
 
 def _published_value(row: TableRow, column: Column) -> str:
-    published = row.metrics[column.name].published
-    return "" if published is None else published_text(published, column)
+    cell = row.metrics[column.name]
+    return "" if cell.published is None else cell.published_text
 
 
 def _list_values(

@@ -36,6 +36,7 @@ from dataclasses import replace
 
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
+from cope_sweep.read.numbers import decimal_places, p_text
 from cope_sweep.read.tables.model import (
     PAPER,
     POSITION,
@@ -45,7 +46,6 @@ from cope_sweep.read.tables.model import (
     PublishedValue,
     TableModel,
     TableRow,
-    decimal_places,
     same_labels,
 )
 from cope_sweep.read.tables.row_names import find_axis, named_rows
@@ -372,11 +372,6 @@ def _test_rule(families: Sequence[Sequence[Difference]], meaning: str, *, is_pai
 
 def _alternatives(numbers: Iterable[int]) -> str:
     return " or ".join(map(str, sorted(numbers)))
-
-
-def p_text(p: float) -> str:
-    """`0.042`, or `0.0004` if three digits would be 0."""
-    return f"{p:.3f}" if p >= 0.0995 / 100 else f"{p:.1g}"
 
 
 def _answer(model: TableModel, column: Column) -> str:

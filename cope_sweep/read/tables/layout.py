@@ -1,35 +1,23 @@
-"""The texts of a table, of its comparisons and of its runs: headings, cells and notes. `render` gives them a format.
+"""Which cells of a frame a table of texts shows, in which order, and the notes below: the table, its comparisons, runs.
 
-A cell shows `mean ± std` over the finished seeds, followed by `(n=1)` if seeds are missing, or `–` if all are missing.
-It has the metric's number of digits, or more if the published value or a small mean needs them.
+Nothing is rounded here: a cell has its text (`model.MetricCell`). `render` gives the texts a format.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cope_sweep.read.tables.comparisons import p_text
+from cope_sweep.read.numbers import integer, percent_range
 from cope_sweep.read.tables.model import (
     PAPER,
-    Column,
+    STUCK,
     Comparison,
     MetricCell,
-    PublishedValue,
     TableModel,
     TableRow,
-    decimal_places,
     encoding_groups,
 )
-from cope_sweep.read.tables.stats import Proportion
-
-MISSING = "–"
-STUCK = "†"
-"""Follows a mean if most seeds are stuck."""
-MAX_DECIMALS = 6
-STARS = (0.05, 0.01, 0.001)
-"""Largest p for one star, two and three."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +36,7 @@ class TextCell:
     text: str
     best: bool = False
     stars: int = 0
-    """How many of `STARS` the p of the comparison does not exceed; 0 without a test."""
+    """`MetricCell.stars`."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +86,14 @@ def layout(model: TableModel) -> Layout:
     for row in model.rows:
         cells = _label_cells(model, row)
         if has_sizes:
-            cells.append(TextCell(MISSING if row.parameters is None else f"{row.parameters:,}"))
+            cells.append(TextCell(integer(row.parameters)))
         for column in model.columns:
             metric = row.metrics[column.name]
-            cells.append(_metric_cell(metric, column, row))
+            cells.append(TextCell(" ".join([metric.text, *metric.marks]), metric.best, metric.stars))
             if column.learned is not None:
-                cells.append(_learned_cell(metric))
+                cells.append(TextCell(metric.learned_text))
             if column.name in published:
-                cells.append(_published_cell(metric.published, column))
+                cells.append(TextCell(metric.published_text))
         if is_incomplete:
             cells.append(TextCell(row.progress))
         rows.append(tuple(cells))
@@ -117,30 +105,30 @@ def comparison_layout(model: TableModel) -> Layout | None:
 
     With a row, only the first column that has comparisons is listed, which is the tested one; with the paper, all are.
     """
-    comparisons: list[tuple[Column, TableRow, Comparison]] = []
+    comparisons: list[tuple[TableRow, MetricCell, Comparison]] = []
     for column in sorted(model.columns, key=lambda column: not column.primary):
         for row in model.rows:
-            comparison = row.metrics[column.name].comparison
-            if comparison is not None:
-                comparisons.append((column, row, comparison))
+            cell = row.metrics[column.name]
+            if cell.comparison is not None:
+                comparisons.append((row, cell, cell.comparison))
     if not comparisons:
         return None
-    first_column, _, first_comparison = comparisons[0]
-    titles: tuple[str, ...] = ("metric", "difference", "margin", "verdict")
-    text_cells = _paper_texts
+    _, first_cell, first_comparison = comparisons[0]
+    names: tuple[str, ...] = ("metric", "difference", "margin", "verdict")
     if first_comparison.against != PAPER:
-        titles = ("difference", "95 % interval", "p", "verdict")
-        text_cells = _test_texts
-        comparisons = [entry for entry in comparisons if entry[0] is first_column]
+        names = ("difference", "interval", "p", "verdict")
+        comparisons = [entry for entry in comparisons if entry[1].column is first_cell.column]
     has_references = len({comparison.against for *_, comparison in comparisons}) > 1
     headers = _label_headers(model)
     headers += [ColumnHeader("against", numeric=False)] * has_references
-    headers += [ColumnHeader(title, numeric=title not in ("metric", "verdict")) for title in titles]
+    titles = {"interval": "95 % interval"}
+    headers += [ColumnHeader(titles.get(name, name), numeric=name not in ("metric", "verdict")) for name in names]
     rows = []
-    for column, row, comparison in comparisons:
+    for row, cell, comparison in comparisons:
         cells = _label_cells(model, row)
         cells += [TextCell(comparison.against)] * has_references
-        cells += map(TextCell, text_cells(column, row.metrics[column.name], comparison))
+        texts = {"metric": cell.column.label, **cell.comparison_texts, "verdict": comparison.verdict}
+        cells += [TextCell(texts[name]) for name in names]
         rows.append(tuple(cells))
     return Layout(tuple(headers), tuple(rows), rules=model.rules)
 
@@ -158,9 +146,7 @@ def runs_layout(model: TableModel) -> Layout:
             cells = [TextCell(run.run_id), *_label_cells(model, row), TextCell(str(run.seed)), TextCell(record.status)]
             for column in model.columns:
                 metric = row.metrics[column.name]
-                show = _printer(column, decimals_of(column, metric))
-                value = metric.values.get(run.seed)
-                cells.append(TextCell(MISSING if value is None else show(value)))
+                cells.append(TextCell(metric.number_text(metric.values.get(run.seed))))
             cells += [TextCell(record.message or "")] * has_messages
             rows.append(tuple(cells))
     return Layout(tuple(headers), tuple(rows), warnings=model.warnings)
@@ -172,88 +158,6 @@ def _label_headers(model: TableModel) -> list[ColumnHeader]:
 
 def _label_cells(model: TableModel, row: TableRow) -> list[TextCell]:
     return [TextCell(row.labels.get(key, "")) for key in model.axes] or [TextCell(row.row)]
-
-
-def _learned_cell(cell: MetricCell) -> TextCell:
-    if cell.learned is None or not cell.learned.n:
-        return TextCell(MISSING)
-    return TextCell(f"{cell.learned.k}/{cell.learned.n} ({_percentages(cell.learned)})")
-
-
-def _paper_texts(column: Column, cell: MetricCell, comparison: Comparison) -> tuple[str, ...]:
-    """Metric, difference, margin, verdict."""
-    digits = decimals_of(column, cell)
-    difference = _printer(column, digits, "+z")(comparison.difference.difference)
-    margin = MISSING if comparison.margin is None else f"± {_printer(column, digits)(comparison.margin)}"
-    return column.label, difference, margin, comparison.verdict
-
-
-def _test_texts(column: Column, cell: MetricCell, comparison: Comparison) -> tuple[str, ...]:
-    """Difference, interval, p, verdict."""
-    test, digits = comparison.difference, decimals_of(column, cell)
-    difference, show = _printer(column, digits, "+z")(test.difference), _printer(column, digits)
-    interval = MISSING if math.isnan(test.ci_low) else f"[{show(test.ci_low)}, {show(test.ci_high)}]"
-    p = MISSING if comparison.p_adjusted is None else p_text(comparison.p_adjusted)
-    return difference, interval, p, comparison.verdict
-
-
-def decimals_of(column: Column, cell: MetricCell) -> int:
-    """Digits after the decimal point in a cell, at most `MAX_DECIMALS`."""
-    digits = column.decimals
-    if cell.published is not None:
-        digits = max(digits, _published_decimals(cell.published, column))
-    mean = abs(cell.summary.mean) * column.scale
-    if 0 < mean < 0.5 * 10.0**-digits:
-        digits = math.ceil(-math.log10(mean))
-    return min(digits, MAX_DECIMALS)
-
-
-def _published_decimals(published: PublishedValue, column: Column) -> int:
-    numbers = [value for value in (published.value, published.std) if value is not None]
-    printed = [decimal_places(value, column.scale) for value in numbers]
-    return min(max(column.decimals, *printed), MAX_DECIMALS)
-
-
-def _metric_cell(metric: MetricCell, column: Column, row: TableRow) -> TextCell:
-    summary = metric.summary
-    if summary.n == 0:
-        return TextCell(MISSING)
-    text = mean_text(metric, column)
-    if summary.n != row.seeds:
-        text += f" (n={summary.n})"
-    if metric.mostly_stuck:
-        text += f" {STUCK}"
-    stars = 0
-    if metric.comparison is not None and metric.comparison.p_adjusted is not None:
-        stars = sum(metric.comparison.p_adjusted <= bound for bound in STARS)
-    return TextCell(text, metric.best, stars)
-
-
-def mean_text(metric: MetricCell, column: Column) -> str:
-    """The mean and the standard deviation over seeds: `3.40 ± 4.72`."""
-    show, summary = _printer(column, decimals_of(column, metric)), metric.summary
-    if summary.n == 0:
-        return MISSING
-    if math.isnan(summary.std) or column.exact:
-        return show(summary.mean)
-    return f"{show(summary.mean)} ± {show(summary.std)}"
-
-
-def published_text(published: PublishedValue, column: Column) -> str:
-    """A published value with the digits of its source: `14.4 ± 3.0`."""
-    show = _printer(column, _published_decimals(published, column))
-    return show(published.value) if published.std is None else f"{show(published.value)} ± {show(published.std)}"
-
-
-def _printer(column: Column, digits: int, sign: str = "") -> Callable[[float], str]:
-    """A function that prints values of a column in its unit."""
-    return lambda value: MISSING if math.isnan(value) else format(value * column.scale, f"{sign}.{digits}f")
-
-
-def _published_cell(published: PublishedValue | None, column: Column) -> TextCell:
-    if published is None:
-        return TextCell(MISSING)
-    return TextCell(published_text(published, column))
 
 
 def _note(model: TableModel) -> str:
@@ -291,18 +195,18 @@ def _note(model: TableModel) -> str:
         sentences.append(f"Some seeds are stuck: {', '.join(listed)}")
     if any(cell.stuck for _, _, cell in cells):
         sentences.append("Stuck: no better than a rule that does not solve the task")
-    learned = [(column, cell) for _, column, cell in cells if cell.learned and cell.learned.n]
-    if learned:
-        sentences.append(_learned_note(learned))
+    with_learned = [cell for _, _, cell in cells if cell.learned and cell.learned.n]
+    if with_learned:
+        sentences.append(_learned_note(with_learned))
     sources = dict.fromkeys(cell.published.source for _, _, cell in cells if cell.published and cell.published.source)
     if sources and not model.replaced:
         sentences.append(f"Published: {', '.join(sources)}")
     return ". ".join(sentences) + "."
 
 
-def _learned_note(cells: Sequence[tuple[Column, MetricCell]]) -> str:
+def _learned_note(cells: Sequence[MetricCell]) -> str:
     """What `k/n` means, by an example: `2/2: both seeds reached In-dist. ≤ 1 % (… of the success rate: 34–100 %)`."""
-    examples = [(column, cell.learned) for column, cell in cells if cell.learned is not None]
+    examples = [(cell.column, cell.learned) for cell in cells if cell.learned is not None]
     column, learned = next(((column, learned) for column, learned in examples if learned.k), examples[0])
     seeds = f"{learned.k or 'none'} of {learned.n} seeds"
     if learned.k == learned.n:
@@ -310,12 +214,6 @@ def _learned_note(cells: Sequence[tuple[Column, MetricCell]]) -> str:
     condition = f"{column.learned_title} {column.unit}".strip()
     note = (
         f"{learned.k}/{learned.n}: {seeds} reached {condition} (95 % Wilson interval of the success rate: "
-        f"{_percentages(learned)})"
+        f"{percent_range(*learned.interval)})"
     )
-    return f"{note}; stuck seeds do not count" if any(cell.stuck for _, cell in cells) else note
-
-
-def _percentages(proportion: Proportion) -> str:
-    """The interval in percent: `34–100 %`."""
-    low, high = (100 * end for end in proportion.interval)
-    return f"{low:.0f}–{high:.0f} %"
+    return f"{note}; stuck seeds do not count" if any(cell.stuck for cell in cells) else note

@@ -1,6 +1,8 @@
-"""The content of a table as plain values, from which every output format is rendered.
+"""The one frame of a table: rows and columns of cells. A cell has its numbers, their text, its marks and its runs.
 
-`comparisons` adds comparisons of its cells, with another row or with the paper.
+Every format renders this frame and nothing else, so a number in a cell has the same text everywhere: terminal,
+Markdown and LaTeX choose and order its cells (`layout`), CSV has the numbers, JSON numbers and texts, and the page
+draws what the JSON says. `comparisons` adds the comparisons of its cells, with another row or with the paper.
 """
 
 from __future__ import annotations
@@ -9,15 +11,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from functools import cached_property
 from typing import Any, Literal
 
 from cope_sweep.config import Plan, Row, RunSpec
 from cope_sweep.config.ablation import Metric
-from cope_sweep.config.explain import suggest
 from cope_sweep.config.keys import is_field
-from cope_sweep.read.tables.row_names import find_axis
+from cope_sweep.read.numbers import (
+    MAX_DECIMALS,
+    MISSING,
+    decimal_places,
+    decimals_for,
+    metric_text,
+    p_text,
+    percent_range,
+)
 from cope_sweep.read.tables.rules import least_rule_error, stuck_from
 from cope_sweep.read.tables.stats import (
     Bounds,
@@ -29,7 +37,7 @@ from cope_sweep.read.tables.stats import (
     summarise,
     two_rows,
 )
-from cope_sweep.store import STATUSES, QueryError, RunRecord
+from cope_sweep.store import STATUSES, RunRecord
 
 COMPARED_FACTS = {"data": "data fingerprint", "tokenizer": "tokenizer", "precision": "precision"}
 """Fact in which finished runs of a table must agree → its name in a warning."""
@@ -39,6 +47,10 @@ POSITION = "model.position"
 """The axis of encodings."""
 PAPER = "paper"
 """What `Comparison.against` says if a cell is compared with its published value."""
+STUCK = "†"
+"""Follows a mean if most seeds are stuck."""
+STARS = (0.05, 0.01, 0.001)
+"""Largest p for one star, two and three."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,7 @@ class Column:
     unit: str
     goal: Literal["min", "max"]
     decimals: int = 2
+    """Digits after the decimal point, at least: `numbers.metric_text`."""
     scale: float = 1.0
     """Factor by which values are multiplied before printing; the unit belongs to the product."""
     compared: bool = True
@@ -133,8 +146,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class MetricCell:
-    """A metric of a row: the statistics of the finished runs, and the published value."""
+    """A metric of a row: the statistics of the finished runs, the published value, and the texts of both.
 
+    Our numbers in a cell have the same number of digits after the decimal point: those of the metric, or more if the
+    published value or a small mean needs them.
+    """
+
+    column: Column
+    seeds: int
+    """The number of runs of the row, finished or not."""
     summary: Summary
     published: PublishedValue | None = None
     best: bool = False
@@ -149,10 +169,77 @@ class MetricCell:
     """The error of the best simple rule; None: the task has no rule, or no run is finished."""
     comparison: Comparison | None = None
 
+    @cached_property
+    def decimals(self) -> int:
+        """Digits after the decimal point."""
+        return decimals_for(self.summary.mean * self.column.scale, self._published_decimals)
+
+    @cached_property
+    def _published_decimals(self) -> int:
+        """Those of the source, but at least the metric's: 16.9 beside our 17.03 is 16.90."""
+        if self.published is None:
+            return self.column.decimals
+        numbers = [value for value in (self.published.value, self.published.std) if value is not None]
+        printed = [decimal_places(value, self.column.scale) for value in numbers]
+        return min(max(self.column.decimals, *printed), MAX_DECIMALS)
+
+    def number_text(self, value: float | None, *, signed: bool = False) -> str:
+        """A value of the metric with the digits of this cell; `–` without one."""
+        return metric_text(self.column, value, self.decimals, signed=signed)
+
+    @property
+    def text(self) -> str:
+        """The mean and the standard deviation over seeds: `3.40 ± 4.72`."""
+        mean, std = self.number_text(self.summary.mean), self.summary.std
+        return mean if math.isnan(std) or self.column.exact else f"{mean} ± {self.number_text(std)}"
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What follows the text: the number of seeds if some are missing, and a sign if most of them are stuck."""
+        if self.summary.n == 0:
+            return ()
+        missing = () if self.summary.n == self.seeds else (f"(n={self.summary.n})",)
+        return (*missing, STUCK) if self.mostly_stuck else missing
+
     @property
     def mostly_stuck(self) -> bool:
         """Whether more than half of the seeds are stuck."""
         return len(self.stuck) > self.summary.n / 2
+
+    @property
+    def stars(self) -> int:
+        """How many of `STARS` the p of the comparison does not exceed; 0 without a test."""
+        p = None if self.comparison is None else self.comparison.p_adjusted
+        return 0 if p is None else sum(p <= bound for bound in STARS)
+
+    @property
+    def learned_text(self) -> str:
+        """The seeds that have learned the task, and the interval of their share: `3/5 (23–88 %)`."""
+        if self.learned is None or not self.learned.n:
+            return MISSING
+        return f"{self.learned.k}/{self.learned.n} ({percent_range(*self.learned.interval)})"
+
+    @property
+    def published_text(self) -> str:
+        """The published value with the digits of its source: `14.4 ± 3.0`."""
+        if self.published is None:
+            return MISSING
+        parts = [value for value in (self.published.value, self.published.std) if value is not None]
+        return " ± ".join(metric_text(self.column, value, self._published_decimals) for value in parts)
+
+    @property
+    def comparison_texts(self) -> Mapping[str, str]:
+        """The numbers of the comparison as texts: difference, interval, p and margin; `–` for those that it lacks."""
+        if self.comparison is None:
+            return {}
+        test, p, margin = self.comparison.difference, self.comparison.p_adjusted, self.comparison.margin
+        ends = f"[{self.number_text(test.ci_low)}, {self.number_text(test.ci_high)}]"
+        return {
+            "difference": self.number_text(test.difference, signed=True),
+            "interval": MISSING if math.isnan(test.ci_low) else ends,
+            "p": MISSING if p is None else p_text(p),
+            "margin": MISSING if margin is None else f"± {self.number_text(margin)}",
+        }
 
 
 @dataclass(frozen=True)
@@ -249,7 +336,7 @@ def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
     columns = tuple(column_of(metric, primary=metric is content.primary_metric) for metric in content.metrics)
     short = short_labels(plan, plan.rows)
     rows = [_table_row(row, short[row.name], records, columns) for row in plan.rows]
-    marked_rows = {row.row: row for group in encoding_groups(rows) for row in _mark_best(group, columns)}
+    marked_rows = {row.row: row for group in encoding_groups(rows) for row in mark_best(group, columns)}
     runs = ((row.row, run, record) for row in rows for run, record in row.runs)
     return TableModel(
         ablation=plan.name,
@@ -343,6 +430,8 @@ def _metric_cell(row: Row, runs: Iterable[tuple[RunSpec, RunRecord]], column: Co
         count = sum(column.is_learned(value) for seed, value in values.items() if seed not in stuck)
         learned = Proportion(count, len(values))
     return MetricCell(
+        column,
+        len(row.runs),
         summarise(values.values(), column.bounds),
         _published_value(row, column.name),
         values=values,
@@ -359,7 +448,7 @@ def _published_value(row: Row, metric: str) -> PublishedValue | None:
     return PublishedValue(published.values[metric], published.std.get(metric), published.source, published.seeds)
 
 
-def _mark_best(rows: list[TableRow], columns: Iterable[Column]) -> list[TableRow]:
+def mark_best(rows: list[TableRow], columns: Iterable[Column]) -> list[TableRow]:
     """Mark the best mean of each metric, if at least two rows have a value from every seed.
 
     A row whose seeds are mostly stuck is never marked.
@@ -375,66 +464,6 @@ def _mark_best(rows: list[TableRow], columns: Iterable[Column]) -> list[TableRow
             if is_best and not cell.mostly_stuck:
                 rows[index] = replace(row, metrics={**row.metrics, column.name: replace(cell, best=True)})
     return rows
-
-
-def sorted_by(model: TableModel, name: str) -> TableModel:
-    """The table sorted by a metric (name or heading), by `parameters`, or by an axis.
-
-    The best value comes first, and the smallest number of parameters or label. Rows without a value come last.
-
-    Raises QueryError for a column that the table does not have.
-    """
-    key = find_axis(model.axes, name)
-    column = next((column for column in model.columns if name in (column.name, column.label, column.title)), None)
-    if column is None and key is None and name != "parameters":
-        metrics = [column.name for column in model.columns]
-        allowed = [*model.axes.values(), "parameters", *metrics]
-        raise QueryError(
-            f"{model.ablation} has no column {name!r}{suggest(name, [*metrics, *model.axes])}; its columns are: "
-            f"{', '.join(allowed)}",
-            code="unknown_column",
-            column=name,
-            allowed=allowed,
-        )
-
-    def sort_key(row: TableRow) -> tuple[bool, float, str]:
-        if column is not None:
-            mean = row.metrics[column.name].summary.mean
-            return math.isnan(mean), mean if column.goal == "min" else -mean, ""
-        if key is None:
-            return row.parameters is None, row.parameters or 0, ""
-        label = row.labels.get(key, "")
-        try:
-            return not label, float(label), ""
-        except ValueError:
-            return not label, math.inf, label.casefold()
-
-    return replace(model, rows=tuple(sorted(model.rows, key=sort_key)))
-
-
-def grouped(model: TableModel, name: str | None = None) -> TableModel:
-    """The table grouped by the labels of an axis, which becomes the first; best means are marked in each group.
-
-    Args:
-        model: The table. If its rows differ on one axis only, it is returned unchanged.
-        name: The axis; None: the first axis on which rows differ.
-
-    Raises QueryError for an unknown axis.
-    """
-    varying = [key for key in model.axes if len({row.labels.get(key) for row in model.rows}) > 1]
-    key = find_axis(model.axes, name) if name else next(iter(varying), None)
-    if name and key is None:
-        axes = list(model.axes.values())
-        message = f"{model.ablation} has no axis {name!r}{suggest(name, axes)}"
-        raise QueryError(message, code="unknown_axis", axis=name, allowed=axes)
-    if key is None or len(varying) < 2:
-        return model
-    groups: dict[str, list[TableRow]] = {}
-    for row in model.rows:
-        unmarked = {metric: replace(cell, best=False) for metric, cell in row.metrics.items()}
-        groups.setdefault(row.labels.get(key, ""), []).append(replace(row, metrics=unmarked))
-    rows = [row for group in groups.values() for row in _mark_best(group, model.columns)]
-    return replace(model, rows=tuple(rows), axes={key: model.axes[key], **model.axes}, group=key)
 
 
 def differences(runs: Iterable[tuple[str, RunSpec, RunRecord]]) -> tuple[str, ...]:
@@ -466,16 +495,3 @@ def first_rows(names: Sequence[str]) -> str:
     """The first names, and the number of the others: `A, B, C and 2 more`."""
     listed = ", ".join(names[:LISTED_ROWS])
     return listed if len(names) <= LISTED_ROWS else f"{listed} and {len(names) - LISTED_ROWS} more"
-
-
-def decimal_places(value: float, scale: float = 1.0) -> int:
-    """Digits after the decimal point of a published number, which was printed as `scale` times its value.
-
-    1 for 16.9 and 100.0, 3 for 0.004; with a scale of 1e-6, 1 for 124400000.
-    """
-    if scale != 1.0:
-        # Decimal numbers: in binary ones, 124400000 times 1e-6 is 124.39999999999999.
-        exponent = (Decimal(repr(value)) * Decimal(repr(scale))).normalize().as_tuple().exponent
-        return max(0, -int(exponent))
-    mantissa, _, power = repr(float(value)).partition("e")
-    return max(0, len(mantissa.partition(".")[2]) - int(power or 0))

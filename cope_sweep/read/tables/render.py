@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -13,8 +13,11 @@ from rich.console import Console, ConsoleOptions, Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from cope_sweep.read.tables.layout import STARS, Layout, TextCell, comparison_layout, layout, runs_layout
-from cope_sweep.read.tables.model import TableModel
+from cope_sweep.config.explain import suggest
+from cope_sweep.read.tables.layout import Layout, TextCell, comparison_layout, layout, runs_layout
+from cope_sweep.read.tables.model import STARS, TableModel, TableRow, mark_best
+from cope_sweep.read.tables.row_names import find_axis
+from cope_sweep.store import QueryError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,20 +69,33 @@ def markdown_text(text: str) -> str:
 
 
 LATEX_PACKAGES = "booktabs, multirow, threeparttable"
+LATEX_OPTIONS = ("stars", "caption", "label", "notes", "group")
+"""Fields of a question (`GetTable`) that `latex` takes, and no other format."""
 
 
 def latex(
-    model: TableModel, *, stars: bool = False, caption: str | None = None, label: str | None = None, notes: bool = True
+    model: TableModel,
+    *,
+    stars: bool = False,
+    caption: str | None = None,
+    label: str | None = None,
+    notes: bool = True,
+    group: str | None = None,
 ) -> str:
     r"""A LaTeX `table` environment, and a second one with the comparisons, drawn with booktabs.
 
     Args:
-        model: The table. Grouped rows share one cell for the label of their group.
+        model: The table.
         stars: Mark significant differences by stars, instead of a table of comparisons.
         caption: LaTeX code; None: the title.
         label: For `\ref`; None: `tab:` and the ablation's name. The label of the comparisons ends with `-comparisons`.
         notes: Whether notes follow below the table (`tablenotes`).
+        group: Group rows by their label on this axis, for which they share one cell, and mark the best values of each
+            group; None: the first axis on which rows differ.
+
+    Raises QueryError for an unknown axis.
     """
+    model = _grouped(model, group)
     title = _latex_text(model.title) if caption is None else caption
     name = label or "tab:" + re.sub(r"[^A-Za-z0-9:-]+", "-", model.ablation)
     table_layout, comparisons = layout(model), comparison_layout(model)
@@ -89,19 +105,50 @@ def latex(
         if any(cell.stars for row in table_layout.rows for cell in row):
             marks = [f"{'*' * (index + 1)} p ≤ {bound:g}" for index, bound in enumerate(STARS)]
             note_texts.append(f"{', '.join(marks)}.")
-    grouped = model.group is not None
-    tables = [_latex_table(table_layout, title, name, note_texts if notes else (), stars=stars, grouped=grouped)]
+    is_grouped = model.group is not None
+    tables = [_latex_table(table_layout, title, name, note_texts if notes else (), stars=stars, is_grouped=is_grouped)]
     if comparisons is not None and not stars:
         note_texts = list(comparisons.notes) if notes else []
         caption_of_comparisons, label_of_comparisons = f"{title}: comparisons", f"{name}-comparisons"
         tables.append(
-            _latex_table(comparisons, caption_of_comparisons, label_of_comparisons, note_texts, grouped=grouped)
+            _latex_table(comparisons, caption_of_comparisons, label_of_comparisons, note_texts, is_grouped=is_grouped)
         )
     return f"% \\usepackage{{{LATEX_PACKAGES}}}\n" + "\n".join(tables)
 
 
+def _grouped(model: TableModel, name: str | None) -> TableModel:
+    """The table grouped by the labels of an axis, which becomes the first; best means are marked in each group.
+
+    Args:
+        model: The table. If its rows differ on one axis only, it is returned unchanged.
+        name: The axis; None: the first axis on which rows differ.
+
+    Raises QueryError for an unknown axis.
+    """
+    varying = [key for key in model.axes if len({row.labels.get(key) for row in model.rows}) > 1]
+    key = find_axis(model.axes, name) if name else next(iter(varying), None)
+    if name and key is None:
+        axes = list(model.axes.values())
+        message = f"{model.ablation} has no axis {name!r}{suggest(name, axes)}"
+        raise QueryError(message, code="unknown_axis", axis=name, allowed=axes)
+    if key is None or len(varying) < 2:
+        return model
+    groups: dict[str, list[TableRow]] = {}
+    for row in model.rows:
+        unmarked = {metric: replace(cell, best=False) for metric, cell in row.metrics.items()}
+        groups.setdefault(row.labels.get(key, ""), []).append(replace(row, metrics=unmarked))
+    rows = [row for group in groups.values() for row in mark_best(group, model.columns)]
+    return replace(model, rows=tuple(rows), axes={key: model.axes[key], **model.axes}, group=key)
+
+
 def _latex_table(
-    table_layout: Layout, caption: str, label: str, notes: Sequence[str], *, stars: bool = False, grouped: bool = False
+    table_layout: Layout,
+    caption: str,
+    label: str,
+    notes: Sequence[str],
+    *,
+    stars: bool = False,
+    is_grouped: bool = False,
 ) -> str:
     lines = [
         r"\begin{table}",
@@ -116,13 +163,13 @@ def _latex_table(
     ]
     groups = [list(rows) for _, rows in itertools.groupby(table_layout.rows, key=lambda row: row[0].text)]
     for number, group in enumerate(groups):
-        if grouped and number > 0:
+        if is_grouped and number > 0:
             lines.append(rf"      \cmidrule{{1-{len(table_layout.headers)}}}")
         for index, row in enumerate(group):
             cells = [_latex_cell(cell, stars=stars) for cell in row]
-            if grouped and index:
+            if is_grouped and index:
                 cells[0] = ""
-            elif grouped and len(group) > 1:
+            elif is_grouped and len(group) > 1:
                 cells[0] = rf"\multirow[t]{{{len(group)}}}{{*}}{{{cells[0]}}}"
             lines.append(f"      {' & '.join(cells)} \\\\")
     lines += [r"      \bottomrule", r"    \end{tabular}"]

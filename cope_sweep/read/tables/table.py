@@ -1,4 +1,8 @@
-"""The table of an ablation: statistics of its rows over seeds, beside the published numbers, in several formats."""
+"""The table that a question asks for: the frame (`model`) with what its options change, and its formats.
+
+An option is a field of `GetTable`. It acts in `Table.model` if all formats have it, and otherwise in its format, in
+`render`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from rich.console import Console, Group
 from cope_sweep.api.formats import TableFormat
 from cope_sweep.api.questions import GetTable
 from cope_sweep.config import Plan
+from cope_sweep.config.explain import suggest
 from cope_sweep.read.tables import render
 from cope_sweep.read.tables.best import rank_rows
 from cope_sweep.read.tables.comparisons import compared
@@ -23,10 +28,9 @@ from cope_sweep.read.tables.model import (
     MetricCell,
     TableModel,
     TableRow,
-    grouped,
-    sorted_by,
     table_model,
 )
+from cope_sweep.read.tables.row_names import find_axis
 from cope_sweep.read.tables.runs import Results, read_results
 from cope_sweep.read.tables.stats import finite
 from cope_sweep.store import QueryError, Store
@@ -37,23 +41,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """The results of an ablation, and their output formats."""
+    """The results of an ablation as a question wants them."""
 
     results: Results
-    compare: str | None = None
-    """What rows are compared with: see `comparisons.compared`; None: nothing."""
-    sort: str | None = None
-    """The column to sort rows by: see `model.sorted_by`; None: plan order."""
+    question: GetTable
+
+    @staticmethod
+    def of(results: Results, compare: str | None = None) -> Table:
+        """A table without options, except what its rows are compared with."""
+        # Not validated: a name here comes from a plan, and may be longer than what a question may send.
+        return Table(results, GetTable.model_construct(name=results.plan.name, compare=compare))
+
+    @property
+    def compare(self) -> str | None:
+        """What rows are compared with: see `comparisons.compared`; None: nothing."""
+        return self.question.compare
 
     @cached_property
     def model(self) -> TableModel:
-        """The content of the table. Raises QueryError if there is nothing of this name to compare with or sort by."""
+        """The frame of the table. Raises QueryError if there is nothing of this name to compare with or sort by."""
         model = table_model(self.results.plan, self.results.records)
         if self.compare is not None:
             model = compared(model, self.compare)
         elif self.results.plan.is_drawn:
             model = replace(model, answer=rank_rows(self.results).answer)
-        return model if self.sort is None else sorted_by(model, self.sort)
+        return model if self.question.sort is None else sorted_by(model, self.question.sort)
 
     def check(self) -> None:
         """Raise the errors of `model` now, not only when a notebook shows the table."""
@@ -103,21 +115,9 @@ class Table:
         """GitHub-flavoured Markdown tables and their notes."""
         return render.markdown(self.model)
 
-    def to_latex(
-        self,
-        *,
-        stars: bool = False,
-        caption: str | None = None,
-        label: str | None = None,
-        notes: bool = True,
-        group: str | None = None,
-    ) -> str:
-        """LaTeX `table` environments of the rows and of the comparisons, for booktabs, multirow and threeparttable.
-
-        Rows are grouped by their label on the axis `group`, by default the first axis in which they differ, and the
-        best values of each group are bold. For the other arguments, see `render.latex`.
-        """
-        return render.latex(grouped(self.model, group), stars=stars, caption=caption, label=label, notes=notes)
+    def to_latex(self, **options: Any) -> str:
+        """LaTeX `table` environments of the rows and of the comparisons; `render.latex` describes the options."""
+        return render.latex(self.model, **options)
 
     def __str__(self) -> str:
         return self.to_markdown()
@@ -137,7 +137,42 @@ class Table:
 
 def table(plan: Plan, store: Store, *, compare: str | None = None) -> Table:
     """The table of `plan` from the runs in the store; `compare`: see `Table`. Raises StoreError."""
-    return Table(read_results(plan, store), compare)
+    return Table.of(read_results(plan, store), compare)
+
+
+def sorted_by(model: TableModel, name: str) -> TableModel:
+    """The table sorted by a metric (name or heading), by `parameters`, or by an axis.
+
+    The best value comes first, and the smallest number of parameters or label. Rows without a value come last.
+
+    Raises QueryError for a column that the table does not have.
+    """
+    key = find_axis(model.axes, name)
+    column = next((column for column in model.columns if name in (column.name, column.label, column.title)), None)
+    if column is None and key is None and name != "parameters":
+        metrics = [column.name for column in model.columns]
+        allowed = [*model.axes.values(), "parameters", *metrics]
+        raise QueryError(
+            f"{model.ablation} has no column {name!r}{suggest(name, [*metrics, *model.axes])}; its columns are: "
+            f"{', '.join(allowed)}",
+            code="unknown_column",
+            column=name,
+            allowed=allowed,
+        )
+
+    def sort_key(row: TableRow) -> tuple[bool, float, str]:
+        if column is not None:
+            mean = row.metrics[column.name].summary.mean
+            return math.isnan(mean), mean if column.goal == "min" else -mean, ""
+        if key is None:
+            return row.parameters is None, row.parameters or 0, ""
+        label = row.labels.get(key, "")
+        try:
+            return not label, float(label), ""
+        except ValueError:
+            return not label, math.inf, label.casefold()
+
+    return replace(model, rows=tuple(sorted(model.rows, key=sort_key)))
 
 
 def _row_json(row: TableRow) -> dict[str, Any]:
@@ -159,6 +194,7 @@ def _cell_json(cell: MetricCell, row: TableRow) -> dict[str, Any]:
     summary, published = cell.summary, cell.published
     low, high = finite(summary.ci_low), finite(summary.ci_high)
     return {
+        "text": cell.text,
         "mean": finite(summary.mean),
         "std": finite(summary.std),
         "n": summary.n,
@@ -167,19 +203,22 @@ def _cell_json(cell: MetricCell, row: TableRow) -> dict[str, Any]:
         "median": finite(summary.median),
         "range": None if summary.n == 0 else [summary.low, summary.high],
         "values": [
-            {"run_id": run.run_id, "seed": run.seed, "value": cell.values[run.seed], "stuck": run.seed in cell.stuck}
+            {"run_id": run.run_id, "seed": run.seed, "value": cell.values[run.seed],
+             "text": cell.number_text(cell.values[run.seed]), "stuck": run.seed in cell.stuck}
             for run, _ in row.runs
             if run.seed in cell.values
         ],
         "published": {
-            "value": published.value, "std": published.std, "seeds": published.seeds, "source": published.source,
+            "text": cell.published_text, "value": published.value, "std": published.std, "seeds": published.seeds,
+            "source": published.source,
         } if published else None,
         "best": cell.best,
+        "mostly_stuck": cell.mostly_stuck,
         "learned": None if cell.learned is None else {
             "k": cell.learned.k, "n": cell.learned.n,
             "interval": [end for end in cell.learned.interval if not math.isnan(end)] or None,
         },
-        "comparison": _comparison_json(cell.comparison) if cell.comparison else None,
+        "comparison": _comparison_json(cell.comparison) | {"texts": cell.comparison_texts} if cell.comparison else None,
     }  # fmt: skip
 
 
@@ -199,8 +238,6 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 TERMINAL_WIDTH = 160
 """Width in characters of a table that is not printed to a terminal."""
-LATEX_OPTIONS = ("stars", "caption", "label", "notes", "group")
-"""Fields of a question that only the format latex uses."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +247,7 @@ class Format:
     media_type: str
     suffix: str
     """Ending of files: `.csv`."""
-    render: Callable[[Table, GetTable], bytes]
+    render: Callable[[Table], bytes]
     """The table in this format."""
     render_runs: Callable[[Table], bytes] | None = None
     """One line for each run; None: this format cannot show single runs."""
@@ -218,7 +255,7 @@ class Format:
 
 def check_options(question: GetTable) -> None:
     """Raises QueryError for options that the question's format does not have."""
-    given = [name for name in LATEX_OPTIONS if getattr(question, name) != GetTable.model_fields[name].default]
+    given = [name for name in render.LATEX_OPTIONS if getattr(question, name) != GetTable.model_fields[name].default]
     if given and question.format != "latex":
         raise QueryError(
             f"{', '.join(given)}: only for the format latex; choose it with `format`, or leave this out",
@@ -240,28 +277,23 @@ def check_options(question: GetTable) -> None:
             )
 
 
-def table_file(table: Table, question: GetTable) -> bytes:
-    """The table, or a line for each run, in the format of the question (default: json). Raises QueryError."""
+def table_file(table: Table) -> bytes:
+    """The table, or a line for each run, in the format of its question (default: json). Raises QueryError."""
+    question = table.question
     check_options(question)
     chosen = FORMATS[question.format or "json"]
     if question.runs and chosen.render_runs is not None:
         return chosen.render_runs(table)
-    return chosen.render(table, question)
+    return chosen.render(table)
 
 
-def _json(table: Table, question: GetTable) -> bytes:
+def _json(table: Table) -> bytes:
     # The json module encodes indented documents in Python: 4 s for 100,000 runs.
     return to_json(table.to_json(), indent=2, inf_nan_mode="null") + b"\n"
 
 
-def _latex(table: Table, question: GetTable) -> bytes:
-    return table.to_latex(
-        stars=question.stars,
-        caption=question.caption,
-        label=question.label,
-        notes=question.notes,
-        group=question.group,
-    ).encode()
+def _latex(table: Table) -> bytes:
+    return table.to_latex(**{name: getattr(table.question, name) for name in render.LATEX_OPTIONS}).encode()
 
 
 def _terminal(table: Table, *, runs: bool = False) -> bytes:
@@ -273,12 +305,10 @@ def _terminal(table: Table, *, runs: bool = False) -> bytes:
 FORMATS: Mapping[TableFormat, Format] = {
     "json": Format("application/json", ".json", _json),
     "csv": Format(
-        "text/csv", ".csv", lambda table, *_: table.to_csv().encode(), lambda table: table.to_csv(runs=True).encode()
+        "text/csv", ".csv", lambda table: table.to_csv().encode(), lambda table: table.to_csv(runs=True).encode()
     ),
-    "markdown": Format("text/markdown", ".md", lambda table, *_: table.to_markdown().encode()),
+    "markdown": Format("text/markdown", ".md", lambda table: table.to_markdown().encode()),
     "latex": Format("application/x-tex", ".tex", _latex),
-    "terminal": Format(
-        "text/plain", ".txt", lambda table, *_: _terminal(table), lambda table: _terminal(table, runs=True)
-    ),
-}  # fmt: skip
+    "terminal": Format("text/plain", ".txt", _terminal, lambda table: _terminal(table, runs=True)),
+}
 """Name → format; the first is what REST answers with by default."""

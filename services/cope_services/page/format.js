@@ -12,9 +12,12 @@ export function number(value, digits = 4) {
   return text.replaceAll("-", "−").replace("e+", "e");
 }
 
-/** With a fixed number of decimals and a minus sign. */
+/** With a fixed number of decimals and a minus sign. Cells of tables have their text: `withMinus`. */
 export const fixed = (value, decimals) =>
-  value === null || value === undefined ? "–" : value.toFixed(decimals).replace("-", "−");
+  value === null || value === undefined ? "–" : withMinus(value.toFixed(decimals));
+
+/** The text of a number from the service, with a minus sign instead of its hyphens. */
+export const withMinus = (text) => text.replaceAll("-", "−");
 
 export const integer = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en-US"));
 

@@ -133,7 +133,7 @@ def test_a_report_shows_the_best_draws_and_tests_nothing():
     )
     found = evidence(Results(plan, records))
     assert found.table.compare is None
-    assert found.answer == Table(Results(plan, records)).model.answer
+    assert found.answer == Table.of(Results(plan, records)).model.answer
     assert (
         f"The best of 5 draws for each of {len(found.draws.rows)} rows, by {METRIC}: from 1.5 (CoPE, None) to "
         in found.answer

@@ -164,6 +164,10 @@ def test_formats_and_media_types_are_unique():
     assert [name for name, each in FORMATS.items() if each.render_runs] == ["csv", "terminal"]
 
 
+def file(drawn, **options):
+    return table_file(Table(drawn.results, GetTable(name="", **options)))
+
+
 def test_an_option_that_the_format_lacks_is_an_error(partial):
     for options, code in (
         ({"stars": True}, "option_of_latex"),
@@ -172,10 +176,10 @@ def test_an_option_that_the_format_lacks_is_an_error(partial):
         ({"runs": True, "format": "latex"}, "format_without_runs"),
     ):
         with raises(code):
-            table_file(partial, GetTable(name="", **options))
+            file(partial, **options)
     with raises("sorted_runs"):
-        table_file(partial, GetTable(name="", format="csv", runs=True, sort="parameters"))
-    assert rb"\caption{\emph{Mine}}" in table_file(partial, GetTable(name="", format="latex", caption=r"\emph{Mine}"))
+        file(partial, format="csv", runs=True, sort="parameters")
+    assert rb"\caption{\emph{Mine}}" in file(partial, format="latex", caption=r"\emph{Mine}")
 
 
 GRID = {"model.position": {"CoPE": ["cope"], "RoPE": ["rope"]}, "model.layers": [1, 2]}
@@ -226,7 +230,7 @@ def test_a_cell_of_comparisons_spans_rows_that_follow_one_another(two_axes):
 
 def test_rows_in_another_order(two_axes):
     def order(column):
-        return [row.row for row in Table(read_results(*two_axes), sort=column).model.rows]
+        return [row.row for row in Table(read_results(*two_axes), GetTable(name="", sort=column)).model.rows]
 
     assert order("in_dist/token_error") == order("In-dist.") == ["CoPE · 2", "CoPE · 1", "RoPE · 2", "RoPE · 1"]
     assert order("dense/loss") == ["RoPE · 1", "RoPE · 2", "CoPE · 1", "CoPE · 2"], "its goal is the greatest value"
@@ -236,7 +240,7 @@ def test_rows_in_another_order(two_axes):
 
 
 def test_rows_without_a_value_come_last(partial):
-    sorted_rows = Table(partial.results, sort="in_dist/token_error").model.rows
+    sorted_rows = Table(partial.results, GetTable(name="", sort="in_dist/token_error")).model.rows
     assert [row.row for row in sorted_rows] == ["a_b <c>", "CoPE", "None"]
 
 

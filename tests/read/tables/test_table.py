@@ -46,19 +46,19 @@ def test_json_is_plain(partial):
     cope, other, none = data["rows"]
     assert cope["labels"] == {"model.position": "CoPE"}
     error = cope["metrics"]["in_dist/token_error"]
-    assert error["published"] == {"value": 4.7, "std": 0.5, "seeds": None, "source": "Table 1"}
+    assert error["published"] == {"text": "4.70 ± 0.50", "value": 4.7, "std": 0.5, "seeds": None, "source": "Table 1"}
     assert (error["mean"], error["n"], error["best"]) == (12.0, 2, False)
     assert error["ci"] == [pytest.approx(1.2142, abs=1e-4), pytest.approx(60.2058, abs=1e-4)]
     assert (error["ci_method"], error["median"], error["range"]) == ("logit t", 12.0, [10.0, 14.0])
     ids = [run["run_id"] for run in cope["runs"]]
     assert error["values"] == [
-        {"run_id": ids[0], "seed": 0, "value": 10.0, "stuck": False},
-        {"run_id": ids[1], "seed": 1, "value": 14.0, "stuck": False},
+        {"run_id": ids[0], "seed": 0, "value": 10.0, "text": "10.00", "stuck": False},
+        {"run_id": ids[1], "seed": 1, "value": 14.0, "text": "14.00", "stuck": False},
     ]
     assert other["metrics"]["in_dist/token_error"] == {
-        "mean": 1.0, "std": None, "n": 1, "ci": None, "ci_method": None, "median": 1.0, "range": [1.0, 1.0],
-        "values": [{"run_id": other["runs"][0]["run_id"], "seed": 0, "value": 1.0, "stuck": False}],
-        "published": None, "best": False, "learned": None, "comparison": None,
+        "text": "1.00", "mean": 1.0, "std": None, "n": 1, "ci": None, "ci_method": None, "median": 1.0, "range": [1.0, 1.0],
+        "values": [{"run_id": other["runs"][0]["run_id"], "seed": 0, "value": 1.0, "text": "1.00", "stuck": False}],
+        "published": None, "best": False, "mostly_stuck": False, "learned": None, "comparison": None,
     }  # fmt: skip
     assert none["counts"] == {
         "finished": 0, "stopped": 0, "failed": 1, "running": 0, "interrupted": 0, "pending": 1,

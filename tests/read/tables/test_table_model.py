@@ -6,8 +6,9 @@ import scipy.stats
 from cope_sweep.config import expand, with_overrides
 from cope_sweep.read.tables import table
 from cope_sweep.read.tables.comparisons import compared, with_published
-from cope_sweep.read.tables.layout import comparison_layout, layout
-from cope_sweep.read.tables.model import PublishedValue, decimal_places, table_model
+from cope_sweep.read.tables.layout import comparison_layout, layout, runs_layout
+from cope_sweep.read.tables.model import PublishedValue, table_model
+from cope_sweep.read.tables.render import markdown_text
 from cope_sweep.read.tables.stats import PERCENT, summarise
 from cope_sweep.store import RunRecord
 from tests.errors import raises
@@ -180,17 +181,6 @@ def test_what_is_assumed_about_published_values_is_printed():
     assert text.endswith("at most one unit of the last published digit.")
 
 
-@pytest.mark.parametrize(
-    ("scale", "digits"),
-    [
-        (1.0, {16.9: 1, 100.0: 1, 0.004: 3, 0.03: 2, 5e-05: 5, 7.0: 1}),
-        (1e-6, {124.4e6: 1, 20.8e6: 1, 123e6: 0, 1_234_567: 6}),
-    ],
-)
-def test_places_of_published_numbers(scale, digits):
-    assert {value: decimal_places(value, scale) for value in digits} == digits
-
-
 def cells(model, metric="in_dist/token_error"):
     return [row.metrics[metric].comparison for row in model.rows]
 
@@ -336,6 +326,34 @@ def test_published_digits_are_kept(store):
             finish(store, run, {"in_dist/token_error": value * (1 + run.seed)})
     texts = [[cell.text for cell in row[2:4]] for row in layout(table(plan, store).model).rows]
     assert texts == [["0.007 ± 0.004", "0.004 ± 0.006"], ["0.00006 ± 0.00003", "–"], ["4.50 ± 2.12", "–"]]
+
+
+@pytest.mark.parametrize(
+    ("against", "compared_numbers"), [("CoPE", ("difference", "interval", "p")), ("paper", ("difference", "margin"))]
+)
+def test_json_has_the_texts_that_markdown_shows(store, against, compared_numbers):
+    plan = plan_of(published=PUBLISHED, metrics=METRIC, seeds=[0, 1, 2, 3, 4])
+    for run, value in zip(plan.runs, FIVE, strict=True):
+        finish(store, run, {"in_dist/token_error": value})
+    drawn = table(plan, store, compare=against)
+    shown = {cell.strip(" *") for line in drawn.to_markdown().splitlines() for cell in line.split("|")}
+    text_of_run = {line[0].text: line[-1].text for line in runs_layout(drawn.model).rows}
+    for row in drawn.to_json()["rows"]:
+        cell = row["metrics"]["in_dist/token_error"]
+        texts = [cell["text"], cell["published"]["text"]]
+        if cell["comparison"]:
+            texts += [cell["comparison"]["texts"][name] for name in compared_numbers]
+        assert {markdown_text(text) for text in texts} <= shown
+        assert {each["run_id"]: each["text"] for each in cell["values"]}.items() <= text_of_run.items()
+
+
+def test_every_number_of_a_cell_has_the_unit_of_its_metric(store):
+    metrics = [{"name": "facts.parameters", "unit": "M", "scale": 1e-6, "decimals": 1}]
+    plan = plan_of(metrics=metrics, seeds=[0])
+    for run in plan.runs:
+        finish(store, run, {}, {"parameters": 1_512_345})
+    cell = table(plan, store).to_json()["rows"][0]["metrics"]["facts.parameters"]
+    assert (cell["text"], cell["mean"], cell["values"][0]["text"]) == ("1.5", 1_512_345, "1.5")
 
 
 def test_comparisons_are_in_json_and_frames(store):

@@ -296,13 +296,36 @@ def test_a_cell_opens_its_runs_and_curves_of_chosen_rows_are_drawn(visitor: Visi
     page.wait_for_function("() => location.hash === '#/playground?ablation=tiny&scale=longer'")  # the one at hand
 
 
+def test_a_table_shows_the_texts_of_the_service(visitor: Visitor) -> None:
+    """It rounds nothing: the number of decimals is decided in one place."""
+
+    def with_other_texts(route: Route) -> None:
+        answer = route.fetch()
+        if answer.status == 304:  # asked again, under load
+            route.fulfill(response=answer)
+            return
+        table = answer.json()
+        cell = table["rows"][0]["metrics"]["in_dist/token_error"]
+        cell["text"], cell["mostly_stuck"] = "-7.125 ± 0.0625", False
+        cell["published"] = {"text": "8.0000", "value": 1.0, "std": None, "seeds": None, "source": "Table 1"}
+        for value in cell["values"]:
+            value["text"] = "-9.03125"
+        route.fulfill(response=answer, json=table)
+
+    visitor.page.route("**/ablations/tiny/table?*", with_other_texts)
+    page = visitor.open("ablations/tiny?open=CoPE|in_dist/token_error", ".cellruns")
+    cell = page.locator("td", has=page.locator("[data-key='cell CoPE|in_dist/token_error']"))
+    assert cell.inner_text().split() == ["−7.125", "±", "0.0625", "paper", "8.0000"]
+    assert page.locator(".cellruns li .mono").first.inner_text() == "−9.03125"
+
+
 def test_stuck_rows_are_marked_and_of_many_rows_the_first_are_drawn(visitor: Visitor) -> None:
     def with_stuck_seeds(route: Route) -> None:
         answer = route.fetch()
         table = answer.json()
         for row in table["rows"]:
-            for value in [value for metric in row["metrics"].values() for value in metric["values"]]:
-                value["stuck"] = row["row"] == "Absolute"
+            for cell in row["metrics"].values():
+                cell["mostly_stuck"] = row["row"] == "Absolute"
         route.fulfill(response=answer, json=table)
 
     def with_many_rows(route: Route) -> None:

@@ -1,33 +1,25 @@
 // The table of an ablation: ours, what the paper published, verdicts, and the runs of a cell.
+// Cells come with their texts: nothing is rounded here.
 
 import { h, replace, scrolling, section, select } from "../dom.js";
-import { fixed, integer, number } from "../format.js";
+import { integer, withMinus } from "../format.js";
 import { change, link, shortIds, toggled } from "../route.js";
 import { badge } from "../status.js";
 
 const SPACE = "\u2007"; // as wide as a digit
 const CLASSES = { agrees: "good", better: "good", differs: "bad", worse: "bad" };
 
-/** Decimals of a scaled value: those of the metric, or as many as a small value needs. */
-const decimals = (value, metric) =>
-  value && Math.abs(value) < 0.5 * 10 ** -metric.decimals
-    ? Math.min(1 - Math.floor(Math.log10(Math.abs(value))), 8)
-    : metric.decimals;
+/** The mean and the standard deviation of `3.40 ± 4.72`; the mean alone without one. */
+const parts = (text) => withMinus(text).split(" ± ");
 
-function withSpread(mean, std, metric, widths) {
-  const shown = decimals(mean * metric.scale, metric);
-  const spread = std === null || std === undefined ? "" : `± ${fixed(std * metric.scale, shown).padStart(widths, SPACE)}`;
-  return [fixed(mean * metric.scale, shown), spread && h("span", { class: "spread" }, ` ${spread}`)];
+function withSpread(text, width) {
+  const [mean, spread] = parts(text);
+  return [mean, spread && h("span", { class: "spread" }, ` ± ${spread.padStart(width, SPACE)}`)];
 }
 
 /** Characters of the widest standard deviation of a column, so that the means are aligned. */
-function widest(rows, metric) {
-  const lengths = rows
-    .map(({ metrics }) => metrics[metric.name])
-    .filter((cell) => cell?.n > 1)
-    .map((cell) => fixed(cell.std * metric.scale, metric.decimals).length);
-  return Math.max(0, ...lengths);
-}
+const widest = (rows, { name }) =>
+  Math.max(0, ...rows.map(({ metrics }) => parts(metrics[name].text)[1]?.length ?? 0));
 
 /** `worse than CoPE`, `agrees with the paper`: a verdict that says against what. */
 function verdictText({ verdict: text, against }) {
@@ -41,13 +33,11 @@ function verdict(comparison) {
 }
 
 /** The numbers of a comparison in a sentence. */
-function comparisonText({ difference, ci_low: low, ci_high: high, p_adjusted: p, against }, metric) {
-  const digits = Math.max(metric.decimals, 2);
-  const show = (value) => fixed(value * metric.scale, digits);
+function comparisonText({ texts, ci_low: low, p_adjusted: p, against }) {
   const numbers = [
-    `Against ${against}: difference ${show(difference)}`,
-    low !== null && `95 % interval of this comparison alone ${show(low)} … ${show(high)}`,
-    (p ?? null) !== null && `corrected p = ${number(p, 2)}`,
+    `Against ${against}: difference ${withMinus(texts.difference)}`,
+    low !== null && `95 % interval of this comparison alone ${withMinus(texts.interval)}`,
+    p !== null && `corrected p = ${texts.p}`,
   ];
   return `${numbers.filter(Boolean).join(", ")}.`;
 }
@@ -58,13 +48,13 @@ function cell(row, metric, context) {
   const paper = found.published ?? published?.get(row.row)?.[metric.name]?.published;
   const id = `${row.row}|${metric.name}`;
   const open = params.get("open") === id;
-  const mark = isStuck(found) && h("sup", { class: "mark", title: STUCK }, "†");
+  const mark = found.mostly_stuck && h("sup", { class: "mark", title: STUCK }, "†");
   const ours =
     found.n === 0
       ? h("span", { class: "none" }, "–")
       : committed // its runs are not in this store
         ? h("span", { class: `value${found.best ? " best" : ""}`, title: `${found.n} of ${row.seeds} seeds` },
-            withSpread(found.mean, found.std, metric, widths.get(metric.name)),
+            withSpread(found.text, widths.get(metric.name)),
             mark,
           )
       : h("button", {
@@ -75,7 +65,7 @@ function cell(row, metric, context) {
             title: `${row.row}, ${metric.title}: ${found.n} of ${row.seeds} seeds. Show the runs`,
             onclick: () => change({ open: open ? null : id }),
           },
-          withSpread(found.mean, found.std, metric, widths.get(metric.name)),
+          withSpread(found.text, widths.get(metric.name)),
           mark,
           found.n !== row.counts.finished && h("sup", {}, `n=${found.n}`),
         );
@@ -83,20 +73,14 @@ function cell(row, metric, context) {
     paper &&
       h("span", { class: "published", title: paper.source ?? "" },
         "paper ",
-        withSpread(paper.value, paper.std, { ...metric, decimals: paperDecimals(paper, metric), scale: metric.scale }, 0),
+        withSpread(paper.text, 0),
       ),
     verdict(found.comparison),
   ];
   return h("td", { class: "number" }, ours, below.some(Boolean) && h("span", { class: "below" }, below));
 }
 
-const paperDecimals = ({ value, std }, { scale }) =>
-  Math.max(...[value, std ?? 0].map((each) => (String(+(each * scale).toPrecision(10)).split(".")[1] ?? "").length));
-
 const STUCK = "† Most seeds are stuck: they do no better than a simple rule that does not solve the task.";
-
-/** Whether most seeds behind a cell are stuck. */
-const isStuck = ({ values, n }) => 2 * values.filter((each) => each.stuck).length > n && n > 0;
 
 /** The runs behind a cell, with their values. */
 function runsOfCell(row, metric, width) {
@@ -112,13 +96,13 @@ function runsOfCell(row, metric, width) {
             h("li", {},
               h("a", { href: link(["runs", each.run_id]), "data-key": `run ${each.run_id}` }, `seed ${each.seed}`),
               " ",
-              h("span", { class: "mono" }, number(each.value * metric.scale, 5)),
+              h("span", { class: "mono" }, withMinus(each.text)),
               each.stuck ? h("span", { class: "verdict bad" }, "stuck") : null,
             ),
           ),
         ),
         stuck ? h("p", { class: "note" }, "Stuck: the run does no better than a simple rule that does not solve the task.") : null,
-        comparison && h("p", {}, comparisonText(comparison, metric)),
+        comparison && h("p", {}, comparisonText(comparison)),
         h("p", {},
           h("a", { href: link(["runs"], { ids: shortIds(ids), sel: shortIds(ids) }) }, "Compare these runs"),
           " · ",
@@ -225,7 +209,7 @@ export function resultsTable(container, context) {
       h("div", { class: "notes" },
         [
           `Mean ± standard deviation over seeds. ${goals(table.metrics)}${committed ? "" : " Select a number to see its runs, and the numbers of its comparison. Choose rows to draw their curves alone."}`,
-          table.rows.some((row) => Object.values(row.metrics).some(isStuck)) && STUCK,
+          table.rows.some((row) => Object.values(row.metrics).some((each) => each.mostly_stuck)) && STUCK,
           shown &&
             "The paper's numbers are of models and training of another size, so there is no verdict against the paper.",
           table.scaled.length ? `This scale changes ${table.scaled.join(", ")}.` : null,
