@@ -26,6 +26,7 @@ from cope_sweep.cli.options import (
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table
 from cope_sweep.errors import UserError
+from cope_sweep.read.numbers import MISSING, fixed
 
 if TYPE_CHECKING:
     from cope_sweep.read.queries import Queries
@@ -103,14 +104,14 @@ def perplexity(
         return
     if "words" in values:
         line = (
-            f"perplexity {values['perplexity']:.4f} per token, {values['word_perplexity']:.4f} per word, "
-            f"{values['bits_per_byte']:.4f} bits per byte, over {values['tokens']} tokens, {values['words']} words, "
-            f"{values['size_bytes']} bytes"
+            f"perplexity {fixed(values['perplexity'], 4)} per token, {fixed(values['word_perplexity'], 4)} per word, "
+            f"{fixed(values['bits_per_byte'], 4)} bits per byte, over {values['tokens']} tokens, "
+            f"{values['words']} words, {values['size_bytes']} bytes"
         )
     else:
         line = (
-            f"perplexity {values['perplexity']:.4f} over the {values['tokens']} of {values['positions']} tokens that "
-            f"the task trains ({values['bits_per_token']:.4f} bits per token)"
+            f"perplexity {fixed(values['perplexity'], 4)} over the {values['tokens']} of {values['positions']} tokens "
+            f"that the task trains ({fixed(values['bits_per_token'], 4)} bits per token)"
         )
     make_console().print(line, soft_wrap=True)
 
@@ -248,13 +249,12 @@ def _print_table(statistics: list[dict[str, Any]]) -> None:
         column.justify = "right"
     for head in statistics:
         identity = (str(head["layer"]), str(head["head"]), *([head["encoding"]] if several else []))
-        beyond = "–" if head["clamped"] is None else f"{100 * head['clamped']:.1f} %"
-        positions = (beyond, f"{head['position_mean']:.1f}", f"{head['position_max']:.1f}")
+        beyond = MISSING if head["clamped"] is None else f"{fixed(100 * head['clamped'], 1)} %"
+        positions = (beyond, fixed(head["position_mean"], 1), fixed(head["position_max"], 1))
         if not head["marks"]:
-            table.add_row(*identity, *["–"] * 6, *positions)
+            table.add_row(*identity, *[MISSING] * 6, *positions)
         for number, (name, on_mark) in enumerate(head["marks"].items()):
-            numbers = (on_mark[measure] for measure in ("on", "off", "auc", "effect", "share"))
-            cells = ("–" if value is None else f"{value:.2f}" for value in numbers)
+            cells = (fixed(on_mark[measure], 2) for measure in ("on", "off", "auc", "effect", "share"))
             is_first = number == 0
             table.add_row(
                 *(identity if is_first else [""] * len(identity)),

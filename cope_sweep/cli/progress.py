@@ -19,6 +19,7 @@ from rich.text import Text
 
 from cope_sweep.cli.output import duration, make_console
 from cope_sweep.config import Metric, Plan, Row
+from cope_sweep.read.numbers import fixed, metric_text
 from cope_sweep.store import Event, Status, Store
 
 LINE_INTERVAL_S = 10.0
@@ -149,11 +150,11 @@ class PlainLines:
     def _line(self, event: Event) -> str:
         parts = [f"{event.status:<11}", self.board.names[event.run_id], f"step {event.step}/{event.steps}"]
         if (loss := event.metrics.get("train/loss")) is not None:
-            parts.append(f"loss {loss:.3f}")
+            parts.append(f"loss {fixed(loss, 3)}")
         for metric in self.metrics:
             if (value := event.metrics.get(metric.name)) is not None:
                 unit = f" {metric.unit}" if metric.unit else ""
-                parts.append(f"{metric.label or metric.name} {value * metric.scale:.{metric.decimals}f}{unit}")
+                parts.append(f"{metric.label or metric.name} {metric_text(metric, value)}{unit}")
         if event.steps_per_s:
             parts.append(f"{event.steps_per_s:.0f} steps/s")
         if event.message:
@@ -207,8 +208,8 @@ class LiveTable(PlainLines):
         return [
             Text(self.board.names[event.run_id]),
             f"{event.step}/{event.steps}",
-            "" if loss is None else f"{loss:.3f}",
-            *("" if value is None else f"{value * metric.scale:.{metric.decimals}f}" for value, metric in values),
+            "" if loss is None else fixed(loss, 3),
+            *("" if value is None else metric_text(metric, value) for value, metric in values),
             f"{event.steps_per_s:.0f}" if event.steps_per_s else "",
             duration((event.steps - event.step) / event.steps_per_s) if event.steps_per_s else "",
         ]

@@ -21,6 +21,7 @@ from cope_sweep.cli.options import (
 )
 from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, with_columns
 from cope_sweep.errors import UserError
+from cope_sweep.read.numbers import significant
 
 if TYPE_CHECKING:
     from cope_sweep.read.tables.best import Candidate, Group
@@ -84,10 +85,11 @@ def diff(
     table = grid("row", "metric", "left", "right", "difference", "interval", "p", "runs")
     for metric in comparison.metrics:
         test = metric.difference
-        interval = "" if test.ci_low is None else f"{test.ci_low:+.4g} … {test.ci_high:+.4g}"
-        values = ((metric.left, ".6g"), (metric.right, ".6g"), (test.difference, "+.4g"), (metric.p_adjusted, ".3g"))
-        numbers = ["" if value is None else format(value, form) for value, form in values]
-        numbers.insert(3, interval)
+        ends = (significant(end, signed=True) for end in (test.ci_low, test.ci_high) if end is not None)
+        values = ((metric.left, 6), (metric.right, 6), (metric.p_adjusted, 3))
+        left_text, right_text, p = ("" if value is None else significant(value, digits) for value, digits in values)
+        difference = "" if test.difference is None else significant(test.difference, signed=True)
+        numbers = (left_text, right_text, difference, " … ".join(ends), p)
         table.add_row(*map(escaped, (metric.row, metric.metric, *numbers, f"{test.n[0]}, {test.n[1]}")))
     if comparison.metrics:
         for column in table.columns:

@@ -32,6 +32,7 @@ from cope_sweep.cli.options import (
 )
 from cope_sweep.cli.output import counts_text, escaped, grid, make_console, print_json, print_table, save
 from cope_sweep.errors import UserError
+from cope_sweep.read.numbers import significant
 
 if TYPE_CHECKING:
     from cope_sweep.api.answers import RunCost, RunDetail, SweepMember
@@ -373,7 +374,7 @@ def _export(queries: Queries, selected: dict[str, Any], name: str | None, output
 def _text(value: object) -> str:
     if value is None:
         return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return significant(value, 6) if isinstance(value, float) else str(value)
 
 
 # -- logs -------------------------------------------------------------------------------------------------------------

@@ -129,6 +129,15 @@ def test_plain_lines(plan, store):
     assert last.startswith("tiny: A tiny copy: 1 finished · 2 pending · 1 failed · ")
 
 
+def test_a_small_value_is_not_shown_as_zero(plan, board):
+    """As in the table at the end."""
+    output = console()
+    PlainLines(board, plan.ablation.content.metrics, "t", output)(
+        event(board, 0, "finished", 6, metrics={"in_dist/token_error": 0.004})
+    )
+    assert "In-dist. 0.004 %" in output.file.getvalue()
+
+
 def test_plain_lines_repeat_after_the_interval(plan, board, monkeypatch):
     output = console()
     lines = PlainLines(board, plan.ablation.content.metrics, "t", output)

@@ -49,6 +49,7 @@ from cope_sweep.inference.probe import (
 from cope_sweep.read.figures.canvas import Size, legend, number, panels, printable, render, shortened
 from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.figures.marks import chosen_head
+from cope_sweep.read.numbers import fixed
 
 MAX_CELLS = 8 << 20
 """Maximum number of cells of all heatmaps in a drawing."""
@@ -162,10 +163,10 @@ def summary(statistics: HeadStatistics, marks: TokenMarks) -> str:
     parts = gate_means(statistics, marks)
     of_mark = statistics.marks.get(next(iter(marks), ""))
     if of_mark is not None and of_mark.auc is not None:
-        parts.append(f"AUC {of_mark.auc:.2f}")
-    parts.append(f"positions up to {statistics.position_max:.1f}")
+        parts.append(f"AUC {fixed(of_mark.auc, 2)}")
+    parts.append(f"positions up to {fixed(statistics.position_max, 1)}")
     if statistics.clamped is not None:
-        parts.append(f"{100 * statistics.clamped:.1f} % of pairs beyond {statistics.limit}")
+        parts.append(f"{fixed(100 * statistics.clamped, 1)} % of pairs beyond {statistics.limit}")
     return ", ".join(parts)
 
 
@@ -175,9 +176,9 @@ def gate_means(statistics: HeadStatistics, marks: TokenMarks) -> list[str]:
     of_mark = statistics.marks.get(name)
     texts = []
     if of_mark is not None and of_mark.on is not None:
-        texts.append(f"mean gate {of_mark.on:.2f} on {name}")
+        texts.append(f"mean gate {fixed(of_mark.on, 2)} on {name}")
     if of_mark is not None and of_mark.off is not None:
-        texts.append(f"{of_mark.off:.2f} elsewhere")
+        texts.append(f"{fixed(of_mark.off, 2)} elsewhere")
     return texts
 
 

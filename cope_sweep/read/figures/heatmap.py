@@ -20,6 +20,7 @@ from cope_sweep.config.ablation import Heatmap
 from cope_sweep.read.figures import canvas
 from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.figures.metrics import chosen_metrics, metric_title, of_rows, panel_key, selected_rows
+from cope_sweep.read.numbers import MISSING, fixed, significant
 from cope_sweep.read.tables import summarise
 from cope_sweep.read.tables.model import Column, column_of, named_label, row_label, varying_axes
 from cope_sweep.read.tables.runs import Results
@@ -176,7 +177,7 @@ def _draw(
         axes.text(middle, y, text, ha="center", va="baseline", fontsize=8.5, fontweight="bold")
     for row, mean_rank in data.drop_duplicates("row").set_index("row")["mean_rank"].items():
         y = CELL_HEIGHT * (rows.index(str(row)) + 0.5) - POINT
-        axes.text(rank, y, f"{mean_rank:.1f}", ha="center", va="center", fontsize=FONT_SIZE)
+        axes.text(rank, y, fixed(mean_rank, 1), ha="center", va="center", fontsize=FONT_SIZE)
     _draw_cells(axes, data, rows, columns, lefts, cell, titles, options)
     return drawing
 
@@ -206,7 +207,7 @@ def _draw_cells(
         decimals = column.decimals if options.decimals is None else options.decimals
         low, high = _limits(data if options.colours == "all" else cells, column)
         for index, row in enumerate(rows):
-            y, text, colour = CELL_HEIGHT * index, "–", canvas.GREY
+            y, text, colour = CELL_HEIGHT * index, MISSING, canvas.GREY
             if row in means:
                 mean = means[row]
                 fill, colour = GREY, GREY_TEXT
@@ -240,7 +241,7 @@ def _number(value: float, decimals: int) -> str:
     """The text of a value: `0` is exact, `0.0` is rounded."""
     if value == 0:
         return "0"
-    return f"{value:.{decimals}f}" if abs(value) < 1e5 else canvas.number(float(f"{value:.3g}"))
+    return fixed(value, decimals) if abs(value) < 1e5 else canvas.number(float(significant(value, 3)))
 
 
 def _text_colour(fill: str) -> Literal["white", "black"]:

@@ -41,6 +41,7 @@ from cope_sweep.read.figures.metrics import (
     seed_statistics,
     selected_rows,
 )
+from cope_sweep.read.numbers import significant
 from cope_sweep.read.tables.model import Column, row_label, short_labels, varying_axes
 from cope_sweep.read.tables.row_names import find_axis
 from cope_sweep.read.tables.rules import rule_errors
@@ -488,7 +489,7 @@ def _draw_summary(
         panel.set_ylim(len(rows) - 0.5, -0.5)
         panel.set_yticks(range(len(rows)), texts if index % columns == 0 else [""] * len(rows))
         for mean in far_points["mean"]:  # at the edge, with its value, so that the others can be told apart
-            is_right, text = mean > points["mean"].mean(), canvas.number(float(f"{mean:.4g}"))
+            is_right, text = mean > points["mean"].mean(), canvas.number(float(significant(mean)))
             panel.text(
                 float(is_right), rows.index(str(far_row)), f"{text} →" if is_right else f"← {text}",
                 transform=panel.get_yaxis_transform(), ha="right" if is_right else "left", va="center",

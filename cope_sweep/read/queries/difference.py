@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cope_sweep.api.answers import ChangedValue, MetricChange, MetricTest, RunsDiff
+from cope_sweep.read.numbers import significant
 from cope_sweep.read.queries.unknown import no_run, no_sweep
 from cope_sweep.read.tables.stats import Difference, finite, holm, mean_of, two_rows
 from cope_sweep.records import SWEEP_ID, Value
@@ -104,7 +105,7 @@ def _values(side: Sequence[Mapping[str, Value]], key: str) -> str | None:
     """The distinct values of a key, sorted; None if there are none."""
     distinct = {values[key] for values in side if key in values}
     ordered = sorted(distinct, key=lambda value: (isinstance(value, str), value))
-    return ", ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in ordered) or None
+    return ", ".join(significant(value, 6) if isinstance(value, float) else str(value) for value in ordered) or None
 
 
 def _metrics(sides: Sequence[Sequence[Member]], rows: Sequence[str], *, by_row: bool) -> list[MetricChange]:
