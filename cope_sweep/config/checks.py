@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from cope_sweep.config.ablation import (
     AnyFigure,
+    Axis,
     Contexts,
     Curves,
     EarlyStopping,
@@ -20,10 +21,10 @@ from cope_sweep.config.ablation import (
 )
 from cope_sweep.config.explain import suggest
 from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, RIVAL_KEYS, is_field
-from cope_sweep.config.loading import Assignments, LoadedAblation
-from cope_sweep.config.points import dimensions_of, matches, value_of
+from cope_sweep.config.loading import Assignments, AxisValue, LoadedAblation, validated_content
+from cope_sweep.config.points import axis_values, dimensions_of, matches, value_of
 from cope_sweep.config.run import NUMERIC_FACTS, POSITION_PERPLEXITY, RunSpec
-from cope_sweep.config.source import ASSIGNED, OPTION, FileList, FileMapping, KeyPath, SpecError, places_of
+from cope_sweep.config.source import ASSIGNED, OPTION, FileList, FileMapping, Json, KeyPath, SpecError, places_of
 from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
 
@@ -61,8 +62,8 @@ def _assigning_places(loaded: LoadedAblation) -> list[KeyPath]:
 
 
 def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
-    """Raises SpecError for a condition on a key that no point has, which is probably a spelling mistake; and where the
-    base or a point sets the seed.
+    """Raises SpecError for a condition on a key or a value that no point has, which is probably a spelling mistake; and
+    where the base or a point sets the seed.
     """
     keys, content = _varied(loaded, points), loaded.content
     # With a scale or `--set`, an axis of the file may have no row left, or one value.
@@ -71,11 +72,14 @@ def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
     conditions += [(("when", i, "if"), c.match) for i, c in enumerate(content.when)]
     conditions += [(("published", i, "match"), p.match) for i, p in enumerate(content.published)]
     conditions += [(("figures", i, "rows"), f.rows) for i, f in enumerate(content.figures)]
+    for i, claim in enumerate(content.claims):
+        conditions += [(("claims", i, "better"), claim.better), (("claims", i, "than"), claim.than)]
     for path, condition in conditions:
         for key in condition:
             known = key in known_keys or (is_field(key) and any(value_of(loaded, point, key) for point in points))
             if keys and not known:
                 raise _no_axis(loaded, (*path, key), key, keys)
+            _check_value(loaded, points, (*path, key), condition[key])
     for point in points:
         for key, rival in RIVAL_KEYS.items():
             if key in point and rival in point:
@@ -90,6 +94,53 @@ def check_points(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
             "seeds are not part of a row; write `seeds: [0, 1, …]` at the top level, beside `base`",
             "seed_in_row",
         )
+
+
+def _check_value(loaded: LoadedAblation, points: Sequence[Assignments], path: KeyPath, wanted: Json) -> None:
+    """Raises SpecError for a value of a condition, or an item of its list, that no row can have."""
+    key = str(path[-1])
+    here = {value for point in points if (value := value_of(loaded, point, key)) is not None}
+    unknown = _unknown(wanted, here)
+    if not unknown or not points or (is_field(key) and loaded.unchanged is not None):
+        return
+    # A condition that is inherited may be about rows that this file has replaced.
+    if loaded.source.location(path).startswith(tuple(f"{parent}:" for parent in loaded.source.parents)):
+        return
+    # A scale or `--set` may leave some of the file's values without a row; conditions then change nothing.
+    written, is_open = _written_values(loaded, key)
+    unknown = [] if is_open else _unknown(wanted, here | written)
+    if unknown:
+        labels = list(dict.fromkeys(value.label for value in (*here, *written)))
+        message = f"no row has {unknown[0]!r} as its {key}{suggest(str(unknown[0]), sorted(labels))}"
+        raise loaded.source.error(path, message, "unknown_value", key=key, value=unknown[0], allowed=sorted(labels))
+
+
+def _unknown(wanted: Json, values: Collection[AxisValue]) -> list[Json]:
+    if any(value.value == wanted for value in values):
+        return []
+    accepted = wanted if isinstance(wanted, list) else [wanted]
+    return [item for item in accepted if not any(item in (value.label, value.value) for value in values)]
+
+
+def _written_values(loaded: LoadedAblation, key: str) -> tuple[set[AxisValue], bool]:
+    """The values that the file gives a key anywhere, at all scales; and if it may have others, which are drawn."""
+    contents = [loaded.content]
+    if loaded.unchanged is not None:
+        contents.append(validated_content(loaded.unchanged, loaded.unchanged.data))
+    axes: list[Axis] = []
+    single: list[Json] = []
+    searches: list[object] = []
+    for content in contents:
+        scales = content.scales.values()
+        grids = [content.grid, *(condition.grid for condition in content.when), *(scale.grid for scale in scales)]
+        axes += [grid[key] for grid in grids if key in grid]
+        sets = [*(condition.set for condition in content.when), *(scale.set for scale in scales)]
+        single += [values[key] for values in sets if key in values]
+        searches += [content.search, *(scale.search for scale in scales)]
+    spaces = [space[key] for search in searches if key in (space := getattr(search, "space", {}))]
+    axes += [distribution.choice for distribution in spaces if distribution.choice is not None]
+    values = {AxisValue.of(value) for value in single}.union(*(axis_values(axis, ()) for axis in axes))
+    return values, any(distribution.choice is None for distribution in spaces)
 
 
 def check_fields(

@@ -315,7 +315,7 @@ class _Expansion:
             if key not in fixed
         }
         axes = [
-            [{key: value} for value in _axis_values(axis, ("when", index, "grid", key))]
+            [{key: value} for value in axis_values(axis, ("when", index, "grid", key))]
             for key, axis in condition.grid.items()
             if key not in fixed
         ]
@@ -341,7 +341,7 @@ def _encodings_first(groups: Sequence[_Group]) -> list[_Group]:
 
 
 def _axes(loaded: LoadedAblation) -> dict[str, list[AxisValue]]:
-    return {key: _axis_values(axis, ("grid", key)) for key, axis in loaded.axes.items()}
+    return {key: axis_values(axis, ("grid", key)) for key, axis in loaded.axes.items()}
 
 
 def _draws(search: RandomSearch) -> _Group:
@@ -355,7 +355,8 @@ def _draws(search: RandomSearch) -> _Group:
     return [dict(zip(search.space, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _axis_values(axis: Axis, origin: KeyPath) -> list[AxisValue]:
+def axis_values(axis: Axis, origin: KeyPath) -> list[AxisValue]:
+    """The values of an axis, with labels. Their key paths begin with `origin`."""
     if isinstance(axis, dict):
         return [AxisValue(label, value, (*origin, label)) for label, value in axis.items()]
     return [AxisValue.of(value, *origin, index) for index, value in enumerate(axis)]

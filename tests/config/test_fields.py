@@ -361,3 +361,33 @@ def test_base_values_below_an_axis_are_an_error():
         load(text)
     assert located(caught.value) == ("no_effect", "test.yaml:3", "base.task.kind")
     assert "test.yaml:6" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("exclude: [{model.position: CoPEE}]", "exclude[0].model.position"),
+        ("exclude: [{model.position: CoPE, train.lr: 2e-3}]", "exclude[0].train.lr"),
+        ("when: [{if: {model.position: [CoPE, RoPEE]}, set: {train.batch: 3}}]", "when[0].if.model.position"),
+        ("published: [{match: {train.lr: 1e-4}, values: {in_dist/token_error: 1}}]", "published[0].match.train.lr"),
+        ("figures: [{kind: curves, metrics: [in_dist/token_error], rows: {model.position: [CoPE, RoPEE]}}]", "figures[0].rows.model.position"),
+        ("claims: [{text: x, source: y, better: {model.position: [CoPE, none]}, than: {model.position: RoPE}}]", "claims[0].better.model.position"),
+    ],
+)  # fmt: skip
+def test_a_value_that_no_row_has_is_an_error_at_its_line(line, path):
+    grid = "grid:\n  model.position: {CoPE: [cope], RoPE: [rope]}\n  train.lr: [1e-3, 3e-3]\n"
+    error = error_of(f"{grid}{line}\n")
+    assert (error.code, error.data["key_path"]) == ("unknown_value", path)
+    assert error.data["value"] not in error.data["allowed"]
+
+
+def test_conditions_on_values_that_a_scale_or_an_option_leaves_without_a_row_change_nothing():
+    text = """
+        grid: {model.position: {CoPE: [cope], RoPE: [rope], FIRE: [fire]}}
+        exclude: [{model.position: [FIRE, T5]}]
+        when: [{if: {model.position: RoPE}, set: {train.batch: 3}}]
+        scales: {small: {grid: {model.position: {CoPE: [cope], T5: [t5]}}}}
+        """
+    assert rows(text) == ["CoPE", "RoPE"]
+    assert rows(text, scale="small") == ["CoPE"]
+    assert rows(text, assignments=["model.position=[cope]"]) == ["base"]
