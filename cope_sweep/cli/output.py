@@ -221,7 +221,7 @@ def format_of(output: Path | None, suffixes: Mapping[str, F], default: F) -> F:
 def save(output: Path | None, file_format: str, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file in a format to a path; None: to standard output.
 
-    The path holds either its previous content or the whole file, never a part. Raises UserError.
+    For links, permissions and what is left after an interruption see `store.files.overwriting`. Raises UserError.
     """
     if output is None:
         if file_format in BINARY:
@@ -234,15 +234,11 @@ def save(output: Path | None, file_format: str, write: Callable[[IO[bytes]], obj
         sys.stdout.flush()
         write(sys.stdout.buffer)
         return
-    from cope_sweep.store.files import replacing
+    from cope_sweep.store.files import overwriting
 
     try:
-        if output.exists() and not output.is_file():  # /dev/stdout, for example
-            with output.open("wb") as file:
-                write(file)
-        else:
-            with replacing(output) as temporary, temporary.open("wb") as file:
-                write(file)
+        with overwriting(output) as file:
+            write(file)
     except OSError as error:
         raise UserError(
             f"{output}: {error.strerror or error}; name another file with --output",

@@ -44,6 +44,44 @@ def replacing(path: Path, check: Callable[[], None] = _allow) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def overwriting(path: Path) -> Iterator[IO[bytes]]:
+    """A file for the new content of `path`, a file of the user's, which gets the content when the block ends.
+
+    Links are followed, and permissions stay. Where the block raises, the file is unchanged. It never holds a part of
+    the content, unless it has several names (hard links), is mounted, or lies in a folder that cannot be written: then
+    it is written in place. Devices and pipes get the content as it is made. Raises OSError.
+    """
+    before = path.stat() if path.exists() else None
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        with path.open("wb") as device:
+            yield device
+        return
+    target = Path(os.path.realpath(path))
+    is_in_place = before is not None and (before.st_nlink > 1 or not os.access(target.parent, os.W_OK))
+    temporary = _beside(target)
+    with contextlib.ExitStack() as stack:
+        stack.callback(temporary.unlink, missing_ok=True)
+        file: IO[bytes] = tempfile.TemporaryFile() if is_in_place else temporary.open("x+b")  # noqa: SIM115
+        stack.callback(file.close)
+        yield file
+        file.flush()
+        if not is_in_place:
+            if before is not None:
+                temporary.chmod(stat.S_IMODE(before.st_mode))
+            to_disk(temporary)
+            try:
+                temporary.replace(target)
+            except OSError as error:
+                if error.errno not in (errno.EBUSY, errno.EXDEV):  # else a file that is mounted by itself
+                    raise
+            else:
+                return
+        file.seek(0)
+        with target.open("wb") as written:
+            shutil.copyfileobj(file, written)
+
+
+@contextlib.contextmanager
 def replacing_folder(path: Path, check: Callable[[], None] = _allow) -> Iterator[Path]:
     """A temporary folder beside `path`, which must not exist, and which it becomes when the block ends.
 

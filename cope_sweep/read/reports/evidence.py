@@ -41,7 +41,7 @@ from cope_sweep.read.tables.model import TableModel
 from cope_sweep.read.tables.render import markdown, markdown_table, markdown_text
 from cope_sweep.read.tables.table import sorted_by
 from cope_sweep.store import STATUSES
-from cope_sweep.store.files import write_bytes
+from cope_sweep.store.files import overwriting
 
 EXPLORATORY = "Exploratory: the recipe was chosen by looking at results like these."
 
@@ -343,12 +343,13 @@ def report_file(results: Results, question: GetReport, figure_url: Callable[[str
 def write_evidence(report: Evidence, folder: Path) -> tuple[Path, ...]:
     """Write the files of a report to a folder, which is created if it is missing. Raises OSError.
 
-    Each file is replaced as a whole, so an interrupted call leaves no partial file.
+    Each file is replaced as a whole (`store.files.overwriting`).
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = {folder / name: content for name, content in report.files().items()}
     for path, content in files.items():
-        write_bytes(path, content)
+        with overwriting(path) as file:
+            file.write(content)
     return tuple(files)
 
 
