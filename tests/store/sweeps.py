@@ -10,7 +10,7 @@ from cope_sweep.records import Status
 from cope_sweep.store import AttemptWriter, Lease, RunFolder, RunRecord, Store, SweepRecord, SweepRun
 from cope_sweep.store.reading import read_run
 
-LEASE_S = 600.0
+LEASE_S = 100.0
 
 
 def sweep_record(sweep_id: str = "20260101-000000-aa", runs: Sequence[SweepRun] = (), **changes: Any) -> SweepRecord:

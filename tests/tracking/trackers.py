@@ -119,7 +119,7 @@ def send(store, uri, *runs):
         logger.log_run(run.run_id)
 
 
-def lease(store, record, run, ttl_s=600.0):
+def lease(store, record, run, ttl_s=100.0):
     """Lease a run to a sweep, which thereby trains it."""
     row = RunRecord.of(run.run_id, "running", run.model_dump(mode="json"))
     assert isinstance(store.index.acquire(row, record.sweep_id, ttl_s), Lease)
