@@ -84,9 +84,9 @@ def percent_range(low: float, high: float) -> str:
     return f"{fixed(100 * low, 0)}–{fixed(100 * high, 0)} %"
 
 
-def integer(value: int | None) -> str:
+def integer(value: float | None) -> str:
     """`1,234`; `–` without a value."""
-    return MISSING if value is None else f"{value:,}"
+    return MISSING if value is None else f"{value:,.0f}"
 
 
 def p_text(p: float) -> str:

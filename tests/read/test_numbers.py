@@ -1,7 +1,10 @@
+import ast
 import math
+from pathlib import Path
 
 import pytest
 
+import cope_sweep.read
 from cope_sweep.config import Metric
 from cope_sweep.read.numbers import (
     decimal_places,
@@ -57,6 +60,7 @@ def test_a_difference_has_a_sign_and_is_never_minus_zero():
         (interval_text(0.42, 0.314, 0.5), "0.42 [0.31, 0.50]"),
         (percent_range(0.342, 1.0), "34–100 %"),
         (integer(1234), "1,234"),
+        (integer(2500.5), "2,500"),
         (integer(None), "–"),
         (p_text(0.0421), "0.042"),
         (p_text(0.00099), "0.001"),
@@ -76,3 +80,16 @@ def test_other_texts(text, expected):
 )
 def test_places_of_published_numbers(scale, digits):
     assert {value: decimal_places(value, scale) for value in digits} == digits
+
+
+@pytest.mark.parametrize("room", ["tables", "reports"])
+def test_tables_and_reports_round_nowhere_else(room):
+    """A wrong number of digits has one home: no f-string there has a format such as `.2f`."""
+    rounding = []
+    for path in Path(cope_sweep.read.__path__[0], room).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            spec = node.format_spec if isinstance(node, ast.FormattedValue) else None
+            if spec is not None and "." in ast.unparse(spec):
+                rounding.append(f"{path.name}:{node.lineno}")
+    durations = {place for place in rounding if place.startswith("provenance.py")}
+    assert set(rounding) == durations

@@ -77,7 +77,7 @@ def _median_text(steps: Sequence[float], last_step: int, unit: int) -> str:
     """`1,200 [800, > 4,000]`: the median of some steps and its interval, each multiplied by `unit`."""
 
     def format_step(step: float) -> str:
-        return f"> {integer(last_step * unit)}" if math.isinf(step) else integer(round(step * unit))
+        return f"> {integer(last_step * unit)}" if math.isinf(step) else integer(step * unit)
 
     median, low, high = map(format_step, bootstrap_median(steps))
     return median if low == high == median else f"{median} [{low}, {high}]"
