@@ -50,7 +50,7 @@ class Models:
     def __init__(self, folders: dict[str, str]) -> None:
         self.service = create_model_app(load_settings(**folders))
 
-    @serve.multiplexed(max_num_models_per_replica=ANNOUNCED)  # type: ignore[untyped-decorator]
+    @serve.multiplexed(max_num_models_per_replica=ANNOUNCED)  # type: ignore[untyped-decorator]  # Ray has no types
     async def load(self, run_id: str) -> str:
         """Load a model. From now on, Serve prefers this replica for it. The application may drop it from memory."""
         await self.service.components.predictor(run_id)

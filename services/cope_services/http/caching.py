@@ -108,7 +108,7 @@ class CachedRoute(APIRoute):
         return handler
 
 
-@cache
+@cache  # one class for each kind of work, however many routers have it
 def cached(work: Work) -> type[CachedRoute]:
     """The class of cached routes whose answers are this kind of work."""
     return type("CachedRoute", (CachedRoute,), {"work": work})

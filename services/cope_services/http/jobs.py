@@ -232,6 +232,7 @@ class SweepJobs:
         store = self.queries.store
         if store.index.sweep(sweep_id) is None:
             return None
+        # A sweep that a command has started has no submission.
         with suppress(NotFoundError):
             if read_submission(store, sweep_id).request == digest:
                 return self._state(sweep_id)

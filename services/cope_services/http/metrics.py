@@ -149,6 +149,7 @@ class Measurement:
         try:
             await self.app(scope, receive, watched_send)
         except Exception:
+            # A response that has started keeps its status.
             status = status if answered_s else 500
             raise
         finally:
@@ -214,6 +215,7 @@ class StoreMetrics(Collector):
 
     def _read(self) -> Activity | None:
         """The state of runs and sweeps; None if the index does not answer."""
+        # Of scrapes at the same time, one reads the index.
         with self._lock:
             if self.clock() - self._read_s >= READ_EVERY_S:
                 try:

@@ -113,7 +113,7 @@ class LimitedRoute(APIRoute):
             await super().handle(scope, receive_again, send)
 
 
-@cache
+@cache  # one class for each kind of work, however many routers have it
 def limited(work: Work) -> type[LimitedRoute]:
     """The class of routes that take a slot of this kind of work."""
     return type("LimitedRoute", (LimitedRoute,), {"work": work})

@@ -95,6 +95,7 @@ def checkpoint_listing(folder: RunFolder) -> Checkpoint:
     )
 
 
+# With the condition, one thread reads a file, and others that need its digest wait for it.
 @cached(LRUCache(1024), condition=Condition())
 def _sha256(path: Path, state: Hashable) -> str:
     """The digest in hexadecimal. `state` is part of the cache key, so a changed file is read again."""
