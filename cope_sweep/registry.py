@@ -227,6 +227,7 @@ class Registry(Mapping[str, type[K]]):
                 load_plugins(name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",") if name.strip())
                 for entry_point in importlib.metadata.entry_points(group=self.group):
                     self._load_entry_point(entry_point)
+            # Ctrl-C, too: the next lookup tries again.
             except BaseException:
                 self._plugins_loaded = False
                 raise

@@ -27,6 +27,7 @@ RENAMED_METRICS = {"commonest_error": "majority_baseline_error"}
 """Former name → current name, without the test set and the context."""
 
 
+# A curve asks for the same few names at each of its points.
 @lru_cache(maxsize=4096)
 def current_metric_name(name: str) -> str:
     """The current name of a metric: `in_dist/commonest_error` → `in_dist/majority_baseline_error`.

@@ -85,6 +85,7 @@ def dropout_mask(p: float, seeds_N: Tensor, heads_N: Tensor, tokens_T: Tensor, c
 def uniforms(seeds_B: Tensor, tokens: int) -> Tensor:
     """Numbers for the tokens of each sequence, uniform on [0, 1), float64 (B, tokens): functions of seed and token."""
     tokens_T = torch.arange(tokens, device=seeds_B.device)
+    # 53 bits, as many as a float64 holds.
     return _shift(_mixed(seeds_B[:, None] + tokens_T * _signed64(_GOLDEN)), 11, 64).double() * 2.0**-53
 
 

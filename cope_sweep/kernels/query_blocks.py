@@ -63,6 +63,7 @@ class _Problem:
         self.seeds_B = draw_seeds(self.B, inputs.q_BHTK.device) if dropout and seeds_B is None else seeds_B
         self.tensors: list[Tensor] = []
         self.kinds: list[TensorKind] = []
+        # By identity, so that one tensor has one part: `Inputs.rotated` compares identities in a block, too.
         self._index: dict[tuple[int, TensorKind], int] = {}
         for name in ("q_BHTK", "rotated_q_BHTK"):
             self._add(getattr(inputs, name), "queries")

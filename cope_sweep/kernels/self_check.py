@@ -83,6 +83,7 @@ def _checked(
         # A new thread has none of the caller's modes: inference, autocast, a default device, tracing.
         with ThreadPoolExecutor(1) as thread:
             errors = thread.submit(relative_errors, kernel, device, dtype, head_dim, names).result()
+    # Whatever it is, attention has another path, and the message says why it is taken.
     except Exception as error:
         return f"its check on this {name} ended with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     # Not `error >`: an error that is NaN is wrong, too.

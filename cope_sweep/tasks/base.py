@@ -272,6 +272,7 @@ class GeneratedTask(Task):
         return seed if split != "train" or self.data_seed is None else self.data_seed
 
 
+# All runs of a task have the same test sets, and so the same rules.
 @lru_cache(maxsize=256)
 def _shortcut_errors(task: Task, split: str, count: int) -> tuple[tuple[str, float], ...]:
     first, batch = task.sequences(task.TESTS[0], 0, 0, count), task.sequences(split, 0, 0, count)

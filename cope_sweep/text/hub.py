@@ -59,6 +59,7 @@ class Listing:
 
 def list_dataset(dataset: str, revision: str) -> Listing:
     """A dataset's commit, files and configurations, from the cache, or else from the hub. Raises TextError."""
+    # Another server may have another dataset of this name.
     key = hashlib.sha256(json.dumps([_endpoint(), dataset, revision]).encode()).hexdigest()[:32]
 
     def create(folder: Path) -> None:
@@ -309,5 +310,5 @@ def fetch_tokenizer(repository: str, revision: str | None, name: str) -> Path:
 
     try:
         return Path(hf_hub_download(repository, name, revision=revision))
-    except Exception as error:
+    except Exception as error:  # as above
         raise explained(error, repository, revision or "main", kind="tokenizer") from error

@@ -477,6 +477,7 @@ def _known_digest(path: Path) -> str:
     state = path.stat()
     if state.st_size < LARGE_FILE_BYTES:
         return file_digest(path).hex()
+    # The inode, too: another file may take its place with the same size and time.
     key = hashlib.sha256(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\0{state.st_ino}".encode()).hexdigest()[:32]
 
     def create(folder: Path) -> None:

@@ -125,7 +125,7 @@ class TextTokenizer:
 
             try:
                 model = models.BPE.from_file(*map(str, paths))
-            except Exception as error:
+            except Exception as error:  # as in `load`
                 raise TextError(
                     f"{paths[0].parent}: vocab.json and merges.txt are not a BPE ({error})",
                     code="not_a_tokenizer",

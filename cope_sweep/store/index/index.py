@@ -316,6 +316,7 @@ class Index:
         again: its driver died, and a new one continues. `record` is written if the run is not in the index.
         """
         now_s = self.database.now_s()
+        # Without the message of an attempt before.
         lease = {"status": "running", "sweep_id": sweep_id, "expires_s": now_s + ttl_s, "message": None}
         is_held = and_(runs.c.status == "running", ~has_expired(runs, now_s))
         columns = (runs.c.status, runs.c.attempt, runs.c.sweep_id, is_held, runs.c.expires_s - now_s)
@@ -347,6 +348,7 @@ class Index:
             connection.execute(update(runs).where(_held_by(sweep_id)).values(until))
             held = frozenset(connection.execute(select(runs.c.run_id).where(_held_by(sweep_id))).scalars())
             for event in progress:
+                # A run that another sweep has taken has that one's progress.
                 if event.run_id in held:
                     values = {name: getattr(event, name) for name in (*REPORTED_COLUMNS, "metrics")}
                     changed = update(runs).where(runs.c.run_id == event.run_id)
