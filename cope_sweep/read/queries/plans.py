@@ -119,6 +119,8 @@ def plan_cost(
     lacks_gpu = may_use_gpu and not has_gpu()
     # The size of a GPU's memory is unknown here.
     memory_limit_bytes = math.inf if may_use_gpu and not lacks_gpu else psutil.virtual_memory().total
+    # Once for each row: the seeds of a row differ in nothing else.
+    flops = {run.run_id: count for row in plan.rows for count in [training_flops(row.runs[0])] for run in row.runs}
     runs = []
     for run in plan.runs:
         estimate = estimated[run.run_id]
@@ -130,7 +132,7 @@ def plan_cost(
                 seed=run.seed,
                 parameters=estimate.parameters,
                 training_tokens=run.training_tokens,
-                training_flops=training_flops(run),
+                training_flops=flops[run.run_id],
                 estimated_s=_rounded(estimate.seconds),
                 least_s=_rounded(estimate.least_s),
                 estimated_memory_bytes=estimate.memory_bytes,
