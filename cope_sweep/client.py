@@ -36,23 +36,17 @@ import httpx
 import pandas as pd
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from cope_sweep.api.answers import (
+from cope_sweep.api.ablations import (
+    MAX_CURVE_ROWS,
     AblationDetail,
     AblationSummary,
-    Checkpoint,
     ClaimResult,
     CurvePage,
-    FigureInfo,
     MlflowPage,
     PlanCost,
-    RunDetail,
-    RunLog,
-    RunsDiff,
-    SweepDetail,
-    SweepState,
 )
-from cope_sweep.api.formats import FigureFormat, ReportFormat, TableFormat, Trainable
-from cope_sweep.api.questions import API, MAX_CURVE_ROWS
+from cope_sweep.api.figures import FigureFormat, FigureInfo
+from cope_sweep.api.question import API
 from cope_sweep.api.requests import (
     BestOfRow,
     MatrixName,
@@ -61,7 +55,11 @@ from cope_sweep.api.requests import (
     ProbeRequest,
     ProbeResponse,
     SweepRequest,
+    Trainable,
 )
+from cope_sweep.api.runs import Checkpoint, RunDetail, RunLog, RunsDiff
+from cope_sweep.api.sweeps import SweepDetail, SweepState
+from cope_sweep.api.tables import ReportFormat, TableFormat
 from cope_sweep.errors import UserError
 from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
 from cope_sweep.records import Status, SweepPage, SweepProgress, SweepSummary, new_sweep_id

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from cope_sweep.api.questions import GetFigure
+from cope_sweep.api.figures import GetFigure
 from cope_sweep.config import LoadedAblation, Plan, expand, with_overrides
 from cope_sweep.config import load_ablation as _load_file
 from cope_sweep.config.loading import find_ablation
@@ -101,7 +101,9 @@ def curves(ablation: AnyAblation, store: AnyStore = STORE) -> pd.DataFrame:
     return read_results(*_recorded(ablation, store)).curves
 
 
-def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE, **options: Any) -> Figure:
+def figure(
+    ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE, *, style: str | None = None, **options: Any
+) -> Figure:
     """A figure; notebooks show it, and `.write("curves.svg")` saves it.
 
     `kind` is one of `cope_sweep.read.figures.FIGURES`, or the name of a figure that the ablation declares: `maps-2`.
@@ -110,7 +112,7 @@ def figure(ablation: AnyAblation, kind: str = "curves", store: AnyStore = STORE,
     """
     fields = {{"metrics": "metric", "rows": "row"}.get(name, name): value for name, value in options.items()}
     results = read_results(*_recorded(ablation, store))
-    return draw_figure(results, GetFigure(name=results.plan.name, figure=kind, **fields))
+    return draw_figure(results, GetFigure(name=results.plan.name, figure=kind, **fields), style)
 
 
 def predictor(

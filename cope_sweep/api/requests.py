@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from cope_sweep.api.formats import Trainable
 from cope_sweep.records import Budget, Status
 
 
@@ -46,6 +45,9 @@ class Body(BaseModel):
 
 
 # -- sweeps ---------------------------------------------------------------------------------------------------------
+
+Trainable = Literal["pending", "interrupted", "failed", "stopped"]
+"""Statuses of runs that a sweep may train."""
 
 _Name = Annotated[UnicodeText, Field(min_length=1, max_length=200)]
 

@@ -14,8 +14,34 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cope_sweep.api import descriptions
-from cope_sweep.api.formats import FIGURE_FORMATS, FigureFormat, ReportFormat, Show, TableFormat
+from cope_sweep.api.figures import (
+    CSV,
+    FIGURE_FORMATS,
+    FigureFormat,
+    GetFigure,
+    Log,
+    Metrics,
+    Panels,
+    Rows,
+    Show,
+    Size,
+    X,
+)
+from cope_sweep.api.question import Committed, Scale
+from cope_sweep.api.tables import (
+    Caption,
+    Compare,
+    GetReport,
+    GetTable,
+    Group,
+    Label,
+    Notes,
+    OneLinePerRun,
+    ReportFormat,
+    SortRows,
+    Stars,
+    TableFormat,
+)
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -24,7 +50,6 @@ from cope_sweep.cli.options import (
     IndexOpt,
     JsonOpt,
     OutputOpt,
-    ScaleOpt,
     Sets,
     StoreOpt,
     read_text_options,
@@ -42,24 +67,6 @@ SUFFIXES: dict[str, FigureFormat] = {f".{name}": name for name in FIGURE_FORMATS
 of_maps = partial(typer.Option, rich_help_panel="Options of maps")
 """An option of the figures that need a checkpoint."""
 
-of_latex = partial(typer.Option, rich_help_panel="Options of the format latex")
-
-CompareOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--compare",
-        metavar="paper|ROW|AXIS=LABEL",
-        help=descriptions.COMPARE,
-        show_default=False,
-    ),
-]
-CommittedOpt = Annotated[
-    bool,
-    typer.Option(
-        "--committed",
-        help=descriptions.COMMITTED,
-    ),
-]
 FromOpt = Annotated[
     Path | None,
     typer.Option(
@@ -72,41 +79,22 @@ TableFormatOpt = Annotated[
     TableFormat | None,
     typer.Option("--format", help="Default: by the suffix of --output, or else terminal.", show_default=False),
 ]
-TableSortOpt = Annotated[
-    str | None,
-    typer.Option(
-        metavar="COLUMN",
-        help=descriptions.SORT_ROWS,
-        show_default=False,
-    ),
-]
-GroupOpt = Annotated[
-    str | None,
-    of_latex(
-        metavar="AXIS",
-        help=descriptions.GROUP,
-    ),
-]
-TableRunsOpt = Annotated[bool, typer.Option("--runs", help=descriptions.ONE_LINE_PER_RUN)]
 
 
 def table(
     ablation: AblationArg,
     file_format: TableFormatOpt = None,
-    scale: ScaleOpt = None,
-    compare: CompareOpt = None,
-    sort: TableSortOpt = None,
-    runs: TableRunsOpt = False,
-    committed: CommittedOpt = False,
+    scale: Scale = None,
+    compare: Compare = None,
+    sort: SortRows = None,
+    runs: OneLinePerRun = False,
+    committed: Committed = False,
     output: OutputOpt = None,
-    stars: Annotated[
-        bool,
-        of_latex("--stars", help=descriptions.STARS),
-    ] = False,
-    group: GroupOpt = None,
-    caption: Annotated[str | None, of_latex(help=descriptions.CAPTION)] = None,
-    label: Annotated[str | None, of_latex(help=descriptions.LABEL)] = None,
-    notes: Annotated[bool, of_latex("--notes/--no-notes", help=descriptions.NOTES)] = True,
+    stars: Stars = False,
+    group: Group = None,
+    caption: Caption = None,
+    label: Label = None,
+    notes: Notes = True,
     folder: FromOpt = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
@@ -137,7 +125,6 @@ def table(
             code="conflicting_options",
             options=[shown, "--set"],
         )
-    from cope_sweep.api.questions import GetTable
     from cope_sweep.cli.files import open_queries
     from cope_sweep.read.tables import FORMATS as TABLES
 
@@ -180,7 +167,7 @@ AddOpt = Annotated[
 def report(
     ablation: AblationArg,
     file_format: ReportFormatOpt = None,
-    scale: ScaleOpt = None,
+    scale: Scale = None,
     compare: Annotated[
         str | None,
         typer.Option(
@@ -206,7 +193,6 @@ def report(
 
     Example: `cope-sweep report flip_flop --store other/store --add --out ablations/results`
     """
-    from cope_sweep.api.questions import GetReport
     from cope_sweep.cli.files import open_queries
 
     if sets and folder is not None:
@@ -282,33 +268,6 @@ KindOpt = Annotated[
         "that it declares; curves if it declares none, or if other options select what to draw.",
     ),
 ]
-MetricsOpt = Annotated[
-    list[str],
-    typer.Option("--metric", "-m", help=descriptions.METRICS, show_default=False),
-]
-XOpt = Annotated[
-    str | None,
-    typer.Option(
-        help=descriptions.X,
-        show_default=False,
-    ),
-]
-PanelsOpt = Annotated[
-    str | None,
-    typer.Option(help=descriptions.PANELS, show_default=False),
-]
-RowsOpt = Annotated[list[str], typer.Option(help=descriptions.ROWS, show_default=False)]
-LogOpt = Annotated[
-    bool | None,
-    typer.Option(
-        "--log/--linear",
-        help=descriptions.LOG,
-        show_default=False,
-    ),
-]
-SizeOpt = Annotated[
-    str | None, typer.Option("--size", metavar="WIDTHxHEIGHT", help=descriptions.SIZE, show_default=False)
-]
 StyleOpt = Annotated[
     str | None,
     typer.Option(
@@ -321,7 +280,7 @@ FigureFormatOpt = Annotated[
     FigureFormat | None,
     typer.Option(
         "--format",
-        help=f"{descriptions.FIGURE_CSV} Default: by the suffix of --output, or else png.",
+        help=f"{CSV} Default: by the suffix of --output, or else png.",
         show_default=False,
     ),
 ]
@@ -349,14 +308,14 @@ SequenceOpt = Annotated[
 def figure(
     ablation: FigureArg,
     kind: KindOpt = None,
-    metric: MetricsOpt = [],
-    x: XOpt = None,
-    panels: PanelsOpt = None,
-    row: RowsOpt = [],
-    log: LogOpt = None,
-    figure_size: SizeOpt = None,
+    metric: Metrics = [],
+    x: X = None,
+    panels: Panels = None,
+    row: Rows = [],
+    log: Log = None,
+    figure_size: Size = None,
     style: StyleOpt = None,
-    scale: ScaleOpt = None,
+    scale: Scale = None,
     file_format: FigureFormatOpt = None,
     output: FigureOutputOpt = None,
     show: Annotated[Show | None, of_maps(help="Quantity of the maps. Default: position_attention.")] = None,
@@ -398,16 +357,13 @@ def figure(
 
     Example: `cope-sweep figure quickstart --kind maps --row CoPE --show gates --mark data -o gates.png`
     """
-    from cope_sweep.api.questions import GetFigure
     from cope_sweep.cli.files import find_run_id, open_queries
     from cope_sweep.read.figures.available import available_figures
 
     queries = open_queries(store, index, ablations, sets)
     name = find_run_id(queries, ablation)
-    selected: dict[str, Any] = {
-        "metric": tuple(metric), "x": x, "panels": panels, "row": tuple(row), "log": log,
-    }  # fmt: skip
-    selects = any(value not in (None, ()) for value in selected.values())
+    selected: dict[str, Any] = {"metric": metric, "x": x, "panels": panels, "row": row, "log": log}
+    selects = any(value not in (None, []) for value in selected.values())
     selects |= any(value is not None for value in (show, *heads, mark, split, position, text, file, first, seed))
     is_checkpoint = _is_checkpoint(name)
     declared: list[str] = []
@@ -437,9 +393,9 @@ def figure(
             file.write(maps.render(chosen))
             return
         question = GetFigure.model_construct(
-            name=name, figure=figure, scale=scale, format=chosen, size=figure_size, style=style, **selected,
+            name=name, figure=figure, scale=scale, format=chosen, size=figure_size, **selected,
         )  # fmt: skip
-        file.write(queries.ask(question))
+        file.write(queries.figure(question, style))
 
     if of_heads:
         maps_config = _maps(

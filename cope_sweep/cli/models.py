@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cope_sweep.api.question import Scale
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -19,7 +20,6 @@ from cope_sweep.cli.options import (
     FileOpt,
     IndexOpt,
     JsonOpt,
-    ScaleOpt,
     StoreOpt,
     read_text_options,
     token_ids,
@@ -61,7 +61,7 @@ def perplexity(
         int | None,
         of_windows(help="Tokens from the start of one window to the next, 1 … context. Default: disjoint windows."),
     ] = None,
-    scale: ScaleOpt = None,
+    scale: Scale = None,
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
@@ -195,7 +195,7 @@ def probe(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the matrices to an .npz file.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write an HTML page with heatmaps and values.")] = None,
     svg: Annotated[Path | None, typer.Option("--svg", help="Write the heatmaps as SVG.")] = None,
-    scale: ScaleOpt = None,
+    scale: Scale = None,
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     as_json: JsonOpt = False,

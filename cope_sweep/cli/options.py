@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup, TyperOption
 
-from cope_sweep.api import descriptions
 from cope_sweep.errors import UserError
 
 ABLATIONS, STORE = Path("ablations"), "store"
@@ -54,10 +53,6 @@ ABLATION_HELP = "Name of an ablation (see `cope-sweep list`) or path of its file
 AblationArg = Annotated[str, typer.Argument(metavar="ABLATION", help=ABLATION_HELP, show_default=False)]
 OptionalAblationArg = Annotated[
     str | None, typer.Argument(metavar="[ABLATION]", help=ABLATION_HELP, show_default=False)
-]
-ScaleOpt = Annotated[
-    str | None,
-    typer.Option("--scale", metavar="NAME", help=descriptions.SCALE, show_default=False),
 ]
 AblationsDir = Annotated[
     Path,

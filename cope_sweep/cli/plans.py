@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cope_sweep.api.ablations import ListAblations
+from cope_sweep.api.question import Scale
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -14,7 +16,6 @@ from cope_sweep.cli.options import (
     IndexOpt,
     JsonOpt,
     Rows,
-    ScaleOpt,
     Sets,
     StoreOpt,
 )
@@ -35,7 +36,6 @@ def list_ablations(
 
     Example: `cope-sweep list`
     """
-    from cope_sweep.api.questions import ListAblations
     from cope_sweep.cli.files import open_queries
 
     try:
@@ -81,7 +81,7 @@ def list_ablations(
 
 def plan(
     ablation: AblationArg,
-    scale: ScaleOpt = None,
+    scale: Scale = None,
     sets: Sets = [],
     rows: Rows = [],
     attention: Annotated[

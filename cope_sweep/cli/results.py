@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cope_sweep.api import descriptions
+from cope_sweep.api.question import Scale
+from cope_sweep.api.runs import DiffSide, GetDiff
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -15,7 +16,6 @@ from cope_sweep.cli.options import (
     AblationsDir,
     IndexOpt,
     JsonOpt,
-    ScaleOpt,
     Sets,
     StoreOpt,
 )
@@ -37,19 +37,11 @@ DIFF_COLUMNS = {
     "runs": "finished runs, left and right",
 }
 """Column → its meaning."""
-SideArg = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN|SWEEP",
-        help=descriptions.SIDE,
-        show_default=False,
-    ),
-]
 
 
 def diff(
-    left: SideArg,
-    right: SideArg,
+    left: DiffSide,
+    right: DiffSide,
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
@@ -65,7 +57,6 @@ def diff(
 
     Example: `cope-sweep diff 20260730-120000-abcd 20260731-090000-1234 --json`
     """
-    from cope_sweep.api.questions import GetDiff
     from cope_sweep.cli.files import open_queries
 
     comparison = open_queries(store, index, ablations).ask(GetDiff(left=left, right=right))
@@ -111,7 +102,7 @@ def diff(
 
 def best(
     ablation: AblationArg,
-    scale: ScaleOpt = None,
+    scale: Scale = None,
     sets: Sets = [],
     metric: Annotated[
         str | None,

@@ -17,8 +17,27 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from cope_sweep.api import descriptions
-from cope_sweep.api.formats import RunsFormat
+from cope_sweep.api.ablations import RunCost
+from cope_sweep.api.question import Scale
+from cope_sweep.api.runs import (
+    STATUS,
+    Descending,
+    ExportRuns,
+    Filters,
+    GetLog,
+    GetRun,
+    Limit,
+    ListRuns,
+    LoggedValues,
+    OfAblation,
+    Offset,
+    OfSweep,
+    RunDetail,
+    RunsFormat,
+    Search,
+    SortRuns,
+)
+from cope_sweep.api.sweeps import GetSweep, ListSweeps, SweepMember
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -26,7 +45,6 @@ from cope_sweep.cli.options import (
     IndexOpt,
     JsonOpt,
     RunStatus,
-    ScaleOpt,
     Sets,
     StoreOpt,
 )
@@ -35,7 +53,6 @@ from cope_sweep.errors import UserError
 from cope_sweep.read.numbers import significant
 
 if TYPE_CHECKING:
-    from cope_sweep.api.answers import RunCost, RunDetail, SweepMember
     from cope_sweep.read.queries import Queries
     from cope_sweep.store import RunRecord
 
@@ -62,7 +79,7 @@ def status(
             show_default=False,
         ),
     ] = None,
-    scale: ScaleOpt = None,
+    scale: Scale = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
@@ -98,8 +115,6 @@ def status(
 
 
 def _show_sweeps(queries: Queries, *, as_json: bool) -> None:
-    from cope_sweep.api.questions import ListSweeps
-
     page = queries.ask(ListSweeps(limit=MAX_SWEEPS))
     oldest_first = page.sweeps[::-1]
     if as_json:
@@ -121,8 +136,6 @@ def _show_sweeps(queries: Queries, *, as_json: bool) -> None:
 
 
 def _show_sweep(queries: Queries, sweep_id: str, *, as_json: bool) -> None:
-    from cope_sweep.api.questions import GetSweep
-
     sweep = queries.ask(GetSweep(sweep_id=sweep_id))
     if as_json:
         print_json(sweep)
@@ -137,8 +150,6 @@ def _show_sweep(queries: Queries, sweep_id: str, *, as_json: bool) -> None:
 
 
 def _show_run(queries: Queries, run_id: str, *, as_json: bool) -> None:
-    from cope_sweep.api.questions import GetRun
-
     run = queries.ask(GetRun(run_id=run_id, curve=False))
     if run.status == "pending":
         raise UserError(
@@ -209,32 +220,6 @@ def _print_runs(runs: Iterable[RunCost | SweepMember]) -> None:
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
-FilterOpt = Annotated[
-    list[str],
-    typer.Option(
-        "--filter",
-        metavar="KEY>=VALUE",
-        help=descriptions.FILTER,
-        show_default=False,
-    ),
-]
-SearchOpt = Annotated[
-    str,
-    typer.Option(
-        help=descriptions.SEARCH,
-        show_default=False,
-    ),
-]
-StatusOpt = Annotated[list[RunStatus], typer.Option(help=descriptions.STATUS, show_default=False)]
-OfSweepOpt = Annotated[str | None, typer.Option(metavar="SWEEP", help=descriptions.SWEEP, show_default=False)]
-OfAblationOpt = Annotated[str | None, typer.Option(help=descriptions.ABLATION, show_default=False)]
-SortOpt = Annotated[
-    str,
-    typer.Option(
-        metavar="KEY",
-        help=descriptions.SORT_RUNS,
-    ),
-]
 ExportOpt = Annotated[
     str | None,
     typer.Option(
@@ -244,23 +229,22 @@ ExportOpt = Annotated[
         "--output.",
     ),
 ]
-CurvesOpt = Annotated[bool, typer.Option("--curves", help=descriptions.CURVES)]
 
 
 def runs(
-    conditions: FilterOpt = [],
-    search: SearchOpt = "",
-    status: StatusOpt = [],
-    sweep: OfSweepOpt = None,
-    ablation: OfAblationOpt = None,
-    scale: ScaleOpt = None,
-    sort: SortOpt = "run_id",
-    descending: Annotated[bool, typer.Option("--descending", help=descriptions.DESCENDING)] = False,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help=descriptions.MAX_RUNS)] = 100,
-    offset: Annotated[int, typer.Option(min=0, max=2**31, help=descriptions.SKIPPED_RUNS)] = 0,
+    conditions: Filters = [],
+    search: Search = "",
+    status: Annotated[list[RunStatus], *STATUS] = [],
+    sweep: OfSweep = None,
+    ablation: OfAblation = None,
+    scale: Scale = None,
+    sort: SortRuns = "run_id",
+    descending: Descending = False,
+    limit: Limit = 100,
+    offset: Offset = 0,
     export: ExportOpt = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Export to this file.")] = None,
-    curves: CurvesOpt = False,
+    curves: LoggedValues = False,
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
     index: IndexOpt = None,
@@ -279,12 +263,11 @@ def runs(
 
     Example: `cope-sweep runs --sweep 20260730-120000-abcd --curves --format csv -o curves.csv`
     """
-    from cope_sweep.api.questions import ListRuns
     from cope_sweep.cli.files import open_queries
 
     queries = open_queries(store, index, ablations)
     selected: dict[str, Any] = {
-        "filter": tuple(conditions), "search": search, "status": tuple(map(str, status)), "sweep": sweep,
+        "filter": conditions, "search": search, "status": list(map(str, status)), "sweep": sweep,
         "ablation": ablation, "scale": scale, "sort": sort, "descending": descending,
     }  # fmt: skip
     if export is not None or output is not None:
@@ -325,17 +308,13 @@ def _print_page(queries: Queries, shown: Sequence[RunRecord]) -> None:
 
 def _distinguishing(queries: Queries, shown: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:
     """Run id → the values of its spec in which it differs from other runs of the same row and seed."""
-    from cope_sweep.api.questions import ExportRuns
-
     groups: dict[Any, list[str]] = {}
     for run in shown:
         groups.setdefault((*run.ablations, run.row, run.seed), []).append(run.run_id)
     groups = {key: run_ids for key, run_ids in groups.items() if len(run_ids) > 1}
     if not groups:
         return {}
-    exported = queries.ask(
-        ExportRuns(run=tuple(run_id for run_ids in groups.values() for run_id in run_ids), format="json")
-    )
+    exported = queries.ask(ExportRuns(run=[run_id for run_ids in groups.values() for run_id in run_ids], format="json"))
     specs = {
         record["run_id"]: {key: value for key, value in record.items() if key.startswith(SPEC)}
         for record in json.loads(exported)
@@ -355,8 +334,6 @@ def _distinguishing(queries: Queries, shown: Sequence[RunRecord]) -> dict[str, d
 
 def _export(queries: Queries, selected: dict[str, Any], name: str | None, output: Path | None, *, curves: bool) -> None:
     """Write all matching runs, or their curves, to a file or standard output, a few at a time."""
-    from cope_sweep.api.questions import ExportRuns
-
     chosen = name or (output.suffix.removeprefix(".") if output else "")
     if chosen not in get_args(RunsFormat):
         origin = f"--format {name}" if name else f"--output {output}: its suffix"
@@ -423,7 +400,6 @@ def logs(
             code="conflicting_options",
             options=["--json", "--follow"],
         )
-    from cope_sweep.api.questions import GetLog
     from cope_sweep.cli.files import find_one_run, open_queries
     from cope_sweep.store import SWEEP_ID
 

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from cope_sweep.api.answers import SweepState
-from cope_sweep.api.questions import API
+from cope_sweep.api.question import API
+from cope_sweep.api.sweeps import SweepState
 from cope_sweep.cli.output import counts_text, duration, escaped, make_console, print_json, print_steps
 from cope_sweep.cli.progress import LINE_INTERVAL_S
 from cope_sweep.client import KEY_VARIABLE, Client

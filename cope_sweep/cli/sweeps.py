@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cope_sweep.api.question import Scale
 from cope_sweep.cli.options import (
     ABLATION_HELP,
     ABLATIONS,
@@ -25,7 +26,6 @@ from cope_sweep.cli.options import (
     OptionalAblationArg,
     RayAddressOpt,
     Rows,
-    ScaleOpt,
     Sets,
     StoreOpt,
     TimeBudgetOpt,
@@ -41,7 +41,7 @@ POLL_INTERVAL_S = 0.5
 
 def run(
     ablation: OptionalAblationArg = None,
-    scale: ScaleOpt = None,
+    scale: Scale = None,
     sets: Sets = [],
     rows: Rows = [],
     local: LocalOpt = False,
@@ -107,7 +107,7 @@ def retry(
             metavar="ABLATION|SWEEP", help=f"{ABLATION_HELP} Or the id of a submitted sweep.", show_default=False
         ),
     ],
-    scale: ScaleOpt = None,
+    scale: Scale = None,
     failed: Annotated[
         bool, typer.Option("--failed", help="Train failed runs again, from their last checkpoint.")
     ] = False,
@@ -181,7 +181,7 @@ OF_A_CLUSTER = {
 def submit(
     context: typer.Context,
     ablation: AblationArg,
-    scale: ScaleOpt = None,
+    scale: Scale = None,
     address: Annotated[
         str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The dashboard of the Ray cluster.")
     ] = CLUSTER,

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import typer
 from rich.console import Console
 
-from cope_sweep.api.questions import GetSweep
+from cope_sweep.api.sweeps import GetSweep
 from cope_sweep.cli.files import NamedFiles, open_store
 from cope_sweep.cli.options import STORE, TO_THE_END
 from cope_sweep.cli.output import escaped, estimated_time, make_console, print_json, print_steps

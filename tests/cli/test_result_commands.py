@@ -15,7 +15,7 @@ import pytest
 import yaml
 from sqlalchemy import update
 
-from cope_sweep.api.questions import GetLog
+from cope_sweep.api.runs import GetLog
 from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.config.estimate import RAY_START_S
 from cope_sweep.read.queries import Queries

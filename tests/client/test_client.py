@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from cope_sweep.api.questions import GetRun
+from cope_sweep.api.runs import GetRun
 from cope_sweep.client import (
     RECONNECT_S,
     Client,

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from cope_sweep.api.questions import GetRun, ListRuns
+from cope_sweep.api.runs import GetRun, ListRuns
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.queries import Queries
 from cope_sweep.store import Store

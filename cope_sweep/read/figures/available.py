@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from cope_sweep.api.answers import FigureInfo
-from cope_sweep.api.formats import FIGURE_FORMATS
-from cope_sweep.api.questions import API, GetFigure
+from cope_sweep.api.figures import FIGURE_FORMATS, FigureInfo, GetFigure
+from cope_sweep.api.question import API
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import AnyFigure, Contexts, Heatmap, Maps, RandomSearch
 from cope_sweep.config.explain import suggest
@@ -60,8 +59,10 @@ def figure_path(plan: Plan, name: str, **parameters: str) -> str:
     return f"{path}?{urlencode(parameters)}" if parameters else path
 
 
-def draw_figure(results: Results, question: GetFigure) -> Figure:
+def draw_figure(results: Results, question: GetFigure, style: str | None = None) -> Figure:
     """The figure that a question names: a declared one if the question has no options, otherwise one of a kind.
+
+    `style` is a style sheet of matplotlib: its name, or a file.
 
     Raises NotFoundError, StoreError, and FigureError if it cannot be drawn now.
     """
@@ -69,7 +70,7 @@ def draw_figure(results: Results, question: GetFigure) -> Figure:
 
     plan, name = results.plan, question.figure
     declared = {figure.name: figure for figure in declared_figures(plan)}
-    size, style = inches(question.size), question.style
+    size = inches(question.size)
     if name in declared and selects_nothing(question):
         return replace(draw_declared(results, declared[name]), size=size, style=style)
     if name not in FIGURES or FIGURES[name].needs != "ablation":
@@ -90,7 +91,7 @@ def drawn_lines(plan: Plan, figure: str, rows: int) -> int:
 
 def selects_nothing(question: GetFigure) -> bool:
     """Whether a question leaves all options about the content of the figure at their defaults."""
-    other_fields = {"name", "figure", "scale", "committed", "format", "size", "style"}
+    other_fields = {"name", "figure", "scale", "committed", "format", "size"}
     return not question.model_dump(exclude_defaults=True, exclude=other_fields)
 
 
@@ -154,7 +155,7 @@ def declared_question(plan: Plan, declared: Declared) -> GetFigure:
     elif isinstance(figure, Heatmap):
         metrics = dict.fromkeys(name for columns in figure.columns.values() for name in columns)
     # A file may have more metrics and rows than a request.
-    fields |= {"metric": tuple(metrics), "row": declared.rows}
+    fields |= {"metric": list(metrics), "row": list(declared.rows)}
     return GetFigure(name=plan.name, figure=figure.kind).model_copy(update=fields)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from cope_sweep.api.questions import GetFigure
+from cope_sweep.api.figures import GetFigure
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import FigureError

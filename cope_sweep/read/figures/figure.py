@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from cope_sweep.api.formats import FIGURE_FORMATS, FIGURE_SIZE, FigureFormat
+from cope_sweep.api.figures import FIGURE_FORMATS, FIGURE_SIZE, FigureFormat
 from cope_sweep.errors import FigureError
 from cope_sweep.read.figures.canvas import Size, render
 from cope_sweep.read.tables.render import csv_text

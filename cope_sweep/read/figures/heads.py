@@ -29,7 +29,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from cope_sweep.api.formats import Show
+from cope_sweep.api.figures import Show
 from cope_sweep.config.ablation import Maps
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import FigureError, ProbeError

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure as Drawing
 
-from cope_sweep.api.questions import GetFigure
+from cope_sweep.api.figures import GetFigure
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.ablation import Heatmap
 from cope_sweep.read.figures import canvas

@@ -35,7 +35,7 @@ import pandas as pd
 import torch
 from scipy.stats import mannwhitneyu
 
-from cope_sweep.api.formats import Show
+from cope_sweep.api.figures import Show
 from cope_sweep.config.ablation import Maps
 from cope_sweep.inference import Predictor
 from cope_sweep.inference.probe import LayerProbe, mean_gates, probe_layers, split_sequences, token_marks

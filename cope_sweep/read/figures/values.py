@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from cope_sweep.api.questions import GetFigure
+from cope_sweep.api.figures import GetFigure
 from cope_sweep.config import Plan, Row
 from cope_sweep.config.ablation import Contexts, Optuna, RandomSearch, Values
 from cope_sweep.config.explain import suggest

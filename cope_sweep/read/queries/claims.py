@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cope_sweep.api.answers import ClaimResult
+from cope_sweep.api.ablations import ClaimResult
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.claims import (
     Finding,

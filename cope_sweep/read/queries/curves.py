@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from cachetools import LRUCache
 
-from cope_sweep.api.answers import CurvePage, CurvesOfRuns, RowCurves, RunCurve, Series
-from cope_sweep.api.questions import GetCurves
+from cope_sweep.api.ablations import CurvePage, GetCurves, RowCurves, Series
+from cope_sweep.api.runs import CurvesOfRuns, RunCurve
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
 from cope_sweep.read.queries.runs import readable

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cope_sweep.api.answers import ChangedValue, MetricChange, MetricTest, RunsDiff
+from cope_sweep.api.runs import ChangedValue, MetricChange, MetricTest, RunsDiff
 from cope_sweep.read.numbers import significant
 from cope_sweep.read.queries.unknown import no_run, no_sweep
 from cope_sweep.read.tables.stats import Difference, finite, holm, mean_of, two_rows

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from cope_sweep.api.answers import PlanCost, RunCost
+from cope_sweep.api.ablations import PlanCost, RunCost
 from cope_sweep.config import Plan, Resources, RunSpec, estimates, plan_of_recorded, suggested_estimates, total_seconds
 from cope_sweep.config.estimate import RAY_START_S, RunShape, run_flops, shape_of, training_flops
 from cope_sweep.config.explain import suggest

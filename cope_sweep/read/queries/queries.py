@@ -7,13 +7,47 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, singledispatchmethod
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
-from cope_sweep.api import answers, questions
+from cope_sweep.api.ablations import (
+    AblationDetail,
+    AblationSummary,
+    ClaimResult,
+    CurvePage,
+    GetAblation,
+    GetCurves,
+    GetMlflowPage,
+    GetPlan,
+    ListAblations,
+    ListClaims,
+    MetricInfo,
+    MlflowPage,
+    PlanCost,
+    PlannedRow,
+    PlannedRun,
+    ScaleSummary,
+)
+from cope_sweep.api.figures import FigureInfo, GetFigure, ListFigures
+from cope_sweep.api.question import Question
+from cope_sweep.api.runs import (
+    CompareCurves,
+    CurvesOfRuns,
+    ExportRuns,
+    GetDiff,
+    GetLog,
+    GetRun,
+    ListRuns,
+    RunDetail,
+    RunFilter,
+    RunLog,
+    RunsDiff,
+)
+from cope_sweep.api.sweeps import GetSweep, ListSweeps, SweepDetail, SweepMember
+from cope_sweep.api.tables import GetReport, GetTable
 from cope_sweep.config import Plan, SpecError
 from cope_sweep.config.filters import parse_filter
 from cope_sweep.errors import FigureError, NotFinishedError, NotFoundError
@@ -80,7 +114,7 @@ class Queries:
         self._links = links
         self._max_rows = max_rows
         self._curves = CurveCache()
-        self._claims_of_reports: tuple[object, list[answers.ClaimResult]] | None = None
+        self._claims_of_reports: tuple[object, list[ClaimResult]] | None = None
         self._recorded = RecordedAblations(may_import=ablations is not None and ablations.IMPORTS_RECORDED)
 
     @property
@@ -103,10 +137,14 @@ class Queries:
         self.files.files()
         self.store.index.revision()
 
-    def ask(self, question: questions.Question[A]) -> A:
+    def ask(self, question: Question[A]) -> A:
         """The answer to a question."""
-        answer: Callable[[Queries, questions.Question[A]], A] = ANSWERS[type(question)]
-        return answer(self, question)
+        return cast(A, self._answer(question))
+
+    @singledispatchmethod
+    def _answer(self, question: Question[Any]) -> Any:
+        """The answer, by the method below whose parameter has the question's type."""
+        raise TypeError(f"{type(question).__name__} has no answer here")
 
     def load(self, name: str, scale: str | None = None) -> Plan:
         """The plan of an ablation at a scale, with the rows that its search has suggested in earlier sweeps."""
@@ -138,39 +176,40 @@ class Queries:
 
     # -- ablations -----------------------------------------------------------------------------------------------
 
-    def _ablations(self, _: questions.ListAblations) -> list[answers.AblationSummary]:
+    @_answer.register
+    def _ablations(self, _: ListAblations) -> list[AblationSummary]:
         """The ablations by name, those with files first. The entry of an invalid file has its error."""
         entries, files = [], self.files.files()
         without_file = sorted(set(self.store.index.swept_ablations(MAX_RECORDED)) - set(files))
         for name in (*files, *filter(self._is_recorded, without_file)):
             try:
-                entries.append(answers.AblationSummary(**self._ablation_fields(self.load(name))))
+                entries.append(AblationSummary(**self._ablation_fields(self.load(name))))
             except SpecError as error:
-                entries.append(answers.AblationSummary(name=name, error=str(error)))
+                entries.append(AblationSummary(name=name, error=str(error)))
         return entries
 
-    def _ablation(self, question: questions.GetAblation) -> answers.AblationDetail:
+    @_answer.register
+    def _ablation(self, question: GetAblation) -> AblationDetail:
         name = question.name
         text = self.text(name)
         try:
             plan = self.load(name, question.scale)
             fields = self._ablation_fields(plan)
         except SpecError as error:
-            return answers.AblationDetail(name=name, error=str(error), text=text)
+            return AblationDetail(name=name, error=str(error), text=text)
         statuses = self.store.index.statuses(run.run_id for run in plan.runs)
-        return answers.AblationDetail(
+        return AblationDetail(
             **fields,
             axes=plan.axes,
             metrics=[
-                answers.MetricInfo.model_validate(metric, from_attributes=True)
-                for metric in plan.ablation.content.metrics
+                MetricInfo.model_validate(metric, from_attributes=True) for metric in plan.ablation.content.metrics
             ],
             plan=[
-                answers.PlannedRow(
+                PlannedRow(
                     row=row.name,
                     labels=row.labels,
                     runs=[
-                        answers.PlannedRun(run_id=run.run_id, seed=run.seed, status=statuses.get(run.run_id, "pending"))
+                        PlannedRun(run_id=run.run_id, seed=run.seed, status=statuses.get(run.run_id, "pending"))
                         for run in row.runs
                     ],
                 )
@@ -180,13 +219,16 @@ class Queries:
             text=text,
         )
 
-    def _plan(self, question: questions.GetPlan) -> answers.PlanCost:
+    @_answer.register
+    def _plan(self, question: GetPlan) -> PlanCost:
         return plan_cost(self.planned(question.name, question.scale), self.store)
 
-    def _mlflow_page(self, question: questions.GetMlflowPage) -> answers.MlflowPage:
-        return answers.MlflowPage(url=mlflow_experiment_page(self.store, question.name))
+    @_answer.register
+    def _mlflow_page(self, question: GetMlflowPage) -> MlflowPage:
+        return MlflowPage(url=mlflow_experiment_page(self.store, question.name))
 
-    def _claims(self, question: questions.ListClaims) -> list[answers.ClaimResult]:
+    @_answer.register
+    def _claims(self, question: ListClaims) -> list[ClaimResult]:
         name, committed = question.ablation, question.committed
         if name is not None:
             return claim_results([self.results(name, question.scale, committed=committed)])
@@ -219,7 +261,8 @@ class Queries:
                     report.check()
                     yield report
 
-    def _figures(self, question: questions.ListFigures) -> list[answers.FigureInfo]:
+    @_answer.register
+    def _figures(self, question: ListFigures) -> list[FigureInfo]:
         return available_figures(self.load(question.name, question.scale))
 
     def _ablation_fields(self, plan: Plan) -> dict[str, Any]:
@@ -256,11 +299,12 @@ class Queries:
         recorded = self.recorded(name)
         return None if recorded is None else recorded.sweep_id
 
-    def _scale_summary(self, runs: list[str]) -> answers.ScaleSummary:
+    def _scale_summary(self, runs: list[str]) -> ScaleSummary:
         counts = self.store.index.status_counts(runs)
-        return answers.ScaleSummary(runs=len(runs), finished=counts.get("finished", 0), counts=counts)
+        return ScaleSummary(runs=len(runs), finished=counts.get("finished", 0), counts=counts)
 
-    def _curves_of_plan(self, question: questions.GetCurves) -> answers.CurvePage:
+    @_answer.register
+    def _curves_of_plan(self, question: GetCurves) -> CurvePage:
         return plan_curves(self.load(question.name, question.scale), self.store, question, self._curves)
 
     def state(self) -> tuple[object, ...]:
@@ -269,13 +313,14 @@ class Queries:
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def _runs(self, question: questions.ListRuns) -> RunPage:
+    @_answer.register
+    def _runs(self, question: ListRuns) -> RunPage:
         query = self._run_query(question)
         query = replace(query, limit=question.limit, offset=question.offset)
         plan = None if question.ablation is None else self.load(question.ablation, question.scale)
         return runs.run_page(self.store, plan, question, query)
 
-    def _run_query(self, question: questions.RunFilter) -> RunQuery:
+    def _run_query(self, question: RunFilter) -> RunQuery:
         query = RunQuery(
             tuple(question.status),
             run_ids=None if question.run is None else tuple(runs.full_ids(self.store, question.run)),
@@ -312,10 +357,12 @@ class Queries:
         """
         return best_of_row(self.load(ablation, scale), self.store, row)
 
-    def _diff(self, question: questions.GetDiff) -> answers.RunsDiff:
+    @_answer.register
+    def _diff(self, question: GetDiff) -> RunsDiff:
         return store_difference(self.store, self.run_id(question.left), self.run_id(question.right))
 
-    def _run(self, question: questions.GetRun) -> answers.RunDetail:
+    @_answer.register
+    def _run(self, question: GetRun) -> RunDetail:
         """The details of a run, without unreadable files."""
         return runs.run_detail(self.store, self._files, self.run_id(question.run_id), with_curve=question.curve)
 
@@ -328,11 +375,13 @@ class Queries:
         run_id = self.run_id(text)
         return runs.find_run(self.store, self._files, run_id)[0], self.store.run(run_id)
 
-    def _curves_of_runs(self, question: questions.CompareCurves) -> answers.CurvesOfRuns:
+    @_answer.register
+    def _curves_of_runs(self, question: CompareCurves) -> CurvesOfRuns:
         folders = [self._find_run(run_id)[1] for run_id in dict.fromkeys(map(self.run_id, question.run))]
         return curves_of_runs(folders, question.metric, question.points)
 
-    def _log(self, question: questions.GetLog) -> answers.RunLog:
+    @_answer.register
+    def _log(self, question: GetLog) -> RunLog:
         """The end of a run's log; empty for a run that has not started."""
         return runs.run_log(self._find_run(question.run_id)[1], question.tail)
 
@@ -369,20 +418,30 @@ class Queries:
             self.files.file(name)  # raises NotFoundError: an unknown name never becomes part of a path
         return find_committed(reports, self.files.folder, name, scale)
 
-    def table(self, question: questions.GetTable) -> Table:
+    def table(self, question: GetTable) -> Table:
         """The table of an ablation. The table of a report has the report's comparison, unless the question has one."""
         check_options(question)
         results = self.results(question.name, question.scale, committed=question.committed)
         default = reference(results.plan) if results.store is None else None
         return Table(results, question.model_copy(update={"compare": question.compare or default}))
 
-    def _table(self, question: questions.GetTable) -> bytes:
+    @_answer.register
+    def _table(self, question: GetTable) -> bytes:
         return table_file(self.table(question))
 
-    def _figure(self, question: questions.GetFigure) -> bytes:
+    @_answer.register
+    def _figure(self, question: GetFigure) -> bytes:
+        return self.figure(question)
+
+    def figure(self, question: GetFigure, style: str | None = None) -> bytes:
+        """The file of a figure.
+
+        `style` is a style sheet of matplotlib, its name or a file. It is no part of the question: a service must not
+        read a file that a client names.
+        """
         results = self.results(question.name, question.scale, committed=question.committed)
         file_format = question.format or "svg"
-        if file_format == "svg" and selects_nothing(question) and question.size is question.style is None:
+        if file_format == "svg" and selects_nothing(question) and question.size is style is None:
             # A report has no checkpoints, so its maps can only be shown as they were drawn.
             saved_figure = results.picture(question.figure)
             if saved_figure:
@@ -398,7 +457,7 @@ class Queries:
                 rows=lines,
                 limit=self._max_rows,
             )
-        figure = draw_figure(results, question)
+        figure = draw_figure(results, question, style)
         if figure.empty and file_format != "csv":
             raise FigureError(
                 f"nothing to draw: {plan.ablation.cli_args} has too few finished runs in {results.place}; train them "
@@ -408,33 +467,36 @@ class Queries:
             )
         return figure.render(file_format)
 
-    def _report(self, question: questions.GetReport) -> bytes:
+    @_answer.register
+    def _report(self, question: GetReport) -> bytes:
         from cope_sweep.read.reports.evidence import report_file
 
         results = self.results(question.name, question.scale)
         url = partial(figure_path, results.plan, format="svg") if self._links else None
         return report_file(results, question, url)
 
-    def export(self, question: questions.ExportRuns, file: IO[bytes]) -> None:
+    def export(self, question: ExportRuns, file: IO[bytes]) -> None:
         """Write all matching runs, or their curves, to a file, a few at a time."""
         from cope_sweep.read.tables.export import write_runs
 
         write_runs(self.store, self._run_query(question), question.format or "csv", file, curves=question.curves)
 
-    def export_chunks(self, question: questions.ExportRuns) -> Iterator[bytes]:
+    def export_chunks(self, question: ExportRuns) -> Iterator[bytes]:
         """The file of `export` in pieces, each made when it is asked for."""
         from cope_sweep.read.tables.export import run_chunks
 
         return run_chunks(self.store, self._run_query(question), question.format or "csv", curves=question.curves)
 
-    def _export(self, question: questions.ExportRuns) -> bytes:
+    @_answer.register
+    def _export(self, question: ExportRuns) -> bytes:
         file = io.BytesIO()
         self.export(question, file)
         return file.getvalue()
 
     # -- sweeps --------------------------------------------------------------------------------------------------
 
-    def _sweeps(self, question: questions.ListSweeps) -> SweepPage:
+    @_answer.register
+    def _sweeps(self, question: ListSweeps) -> SweepPage:
         return self.store.index.sweep_page(ablation=question.ablation, limit=question.limit, offset=question.offset)
 
     def sweep_summary(self, sweep_id: str) -> SweepSummary:
@@ -444,7 +506,8 @@ class Queries:
             raise no_sweep(self.store, sweep_id)
         return summary
 
-    def _sweep(self, question: questions.GetSweep) -> answers.SweepDetail:
+    @_answer.register
+    def _sweep(self, question: GetSweep) -> SweepDetail:
         """The details of a sweep; only the summary from the index if its record is unreadable."""
         sweep_id = question.sweep_id
         summary = self.sweep_summary(sweep_id)
@@ -453,20 +516,18 @@ class Queries:
         try:
             record = self.store.sweep(sweep_id)
         except DamagedError as error:
-            return answers.SweepDetail(**fields, error=str(error))
+            return SweepDetail(**fields, error=str(error))
         if record is None:
-            return answers.SweepDetail(
-                **fields, error=redacted(f"{self.store.location}/sweeps has no file {sweep_id}.json")
-            )
+            return SweepDetail(**fields, error=redacted(f"{self.store.location}/sweeps has no file {sweep_id}.json"))
         records = self.store.index.records((run.run_id for run in record.runs), values=False)
         reused = set(record.reused)
         members = []
         for run in record.runs:
             current = records.get(run.run_id) or RunRecord(run_id=run.run_id, steps=0)
             place = run.model_dump(exclude={"run_id"})
-            members.append(answers.SweepMember(**current.progress(), **place, reused=run.run_id in reused))
-        more = record.model_dump(include=set(answers.SweepDetail.model_fields) - set(fields) - {"members", "error"})
-        return answers.SweepDetail(**fields, **more, members=members)
+            members.append(SweepMember(**current.progress(), **place, reused=run.run_id in reused))
+        more = record.model_dump(include=set(SweepDetail.model_fields) - set(fields) - {"members", "error"})
+        return SweepDetail(**fields, **more, members=members)
 
 
 def _scale_without_ablation(scale: str) -> QueryError:
@@ -475,25 +536,3 @@ def _scale_without_ablation(scale: str) -> QueryError:
         code="scale_of_no_ablation",
         scale=scale,
     )
-
-
-ANSWERS: dict[type[questions.Question[Any]], Callable[[Queries, Any], Any]] = {
-    questions.ListAblations: Queries._ablations,
-    questions.GetAblation: Queries._ablation,
-    questions.GetPlan: Queries._plan,
-    questions.GetCurves: Queries._curves_of_plan,
-    questions.GetTable: Queries._table,
-    questions.GetMlflowPage: Queries._mlflow_page,
-    questions.ListClaims: Queries._claims,
-    questions.ListFigures: Queries._figures,
-    questions.GetFigure: Queries._figure,
-    questions.GetReport: Queries._report,
-    questions.ListRuns: Queries._runs,
-    questions.ExportRuns: Queries._export,
-    questions.GetRun: Queries._run,
-    questions.GetLog: Queries._log,
-    questions.GetDiff: Queries._diff,
-    questions.CompareCurves: Queries._curves_of_runs,
-    questions.ListSweeps: Queries._sweeps,
-    questions.GetSweep: Queries._sweep,
-}

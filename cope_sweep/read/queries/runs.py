@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from cope_sweep.api.answers import Attempt, Failure, RunDetail, RunLog
-from cope_sweep.api.questions import RUN_PREFIX, ListRuns
+from cope_sweep.api.runs import RUN_PREFIX, Attempt, Failure, ListRuns, RunDetail, RunLog
 from cope_sweep.config import Plan, RunSpec
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries.ablations import AblationFiles, Place, place_in

@@ -11,7 +11,9 @@ from urllib.parse import quote, urlencode
 
 import pandas as pd
 
-from cope_sweep.api.questions import API, GetFigure, GetReport
+from cope_sweep.api.figures import GetFigure
+from cope_sweep.api.question import API
+from cope_sweep.api.tables import GetReport
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError

@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cope_sweep.api.answers import ClaimVerdict
+from cope_sweep.api.ablations import ClaimVerdict
 from cope_sweep.config import Plan
 from cope_sweep.config.ablation import Claim, Maps
 from cope_sweep.read.numbers import MISSING, fixed, p_text

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_json
 from rich.console import Console, Group
 
-from cope_sweep.api.formats import TableFormat
-from cope_sweep.api.questions import GetTable
+from cope_sweep.api.tables import GetTable, TableFormat
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
 from cope_sweep.read.tables import render
@@ -244,7 +243,6 @@ TERMINAL_WIDTH = 160
 class Format:
     """A format of tables."""
 
-    media_type: str
     suffix: str
     """Ending of files: `.csv`."""
     render: Callable[[Table], bytes]
@@ -303,12 +301,10 @@ def _terminal(table: Table, *, runs: bool = False) -> bytes:
 
 
 FORMATS: Mapping[TableFormat, Format] = {
-    "json": Format("application/json", ".json", _json),
-    "csv": Format(
-        "text/csv", ".csv", lambda table: table.to_csv().encode(), lambda table: table.to_csv(runs=True).encode()
-    ),
-    "markdown": Format("text/markdown", ".md", lambda table: table.to_markdown().encode()),
-    "latex": Format("application/x-tex", ".tex", _latex),
-    "terminal": Format("text/plain", ".txt", _terminal, lambda table: _terminal(table, runs=True)),
+    "json": Format(".json", _json),
+    "csv": Format(".csv", lambda table: table.to_csv().encode(), lambda table: table.to_csv(runs=True).encode()),
+    "markdown": Format(".md", lambda table: table.to_markdown().encode()),
+    "latex": Format(".tex", _latex),
+    "terminal": Format(".txt", _terminal, lambda table: _terminal(table, runs=True)),
 }
-"""Name → format; the first is what REST answers with by default."""
+"""Name → format."""

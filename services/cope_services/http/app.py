@@ -224,7 +224,7 @@ def create_app(settings: Settings) -> Service:
     app = Service(settings, always_asks_keys=not is_loopback(settings.host), lifespan=_in_background)
     app.include_router(health)
     _include_models(app)  # first: routers are tried in this order, and these requests are the most urgent
-    _include_api(app, *reading.ROUTERS, *sweeps.ROUTERS, reading.differences, reading.curves)
+    _include_api(app, *reading.ROUTERS, *sweeps.ROUTERS)
     app.include_router(pages)
     app.mount("/static", StaticFiles(directory=PAGE))
     return app

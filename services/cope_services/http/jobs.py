@@ -17,8 +17,9 @@ from fastapi.concurrency import run_in_threadpool
 
 from cope_services.http.errors import BusyError, ConflictError, InvalidError, NoClusterError
 from cope_services.http.settings import Settings
-from cope_sweep.api.answers import PlanCost, SweepState
+from cope_sweep.api.ablations import PlanCost
 from cope_sweep.api.requests import SweepRequest
+from cope_sweep.api.sweeps import SweepState
 from cope_sweep.config import LoadedAblation, Plan, SpecError, expand, with_overrides
 from cope_sweep.config.source import TOO_LARGE
 from cope_sweep.errors import NotFoundError

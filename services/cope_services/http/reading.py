@@ -1,19 +1,22 @@
-"""Routes that read ablations and runs. Their parameters are the questions of `cope_sweep.api`."""
+"""Routes that read: one for each question of `cope_sweep.api`, and those that answer in another way.
 
-from __future__ import annotations
+This module has no `from __future__ import annotations`: FastAPI could not evaluate the annotations of the functions in
+`_answer_as_json` and `_answer_as_file`, which name a local variable, if they were texts.
+"""
 
 import asyncio
 import csv
 import io
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from inspect import getdoc
 from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import iterate_in_threadpool
 from fastapi.responses import FileResponse, StreamingResponse
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 from starlette.types import Message, Receive, Scope, Send
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
@@ -32,54 +35,13 @@ from cope_services.http.errors import InvalidError, NotAcceptableError, Response
 from cope_services.http.middleware import ORIGINAL_METHOD
 from cope_services.http.work import limited
 from cope_services.models.predictors import StoredFile, checkpoint_file, checkpoint_listing
-from cope_sweep.api.answers import (
-    AblationDetail,
-    AblationSummary,
-    Checkpoint,
-    ClaimResult,
-    CurvePage,
-    CurvesOfRuns,
-    FigureInfo,
-    MlflowPage,
-    PlanCost,
-    RunDetail,
-    RunLog,
-    RunsDiff,
-)
-from cope_sweep.api.formats import FigureFormat, ReportFormat, RunsFormat, TableFormat
-from cope_sweep.api.questions import (
-    AblationName,
-    CompareCurves,
-    CurvesOptions,
-    ExportRuns,
-    FigureName,
-    FigureOptions,
-    GetAblation,
-    GetCurves,
-    GetDiff,
-    GetFigure,
-    GetLog,
-    GetMlflowPage,
-    GetPlan,
-    GetReport,
-    GetRun,
-    GetTable,
-    ListAblations,
-    ListClaims,
-    ListFigures,
-    ListRuns,
-    LogOptions,
-    MaxPoints,
-    Question,
-    ReportOptions,
-    RunIdOrPrefix,
-    RunOptions,
-    ScaleOptions,
-    TableOptions,
-)
+from cope_sweep.api import ablations, figures, runs, sweeps, tables
+from cope_sweep.api.figures import FigureName
+from cope_sweep.api.question import AblationName, Question, RunIdOrPrefix
+from cope_sweep.api.runs import Checkpoint, ExportRuns, ListRuns, MaxPoints
+from cope_sweep.api.sweeps import SweepId
 from cope_sweep.config import SpecError
 from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
-from cope_sweep.read.tables import FORMATS
 from cope_sweep.store import QueryError, RunPage, StoreError
 
 # -- responses ---------------------------------------------------------------------------------------------------------
@@ -171,7 +133,7 @@ def negotiate_format(accept: str | None, available: Mapping[N, str], what: str) 
 
     Args:
         accept: The header.
-        available: Name of a format → media type, the default first.
+        available: Format → media type, the default first.
         what: What is available, for the message.
 
     Raises NotAcceptableError.
@@ -184,44 +146,117 @@ def negotiate_format(accept: str | None, available: Mapping[N, str], what: str) 
     raise NotAcceptableError(f"{what} is available as {choices}; choose one with Accept or ?format=NAME")
 
 
-# -- ablations ---------------------------------------------------------------------------------------------------------
+# -- questions ---------------------------------------------------------------------------------------------------------
 
-ABLATIONS: dict[str, Any] = {
-    "tags": ["ablations"], "dependencies": [READ, WithETag], "responses": {304: {}, **error_responses(409)},
+
+async def _name(name: AblationName) -> None: ...
+
+
+async def _figure(figure: FigureName) -> None: ...
+
+
+async def _run_id(run_id: RunIdOrPrefix) -> None: ...
+
+
+async def _sweep_id(sweep_id: SweepId) -> None: ...
+
+
+PATH_PARAMETERS = {
+    "name": Depends(_name), "figure": Depends(_figure), "run_id": Depends(_run_id), "sweep_id": Depends(_sweep_id),
 }  # fmt: skip
-ablations = APIRouter(prefix="/ablations", route_class=cached("tables"), **ABLATIONS)
-drawings = APIRouter(prefix="/ablations", route_class=cached("drawings"), **ABLATIONS)
-reports = APIRouter(prefix="/ablations", route_class=cached("reports"), **ABLATIONS)
-claims = APIRouter(prefix="/claims", route_class=cached("tables"), **ABLATIONS)
+"""FastAPI checks and documents a parameter of the path if a function declares it."""
 
 
-def answer(components: Components, question: Question[Any]) -> Response:
-    """The answer to a question as JSON."""
-    chosen = isinstance(question, ListRuns) and bool(question.fields)
-    return json_response(components.queries.ask(question), exclude_unset=chosen)
+def _query_model(question: type[Question[Any]]) -> type[BaseModel]:
+    """The fields of a question that are not in its path: FastAPI's model of the query."""
+    fields = {name: field for name, field in question.model_fields.items() if name not in question.path_fields()}
+    definitions: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
+    return create_model(question.__name__, __config__=ConfigDict(extra="forbid"), **definitions)
 
 
-@ablations.get("", response_model=list[AblationSummary], description=getdoc(ListAblations))
-def list_ablations(components: ComponentsDep) -> Response:
-    return answer(components, ListAblations())
+def _answer_as_json(question: type[Question[Any]]) -> Callable[..., Response]:
+    query_model = _query_model(question)
+
+    def respond(request: Request, query: Annotated[query_model, Query()], components: ComponentsDep) -> Response:  # type: ignore[valid-type]
+        return json_response(components.queries.ask(question(**request.path_params, **dict(query))))
+
+    return respond
 
 
-@ablations.get("/{name}", response_model=AblationDetail, description=getdoc(GetAblation))
-def get_ablation(name: AblationName, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
-    return answer(components, GetAblation(name=name, **dict(query)))
+def _answer_as_file(question: type[Question[Any]]) -> Callable[..., Response]:
+    query_model = _query_model(question)
+
+    def respond(
+        request: Request,
+        query: Annotated[query_model, Query()],  # type: ignore[valid-type]
+        components: ComponentsDep,
+        accept: Accept = None,
+    ) -> Response:
+        fields: dict[str, Any] = dict(query)
+        fields["format"] = fields["format"] or negotiate_format(accept, question.MEDIA_TYPES, "the answer")
+        try:
+            content = components.queries.ask(question(**request.path_params, **fields))
+        except (NotFoundError, QueryError, SpecError, StoreError):
+            raise
+        except UserError as error:  # no finished run, no checkpoint, no such mark in the tokens
+            raise NotFinishedError(str(error), code=error.code, **error.data) from error
+        return Response(content, media_type=question.MEDIA_TYPES[fields["format"]])
+
+    return respond
 
 
-@ablations.get("/{name}/plan", response_model=PlanCost, description=getdoc(GetPlan))
-def get_plan(name: AblationName, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
-    return answer(components, GetPlan(name=name, **dict(query)))
+def _documented_file(types: Mapping[str, str]) -> Responses:
+    """The responses of a route that answers with a file of one of these media types."""
+    return {200: {"content": {media: {} for media in types.values()}}, **error_responses(406)}
 
 
-@ablations.get("/{name}/curves", response_model=CurvePage, description=getdoc(GetCurves))
-def get_curves(name: AblationName, query: Annotated[CurvesOptions, Query()], components: ComponentsDep) -> Response:
-    return answer(components, GetCurves(name=name, **dict(query)))
+def router_of(tag: str, *questions: type[Question[Any]], errors: Sequence[int] = ()) -> APIRouter:
+    """A route for each question: a GET of its path. The fields that are not in the path are the query's.
+
+    `errors` are the statuses with which answers from the index and the ablation files may fail.
+    """
+    router = APIRouter(tags=[tag], dependencies=[READ])
+    for question in questions:
+        in_path = [PATH_PARAMETERS[name] for name in question.model_fields if name in question.path_fields()]
+        options: dict[str, Any] = {
+            "name": re.sub(r"\B(?=[A-Z])", "_", question.__name__).lower(),  # `get_table`, for the operation's id
+            "description": getdoc(question),
+            "responses": {304: {}, **error_responses(*errors)} if question.FROM_INDEX else {},
+            "dependencies": [WithETag, *in_path] if question.FROM_INDEX else in_path,
+            "route_class_override": cached(question.WORK) if question.FROM_INDEX else limited(question.WORK),
+        }
+        if question.MEDIA_TYPES:
+            options["responses"] |= _documented_file(question.MEDIA_TYPES)
+            router.add_api_route(question.PATH, _answer_as_file(question), response_class=Response, **options)
+        else:
+            answer_type = question.answer_type()
+            router.add_api_route(question.PATH, _answer_as_json(question), response_model=answer_type, **options)
+    return router
 
 
-@ablations.get("/{ablation}/runs", response_model=RunPage)
+about_ablations = router_of("ablations", *ablations.QUESTIONS, *tables.QUESTIONS, *figures.QUESTIONS, errors=[409])
+about_runs = router_of("runs", *runs.QUESTIONS)
+about_sweeps = router_of("sweeps", *sweeps.QUESTIONS)
+
+# -- pages and exports of runs -----------------------------------------------------------------------------------------
+
+CACHED: dict[str, Any] = {"dependencies": [READ, WithETag], "route_class": cached("answers")}
+pages = APIRouter(tags=["runs"], responses={304: {}}, **CACHED)
+planned = APIRouter(tags=["ablations"], responses={304: {}, **error_responses(409)}, **CACHED)
+exports = APIRouter(tags=["runs"], dependencies=[READ], route_class=limited("exports"))
+
+
+def _page(components: Components, question: ListRuns) -> Response:
+    # Fields that were not chosen are unset: null would say that a run has no value.
+    return json_response(components.queries.ask(question), exclude_unset=bool(question.fields))
+
+
+@pages.get(ListRuns.PATH, response_model=RunPage, description=getdoc(ListRuns))
+def list_runs(query: Annotated[ListRuns, Query()], components: ComponentsDep) -> Response:
+    return _page(components, query)
+
+
+@planned.get("/ablations/{ablation}/runs", response_model=RunPage)
 def list_planned_runs(
     ablation: AblationName, query: Annotated[ListRuns, Query()], components: ComponentsDep
 ) -> Response:
@@ -230,120 +265,26 @@ def list_planned_runs(
         raise InvalidError(
             f"the path names the ablation {ablation[:80]!r}; leave out the parameter `ablation`", ablation=ablation[:80]
         )
-    return answer(components, query.model_copy(update={"ablation": ablation}))
+    return _page(components, query.model_copy(update={"ablation": ablation}))
 
 
-TABLE_TYPES: dict[TableFormat, str] = {name: table_format.media_type for name, table_format in FORMATS.items()}
-FIGURE_TYPES: dict[FigureFormat, str] = {
-    "svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf", "csv": "text/csv",
-}  # fmt: skip
-REPORT_TYPES: dict[ReportFormat, str] = {"html": "text/html", "markdown": "text/markdown"}
-EXPORT_TYPES: dict[RunsFormat, str] = {
-    "csv": "text/csv", "parquet": "application/vnd.apache.parquet", "json": "application/json",
-}  # fmt: skip
-"""Format → media type, the default first."""
-
-
-def _documented_file(types: Mapping[Any, str], *errors: int) -> dict[str, Any]:
-    """Arguments of a route that answers with a file of one of these media types."""
-    content: dict[str, Any] = {media: {} for media in types.values()}
-    return {"response_class": Response, "responses": {200: {"content": content}, **error_responses(406, *errors)}}
-
-
-@ablations.get("/{name}/table", description=getdoc(GetTable), **_documented_file(TABLE_TYPES))
-def get_table(
-    name: AblationName, query: Annotated[TableOptions, Query()], components: ComponentsDep, accept: Accept = None
-) -> Response:
-    chosen = query.format or negotiate_format(accept, TABLE_TYPES, "a table")
-    question = GetTable(name=name, **{**dict(query), "format": chosen})
-    return Response(components.queries.ask(question), media_type=TABLE_TYPES[chosen])
-
-
-@ablations.get("/{name}/figures", response_model=list[FigureInfo], description=getdoc(ListFigures))
-def list_figures(name: AblationName, query: Annotated[ScaleOptions, Query()], components: ComponentsDep) -> Response:
-    return answer(components, ListFigures(name=name, **dict(query)))
-
-
-@drawings.get("/{name}/figures/{figure}", description=getdoc(GetFigure), **_documented_file(FIGURE_TYPES))
-def get_figure(
-    name: AblationName,
-    figure: FigureName,
-    query: Annotated[FigureOptions, Query()],
-    components: ComponentsDep,
-    accept: Accept = None,
-) -> Response:
-    chosen = query.format or negotiate_format(accept, FIGURE_TYPES, "a figure")
-    question = GetFigure(name=name, figure=figure, **{**dict(query), "format": chosen})
-    return Response(_draw(components, question), media_type=FIGURE_TYPES[chosen])
-
-
-@reports.get("/{name}/report", description=getdoc(GetReport), **_documented_file(REPORT_TYPES))
-def get_report(
-    name: AblationName, query: Annotated[ReportOptions, Query()], components: ComponentsDep, accept: Accept = None
-) -> Response:
-    chosen = query.format or negotiate_format(accept, REPORT_TYPES, "a report")
-    question = GetReport(name=name, **{**dict(query), "format": chosen})
-    return Response(_draw(components, question), media_type=REPORT_TYPES[chosen])
-
-
-def _draw(components: Components, question: GetFigure | GetReport) -> bytes:
-    try:
-        return components.queries.ask(question)
-    except (NotFoundError, QueryError, SpecError, StoreError):
-        raise
-    except UserError as error:  # no finished run, no checkpoint, no such mark in the tokens
-        raise NotFinishedError(str(error), code=error.code, **error.data) from error
-
-
-@claims.get("", response_model=list[ClaimResult], description=getdoc(ListClaims))
-def list_claims(query: Annotated[ListClaims, Query()], components: ComponentsDep) -> Response:
-    return answer(components, query)
-
-
-mlflow = APIRouter(prefix="/ablations", tags=["ablations"], dependencies=[READ], route_class=limited("answers"))
-"""Asks MLflow: its answer can change while the index does not, so there is no ETag."""
-
-
-@mlflow.get("/{name}/mlflow", response_model=MlflowPage, description=getdoc(GetMlflowPage))
-def get_mlflow_page(name: AblationName, components: ComponentsDep) -> Response:
-    return answer(components, GetMlflowPage(name=name))
-
-
-# -- runs --------------------------------------------------------------------------------------------------------------
-
-READING: dict[str, Any] = {"tags": ["runs"], "dependencies": [READ]}
-CACHED: dict[str, Any] = {"tags": ["runs"], "dependencies": [READ, WithETag], "responses": {304: {}}}
-pages = APIRouter(prefix="/runs", route_class=cached("answers"), **CACHED)
-exports = APIRouter(prefix="/runs", route_class=limited("exports"), **READING)
-files = APIRouter(prefix="/runs", route_class=limited("answers"), **READING)
-"""Answers from the files of runs, which can change while the index does not, so there is no ETag."""
-checkpoints = APIRouter(prefix="/runs", route_class=limited("downloads"), **READING)
-differences = APIRouter(route_class=cached("tables"), **CACHED)
-curves = APIRouter(route_class=limited("tables"), **READING)
-
-FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 304: {}, **error_responses(409)}
-
-
-@pages.get("", response_model=RunPage, description=getdoc(ListRuns))
-def list_runs(query: Annotated[ListRuns, Query()], components: ComponentsDep) -> Response:
-    return answer(components, query)
-
-
-@exports.get("/export", description=getdoc(ExportRuns), **_documented_file(EXPORT_TYPES))
+@exports.get(
+    ExportRuns.PATH,
+    description=getdoc(ExportRuns),
+    response_class=Response,
+    responses=_documented_file(ExportRuns.MEDIA_TYPES),
+)
 def export_runs(query: Annotated[ExportRuns, Query()], components: ComponentsDep, accept: Accept = None) -> Response:
-    chosen = query.format or negotiate_format(accept, EXPORT_TYPES, "an export")
+    chosen = query.format or negotiate_format(accept, ExportRuns.MEDIA_TYPES, "an export")
     question = query.model_copy(update={"format": chosen})
-    return Export(components.queries.export_chunks(question), EXPORT_TYPES[chosen], f"runs.{chosen}")
+    return Export(components.queries.export_chunks(question), ExportRuns.MEDIA_TYPES[chosen], f"runs.{chosen}")
 
 
-@files.get("/{run_id}", response_model=RunDetail, description=getdoc(GetRun))
-def get_run(run_id: RunIdOrPrefix, query: Annotated[RunOptions, Query()], components: ComponentsDep) -> Response:
-    return answer(components, GetRun(run_id=run_id, **dict(query)))
+# -- files of runs, which can change while the index does not, so there is no ETag -------------------------------------
 
-
-@files.get("/{run_id}/logs", response_model=RunLog, description=getdoc(GetLog))
-def get_log(run_id: RunIdOrPrefix, query: Annotated[LogOptions, Query()], components: ComponentsDep) -> Response:
-    return answer(components, GetLog(run_id=run_id, **dict(query)))
+files = APIRouter(prefix="/runs", tags=["runs"], dependencies=[READ], route_class=limited("answers"))
+checkpoints = APIRouter(prefix="/runs", tags=["runs"], dependencies=[READ], route_class=limited("downloads"))
+FILE: Responses = {200: {"content": {"application/octet-stream": {}}}, 206: {}, 304: {}, **error_responses(409)}
 
 
 @files.get(
@@ -374,15 +315,5 @@ def get_checkpoint_file(run: FinishedRun, file: str, if_none_match: IfNoneMatch 
     return download(checkpoint_file(run, file), if_none_match)
 
 
-@differences.get("/diff", response_model=RunsDiff, description=getdoc(GetDiff))
-def get_diff(query: Annotated[GetDiff, Query()], components: ComponentsDep) -> Response:
-    return answer(components, query)
-
-
-@curves.get("/curves", response_model=CurvesOfRuns, description=getdoc(CompareCurves))
-def compare_curves(query: Annotated[CompareCurves, Query()], components: ComponentsDep) -> Response:
-    return answer(components, query)
-
-
-ROUTERS = (ablations, drawings, reports, claims, mlflow, pages, exports, files, checkpoints)
-"""`exports` before `files`: `export` is no id of a run."""
+ROUTERS = (about_ablations, planned, pages, exports, about_runs, files, checkpoints, about_sweeps)
+"""`exports` before `about_runs`: `export` is no id of a run."""

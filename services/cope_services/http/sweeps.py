@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from inspect import getdoc
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Response
 from fastapi import Path as PathParameter
 
 from cope_services.http.access import READ, SUBMIT
-from cope_services.http.caching import cached
-from cope_services.http.components import ComponentsDep, RequireJson, WithETag
+from cope_services.http.components import ComponentsDep, RequireJson
 from cope_services.http.errors import Responses, error_responses
 from cope_services.http.following import END_ID, EventStream
-from cope_services.http.reading import answer
 from cope_services.http.work import limited
-from cope_sweep.api.answers import PlanCost, SweepDetail, SweepState
-from cope_sweep.api.questions import GetSweep, ListSweeps, SweepId
+from cope_sweep.api.ablations import PlanCost
 from cope_sweep.api.requests import SweepRequest
-from cope_sweep.store import SWEEP_ID, SweepPage, SweepProgress
+from cope_sweep.api.sweeps import SweepState
+from cope_sweep.store import SWEEP_ID, SweepProgress
 
 HEARTBEAT_S = 15
 """Time between two comments on a quiet connection."""
 SEND_S = 10.0
 """A client that has not received an event after this time is disconnected; it may connect again."""
 
-listed = APIRouter(
-    prefix="/sweeps",
-    tags=["sweeps"],
-    dependencies=[READ, WithETag],
-    responses={304: {}},
-    route_class=cached("answers"),
-)
 router = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[SUBMIT], route_class=limited("sweeps"))
 followed = APIRouter(prefix="/sweeps", tags=["sweeps"], dependencies=[READ], route_class=limited("listeners"))
 ACTION_ERRORS = error_responses(409, 413, 415, 503)
@@ -53,16 +43,6 @@ NewSweepId = Annotated[
     ),
 ]
 LastEventId = Annotated[str | None, Header(max_length=100, description="The id of the last event received.")]
-
-
-@listed.get("", response_model=SweepPage, description=getdoc(ListSweeps))
-def list_sweeps(query: Annotated[ListSweeps, Query()], components: ComponentsDep) -> Response:
-    return answer(components, query)
-
-
-@listed.get("/{sweep_id}", response_model=SweepDetail, description=getdoc(GetSweep))
-def get_sweep(sweep_id: SweepId, components: ComponentsDep) -> Response:
-    return answer(components, GetSweep(sweep_id=sweep_id))
 
 
 @router.put("/{sweep_id}", status_code=202, dependencies=[RequireJson], responses=ACTION_ERRORS)
@@ -110,4 +90,4 @@ async def follow_sweep(sweep_id: str, components: ComponentsDep, last_event_id: 
     return EventStream(components.watchers.events(sweep_id, last_event_id), ping=HEARTBEAT_S, send_timeout=SEND_S)
 
 
-ROUTERS = (listed, router, followed)
+ROUTERS = (router, followed)

@@ -24,8 +24,8 @@ from cope_services.http.settings import Settings
 from cope_services.http.work import limited
 from cope_services.models.perplexity import best_run_id
 from cope_services.models.predictors import Predictors
-from cope_sweep.api.questions import GetRun, ListRuns
 from cope_sweep.api.requests import BestOfRow, Body, TokenIdList, Unicode, UnicodeText
+from cope_sweep.api.runs import GetRun, ListRuns
 from cope_sweep.errors import TokensError
 from cope_sweep.store import RunRecord
 

@@ -19,8 +19,8 @@ from cope_services.http.caching import SharedTasks
 from cope_services.http.errors import DamagedCheckpointError, TooLargeError
 from cope_services.http.settings import Settings
 from cope_services.models.batching import Batcher
-from cope_sweep.api.answers import Checkpoint, CheckpointFile
 from cope_sweep.api.requests import ProbeFormat, ProbeRequest
+from cope_sweep.api.runs import Checkpoint, CheckpointFile
 from cope_sweep.errors import CheckpointError, NotFoundError
 from cope_sweep.signals import user_code
 from cope_sweep.store import RunFolder

@@ -14,7 +14,9 @@ from pathlib import Path
 from cope_benchmarks.report import Measured, Rows
 from cope_benchmarks.synthetic import RUNS_PER_RATE, command, environment, write_ablation, write_grid, write_store
 from cope_benchmarks.timing import Run, Times, times
-from cope_sweep.api.questions import ListAblations, ListRuns, ListSweeps
+from cope_sweep.api.ablations import ListAblations
+from cope_sweep.api.runs import ListRuns
+from cope_sweep.api.sweeps import ListSweeps
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.errors import UserError
 from cope_sweep.read.queries import AblationFiles, Queries

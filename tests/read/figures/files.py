@@ -4,7 +4,7 @@ import struct
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
-from cope_sweep.api.questions import GetFigure
+from cope_sweep.api.figures import GetFigure
 from cope_sweep.read.figures import FIGURES
 from cope_sweep.read.tables import read_results
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cope_sweep.api.questions import GetFigure
+from cope_sweep.api.figures import GetFigure
 from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.read.figures.available import (
     available_figures,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cope_sweep.api.questions import GetFigure
+from cope_sweep.api.figures import GetFigure
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.figures.available import declared_figures, draw_declared, draw_figure
 from cope_sweep.read.tables import read_results

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cope_sweep.api.questions import GetCurves
+from cope_sweep.api.ablations import GetCurves
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.queries import curves
 from cope_sweep.read.queries.curves import CurveCache, downsample, plan_curves

@@ -2,7 +2,9 @@
 
 import pytest
 
-from cope_sweep.api.questions import GetAblation, GetRun, GetSweep, ListAblations, ListRuns, ListSweeps
+from cope_sweep.api.ablations import GetAblation, ListAblations
+from cope_sweep.api.runs import GetRun, ListRuns
+from cope_sweep.api.sweeps import GetSweep, ListSweeps
 from cope_sweep.config import SpecError, expand, load_ablation, with_overrides
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.queries.recorded import RecordedAblations

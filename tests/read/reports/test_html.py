@@ -2,7 +2,7 @@
 
 import pytest
 
-from cope_sweep.api.questions import GetReport
+from cope_sweep.api.tables import GetReport
 from cope_sweep.read.reports import evidence
 from cope_sweep.read.reports.evidence import report_file
 from cope_sweep.read.reports.html import html_page

@@ -4,7 +4,7 @@ import re
 import pytest
 import yaml
 
-from cope_sweep.api.questions import GetFigure
+from cope_sweep.api.figures import GetFigure
 from cope_sweep.config import expand, plan_of_recorded, row_of, with_overrides
 from cope_sweep.config.loading import validate
 from cope_sweep.config.points import parameters_of

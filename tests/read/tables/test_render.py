@@ -9,8 +9,7 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from cope_sweep.api.formats import TableFormat
-from cope_sweep.api.questions import GetTable
+from cope_sweep.api.tables import GetTable, TableFormat
 from cope_sweep.read.tables import FORMATS, Table, read_results, table, table_file
 from cope_sweep.read.tables.row_names import find_rows
 from tests.errors import raises
@@ -158,8 +157,8 @@ def test_special_characters_are_shown_in_a_terminal(hostile):
 
 
 def test_formats_and_media_types_are_unique():
-    assert list(FORMATS) == list(get_args(TableFormat))
-    assert len({each.media_type for each in FORMATS.values()}) == len(FORMATS)
+    assert list(FORMATS) == list(GetTable.MEDIA_TYPES) == list(get_args(TableFormat))
+    assert len({*GetTable.MEDIA_TYPES.values()}) == len(FORMATS)
     assert len({each.suffix for each in FORMATS.values()}) == len(FORMATS)
     assert [name for name, each in FORMATS.items() if each.render_runs] == ["csv", "terminal"]
 

@@ -14,7 +14,8 @@ import httpx
 import pytest
 from cope_services.http import middleware, reading
 
-from cope_sweep.api.questions import ListRuns
+from cope_sweep.api.figures import GetFigure
+from cope_sweep.api.runs import ListRuns
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.figures.available import available_figures
 from cope_sweep.read.queries import Queries
@@ -304,7 +305,7 @@ def test_the_list_leads_to_every_figure(client: httpx.Client, sample: SampleStor
 
 @pytest.mark.parametrize("output_format", BEGINNINGS)
 def test_the_format_of_a_figure_is_chosen_by_name_or_by_accept_header(client: httpx.Client, output_format: str) -> None:
-    media = reading.FIGURE_TYPES[output_format]
+    media = GetFigure.MEDIA_TYPES[output_format]
     named = client.get(f"{FIGURES}/summary?format={output_format}")
     accepted = client.get(f"{FIGURES}/summary", headers={"accept": f"{media}, image/svg+xml;q=0.1"})
     for answer in (named, accepted):

@@ -25,11 +25,9 @@ from fastapi import Request
 from fastapi.routing import iter_route_contexts
 from prometheus_client.parser import text_string_to_metric_families
 
-from cope_sweep.api.formats import RunsFormat
-from cope_sweep.api.questions import ExportRuns, GetFigure, GetPlan, GetReport, GetRun
+from cope_sweep.api.runs import ExportRuns, RunsFormat
 from cope_sweep.config import RunSpec
 from cope_sweep.read.queries import Queries
-from cope_sweep.read.queries.queries import ANSWERS
 from cope_sweep.read.tables import export
 from cope_sweep.store import RunQuery, RunRecord
 from cope_sweep.store.index import IndexUnavailable
@@ -175,13 +173,12 @@ def test_requests_that_hang_leave_threads_for_others(
 
     with monkeypatch.context() as patch, serving(own_sample.settings()) as client, ExitStack() as stack:
         stack.callback(go_on.set)
-        asked = {"answers": GetRun, "tables": GetPlan, "drawings": GetFigure, "reports": GetReport}.get(kind)
-        if asked is not None:
-            patch.setitem(ANSWERS, asked, hang(ANSWERS[asked]))  # type: ignore[index]
-        elif kind == "exports":
+        if kind == "exports":
             patch.setattr(Queries, "export_chunks", hang(Queries.export_chunks))
-        else:
+        elif kind == "downloads":
             patch.setattr(reading, "checkpoint_listing", hang(reading.checkpoint_listing))
+        else:
+            patch.setattr(Queries, "ask", hang(Queries.ask))
         clients = [
             # Requests for the same answer would share its computation.
             stack.enter_context(closing(slow_client(str(client.base_url), paths[kind], accept=f"*/*;q=0.{n}")))

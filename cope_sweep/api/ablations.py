@@ -1,0 +1,271 @@
+"""Questions about ablations: their plans, curves and claims."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from cope_sweep.api.question import AblationName, Answer, Committed, Question, Scale
+from cope_sweep.records import Counts, Progress, Status
+
+MAX_CURVE_ROWS = 1_000
+"""Maximum number of rows whose curves are on one page."""
+
+# -- the list, and one ablation ----------------------------------------------------------------------------------------
+
+
+class ScaleSummary(Answer):
+    """The number of an ablation's runs at a scale."""
+
+    runs: int
+    finished: int
+    counts: Counts = {}
+
+
+class AblationSummary(Answer):
+    """An ablation, with the number of its runs by status."""
+
+    name: str
+    title: str = ""
+    hypothesis: str = ""
+    reproduces: str = ""
+    scales: list[str] = []
+    at_scales: dict[str, ScaleSummary] = Field(
+        default={}, description="Scale → its runs. The fields below count the runs without a scale."
+    )
+    rows: int = 0
+    seeds: int = 0
+    runs: int = 0
+    finished: int = 0
+    counts: Counts = {}
+    newest_ms: int | None = Field(
+        default=None, description="Time of the last change of one of its runs, at any scale, in ms since 1970."
+    )
+    committed: list[str] = Field(
+        default=[],
+        description="Scales with results that come with the ablation files (`table?committed=true`). An empty name "
+        "means: without a scale.",
+    )
+    recorded_by: str | None = Field(
+        default=None,
+        description="The sweep whose record contains the ablation; null: the service has its file.",
+    )
+    error: str | None = Field(default=None, description="Why the file is invalid; the other fields are then empty.")
+
+
+class ListAblations(Question[list[AblationSummary]]):
+    """All ablations, with the number of runs by status."""
+
+    PATH = "/ablations"
+
+
+class PlannedRun(Answer):
+    run_id: str
+    seed: int
+    status: Status
+
+
+class PlannedRow(Answer):
+    """A row of the table and its runs."""
+
+    row: str
+    labels: dict[str, str]
+    runs: list[PlannedRun]
+
+
+class MetricInfo(Answer):
+    name: str
+    title: str
+    goal: str
+    unit: str
+    decimals: int
+    scale: float = Field(description="Factor by which tables multiply values.")
+
+
+class AblationDetail(AblationSummary):
+    """An ablation with its rows, metrics and file."""
+
+    axes: dict[str, str] = Field(default={}, description="Axis key → its column title in tables.")
+    metrics: list[MetricInfo] = []
+    plan: list[PlannedRow] = []
+    reference: str | None = Field(
+        default=None, description="What a report compares the rows with: a value for `compare` of the table."
+    )
+    text: str = Field(description="The content of the file.")
+
+
+class GetAblation(Question[AblationDetail]):
+    """One ablation: its rows, runs and file."""
+
+    PATH = "/ablations/{name}"
+
+    name: AblationName
+    scale: Scale = None
+
+
+class MlflowPage(Answer):
+    """The page of an ablation in MLflow, where its runs can have notes and tags."""
+
+    url: str | None = Field(
+        description="URL of its experiment; null if no MLflow server is known, or the server has no such experiment."
+    )
+
+
+class GetMlflowPage(Question[MlflowPage]):
+    """The page of an ablation in MLflow, where its runs can have notes and tags."""
+
+    PATH = "/ablations/{name}/mlflow"
+    WORK = "answers"
+    FROM_INDEX = False  # MLflow's answer can change while the index does not
+
+    name: AblationName
+
+
+# -- what is planned, and what it costs --------------------------------------------------------------------------------
+
+
+class RunCost(Progress):
+    """A run of a plan: its progress and its estimated cost."""
+
+    row: str
+    seed: int
+    parameters: int
+    training_tokens: int = Field(description="Tokens in training: steps × sequences × tokens.")
+    training_flops: float = Field(
+        description="Floating-point operations in training: 6 per parameter and token, plus attention."
+    )
+    estimated_s: float
+    least_s: float = Field(
+        description="Estimate for a fast core if nothing was measured; otherwise equal to `estimated_s`."
+    )
+    estimated_memory_bytes: int
+    basis: str
+    fits: bool = Field(description="Whether the machine that answers has enough memory, as far as is known.")
+    resources: str = Field(description="Resources of the worker group that trains it.")
+
+
+class PlanCost(Answer):
+    """The runs of a plan, in order, and the estimated wall time of the runs still to do."""
+
+    ablation: str
+    worker_groups: int
+    counts: Counts
+    finished: int
+    to_do: int = Field(description="Runs that are neither finished nor stopped.")
+    to_suggest: int = Field(description="Of these, runs that the search has not suggested yet; they are not in `runs`.")
+    basis: str | None = Field(description="What the time estimate is based on.")
+    estimated_s: float
+    least_s: float = Field(
+        description="Estimate if no other program uses the machine; if nothing was measured, for fast cores."
+    )
+    lacks_gpu: bool = Field(description="Whether the runs may use a GPU, and the machine that answers has none.")
+    runs: list[RunCost]
+
+
+class GetPlan(Question[PlanCost]):
+    """Each run of an ablation in plan order: status, step, worker, message, parameters, estimated time and memory.
+
+    Estimates are for the machine that answers the request.
+    """
+
+    PATH = "/ablations/{name}/plan"
+
+    name: AblationName
+    scale: Scale = None
+
+
+# -- learning curves ---------------------------------------------------------------------------------------------------
+
+
+class Series(Answer):
+    """The learning curve of one run."""
+
+    run_id: str
+    seed: int
+    status: Status
+    points: list[tuple[int, float | None]] = Field(description="(step, value); null: not finite")
+
+
+class RowCurves(Answer):
+    """The learning curves of a row, one per seed."""
+
+    row: str
+    series: list[Series]
+
+
+class CurvePage(Answer):
+    """Learning curves of one metric for all runs of an ablation."""
+
+    metric: str
+    metrics: list[str] = Field(description="All metrics that these runs have logged.")
+    rows: list[RowCurves]
+    total: int = Field(description="Rows of the ablation, on all pages.")
+    next: int | None = Field(default=None, description="The `offset` of the next page; null on the last one.")
+
+
+class GetCurves(Question[CurvePage]):
+    """Learning curves of a metric: every run of the rows, at most about 200 points each.
+
+    A page also ends after 5,000 runs that have started. Curves come from the index, which running runs update every few
+    seconds.
+    """
+
+    PATH = "/ablations/{name}/curves"
+
+    name: AblationName
+    metric: Annotated[str | None, Field(max_length=200, description="Default: the primary metric of the ablation.")] = (
+        None
+    )
+    scale: Scale = None
+    offset: Annotated[
+        int, Field(ge=0, le=2**31, description="Number of rows to skip: `next` of the previous page.")
+    ] = 0
+    limit: Annotated[int, Field(ge=1, le=MAX_CURVE_ROWS, description="Maximum number of rows.")] = MAX_CURVE_ROWS
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+ClaimVerdict = Literal[
+    "shown", "shown in part", "mixed", "opposite", "not shown", "too few seeds", "not testable", "not trained"
+]
+
+
+class ClaimResult(Answer):
+    """A claim of an ablation, and the verdict of its finished runs at one scale."""
+
+    claim: str
+    source: str = Field(
+        description="The table or figure of the paper that makes the claim; empty: not a claim of the paper."
+    )
+    ablation: str
+    title: str = Field(description="The title of the ablation.")
+    scale: str | None
+    measure: str = Field(description="The column of the table that decides: `OOD (%)`.")
+    ours: str = Field(description="Mean ± standard deviation over seeds of the rows that are compared.")
+    published: str = Field(description="The published values of the same rows; empty if there are none.")
+    p: float | None = Field(description="The largest p over the pairs of rows, corrected for their number (Holm).")
+    verdict: ClaimVerdict
+    meaning: str = Field(description="What the verdict says; empty if no run is trained.")
+    pairs: int = Field(description="The number of pairs of rows that were tested.")
+    shown: int = Field(description="The number of pairs that differ as claimed.")
+    hypothesis: str = Field(
+        description="The verdict on the ablation's hypothesis from all its claims, such as `supported`."
+    )
+
+
+class ListClaims(Question[list[ClaimResult]]):
+    """The claims of ablations with their verdicts, in the order of the paper's tables and figures.
+
+    Without `ablation`: the claims of all ablations, at each scale with finished runs.
+    """
+
+    PATH = "/claims"
+
+    ablation: Annotated[str | None, Field(max_length=200, description="Only the claims of this ablation.")] = None
+    scale: Scale = None
+    committed: Committed = False
+
+
+QUESTIONS = (ListAblations, GetAblation, GetMlflowPage, GetPlan, GetCurves, ListClaims)
+"""A service has a route for each."""
