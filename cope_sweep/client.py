@@ -29,24 +29,28 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar, overload
+from typing import IO, Any, Self, TypeVar, cast, overload
 from urllib.parse import quote, urlsplit
 
 import httpx
 import pandas as pd
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
 from cope_sweep.api.ablations import (
     MAX_CURVE_ROWS,
     AblationDetail,
     AblationSummary,
     ClaimResult,
-    CurvePage,
-    MlflowPage,
+    GetAblation,
+    GetCurves,
+    GetMlflowPage,
+    GetPlan,
+    ListAblations,
+    ListClaims,
     PlanCost,
 )
-from cope_sweep.api.figures import FigureFormat, FigureInfo
-from cope_sweep.api.question import API
+from cope_sweep.api.figures import FigureFormat, FigureInfo, GetFigure, ListFigures
+from cope_sweep.api.question import API, Question, checked
 from cope_sweep.api.requests import (
     BestOfRow,
     MatrixName,
@@ -57,12 +61,12 @@ from cope_sweep.api.requests import (
     SweepRequest,
     Trainable,
 )
-from cope_sweep.api.runs import Checkpoint, RunDetail, RunLog, RunsDiff
-from cope_sweep.api.sweeps import SweepDetail, SweepState
-from cope_sweep.api.tables import ReportFormat, TableFormat
+from cope_sweep.api.runs import Checkpoint, ExportRuns, GetDiff, GetLog, GetRun, RunDetail, RunLog, RunsDiff
+from cope_sweep.api.sweeps import GetSweep, ListSweeps, SweepDetail, SweepState
+from cope_sweep.api.tables import GetReport, GetTable, ReportFormat, TableFormat
 from cope_sweep.errors import UserError
 from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
-from cope_sweep.records import Status, SweepPage, SweepProgress, SweepSummary, new_sweep_id
+from cope_sweep.records import SweepProgress, SweepSummary, new_sweep_id
 
 __all__ = ["Client", "ConnectionFailed", "DownloadError", "Page", "Picture", "RetryPolicy", "ServiceError"]
 
@@ -194,127 +198,89 @@ class Client:
 
     # -- ablations -----------------------------------------------------------------------------------------------
 
+    def ask(self, question: Question[A]) -> A:
+        """The answer to a question of `cope_sweep.api`, such as `GetTable(name="quickstart", compare="CoPE")`.
+
+        The methods below ask the same questions. Where they take `**options`, these are the other fields of the
+        question; they raise UserError for an option that the question does not have.
+        """
+        kind = type(question)
+        in_path = kind.path_fields()
+        path = kind.PATH.format(**{name: _quoted(getattr(question, name)) for name in in_path})
+        # The service fills in defaults: its own, if it is of another version.
+        params = question.model_dump(mode="json", exclude=in_path, exclude_defaults=True)
+        content = self._send("GET", path, params=params).content
+        if kind.answer_type() is bytes:
+            return cast(A, content)
+        return cast(A, TypeAdapter(kind.answer_type()).validate_json(content))
+
     def ablations(self) -> list[AblationSummary]:
         """All ablations, with the number of their runs by status."""
-        return self._get(list[AblationSummary], "/ablations")
+        return self.ask(ListAblations())
 
     def ablation(self, name: str, scale: str | None = None) -> AblationDetail:
         """One ablation: its rows, runs and file."""
-        return self._get(AblationDetail, f"/ablations/{_quoted(name)}", scale=scale)
+        return self.ask(checked(GetAblation, name=name, scale=scale))
 
     def plan(self, name: str, scale: str | None = None) -> PlanCost:
         """Each run of an ablation in plan order: status, and estimated time and memory on the service's machine."""
-        return self._get(PlanCost, f"/ablations/{_quoted(name)}/plan", scale=scale)
+        return self.ask(checked(GetPlan, name=name, scale=scale))
 
     @overload
-    def table(
-        self, name: str, *, scale: str | None = None, compare: str | None = None, sort: str | None = None,
-        runs: bool = False, committed: bool = False, stars: bool = False, group: str | None = None,
-        caption: str | None = None, label: str | None = None, notes: bool = True, format: None = None,
-    ) -> pd.DataFrame: ...  # fmt: skip
+    def table(self, name: str, *, format: None = None, **options: Any) -> pd.DataFrame: ...
     @overload
-    def table(
-        self, name: str, *, scale: str | None = None, compare: str | None = None, sort: str | None = None,
-        runs: bool = False, committed: bool = False, stars: bool = False, group: str | None = None,
-        caption: str | None = None, label: str | None = None, notes: bool = True, format: TableFormat,
-    ) -> bytes: ...  # fmt: skip
-    def table(
-        self, name: str, *, scale: str | None = None, compare: str | None = None, sort: str | None = None,
-        runs: bool = False, committed: bool = False, stars: bool = False, group: str | None = None,
-        caption: str | None = None, label: str | None = None, notes: bool = True, format: TableFormat | None = None,
-    ) -> pd.DataFrame | bytes:  # fmt: skip
+    def table(self, name: str, *, format: TableFormat, **options: Any) -> bytes: ...
+    def table(self, name: str, *, format: TableFormat | None = None, **options: Any) -> pd.DataFrame | bytes:
         """The table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
 
         Args:
             name: The ablation.
-            scale: One of its scales.
-            compare: Compare every row with one row, named by its labels (`RoPE, layers 2`); with the published numbers
-                (`paper`); or, as in `model.position=CoPE`, with the row that has this label and otherwise the same
-                labels.
-            sort: Order the rows by a metric (best first), by an axis, or by `parameters`.
-            runs: One line per run instead of one per row.
-            committed: Use the results that come with the ablation files instead of the store's.
-            stars: latex: mark significant differences with stars instead of adding a table of comparisons.
-            group: latex: group rows by this axis; None: the first axis.
-            caption: latex: the caption, as LaTeX code; None: the title.
-            label: latex: the label; None: `tab:NAME`.
-            notes: latex: print the notes below the table.
             format: Return a file in this format, which also has intervals, medians and p. None: return a DataFrame that
                 prints as the table, or with `compare` as the comparisons below the table; its cells are texts.
+            options: `scale`, `compare`, `sort`, and the other fields of `GetTable`. With `runs=True`, the DataFrame
+                has one line per run.
         """
-        path = f"/ablations/{_quoted(name)}/table"
+        runs = options.get("runs", False)
         chosen = format or ("csv" if runs else "markdown")
-        content = self._file(
-            path, format=chosen, scale=scale, compare=compare, sort=sort, runs=runs, committed=committed, stars=stars,
-            group=group, caption=caption, label=label, notes=notes,
-        )  # fmt: skip
+        content = self.ask(checked(GetTable, name=name, format=chosen, **options))
         if format is not None:
             return content
         return pd.read_csv(io.BytesIO(content)) if runs else _table_frame(content.decode())
 
     def mlflow_page(self, name: str) -> str | None:
         """The URL of an ablation's experiment in MLflow; None if the service knows no server or no experiment."""
-        return self._get(MlflowPage, f"/ablations/{_quoted(name)}/mlflow").url
+        return self.ask(checked(GetMlflowPage, name=name)).url
 
-    def claims(
-        self, ablation: str | None = None, *, scale: str | None = None, committed: bool = False
-    ) -> list[ClaimResult]:
+    def claims(self, ablation: str | None = None, **options: Any) -> list[ClaimResult]:
         """The claims of an ablation with their verdicts, or of all ablations at each scale with finished runs.
 
-        Args:
-            ablation: The ablation; None: all.
-            scale: One of its scales.
-            committed: Use the results that come with the ablation files instead of the store's.
+        `options` are the other fields of `ListClaims`: `scale`, `committed`.
         """
-        return self._get(list[ClaimResult], "/claims", ablation=ablation, scale=scale, committed=committed)
+        return self.ask(checked(ListClaims, ablation=ablation, **options))
 
-    def report(self, name: str, *, scale: str | None = None, format: ReportFormat = "html") -> bytes:
+    def report(self, name: str, *, format: ReportFormat = "html", **options: Any) -> bytes:
         """The report on an ablation's finished runs: table with comparisons, figures, and provenance.
 
-        Notebooks show HTML.
+        `options` are the other fields of `GetReport`: `scale`. Notebooks show HTML.
         """
-        content = self._file(f"/ablations/{_quoted(name)}/report", scale=scale, format=format)
+        content = self.ask(checked(GetReport, name=name, format=format, **options))
         return Page(content) if format == "html" else content
 
     def figures(self, name: str, scale: str | None = None) -> list[FigureInfo]:
         """The figures that the ablation's file declares, and the kinds of figures that every ablation has."""
-        return self._get(list[FigureInfo], f"/ablations/{_quoted(name)}/figures", scale=scale)
+        return self.ask(checked(ListFigures, name=name, scale=scale))
 
-    def figure(
-        self,
-        name: str,
-        figure: str,
-        *,
-        metric: Sequence[str] = (),
-        x: str | None = None,
-        panels: str | None = None,
-        row: Sequence[str] = (),
-        log: bool | None = None,
-        size: str | None = None,
-        scale: str | None = None,
-        committed: bool = False,
-        format: FigureFormat = "svg",
-    ) -> bytes:
+    def figure(self, name: str, figure: str, *, format: FigureFormat = "svg", **options: Any) -> bytes:
         """A figure of the finished runs of an ablation, or its data. Notebooks show SVG.
 
         Args:
             name: The ablation.
             figure: A figure that the file declares, such as `maps-2`, or a kind, such as `curves`; `figures` lists
                 both.
-            metric: Metrics; empty: the metrics of the table.
-            x: curves: `step` or `time`; values: an axis, another key of a run, or a fact.
-            panels: values, contexts, budget, heatmap: an axis; a panel for each value.
-            row: Rows; empty: all.
-            log: Use a log scale for the metrics; None: chosen from the data.
-            size: Width and height in inches: `3.25x2.5`; None: what the panels need.
-            scale: One of the ablation's scales.
-            committed: Use the results that come with the ablation files instead of the store's.
             format: A file format; csv: the data behind the figure.
+            options: `metric`, `row`, `x`, `size`, and the other fields of `GetFigure`.
         """
-        content = self._file(
-            f"/ablations/{_quoted(name)}/figures/{_quoted(figure)}", metric=metric, x=x, panels=panels, row=row,
-            log=log, size=size, scale=scale, committed=committed, format=format,
-        )  # fmt: skip
+        content = self.ask(checked(GetFigure, name=name, figure=figure, format=format, **options))
         return Picture(content) if format == "svg" else content
 
     def curves(self, name: str, metric: str | None = None, *, scale: str | None = None) -> pd.DataFrame:
@@ -322,32 +288,19 @@ class Client:
 
         The default metric is the ablation's primary metric.
         """
-        path, lines, offset = f"/ablations/{_quoted(name)}/curves", [], 0
+        question, lines = checked(GetCurves, name=name, metric=metric, scale=scale, limit=MAX_CURVE_ROWS), []
         while True:
-            page = self._get(CurvePage, path, metric=metric, scale=scale, offset=offset, limit=MAX_CURVE_ROWS)
+            page = self.ask(question)
             for row in page.rows:
                 for run in row.series:
                     lines += [(row.row, run.run_id, run.seed, step, value) for step, value in run.points]
             if page.next is None:
                 return pd.DataFrame(lines, columns=["row", "run_id", "seed", "step", "value"])
-            offset = page.next
+            question = question.model_copy(update={"offset": page.next})
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def runs(
-        self,
-        filter: Sequence[str] = (),
-        *,
-        search: str = "",
-        status: Sequence[Status] = (),
-        run: Sequence[str] = (),
-        sweep: str | None = None,
-        ablation: str | None = None,
-        scale: str | None = None,
-        sort: str = "run_id",
-        descending: bool = False,
-        curves: bool = False,
-    ) -> pd.DataFrame:
+    def runs(self, filter: Sequence[str] = (), **options: Any) -> pd.DataFrame:
         """All matching runs that have started, with all their values, one line per run.
 
         The columns are run_id, status, ablation, row, seed, …, the configuration by dotted keys (`model.layers`),
@@ -355,38 +308,28 @@ class Client:
 
         Args:
             filter: Conditions that all must hold: `model.layers>=4`, `model.position=cope`, `in_dist/loss<0.5`.
-            search: Only runs that contain all of these words in their id, message, row or ablation.
-            status: Only runs with these statuses.
-            run: Only the runs with these ids, in this order.
-            sweep: Only the runs of this sweep.
-            ablation: Only the runs of this ablation, in plan order.
-            scale: The ablation's scale.
-            sort: A key as in `filter`, or run_id, status, seed, step, created_ms. Runs without it come last.
-            descending: Largest value first.
-            curves: The learning curves instead: one line for each logged value of a run.
+            options: `status`, `ablation`, `sort`, and the other fields of `ExportRuns`. With `curves=True`, one line
+                for each logged value of a run.
         """
-        content = self._file(
-            "/runs/export", filter=filter, search=search, status=status, run=run, sweep=sweep, ablation=ablation,
-            scale=scale, sort=sort, descending=descending, curves=curves, format="parquet",
-        )  # fmt: skip
+        content = self.ask(checked(ExportRuns, filter=filter, format="parquet", **options))
         return pd.read_parquet(io.BytesIO(content))
 
     def run(self, run_id: str, *, curve: bool = True) -> RunDetail:
         """One run: configuration, state, attempts, metrics, facts, why it failed, and with `curve` its logged rows."""
-        return self._get(RunDetail, f"/runs/{_quoted(run_id)}", curve=curve)
+        return self.ask(checked(GetRun, run_id=run_id, curve=curve))
 
     def curve(self, run_id: str) -> pd.DataFrame:
         """The logged rows of a run, by step: a column for each metric."""
-        rows = self._get(list[dict[str, Any]], f"/runs/{_quoted(run_id)}/curve")
+        rows = self._send("GET", f"/runs/{_quoted(run_id)}/curve").json()
         return pd.DataFrame(rows).set_index("step") if rows else pd.DataFrame()
 
     def logs(self, run_id: str, tail: int = 200) -> RunLog:
         """The last lines of a run's log: its attempts, evaluations, and errors with their tracebacks."""
-        return self._get(RunLog, f"/runs/{_quoted(run_id)}/logs", tail=tail)
+        return self.ask(checked(GetLog, run_id=run_id, tail=tail))
 
     def diff(self, left: str, right: str) -> RunsDiff:
         """What differs between two runs or two sweeps: spec, facts, and metrics (right minus left) with a test."""
-        return self._get(RunsDiff, "/diff", left=left, right=right)
+        return self.ask(checked(GetDiff, left=left, right=right))
 
     # -- models --------------------------------------------------------------------------------------------------
 
@@ -529,14 +472,15 @@ class Client:
         """All sweeps, or an ablation's, newest first."""
         sweeps: list[SweepSummary] = []
         while True:
-            page = self._get(SweepPage, "/sweeps", ablation=ablation, limit=SWEEPS_PER_PAGE, offset=len(sweeps)).sweeps
+            question = checked(ListSweeps, ablation=ablation, limit=SWEEPS_PER_PAGE, offset=len(sweeps))
+            page = self.ask(question).sweeps
             if not page:
                 return sweeps
             sweeps += page
 
     def sweep(self, sweep_id: str) -> SweepDetail:
         """One sweep: its runs and their status, its ablation file, command, code and machine, and its table."""
-        return self._get(SweepDetail, f"/sweeps/{_quoted(sweep_id)}")
+        return self.ask(checked(GetSweep, sweep_id=sweep_id))
 
     def submit(
         self,
@@ -628,15 +572,6 @@ class Client:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def _get(self, kind: type[A], path: str, **parameters: Any) -> A:
-        """The answer of a route: a model, or a list. Parameters that are None or empty are left out."""
-        return TypeAdapter(kind).validate_json(self._file(path, **parameters))
-
-    def _file(self, path: str, **parameters: Any) -> bytes:
-        """The content of a route. Parameters that are None or empty are left out."""
-        params = {name: value for name, value in parameters.items() if value not in (None, "", (), [])}
-        return self._send("GET", path, params=params).content
-
     def _answer(self, kind: type[M], method: str, path: str, **options: Any) -> M:
         """The answer to a request, with the options of `_send`."""
         return kind.model_validate_json(self._send(method, path, **options).content)
@@ -689,13 +624,7 @@ class Client:
 def _body(kind: type[BaseModel], **values: Any) -> dict[str, Any]:
     """The body of a request, without values that are None. Raises UserError for invalid values."""
     fields = {name: value for name, value in values.items() if value is not None}
-    try:
-        return kind.model_validate(fields).model_dump(mode="json", exclude_unset=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        message = f"{place}: {first['msg']}" if place else first["msg"]
-        raise UserError(message, code="invalid_request", key=place) from error
+    return checked(kind, **fields).model_dump(mode="json", exclude_unset=True)
 
 
 def _table_frame(markdown: str) -> pd.DataFrame:

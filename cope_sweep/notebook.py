@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from cope_sweep.api.figures import GetFigure
+from cope_sweep.api.question import checked
 from cope_sweep.config import LoadedAblation, Plan, expand, with_overrides
 from cope_sweep.config import load_ablation as _load_file
 from cope_sweep.config.loading import find_ablation
@@ -112,7 +113,7 @@ def figure(
     """
     fields = {{"metrics": "metric", "rows": "row"}.get(name, name): value for name, value in options.items()}
     results = read_results(*_recorded(ablation, store))
-    return draw_figure(results, GetFigure(name=results.plan.name, figure=kind, **fields), style)
+    return draw_figure(results, checked(GetFigure, name=results.plan.name, figure=kind, **fields), style)
 
 
 def predictor(

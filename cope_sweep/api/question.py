@@ -7,11 +7,12 @@ from string import Formatter
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import typer
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 from typer.models import OptionInfo
 
 A_co = TypeVar("A_co", covariant=True)
+M = TypeVar("M", bound=BaseModel)
 
 API = "/api/v1"
 """Prefix of the paths of all routes."""
@@ -51,6 +52,20 @@ class Question(BaseModel, Generic[A_co]):
         metadata = [getattr(base, "__pydantic_generic_metadata__", {}) for base in cls.__mro__]
         (answer,) = [generic["args"][0] for generic in metadata if generic.get("args")]
         return answer
+
+
+def checked(model: type[M], **fields: Any) -> M:
+    """A question or the body of a request, from options that somebody typed.
+
+    Raises UserError for an invalid value, and for an unknown field, with the field that was probably meant.
+    """
+    try:
+        return model(**fields)
+    except ValidationError as error:
+        # Here, since this room takes longer to import than all others that a client needs together.
+        from cope_sweep.config.explain import invalid_request
+
+        raise invalid_request(error, model) from error
 
 
 def option(

@@ -84,6 +84,14 @@ def explain_all(error: ValidationError, model: type[BaseModel]) -> list[SpecProb
     return [replace(problem, message=", or ".join(messages[path])) for path, problem in problems.items()]
 
 
+def invalid_request(error: ValidationError, model: type[BaseModel]) -> UserError:
+    """The first problem of a question or the body of a request, as an error."""
+    problem = explain_all(error, model)[0]
+    key = ".".join(map(str, problem.path))
+    message = f"{key}: {problem.message}" if key else problem.message
+    return UserError(message, code="invalid_request", **{**problem.data, "key": key})
+
+
 def explain(error: Any, model: type[BaseModel]) -> SpecProblem:
     """The problem that one item of pydantic's `ValidationError.errors()` means.
 

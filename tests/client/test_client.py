@@ -73,6 +73,11 @@ def test_a_faulty_request_is_refused_before_it_is_sent() -> None:
         client.submit(ablation="quickstart", max_runs=0)
     with raises("invalid_request"):
         client.perplexity(["0123456789abcdef"])
+    with raises("invalid_request", key="compar") as caught:
+        client.table("quickstart", compar="CoPE")
+    assert "did you mean 'compare'" in str(caught.value)
+    with raises("invalid_request", key="size"):
+        client.figure("quickstart", "curves", size="large")
 
 
 @pytest.mark.thorough
@@ -81,8 +86,9 @@ def test_a_script_with_the_client_is_checked_strictly(tmp_path: Path) -> None:
     """The example of the documents, and calls with unknown keywords."""
     pytest.importorskip("mypy")
     assert (ROOT / "cope_sweep/py.typed").exists(), "type checkers ignore the installed package without it"
-    wrong = ['client.submit(ablation="mine", sett=[])', 'client.runs(formt="csv")']
-    (tmp_path / "script.py").write_text("\n".join([EXAMPLE, *(f"{call}  # wrong" for call in wrong)]))
+    wrong = ['client.submit(ablation="mine", sett=[])', 'client.ask(GetTable(name="mine", formt="csv"))']
+    calls = ["from cope_sweep.api.tables import GetTable", *(f"{call}  # wrong" for call in wrong)]
+    (tmp_path / "script.py").write_text("\n".join([EXAMPLE, *calls]))
     command = [
         sys.executable,
         "-m",
