@@ -44,6 +44,14 @@ def test_every_question_has_a_route_with_its_fields(kind: type[Question[Any]]) -
         assert each["description"] or each["in"] == "header"
 
 
+def test_few_routes_are_no_question() -> None:
+    reading = {path.removeprefix(API) for path, item in PATHS.items() if "get" in item and path.startswith(API)}
+    assert reading - {kind.PATH for kind in QUESTIONS} == {
+        "/version", "/ablations/{ablation}/runs", "/runs/{run_id}/curve", "/runs/{run_id}/checkpoint",
+        "/runs/{run_id}/checkpoint/{file}", "/sweeps/{sweep_id}/events",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", QUESTIONS)
 def test_a_client_asks_it_at_this_route(kind: type[Question[Any]]) -> None:
     urls: list[httpx.URL] = []
