@@ -32,7 +32,7 @@ from cope_sweep.config.source import ablations_folder
 from cope_sweep.read.figures.available import draw_figure
 from cope_sweep.read.queries import finished_run, recorded_plan
 from cope_sweep.read.tables import Table, read_results
-from cope_sweep.store import Store
+from cope_sweep.store import Store, open_store
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.sweep import Sweep, SweepOutcome
 
@@ -150,5 +150,5 @@ def probe(
 
 def _recorded(ablation: AnyAblation, store: AnyStore, *, create: bool = False) -> tuple[Plan, Store]:
     """The plan with the runs that its search has suggested, and the store."""
-    opened = store if isinstance(store, Store) else Store(store, create=create)
+    opened = store if isinstance(store, Store) else open_store(store, create=create)
     return recorded_plan(plan(ablation), opened), opened

@@ -54,7 +54,7 @@ from cope_sweep.cli.options import (
     StoreOpt,
     read_text_options,
 )
-from cope_sweep.cli.output import escaped, format_of, make_console, print_json, save, size
+from cope_sweep.cli.output import escaped, format_of, make_console, print_json, save, size, writing_to
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures.kinds import FIGURES
 
@@ -67,14 +67,6 @@ SUFFIXES: dict[str, FigureFormat] = {f".{name}": name for name in FIGURE_FORMATS
 of_maps = partial(typer.Option, rich_help_panel="Options of maps")
 """An option of the figures that need a checkpoint."""
 
-FromOpt = Annotated[
-    Path | None,
-    typer.Option(
-        "--from",
-        metavar="DIR",
-        help="Show the runs of a report in this folder, written by `report --out`, instead of a store.",
-    ),
-]
 TableFormatOpt = Annotated[
     TableFormat | None,
     typer.Option("--format", help="Default: by the suffix of --output, or else terminal.", show_default=False),
@@ -95,7 +87,6 @@ def table(
     caption: Caption = None,
     label: Label = None,
     notes: Notes = True,
-    folder: FromOpt = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
@@ -118,23 +109,16 @@ def table(
 
     Example: `cope-sweep table quickstart --runs --format csv -o runs.csv`
     """
-    if sets and (committed or folder is not None):
-        shown = "--committed" if committed else "--from"
-        raise UserError(
-            f"{shown} shows the runs of a report as they are; leave out --set",
-            code="conflicting_options",
-            options=[shown, "--set"],
-        )
     from cope_sweep.cli.files import open_queries
     from cope_sweep.read.tables import FORMATS as TABLES
 
-    queries = open_queries(store, index, ablations, sets, reports=folder)
+    queries = open_queries(store, index, ablations, sets, committed=committed)
     suffixes = {table_format.suffix: name for name, table_format in TABLES.items()}
     default: TableFormat = "terminal" if output is None else "markdown"
     chosen = "json" if as_json else file_format or format_of(output, suffixes, default)
     question = GetTable.model_construct(
-        name=ablation, format=chosen, scale=scale, compare=compare, sort=sort, runs=runs, committed=committed,
-        stars=stars, group=group, caption=caption, label=label, notes=notes,
+        name=ablation, format=chosen, scale=scale, compare=compare, sort=sort, runs=runs, stars=stars,
+        group=group, caption=caption, label=label, notes=notes,
     )  # fmt: skip
     if output is None and chosen == "terminal":
         make_console().print(queries.table(question).to_rich(runs=runs))
@@ -155,13 +139,6 @@ OutOpt = Annotated[
         "figures (SVG).",
     ),
 ]
-AddOpt = Annotated[
-    bool,
-    typer.Option(
-        "--add",
-        help="With --out: add the store's runs to the report in that folder, which keeps its finished runs.",
-    ),
-]
 
 
 def report(
@@ -177,8 +154,6 @@ def report(
     ] = None,
     output: OutputOpt = None,
     out: OutOpt = None,
-    add: AddOpt = False,
-    folder: FromOpt = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,
@@ -191,20 +166,14 @@ def report(
 
     Example: `cope-sweep report flip_flop --scale small --out ablations/results`
 
-    Example: `cope-sweep report flip_flop --store other/store --add --out ablations/results`
+    Example: `cope-sweep report flip_flop --scale small --store ablations/results`
     """
     from cope_sweep.cli.files import open_queries
 
-    if sets and folder is not None:
-        raise UserError(
-            "--from shows the runs of a report as they are; leave out --set",
-            code="conflicting_options",
-            options=["--from", "--set"],
-        )
-    queries = open_queries(store, index, ablations, sets, reports=folder)
+    queries = open_queries(store, index, ablations, sets)
     if out is None:
-        if compare is not None or as_json or add:
-            raise UserError("--compare, --json and --add need --out DIR", code="missing_option", option="--out")
+        if compare is not None or as_json:
+            raise UserError("--compare and --json need --out DIR", code="missing_option", option="--out")
         chosen = file_format or format_of(output, REPORT_SUFFIXES, default="markdown")
         question = GetReport.model_construct(name=ablation, scale=scale, format=chosen)
         save(output, chosen, lambda file: file.write(queries.ask(question)))
@@ -215,36 +184,14 @@ def report(
             code="conflicting_options",
             options=["--out", "--format", "--output"],
         )
-    if add and folder is not None:
-        raise UserError(
-            "--add adds the runs of a store; leave out --from", code="conflicting_options", options=["--add", "--from"]
-        )
-    try:
-        paths = _write_evidence(out, queries, ablation, scale, compare, add=add)
-    except OSError as error:
-        place = error.filename or out
-        raise UserError(
-            f"{place}: {error.strerror or error}; name another folder with --out",
-            code="not_writable",
-            file=str(place),
-        ) from error
+    from cope_sweep.read.reports import evidence, write_evidence  # pandas, matplotlib
+
+    with writing_to(out, "--out"):
+        paths = write_evidence(evidence(queries.results(ablation, scale), compare), out)
     if as_json:
         print_json({"files": [str(path) for path in paths]})
     else:
         sys.stdout.writelines(f"{path}\n" for path in paths)
-
-
-def _write_evidence(
-    out: Path, queries: Queries, ablation: str, scale: str | None, compare: str | None, *, add: bool
-) -> list[Path]:
-    from cope_sweep.read.reports import evidence, write_evidence  # pandas, matplotlib
-    from cope_sweep.read.reports.runs import extend_report, read_report, runs_file
-
-    results = queries.results(ablation, scale)
-    path = runs_file(out, results.plan)
-    if add and path.exists():
-        results = extend_report(results, read_report(results.plan, path))
-    return list(write_evidence(evidence(results, compare), out))
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from cope_sweep.config.overrides import changed_axes
 from cope_sweep.config.source import ablations_folder
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import AblationFiles, Queries
-from cope_sweep.read.queries.ablations import Place
+from cope_sweep.read.queries.ablations import RESULTS, Place
 from cope_sweep.read.queries.recorded import RecordedAblation
 from cope_sweep.read.queries.unknown import no_run
-from cope_sweep.store import Store
+from cope_sweep.store import ParquetStore, Store
+from cope_sweep.store import parquet as stores
 from cope_sweep.store.artifacts import RUN_ID
 
 
@@ -85,19 +86,42 @@ def check_places(plan: Plan) -> None:
 
 
 def open_store(store: str, index: str | None, *, create: bool = False) -> Store:
-    """The store that `--store` and `--index` name. A bar shows how far its index is made. Raises StoreError."""
-    return Store(store, index=index, create=create, on_indexing=indexing_bar())
+    """The store that `--store` and `--index` name, to write to. A bar shows how far its index is made.
+
+    Raises StoreError, also for a folder of results, which is only read.
+    """
+    opened = stores.open_store(store, index=index, create=create, on_indexing=indexing_bar())
+    if isinstance(opened, ParquetStore):
+        raise opened.refusal
+    return opened
 
 
 def open_queries(
-    store: str, index: str | None, ablations: Path, sets: Sequence[str] = (), *, reports: Path | None = None
+    store: str, index: str | None, ablations: Path, sets: Sequence[str] = (), *, committed: bool = False
 ) -> Queries:
     """Answers questions about a store and ablation files, with the values of `--set`.
 
-    The arguments are the values of `--store`, `--index`, `--ablations` and `--set`; `reports` is a folder of reports,
-    whose runs are shown instead of the store's. Raises StoreError.
+    Args:
+        store: The value of `--store`.
+        index: The value of `--index`.
+        ablations: The value of `--ablations`.
+        sets: The values of `--set`.
+        committed: `--committed`: the store is the folder of results beside the ablation files.
+
+    Raises UserError for `--set` with a folder of results, StoreError.
     """
-    return Queries(open_store(store, index), NamedFiles(ablations, sets), reports=reports)
+    if committed:
+        opened: Store = ParquetStore(ablations / RESULTS)
+    else:
+        opened = stores.open_store(store, index=index, on_indexing=indexing_bar())
+    if sets and opened.read_only:
+        shown = "--committed" if committed else "--store"
+        raise UserError(
+            f"{shown}: a folder of results shows its runs as they are; leave out --set",
+            code="conflicting_options",
+            options=[shown, "--set"],
+        )
+    return Queries(opened, NamedFiles(ablations, sets))
 
 
 def find_run_id(queries: Queries, text: str) -> str:

@@ -68,7 +68,8 @@ StoreOpt = Annotated[
     typer.Option(
         "--store",
         envvar="COPE_SWEEP_STORE",
-        help="Folder that holds the runs, checkpoints and MLflow's database; or `s3://BUCKET/PREFIX`, `gs://…`.",
+        help="Folder that holds the runs, checkpoints and MLflow's database; or `s3://BUCKET/PREFIX`, `gs://…`; or a "
+        "folder of results, such as `ablations/results`, which is only read.",
     ),
 ]
 IndexOpt = Annotated[

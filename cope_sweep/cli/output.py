@@ -6,7 +6,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, TextIO, TypeVar
 
@@ -266,6 +267,20 @@ def save(output: Path | None, file_format: str, write: Callable[[IO[bytes]], obj
             f"{output}: {error.strerror or error}; name another file with --output",
             code="not_writable",
             file=str(output),
+        ) from error
+
+
+@contextmanager
+def writing_to(folder: Path, option: str) -> Iterator[None]:
+    """A block that writes files to the folder of an option. Raises UserError instead of OSError."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or folder
+        raise UserError(
+            f"{place}: {error.strerror or error}; name another folder with {option}",
+            code="not_writable",
+            file=str(place),
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The commands that keep a store in order: `store check`, `delete`, `prune`, and `sync` to MLflow."""
+"""The commands about whole stores: `store check` and `copy`, `delete`, `prune`, and `sync` to MLflow."""
 
 from __future__ import annotations
 
@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cope_sweep.cli.options import ABLATIONS, STORE, AblationsDir, IndexOpt, JsonOpt, MlflowOpt, PlainGroup, StoreOpt
-from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, size
+from cope_sweep.cli.options import (
+    ABLATIONS,
+    STORE,
+    AblationArg,
+    AblationsDir,
+    IndexOpt,
+    JsonOpt,
+    MlflowOpt,
+    PlainGroup,
+    ScaleOpt,
+    Sets,
+    StoreOpt,
+)
+from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, size, writing_to
 from cope_sweep.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +39,7 @@ app = typer.Typer(
     cls=PlainGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Check a store for damage, and repair it.",
+    help="Check a store for damage and repair it; copy results from one store to another.",
 )
 
 
@@ -91,6 +103,55 @@ def check(
         if not differences:
             console.print("the store is in order: nothing differs, nothing is damaged")
     raise typer.Exit(DIFFERENT if differences else 0)
+
+
+@app.command()
+def copy(
+    ablation: AblationArg,
+    to: Annotated[
+        Path,
+        typer.Option(
+            "--to", metavar="DIR", help="A folder of results, as `cope-sweep report --out` writes it, or a new one."
+        ),
+    ],
+    scale: ScaleOpt = None,
+    sets: Sets = [],
+    ablations: AblationsDir = ABLATIONS,
+    store: StoreOpt = STORE,
+    index: IndexOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Copy an ablation's finished runs to a folder of results: with curves, measures of heads and provenance.
+
+    For runs that were trained in several stores. Finished runs that the folder has stay as they are, and none is lost:
+    an ablation file that has no longer all of them is an error. Checkpoints are not copied. Write the report anew
+    afterwards: `cope-sweep report ABLATION --store DIR --out DIR`.
+
+    Example: `cope-sweep store copy flip_flop --scale small --store other/store --to ablations/results`
+    """
+    from cope_sweep.cli.files import open_queries
+    from cope_sweep.read.queries import recorded_plan
+    from cope_sweep.read.reports.runs import copy_runs
+    from cope_sweep.read.tables import read_results
+    from cope_sweep.store import ParquetStore
+    from cope_sweep.store.results_file import is_results
+
+    queries, target = open_queries(store, index, ablations, sets), ParquetStore(to)
+    if to.exists() and any(to.iterdir()) and not is_results(to):
+        raise UserError(
+            f"{to} is not a folder of results; name one that `cope-sweep report --out` has written, or a new one",
+            code="no_results",
+            folder=str(to),
+        )
+    plan = recorded_plan(queries.load(ablation, scale), target)  # with the `--set` of the results there
+    with writing_to(to, "--to"):
+        done = copy_runs(read_results(plan, queries.store), target)
+    if as_json:
+        files = [str(to / path.name) for path in done.files]
+        print_json({"files": files, "copied": done.copied, "finished": done.finished, "planned": done.planned})
+        return
+    text = f"{done.copied} runs copied; {to} has {done.finished} of {done.planned} finished runs of {plan.name}"
+    make_console().print(escaped(text), soft_wrap=True, highlight=False)
 
 
 def prune(

@@ -1,4 +1,4 @@
-"""Reads ablations, runs and sweeps. It never changes a store.
+"""Reads ablations, runs and sweeps. It never changes a store of runs.
 
 tables     frames of runs, statistics over seeds, and tables in all formats
 figures    the data of figures, and their drawings

@@ -23,11 +23,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from sqlalchemy import Connection
 from sqlalchemy.engine import make_url
 
-from cope_sweep.records import Status
+from cope_sweep.config import Plan
+from cope_sweep.records import RunRecord, Status
 from cope_sweep.redaction import redacted_url
 from cope_sweep.store.artifacts import RUN_ID, RunFolder
 from cope_sweep.store.errors import DamagedError, StoreError
@@ -38,6 +40,9 @@ from cope_sweep.store.indexing import OnProgress, StoredFiles, fill_index
 from cope_sweep.store.objects import ObjectFolder, is_object_url
 from cope_sweep.store.reading import read_run
 from cope_sweep.store.sweeps import SweepRecord, parse_sweep, sweep_members
+
+if TYPE_CHECKING:
+    from cope_sweep.store.results_file import ResultsFile
 
 STUDY_FILE = "optuna.db"
 """The file of the studies of searches."""
@@ -55,6 +60,9 @@ log = logging.getLogger(__name__)
 
 class Store:
     """A store of runs."""
+
+    read_only: ClassVar[bool] = False
+    """Nothing can be written, because the store is a folder of results (`parquet`)."""
 
     def __init__(
         self,
@@ -188,6 +196,27 @@ class Store:
             ) from error
         if self.objects:
             self.objects.write("store.txt", b"A store of cope-sweep.\n")
+
+    def state(self) -> tuple[object, ...]:
+        """A value that changes with every change of what the store says. Raises StoreError."""
+        return self.index.state()
+
+    # -- what belongs to a plan ----------------------------------------------------------------------------------
+
+    def records(self, plan: Plan) -> dict[str, RunRecord]:
+        """Run id → record, of the runs of a plan that have started. Raises StoreError.
+
+        A folder of results raises NotFoundError and NotFinishedError for what is not the plan of its results.
+        """
+        return self.index.records(run.run_id for run in plan.runs)
+
+    def kept(self, plan: Plan) -> ResultsFile | None:
+        """What a folder of results has about a plan, such as figures and measures of heads; None in other stores."""
+        return None
+
+    def only_scale(self, ablation: str) -> str | None:
+        """The only scale at which a folder of results has an ablation; None in other stores."""
+        return None
 
     # -- runs ----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.errors import UserError
 from tests.ablations.set_cases import CASES
 from tests.ablations.test_ablation_plans import ABLATIONS, FOLDER, IDS, NAMES, plan, scales
-from tests.ablations.update_readme import our_reports, table_of
+from tests.ablations.update_readme import our_reports, stem_of, table_of
 
 SET_CASES = FOLDER / "set_cases.json"
 TABLES = FOLDER / "tables.json"
@@ -59,4 +59,4 @@ def write(path, pinned):
 if __name__ == "__main__":
     write(IDS, {name: {scale: described(plan(name, scale)) for scale in scales(name)} for name in NAMES})
     write(SET_CASES, {case_name(*case): plan_of_case(*case) for case in CASES})
-    write(TABLES, {report.path.stem: table_digests(report) for report in our_reports()})
+    write(TABLES, {stem_of(report): table_digests(report) for report in our_reports()})

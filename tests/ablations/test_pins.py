@@ -9,7 +9,7 @@ from tests.ablations.pins import IDS, SET_CASES, TABLES, case_name, described, p
 from tests.ablations.set_cases import CASES
 from tests.ablations.test_ablation_plans import SIZES, plan
 from tests.ablations.test_results import STEMS
-from tests.ablations.update_readme import RESULTS, our_reports
+from tests.ablations.update_readme import RESULTS, our_reports, stem_of
 
 PINNED_IDS = json.loads(IDS.read_text(encoding="utf-8"))
 PINNED_CASES = json.loads(SET_CASES.read_text(encoding="utf-8"))
@@ -18,7 +18,7 @@ PINNED_TABLES = json.loads(TABLES.read_text(encoding="utf-8"))
 
 @pytest.fixture(scope="module")
 def reports():
-    return {report.path.stem: report for report in our_reports()}
+    return {stem_of(report): report for report in our_reports()}
 
 
 @pytest.mark.parametrize(("name", "scale"), SIZES)

@@ -14,12 +14,15 @@ from cope_sweep.config import load_ablation
 from cope_sweep.config.ablation import Maps
 from cope_sweep.read.figures.available import claimed_figures
 from cope_sweep.read.numbers import p_text
-from cope_sweep.read.reports.runs import read_committed, run_files
+from cope_sweep.read.queries import AblationFiles, Queries
+from cope_sweep.read.reports.heads import measured_heads
 from cope_sweep.read.tables import Table
 from cope_sweep.read.tables.claims import claim_findings, head_findings, place_in_paper
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.layout import layout
 from cope_sweep.read.tables.render import markdown_text
+from cope_sweep.store import ParquetStore
+from cope_sweep.store.results_file import file_name, run_files
 
 ROOT = Path(__file__).parent.parent.parent
 ABLATIONS, RESULTS = ROOT / "ablations", ROOT / "ablations" / "results"
@@ -35,20 +38,26 @@ MOST_ROWS = 10
 
 
 def committed(results=RESULTS, ablations=ABLATIONS):
-    """The reports of a folder by name."""
+    """The results of a folder by name. Raises NotFinishedError if one is stale."""
+    queries = Queries(ParquetStore(results), AblationFiles(ablations))
     for path in run_files(results):
-        yield read_committed(path, ablations)
+        name, _, scale = path.stem.partition(".")
+        yield queries.results(name, scale or None)
 
 
 @functools.cache
 def our_reports():
-    """The reports of this repository, read once."""
+    """The results of this repository, read once."""
     return list(committed())
 
 
+def stem_of(report):
+    """The start of the names of a report's files: `quickstart`, `flip_flop.small`."""
+    return file_name(report.plan).removesuffix(".parquet")
+
+
 def table_of(report):
-    """The table of a report, compared as the report is."""
-    report.check()
+    """The table of results, compared as their report is."""
     return Table.of(report, reference(report.plan))
 
 
@@ -56,8 +65,6 @@ def overview(reports, folder):
     """A Markdown table: for each report the values of the primary metric and what they say, with a link into `folder`.
 
     Of more than `MOST_ROWS` rows, the lowest and the highest value.
-
-    Raises NotFinishedError where a report is stale.
     """
     lines = ["| ablation | scale | mean ± standard deviation over seeds | result |", "| --- | --- | --- | --- |"]
     for each in reports:
@@ -74,7 +81,7 @@ def overview(reports, folder):
         if len(named) > MOST_ROWS and means:
             ends = (min(means, key=means.__getitem__), max(means, key=means.__getitem__))
             values = f"{len(named)} rows, from {' to '.join(named[end] for end in ends)}"
-        link = f"[{markdown_text(model.title)}]({folder}/{each.path.stem}.md)"
+        link = f"[{markdown_text(model.title)}]({folder}/{stem_of(each)}.md)"
         values = f"{markdown_text(model.primary.title)}: {values}"
         lines.append(f"| {link} | {each.plan.ablation.scale or BASE} | {values} | {markdown_text(model.answer)} |")
     return "\n".join(lines) + "\n"
@@ -82,7 +89,7 @@ def overview(reports, folder):
 
 def quick_start():
     """The table of the quick start, and what its sign means."""
-    report = next(each for each in our_reports() if each.path.stem == "quickstart")
+    report = next(each for each in our_reports() if stem_of(each) == "quickstart")
     table = table_of(report).to_markdown().partition("\n\n")[0] + "\n"
     sign = "\n†: the seeds do no better than a rule that always gives the most frequent answer.\n"
     return table + (sign if "†" in table else "")
@@ -93,9 +100,8 @@ class Means:
 
     def __init__(self, stem):
         self.link = f"ablations/results/{stem}.md"
-        self.report = next(each for each in our_reports() if each.path.stem == stem)
-        self.report.check()
-        self.frame = self.report.file.groupby("row").mean(numeric_only=True)
+        self.report = next(each for each in our_reports() if stem_of(each) == stem)
+        self.frame = self.report.frame.groupby("row").mean(numeric_only=True)
 
     def __getitem__(self, key):
         row, _, metric = key.rpartition(", ")
@@ -236,7 +242,7 @@ def with_results(text):
 def findings_of(report):
     """What a report says about the claims of its ablation and its figures."""
     about_rows = claim_findings(report.plan, table_of(report).model)
-    return (*about_rows, *head_findings(claimed_figures(report.plan), report.heads))
+    return (*about_rows, *head_findings(claimed_figures(report.plan), measured_heads(report)))
 
 
 def claims_of_all():
@@ -248,7 +254,7 @@ def claims_of_all():
         size = report.plan.ablation.scale or ("the paper's" if finding.published else BASE)
         ours = f"{finding.measure}: {finding.ours}"
         cells = [finding.source or "–", finding.claim, size, ours, finding.published or "–"]
-        link = f"[{markdown_text(report.path.stem)}]({report.path.stem}.md)"
+        link = f"[{markdown_text(stem_of(report))}]({stem_of(report)}.md)"
         texts = [*map(markdown_text, cells), p, f"**{finding.verdict_text}**", link]
         lines.append((place_in_paper(finding.source), f"| {' | '.join(texts)} |"))
     reported = {(report.plan.ablation.name, finding.claim) for report, finding in found}

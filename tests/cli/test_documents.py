@@ -105,30 +105,71 @@ def test_the_evidence_of_one_ablation(declaring):
     assert "row minus none" in (folder / names[4]).read_text()
 
 
-def test_a_report_is_shown_without_a_store(declaring, tmp_path):
+def test_a_folder_of_results_is_a_store_that_is_only_read(declaring):
     declaring("report", "tiny", "--out", "out")
+    before = {path.name: path.read_bytes() for path in (declaring.folder / "out").iterdir()}
     known = declaring.json("table", "tiny", "--compare", "CoPE")
-    found = declaring.json("table", "tiny", "--from", "out", "--store", str(tmp_path / "nowhere"))
+    found = declaring.json("table", "tiny", "--store", "out")
     means = [[row["metrics"]["in_dist/token_error"]["mean"] for row in each["rows"]] for each in (known, found)]
     assert means[0] == means[1]
     assert found["compared"]["against"] == "model.position=CoPE"
-    assert declaring.json("table", "tiny", "--from", "out", "--compare", "none")["compared"]["against"] == "none"
-    again = declaring("report", "tiny", "--from", "out", "--out", "again", "--store", str(tmp_path / "nowhere"))[0]
+    assert declaring.json("table", "tiny", "--store", "out", "--compare", "none")["compared"]["against"] == "none"
+    again = declaring("report", "tiny", "--store", "out", "--out", "again")[0]
+    assert {Path(name).name for name in again.splitlines()} == before.keys()
     for name in again.splitlines():
-        assert (declaring.folder / name).read_bytes() == (declaring.folder / "out" / Path(name).name).read_bytes()
-    declaring("report", "tiny", "--from", "out", "-o", "tiny.html")
+        assert (declaring.folder / name).read_bytes() == before[Path(name).name], name
+    declaring("report", "tiny", "--store", "out", "-o", "tiny.html")
     assert "data:image/svg+xml" in (declaring.folder / "tiny.html").read_text()
-    assert not (tmp_path / "nowhere").exists()
-    for words, code, data in (
-        (("table", "quickstart", "--from", "out"), "not_found", {"ablation": "quickstart"}),
-        (("table", "tiny", "--from", "out", "--scale", "small"), "not_found", {"ablation": "tiny", "scale": "small"}),
-        (("table", "tiny", "--from", "out", "--set", "seeds=[0]"), "conflicting_options", {}),
-        (("report", "tiny", "--from", "out", "--set", "seeds=[0]"), "conflicting_options", {}),
-        (("report", "quickstart", "--from", "out"), "not_found", {"ablation": "quickstart"}),
-    ):
-        declaring.refuses(code, *words, **data)
-    (declaring.folder / "out/tiny.parquet").write_bytes(b"PAR1 not really")
-    declaring.refuses("damaged_report", "table", "tiny", "--from", "out", file="out/tiny.parquet")
+    declaring("figure", "tiny", "--store", "out", "--kind", "maps", "-o", "maps.svg")
+    assert (declaring.folder / "maps.svg").read_bytes() == before["tiny.maps.svg"]
+
+    (tiny,) = [entry for entry in declaring.json("list", "--store", "out") if entry["name"] == "tiny"]
+    assert tiny["counts"] == {"finished": tiny["runs"]}
+    kept = declaring.json("runs", "--store", "out")["runs"]
+    trained = declaring.json("runs", "--ablation", "tiny")["runs"]
+    for run, same in zip(kept, sorted(trained, key=lambda run: run["run_id"]), strict=True):
+        names = ("run_id", "status", "seed", "step", "steps", "ablations", "row", "sweep_id", "metrics", "created_ms")
+        assert [run[name] for name in names] == [same[name] for name in names]
+    left, right = (run["run_id"] for run in kept[:2])
+    assert declaring.json("diff", left, right, "--store", "out") == declaring.json("diff", left, right)
+    assert declaring.json("status", left, "--store", "out")["metrics"] == kept[0]["metrics"]
+
+    assert {path.name: path.read_bytes() for path in (declaring.folder / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "data"),
+    [
+        (["table", "other"], "not_found", {"ablation": "other", "allowed": []}),
+        (["table", "tiny", "--set", "seeds=[0]"], "conflicting_options", {"options": ["--store", "--set"]}),
+        (["report", "tiny", "--set", "seeds=[0]"], "conflicting_options", {"options": ["--store", "--set"]}),
+        (["report", "other"], "not_found", {"ablation": "other"}),
+        (["figure", "tiny", "--kind", "maps", "--format", "png"], "no_checkpoint", {}),
+        (["run", "tiny", "--local"], "read_only", {}),
+        (["sync"], "read_only", {}),
+        (["prune", "--yes"], "read_only", {}),
+        (["store", "check"], "read_only", {}),
+        (["stop", "all"], "read_only", {}),
+    ],
+)
+def test_what_a_folder_of_results_does_not_do(declaring, words, code, data):
+    declaring("report", "tiny", "--out", "out")
+    before = {path.name: path.read_bytes() for path in (declaring.folder / "out").iterdir()}
+    declaring.refuses(code, *words, "--store", "out", **data)
+    assert {path.name: path.read_bytes() for path in (declaring.folder / "out").iterdir()} == before
+
+
+def test_finished_runs_are_copied_to_a_folder_of_results(declaring):
+    words = ("store", "copy", "tiny", "--to", "out")
+    copied = declaring.json(*words)
+    assert copied["copied"] == copied["finished"] == copied["planned"]
+    assert copied["files"] == ["out/tiny.parquet", "out/tiny.curves.parquet"]
+    declaring("report", "tiny", "--store", "out", "--out", "out")
+    declaring("report", "tiny", "--out", "whole")
+    for name in ("tiny.parquet", "tiny.curves.parquet", "tiny.curves.svg"):
+        assert (declaring.folder / "out" / name).read_bytes() == (declaring.folder / "whole" / name).read_bytes()
+    assert declaring.json(*words)["files"] == []
+    declaring.refuses("no_results", "store", "copy", "tiny", "--to", "store", folder="store")
 
 
 def test_declared_figures_are_drawn_without_a_kind(declaring):

@@ -20,11 +20,10 @@ from cope_sweep.config.loading import SUFFIXES
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries.recorded import RecordedAblation
 from cope_sweep.store import QueryError
+from cope_sweep.store.results_file import run_files
 
 RESULTS = "results"
-"""The folder beside the ablation files that contains their reports."""
-FURTHER_FILES = (".curves", ".heads")
-"""Ends of the names of a report's Parquet files that do not contain runs, without suffix."""
+"""The folder beside the ablation files that has their results: a store that is only read."""
 SETTLED_NS = 100_000_000
 """If a folder's last change is older than this, its next change is sure to get a different modification time."""
 
@@ -114,8 +113,7 @@ class AblationFiles:
 
     def committed(self, name: str) -> list[str]:
         """The scales of an ablation with results beside the files; "" means: without a scale."""
-        stems = [path.stem for path in (self.folder / RESULTS).glob("*.parquet")]
-        parts = [stem.partition(".") for stem in stems if not stem.endswith(FURTHER_FILES)]
+        parts = [path.stem.partition(".") for path in run_files(self.folder / RESULTS)]
         return sorted(scale for ablation, _, scale in parts if ablation == name)
 
     def _cached(self, name: str, scale: str | None, path: Path) -> CachedPlan | None:
@@ -160,8 +158,7 @@ class AblationFiles:
 
     def state(self) -> tuple[object, ...]:
         """A value that changes when a file changes."""
-        reports = (self.folder / RESULTS).glob("*.parquet")
-        paths = {str(path): None for path in (*self.files().values(), self.folder / RESULTS, *reports)}
+        paths = {str(path): None for path in (*self.files().values(), self.folder / RESULTS)}
         paths |= {stamp[0]: None for stamps, _ in list(self._plans.values()) for stamp in stamps}
         return _file_stamps(paths)
 

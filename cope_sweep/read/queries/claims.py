@@ -24,14 +24,13 @@ def claim_results(all_results: Iterable[Results]) -> list[ClaimResult]:
 
 
 def _findings_about_heads(results: Results) -> tuple[Finding, ...]:
-    """Of a report; measuring the heads of a store's checkpoints takes too long."""
-    from cope_sweep.read.reports.runs import ReportResults  # pandas
-
-    if not isinstance(results, ReportResults):
+    """From the measures that the store has; measuring the heads of its checkpoints takes too long."""
+    kept = results.store.kept(results.plan)
+    if kept is None or kept.heads is None:
         return ()
     from cope_sweep.read.figures.available import claimed_figures  # matplotlib
 
-    return head_findings(claimed_figures(results.plan), results.heads)
+    return head_findings(claimed_figures(results.plan), kept.heads.to_pandas())
 
 
 def _claims_of(results: Results) -> Iterable[ClaimResult]:

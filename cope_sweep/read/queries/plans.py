@@ -7,13 +7,24 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from cope_sweep.api.ablations import PlanCost, RunCost
-from cope_sweep.config import Plan, Resources, RunSpec, estimates, plan_of_recorded, suggested_estimates, total_seconds
+from cope_sweep.config import (
+    Plan,
+    Resources,
+    RunSpec,
+    estimates,
+    expand,
+    plan_of_recorded,
+    suggested_estimates,
+    total_seconds,
+    with_overrides,
+)
 from cope_sweep.config.estimate import RAY_START_S, RunShape, run_flops, shape_of, training_flops
 from cope_sweep.config.explain import suggest
 from cope_sweep.errors import NotFinishedError, NotFoundError, UserError
@@ -31,7 +42,15 @@ GPU_DEVICES = Path("/dev")
 
 
 def recorded_plan(plan: Plan, store: Store) -> Plan:
-    """The plan; if its search chooses rows during the sweep, with the rows that sweeps have recorded so far."""
+    """The plan as a store has it.
+
+    Of a folder of results, with the `--set` of its results, unless the plan has its own. If its search chooses rows
+    during the sweep, with the rows that sweeps have recorded so far.
+    """
+    kept = store.kept(plan)
+    if kept and kept.assignments and not plan.ablation.assignments:
+        with suppress(UserError):  # a key that the ablation has no longer: the results are stale
+            plan = expand(with_overrides(plan.ablation, assignments=kept.assignments))
     if not plan.open_samples:
         return plan
     return plan_of_recorded(plan.ablation, store.index.recorded_rows(plan.name))

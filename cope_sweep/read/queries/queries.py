@@ -9,8 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial, singledispatchmethod
-from pathlib import Path
+from functools import cached_property, partial, singledispatchmethod
 from typing import IO, Any, TypeVar, cast
 
 from cope_sweep.api.ablations import (
@@ -70,7 +69,17 @@ from cope_sweep.read.tables import Results, Table, read_results, table_file
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.table import check_options
 from cope_sweep.redaction import redacted
-from cope_sweep.store import QueryError, RunFolder, RunPage, RunQuery, RunRecord, Store, SweepPage, SweepSummary
+from cope_sweep.store import (
+    ParquetStore,
+    QueryError,
+    RunFolder,
+    RunPage,
+    RunQuery,
+    RunRecord,
+    Store,
+    SweepPage,
+    SweepSummary,
+)
 from cope_sweep.store.errors import DamagedError
 from cope_sweep.store.store import MEMORY
 from cope_sweep.tracking.page import mlflow_experiment_page
@@ -95,7 +104,6 @@ class Queries:
         store: Store,
         ablations: AblationFiles | None = None,
         *,
-        reports: Path | None = None,
         links: bool = False,
         max_rows: int | None = None,
     ) -> None:
@@ -104,26 +112,31 @@ class Queries:
         Args:
             store: The store.
             ablations: The ablation files; None: no files.
-            reports: A folder of reports: tables, figures and reports show its runs instead of the store's.
             links: Add links to other routes of a service to files.
             max_rows: Maximum number of rows in an image; None: no limit.
         """
         self._store = store
         self._files = ablations
-        self._reports = reports
         self._links = links
         self._max_rows = max_rows
         self._curves = CurveCache()
-        self._claims_of_reports: tuple[object, list[ClaimResult]] | None = None
         self._recorded = RecordedAblations(may_import=ablations is not None and ablations.IMPORTS_RECORDED)
 
     @property
     def store(self) -> Store:
         """The store. If it did not exist at first, it is opened again as soon as it exists."""
         store = self._store
-        if store.index.url == MEMORY and (store.root / "runs").is_dir() and os.access(store.root, os.W_OK):
+        # The folder first: the index of a folder of results is made only if something asks for it.
+        if (store.root / "runs").is_dir() and store.index.url == MEMORY and os.access(store.root, os.W_OK):
             self._store = Store(store.location)
         return self._store
+
+    @cached_property
+    def committed(self) -> Queries:
+        """The same questions to the results beside the ablation files."""
+        return Queries(
+            ParquetStore(self.files.folder / RESULTS), self.files, links=self._links, max_rows=self._max_rows
+        )
 
     @property
     def files(self) -> AblationFiles:
@@ -135,10 +148,12 @@ class Queries:
     def check(self) -> None:
         """Read the folder of the ablations and the index. A missing store counts as empty. Raises OSError."""
         self.files.files()
-        self.store.index.revision()
+        self.store.state()
 
     def ask(self, question: Question[A]) -> A:
         """The answer to a question."""
+        if getattr(question, "committed", False):
+            return self.committed.ask(question.model_copy(update={"committed": False}))
         return cast(A, self._answer(question))
 
     @singledispatchmethod
@@ -229,37 +244,22 @@ class Queries:
 
     @_answer.register
     def _claims(self, question: ListClaims) -> list[ClaimResult]:
-        name, committed = question.ablation, question.committed
-        if name is not None:
-            return claim_results([self.results(name, question.scale, committed=committed)])
+        if question.ablation is not None:
+            return claim_results([self.results(question.ablation, question.scale)])
         if question.scale is not None:
             raise _scale_without_ablation(question.scale)
-        if not committed:
-            return claim_results(self._finished_results())
-        state, cached = self.files.state(), self._claims_of_reports
-        if cached is None or cached[0] != state:
-            cached = self._claims_of_reports = state, claim_results(self._committed_results())
-        return cached[1]
+        return claim_results(self._finished_results())
 
     def _finished_results(self) -> Iterator[Results]:
         """The results of ablations with claims, at each scale that has a finished run."""
         for plan in self.files.all():
-            if plan.ablation.content.claims:
+            if not plan.ablation.content.has_claims:
+                continue
+            # A folder of results has no file of some ablations, and stale or damaged ones of others.
+            with contextlib.suppress(NotFoundError, NotFinishedError):
                 results = read_results(recorded_plan(plan, self.store), self.store)
                 if any(record.status == "finished" for record in results.records.values()):
                     yield results
-
-    def _committed_results(self) -> Iterator[Results]:
-        """The reports beside the ablation files, for ablations with claims, except stale and damaged reports."""
-        from cope_sweep.read.reports.runs import read_report, runs_file
-
-        for plan in self.files.all():
-            path = runs_file(self.files.folder / RESULTS, plan)
-            if plan.ablation.content.has_claims and path.exists():
-                with contextlib.suppress(NotFinishedError):
-                    report = read_report(plan, path)
-                    report.check()
-                    yield report
 
     @_answer.register
     def _figures(self, question: ListFigures) -> list[FigureInfo]:
@@ -309,7 +309,7 @@ class Queries:
 
     def state(self) -> tuple[object, ...]:
         """A value that changes with any ablation file and with the store. Costs `stat` calls and two queries."""
-        return self._files.state() if self._files else (), self.store.index.state()
+        return self._files.state() if self._files else (), self.store.state(), self.committed.store.state()
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -399,30 +399,24 @@ class Queries:
 
     # -- files -----------------------------------------------------------------------------------------------------
 
-    def results(self, name: str, scale: str | None = None, *, committed: bool = False) -> Results:
+    def results(self, name: str, scale: str | None = None) -> Results:
         """The results of an ablation at a scale, for tables, figures and reports.
 
-        Args:
-            name: The ablation.
-            scale: One of its scales; None: without a scale.
-            committed: Use the results beside the ablation files instead of the store's.
-
-        Raises NotFinishedError for a stale or damaged report.
+        Without a scale: of a folder of results, at the only scale that it has, if it has none without a scale. Raises
+        NotFinishedError for a stale or damaged file there.
         """
-        reports = self.files.folder / RESULTS if committed else self._reports
-        if reports is None:
-            return read_results(self.load(name, scale), self.store)
-        from cope_sweep.read.reports.runs import find_committed
-
-        if committed:
-            self.files.file(name)  # raises NotFoundError: an unknown name never becomes part of a path
-        return find_committed(reports, self.files.folder, name, scale)
+        plan = self.load(name, scale)
+        if scale is None and (only := self.store.only_scale(plan.name)):
+            plan = self.load(name, only)
+        return read_results(plan, self.store)
 
     def table(self, question: GetTable) -> Table:
-        """The table of an ablation. The table of a report has the report's comparison, unless the question has one."""
+        """The table of an ablation; of a folder of results compared as its report is, unless the question says how."""
+        if question.committed:
+            return self.committed.table(question.model_copy(update={"committed": False}))
         check_options(question)
-        results = self.results(question.name, question.scale, committed=question.committed)
-        default = reference(results.plan) if results.store is None else None
+        results = self.results(question.name, question.scale)
+        default = reference(results.plan) if results.store.read_only else None
         return Table(results, question.model_copy(update={"compare": question.compare or default}))
 
     @_answer.register
@@ -439,12 +433,12 @@ class Queries:
         `style` is a style sheet of matplotlib, its name or a file. It is no part of the question: a service must not
         read a file that a client names.
         """
-        results = self.results(question.name, question.scale, committed=question.committed)
+        results = self.results(question.name, question.scale)
         file_format = question.format or "svg"
         if file_format == "svg" and selects_nothing(question) and question.size is style is None:
-            # A report has no checkpoints, so its maps can only be shown as they were drawn.
-            saved_figure = results.picture(question.figure)
-            if saved_figure:
+            # A folder of results has no checkpoints, so its maps can only be shown as they were drawn.
+            kept = results.store.kept(results.plan)
+            if kept and (saved_figure := kept.picture(question.figure)):
                 return saved_figure
         plan = results.plan
         lines = drawn_lines(plan, question.figure, len(plan.rows))

@@ -31,7 +31,7 @@ from cope_sweep.read.reports.aggregates import aggregates
 from cope_sweep.read.reports.heads import claimed_figures_by_run, heads_layout, measured_heads
 from cope_sweep.read.reports.html import html_page
 from cope_sweep.read.reports.provenance import Provenance, provenance
-from cope_sweep.read.reports.runs import CURVE_COLUMNS, CURVES, HEADS, run_frame, to_parquet
+from cope_sweep.read.reports.runs import result_files, run_frame, write_files
 from cope_sweep.read.reports.shortcuts import Shortcuts, shortcuts, structure
 from cope_sweep.read.reports.thresholds import thresholds
 from cope_sweep.read.tables import Results, Table
@@ -43,7 +43,6 @@ from cope_sweep.read.tables.model import TableModel
 from cope_sweep.read.tables.render import markdown, markdown_table, markdown_text
 from cope_sweep.read.tables.table import sorted_by
 from cope_sweep.store import STATUSES
-from cope_sweep.store.files import overwriting
 
 EXPLORATORY = "Exploratory: the recipe was chosen by looking at results like these."
 
@@ -63,7 +62,7 @@ class ReportFigure:
     source: str
     """The figure of the paper that it reproduces; may be empty."""
     svg: Callable[[], bytes] | None
-    """Draws the figure, or reads it from a report if that needs a checkpoint. None if it cannot be drawn."""
+    """Draws the figure; a map of a folder of results is read. None if it cannot be drawn."""
     problem: str = ""
 
 
@@ -99,8 +98,8 @@ class Evidence:
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """The runs, with the columns of `reports.runs`."""
-        return run_frame(self.results)
+        """The runs, with the columns of a file of results: `store.results_file`."""
+        return run_frame(self.plan, self.results.records, self.results.store)
 
     @property
     def provenance(self) -> Provenance:
@@ -240,11 +239,7 @@ class Evidence:
 
     def files(self) -> dict[str, bytes]:
         """File name → content: runs, learning curves, report and figures. The same results give the same bytes."""
-        files = {f"{self.stem}.parquet": to_parquet(self.runs)}
-        if not self.results.curves.empty:
-            files[f"{self.stem}{CURVES}"] = to_parquet(self.results.curves[CURVE_COLUMNS])
-        if not self.heads.empty:
-            files[f"{self.stem}{HEADS}"] = to_parquet(self.heads)
+        files = result_files(self.plan, self.runs, self.results.curves, self.heads)
         files |= {self.pictures[figure.name]: figure.svg() for figure in self.figures if figure.svg}
         return files | {f"{self.stem}.md": self.to_markdown(self.pictures).encode()}
 
@@ -343,25 +338,17 @@ def report_file(results: Results, question: GetReport, figure_url: Callable[[str
 
 
 def write_evidence(report: Evidence, folder: Path) -> tuple[Path, ...]:
-    """Write the files of a report to a folder, which is created if it is missing. Raises OSError.
-
-    Each file is replaced as a whole (`store.files.overwriting`).
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {folder / name: content for name, content in report.files().items()}
-    for path, content in files.items():
-        with overwriting(path) as file:
-            file.write(content)
-    return tuple(files)
+    """Write the files of a report to a folder, see `write_files`. Raises OSError."""
+    return write_files(folder, report.files())
 
 
 def _report_figure(results: Results, declared: Declared, heads: pd.DataFrame) -> ReportFigure:
     title = declared.figure.title or results.plan.ablation.content.title
     source, is_map = declared.figure.source, isinstance(declared.figure, Maps)
-    saved = results.picture(declared.name) if is_map else None
-    if is_map and results.store is None:
-        problem = "" if saved else "the report has neither the figure nor a checkpoint"
-        return ReportFigure(declared.name, title, source, (lambda: saved) if saved else None, problem)
+    kept = results.store.kept(results.plan) if is_map else None
+    saved = kept.picture(declared.name) if kept else None
+    if saved:  # a folder of results has no checkpoint to draw it again
+        return ReportFigure(declared.name, title, source, lambda: saved)
     problem = "" if is_map else _too_large(results.plan, declared.figure.kind, len(declared.rows))
     if problem:
         return ReportFigure(declared.name, title, source, None, problem)
@@ -375,8 +362,6 @@ def _report_figure(results: Results, declared: Declared, heads: pd.DataFrame) ->
             head = next(zip(chosen["layer"], chosen["head"], strict=True), None)
         figure = draw_declared(results, declared, head=head)
     except UserError as error:  # no checkpoint, or no such mark in the tokens
-        if saved:
-            return ReportFigure(declared.name, title, source, lambda: saved)
         reason = str(error).replace(f" in {results.place}", "")
         # Readers of the report may have another store.
         reason = reason.replace(results.training, f"cope-sweep run {results.plan.ablation.cli_args}")

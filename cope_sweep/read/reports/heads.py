@@ -11,10 +11,13 @@ from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures.available import claimed_figures, declared_figures
 from cope_sweep.read.numbers import fixed, interval_text
-from cope_sweep.read.reports.runs import HEAD_COLUMNS, ExtendedResults, ReportResults
 from cope_sweep.read.tables import Results, summarise
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 
+HEAD_COLUMNS = [
+    "figure", "run_id", "seed", "layer", "head", "chosen", "auc", "on", "off", "with_label", "without",
+    "initial_chosen", "initial_auc",
+]  # fmt: skip
 MOST_HEADS = 16
 """If a model has more heads than this, only the chosen ones are listed."""
 AUC_NOTES = {
@@ -32,23 +35,20 @@ CHOSEN_NOTE = (
 def measured_heads(results: Results) -> pd.DataFrame:
     """How well the heads of finished runs mark what figures claim; the frame of `figures.marks.measure_run`.
 
-    A report has these measures. The heads of a store's runs are measured now; a run whose checkpoint or text cannot be
-    read is left out.
+    A folder of results has these measures. The heads of other stores are measured now; a run whose checkpoint or text
+    cannot be read is left out.
     """
-    if isinstance(results, ReportResults):
-        return results.heads
+    kept = results.store.kept(results.plan)
+    if kept and kept.heads is not None:
+        frame: pd.DataFrame = kept.heads.to_pandas()
+        return frame
     parts: list[pd.DataFrame] = []
-    if isinstance(results, ExtendedResults):
-        parts.append(results.report.heads[results.is_from_report(results.report.heads)])
-    measured = {run_id for part in parts for run_id in part["run_id"]}
-    figures_by_run = claimed_figures_by_run(results)
-    if figures_by_run and results.store is not None:
-        from cope_sweep.read.figures.marks import measure_run  # torch
+    for run_id, figures in claimed_figures_by_run(results).items():
+        with suppress(UserError):  # `Evidence.missing` counts it
+            checkpoint = results.store.run(run_id).fetch_checkpoint()
+            from cope_sweep.read.figures.marks import measure_run  # torch
 
-        for run_id, figures in figures_by_run.items():
-            if run_id not in measured:
-                with suppress(UserError):  # `Evidence.missing` counts it
-                    parts.append(measure_run(results.store.run(run_id).fetch_checkpoint(), figures))
+            parts.append(measure_run(checkpoint, figures))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=HEAD_COLUMNS)
 
 

@@ -106,16 +106,16 @@ def _typed_series(values: list[Any]) -> pd.Series[Any]:
     return pd.Series([None if value is None else str(value) for value in values], dtype="str")
 
 
-def curve_frame(plan: Plan, records: Mapping[str, RunRecord], store: Store | None) -> pd.DataFrame:
+def curve_frame(plan: Plan, records: Mapping[str, RunRecord], store: Store) -> pd.DataFrame:
     """The learning curves of the started runs of a plan; the module describes the columns.
 
-    A damaged curve is left out. Without a store, there are no curves.
+    A damaged curve is left out.
     """
     lines = [
         line
         for row in plan.rows
         for run in row.runs
-        if store is not None and records[run.run_id].status != "pending"
+        if records[run.run_id].status != "pending"
         for line in _curve_lines(store, row, run, records[run.run_id].status)
     ]
     return pd.DataFrame(lines, columns=list(CURVE_TYPES)).astype(CURVE_TYPES)

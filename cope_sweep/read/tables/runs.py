@@ -21,18 +21,18 @@ FACT = "facts."
 
 @dataclass(frozen=True)
 class Results:
-    """The runs of a plan with their records, from a store (`read_results`) or from a report (`reports.runs`)."""
+    """The runs of a plan with their records, and the store that has them: see `read_results`."""
 
     plan: Plan
     records: Mapping[str, RunRecord]
     """Run id → record, for every run of the plan."""
-    store: Store | None = None
-    """The store with the curves and checkpoints; None: curves are in the files of a report, and checkpoints missing."""
+    store: Store
+    """The store with the curves, and the checkpoints unless it is a folder of results."""
 
     @property
     def place(self) -> str:
         """Where the runs are, for messages: `the store runs`."""
-        return f"the store {redacted_url(self.store.location)}" if self.store else "a report"
+        return f"the store {redacted_url(self.store.location)}"
 
     @property
     def training(self) -> str:
@@ -53,19 +53,18 @@ class Results:
 
         return curve_frame(self.plan, self.records, self.store)
 
-    def picture(self, name: str) -> bytes | None:
-        """The SVG of a figure in the report; None if there is no report, or it has no such figure."""
-        return None
 
-
-def training_command(plan: Plan, store: Store | None) -> str:
-    """The command that trains the runs of a plan into a store; None: the default store."""
-    return f"cope-sweep run {shlex.join([*plan.ablation.arguments, *(store.option if store else [])])}"
+def training_command(plan: Plan, store: Store) -> str:
+    """The command that trains the runs of a plan into a store; of a folder of results: into the default store."""
+    return f"cope-sweep run {shlex.join([*plan.ablation.arguments, *store.option])}"
 
 
 def read_results(plan: Plan, store: Store) -> Results:
-    """The current results of a plan, from the index. Curves are read on first use. Raises StoreError."""
-    started = store.index.records(run.run_id for run in plan.runs)
+    """The current results of a plan in a store. Curves are read on first use.
+
+    Raises StoreError; of a folder of results also NotFoundError and NotFinishedError, see `ParquetStore.records`.
+    """
+    started = store.records(plan)
     records = {run.run_id: started.get(run.run_id) or RunRecord(run_id=run.run_id) for run in plan.runs}
     return Results(plan, records, store)
 

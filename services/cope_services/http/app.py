@@ -45,7 +45,7 @@ from cope_sweep import __version__
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.figures.available import MAX_ROWS
 from cope_sweep.read.queries import AblationFiles, Queries
-from cope_sweep.store import Store
+from cope_sweep.store import open_store
 
 DESCRIPTION = """\
 Ablations, result tables, runs, checkpoints, perplexity and probes.
@@ -86,7 +86,7 @@ class Service(FastAPI):
 
 def _components(settings: Settings) -> Components:
     files = AblationFiles(settings.ablations, max_runs=settings.max_plan_runs, error_text=settings.hide_folders)
-    queries = Queries(Store(settings.store, index=settings.index or None), files, links=True, max_rows=MAX_ROWS)
+    queries = Queries(open_store(settings.store, index=settings.index or None), files, links=True, max_rows=MAX_ROWS)
     work = work_queues(settings.limits)
     return Components(
         queries=queries,

@@ -25,7 +25,7 @@ from cope_sweep.config.source import TOO_LARGE
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries import Queries, recorded_plan
 from cope_sweep.read.queries.plans import ENDED, plan_cost
-from cope_sweep.store import ACTIVE, Budget, Store, Submission, read_submission
+from cope_sweep.store import ACTIVE, Budget, Store, Submission, open_store, read_submission
 from cope_sweep.store.store import INDEX_VARIABLE
 from cope_sweep.sweep.jobs import (
     Cluster,
@@ -255,7 +255,7 @@ class SweepJobs:
         A request whose answer was lost is sent again, maybe to another service on the same store, while this one is
         still at work. So `previous` is asked again where no other process can record a submission.
         """
-        Store(self.settings.store, index=self.settings.index or None, create=True)  # makes the folder
+        open_store(self.settings.store, index=self.settings.index or None, create=True)  # makes the folder
         store = self.queries.store
         known: SweepState | None = None
 

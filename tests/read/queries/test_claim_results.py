@@ -7,14 +7,15 @@ from cope_sweep.config import expand, load_ablation, with_overrides
 from cope_sweep.read.queries.ablations import AblationFiles
 from cope_sweep.read.queries.claims import claim_results
 from cope_sweep.read.reports.evidence import evidence
-from cope_sweep.read.reports.runs import ReportResults, read_report
+from cope_sweep.read.tables import Results, read_results
+from cope_sweep.store import ParquetStore
 
 ABLATIONS = Path(__file__).parents[3] / "ablations"
 
 
-def gates() -> ReportResults:
+def gates() -> Results:
     plan = expand(with_overrides(load_ablation(ABLATIONS / "gates.yaml"), scale="small"))
-    return read_report(plan, ABLATIONS / "results" / "gates.small.parquet")
+    return read_results(plan, ParquetStore(ABLATIONS / "results"))
 
 
 def test_figures_of_heads_have_their_claims() -> None:

@@ -3,15 +3,14 @@
 from importlib import import_module
 
 import pandas as pd
-import pytest
 
 from cope_sweep.config import expand, with_overrides
-from cope_sweep.errors import NotFinishedError
+from cope_sweep.read.queries import recorded_plan
 from cope_sweep.read.reports import evidence, write_evidence
-from cope_sweep.read.reports.runs import extend_report, read_report, run_frame
+from cope_sweep.read.reports.runs import copy_runs, run_frame
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.comparisons import reference
-from cope_sweep.store import Store
+from cope_sweep.store import ParquetStore, Store
 from cope_sweep.train import Runtime, train_run
 from tests.errors import raises
 from tests.read.figures.files import svg_texts
@@ -56,29 +55,47 @@ def test_a_figure_measures_the_heads_of_its_own_row(store, monkeypatch):
     assert report.missing == ()
 
 
-def test_runs_of_another_store_are_added_to_a_report(tmp_path):
-    """Two stores with other runs, one after the other, make the report of one store with all."""
+def test_runs_of_two_stores_are_copied_to_the_same_results(tmp_path):
+    """They make the files of one store with all runs."""
     plan = plan_of(figures=FIGURES[:1])
     stores = {name: Store(tmp_path / name, create=True) for name in ("all", "first", "second")}
     for index, run in enumerate(plan.runs):
         for name in ("all", "first" if index in (1, 3) else "second"):
             finish(stores[name], run, {"in_dist/token_error": 1.0 + index, "dense/loss": 0.1}, FACTS)
-    expected = evidence(read_results(plan, stores["all"]))
-    write_evidence(evidence(read_results(plan, stores["first"])), tmp_path / "out")
-    kept = read_report(plan, tmp_path / "out" / "copying.parquet")
-    write_evidence(evidence(extend_report(read_results(plan, stores["second"]), kept)), tmp_path / "out")
-    added = read_report(plan, tmp_path / "out" / "copying.parquet")
+    expected, target = evidence(read_results(plan, stores["all"])), ParquetStore(tmp_path / "out")
+    first = copy_runs(read_results(plan, stores["first"]), target)
+    assert (first.copied, first.finished, first.planned) == (2, 2, 6)
+    assert {path.name for path in first.files} == {"copying.parquet", "copying.curves.parquet"}
+    second = copy_runs(read_results(plan, stores["second"]), target)
+    assert (second.copied, second.finished) == (4, 6)
+    added = read_results(plan, target)
     times = ["created_ms", "ended_ms"]
-    pd.testing.assert_frame_equal(added.file.drop(columns=times), expected.runs.drop(columns=times))
-    pd.testing.assert_frame_equal(
-        added.curves.drop(columns="time_s"), expected.results.curves.drop(columns="time_s"), check_dtype=False
-    )
+    pd.testing.assert_frame_equal(evidence(added).runs.drop(columns=times), expected.runs.drop(columns=times))
+    pd.testing.assert_frame_equal(added.curves.drop(columns="time_s"), expected.results.curves.drop(columns="time_s"))
     assert added.curves["time_s"].notna().all()
     assert evidence(added).table.to_markdown() == expected.table.to_markdown()
 
-    other = plan_of(seeds=[0], figures=FIGURES[:1])
-    with pytest.raises(NotFinishedError):
-        extend_report(read_results(other, stores["all"]), added)
+    before = {path.name: path.read_bytes() for path in target.root.iterdir()}
+    for store in (stores["all"], target):
+        again = copy_runs(read_results(plan, store), target)
+        assert (again.files, again.copied, again.finished) == ((), 0, 6)
+    assert {path.name: path.read_bytes() for path in target.root.iterdir()} == before
+
+
+def test_a_copy_adds_runs_and_loses_none(tmp_path):
+    """More seeds in the ablation file are new runs; fewer would lose finished ones."""
+    store, target = Store(tmp_path / "store", create=True), ParquetStore(tmp_path / "out")
+    plan, more, fewer = (plan_of(seeds=list(range(seeds)), figures=FIGURES[:1]) for seeds in (2, 3, 1))
+    with raises("not_finished", ablation="copying"):
+        copy_runs(read_results(plan, store), target)
+    finished_runs(plan, store)
+    copy_runs(read_results(plan, store), target)
+    finished_runs(more, store)
+    assert copy_runs(read_results(more, store), target).finished == 9
+    before = (target.root / "copying.parquet").read_bytes()
+    with raises("stale_report", file="copying.parquet", ablation="copying"):
+        copy_runs(read_results(fewer, store), target)
+    assert (target.root / "copying.parquet").read_bytes() == before
 
 
 def test_files(store, tmp_path):
@@ -113,7 +130,7 @@ def test_the_runs_come_back_from_their_file(store, tmp_path):
     finished_runs(plan, store)
     found = evidence(read_results(plan, store))
     write_evidence(found, tmp_path)
-    kept = read_report(plan, tmp_path / "copying.parquet")
+    kept = read_results(plan, ParquetStore(tmp_path))
     back = kept.records
     assert back.keys() == {run.run_id for run in plan.runs}
     for run_id, record in found.results.records.items():
@@ -122,7 +139,7 @@ def test_the_runs_come_back_from_their_file(store, tmp_path):
         )  # fmt: skip
         assert back[run_id].facts["wall_s"] == 30.5
     assert evidence(kept).files() == found.files()
-    frame = run_frame(found.results)
+    frame = run_frame(plan, found.results.records, store)
     assert frame["model.position"].tolist() == ["cope", "cope", "absolute", "absolute", "none", "none"]
     assert frame["label.model.position"].unique().tolist() == ["CoPE", "a_b <c>", "None"]
     assert frame["model.dim"].tolist() == [8] * 6
@@ -136,19 +153,20 @@ def test_a_report_with_set_comes_back_with_it(store, tmp_path):
     write_evidence(found, tmp_path)
     command = "cope-sweep report copying --set 'seeds=[0,1,2]' --set train.batch=3"
     assert f"`{command} --compare" in (tmp_path / "copying.md").read_text()
-    kept = read_report(plan, tmp_path / "copying.parquet")
-    assert (kept.stale, kept.plan.runs) == ("", changed.runs)
-    assert evidence(kept).files() == found.files()
+    kept = ParquetStore(tmp_path)
+    assert recorded_plan(plan, kept).runs == changed.runs
+    assert evidence(read_results(recorded_plan(plan, kept), kept)).files() == found.files()
     # A key that the ablation has no longer: the report is stale, and no error.
     file = pd.read_parquet(tmp_path / "copying.parquet")
     file.attrs["set"] = ["train.lost=1"]
     file.to_parquet(tmp_path / "copying.parquet")
-    assert "is stale" in read_report(plan, tmp_path / "copying.parquet").stale
+    with raises("stale_report", file="copying.parquet"):
+        read_results(recorded_plan(plan, kept), kept)
     for damaged in ("seeds=[0]", [1]):
         file.attrs["set"] = damaged
         file.to_parquet(tmp_path / "copying.parquet")
         with raises("damaged_report", file=str(tmp_path / "copying.parquet")):
-            read_report(plan, tmp_path / "copying.parquet")
+            recorded_plan(plan, kept)
 
 
 def test_what_is_missing(store):

@@ -1,7 +1,5 @@
 """Where the runs of a report come from."""
 
-from dataclasses import replace
-
 import pytest
 
 from cope_sweep.read.reports.provenance import duration, provenance
@@ -31,7 +29,7 @@ def test_provenance_is_that_of_the_sweeps(store):
     store.write_sweep(sweep)
     results = read_results(plan, store)
     records = {i: each.model_copy(update={"sweep_id": sweep.sweep_id}) for i, each in results.records.items()}
-    frame = run_frame(replace(results, records=records))
+    frame = run_frame(results.plan, records, results.store)
     found = provenance([frame, frame])
     assert found.commits == ("abc",)
     assert found.versions == ("numpy 1", "torch 2.1")  # the run's own
