@@ -198,8 +198,11 @@ class Client:
 
     # -- ablations -----------------------------------------------------------------------------------------------
 
-    def ask(self, question: Question[A]) -> A:
+    def ask(self, question: Question[A], *, committed: bool = False) -> A:
         """The answer to a question of `cope_sweep.api`, such as `GetTable(name="quickstart", compare="CoPE")`.
+
+        With `committed`, a question about an ablation is answered from the results that come with the ablation files
+        instead of the service's store.
 
         The methods below ask the same questions. Where they take `**options`, these are the other fields of the
         question; they raise UserError for an option that the question does not have.
@@ -209,6 +212,7 @@ class Client:
         path = kind.PATH.format(**{name: _quoted(getattr(question, name)) for name in in_path})
         # The service fills in defaults: its own, if it is of another version.
         params = question.model_dump(mode="json", exclude=in_path, exclude_defaults=True)
+        params |= {"committed": True} if committed else {}
         content = self._send("GET", path, params=params).content
         if kind.answer_type() is bytes:
             return cast(A, content)
@@ -227,22 +231,25 @@ class Client:
         return self.ask(checked(GetPlan, name=name, scale=scale))
 
     @overload
-    def table(self, name: str, *, format: None = None, **options: Any) -> pd.DataFrame: ...
+    def table(self, name: str, *, format: None = None, committed: bool = False, **options: Any) -> pd.DataFrame: ...
     @overload
-    def table(self, name: str, *, format: TableFormat, **options: Any) -> bytes: ...
-    def table(self, name: str, *, format: TableFormat | None = None, **options: Any) -> pd.DataFrame | bytes:
+    def table(self, name: str, *, format: TableFormat, committed: bool = False, **options: Any) -> bytes: ...
+    def table(
+        self, name: str, *, format: TableFormat | None = None, committed: bool = False, **options: Any
+    ) -> pd.DataFrame | bytes:
         """The table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
 
         Args:
             name: The ablation.
             format: Return a file in this format, which also has intervals, medians and p. None: return a DataFrame that
                 prints as the table, or with `compare` as the comparisons below the table; its cells are texts.
+            committed: As in `ask`.
             options: `scale`, `compare`, `sort`, and the other fields of `GetTable`. With `runs=True`, the DataFrame
                 has one line per run.
         """
         runs = options.get("runs", False)
         chosen = format or ("csv" if runs else "markdown")
-        content = self.ask(checked(GetTable, name=name, format=chosen, **options))
+        content = self.ask(checked(GetTable, name=name, format=chosen, **options), committed=committed)
         if format is not None:
             return content
         return pd.read_csv(io.BytesIO(content)) if runs else _table_frame(content.decode())
@@ -251,26 +258,28 @@ class Client:
         """The URL of an ablation's experiment in MLflow; None if the service knows no server or no experiment."""
         return self.ask(checked(GetMlflowPage, name=name)).url
 
-    def claims(self, ablation: str | None = None, **options: Any) -> list[ClaimResult]:
+    def claims(self, ablation: str | None = None, *, committed: bool = False, **options: Any) -> list[ClaimResult]:
         """The claims of an ablation with their verdicts, or of all ablations at each scale with finished runs.
 
-        `options` are the other fields of `ListClaims`: `scale`, `committed`.
+        `committed` as in `ask`. `options` are the other fields of `ListClaims`: `scale`.
         """
-        return self.ask(checked(ListClaims, ablation=ablation, **options))
+        return self.ask(checked(ListClaims, ablation=ablation, **options), committed=committed)
 
-    def report(self, name: str, *, format: ReportFormat = "html", **options: Any) -> bytes:
+    def report(self, name: str, *, format: ReportFormat = "html", committed: bool = False, **options: Any) -> bytes:
         """The report on an ablation's finished runs: table with comparisons, figures, and provenance.
 
-        `options` are the other fields of `GetReport`: `scale`. Notebooks show HTML.
+        `committed` as in `ask`. `options` are the other fields of `GetReport`: `scale`. Notebooks show HTML.
         """
-        content = self.ask(checked(GetReport, name=name, format=format, **options))
+        content = self.ask(checked(GetReport, name=name, format=format, **options), committed=committed)
         return Page(content) if format == "html" else content
 
     def figures(self, name: str, scale: str | None = None) -> list[FigureInfo]:
         """The figures that the ablation's file declares, and the kinds of figures that every ablation has."""
         return self.ask(checked(ListFigures, name=name, scale=scale))
 
-    def figure(self, name: str, figure: str, *, format: FigureFormat = "svg", **options: Any) -> bytes:
+    def figure(
+        self, name: str, figure: str, *, format: FigureFormat = "svg", committed: bool = False, **options: Any
+    ) -> bytes:
         """A figure of the finished runs of an ablation, or its data. Notebooks show SVG.
 
         Args:
@@ -278,9 +287,11 @@ class Client:
             figure: A figure that the file declares, such as `maps-2`, or a kind, such as `curves`; `figures` lists
                 both.
             format: A file format; csv: the data behind the figure.
+            committed: As in `ask`.
             options: `metric`, `row`, `x`, `size`, and the other fields of `GetFigure`.
         """
-        content = self.ask(checked(GetFigure, name=name, figure=figure, format=format, **options))
+        question = checked(GetFigure, name=name, figure=figure, format=format, **options)
+        content = self.ask(question, committed=committed)
         return Picture(content) if format == "svg" else content
 
     def curves(self, name: str, metric: str | None = None, *, scale: str | None = None) -> pd.DataFrame:

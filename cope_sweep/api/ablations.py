@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.api.question import AblationName, Answer, Committed, Question, Scale
+from cope_sweep.api.question import AblationName, Answer, Question, Scale
 from cope_sweep.records import Counts, Progress, Status
 
 MAX_CURVE_ROWS = 1_000
@@ -264,7 +264,6 @@ class ListClaims(Question[list[ClaimResult]]):
 
     ablation: Annotated[str | None, Field(max_length=200, description="Only the claims of this ablation.")] = None
     scale: Scale = None
-    committed: Committed = False
 
 
 QUESTIONS = (ListAblations, GetAblation, GetMlflowPage, GetPlan, GetCurves, ListClaims)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from cope_sweep.api.question import AblationName, Answer, Committed, Question, Scale, option
+from cope_sweep.api.question import AblationName, Answer, Question, Scale, option
 
 FigureFormat = Literal["png", "svg", "pdf", "csv"]
 FIGURE_FORMATS: tuple[FigureFormat, ...] = get_args(FigureFormat)
@@ -96,7 +96,6 @@ class GetFigure(Question[bytes]):
     log: Log = None
     size: Size = None
     scale: Scale = None
-    committed: Committed = False
     format: Annotated[FigureFormat | None, Field(description=f"{CSV} Default: svg.")] = None
 
 

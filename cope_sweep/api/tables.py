@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cope_sweep.api.question import AblationName, Committed, Question, Scale, option
+from cope_sweep.api.question import AblationName, Question, Scale, option
 
 TableFormat = Literal["json", "csv", "markdown", "latex", "terminal"]
 ReportFormat = Literal["html", "markdown"]
@@ -65,7 +65,6 @@ class GetTable(Question[bytes]):
     compare: Compare = None
     sort: SortRows = None
     runs: OneLinePerRun = False
-    committed: Committed = False
     stars: Stars = False
     group: Group = None
     caption: Caption = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cope_sweep.api.question import Scale
 from cope_sweep.cli.options import (
     ABLATIONS,
     STORE,
@@ -19,7 +20,6 @@ from cope_sweep.cli.options import (
     JsonOpt,
     MlflowOpt,
     PlainGroup,
-    ScaleOpt,
     Sets,
     StoreOpt,
 )
@@ -114,7 +114,7 @@ def copy(
             "--to", metavar="DIR", help="A folder of results, as `cope-sweep report --out` writes it, or a new one."
         ),
     ],
-    scale: ScaleOpt = None,
+    scale: Scale = None,
     sets: Sets = [],
     ablations: AblationsDir = ABLATIONS,
     store: StoreOpt = STORE,

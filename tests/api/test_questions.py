@@ -39,6 +39,8 @@ def test_every_question_has_an_answer() -> None:
 def test_every_question_has_a_route_with_its_fields(kind: type[Question[Any]]) -> None:
     parameters = PATHS[API + kind.PATH]["get"]["parameters"]
     places = {each["name"]: each["in"] for each in parameters if each["in"] != "header"}
+    if kind in (*ablations.QUESTIONS, *tables.QUESTIONS, *figures.QUESTIONS):
+        assert places.pop("committed") == "query"  # which store is asked
     assert places == {name: "path" if name in kind.path_fields() else "query" for name in kind.model_fields}
     for each in parameters:
         assert each["description"] or each["in"] == "header"
@@ -75,7 +77,7 @@ def test_a_client_asks_it_at_this_route(kind: type[Question[Any]]) -> None:
     [
         ("table", GetTable, {"name"}),
         ("report", GetReport, {"name"}),
-        ("figure", GetFigure, {"name", "figure", "committed"}),  # `report --from` shows committed figures
+        ("figure", GetFigure, {"name", "figure"}),
         ("runs", ListRuns, {"run", "fields"}),  # `status` shows one run; the list chooses its columns
     ],
 )

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial, singledispatchmethod
+from functools import partial, singledispatchmethod
 from typing import IO, Any, TypeVar, cast
 
 from cope_sweep.api.ablations import (
@@ -58,7 +58,7 @@ from cope_sweep.read.figures.available import (
     selects_nothing,
 )
 from cope_sweep.read.queries import runs
-from cope_sweep.read.queries.ablations import RESULTS, AblationFiles
+from cope_sweep.read.queries.ablations import AblationFiles
 from cope_sweep.read.queries.claims import claim_results
 from cope_sweep.read.queries.curves import CurveCache, curves_of_runs, plan_curves, run_rows
 from cope_sweep.read.queries.difference import store_difference
@@ -70,7 +70,6 @@ from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.read.tables.table import check_options
 from cope_sweep.redaction import redacted
 from cope_sweep.store import (
-    ParquetStore,
     QueryError,
     RunFolder,
     RunPage,
@@ -131,13 +130,6 @@ class Queries:
             self._store = Store(store.location)
         return self._store
 
-    @cached_property
-    def committed(self) -> Queries:
-        """The same questions to the results beside the ablation files."""
-        return Queries(
-            ParquetStore(self.files.folder / RESULTS), self.files, links=self._links, max_rows=self._max_rows
-        )
-
     @property
     def files(self) -> AblationFiles:
         """The ablation files. Raises NotFoundError if there is no folder."""
@@ -152,8 +144,6 @@ class Queries:
 
     def ask(self, question: Question[A]) -> A:
         """The answer to a question."""
-        if getattr(question, "committed", False):
-            return self.committed.ask(question.model_copy(update={"committed": False}))
         return cast(A, self._answer(question))
 
     @singledispatchmethod
@@ -309,7 +299,7 @@ class Queries:
 
     def state(self) -> tuple[object, ...]:
         """A value that changes with any ablation file and with the store. Costs `stat` calls and two queries."""
-        return self._files.state() if self._files else (), self.store.state(), self.committed.store.state()
+        return self._files.state() if self._files else (), self.store.state()
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -412,8 +402,6 @@ class Queries:
 
     def table(self, question: GetTable) -> Table:
         """The table of an ablation; of a folder of results compared as its report is, unless the question says how."""
-        if question.committed:
-            return self.committed.table(question.model_copy(update={"committed": False}))
         check_options(question)
         results = self.results(question.name, question.scale)
         default = reference(results.plan) if results.store.read_only else None

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 from cope_services.http import reading, sweeps
 from cope_services.http.access import READ, AllowedHosts, ApiKey, Authentication, KeysFile, is_loopback
 from cope_services.http.caching import AnswerCache
-from cope_services.http.components import Components, ComponentsDep
+from cope_services.http.components import Components, ComponentsDep, asked_queries
 from cope_services.http.errors import NotReadyError, add_common_errors, error_responses, install_error_handlers
 from cope_services.http.following import Watchers
 from cope_services.http.jobs import SweepJobs
@@ -45,7 +45,8 @@ from cope_sweep import __version__
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.figures.available import MAX_ROWS
 from cope_sweep.read.queries import AblationFiles, Queries
-from cope_sweep.store import open_store
+from cope_sweep.read.queries.ablations import RESULTS
+from cope_sweep.store import ParquetStore, open_store
 
 DESCRIPTION = """\
 Ablations, result tables, runs, checkpoints, perplexity and probes.
@@ -90,7 +91,8 @@ def _components(settings: Settings) -> Components:
     work = work_queues(settings.limits)
     return Components(
         queries=queries,
-        answers=AnswerCache(queries, work["looks"]),
+        committed=Queries(ParquetStore(settings.ablations / RESULTS), files, links=True, max_rows=MAX_ROWS),
+        answers=AnswerCache(asked_queries, work["looks"]),
         work=work,
         predictors=Predictors(settings),
         sweeps=SweepJobs(queries, settings),

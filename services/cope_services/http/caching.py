@@ -56,8 +56,9 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 class AnswerCache:
     """The latest answers of an application, by ETag. Requests for the same answer share its computation."""
 
-    def __init__(self, queries: Queries, looks: WorkQueue) -> None:
-        self._queries, self._looks = queries, looks
+    def __init__(self, asked_queries: Callable[[Request], Queries], looks: WorkQueue) -> None:
+        """`asked_queries` says what answers a request."""
+        self._asked_queries, self._looks = asked_queries, looks
         self._cached: LRUCache[str, Response] = LRUCache(MAX_CACHE_BYTES, lambda answer: len(answer.body))
         self._running: SharedTasks[str, Response] = SharedTasks()
 
@@ -77,9 +78,9 @@ class AnswerCache:
         return Response(answer.body, headers=headers, media_type=answer.headers["content-type"])
 
     async def _etag(self, request: Request) -> str:
-        """A text that changes with the request, the index, the ablation files and the version of the package."""
+        """A text that changes with the request, the store, the ablation files and the version of the package."""
         async with self._looks.slot():
-            state = await run_in_threadpool(self._queries.state)
+            state = await run_in_threadpool(self._asked_queries(request).state)
         identity = request.scope["path"], request.scope["query_string"], request.headers.get("accept")
         return hashlib.sha256(repr((__version__, state, identity)).encode()).hexdigest()[:32]
 

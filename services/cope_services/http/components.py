@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from anyio import CapacityLimiter
 from fastapi import Depends, Header, Request
+from pydantic import TypeAdapter, ValidationError
 
 from cope_services.http.connection import while_connected
 from cope_services.http.errors import MediaTypeError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from cope_sweep.inference import Predictor
 
 T = TypeVar("T")
+_BOOL = TypeAdapter(bool)
 
 PROBES = 4
 """Health checks and scrapes of metrics that are answered at a time."""
@@ -33,6 +35,8 @@ class Components:
     """The objects that answer the requests to an application."""
 
     queries: Queries
+    committed: Queries
+    """The same for the results beside the ablation files: what `?committed=true` asks."""
     answers: AnswerCache
     work: WorkQueues
     predictors: Predictors
@@ -50,11 +54,22 @@ class Components:
         return await self.predictors.get(run_id, lambda: self.queries.finished(run_id))
 
 
+def asked_queries(request: Request) -> Queries:
+    """What answers a request: the store, or with `?committed=true` the results beside the ablation files."""
+    components: Components = request.app.state.components
+    try:
+        is_committed = _BOOL.validate_python(request.query_params.get("committed", False))
+    except ValidationError:  # the route, which has the same parameter, refuses the value
+        is_committed = False
+    return components.committed if is_committed else components.queries
+
+
 async def _components(request: Request) -> Components:
     components: Components = request.app.state.components
     return components
 
 
+AskedQueries = Annotated[Queries, Depends(asked_queries)]
 ComponentsDep = Annotated[Components, Depends(_components)]
 IfNoneMatch = Annotated[str | None, Header(description="ETag of the version that the client has.")]
 

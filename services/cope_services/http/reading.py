@@ -25,6 +25,7 @@ from cope_services.http.access import READ
 from cope_services.http.caching import cached, matches_etag
 from cope_services.http.components import (
     Accept,
+    AskedQueries,
     Components,
     ComponentsDep,
     FinishedRun,
@@ -37,7 +38,7 @@ from cope_services.http.work import limited
 from cope_services.models.predictors import StoredFile, checkpoint_file, checkpoint_listing
 from cope_sweep.api import ablations, figures, runs, sweeps, tables
 from cope_sweep.api.figures import FigureName
-from cope_sweep.api.question import AblationName, Question, RunIdOrPrefix
+from cope_sweep.api.question import AblationName, Committed, Question, RunIdOrPrefix
 from cope_sweep.api.runs import Checkpoint, ExportRuns, ListRuns, MaxPoints
 from cope_sweep.api.sweeps import SweepId
 from cope_sweep.config import SpecError
@@ -167,35 +168,36 @@ PATH_PARAMETERS = {
 """FastAPI checks and documents a parameter of the path if a function declares it."""
 
 
-def _query_model(question: type[Question[Any]]) -> type[BaseModel]:
-    """The fields of a question that are not in its path: FastAPI's model of the query."""
+def _query_model(question: type[Question[Any]], further: Mapping[str, Any]) -> type[BaseModel]:
+    """The fields of a question that are not in its path, and further parameters: FastAPI's model of the query."""
     fields = {name: field for name, field in question.model_fields.items() if name not in question.path_fields()}
     definitions: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
-    return create_model(question.__name__, __config__=ConfigDict(extra="forbid"), **definitions)
+    return create_model(question.__name__, __config__=ConfigDict(extra="forbid"), **definitions, **further)
 
 
-def _answer_as_json(question: type[Question[Any]]) -> Callable[..., Response]:
-    query_model = _query_model(question)
+def _fields(question: type[Question[Any]], query: BaseModel) -> dict[str, Any]:
+    return {name: value for name, value in query if name in question.model_fields}
 
-    def respond(request: Request, query: Annotated[query_model, Query()], components: ComponentsDep) -> Response:  # type: ignore[valid-type]
-        return json_response(components.queries.ask(question(**request.path_params, **dict(query))))
+
+def _answer_as_json(question: type[Question[Any]], query_model: type[BaseModel]) -> Callable[..., Response]:
+
+    def respond(request: Request, query: Annotated[query_model, Query()], queries: AskedQueries) -> Response:  # type: ignore[valid-type]
+        return json_response(queries.ask(question(**request.path_params, **_fields(question, query))))
 
     return respond
 
 
-def _answer_as_file(question: type[Question[Any]]) -> Callable[..., Response]:
-    query_model = _query_model(question)
-
+def _answer_as_file(question: type[Question[Any]], query_model: type[BaseModel]) -> Callable[..., Response]:
     def respond(
         request: Request,
         query: Annotated[query_model, Query()],  # type: ignore[valid-type]
-        components: ComponentsDep,
+        queries: AskedQueries,
         accept: Accept = None,
     ) -> Response:
-        fields: dict[str, Any] = dict(query)
+        fields = _fields(question, query)
         fields["format"] = fields["format"] or negotiate_format(accept, question.MEDIA_TYPES, "the answer")
         try:
-            content = components.queries.ask(question(**request.path_params, **fields))
+            content = queries.ask(question(**request.path_params, **fields))
         except (NotFoundError, QueryError, SpecError, StoreError):
             raise
         except UserError as error:  # no finished run, no checkpoint, no such mark in the tokens
@@ -210,14 +212,18 @@ def _documented_file(types: Mapping[str, str]) -> Responses:
     return {200: {"content": {media: {} for media in types.values()}}, **error_responses(406)}
 
 
-def router_of(tag: str, *questions: type[Question[Any]], errors: Sequence[int] = ()) -> APIRouter:
+def router_of(
+    tag: str, *questions: type[Question[Any]], errors: Sequence[int] = (), further: Mapping[str, Any] = {}
+) -> APIRouter:
     """A route for each question: a GET of its path. The fields that are not in the path are the query's.
 
-    `errors` are the statuses with which answers from the index and the ablation files may fail.
+    `errors` are the statuses with which answers from the index and the ablation files may fail, and `further` are
+    parameters of the query that are no fields: name → type and default.
     """
     router = APIRouter(tags=[tag], dependencies=[READ])
     for question in questions:
         in_path = [PATH_PARAMETERS[name] for name in question.model_fields if name in question.path_fields()]
+        query_model = _query_model(question, further)
         options: dict[str, Any] = {
             "name": re.sub(r"\B(?=[A-Z])", "_", question.__name__).lower(),  # `get_table`, for the operation's id
             "description": getdoc(question),
@@ -227,14 +233,18 @@ def router_of(tag: str, *questions: type[Question[Any]], errors: Sequence[int] =
         }
         if question.MEDIA_TYPES:
             options["responses"] |= _documented_file(question.MEDIA_TYPES)
-            router.add_api_route(question.PATH, _answer_as_file(question), response_class=Response, **options)
+            respond = _answer_as_file(question, query_model)
+            router.add_api_route(question.PATH, respond, response_class=Response, **options)
         else:
-            answer_type = question.answer_type()
-            router.add_api_route(question.PATH, _answer_as_json(question), response_model=answer_type, **options)
+            respond = _answer_as_json(question, query_model)
+            router.add_api_route(question.PATH, respond, response_model=question.answer_type(), **options)
     return router
 
 
-about_ablations = router_of("ablations", *ablations.QUESTIONS, *tables.QUESTIONS, *figures.QUESTIONS, errors=[409])
+about_ablations = router_of(
+    "ablations", *ablations.QUESTIONS, *tables.QUESTIONS, *figures.QUESTIONS, errors=[409],
+    further={"committed": (Committed, False)},  # which store is asked: `asked_queries`
+)  # fmt: skip
 about_runs = router_of("runs", *runs.QUESTIONS)
 about_sweeps = router_of("sweeps", *sweeps.QUESTIONS)
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urljoin
 
 import httpx
+import pandas as pd
 import pytest
 from cope_services.http import middleware, reading
 
@@ -237,6 +238,10 @@ def test_results_that_are_kept_with_the_files_need_no_store(own_sample: SampleSt
         assert problem["code"] == "not_a_search"
         for name in ("..%2F..%2Ftiny", "%00", "😀" * 100):  # never a path
             get(client, f"/ablations/tiny/figures/{name}", 404, committed=True, format="svg")
+        (same,) = [each for each in get(client, "/ablations", committed=True) if each["name"] == "tiny"]
+        assert same["finished"] == sum(row["counts"]["finished"] for row in kept), "the same questions to that store"
+        assert get(client, "/ablations/tiny/table", 422, committed="maybe")["code"] == "invalid_request"
+        assert get(client, "/runs", 422, committed=True)["code"] == "invalid_request"
         missing = get(client, "/ablations/tiny/table", 404, committed=True, scale="longer")
         assert (missing["code"], missing["data"]["scale"]) == ("not_found", "longer")
     own = read_results(own_sample.plan, own_sample.store)
@@ -585,3 +590,23 @@ def test_the_newest_run_of_an_ablation(client: httpx.Client) -> None:
     assert listed["tiny"]["newest_ms"] == max(run["updated_ms"] for run in get(client, "/runs")["runs"])
     assert listed["broken"]["newest_ms"] is None
     assert listed["tiny"]["at_scales"]["longer"]["counts"] == {"pending": 4}
+
+
+def test_the_etag_of_committed_results_changes_with_their_files_only(own_sample: SampleStore) -> None:
+    results = own_sample.ablations / "results"
+    write_evidence(evidence(read_results(own_sample.plan, own_sample.store)), results)
+    with serving(own_sample.settings()) as client:
+        path = f"{API}/ablations/tiny/table?format=json&committed=true"
+        first = client.get(path)
+        own_sample.store.index.delete(own_sample.ids[:1])
+        headers = {"if-none-match": first.headers["etag"]}
+        assert client.get(path, headers=headers).status_code == 304, "the other store has changed"
+        frame = pd.read_parquet(results / "tiny.parquet")
+        frame.assign(**{"in_dist/token_error": 7.5}).to_parquet(results / "tiny.parquet")
+        second = client.get(path, headers=headers)
+        assert second.status_code == 200
+        assert {row["metrics"]["in_dist/token_error"]["mean"] for row in second.json()["rows"]} <= {7.5, None}
+        (results / "tiny.parquet").write_bytes(b"PAR1 damaged")
+        damaged = client.get(path, headers={"if-none-match": second.headers["etag"]})
+        assert (damaged.status_code, damaged.json()["code"]) == (409, "damaged_report")
+        assert str(results) not in damaged.text, "no folder of the service"
