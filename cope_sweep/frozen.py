@@ -1,9 +1,10 @@
-"""The base of every declared object: frozen, strict, literal; and a type of its fields."""
+"""The base of every declared object: frozen, strict, literal; and types of its fields."""
 
 import re
+from functools import lru_cache
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 
 class Frozen(BaseModel):
@@ -11,6 +12,10 @@ class Frozen(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=False)
 
+
+# Every size has a limit, so that no text from outside keeps a process busy before anything is trained.
+Positive = Annotated[int, Field(ge=1, le=10**9)]
+Count = Annotated[int, Field(ge=0, le=10**9)]
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([kKMGBT])")
 
@@ -36,3 +41,22 @@ Amount = Annotated[
     ),
 ]
 """A large whole number: 300000, `300k`, `300M`, `1.5B`, `2T`."""
+
+RENAMED_METRICS = {"commonest_error": "majority_baseline_error"}
+"""Former name → current name, without the test set and the context."""
+
+
+# A curve asks for the same few names at each of its points.
+@lru_cache(maxsize=4096)
+def current_metric_name(name: str) -> str:
+    """The current name of a metric: `in_dist/commonest_error` → `in_dist/majority_baseline_error`.
+
+    `name` has the form `<test set>/<metric>` or `<test set>/<metric>@<context>`; other names are returned unchanged.
+    """
+    test_set, slash, metric = name.rpartition("/")
+    metric, at, context = metric.partition("@")
+    return f"{test_set}{slash}{RENAMED_METRICS.get(metric, metric)}{at}{context}"
+
+
+MetricName = Annotated[str, AfterValidator(current_metric_name)]
+"""A metric as runs report it. Former names are replaced by the current ones."""

@@ -71,7 +71,7 @@ class Kind(Frozen):
         return kind if cls.__module__.startswith(BUILT_IN) else f"{cls.__module__}.{kind}"
 
     @classmethod
-    def source(cls) -> str | None:
+    def source_digest(cls) -> str | None:
         """A digest of the code of the class's module, without comments; None for a built-in class.
 
         It is recorded with each run, so that runs of two codes are not mixed in a row.
@@ -113,8 +113,9 @@ class Registry(Mapping[str, type[K]]):
         self._classes: dict[str, type[K]] = {}
         self._validator: SchemaValidator | None = None
         self._plugins_loaded = False
+        self._is_loading = False
         # Reentrant: a plugin may look up a kind while it is imported.
-        self._loading = threading.RLock()
+        self._lock = threading.RLock()
         for cls in classes:
             self.register(cls)
 
@@ -207,9 +208,16 @@ class Registry(Mapping[str, type[K]]):
         kind = value.get("kind") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind not in self._classes:
             self._load_plugins()
+        return self._validated(value, self._classes)
+
+    def choices(self) -> Mapping[str, type[K]]:
+        """The classes that a file may name, by `kind`."""
+        return self
+
+    def _validated(self, value: Any, classes: Mapping[str, type[K]]) -> K:
         # Pydantic's discriminated unions are fixed when a model's class is made. Plugins register later.
         if self._validator is None:
-            members = {kind: cls.__pydantic_core_schema__ for kind, cls in self._classes.items()}
+            members = {kind: cls.__pydantic_core_schema__ for kind, cls in classes.items()}
             self._validator = SchemaValidator(core_schema.tagged_union_schema(members, "kind"))
         spec: K = self._validator.validate_python(value)
         return spec
@@ -218,19 +226,18 @@ class Registry(Mapping[str, type[K]]):
         """Import the modules of COPE_SWEEP_PLUGINS and the entry points of this group, once per process."""
         if self._plugins_loaded:
             return
-        with self._loading:
-            if self._plugins_loaded:
+        with self._lock:
+            # A plugin may look up a kind while it is imported. Other threads wait, so that none misses a kind.
+            if self._plugins_loaded or self._is_loading:
                 return
-            # Set before the imports: a plugin may look up a kind while it is imported.
-            self._plugins_loaded = True
+            self._is_loading = True
             try:
                 load_plugins(name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",") if name.strip())
                 for entry_point in importlib.metadata.entry_points(group=self.group):
                     self._load_entry_point(entry_point)
-            # Ctrl-C, too: the next lookup tries again.
-            except BaseException:
-                self._plugins_loaded = False
-                raise
+                self._plugins_loaded = True
+            finally:  # also after an error or Ctrl-C: the next lookup tries again
+                self._is_loading = False
 
     def _load_entry_point(self, entry_point: importlib.metadata.EntryPoint) -> None:
         try:

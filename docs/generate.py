@@ -22,6 +22,7 @@ from cope_sweep.cli.application import app
 from cope_sweep.config import load_ablation
 from cope_sweep.kernels import which
 from cope_sweep.positions import ENCODINGS, Dims
+from cope_sweep.read.figures import FIGURES
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -213,6 +214,18 @@ def shipped_ablations() -> str:
     return table("ablation | title | reproduces | scales", rows)
 
 
+def figures() -> str:
+    """The kinds of figures: what they show, their keys in an ablation file, and their options in a question."""
+    definitions, rows = ablation_schema()["$defs"], []
+    for name, kind in FIGURES.items():
+        section = definitions.get(kind.__name__, {}).get("properties", {})
+        keys = ", ".join(f"`{key}`" for key in section if key not in ("title", "source", "rows", "kind"))
+        options = ", ".join(f"`--{option}`" for option in kind.TAKES)
+        shows = (kind.__doc__ or "").partition("\n")[0]
+        rows.append([f"`{name}`", shows, f"[{keys}](keys.md#{kind.__name__.lower()})" if keys else "–", options or "–"])
+    return table("kind | shows | keys in a file | options", rows)
+
+
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
@@ -325,6 +338,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "encodings.md": encodings,
     "tasks.md": tasks,
     "ablations.md": shipped_ablations,
+    "metrics-and-figures.md": figures,
     "commands.md": commands,
     "rest.md": endpoints,
     "environment.md": settings,

@@ -410,8 +410,8 @@ def test_the_source_of_a_plugin_changes_with_its_code_and_not_with_comments(tmp_
         "changed": code.replace("5", "6"),
     }.items():
         (tmp_path / f"star_{name}.py").write_text(text)
-        sources.append(importlib.import_module(f"star_{name}").Star.source())
+        sources.append(importlib.import_module(f"star_{name}").Star.source_digest())
     as_is, commented, changed = sources
     assert as_is == commented != changed
-    assert Shape.source() is not None
-    assert CoPE.source() is None
+    assert Shape.source_digest() is not None
+    assert CoPE.source_digest() is None

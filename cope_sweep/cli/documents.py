@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
@@ -56,10 +55,10 @@ from cope_sweep.cli.options import (
 )
 from cope_sweep.cli.output import escaped, format_of, make_console, print_json, save, size, writing_to
 from cope_sweep.errors import UserError
-from cope_sweep.read.figures.kinds import FIGURES
+from cope_sweep.read.figures import FIGURES
 
 if TYPE_CHECKING:
-    from cope_sweep.config.ablation import Maps
+    from cope_sweep.read.figures.kinds.maps import Maps
     from cope_sweep.read.queries import Queries
 
 REPORT_SUFFIXES: dict[str, ReportFormat] = {".html": "html"}
@@ -251,6 +250,27 @@ SequenceOpt = Annotated[
     of_maps("--sequence", min=0, help="Index of the sequence in its split. Default: the first with a marked token."),
 ]
 
+KINDS = "\n".join(f"- `{name}`: {kind.HELP or kind.SHOWS}" for name, kind in FIGURES.items())
+FIGURE_HELP = f"""\
+Draw a figure of an ablation's results, or of what the heads of a trained model attend to, as PNG, SVG or PDF.
+
+{KINDS}
+
+Without `--kind`, it draws the figures that the ablation's file declares under `figures`.
+
+`--format csv` gives the data of the same figure. Means are over finished runs only; other runs have dotted curves.
+
+Example: `cope-sweep figure quickstart -o curves.svg`
+
+Example: `cope-sweep figure attention_maps --scale small --kind maps-2`
+
+Example: `cope-sweep figure quickstart --kind summary --size 3.25x2.5 --style seaborn-v0_8-paper --format pdf`
+
+Example: `cope-sweep figure length_generalisation --kind contexts --scale small --format csv`
+
+Example: `cope-sweep figure quickstart --kind maps --row CoPE --show gates --mark data -o gates.png`
+"""
+
 
 def figure(
     ablation: FigureArg,
@@ -280,30 +300,6 @@ def figure(
     index: IndexOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Draw a figure of an ablation's results, or of what the heads of a trained model attend to, as PNG, SVG or PDF.
-
-    - `curves`: learning curves, mean and band over seeds; `--x time` by wall time
-    - `values`: final metrics against a parameter (`--x train.lr`), with bars over seeds
-    - `contexts`: a metric against the length of the evaluation context, or perplexity against the place in it
-    - `summary`: every row of the table as a point with its interval, beside the published value
-    - `heatmap`: many rows and columns as numbers and colours, sorted by mean rank
-    - `budget`: the history of a search: the value of each row, and the best so far
-    - `maps`: gates, positions or attention of a model's heads over the tokens
-
-    Without `--kind`, it draws the figures that the ablation's file declares under `figures`.
-
-    `--format csv` gives the data of the same figure. Means are over finished runs only; other runs have dotted curves.
-
-    Example: `cope-sweep figure quickstart -o curves.svg`
-
-    Example: `cope-sweep figure attention_maps --scale small --kind maps-2`
-
-    Example: `cope-sweep figure quickstart --kind summary --size 3.25x2.5 --style seaborn-v0_8-paper --format pdf`
-
-    Example: `cope-sweep figure length_generalisation --kind contexts --scale small --format csv`
-
-    Example: `cope-sweep figure quickstart --kind maps --row CoPE --show gates --mark data -o gates.png`
-    """
     from cope_sweep.cli.files import find_run_id, open_queries
     from cope_sweep.read.figures.available import available_figures
 
@@ -356,11 +352,11 @@ def figure(
                 options=["--text", "--file", "--split"],
             )
         typed_text = None if text is None and file is None else read_text_options(text, file)
-        from cope_sweep.read.figures.figure import inches  # matplotlib
+        from cope_sweep.read.figures.figure import Figure, inches  # matplotlib
 
         wanted_size = inches(figure_size)
-        maps = FIGURES["maps"].make(_checkpoint(queries, name, scale, row, seed), maps_config, typed_text)
-        maps = replace(maps, size=wanted_size, style=style)
+        data = maps_config.of_checkpoint(_checkpoint(queries, name, scale, row, seed), typed_text)
+        maps = Figure("maps", data.title, data, wanted_size, style)
     if output is None and chosen == "csv" and len(wanted) == 1:
         save(None, chosen, partial(write, figure=wanted[0]))
         return
@@ -385,7 +381,7 @@ def _is_checkpoint(name: str) -> bool:
 
 def _maps(**options: Any) -> Maps:
     """What `maps` draws. Raises UserError."""
-    from cope_sweep.config.ablation import Maps
+    from cope_sweep.read.figures.kinds.maps import Maps
 
     try:
         return Maps(**options)

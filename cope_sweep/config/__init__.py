@@ -3,7 +3,7 @@
 This package reads neither the store nor the clock. Its modules import each other, not the package.
 """
 
-from cope_sweep.config.ablation import Ablation, Metric, Published, current_metric_name
+from cope_sweep.config.ablation import Ablation, Metric, Published
 from cope_sweep.config.estimate import Estimate, estimates, parameter_count, suggested_estimates, total_seconds
 from cope_sweep.config.expand import Plan, Row, expand, plan_of_recorded, row_of
 from cope_sweep.config.loading import LoadedAblation, load_ablation
@@ -14,7 +14,7 @@ from cope_sweep.config.source import SpecError, default_label
 
 __all__ = [
     "NUMERIC_FACTS", "Ablation", "Estimate", "EvaluateSpec", "LoadedAblation", "Metric", "ModelSpec", "Plan",
-    "Published", "Resources", "Row", "RunSpec", "SpecError", "TrainSpec", "current_metric_name", "default_label",
+    "Published", "Resources", "Row", "RunSpec", "SpecError", "TrainSpec", "default_label",
     "estimates", "expand", "load_ablation", "parameter_count", "plan_of_recorded", "row_of",
     "suggested_estimates", "total_seconds", "with_overrides",
 ]  # fmt: skip

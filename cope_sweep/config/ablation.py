@@ -1,7 +1,7 @@
 """Ablation files: a base configuration, the axes that vary, seeds, metrics, and the numbers published in the paper.
 
 `search` and `schedule` decide which runs are trained, and how long. Neither is part of a run's identity: a run that
-another search suggests is the same run. `cope_sweep.read.figures` draws what `figures` declares.
+another search suggests is the same run. `cope_sweep.read.figures.kinds` has the keys of each kind of `figures`.
 """
 
 from __future__ import annotations
@@ -9,39 +9,18 @@ from __future__ import annotations
 import json
 import keyword
 import math
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, Strict, field_validator, model_validator
 
 from cope_sweep.config.resources import Resources
-from cope_sweep.config.run import Count, Positive, RunSpec
+from cope_sweep.config.run import RunSpec
 from cope_sweep.config.source import Json, default_label
 from cope_sweep.errors import InvalidValue
-from cope_sweep.frozen import Frozen
+from cope_sweep.figures import AnyFigure
+from cope_sweep.frozen import Frozen, MetricName, Positive
 from cope_sweep.registry import Kind, Registry
-
-# -- names of metrics --------------------------------------------------------------------------------------------------
-
-RENAMED_METRICS = {"commonest_error": "majority_baseline_error"}
-"""Former name → current name, without the test set and the context."""
-
-
-# A curve asks for the same few names at each of its points.
-@lru_cache(maxsize=4096)
-def current_metric_name(name: str) -> str:
-    """The current name of a metric: `in_dist/commonest_error` → `in_dist/majority_baseline_error`.
-
-    `name` has the form `<test set>/<metric>` or `<test set>/<metric>@<context>`; other names are returned unchanged.
-    """
-    test_set, slash, metric = name.rpartition("/")
-    metric, at, context = metric.partition("@")
-    return f"{test_set}{slash}{RENAMED_METRICS.get(metric, metric)}{at}{context}"
-
-
-MetricName = Annotated[str, AfterValidator(current_metric_name)]
-"""A metric as runs report it. Former names are replaced by the current ones."""
-
 
 # -- search ------------------------------------------------------------------------------------------------------------
 
@@ -269,128 +248,6 @@ AnySearch = Annotated[SearchSpec, SEARCHES]
 """Any registered search: its `kind` (`grid`), or a mapping with its options."""
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
-
-Head = Annotated[tuple[Count, Count], Strict(False)]
-"""Layer and head. Accepts a list too: files have no tuples."""
-Metrics = Annotated[list[MetricName], Field(min_length=1)]
-
-
-class _Figure(Frozen):
-    title: str = Field(default="", description="Above the figure.")
-    source: str = Field(default="", description="The figure of the paper that it reproduces, for example `Figure 5`.")
-    rows: dict[str, Json] = Field(
-        default={}, description="The rows to draw: axis keys, and labels or values; of a list, any. Empty: all rows."
-    )
-
-
-class Curves(_Figure):
-    """Metrics against the training step: a line for each row, with a band over its seeds."""
-
-    kind: Literal["curves"] = "curves"
-    metrics: Metrics = Field(description="One panel for each metric.")
-    log: bool = Field(default=False, description="Whether the axis of the metrics is logarithmic.")
-    best: bool = Field(default=False, description="Whether a ring marks the step at which the mean of a row is best.")
-
-
-class Values(_Figure):
-    """Metrics at the end of training against an axis of the ablation, with a line for each combination of the others.
-
-    Against a fact of the runs, such as a cost, each row is a point.
-    """
-
-    kind: Literal["values"] = "values"
-    x: str = Field(description="The key of the axis, or a fact: `task.train_sequences`, `facts.tokens_per_s`.")
-    metrics: Metrics = Field(description="One panel for each metric.")
-    panels: str | None = Field(default=None, description="An axis key: a panel for each metric and value of the axis.")
-    log_x: bool | None = Field(
-        default=None, description="Whether the axis of `x` is logarithmic; null: if its values ask for it."
-    )
-
-
-class Contexts(_Figure):
-    """A metric against the length of the evaluated sequences, or the place in them: a line for each row.
-
-    Lengths are lengths of windows over a text (`evaluate.contexts`), or multiples of the trained length
-    (`evaluate.lengths`). Perplexity by place needs `evaluate.positions`.
-
-    Each variant of the evaluation (`evaluate.variants`) has its own line.
-    """
-
-    kind: Literal["contexts"] = "contexts"
-    metric: MetricName = Field(
-        description="Without context or place: `validation/perplexity`, `validation/position_perplexity`."
-    )
-    panels: str | None = Field(default=None, description="An axis key: a panel for each of its values.")
-
-
-class Heatmap(_Figure):
-    """The values of many rows in many columns, as numbers and colours, sorted by the mean of the rank in each column.
-
-    The first metric with `learned` says whether a seed has learned the task. Where most seeds of a row have not, its
-    cells of other metrics are grey.
-    """
-
-    kind: Literal["heatmap"] = "heatmap"
-    panels: str | None = Field(default=None, description="An axis key: each of its values gets its own columns.")
-    columns: Annotated[dict[str, Annotated[dict[MetricName, str], Field(min_length=1)]], Field(min_length=1)] = Field(
-        description="Label of the axis `panels` (or, without it, any heading) → metrics, with the titles of their "
-        "columns."
-    )
-    colours: Literal["column", "all"] = Field(
-        default="column", description="What a colour scale is for: each column by itself, or all columns together."
-    )
-    decimals: Annotated[int, Field(ge=0, le=6)] | None = Field(
-        default=None, description="Digits after the decimal point; null: as for the metric."
-    )
-    caption: str = Field(default="", description="Below the figure.")
-
-
-class Maps(_Figure):
-    """Maps of a trained model's heads over a sequence: a probe of the checkpoint of one run."""
-
-    kind: Literal["maps"] = "maps"
-    show: Literal["positions", "attention", "position_attention", "gates"] = Field(
-        default="position_attention",
-        description="gates; positions (sums of gates); attention; position_attention: attention induced by position "
-        "alone, scaled to 1 at the maximum of each query.",
-    )
-    seed: Count | None = Field(default=None, description="The seed of the run; null: the first of the ablation.")
-    split: str | None = Field(default=None, description="The split of the sequence; null: the first test set.")
-    index: Count | None = Field(
-        default=None,
-        description="The index of the sequence in its split; null: the first with a marked token, or else the first.",
-    )
-    first: Positive | None = Field(default=None, description="Only the first tokens of the sequence; null: all.")
-    mark: str | None = Field(
-        default=None,
-        description="Marked tokens, drawn as signs: `newline`, `section` or `sentence` of a text, or one of the task.",
-    )
-    heads: Annotated[list[Head], Field(min_length=1)] | Positive = Field(
-        default=1,
-        description="[layer, head] pairs, counted from 0; or the number of heads to draw: those whose gates separate "
-        "the marked tokens best (AUC); with `claim`, those that mark them best on other sequences.",
-    )
-    claim: str = Field(
-        default="",
-        description="What the heads do with `mark`, in a sentence. Reports measure it on all runs, and say whether it "
-        "is shown. For gates and position_attention.",
-    )
-
-    @model_validator(mode="after")
-    def _check_claim(self) -> Self:
-        if self.claim and (self.mark is None or self.show not in ("gates", "position_attention")):
-            raise InvalidValue(
-                "a claim about heads needs a mark, and show: gates or position_attention",
-                code="unmeasured_claim",
-                key="claim",
-            )
-        return self
-
-
-AnyFigure = Annotated[Curves | Values | Contexts | Heatmap | Maps, Field(discriminator="kind")]
-
-
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 Axis = list[Json] | dict[str, Json]
@@ -585,7 +442,7 @@ class Ablation(Frozen):
     @property
     def has_claims(self) -> bool:
         """The ablation claims something about its rows, or one of its figures about heads."""
-        return bool(self.claims) or any(isinstance(figure, Maps) and figure.claim for figure in self.figures)
+        return bool(self.claims) or any(figure.has_claim for figure in self.figures)
 
     @property
     def primary_metric(self) -> Metric:

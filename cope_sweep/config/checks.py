@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from cope_sweep.config.ablation import (
-    AnyFigure,
-    Axis,
-    Contexts,
-    Curves,
-    EarlyStopping,
-    Goal,
-    Heatmap,
-    Maps,
-    Optuna,
-    Point,
-    RandomSearch,
-    Values,
-)
+from cope_sweep.config.ablation import Axis, EarlyStopping, Goal, Optuna, Point, RandomSearch
 from cope_sweep.config.explain import suggest
 from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, RIVAL_KEYS, is_field
 from cope_sweep.config.loading import Assignments, AxisValue, LoadedAblation, validated_content
 from cope_sweep.config.points import axis_values, dimensions_of, matches, value_of
-from cope_sweep.config.run import NUMERIC_FACTS, POSITION_PERPLEXITY, RunSpec
+from cope_sweep.config.run import NUMERIC_FACTS, RunSpec
 from cope_sweep.config.source import ASSIGNED, OPTION, FileList, FileMapping, Json, KeyPath, SpecError, places_of
+from cope_sweep.errors import JsonValue
+from cope_sweep.figures import FigureSpec
 from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
 
@@ -244,7 +233,7 @@ def _check_conditions_of_suggestions(loaded: LoadedAblation, varied: set[str], n
         message = f"{name} suggests points itself, so this has no effect; {remedy}"
         raise loaded.source.error(path, message, "not_with_suggestions")
     for index, figure in enumerate(content.figures):
-        if isinstance(figure, Maps) and figure.claim:
+        if figure.has_claim:
             raise loaded.source.error(
                 ("figures", index, "claim"),
                 f"{name} suggests rows, and this claim needs one row that is known; make a figure without a claim",
@@ -308,48 +297,72 @@ def check_claims(loaded: LoadedAblation, points: Sequence[Assignments]) -> None:
                 raise loaded.source.error(("claims", index, side), "no row matches", "matching_rows", rows=0)
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A figure's place in its file, and the plan that it is checked against."""
+
+    loaded: LoadedAblation
+    place: KeyPath
+    points: Sequence[Assignments]
+    """The rows of the plan."""
+    runs: Sequence[RunSpec]
+    """One run of each kind: task, steps and evaluation."""
+    axes: Sequence[str]
+    """The keys that vary."""
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of each row."""
+        return self.loaded.content.row_seeds
+
+    def labels(self, axis: str | None) -> list[str]:
+        """The labels of the values of an axis, sorted; none if no row has it."""
+        return sorted({point[axis].label for point in self.points if axis in point})
+
+    def error(self, key: KeyPath, message: str, code: str, **data: JsonValue) -> SpecError:
+        """An error about a key of the figure, with its line."""
+        return self.loaded.source.error((*self.place, *key), message, code, **data)
+
+    def no_metric(self, key: KeyPath, runs: Sequence[RunSpec], name: str, metrics: Sequence[str]) -> SpecError:
+        """The error of a metric that none of these runs reports; `metrics` are those that they do."""
+        return _no_metric(self.loaded, (*self.place, *key), runs, name, metrics)
+
+    def check_metrics(self, names: Collection[tuple[KeyPath, str]], *, at_lengths: bool = False) -> None:
+        """Raise SpecError for a metric that not all runs report.
+
+        Args:
+            names: Pairs of a key of the figure and the metric that it names.
+            at_lengths: Whether metrics at other lengths than the trained one count, such as `test/perplexity@1024`.
+        """
+        for run in self.runs:
+            reported = [name for name in run.metrics if at_lengths or "@" not in name]
+            for key, name in names:
+                if name not in reported:
+                    raise self.no_metric(key, [run], name, reported)
+
+    def check_axes(self, axes: Mapping[str, str]) -> None:
+        """Raise SpecError for an axis (key of the figure → the axis) that does not vary."""
+        for key, axis in axes.items():
+            if axis not in self.axes:
+                raise _no_axis(self.loaded, (*self.place, key), axis, self.axes)
+
+    def check_rows(self, condition: Point, *, one: bool) -> None:
+        """Raise SpecError if no row meets a condition; or several do, and the figure shows `one`."""
+        rows = sum(matches(self.loaded, point, condition) for point in self.points)
+        if not rows or (one and rows > 1):
+            wanted = "one row" if one else "at least one row"
+            message = f"{rows} rows match, and this figure needs {wanted}"
+            raise self.error(("rows",), message, "matching_rows", rows=rows)
+
+
 def check_figures(loaded: LoadedAblation, points: Sequence[Assignments], runs: Sequence[RunSpec]) -> None:
-    """Raises SpecError for a figure of an axis, a metric or a seed that the ablation does not have.
+    """Raises SpecError for a figure of an axis, a metric, a row or a seed that the ablation does not have.
 
     `points` are the rows, and `runs` all kinds of runs.
     """
     axes = _varied(loaded, points)
-    facts = [f"facts.{name}" for name in NUMERIC_FACTS]
     for index, figure in enumerate(loaded.content.figures):
-        path: KeyPath = ("figures", index)
-        names: dict[KeyPath, str] = {}
-        if isinstance(figure, (Curves, Values)):
-            names = {(*path, "metrics", number): name for number, name in enumerate(figure.metrics)}
-        elif isinstance(figure, Contexts):
-            _check_contexts(loaded, path, figure, runs)
-            # `_check_contexts` has checked a metric by place, whose names in runs end with @PLACE.
-            names = {} if figure.metric.endswith(POSITION_PERPLEXITY) else {(*path, "metric"): figure.metric}
-        for run in runs:
-            metric_names = [name for name in run.metrics if isinstance(figure, Values) or "@" not in name]
-            for place, name in names.items():
-                if name not in metric_names:
-                    raise _no_metric(loaded, place, [run], name, metric_names)
-        if isinstance(figure, Heatmap):
-            _check_columns(loaded, path, figure, points, runs)
-        for name, key in (("x", getattr(figure, "x", None)), ("panels", getattr(figure, "panels", None))):
-            fact = name == "x" and key in facts
-            if key is not None and key not in axes and not fact:
-                raise _no_axis(loaded, (*path, name), key, axes)
-        rows = sum(matches(loaded, point, figure.rows) for point in points)
-        if not rows or (isinstance(figure, Maps) and rows > 1):
-            wanted = "one row" if isinstance(figure, Maps) else "at least one row"
-            raise loaded.source.error(
-                (*path, "rows"), f"{rows} rows match, and this figure needs {wanted}", "matching_rows", rows=rows
-            )
-        seed = figure.seed if isinstance(figure, Maps) else None
-        if seed is not None and seed not in loaded.content.row_seeds:
-            raise loaded.source.error(
-                (*path, "seed"),
-                f"{seed} is none of the seeds {loaded.content.row_seeds}",
-                "unknown_seed",
-                seed=seed,
-                allowed=loaded.content.row_seeds,
-            )
+        figure.check(Planned(loaded, ("figures", index), points, runs, axes))
 
 
 def without_lost_figures(loaded: LoadedAblation, points: Sequence[Assignments]) -> LoadedAblation:
@@ -363,8 +376,8 @@ def without_lost_figures(loaded: LoadedAblation, points: Sequence[Assignments]) 
     varied = _varied(loaded, points)
     lost_keys = {*loaded.fixed, *(str(path[-1]) for path in _assigning_places(loaded))} - {*varied}
 
-    def is_lost(figure: AnyFigure) -> bool:
-        if not lost_keys.isdisjoint({getattr(figure, "x", None), getattr(figure, "panels", None)}):
+    def is_lost(figure: FigureSpec) -> bool:
+        if not lost_keys.isdisjoint(figure.axes().values()):
             return True
         has_rows = any(matches(loaded, point, figure.rows) for point in points)
         return not has_rows and not lost_keys.isdisjoint(figure.rows)
@@ -376,36 +389,6 @@ def without_lost_figures(loaded: LoadedAblation, points: Sequence[Assignments]) 
     left = FileMapping({"figures": FileList((written[index] for index in kept), places)})
     content = loaded.content.model_copy(update={"figures": [figures[index] for index in kept]})
     return replace(loaded, content=content, source=loaded.source.with_keys(left))
-
-
-def _check_contexts(loaded: LoadedAblation, path: KeyPath, figure: Contexts, runs: Sequence[RunSpec]) -> None:
-    if not figure.metric.endswith(POSITION_PERPLEXITY):
-        if not any(run.evaluate.contexts or run.evaluate.lengths for run in runs):
-            needed = "evaluate.contexts or evaluate.lengths"
-            raise loaded.source.error(path, f"a figure of contexts needs {needed}, and no row has any", "no_contexts")
-        return
-    for run in runs:
-        if run.evaluate.positions is None:
-            message = f"a figure of {figure.metric} needs evaluate.positions, and a row has none"
-            raise loaded.source.error(path, message, "no_positions")
-        if f"{figure.metric}@{run.evaluate.positions}" not in run.metrics:
-            bases = {name.partition("@")[0] for name in run.metrics if POSITION_PERPLEXITY in name}
-            raise _no_metric(loaded, (*path, "metric"), [run], figure.metric, sorted(bases))
-
-
-def _check_columns(
-    loaded: LoadedAblation, path: KeyPath, figure: Heatmap, points: Sequence[Assignments], runs: Sequence[RunSpec]
-) -> None:
-    labels = {point[figure.panels].label for point in points if figure.panels in point}
-    metrics = dict.fromkeys(name for run in runs for name in run.metrics)
-    for group, columns in figure.columns.items():
-        place: KeyPath = (*path, "columns", group)
-        if labels and group not in labels:
-            message = f"{figure.panels} has no value {group!r}" + suggest(group, sorted(labels))
-            raise loaded.source.error(place, message, "unknown_value", value=group, allowed=sorted(labels))
-        for name in columns:
-            if name not in metrics:
-                raise _no_metric(loaded, (*place, name), runs, name, list(metrics))
 
 
 def resolved_search(loaded: LoadedAblation, runs: Sequence[RunSpec]) -> Optuna | None:

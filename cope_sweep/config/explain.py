@@ -239,7 +239,7 @@ def _alternatives(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[Any
     """The classes of a registry in `metadata`, the members of a union, or the annotation itself."""
     registry = next((item for item in metadata if isinstance(item, Registry)), None)
     if registry is not None:
-        yield from registry.values()
+        yield from registry.choices().values()
     elif get_origin(annotation) is Annotated:
         inner, *inner_metadata = get_args(annotation)
         yield from _alternatives(inner, inner_metadata)

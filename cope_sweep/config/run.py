@@ -21,15 +21,12 @@ from pydantic import (
 
 from cope_sweep.errors import InvalidValue
 from cope_sweep.families import GPT2, AnyFamily, ModelSizes
-from cope_sweep.frozen import Amount, Frozen
+from cope_sweep.frozen import Amount, Count, Frozen, Positive
 from cope_sweep.optim import AdamW, AnyOptimizer, AnySchedule, Constant, OptimizerSettings
 from cope_sweep.positions import ENCODINGS, AnyEncoding, Dims, Encoding, check_together
 from cope_sweep.registry import Kind
 from cope_sweep.tasks import VALIDATION, AnyTask
 
-# Every size has a limit, so that no text from outside keeps a process busy before anything is trained.
-Positive = Annotated[int, Field(ge=1, le=10**9)]
-Count = Annotated[int, Field(ge=0, le=10**9)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -478,12 +475,12 @@ class RunSpec(Frozen):
     def plugins(self) -> dict[str, type[Kind]]:
         """Qualified kind → class, of the parts that are not built in and whose source is known."""
         parts = (self.task, *self.model.position, self.model.family, self.train.optimizer, self.train.schedule)
-        return {part.qualified_kind(): type(part) for part in parts if part.source() is not None}
+        return {part.qualified_kind(): type(part) for part in parts if part.source_digest() is not None}
 
     @property
     def plugin_sources(self) -> str | None:
         """`my_module.my_encoding 0123456789ab`, joined by commas; None without plugins."""
-        return ", ".join(f"{kind} {cls.source()}" for kind, cls in sorted(self.plugins.items())) or None
+        return ", ".join(f"{kind} {cls.source_digest()}" for kind, cls in sorted(self.plugins.items())) or None
 
 
 _SORTED_FIELDS = sorted(RunSpec.model_fields)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 
-from cope_sweep.config import current_metric_name
+from cope_sweep.frozen import current_metric_name
 
 TIME_KEY = "time_ms"
 """The key of a row that holds the time of day, in milliseconds since 1970. Old rows have none."""

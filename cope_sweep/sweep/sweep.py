@@ -429,16 +429,16 @@ def _check_plugins(plan: Plan, store: Store, finished: Collection[str]) -> None:
     for run_id, record in store.index.records(runs.keys() & set(finished)).items() if runs else ():
         recorded = dict(part.split(" ") for part in str(record.facts.get("plugins") or "").split(", ") if part)
         for kind, cls in runs[run_id].plugins.items():
-            if recorded.get(kind, cls.source()) not in (cls.source(), *cls.SAME_SOURCES):
+            if recorded.get(kind, cls.source_digest()) not in (cls.source_digest(), *cls.SAME_SOURCES):
                 raise SpecError(
                     f"run {run_id} of {plan.name} was trained before the code of {kind} changed (from {recorded[kind]} "
-                    f"to {cls.source()}). If the new code computes something else, increase VERSION of {cls.__name__}: "
-                    f"its runs get new ids. If not, add {recorded[kind]!r} to its SAME_SOURCES",
+                    f"to {cls.source_digest()}). If the new code computes something else, increase VERSION of "
+                    f"{cls.__name__}: its runs get new ids. If not, add {recorded[kind]!r} to its SAME_SOURCES",
                     code="changed_plugin",
                     run_id=run_id,
                     plugin=kind,
                     trained=recorded[kind],
-                    here=cls.source(),
+                    here=cls.source_digest(),
                 )
 
 

@@ -11,11 +11,9 @@ import re
 from pathlib import Path
 
 from cope_sweep.config import load_ablation
-from cope_sweep.config.ablation import Maps
-from cope_sweep.read.figures.available import claimed_figures
 from cope_sweep.read.numbers import p_text
 from cope_sweep.read.queries import AblationFiles, Queries
-from cope_sweep.read.reports.heads import measured_heads
+from cope_sweep.read.reports.heads import claimed_figures, measured_heads
 from cope_sweep.read.tables import Table
 from cope_sweep.read.tables.claims import claim_findings, head_findings, place_in_paper
 from cope_sweep.read.tables.comparisons import reference
@@ -260,7 +258,7 @@ def claims_of_all():
     reported = {(report.plan.ablation.name, finding.claim) for report, finding in found}
     for path in sorted(ABLATIONS.glob("*.yaml")):
         content = load_ablation(path).content
-        about_heads = [each for each in content.figures if isinstance(each, Maps) and each.claim]
+        about_heads = [each for each in content.figures if each.has_claim]
         claims = [(each.text, each.source) for each in content.claims]
         for text, source in claims + [(each.claim, each.source) for each in about_heads]:
             if (path.stem, text) not in reported:

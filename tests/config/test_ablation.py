@@ -11,9 +11,12 @@ from cope_sweep.config import (
     expand,
     with_overrides,
 )
-from cope_sweep.config.ablation import Curves, Distribution, Maps, Values
+from cope_sweep.config.ablation import Distribution
 from cope_sweep.config.loading import validate
 from cope_sweep.config.source import parse_source
+from cope_sweep.read.figures.kinds.curves import Curves
+from cope_sweep.read.figures.kinds.maps import Maps
+from cope_sweep.read.figures.kinds.values import Values
 from tests.config.ablations import TEXT, error_of, load, located
 from tests.errors import raises
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from matplotlib.figure import Figure as Drawing
 
 from cope_sweep.api.figures import FIGURE_FORMATS, FIGURE_SIZE, FigureFormat
 from cope_sweep.errors import FigureError
+from cope_sweep.read.figures.base import FigureData
 from cope_sweep.read.figures.canvas import Size, render
 from cope_sweep.read.tables.render import csv_text
 
@@ -23,14 +23,16 @@ class Figure:
 
     kind: str
     title: str
-    frame: pd.DataFrame
-    """The data; the function that computed them describes the columns."""
-    draw_frame: Callable[[str, Size | None], Drawing]
-    """Draws `frame` with a title, for a size; `render` sets the style, then calls it."""
+    data: FigureData
     size: Size | None = None
     """None: what the content needs."""
     style: str | None = None
     """A style sheet of matplotlib: a file, or a name of one that it has."""
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The data; the file of the kind describes the columns."""
+        return self.data.frame
 
     @property
     def empty(self) -> bool:
@@ -39,7 +41,7 @@ class Figure:
 
     def draw(self) -> Drawing:
         """The drawing, in the style that is set."""
-        return self.draw_frame(self.title, self.size)
+        return self.data.draw(self.title, self.size)
 
     def render(self, file_format: FigureFormat) -> bytes:
         """The bytes of a file in this format. Raises FigureError for an unknown style."""

@@ -3,8 +3,8 @@
 The heatmaps follow the paper's figures of attention maps and gates: a row per query, a column per key, and a black plus
 on the diagonal for each marked token. The paper's Figure 4 is position-only attention, and its Figure 6 gates, with a
 plus on each line break, or where the title of a section starts. `head_figures` computes the data of a probe, `picture`
-draws all heatmaps of each head in a row, and `page` is a self-contained HTML file of them. `maps` is a figure of one
-kind of heatmap for chosen heads of a checkpoint.
+draws all heatmaps of each head in a row, and `page` is a self-contained HTML file of them. `kinds.maps` draws one kind
+of heatmap for chosen heads of a checkpoint.
 
 Shapes: T tokens; index [i, j] is query i and key j ≤ i.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
-import pandas as pd
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
@@ -29,46 +28,20 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from cope_sweep.api.figures import Show
-from cope_sweep.config.ablation import Maps
-from cope_sweep.config.explain import suggest
-from cope_sweep.errors import FigureError, ProbeError
-from cope_sweep.inference import Predictor, TokenIds, validate_token_ids
-from cope_sweep.inference.probe import (
-    HeadStatistics,
-    LayerProbe,
-    Probe,
-    TokenMarks,
-    head_statistics,
-    mean_gates,
-    probe,
-    split_sequences,
-    token_labels,
-    token_marks,
-)
-from cope_sweep.read.figures.canvas import Size, legend, number, panels, printable, render, shortened
-from cope_sweep.read.figures.figure import Figure
-from cope_sweep.read.figures.marks import chosen_head
+from cope_sweep.errors import ProbeError
+from cope_sweep.inference.probe import HeadStatistics, LayerProbe, Probe, TokenMarks, mean_gates
+from cope_sweep.read.figures.canvas import number, printable, render, shortened
 from cope_sweep.read.numbers import fixed
 
 MAX_CELLS = 8 << 20
 """Maximum number of cells of all heatmaps in a drawing."""
 MAX_TOKEN_TICKS = 50
 """Maximum number of ticks of an axis: for longer sequences, every n-th token has one, or ticks are numbers."""
-SEARCHED = 64
-"""Number of sequences to search for a mark."""
 SHORT_TOKEN = 4
 """Maximum number of characters of a token that fits into a cell of a heatmap."""
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 BEYOND_LIMIT_COLOUR = "#9aa3ad"
-MAPS: dict[Show, tuple[str, str]] = {
-    "gates": ("Gates", "g"),
-    "positions": ("Positions", "p"),
-    "position_attention": ("Position-only attention", "position only"),
-    "attention": ("Attention", "a"),
-}
-"""Quantity that maps show → title and symbol of its heatmaps."""
 
 SIDE, GAP, LEFT, TOP, BOTTOM = 3.0, 0.75, 0.5, 0.7, 0.45
 """Layout in inches: a heatmap, the gap to the right of it with its colour bar, and the margins of a row of heatmaps."""
@@ -277,155 +250,6 @@ def draw_heatmap(
         clip_on=False,
         gid=f"{gid}-marks",
     )
-
-
-def maps(checkpoint: Path, figure: Maps, text: str | None = None) -> Figure:
-    """Maps of a checkpoint's heads over a text or, without a text, over the sequence of the task that `figure` names.
-
-    Raises what `head_maps` and `Predictor.load` raise.
-    """
-    predictor = Predictor.load(checkpoint)
-    if text is not None:
-        return head_maps(predictor, predictor.text_tokens(text)[: figure.first], figure)
-    if figure.claim and figure.heads == 1:
-        head = chosen_head(predictor, figure)
-        if head is not None:
-            figure = figure.model_copy(update={"heads": [head]})
-    return head_maps(predictor, _tokens_of_figure(predictor, figure), figure)
-
-
-def _tokens_of_figure(predictor: Predictor, figure: Maps) -> list[int]:
-    """The tokens of the sequence with the figure's index; by default the first with a marked token, or the first."""
-    task, mark = predictor.run.task, figure.mark
-    count = SEARCHED if figure.index is None and mark else 1
-    sequences = [tokens[: figure.first] for tokens in split_sequences(task, figure.split, figure.index or 0, count)]
-    tokenizer = predictor.tokenizer if predictor.reads_text else None
-    for tokens in sequences:
-        if mark is not None and np.any(token_marks(task, np.array(tokens), tokenizer).get(mark, False)):
-            return tokens
-    return sequences[0]
-
-
-def head_maps(predictor: Predictor, token_ids: TokenIds, figure: Maps) -> Figure:
-    """Maps of the selected heads over one sequence.
-
-    Raises FigureError for a mark or a quantity that tokens or model do not have, and what
-    `cope_sweep.inference.probe.probe` raises.
-    """
-    run = predictor.run
-    tokens_T = validate_token_ids(token_ids, predictor.vocabulary_size)
-    tokenizer = predictor.tokenizer if predictor.reads_text else None
-    labels, all_marks = token_labels(run.task, tokens_T, tokenizer), token_marks(run.task, tokens_T, tokenizer)
-    if figure.mark is not None and figure.mark not in all_marks:
-        raise FigureError(
-            f"no mark {figure.mark!r}{suggest(figure.mark, all_marks) or ': these tokens have no marks'}",
-            code="unknown_mark",
-            mark=figure.mark,
-            allowed=list(all_marks),
-        )
-    mark = figure.mark or next((name for name, is_marked_T in all_marks.items() if is_marked_T.any()), None)
-    marked_T = all_marks[mark] if mark else np.zeros(len(tokens_T), dtype=bool)
-    marks: TokenMarks = {mark: marked_T} if mark else {}
-    statistics = head_statistics(predictor, [tokens_T], [marks]) if mark else []
-    heads = _heads(predictor, statistics, figure.heads)
-    if len(tokens_T) ** 2 * len(heads) > MAX_CELLS:
-        raise FigureError(
-            f"{len(heads)} maps of {len(tokens_T)} tokens have more than {MAX_CELLS:,} cells; "
-            "choose fewer heads or tokens",
-            code="too_many_cells",
-            heads=len(heads),
-            tokens=len(tokens_T),
-            limit=MAX_CELLS,
-        )
-    probed = probe(predictor, tokens_T, sorted({layer for layer, _ in heads}), sorted({head for _, head in heads}))
-    layers = {layer.layer: layer for layer in probed.layers}
-    matrices = {(layer, head): _head_map(layers[layer], head, figure.show) for layer, head in heads}
-    data = map_frame(matrices, labels)
-    encodings = " + ".join(encoding.kind for encoding in run.model.position) or "no position encoding"
-    title = figure.title or f"{MAPS[figure.show][0]}: {run.task.kind}, {encodings} (run {run.run_id})"
-    means = {(head.layer, head.head): ", ".join(gate_means(head, marks)) for head in statistics}
-    if mark and not marked_T.any():
-        means = dict.fromkeys(matrices, f"no {mark} token in this text")
-    return Figure("maps", title, data, partial(_draw, matrices, means, labels, np.flatnonzero(marked_T), mark))
-
-
-def _heads(
-    predictor: Predictor, statistics: Sequence[HeadStatistics], wanted: Sequence[tuple[int, int]] | int
-) -> list[tuple[int, int]]:
-    """The pairs of layer and head to draw: those given, or as many as wanted whose gates separate the marks best."""
-    model = predictor.run.model
-    existing = [(layer, head) for layer in range(model.layers) for head in range(model.heads)]
-    if not isinstance(wanted, int):
-        for pair in wanted:
-            if tuple(pair) not in existing:
-                raise ProbeError(
-                    f"there is no layer {pair[0]} with head {pair[1]}: this model has layers 0 … {model.layers - 1} "
-                    f"and heads 0 … {model.heads - 1}",
-                    code="no_such_head",
-                    layer=pair[0],
-                    head=pair[1],
-                )
-        return [(layer, head) for layer, head in dict.fromkeys(map(tuple, wanted))]
-    scores: dict[tuple[int, int], float] = {}
-    for head in statistics:
-        auc_values = [of_mark.auc for of_mark in head.marks.values() if of_mark.auc is not None]
-        if auc_values:
-            scores[head.layer, head.head] = max(auc_values)
-    best = sorted(scores, key=lambda pair: (-scores[pair], pair)) or existing
-    return sorted(best[: max(1, wanted)])
-
-
-def _head_map(layer: LayerProbe, head: int, show: Show) -> HeadMatrix:
-    title, symbol = MAPS[show]
-    for heatmap in layer_heatmaps(layer, layer.heads.index(head)):
-        if heatmap.symbol == symbol:
-            return heatmap
-    exist = {"attention", *(["position_attention"] if layer.position_only_attention_HTT is not None else [])}
-    raise FigureError(
-        f"layer {layer.layer} has no {title.lower()}: its encodings have no "
-        f"{'position logits' if show == 'position_attention' else 'gates'}; it has: {', '.join(sorted(exist))}",
-        code="no_such_map",
-        show=show,
-        allowed=sorted(exist),
-    )
-
-
-def map_frame(matrices: Mapping[tuple[int, int], HeadMatrix], labels: Sequence[str]) -> pd.DataFrame:
-    """One line per head, query and key ≤ query: layer, head, query, key, query_token, key_token, value (float32)."""
-    query, key = np.tril_indices(len(labels))
-    texts = np.array(labels, dtype=object)
-    parts = [
-        pd.DataFrame({
-            "layer": layer, "head": head, "query": query, "key": key, "query_token": texts[query],
-            "key_token": texts[key], "value": heatmap.values_TT[query, key],
-        })
-        for (layer, head), heatmap in matrices.items()
-    ]  # fmt: skip
-    return pd.concat(parts, ignore_index=True)
-
-
-def _draw(
-    matrices: Mapping[tuple[int, int], HeadMatrix],
-    means: Mapping[tuple[int, int], str],
-    labels: Sequence[str],
-    marked: np.ndarray,
-    mark: str | None,
-    title: str,
-    size: Size | None,
-) -> Drawing:
-    labels = [printable(label) for label in labels]
-    side = SIDE if len(labels) <= 64 else 1.25 * SIDE
-    drawing, axes = panels(len(matrices), title=title, size=size, height=side, width=side + 0.9)
-    for index, (panel, ((layer, head), heatmap)) in enumerate(zip(axes, matrices.items(), strict=True)):
-        panel.grid(visible=False)
-        draw_heatmap(panel, heatmap, labels, marked, gid=f"{index}", side=side, max_label=10)
-        lines = [f"Layer {layer} · head {head}{heatmap.colour_note}", means.get((layer, head), "")]
-        panel.set_title("\n".join(filter(None, lines)), loc="left")
-        panel.set(xlabel="key token", ylabel="query token")
-    if mark is not None and len(marked):
-        sign = axes[0].plot([], [], "+k", markersize=7)[0]
-        legend(drawing, [sign], [f"{mark} token"])
-    return drawing
 
 
 def page(

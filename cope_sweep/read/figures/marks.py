@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -36,7 +37,6 @@ import torch
 from scipy.stats import mannwhitneyu
 
 from cope_sweep.api.figures import Show
-from cope_sweep.config.ablation import Maps
 from cope_sweep.inference import Predictor
 from cope_sweep.inference.probe import LayerProbe, mean_gates, probe_layers, split_sequences, token_marks
 
@@ -93,8 +93,24 @@ class HeadMeasure:
 LayerAndHead = tuple[int, int]
 
 
+class MarkedMaps(Protocol):
+    """What is measured of a figure of maps."""
+
+    @property
+    def show(self) -> Show:
+        """The quantity: gates or position_attention."""
+
+    @property
+    def mark(self) -> str | None:
+        """The marked tokens."""
+
+    @property
+    def split(self) -> str | None:
+        """The split of the sequences; None: the first test set."""
+
+
 def measure_heads(
-    predictor: Predictor, figures: Mapping[str, Maps], sequences: Sequence[Sequence[int]]
+    predictor: Predictor, figures: Mapping[str, MarkedMaps], sequences: Sequence[Sequence[int]]
 ) -> dict[str, dict[LayerAndHead, HeadMeasure]]:
     """Name of a figure → the measure of every head; empty if the model does not have what the figure shows.
 
@@ -165,13 +181,13 @@ def halves(predictor: Predictor, split: str | None) -> tuple[list[list[int]], li
     return sequences[:half], sequences[half:]
 
 
-def chosen_head(predictor: Predictor, figure: Maps) -> LayerAndHead | None:
+def chosen_head(predictor: Predictor, figure: MarkedMaps) -> LayerAndHead | None:
     """The head that marks best what a figure shows, on the first half of the sequences; None without any measure."""
     return best_head(measure_heads(predictor, {"": figure}, halves(predictor, figure.split)[0])[""])
 
 
 @torch.inference_mode()
-def measure_run(checkpoint: Path, figures: Mapping[str, Maps]) -> pd.DataFrame:
+def measure_run(checkpoint: Path, figures: Mapping[str, MarkedMaps]) -> pd.DataFrame:
     """A line for each head of a run and figure (name → figure):
 
     figure, run_id, seed, layer, head

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pandas as pd
@@ -136,3 +137,51 @@ def panel_key(plan: Plan, name: str | None) -> str | None:
         message = f"--panels {name}: {plan.name} has no such axis{suggest(name, axes)}"
         raise FigureError(message, code="unknown_axis", axis=name, allowed=axes)
     return key
+
+
+@dataclass(frozen=True)
+class Point:
+    """A metric of a row, at a place on the x axis."""
+
+    row: Row
+    metric: Column
+    column: str
+    """The metric's column in the frame of runs."""
+    panel: str = ""
+    series: str = ""
+    x: float = 0.0
+    x_label: str = ""
+
+
+def result_frame(runs: pd.DataFrame, points: Sequence[Point], band: Band, columns: Mapping[str, str]) -> pd.DataFrame:
+    """One line per point with a finished run or a published value, with some of these columns:
+
+    row, panel, metric, series
+    x, x_label                  the place on the x axis; its name, if it is not a number
+    n, seeds                    number of finished runs with a value, and of planned runs
+    mean, std                   over the n runs
+    low, high                   the band; missing for n < 2
+    published, published_std    the paper's numbers
+    """
+    lines = []
+    of_row = dict(list(runs.groupby("row", sort=False)))
+    for point in points:
+        numbers = seed_statistics(of_row[point.row.name][point.column].astype("float64"), point.metric, band)
+        published = published_std = None
+        if point.row.published is not None:
+            published = point.row.published.values.get(point.column)
+            published_std = point.row.published.std.get(point.column)
+        if numbers["n"] or published is not None:
+            lines.append({
+                "row": point.row.name, "panel": point.panel, "metric": point.metric.name, "series": point.series,
+                "x": point.x, "x_label": point.x_label, "seeds": len(point.row.runs), "published": published,
+                "published_std": published_std, **numbers,
+            })  # fmt: skip
+    return pd.DataFrame(lines, columns=list(columns)).astype(columns)
+
+
+def count_text(lines: pd.DataFrame) -> str:
+    """The numbers of finished seeds: `n = 3`, `n = 1–3 of 3`."""
+    low, high, seeds = lines["n"].min(), lines["n"].max(), lines["seeds"].max()
+    text = f"n = {low}" if low == high else f"n = {low}–{high}"
+    return text if low == seeds else f"{text} of {seeds}"

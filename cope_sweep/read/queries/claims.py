@@ -28,7 +28,7 @@ def _findings_about_heads(results: Results) -> tuple[Finding, ...]:
     kept = results.store.kept(results.plan)
     if kept is None or kept.heads is None:
         return ()
-    from cope_sweep.read.figures.available import claimed_figures  # matplotlib
+    from cope_sweep.read.reports.heads import claimed_figures  # pandas
 
     return head_findings(claimed_figures(results.plan), kept.heads.to_pandas())
 

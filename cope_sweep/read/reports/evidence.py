@@ -15,20 +15,19 @@ from cope_sweep.api.figures import GetFigure
 from cope_sweep.api.question import API
 from cope_sweep.api.tables import GetReport
 from cope_sweep.config import Plan
-from cope_sweep.config.ablation import Maps
 from cope_sweep.errors import UserError
-from cope_sweep.read.figures import FIGURES
 from cope_sweep.read.figures.available import (
     MAX_ROWS,
     Declared,
-    claimed_figures,
     declared_figures,
     draw_declared,
+    draw_figure,
     drawn_lines,
 )
 from cope_sweep.read.figures.figure import Figure
+from cope_sweep.read.figures.kinds.maps import Maps
 from cope_sweep.read.reports.aggregates import aggregates
-from cope_sweep.read.reports.heads import claimed_figures_by_run, heads_layout, measured_heads
+from cope_sweep.read.reports.heads import claimed_figures, claimed_figures_by_run, heads_layout, measured_heads
 from cope_sweep.read.reports.html import html_page
 from cope_sweep.read.reports.provenance import Provenance, provenance
 from cope_sweep.read.reports.runs import result_files, run_frame, write_files
@@ -319,7 +318,7 @@ def evidence(results: Results, compare: str | None = None) -> Evidence:
     if not figures:
         kind = "budget" if plan.is_drawn else "summary"
         problem = _too_large(plan, kind, len(plan.rows))
-        draw = None if problem else _svg(FIGURES[kind].make(results, GetFigure(name=plan.name, figure=kind)))
+        draw = None if problem else _svg(draw_figure(results, GetFigure(name=plan.name, figure=kind)))
         figures = (ReportFigure(kind, plan.ablation.content.title, "", draw, problem),)
     return Evidence(results, Table.of(results, compare or reference(plan)), figures, heads)
 
@@ -344,7 +343,7 @@ def write_evidence(report: Evidence, folder: Path) -> tuple[Path, ...]:
 
 def _report_figure(results: Results, declared: Declared, heads: pd.DataFrame) -> ReportFigure:
     title = declared.figure.title or results.plan.ablation.content.title
-    source, is_map = declared.figure.source, isinstance(declared.figure, Maps)
+    source, is_map = declared.figure.source, declared.figure.NEEDS_CHECKPOINT
     kept = results.store.kept(results.plan) if is_map else None
     saved = kept.picture(declared.name) if kept else None
     if saved:  # a folder of results has no checkpoint to draw it again
@@ -353,14 +352,15 @@ def _report_figure(results: Results, declared: Declared, heads: pd.DataFrame) ->
     if problem:
         return ReportFigure(declared.name, title, source, None, problem)
     try:
-        head = None
         if isinstance(declared.figure, Maps) and declared.figure.claim:
             seed = declared.figure.seed
             if seed is None:
                 seed = results.plan.ablation.content.seeds[0]
             chosen = heads[(heads["figure"] == declared.name) & heads["chosen"].astype(bool) & (heads["seed"] == seed)]
             head = next(zip(chosen["layer"], chosen["head"], strict=True), None)
-        figure = draw_declared(results, declared, head=head)
+            if head is not None:
+                declared = replace(declared, figure=declared.figure.of_head(head))
+        figure = draw_declared(results, declared)
     except UserError as error:  # no checkpoint, or no such mark in the tokens
         reason = str(error).replace(f" in {results.place}", "")
         # Readers of the report may have another store.

@@ -7,9 +7,10 @@ from contextlib import suppress
 
 import pandas as pd
 
-from cope_sweep.config.ablation import Maps
+from cope_sweep.config import Plan
 from cope_sweep.errors import UserError
-from cope_sweep.read.figures.available import claimed_figures, declared_figures
+from cope_sweep.read.figures.available import declared_figures
+from cope_sweep.read.figures.kinds.maps import Maps
 from cope_sweep.read.numbers import fixed, interval_text
 from cope_sweep.read.tables import Results, summarise
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
@@ -50,6 +51,12 @@ def measured_heads(results: Results) -> pd.DataFrame:
 
             parts.append(measure_run(checkpoint, figures))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=HEAD_COLUMNS)
+
+
+def claimed_figures(plan: Plan) -> dict[str, Maps]:
+    """The figures of a plan that claim something about the heads of its rows, by name."""
+    figures = {declared.name: declared.figure for declared in declared_figures(plan)}
+    return {name: figure for name, figure in figures.items() if isinstance(figure, Maps) and figure.claim}
 
 
 def claimed_figures_by_run(results: Results) -> dict[str, dict[str, Maps]]:

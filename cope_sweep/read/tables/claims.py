@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING
 
 from cope_sweep.api.ablations import ClaimVerdict
 from cope_sweep.config import Plan
-from cope_sweep.config.ablation import Claim, Maps
+from cope_sweep.config.ablation import Claim
 from cope_sweep.read.numbers import MISSING, fixed, p_text
 from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
 from cope_sweep.read.tables.model import Column, Comparison, TableModel, TableRow, other_labels, same_labels
@@ -47,6 +47,8 @@ from cope_sweep.read.tables.stats import SIGNIFICANT_P, Difference, Summary, hol
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from cope_sweep.read.figures.kinds.maps import Maps
 
 MARKS_FROM = 0.9
 """A head marks something if its AUC is at least this."""

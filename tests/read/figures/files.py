@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 from cope_sweep.api.figures import GetFigure
-from cope_sweep.read.figures import FIGURES
+from cope_sweep.read.figures.available import draw_figure
 from cope_sweep.read.tables import read_results
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -58,4 +58,4 @@ class Page(HTMLParser):
 
 def made(kind, plan, store, **options):
     """A figure of the runs of a plan in a store, with these options."""
-    return FIGURES[kind].make(read_results(plan, store), GetFigure(name="", figure="", **options))
+    return draw_figure(read_results(plan, store), GetFigure(name="", figure=kind, **options))

@@ -97,9 +97,9 @@ def test_names_rows_and_options():
     assert [each.rows for each in found] == rows
     own = plan_of(grid=GRID, figures=FIGURES)
     curves, values, marked = (declared_question(own, each) for each in found[:3])
-    assert curves == GetFigure(name=own.name, figure="curves", metric=(ERROR,), row=("CoPE · 16",), log=False)
+    assert curves == GetFigure(name=own.name, figure="curves-1", metric=(ERROR,), row=("CoPE · 16",), log=False)
     assert values == GetFigure(name=own.name, figure="values", metric=(ERROR,), row=rows[1], x="model.dim")
-    assert marked == GetFigure(name=own.name, figure="curves", metric=(ERROR,), row=everything, log=True)
+    assert marked == GetFigure(name=own.name, figure="curves-2", metric=(ERROR,), row=everything, log=True)
 
 
 @pytest.mark.parametrize(("key", "log"), [({}, True), ({"log_x": True}, True), ({"log_x": False}, False)])

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from cope_sweep.read.figures.available import declared_figures, draw_declared
-from cope_sweep.read.figures.curves import curve_frame
+from cope_sweep.read.figures.kinds.curves import curve_frame
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.model import Column
 from tests.errors import raises

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from cope_sweep.config.ablation import Maps
 from cope_sweep.inference.probe import head_statistics, probe
 from cope_sweep.read.figures import heads as figure
 from cope_sweep.read.figures.canvas import printable
+from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.figures.heads import HeadFigure, HeadMatrix, head_figures, page, picture
+from cope_sweep.read.figures.kinds.maps import Maps
 from tests.errors import raises
 from tests.inference.tiny_models import V, tiny_predictor
 from tests.read.figures.files import Page, png_size, svg_texts
@@ -160,7 +161,9 @@ def test_too_large_drawings_are_refused(predictor, monkeypatch):
         head_figures(probe(predictor, TOKENS, layers=[]), MARKS)
 
 
-maps = figure.head_maps
+def maps(predictor, tokens, options):
+    data = options.of_tokens(predictor, tokens)
+    return Figure("maps", data.title, data)
 
 
 @pytest.mark.parametrize("show", ["gates", "positions", "position_attention", "attention"])

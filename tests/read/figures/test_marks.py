@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cope_sweep.config.ablation import Maps
 from cope_sweep.inference.probe import probe
+from cope_sweep.read.figures.kinds.maps import Maps
 from cope_sweep.read.figures.marks import HeadMeasure, auc, auc_within, best_head, measure_heads
 from cope_sweep.read.tables.claims import head_findings, hypothesis_verdict
 from tests.errors import raises

@@ -9,7 +9,7 @@ from cope_sweep.config import expand, plan_of_recorded, row_of, with_overrides
 from cope_sweep.config.loading import validate
 from cope_sweep.config.points import parameters_of
 from cope_sweep.config.source import parse_source
-from cope_sweep.read.figures import FIGURES
+from cope_sweep.read.figures.available import draw_figure
 from cope_sweep.read.reports import evidence
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import rank_rows, yaml_of_best
@@ -148,7 +148,7 @@ def test_a_report_shows_the_best_draws_and_tests_nothing():
     lines = [line for line in text.splitlines() if line.startswith("| CoPE ")]
     assert len(lines) == 1, "only the best draw of each row"
     (drawn,) = found.figures
-    data = FIGURES["budget"].make(found.results, GetFigure(name="", figure="")).frame
+    data = draw_figure(found.results, GetFigure(name="", figure="budget")).frame
     assert drawn.name == "budget"
     assert data[data["series"] == "CoPE"]["best"].tolist() == [9.5, 3.5, 3.5, 1.5, 1.5]
     assert data["x"].tolist()[:5] == [1, 2, 3, 4, 5]
@@ -238,7 +238,7 @@ def test_values_at_the_edge_of_a_search_by_suggestions():
 def test_figures_of_a_search_by_suggestions(kind):
     plan = suggested(0.01, 0.003, 0.05, 0.0004, 0.02, 0.001)
     results = results_of(plan, lambda run: abs(run.train.lr - 0.003), left_out=[2])
-    figure = FIGURES[kind].make(results, GetFigure(name="", figure="", x="train.lr" if kind == "values" else None))
+    figure = draw_figure(results, GetFigure(name="", figure=kind, x="train.lr" if kind == "values" else None))
     assert not figure.empty
     axes = figure.draw().axes
     if kind == "budget":
@@ -251,4 +251,4 @@ def test_figures_of_a_search_by_suggestions(kind):
 
 def test_the_order_of_a_grid_is_no_history():
     with raises("not_a_search"):
-        FIGURES["budget"].make(results_of(plan_of(), lambda run: 1.0), GetFigure(name="", figure=""))
+        draw_figure(results_of(plan_of(), lambda run: 1.0), GetFigure(name="", figure="budget"))

@@ -1,0 +1,170 @@
+"""What figures of final metrics against x share: a frame of points, and its drawing as lines with bars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+
+from cope_sweep.config import Plan, Row
+from cope_sweep.read.figures import canvas
+from cope_sweep.read.figures.base import FigureData
+from cope_sweep.read.figures.metrics import (
+    Band,
+    Point,
+    band_text,
+    chosen_band,
+    count_text,
+    is_log_metric,
+    result_frame,
+)
+from cope_sweep.read.tables.model import Column, row_label, varying_axes
+
+COLUMNS = {
+    "panel": "str", "metric": "str", "series": "str", "x": "float64", "x_label": "str", "n": "int64", "seeds": "int64",
+    "mean": "float64", "std": "float64", "low": "float64", "high": "float64", "published": "float64",
+}  # fmt: skip
+TRAINING_CONTEXT = "task.tokens"
+
+
+def panel_title(row: Row, key: str | None, metric: Column | None) -> str:
+    """The title of the panel with a row: the metric, and the row's label on the axis that panels show."""
+    parts = [metric.label] if metric else []
+    if key:
+        name = "training context" if key == TRAINING_CONTEXT else key.split(".")[-1]
+        parts.append(f"{name} = {row.labels.get(key, '–')}")
+    return " · ".join(parts)
+
+
+def series_names(plan: Plan, rows: Sequence[Row], places: Mapping[str, float], used: set[str | None]) -> dict[str, str]:
+    """Row → its labels on the axes that neither x nor the panels show, without axes whose labels follow from x."""
+    keys = [key for key in varying_axes(plan, rows) if key not in used and not _follows_from_x(rows, key, places)]
+    return {row.name: row_label(plan, row, keys) for row in rows}
+
+
+def _follows_from_x(rows: Sequence[Row], key: str, places: Mapping[str, float]) -> bool:
+    """Whether there is one label on an axis at each x: exclusions may leave only such rows."""
+    labels = {(places[row.name], row.labels.get(key)) for row in rows if row.name in places}
+    return 1 < len(labels) == len({x for x, _ in labels})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesData(FigureData):
+    """The points of `result_frame`, sorted: a line for each series."""
+
+    series: Sequence[str]
+    """The names of all series, also of those without a point yet."""
+    titles: Mapping[str, Column]
+    """Metric → its column."""
+    band: Band
+    log: bool | None
+    log_x: bool | None
+    x_title: str
+    has_numbers: bool
+    """Whether x is a number; otherwise places have names."""
+    is_joined: bool
+    """Whether a line joins the points of a series."""
+
+    @classmethod
+    def of_points(
+        cls,
+        plan: Plan,
+        runs: pd.DataFrame,
+        points: Sequence[Point],
+        *,
+        x_title: str,
+        log: bool | None,
+        log_x: bool | None = None,
+        has_numbers: bool = True,
+    ) -> SeriesData:
+        """The points with the statistics of their runs. Rows of a search are not joined: they differ in other keys."""
+        band = chosen_band(runs, is_log=is_log_metric(runs, {point.column for point in points}, log))
+        data = result_frame(runs, points, band, COLUMNS)
+        in_order = data.sort_values(["panel", "series", "x"], kind="stable", key=_by_appearance)
+        return cls(
+            frame=in_order.reset_index(drop=True), series=list(dict.fromkeys(point.series for point in points)),
+            titles={point.metric.name: point.metric for point in points}, band=band, log=log, log_x=log_x,
+            x_title=x_title, has_numbers=has_numbers, is_joined=not plan.is_drawn,
+        )  # fmt: skip
+
+    def draw(self, title: str, size: canvas.Size | None) -> Drawing:
+        data = self.frame
+        drawn_series = [name for name in self.series if name in set(data["series"])]
+        places = data[data["x_label"] == ""].groupby(["panel", "series"])["x"].nunique()
+        panel_names = list(dict.fromkeys(data["panel"]))
+        own_panels = canvas.has_own_panels(len(drawn_series), len(panel_names)) and bool((places > 1).any())
+        contents = [(name, own) for name in panel_names for own in (drawn_series if own_panels else [None])]
+        drawing, axes = canvas.panels(max(1, len(contents)), title=title, size=size, small=own_panels)
+        if data.empty:
+            canvas.say_empty(axes[0])
+            return drawing
+        handles: dict[str, Any] = {}
+        metric_of_panel = dict(zip(data["panel"], data["metric"], strict=True))
+        for panel, (panel_name, own_series) in zip(axes, contents, strict=True):
+            of_panel = data[data["panel"] == panel_name]
+            metric = self.titles[metric_of_panel[panel_name]]
+            title_parts = [own_series] if own_series else []
+            if own_series is None or len(metric_of_panel) > 1:
+                title_parts.append(panel_name)
+            canvas.panel_title(panel, title_parts)
+            for index, name in enumerate(
+                self.series
+            ):  # all of them, so that styles stay the same while a sweep goes on
+                lines = of_panel[of_panel["series"] == name]
+                if own_series in (None, name) and len(lines):
+                    style = canvas.series_style(0 if own_series else index)
+                    handles[name] = _draw_series(
+                        panel, lines, style if self.is_joined else style | {"linestyle": "none"}
+                    )
+                elif len(lines) and self.is_joined:
+                    canvas.background(panel, lines["x"], lines["mean"])
+            of_metric = data[data["metric"] == metric.name]  # panels of one metric share its scale
+            values = [*of_metric["mean"], *of_metric["low"], *of_metric["high"], *of_metric["published"]]
+            canvas.metric_axis(panel, values, metric, log=self.log)
+            by_place = of_panel.drop_duplicates("x").sort_values("x")
+            labels = None if self.has_numbers else by_place["x_label"].tolist()
+            canvas.parameter_axis(panel, by_place["x"].tolist(), labels, log=self.log_x)
+            panel.set_xlabel(canvas.shortened(self.x_title))
+        for metric_name in dict.fromkeys(metric_of_panel.values()):
+            canvas.share_limits(
+                [panel for panel, (name, _) in zip(axes, contents, strict=True) if metric_of_panel[name] == metric_name]
+            )
+        note = f"mean; bars: {band_text(self.band)}" if (data["n"] > 1).any() else "single seeds"
+        if own_panels:
+            canvas.label_edges(axes)
+            artists = [handles[drawn_series[0]], canvas.background(axes[0], [], [])]
+            texts = [count_text(data), "the other rows"]
+        else:
+            artists = [handles[name] for name in drawn_series]
+            counts = [count_text(data[data["series"] == name]) for name in drawn_series]
+            texts = [f"{name}, {count}" if name else count for name, count in zip(drawn_series, counts, strict=True)]
+            if len(counts) > 1 and len(set(counts)) == 1:
+                texts, note = drawn_series, f"{counts[0]}; {note}"
+        if data["published"].notna().any():
+            artists.append(axes[0].plot([], [], "ko", markersize=8, markerfacecolor="none")[0])
+            texts.append("published (hollow)")
+        canvas.legend(drawing, artists, texts, title=note)
+        return drawing
+
+
+def _by_appearance(column: pd.Series[Any]) -> pd.Series[Any]:
+    """A sort key: x by its value, names by their first appearance."""
+    return column if column.name == "x" else pd.Series(pd.factorize(column)[0], column.index)
+
+
+def _draw_series(panel: Axes, lines: pd.DataFrame, style: dict[str, Any]) -> Any:
+    measured, published = lines[lines["n"] > 0], lines[lines["published"].notna()]
+    if (lines["x_label"] != "").any():  # nothing is between two names
+        style = style | {"linestyle": "none"}
+    (handle,) = panel.plot(measured["x"], measured["mean"], **style)
+    with_band = measured[measured["low"].notna()]
+    panel.vlines(with_band["x"], with_band["low"], with_band["high"], color=style["color"], linewidth=1)
+    panel.plot(
+        published["x"], published["published"], color=style["color"], marker=style["marker"], markersize=8,
+        linestyle="none", markerfacecolor="none",
+    )  # fmt: skip
+    return handle
