@@ -114,6 +114,14 @@ for optimizer in ("adamw", "muon"):
 """
 """Families and optimisers are declarations: counting parameters and memory does not import torch."""
 
+CHECKING = f"""
+from pathlib import Path
+from cope_sweep.config import expand, load_ablation
+loaded = load_ablation(Path({str(Path(__file__).parent.parent)!r}, "ablations", "encodings_counting.yaml"))
+assert expand(loaded).ablation.content.figures
+"""
+"""The file declares figures: their kinds are found and checked without what draws them."""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -132,6 +140,7 @@ for optimizer in ("adamw", "muon"):
             {"torch", "ray", "mlflow", "matplotlib"},
         ),
         (PLANNING, {"torch"}),
+        (CHECKING, {"torch", "pandas", "matplotlib", "sqlalchemy"}),
     ],
 )
 def test_imports_are_light(code, heavy):

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, ClassVar, Literal
 
 import pytest
@@ -304,6 +305,20 @@ def test_modules_of_the_environment_variable_are_imported_when_an_unknown_kind_i
     )
     assert shapes.validate({"kind": "late"}).qualified_kind() == "late_plugin.late"
     assert list(shapes) == ["square", "late"]
+
+
+def test_a_thread_that_asks_while_another_imports_plugins_finds_their_kinds(modules, monkeypatch):
+    shapes = Registry("shape", Shape, (), entry_points=GROUP)
+    monkeypatch.setenv("COPE_SWEEP_PLUGINS", "slow_plugin")
+    sys.modules["shapes_of_this_test"] = sys.modules[__name__]
+    monkeypatch.setattr(sys.modules[__name__], "REGISTRY", shapes, raising=False)
+    modules(
+        "slow_plugin",
+        "import time\nfrom typing import Literal\nfrom shapes_of_this_test import REGISTRY, Shape\ntime.sleep(0.3)\n"
+        "@REGISTRY.register\nclass Slow(Shape):\n    kind: Literal['slow'] = 'slow'\n",
+    )
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: list(shapes), range(4))) == [["slow"]] * 4
 
 
 # -- entry points of an installed distribution

@@ -52,14 +52,12 @@ Metrics = Annotated[
 X = Annotated[
     str | None,
     *option(
-        "curves: `step` or `time`. values: an axis, another key of a run, or a fact (`facts.parameters`). Default: "
-        "step; the first axis with numbers.",
+        "What is on the x axis: `step` or `time` of learning curves; for final metrics an axis, another key of a run, "
+        "or a fact (`facts.parameters`). Default: step; the first axis with numbers.",
         max_length=200,
     ),
 ]
-Panels = Annotated[
-    str | None, *option("values, contexts, budget, heatmap: an axis; a panel for each value.", max_length=200)
-]
+Panels = Annotated[str | None, *option("An axis; a panel for each value, if the kind has panels.", max_length=200)]
 Rows = Annotated[list[str], *option("A row. May be repeated. Default: all.", max_length=300)]
 Log = Annotated[
     bool | None, *option("Use a log scale for the metrics. Default: chosen from the data.", "--log/--linear")

@@ -142,6 +142,8 @@ def test_figures_are_typed():
     ("before", "after", "expected"),
     [
         ("kind: curves", "kind: curve", ("unknown_kind", "test.yaml:14", "figures[0]")),
+        ("kind: curves, metrics: [in_dist/token_error, sparse/loss], best: true", "kind: summary", ("unknown_kind", "test.yaml:14", "figures[0]")),
+        ("{kind: curves, metrics: [in_dist/token_error, sparse/loss], best: true, source: Figure 5}", "maps", ("wrong_type", "test.yaml:14", "figures[0]")),
         ("sparse/loss", "sparse/los", ("unknown_metric", "test.yaml:14", "figures[0].metrics[1]")),
         ("x: train.lr", "x: train.lrs", ("unknown_axis", "test.yaml:15", "figures[1].x")),
         ("train.lr: 1e-3}", "train.lr: 5e-3}", ("matching_rows", "test.yaml:16", "figures[2].rows")),

@@ -131,6 +131,17 @@ def test_no_run(kind, store):
     assert len(said) == 1, "one text in each panel"
 
 
+OPTIONS = {"x": "model.layers", "panels": "model.dim", "log": True}
+
+
+@pytest.mark.parametrize("kind", OF_ABLATIONS)
+def test_options_that_a_kind_does_not_take_have_no_effect(kind, store):
+    plan = plan_for(kind)
+    fill(plan, store)
+    others = {name: value for name, value in OPTIONS.items() if name not in FIGURES[kind].TAKES}
+    assert made(kind, plan, store, **others).render("svg") == made(kind, plan, store).render("svg")
+
+
 @pytest.mark.parametrize("kind", OF_ABLATIONS)
 def test_unknown_names_are_errors_that_say_what_exists(kind, store):
     plan = plan_for(kind)
