@@ -14,7 +14,7 @@ from pydantic import Field, GetJsonSchemaHandler
 from pydantic_core import core_schema
 
 from cope_sweep.frozen import Frozen, MetricName
-from cope_sweep.registry import Kind, Registry
+from cope_sweep.registry import Kind, PluginError, Registry
 
 Metrics = Annotated[list[MetricName], Field(min_length=1)]
 
@@ -67,7 +67,15 @@ class FigureRegistry(Registry[FigureSpec]):
         return cls
 
     def choices(self) -> Mapping[str, type[FigureSpec]]:
-        return {kind: cls for kind, cls in self.items() if cls.IN_FILES}
+        choices = {kind: cls for kind, cls in self.items() if cls.IN_FILES}
+        if not choices:  # after `git pull`, when the installed entry points are those of an older version
+            raise PluginError(
+                f"no kind of figure is installed (entry points {self.group}); install cope-sweep again: pip install "
+                "--editable .",
+                code="plugin_not_loaded",
+                plugin=self.group,
+            )
+        return choices
 
     def validate(self, value: Any) -> FigureSpec:
         """The figure that a mapping declares. Other than in other registries, a `kind` alone is not enough.

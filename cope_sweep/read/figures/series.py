@@ -111,15 +111,13 @@ class SeriesData(FigureData):
             if own_series is None or len(metric_of_panel) > 1:
                 title_parts.append(panel_name)
             canvas.panel_title(panel, title_parts)
-            for index, name in enumerate(
-                self.series
-            ):  # all of them, so that styles stay the same while a sweep goes on
+            # All series, also those without a point yet: styles stay the same while a sweep goes on.
+            for index, name in enumerate(self.series):
                 lines = of_panel[of_panel["series"] == name]
                 if own_series in (None, name) and len(lines):
                     style = canvas.series_style(0 if own_series else index)
-                    handles[name] = _draw_series(
-                        panel, lines, style if self.is_joined else style | {"linestyle": "none"}
-                    )
+                    style = style if self.is_joined else style | {"linestyle": "none"}
+                    handles[name] = _draw_series(panel, lines, style)
                 elif len(lines) and self.is_joined:
                     canvas.background(panel, lines["x"], lines["mean"])
             of_metric = data[data["metric"] == metric.name]  # panels of one metric share its scale

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from matplotlib.text import Text
 
+from cope_sweep.figures import FigureRegistry, FigureSpec
 from cope_sweep.read.figures import FIGURES, canvas
 from tests.errors import raises
 from tests.read.figures.conftest import METRICS
@@ -57,6 +58,11 @@ def test_the_kinds_have_what_the_command_line_and_the_service_ask_for():
     ]  # fmt: skip
     assert all(kind.SHOWS and kind.__doc__ for kind in FIGURES.values())
     assert FIGURES["maps"].NEEDS_CHECKPOINT
+
+
+def test_an_installation_from_before_there_were_kinds_says_what_to_do():
+    with raises("plugin_not_loaded", plugin="cope_sweep.none"):
+        FigureRegistry("figure", FigureSpec, (), entry_points="cope_sweep.none").validate({"kind": "curves"})
 
 
 def few(*kinds):
