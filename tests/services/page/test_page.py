@@ -558,10 +558,14 @@ def test_a_sweep_is_followed_until_it_ends_and_a_retry_is_confirmed(visitor: Vis
 def test_the_failures_of_a_sweep_are_grouped_by_message(visitor: Visitor, site: Site) -> None:
     many = expand(load_ablation(site.sample.ablations / "many.yaml"))
     record = end_sweep(site.sample.store, write_sweep(site.sample.store, many), "failed")
-    (group,) = visitor.open(f"sweeps/{record.sweep_id}", ".failures").locator(".failures li").all()
+    page = visitor.open(f"sweeps/{record.sweep_id}", "#members")
+    (group,) = page.locator(".failures li").all()
     assert group.locator("p").inner_text() == "Diverged: the training loss is nan at step 3"
     assert group.locator("a").count() == 105
     assert group.locator("a").first.inner_text() == "CoPE, seed 0"
+    columns = page.locator("section:has(#members) th[scope=col]").all_text_contents()
+    assert columns[:5] == ["row", "seed", "status", "step", "worker"]
+    assert columns[-1] == "message"
 
 
 def test_a_sweep_is_submitted_by_a_form(
