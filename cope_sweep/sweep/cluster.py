@@ -93,7 +93,7 @@ class Needs:
         return {"CPU": float(self.cpus)} | ({"GPU": self.gpus} if self.gpus else {})
 
     def workers_on(self, resources: Mapping[str, float]) -> int:
-        """The number of workers that such resources hold. Several may share a GPU; no worker has parts of several."""
+        """The number of workers that fit. Several may share a GPU, but none gets parts of two."""
         fits = resources.get("CPU", 0) // self.cpus
         if self.gpus:
             gpus = resources.get("GPU", 0)

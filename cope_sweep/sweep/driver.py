@@ -67,7 +67,7 @@ class Driver:
         self.waiting: deque[DrivenRun] = deque()
         """The runs that wait, in order."""
         self.failed: set[str] = set()
-        """Ids of the failed runs, also before their end is recorded: no other is started meanwhile."""
+        """Ids of the failed runs. A run counts before its end is recorded, so that no other one starts in between."""
         self._suggested: Row | None = None
         """A row of the search that is not recorded yet, because the index did not answer."""
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -108,7 +108,7 @@ class Driver:
     def take(self) -> DrivenRun | None:
         """Lease the next run that waits, or else the first of the row that the search suggests next.
 
-        None: none can be leased now.
+        Returns None while no run can be leased.
         """
         with self.lock:
             run = self._take_waiting()

@@ -115,7 +115,7 @@ class Leases:
         # Without the lock, since the database may take long: `report` is called from threads that must not wait.
         renewal = self.store.index.renew(self.sweep_id, LEASE_S, list(progress.values()))
         with self._lock:
-            # A run that was leased or ended meanwhile is no loss: neither is in both sets.
+            # Only runs that were held before and after: one that was leased or ended in between is not lost.
             gone = (wanted & self._held) - renewal.held
             self._lost |= gone
             self._held -= gone

@@ -103,7 +103,7 @@ class RaySweep:
     # -- in Tune's thread ------------------------------------------------------------------------------------------
 
     def next_trial(self, trial_id: str) -> dict[str, Any] | None:
-        """The configuration of a trial of the next run, which is leased; None: none now."""
+        """The configuration of a trial of the next run, which is leased; None while no run can be."""
         with self.lock:
             if self.ended.is_set() or self._is_full():
                 return None
@@ -141,7 +141,7 @@ class RaySweep:
         """Runs of several workers take all the room of the cluster.
 
         Their trials ask Tune for no CPU: Train asks for the place of the workers when the trial has started. Without
-        this limit all trials would start, and each would keep a process that waits for such a place.
+        this limit all trials would start, and each would keep a process that waits for its workers.
         """
         needs = self._needs()
         if needs.workers == 1:
@@ -214,7 +214,7 @@ class RaySweep:
         # The actor runs on this node, so that it ends with this process.
         name = f"cope-sweep-{self.work.sweep_id}-{secrets.token_hex(4)}"
         strategy = NodeAffinitySchedulingStrategy(self.this_node, soft=False)
-        # Ray starts it again if it dies, and repeats the calls to it meanwhile.
+        # Ray starts it again if it dies, and then repeats the calls that it has not answered.
         lasting = {"max_restarts": -1, "max_task_retries": -1}
         options = {"name": name, "num_cpus": 0, "scheduling_strategy": strategy, **lasting}
         self.stop_requests = ray.remote(StopRequests).options(**options).remote()
@@ -277,7 +277,7 @@ class RaySweep:
                 self._look_at_cluster()
                 self.driver.look_elsewhere()
                 if deadline_s is not None:
-                    self._stop_runs()  # again: the actor may have been started anew meanwhile
+                    self._stop_runs()  # again: an actor that Ray has restarted has forgotten the request
 
     # -- ends of trials --------------------------------------------------------------------------------------------
 

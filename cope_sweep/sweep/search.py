@@ -80,7 +80,7 @@ class Search:
             store: The store.
             retry_failed: Suggest again runs that have failed before.
             stopped_counts: A run that was stopped early has ended; else it is suggested again.
-            max_runs: How many runs are to be trained at most; None: no limit.
+            max_runs: The most runs to train; None: no limit.
 
         Raises:
             IndexUnavailable: The database does not answer.
@@ -134,7 +134,7 @@ class Search:
         return not self.remaining and len(self._known) < self._plan.samples
 
     def next_row(self) -> Row | None:
-        """The next row. None: none now; unless `is_exhausted`, ask again a little later, or when a run has ended.
+        """The next row, or None if there is none yet. Unless `is_exhausted`, ask again later, or when a run has ended.
 
         Whoever asks records the row with the sweep, and trains `runs_to_train`. Raises IndexUnavailable; ask again
         then.
@@ -208,7 +208,7 @@ class Search:
         """Have a new row wait, if there is one now."""
         for _ in range(MAX_ASKS):
             trials = self._trials()
-            self._known |= trials.keys()  # also those of another sweep that was started meanwhile
+            self._known |= trials.keys()  # also those of another sweep, which may have started since
             if self._is_stuck or len(self._known) >= self._plan.samples:
                 return
             trial = self._study.ask()

@@ -49,7 +49,7 @@ class SweepOutcome:
     trained: int
     """Number of runs that this sweep finished."""
     reused: int
-    """Number of runs that were finished before it started, or by another sweep meanwhile."""
+    """Number of runs that were finished before it started, or that another sweep finished while it ran."""
     failed: int
     """Number of runs that have failed, in this sweep or before; except runs that this sweep is to try again."""
     interrupted: int
@@ -412,7 +412,7 @@ class _Work:
         return list(self.statuses.values()).count(status) if status in self.skipped else 0
 
     def _used_up(self, budget: Budget, failed: int) -> str | None:
-        """What to say if a budget is used up and runs are left; None: no budget is used up."""
+        """Which budget is used up, if runs are left; None if it is for another reason."""
         if budget.max_failures is not None and failed >= budget.max_failures:
             return f"the budget of {budget.max_failures} failed run{'s' * (budget.max_failures != 1)} is used up"
         if budget.max_runs is None:

@@ -30,7 +30,7 @@ class Trials(Protocol):
     """The sweep as Tune sees it. Every method is called in Tune's thread."""
 
     def next_trial(self, trial_id: str) -> dict[str, Any] | None:
-        """The configuration of a trial of the next run; None: none now."""
+        """The configuration of a trial of the next run; None while no run can be leased."""
 
     def is_exhausted(self) -> bool:
         """`next_trial` returns None until a trial has ended."""
@@ -71,7 +71,7 @@ class RunSearch(NotPickled, Searcher):
         self.trials = trials
 
     def suggest(self, trial_id: str) -> Any:
-        """The configuration of the next trial; None: none now."""
+        """The configuration of the next trial; Tune asks again after None."""
         return self.trials.next_trial(trial_id)
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
@@ -181,7 +181,7 @@ class AskingMedianRule(_Asking, MedianStoppingRule):
 def scheduler_of(schedule: EarlyStopping, trials: Trials) -> TrialScheduler:
     """Tune's scheduler for a schedule whose settings are all filled in. It compares runs by their evaluations.
 
-    Raises ValueError where there is none for its kind.
+    Raises ValueError for a kind without a scheduler.
     """
     metric_name = str(schedule.metric)
     options: dict[str, Any] = {

@@ -55,7 +55,7 @@ def _run_id(uri: str, experiment_id: str, run_id: str) -> str | None:
 
 
 def _answer(uri: str, method: str, path: str, **content: Any) -> dict[str, Any]:
-    """What an MLflow server answers; {} if it has no such thing, does not answer, or is no MLflow server.
+    """The answer of an MLflow server; {} if it has nothing, does not answer, or is another service.
 
     Credentials come from the URL, or from MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD.
     """

@@ -47,7 +47,7 @@ def record_graphs(loss: nn.Module, part: BatchPart, runtime: Runtime) -> None:
 
     They are for arguments with the shapes of `part`: inputs and targets (N, T), seeds (N,); its values do not matter.
     Afterwards, the parameters have to keep their memory. If recording fails, the loss is computed as before, and the
-    log says why. No other thread may use the GPU meanwhile.
+    log says why. No other thread may use the GPU during this call.
     """
     # Graphs of an earlier run of this process: freeing them while others are recorded is an error of CUDA. And their
     # memory is wanted by other processes on the GPU.

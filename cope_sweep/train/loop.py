@@ -109,7 +109,7 @@ def train_run(
 def _begin(
     run: RunSpec, folder: RunFolder, runtime: Runtime, attempt: int | None
 ) -> tuple[AttemptWriter | None, Literal["finished", "fenced"] | None]:
-    """The attempt, to write to, or why there is none."""
+    """The attempt to write to, or why the run is not trained."""
     if folder.status == "finished" and not folder.lost_files().keys() - {SPEC_FILE}:
         folder.repair(run)
         return None, "finished"
