@@ -23,6 +23,7 @@ from cope_sweep.config import load_ablation
 from cope_sweep.kernels import which
 from cope_sweep.positions import ENCODINGS, Dims
 from cope_sweep.read.figures import FIGURES
+from tests.ablations.shipped import shipped_files
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -207,7 +208,7 @@ def tasks() -> str:
 def shipped_ablations() -> str:
     """The shipped ablations."""
     rows = []
-    for path in sorted((ROOT / "ablations").glob("*.yaml")):
+    for path in shipped_files():
         content = load_ablation(path).content
         scales = ", ".join(f"`{name}`" for name in content.scales)
         rows.append([f"[`{path.stem}`](../../ablations/{path.name})", content.title, content.reproduces, scales])

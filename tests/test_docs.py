@@ -25,6 +25,7 @@ from cope_sweep.registry import BUILT_IN
 from cope_sweep.store import Store
 from cope_sweep.tasks import TASKS
 from docs import build, generate
+from tests.ablations.shipped import shipped_files
 from tests.processes import output_of
 from tests.read.figures.files import svg_texts
 from tests.read.tables.ablations import finish
@@ -171,7 +172,7 @@ def test_every_room_and_kind(text, name):
 
 
 def test_the_main_readme_counts_what_is_built_in():
-    text, ablations = read("README.md"), list((ROOT / "ablations").glob("*.yaml"))
+    text, ablations = read("README.md"), shipped_files()
     encodings, tasks = (
         [cls for cls in registry.values() if cls.__module__.startswith(BUILT_IN)] for registry in (ENCODINGS, TASKS)
     )  # other tests of this process may have loaded plugins
@@ -342,7 +343,7 @@ def test_texts_of_the_guide_are_valid_tasks(tmp_path):
 
 @pytest.mark.parametrize("name", READMES)
 def test_ablations_in_examples_can_be_planned(name, tmp_path):
-    for path in (ROOT / "ablations").glob("*.yaml"):  # an example inherits from one of them
+    for path in shipped_files():  # an example inherits from one of them
         shutil.copy(path, tmp_path)
     for index, text in enumerate(code_blocks(read(name), "yaml")):
         if re.search(r"^title:", text, re.MULTILINE) and not re.search(r"^plugins:", text, re.MULTILINE):

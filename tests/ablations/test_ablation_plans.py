@@ -9,10 +9,11 @@ from cope_sweep.config import Plan, estimates, expand, load_ablation, parameter_
 from cope_sweep.read.tables.layout import layout
 from cope_sweep.read.tables.model import table_model
 from cope_sweep.store import RunRecord
+from tests.ablations.shipped import shipped_files
 
 FOLDER = Path(__file__).parent
 ABLATIONS = FOLDER.parents[1] / "ablations"
-NAMES = sorted(path.stem for path in ABLATIONS.glob("*.yaml"))
+NAMES = [path.stem for path in shipped_files()]
 IDS = FOLDER / "run_ids.json"
 """File → scale ("" for none) → its rows with their first run. `python -m tests.ablations.pins` writes it."""
 

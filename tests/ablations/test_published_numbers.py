@@ -7,9 +7,10 @@ import pytest
 
 from cope_sweep.config import Plan, expand, load_ablation, parameter_count
 from tests.ablations import paper
+from tests.ablations.shipped import shipped_files
 
 ABLATIONS = Path(__file__).parents[2] / "ablations"
-NAMES = sorted(path.stem for path in ABLATIONS.glob("*.yaml"))
+NAMES = [path.stem for path in shipped_files()]
 ERRORS = ("in_dist/sequence_error", "dense/sequence_error", "sparse/sequence_error")
 PERPLEXITIES = ("facts.parameters", "validation/perplexity", "test/perplexity")
 PASSES = ("in_dist/token_error", "longer/token_error", "shorter/token_error")

@@ -21,6 +21,7 @@ from cope_sweep.read.tables.layout import layout
 from cope_sweep.read.tables.render import markdown_text
 from cope_sweep.store import ParquetStore
 from cope_sweep.store.results_file import file_name, run_files
+from tests.ablations.shipped import shipped_files
 
 ROOT = Path(__file__).parent.parent.parent
 ABLATIONS, RESULTS = ROOT / "ablations", ROOT / "ablations" / "results"
@@ -256,7 +257,7 @@ def claims_of_all():
         texts = [*map(markdown_text, cells), p, f"**{finding.verdict_text}**", link]
         lines.append((place_in_paper(finding.source), f"| {' | '.join(texts)} |"))
     reported = {(report.plan.ablation.name, finding.claim) for report, finding in found}
-    for path in sorted(ABLATIONS.glob("*.yaml")):
+    for path in shipped_files():
         content = load_ablation(path).content
         about_heads = [each for each in content.figures if each.has_claim]
         claims = [(each.text, each.source) for each in content.claims]
