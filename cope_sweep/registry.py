@@ -12,6 +12,7 @@ COPE_SWEEP_PLUGINS names it:
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib
 import importlib.metadata
@@ -297,7 +298,8 @@ def load_plugins(modules: Iterable[str], folder: Path | None = None) -> None:
         if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds strings
             sys.path.append(os.getcwd())  # noqa: PTH109
         try:
-            with user_code():
+            # A command's standard output is its result, which others read.
+            with user_code(), contextlib.redirect_stdout(sys.stderr):
                 importlib.import_module(name)
         except PluginError:
             raise

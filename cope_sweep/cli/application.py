@@ -19,6 +19,7 @@ from cope_sweep.cli.output import (
     discard_output,
     escaped,
     forget_useless_sizes,
+    keep_for_results,
     make_console,
     print_json,
 )
@@ -59,11 +60,14 @@ class CommandGroup(PlainGroup):
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
         with _exit_codes(as_json="--json" in args):
             context = super().make_context(info_name, args, *rest, **extra)
-        context.obj = "--json" in args
+        context.obj = args
         return context
 
     def invoke(self, ctx: Any) -> Any:
-        with _exit_codes(as_json=bool(ctx.obj)), user_code():  # a plugin's may exit
+        args = ctx.obj or []
+        prints_a_document = "--json" in args or any(arg.startswith(("--format", "--yaml")) for arg in args)
+        kept = keep_for_results() if prints_a_document else contextlib.nullcontext()
+        with _exit_codes(as_json="--json" in args), user_code(), kept:  # a plugin's may exit
             return super().invoke(ctx)
 
 

@@ -5,7 +5,6 @@ Questions are made by `model_construct`: a path may be longer than the name of a
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -53,7 +52,16 @@ from cope_sweep.cli.options import (
     StoreOpt,
     read_text_options,
 )
-from cope_sweep.cli.output import escaped, format_of, make_console, print_json, save, size, writing_to
+from cope_sweep.cli.output import (
+    escaped,
+    format_of,
+    make_console,
+    print_json,
+    save,
+    size,
+    standard_output,
+    writing_to,
+)
 from cope_sweep.errors import UserError
 from cope_sweep.read.figures import FIGURES
 
@@ -190,7 +198,7 @@ def report(
     if as_json:
         print_json({"files": [str(path) for path in paths]})
     else:
-        sys.stdout.writelines(f"{path}\n" for path in paths)
+        standard_output().writelines(f"{path}\n" for path in paths)
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, TextIO, TypeVar
 
@@ -92,6 +92,25 @@ def check_output() -> None:
         sys.stderr = _with_raw(sys.__stderr__, _StandardError(sys.__stderr__.fileno(), "w", closefd=False))
 
 
+_own: TextIO | None = None
+
+
+def standard_output() -> TextIO:
+    """Where commands write their results: standard output, also while `keep_for_results` keeps others from it."""
+    return _own or sys.stdout
+
+
+@contextlib.contextmanager
+def keep_for_results() -> Iterator[None]:
+    """Send what plugins and libraries print to standard error: a document on standard output holds nothing else."""
+    global _own
+    _own, sys.stdout = sys.stdout, sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout, _own = _own, None
+
+
 def _with_raw(stream: TextIO, raw: io.FileIO) -> TextIO:
     """A text stream like `stream` that writes to `raw`."""
     stream.flush()
@@ -125,7 +144,7 @@ def forget_useless_sizes() -> None:
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console on standard output, or on standard error. Lines in a file or a pipe are as long as they need to be."""
-    console = Console(stderr=stderr)
+    console = Console(stderr=True) if stderr else Console(file=_own)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = UNLIMITED
     return console
@@ -205,7 +224,7 @@ def _write_plain(table: Table, widths: Sequence[int]) -> None:
         for column, cell, width in zip(table.columns, map(_plain, row), widths, strict=True):
             space = " " * (width - cell_len(cell))
             cells.append(space + cell if column.justify == "right" else cell + space)
-        sys.stdout.write((" " * GAP).join(cells).rstrip() + "\n")
+        standard_output().write((" " * GAP).join(cells).rstrip() + "\n")
 
 
 def escaped(text: object) -> str:
@@ -233,7 +252,7 @@ def print_json(value: Any) -> None:
     def plain(item: Any) -> Any:
         return item.model_dump() if hasattr(item, "model_dump") else str(item)
 
-    sys.stdout.write(json.dumps(value, indent=2, default=plain) + "\n")
+    standard_output().write(json.dumps(value, indent=2, default=plain) + "\n")
 
 
 def format_of(output: Path | None, suffixes: Mapping[str, F], default: F) -> F:
@@ -254,8 +273,8 @@ def save(output: Path | None, file_format: str, write: Callable[[IO[bytes]], obj
                 option="--output",
                 format=file_format,
             )
-        sys.stdout.flush()
-        write(sys.stdout.buffer)
+        standard_output().flush()
+        write(standard_output().buffer)
         return
     from cope_sweep.store.files import overwriting
 
@@ -270,7 +289,7 @@ def save(output: Path | None, file_format: str, write: Callable[[IO[bytes]], obj
         ) from error
 
 
-@contextmanager
+@contextlib.contextmanager
 def writing_to(folder: Path, option: str) -> Iterator[None]:
     """A block that writes files to the folder of an option. Raises UserError instead of OSError."""
     try:

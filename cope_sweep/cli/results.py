@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +18,7 @@ from cope_sweep.cli.options import (
     Sets,
     StoreOpt,
 )
-from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, with_columns
+from cope_sweep.cli.output import escaped, grid, make_console, print_json, print_table, standard_output, with_columns
 from cope_sweep.errors import UserError
 from cope_sweep.read.numbers import significant
 
@@ -158,7 +157,7 @@ def best(
     results = read_results(planned, opened)
     ranking = rank_rows(results, metric)
     if as_yaml:
-        sys.stdout.write(yaml_of_best(ranking))
+        standard_output().write(yaml_of_best(ranking))
         return
     if as_json:
         print_json({"metric": ranking.metric, "goal": ranking.goal, "seeds": ranking.seeds,

@@ -20,7 +20,7 @@ from rich.console import Console
 from cope_sweep.api.sweeps import GetSweep
 from cope_sweep.cli.files import NamedFiles, open_store
 from cope_sweep.cli.options import STORE, TO_THE_END
-from cope_sweep.cli.output import escaped, estimated_time, make_console, print_json, print_steps
+from cope_sweep.cli.output import escaped, estimated_time, make_console, print_json, print_steps, standard_output
 from cope_sweep.cli.progress import SENDING, progress_bar, progress_display
 from cope_sweep.config import Plan, load_ablation
 from cope_sweep.config.estimate import LOCAL_START_S, RAY_START_S
@@ -227,7 +227,7 @@ def _train(
         ]
         print_steps(console, steps)
     if outcome.stop_reasons:
-        sys.stdout.flush()
+        standard_output().flush()
         jobs.stop_own_job()
     raise typer.Exit(outcome.exit_code)
 

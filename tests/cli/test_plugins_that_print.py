@@ -1,0 +1,60 @@
+"""A document on standard output holds nothing that a plugin prints."""
+
+import csv
+import io
+import json
+
+import pytest
+
+PLUGIN = """
+import os
+import sys
+from typing import Literal
+
+from cope_sweep.positions import ENCODINGS, RoPE
+
+print("imported")
+sys.stdout.write("and written\\n")
+
+
+@ENCODINGS.register
+class Loud(RoPE):
+    kind: Literal["loud"] = "loud"
+
+    def rotate(self, *arguments, **options):
+        print("rotated")
+        return super().rotate(*arguments, **options)
+
+
+print("registered", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def loud(tmp_path_factory):
+    from tests.cli.conftest import TINY, Shell
+
+    shell = Shell(tmp_path_factory.mktemp("loud"))
+    (shell.folder / "loud_plugin.py").write_text(PLUGIN)
+    shell.environment["COPE_SWEEP_PLUGINS"] = "loud_plugin"
+    shell.write("loud", TINY.replace("[cope]", "[loud]"))
+    assert "loud" in (shell.folder / "ablations" / "loud.yaml").read_text()
+    return shell
+
+
+def output_of(shell, *words):
+    process = shell.start(*words)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out
+
+
+@pytest.mark.slow
+def test_documents_hold_nothing_that_a_plugin_prints(loud):
+    trained = json.loads(output_of(loud, "run", "loud", "--local", "--no-mlflow", "--json"))
+    assert trained["sweep"]["exit_code"] == 0
+    for words in (("list",), ("plan", "loud"), ("status", "loud"), ("table", "loud"), ("runs",)):
+        json.loads(output_of(loud, *words, "--json"))
+    rows = list(csv.reader(io.StringIO(output_of(loud, "table", "loud", "--format", "csv"))))
+    assert len({len(row) for row in rows}) == 1
+    json.loads(output_of(loud, "schema"))
