@@ -23,7 +23,7 @@ from cope_sweep.config import load_ablation
 from cope_sweep.kernels import which
 from cope_sweep.positions import ENCODINGS, Dims
 from cope_sweep.read.figures import FIGURES
-from tests.ablations.shipped import shipped_files
+from tests.helpers.shipped import shipped_files
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"

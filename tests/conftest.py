@@ -141,7 +141,7 @@ def store(tmp_path):
 @pytest.fixture(scope="session")
 def postgres():
     """A server of PostgreSQL for all tests of this process: each makes a database of its own."""
-    from tests.store.databases import Postgres
+    from tests.helpers.databases import Postgres
 
     server = Postgres()
     yield server

@@ -25,10 +25,10 @@ from cope_sweep.registry import BUILT_IN
 from cope_sweep.store import Store
 from cope_sweep.tasks import TASKS
 from docs import build, generate
-from tests.ablations.shipped import shipped_files
-from tests.processes import output_of
-from tests.read.figures.files import svg_texts
-from tests.read.tables.ablations import finish
+from tests.helpers.figure_files import svg_texts
+from tests.helpers.finished_runs import finish
+from tests.helpers.processes import output_of
+from tests.helpers.shipped import shipped_files
 
 ROOT = Path(__file__).parent.parent
 ROOMS = (

@@ -21,9 +21,9 @@ from cope_sweep.inference import (
 )
 from cope_sweep.inference.generation import sample
 from cope_sweep.positions import ENCODINGS
-from tests.errors import raises
-from tests.inference.tiny_models import random_predictor
-from tests.tiny import tiny_run
+from tests.helpers.errors import raises
+from tests.helpers.tiny import tiny_run
+from tests.helpers.tiny_models import random_predictor
 
 COMBINATIONS = [
     *([{"kind": kind}] for kind in ENCODINGS),

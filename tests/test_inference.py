@@ -13,8 +13,8 @@ from cope_sweep.config import RunSpec
 from cope_sweep.errors import JsonValue
 from cope_sweep.inference import Perplexity, Predictor, scoring
 from cope_sweep.model import Transformer
-from tests.errors import raises
-from tests.inference.tiny_models import random_predictor, set_logits
+from tests.helpers.errors import raises
+from tests.helpers.tiny_models import random_predictor, set_logits
 
 RNG = np.random.default_rng(0)
 

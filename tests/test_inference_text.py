@@ -9,9 +9,9 @@ from cope_sweep.inference import Predictor
 from cope_sweep.model import save_model
 from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.evaluate import Evaluator
-from tests.errors import raises
-from tests.texts import prose, write_corpus
-from tests.tiny import tiny_run
+from tests.helpers.errors import raises
+from tests.helpers.texts import prose, write_corpus
+from tests.helpers.tiny import tiny_run
 
 pytestmark = pytest.mark.usefixtures("cache")
 

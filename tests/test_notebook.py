@@ -11,8 +11,8 @@ import pytest
 from cope_sweep import notebook
 from cope_sweep.config import Plan
 from tests.cli.conftest import TINY
-from tests.errors import raises
-from tests.processes import output_of
+from tests.helpers.errors import raises
+from tests.helpers.processes import output_of
 from tests.test_docs import code_blocks, read
 
 
@@ -107,7 +107,7 @@ def test_functions_are_found_by_name(folder):
 PLANNING = """
 from cope_sweep.config.estimate import memory_bytes, parameter_count
 from cope_sweep.config import Resources
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 for optimizer in ("adamw", "muon"):
     run = tiny_run(**{"model.family": "llama", "train.optimizer": optimizer})
     assert parameter_count(run) and memory_bytes(run, Resources())

@@ -14,9 +14,9 @@ from cope_sweep.errors import UserError
 from cope_sweep.proxies import is_this_machine, proxy_of
 from cope_sweep.sweep.jobs import Cluster, submit_job
 from cope_sweep.tracking.check import check_uri
-from tests.errors import raises
-from tests.services.scripted_cluster import ScriptedCluster, serving_jobs
-from tests.tracking.stub_server import Stub
+from tests.helpers.errors import raises
+from tests.helpers.scripted_cluster import ScriptedCluster, serving_jobs
+from tests.helpers.stub_server import Stub
 
 ROOT = Path(__file__).parents[1]
 VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")

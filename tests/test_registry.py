@@ -14,8 +14,8 @@ from cope_sweep.frozen import Frozen
 from cope_sweep.positions import ENCODINGS, CoPE
 from cope_sweep.registry import Kind, Registry, load_plugins
 from cope_sweep.tasks import TASKS
-from tests.errors import raises
-from tests.processes import output_of
+from tests.helpers.errors import raises
+from tests.helpers.processes import output_of
 
 
 class Shape(Kind):

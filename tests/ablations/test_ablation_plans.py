@@ -9,7 +9,7 @@ from cope_sweep.config import Plan, estimates, expand, load_ablation, parameter_
 from cope_sweep.read.tables.layout import layout
 from cope_sweep.read.tables.model import table_model
 from cope_sweep.store import RunRecord
-from tests.ablations.shipped import shipped_files
+from tests.helpers.shipped import shipped_files
 
 FOLDER = Path(__file__).parent
 ABLATIONS = FOLDER.parents[1] / "ablations"

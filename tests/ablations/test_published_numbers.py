@@ -7,7 +7,7 @@ import pytest
 
 from cope_sweep.config import Plan, expand, load_ablation, parameter_count
 from tests.ablations import paper
-from tests.ablations.shipped import shipped_files
+from tests.helpers.shipped import shipped_files
 
 ABLATIONS = Path(__file__).parents[2] / "ablations"
 NAMES = [path.stem for path in shipped_files()]

@@ -23,7 +23,7 @@ from tests.ablations.update_readme import (
     table_of,
     with_results,
 )
-from tests.errors import raises
+from tests.helpers.errors import raises
 
 VALIDATION = "validation/token_error"
 STEMS = [path.stem for path in run_files(RESULTS)]

@@ -1,7 +1,7 @@
 import shutil
 import subprocess
 
-from tests.ablations.shipped import PINNED, ROOT, shipped_files
+from tests.helpers.shipped import PINNED, ROOT, shipped_files
 
 
 def checkout(folder):

@@ -9,7 +9,7 @@ import pytest
 from cope_sweep.config import RunSpec, expand, load_ablation, with_overrides
 from cope_sweep.train.runtime import Runtime
 from cope_sweep.train.trainer import Trainer
-from tests.ablations.shipped import shipped_files
+from tests.helpers.shipped import shipped_files
 
 ABLATIONS = Path(__file__).parents[2] / "ablations"
 NAMES = [path.stem for path in shipped_files()]

@@ -21,7 +21,7 @@ from cope_sweep.read.tables.layout import layout
 from cope_sweep.read.tables.render import markdown_text
 from cope_sweep.store import ParquetStore
 from cope_sweep.store.results_file import file_name, run_files
-from tests.ablations.shipped import shipped_files
+from tests.helpers.shipped import shipped_files
 
 ROOT = Path(__file__).parent.parent.parent
 ABLATIONS, RESULTS = ROOT / "ablations", ROOT / "ablations" / "results"

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from cope_sweep.cli.application import app
 from cope_sweep.store.damage import find_differences
 from cope_sweep.tasks import MQAR
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 ROOT = Path(__file__).parents[2]
 

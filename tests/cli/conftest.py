@@ -18,9 +18,9 @@ from cope_sweep.cli import main
 from cope_sweep.cli.application import app
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import Store
-from tests.errors import raises
-from tests.read.tables.ablations import fail, finish, stop
-from tests.store.sweeps import end, write_sweep
+from tests.helpers.errors import raises
+from tests.helpers.finished_runs import fail, finish, stop
+from tests.helpers.sweeps import end, write_sweep
 
 TINY = textwrap.dedent("""\
     title: A tiny copy

@@ -12,7 +12,7 @@ from tests.cli.conftest import TINY
 pytestmark = pytest.mark.slow  # trains
 
 ROOT = Path(__file__).parents[2]
-# As in the plugin tests/sweep/leaves.py, which is not imported here: it would register its kinds for all other tests.
+# As in the plugin tests/plugins/leaves.py, which is not imported here: it would register its kinds for all other tests.
 RAISED = {
     "system_exit": "SystemExit", "keyboard_interrupt": "KeyboardInterrupt", "generator_exit": "GeneratorExit",
     "cancelled": "CancelledError", "own": "Own",
@@ -41,7 +41,7 @@ def call(shell, *words, timeout_s=240):
 def ablation(tasks, rows):
     rows = ", ".join(f"{name}: [{value}]" for name, value in rows.items())
     tasks = ", ".join(f"{name}: {value}" for name, value in tasks.items())
-    text = TINY.replace("seeds: [0, 1]", "plugins: [tests.sweep.leaves]\nseeds: [0]\nresources: {max_failures: 0}")
+    text = TINY.replace("seeds: [0, 1]", "plugins: [tests.plugins.leaves]\nseeds: [0]\nresources: {max_failures: 0}")
     text = "".join(line for line in text.splitlines(keepends=True) if "task:" not in line)
     return text.replace("CoPE: [cope], none: []", rows).replace("grid:\n", f"grid:\n  task: {{{tasks}}}\n")
 

@@ -10,7 +10,7 @@ import pytest
 
 from cope_sweep.config import expand, load_ablation
 from tests.cli.conftest import TINY, Shell
-from tests.damages import DAMAGES, folder, garble, missing
+from tests.helpers.damages import DAMAGES, folder, garble, missing
 
 FILES = (
     "spec.json",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.read.figures.files import svg_texts
+from tests.helpers.figure_files import svg_texts
 
 
 def test_files_have_the_format_of_their_suffix(stored):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.cli.conftest import Shell
-from tests.texts import write_corpus
+from tests.helpers.texts import write_corpus
 
 pytestmark = pytest.mark.slow  # the fixtures train
 

@@ -14,7 +14,7 @@ from cope_sweep.model import Transformer, save_model
 from cope_sweep.store import Store
 from cope_sweep.text import TextTokenizer
 from cope_sweep.train import Runtime, train_run
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 IDS = [0, 4, 1, 4, 5, 5]
 

@@ -11,7 +11,7 @@ from cope_sweep.cli.progress import Board, LiveTable, PlainLines, progress_displ
 from cope_sweep.config import expand, load_ablation, row_of
 from cope_sweep.store import Event
 from tests.cli.conftest import TINY
-from tests.read.tables.ablations import finish, stop
+from tests.helpers.finished_runs import finish, stop
 
 
 @pytest.fixture

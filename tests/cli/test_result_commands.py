@@ -22,9 +22,9 @@ from cope_sweep.read.queries import Queries
 from cope_sweep.store import Store
 from cope_sweep.store.index.tables import runs
 from tests.cli.conftest import TINY
-from tests.read.tables.ablations import finish
-from tests.store.sweeps import begin, end, write_sweep
-from tests.tiny import tiny_run
+from tests.helpers.finished_runs import finish
+from tests.helpers.sweeps import begin, end, write_sweep
+from tests.helpers.tiny import tiny_run
 
 
 def test_list(stored):

@@ -9,8 +9,8 @@ import pytest
 from cope_services.http.settings import Settings
 
 from cope_sweep.store import Store
-from tests.services.sample_store import API, serving
-from tests.store.sweeps import sweep_record
+from tests.helpers.sample_store import API, serving
+from tests.helpers.sweeps import sweep_record
 
 SECRET = "correct-h0rse"
 pytestmark = pytest.mark.slow

@@ -3,8 +3,8 @@
 import threading
 
 from cope_sweep.store import Store
-from tests.store.sweeps import sweep_record
-from tests.store.waiting import until
+from tests.helpers.processes import until
+from tests.helpers.sweeps import sweep_record
 
 
 def running_sweep(shell, sweep_id="20260801-000000-aa"):

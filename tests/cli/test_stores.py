@@ -15,11 +15,10 @@ from cope_sweep.cli import progress
 from cope_sweep.store import Lease, Store
 from cope_sweep.store.reading import read_run
 from cope_sweep.tracking.sync import sync
-from tests.errors import raises
-from tests.read.tables.ablations import finish, plan_of
-from tests.store.sweeps import end_sweep, write_sweep
-from tests.store.waiting import until
-from tests.sweep.ports import free_port
+from tests.helpers.errors import raises
+from tests.helpers.finished_runs import finish, plan_of
+from tests.helpers.processes import free_port, until
+from tests.helpers.sweeps import end_sweep, write_sweep
 
 
 def test_an_index_that_is_missing_is_made_again(stored):

@@ -8,10 +8,10 @@ from cope_services.http.settings import Settings
 
 from cope_sweep.store import read_submission
 from cope_sweep.store.sweeps import SweepRecord
-from tests.read.tables.ablations import finish
-from tests.services.sample_store import serving
-from tests.services.scripted_cluster import scripted_cluster
-from tests.store.waiting import until
+from tests.helpers.finished_runs import finish
+from tests.helpers.processes import until
+from tests.helpers.sample_store import serving
+from tests.helpers.scripted_cluster import scripted_cluster
 
 pytestmark = pytest.mark.slow  # starts servers
 

@@ -29,8 +29,8 @@ from cope_sweep.client import (
 from cope_sweep.read.queries import Queries
 from cope_sweep.records import SWEEP_ID
 from cope_sweep.store import SweepProgress
-from tests.errors import raises
-from tests.services.sample_store import SampleStore, build, serving
+from tests.helpers.errors import raises
+from tests.helpers.sample_store import SampleStore, build, serving
 from tests.test_docs import code_blocks, read
 
 ROOT = Path(__file__).parents[2]

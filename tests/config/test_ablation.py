@@ -17,8 +17,8 @@ from cope_sweep.config.source import parse_source
 from cope_sweep.read.figures.kinds.curves import Curves
 from cope_sweep.read.figures.kinds.maps import Maps
 from cope_sweep.read.figures.kinds.values import Values
-from tests.config.ablations import TEXT, error_of, load, located
-from tests.errors import raises
+from tests.helpers.ablation_texts import TEXT, error_of, load, located
+from tests.helpers.errors import raises
 
 
 @pytest.mark.parametrize(

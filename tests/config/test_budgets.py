@@ -5,7 +5,7 @@ import pytest
 from cope_sweep.config import RunSpec, expand, with_overrides
 from cope_sweep.config.loading import validate
 from cope_sweep.config.source import parse_source
-from tests.errors import raises
+from tests.helpers.errors import raises
 
 TASK = {"kind": "selective_copy", "tokens": 4, "blanks": 4}  # 12 tokens a sequence
 FILE = """

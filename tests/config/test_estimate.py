@@ -18,9 +18,9 @@ from cope_sweep.config.estimate import (
     shape_of,
     step_flops,
 )
-from tests.config.ablations import load
 from tests.config.test_expand import BASE
-from tests.tiny import tiny_run
+from tests.helpers.ablation_texts import load
+from tests.helpers.tiny import tiny_run
 
 GPT2 = {
     "task.vocabulary": 50257,

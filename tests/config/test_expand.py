@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.config import RunSpec, SpecError, expand, load_ablation, points
-from tests.config.ablations import load
-from tests.errors import raises
+from tests.helpers.ablation_texts import load
+from tests.helpers.errors import raises
 
 BASE = textwrap.dedent("""\
     title: A test

@@ -6,7 +6,7 @@ from cope_sweep.config.ablation import Ablation
 from cope_sweep.config.explain import SYNONYMS, explain, suggest
 from cope_sweep.config.run import EvaluateSpec, ModelSpec, TrainSpec
 from cope_sweep.config.source import dotted
-from tests.config.ablations import TEXT, error_of, located
+from tests.helpers.ablation_texts import TEXT, error_of, located
 
 
 @pytest.mark.parametrize(

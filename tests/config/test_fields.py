@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cope_sweep.config import RunSpec, SpecError, expand, load_ablation, plan_of_recorded, row_of, with_overrides
 from cope_sweep.config.points import dimensions_of, parameters_of
-from tests.config.ablations import load, located
-from tests.errors import raises
+from tests.helpers.ablation_texts import load, located
+from tests.helpers.errors import raises
 
 BASE = textwrap.dedent("""\
     title: A test

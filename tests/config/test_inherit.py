@@ -8,8 +8,8 @@ import pytest
 from cope_sweep.config import SpecError, expand, load_ablation, with_overrides
 from cope_sweep.config.loading import validate
 from cope_sweep.config.source import parse_source, read_source
-from tests.config.ablations import TEXT, located
-from tests.errors import raises
+from tests.helpers.ablation_texts import TEXT, located
+from tests.helpers.errors import raises
 
 FIGURE = "figures: [{kind: curves, metrics: [in_dist/token_error]}]\n"
 

@@ -4,7 +4,7 @@ import textwrap
 import pytest
 
 from cope_sweep.config import expand, with_overrides
-from tests.config.ablations import TEXT, error_of, load, located
+from tests.helpers.ablation_texts import TEXT, error_of, load, located
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 
 from cope_sweep.config import expand, plan_of_recorded, row_of, with_overrides
 from cope_sweep.config.points import dimensions_of, parameters_of
-from tests.config.ablations import TEXT, error_of, load, located
-from tests.errors import raises
+from tests.helpers.ablation_texts import TEXT, error_of, load, located
+from tests.helpers.errors import raises
 
 SINGLE = TEXT.replace("[1e-3, 2e-3]", "[1e-3]").replace("  train.lr: [1e-3]\n", "")
 SPACE = "space: {train.lr: {log_uniform: [1e-4, 1e-2]}, train.warmup: {int_uniform: [0, 6]}}"

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from cope_sweep.config import Resources, SpecError, expand, with_overrides
 from cope_sweep.config.loading import validate
 from cope_sweep.config.source import parse_source
-from tests.config.ablations import located
+from tests.helpers.ablation_texts import located
 
 TEXT = """title: Sizes
 base:

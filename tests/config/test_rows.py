@@ -4,8 +4,8 @@ import pytest
 
 from cope_sweep.config import expand
 from cope_sweep.config.rows import only_rows
-from tests.config.ablations import load
-from tests.errors import raises
+from tests.helpers.ablation_texts import load
+from tests.helpers.errors import raises
 
 TEXT = """\
 title: T

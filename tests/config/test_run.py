@@ -5,8 +5,8 @@ from cope_sweep.families import FAMILIES
 from cope_sweep.optim import OPTIMIZERS, SCHEDULES
 from cope_sweep.positions import ENCODINGS, Relative
 from cope_sweep.tasks import SelectiveCopy
-from tests.errors import raises
-from tests.tiny import tiny_run
+from tests.helpers.errors import raises
+from tests.helpers.tiny import tiny_run
 
 
 def test_golden_ids():

@@ -6,8 +6,8 @@ import pytest
 from cope_sweep.config import Ablation
 from cope_sweep.config.ablation import ablation_schema
 from cope_sweep.config.source import parse_source, read_source
-from tests.ablations.shipped import shipped_files
-from tests.processes import output_of
+from tests.helpers.processes import output_of
+from tests.helpers.shipped import shipped_files
 
 ABLATIONS = Path(__file__).parents[2] / "ablations"
 VALIDATOR = jsonschema.Draft202012Validator(ablation_schema())

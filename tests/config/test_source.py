@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from cope_sweep.config.keys import set_key
 from cope_sweep.config.source import SpecError, parse_source, read_source
-from tests.config.ablations import located
-from tests.errors import raises
+from tests.helpers.ablation_texts import located
+from tests.helpers.errors import raises
 
 
 @pytest.mark.parametrize(

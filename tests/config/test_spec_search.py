@@ -4,7 +4,7 @@ import pytest
 
 from cope_sweep.config import expand, with_overrides
 from cope_sweep.config.ablation import Asha, Median, NoSchedule
-from tests.config.ablations import TEXT, error_of, load, located
+from tests.helpers.ablation_texts import TEXT, error_of, load, located
 
 SHORT = TEXT.replace("{steps: 6}", "{steps: 60}\n  evaluate: {every: 5}")
 SCHEDULED = SHORT + "schedule: {kind: asha, grace: 10}\n"

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from cope_sweep.cli.application import app
-from tests.services.sample_store import TINY, serving
+from tests.helpers.sample_store import TINY, serving
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "monitoring"
 DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())

@@ -17,7 +17,7 @@ import cope_sweep
 from cope_sweep import notebook
 from cope_sweep.config import source as spec_folder
 from cope_sweep.config.source import ablations_folder, packaged_ablations
-from tests.errors import raises
+from tests.helpers.errors import raises
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -8,11 +8,11 @@ import pytest
 from cope_sweep.config import Resources
 from cope_sweep.store import Store
 from cope_sweep.sweep.local_executor import run_local
-from tests.errors import raises
-from tests.store import s3
-from tests.sweep.ports import free_port
-from tests.sweep.runs import train_by
-from tests.tiny import tiny_run
+from tests.helpers import s3
+from tests.helpers.errors import raises
+from tests.helpers.processes import free_port
+from tests.helpers.sweep_runs import train_by
+from tests.helpers.tiny import tiny_run
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "deploy" / "README.md").read_text()

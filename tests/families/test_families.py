@@ -9,7 +9,7 @@ from cope_sweep.config import parameter_count
 from cope_sweep.families import FAMILIES, GPT2
 from cope_sweep.model import Transformer
 from cope_sweep.train import Runtime, Trainer
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 POSITIONS = [
     [],

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cope_sweep.model import Transformer
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 
 def test_initial_scales():

@@ -2,7 +2,7 @@ import pytest
 
 from cope_sweep.families import Llama
 from cope_sweep.model import Transformer
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 LLAMA = {"model.family": "llama"}
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from cope_sweep.model import Transformer
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 POST_NORM = {"model.family": "post_norm"}
 

@@ -1,8 +1,8 @@
 """The Python example in docs/how-to/look-inside.md runs."""
 
 from cope_sweep.model import Transformer, save_model
+from tests.helpers.tiny import tiny_run
 from tests.test_docs import code_blocks, read
-from tests.tiny import tiny_run
 
 
 def test_the_python_example(tmp_path):

@@ -15,8 +15,8 @@ from cope_sweep.inference.probe import (
     mean_gates,
     probe,
 )
-from tests.errors import raises
-from tests.inference.tiny_models import V, tiny_predictor
+from tests.helpers.errors import raises
+from tests.helpers.tiny_models import V, tiny_predictor
 
 CoPE = {"kind": "cope", "p_max": 3}
 GATES = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]) | st.floats(0, 1, width=32)

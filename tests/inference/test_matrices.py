@@ -9,9 +9,9 @@ from cope_sweep.inference.probe import matrix_count, probe, probe_layers
 from cope_sweep.kernels import attention_weights, observing, using, visible
 from cope_sweep.model import transformer
 from cope_sweep.model.attention import self_attention
-from tests.errors import raises
+from tests.helpers.errors import raises
+from tests.helpers.tiny_models import V, tiny_predictor
 from tests.inference.numpy_reference import layer_of
-from tests.inference.tiny_models import V, tiny_predictor
 
 CPU = torch.device("cpu")
 TOKENS = np.random.default_rng(3).integers(0, V, 14)

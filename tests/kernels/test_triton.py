@@ -18,7 +18,7 @@ from cope_sweep.kernels.triton_attention import launch, workspace
 from cope_sweep.kernels.triton_attention.launch import precision
 from cope_sweep.kernels.triton_attention.tile_sizes import KERNELS, tile_sizes
 from cope_sweep.kernels.triton_attention.workspace import divide
-from tests.processes import output_of
+from tests.helpers.processes import output_of
 
 pytestmark = pytest.mark.slow
 

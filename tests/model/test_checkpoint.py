@@ -20,7 +20,7 @@ from cope_sweep.model import Transformer, load_model, save_model
 from cope_sweep.optim import AdamW, Constant
 from cope_sweep.positions import CoPE
 from cope_sweep.registry import Kind
-from tests.errors import raises
+from tests.helpers.errors import raises
 
 
 def run_spec(**model: Any) -> RunSpec:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cope_sweep.model import Transformer, loss
 from cope_sweep.model.loss import next_token_loss, output_loss, predict
 from cope_sweep.tasks import IGNORED
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 D, V = 5, 11
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from cope_sweep.model import Packing, Transformer
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 LENGTHS = [5, 1, 7, 3]
 ENCODINGS = [

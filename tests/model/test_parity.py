@@ -5,8 +5,8 @@ import torch
 
 from cope_sweep.model import Transformer
 from cope_sweep.positions import ALiBi, CoPE
+from tests.helpers.tiny import tiny_run
 from tests.positions import naive
-from tests.tiny import tiny_run
 
 pytestmark = pytest.mark.slow  # importing transformers takes seconds
 

@@ -6,7 +6,7 @@ from cope_sweep.config import Resources
 from cope_sweep.kernels import dispatch
 from cope_sweep.model import Transformer
 from cope_sweep.model.paths import LayerPaths, attention_paths
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 
 def test_the_paths_of_a_model_are_those_that_it_takes(monkeypatch):

@@ -5,7 +5,7 @@ import torch
 
 from cope_sweep.model import Transformer, attention, next_token_loss, transformer
 from cope_sweep.tasks import IGNORED
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 GPT2 = {"model.family": "gpt2"}
 LLAMA = {"model.family": "llama", "model.tied": False, "model.position": ["absolute", "rope"], "seed": 2}

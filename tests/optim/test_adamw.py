@@ -4,7 +4,7 @@ import torch
 from cope_sweep.optim import AdamW
 from cope_sweep.tasks import IGNORED
 from cope_sweep.train import Runtime, Trainer
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 
 def test_a_step_is_that_of_the_algorithm():

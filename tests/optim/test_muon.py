@@ -7,7 +7,7 @@ from cope_sweep.config import Resources
 from cope_sweep.config.estimate import memory_bytes, parameter_count
 from cope_sweep.optim import Muon
 from cope_sweep.train import Runtime, Trainer
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 MUON = {"train.optimizer": "muon"}
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cope_sweep.config import TrainSpec
 from cope_sweep.optim import SCHEDULES
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 
 @pytest.mark.parametrize(

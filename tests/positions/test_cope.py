@@ -10,8 +10,8 @@ from cope_sweep.kernels import Inputs, LayerEncoding, attend, reference
 from cope_sweep.model import Transformer
 from cope_sweep.positions import Attention, CoPE, Dims
 from cope_sweep.testing import EncodingContract
+from tests.helpers.tiny import tiny_run
 from tests.positions import naive
-from tests.tiny import tiny_run
 
 
 class TestCoPE(EncodingContract):

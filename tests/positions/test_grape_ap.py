@@ -6,9 +6,9 @@ import torch
 from cope_sweep.positions.alibi import standard_slopes
 from cope_sweep.positions.grape_ap import GrapeAP
 from cope_sweep.testing import EncodingContract
-from tests.errors import raises
+from tests.helpers.errors import raises
+from tests.helpers.tiny import tiny_run
 from tests.positions import naive
-from tests.tiny import tiny_run
 
 
 class TestGrapeAP(EncodingContract):

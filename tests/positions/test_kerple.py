@@ -6,8 +6,8 @@ import torch
 from cope_sweep.model import Transformer
 from cope_sweep.positions.kerple import Kerple
 from cope_sweep.testing import EncodingContract
+from tests.helpers.tiny import tiny_run
 from tests.positions import naive
-from tests.tiny import tiny_run
 
 
 class TestKerple(EncodingContract):

@@ -5,8 +5,8 @@ import torch
 
 from cope_sweep.positions import ENCODINGS, CoPE
 from cope_sweep.testing import EncodingContract
-from tests.errors import raises
-from tests.tiny import tiny_run
+from tests.helpers.errors import raises
+from tests.helpers.tiny import tiny_run
 
 
 class TestNoEncoding(EncodingContract):

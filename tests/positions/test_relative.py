@@ -5,7 +5,7 @@ from pydantic import ValidationError
 from cope_sweep.model import Transformer
 from cope_sweep.positions import Attention, CoPE, Dims, Relative
 from cope_sweep.testing import EncodingContract
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 
 class TestRelative(EncodingContract):

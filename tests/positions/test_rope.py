@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from cope_sweep.model import Transformer
 from cope_sweep.positions import RoPE, rope
 from cope_sweep.testing import EncodingContract
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 
 class TestRoPE(EncodingContract):

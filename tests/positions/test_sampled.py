@@ -11,9 +11,9 @@ from cope_sweep.model import Transformer
 from cope_sweep.model.packing import Packing
 from cope_sweep.model.shares import even_shares, sampled_shares
 from cope_sweep.positions import ALiBi, RoPE
-from tests.errors import raises
+from tests.helpers.errors import raises
+from tests.helpers.tiny import tiny_run
 from tests.positions import naive
-from tests.tiny import tiny_run
 
 POSITIONS = {
     "rope": [{"kind": "rope", "sampled": 50.0}],

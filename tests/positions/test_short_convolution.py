@@ -4,8 +4,8 @@ import torch
 from cope_sweep.model import Transformer
 from cope_sweep.positions.short_convolution import ShortConvolution
 from cope_sweep.testing import EncodingContract
+from tests.helpers.tiny import tiny_run
 from tests.positions import naive
-from tests.tiny import tiny_run
 
 
 class TestShortConvolution(EncodingContract):

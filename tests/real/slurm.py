@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.store.waiting import until
+from tests.helpers.processes import until
 
 NODES = {"n1": "10.77.0.1", "n2": "10.77.0.2"}
 CORES = 1

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.services.sample_store import server_process
-from tests.store.waiting import until
+from tests.helpers.processes import until
+from tests.helpers.sample_store import server_process
 
 pytestmark = pytest.mark.slow
 

@@ -11,11 +11,9 @@ import httpx
 import pytest
 from ruamel.yaml import YAML
 
-from tests.processes import output_of
-from tests.services.sample_store import TINY, server_process
-from tests.store.waiting import until
-from tests.sweep.heads import started_head
-from tests.sweep.ports import free_port
+from tests.helpers.processes import free_port, output_of, until
+from tests.helpers.ray_heads import started_head
+from tests.helpers.sample_store import TINY, server_process
 
 pytestmark = pytest.mark.slow
 

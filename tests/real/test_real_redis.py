@@ -14,9 +14,8 @@ import pytest
 
 from cope_sweep.store import Store
 from cope_sweep.sweep.cluster import connection_error
-from tests.store.waiting import until
-from tests.sweep.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, logged, write_ablation
-from tests.sweep.ports import free_port
+from tests.helpers.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, logged, write_ablation
+from tests.helpers.processes import free_port, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

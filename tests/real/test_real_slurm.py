@@ -9,8 +9,8 @@ import pytest
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.store import RunFolder, Store
 from cope_sweep.sweep.leases import LEASE_S
+from tests.helpers.processes import until
 from tests.real.slurm import CORES, Slurm
-from tests.store.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

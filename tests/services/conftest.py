@@ -7,9 +7,9 @@ import httpx
 import pytest
 from cope_services.models import predictors
 
+from tests.helpers.sample_store import SampleStore, build, serving
 from tests.services import prose_store
 from tests.services.prose_store import ProseStore
-from tests.services.sample_store import SampleStore, build, serving
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.inference import Predictor
 from cope_sweep.store import Store
-from tests.services.sample_store import ServedFolders, train
-from tests.store.sweeps import end_sweep, write_sweep
-from tests.texts import write_corpus
+from tests.helpers.sample_store import ServedFolders, train
+from tests.helpers.sweeps import end_sweep, write_sweep
+from tests.helpers.texts import write_corpus
 
 PROSE = """\
 title: Prose, tiny

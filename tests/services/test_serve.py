@@ -21,10 +21,9 @@ from cope_services.http.access import KeysFile
 from ruamel.yaml import YAML
 
 from tests.deploy.test_kuberay import load_all
+from tests.helpers.processes import free_port, until
+from tests.helpers.sample_store import API, serving
 from tests.services.prose_store import ProseStore
-from tests.services.sample_store import API, serving
-from tests.store.waiting import until
-from tests.sweep.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -1,8 +1,8 @@
 import pytest
 
 from cope_sweep.store.index import Index
-from tests.store.databases import index_url  # noqa: F401 - a fixture
-from tests.store.object_stores import bucket_url, object_server, on_machine  # noqa: F401 - fixtures
+from tests.helpers.databases import index_url  # noqa: F401 - a fixture
+from tests.helpers.object_stores import bucket_url, object_server, on_machine  # noqa: F401 - fixtures
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from cope_sweep.store import AttemptWriter, Store
 from cope_sweep.store.damage import find_damage
 from cope_sweep.store.errors import FencedError
 from cope_sweep.store.files import parse_json, write_bytes
-from tests.errors import raises
-from tests.processes import output_of
-from tests.tiny import TINY, tiny_run
+from tests.helpers.errors import raises
+from tests.helpers.processes import output_of
+from tests.helpers.tiny import TINY, tiny_run
 
 RUN = tiny_run()
 

@@ -13,7 +13,7 @@ from cope_services.http.settings import Settings
 
 from cope_sweep.store import Filter, RunQuery, Store
 from tests.cli.conftest import Shell
-from tests.services.sample_store import API, serving
+from tests.helpers.sample_store import API, serving
 
 FORMATS = sorted(path for path in (Path(__file__).parent / "formats").iterdir() if path.is_dir())
 

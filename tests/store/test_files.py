@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cope_sweep.store.files import check_checkpoint, is_disk_full, overwriting, read_bytes, read_tail
-from tests.errors import raises
+from tests.helpers.errors import raises
 
 
 def test_a_regular_file_is_read_whole_in_part_and_from_its_end(tmp_path):

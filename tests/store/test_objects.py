@@ -8,11 +8,11 @@ from cope_sweep.store.errors import FencedError
 from cope_sweep.store.indexing import refresh_index
 from cope_sweep.store.objects import ObjectFolder
 from cope_sweep.train import Runtime, train_run
-from tests.errors import raises
-from tests.read.tables.ablations import finish
-from tests.store.sweeps import end, sweep_record
-from tests.tiny import tiny_run
-from tests.train.stores import stop_after, weights
+from tests.helpers.errors import raises
+from tests.helpers.finished_runs import finish
+from tests.helpers.sweeps import end, sweep_record
+from tests.helpers.tiny import tiny_run
+from tests.helpers.training import stop_after, weights
 
 pytestmark = pytest.mark.slow
 RUN = tiny_run(**{"train.steps": 12})

@@ -11,7 +11,7 @@ from pyarrow import parquet
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.config.filters import parse_filter
 from cope_sweep.store import ParquetStore, RunQuery, Store, open_store
-from tests.errors import raises
+from tests.helpers.errors import raises
 
 ABLATIONS = Path(__file__).parents[2] / "ablations"
 RUN = "95199d1142de555d"

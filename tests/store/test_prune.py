@@ -4,9 +4,9 @@ import os
 import time
 
 from cope_sweep.store.prune import delete, waste
+from tests.helpers.tiny import tiny_run
 from tests.store.index.rows import row
 from tests.store.test_store import finish
-from tests.tiny import tiny_run
 
 DAY_S = 86400.0
 

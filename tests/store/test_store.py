@@ -15,10 +15,10 @@ from cope_sweep.store.index.tables import metadata
 from cope_sweep.store.indexing import refresh_index
 from cope_sweep.store.provenance import versions
 from cope_sweep.store.reading import read_run
-from tests.errors import raises
+from tests.helpers.errors import raises
+from tests.helpers.sweeps import sweep_record
+from tests.helpers.tiny import tiny_run
 from tests.store.index.rows import row
-from tests.store.sweeps import sweep_record
-from tests.tiny import tiny_run
 
 RUN = tiny_run()
 

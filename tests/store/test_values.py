@@ -11,7 +11,7 @@ from cope_sweep.read.queries import Queries
 from cope_sweep.store import Store
 from cope_sweep.store.indexing import refresh_index
 from tests.config.test_expand import BASE
-from tests.read.tables.ablations import fail, finish, stop
+from tests.helpers.finished_runs import fail, finish, stop
 
 STRANGE = [
     [], {"\ud800": 1}, "text", "\ud800", "nul \0", None, -1, 10**400, 2**63, float("nan"),

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cope_sweep.sweep.local_executor import run_local
-from tests.sweep.ports import free_port
-from tests.sweep.runs import EventLog, train_by
+from tests.helpers.processes import free_port
+from tests.helpers.sweep_runs import EventLog, train_by
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,8 @@ from cope_sweep.store.index.database import Database
 from cope_sweep.store.objects import ObjectFolder
 from cope_sweep.sweep import leases, local_executor
 from cope_sweep.sweep.driver import Driver
-from tests.store.databases import index_url  # noqa: F401 - a fixture
-from tests.sweep.runs import ONE_GROUP, EventLog, seeds, train_by
+from tests.helpers.databases import index_url  # noqa: F401 - a fixture
+from tests.helpers.sweep_runs import ONE_GROUP, EventLog, seeds, train_by
 
 pytestmark = pytest.mark.slow
 RUNS = seeds(3)

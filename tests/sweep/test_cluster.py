@@ -17,8 +17,8 @@ from cope_sweep.config import Resources
 from cope_sweep.errors import NotFoundError
 from cope_sweep.sweep import cluster
 from cope_sweep.sweep.cluster import Needs, connected, needs_of
-from tests.errors import raises
-from tests.sweep.ports import free_port
+from tests.helpers.errors import raises
+from tests.helpers.processes import free_port
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ from cope_sweep.store import Event, Lease, RunRecord, Store
 from cope_sweep.sweep import leases
 from cope_sweep.sweep.failures import record_failure
 from cope_sweep.sweep.local_executor import run_local
-from tests.errors import raises
-from tests.sweep.runs import LONG, ONE_GROUP, EventLog, Listener, Recorded, other_sweep, seeds, train_by
-from tests.tiny import tiny_run
+from tests.helpers.errors import raises
+from tests.helpers.sweep_runs import LONG, ONE_GROUP, EventLog, Listener, Recorded, other_sweep, seeds, train_by
+from tests.helpers.tiny import tiny_run
 
 train_here = partial(train_by, run_local, sweep_id="another-sweep")
 train_locally = partial(train_by, run_local)

@@ -22,9 +22,9 @@ from cope_sweep.store import Event, Store
 from cope_sweep.sweep.executor import Callbacks
 from cope_sweep.sweep.ray_executor import run_on_ray
 from cope_sweep.sweep.sweep import Sweep, SweepOutcome
-from tests.sweep.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, logged, until, write_ablation
-from tests.sweep.ports import free_port
-from tests.sweep.runs import EventLog, Listener, other_sweep
+from tests.helpers.fault_sweeps import LONG, RUN, SHORT, attempts, is_training, logged, until, write_ablation
+from tests.helpers.processes import free_port
+from tests.helpers.sweep_runs import EventLog, Listener, other_sweep
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1200)]
 

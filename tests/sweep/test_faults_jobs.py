@@ -15,8 +15,8 @@ from cope_sweep.store import Store
 from cope_sweep.sweep.jobs import Cluster, JobOutcome, submit_job
 from cope_sweep.sweep.local_executor import run_local
 from tests.chaos.chaos import mlflow_points
-from tests.store import s3
-from tests.sweep.fault_sweeps import (
+from tests.helpers import s3
+from tests.helpers.fault_sweeps import (
     LONG,
     SHORT,
     attempts,
@@ -27,7 +27,7 @@ from tests.sweep.fault_sweeps import (
     until,
     write_ablation,
 )
-from tests.sweep.runs import ONE_GROUP, train_by
+from tests.helpers.sweep_runs import ONE_GROUP, train_by
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1200), pytest.mark.usefixtures("cluster")]
 ROOT = Path(__file__).parents[2]
@@ -119,7 +119,7 @@ def test_a_store_on_an_s3_server_with_its_index_on_postgresql_is_trained_into_an
 ) -> None:
     from cope_services.http.settings import Settings
 
-    from tests.services.sample_store import API, serving
+    from tests.helpers.sample_store import API, serving
 
     url, environment = bucket
     index = postgres.new_database()

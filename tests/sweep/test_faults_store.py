@@ -16,10 +16,10 @@ from cope_sweep.sweep.executor import Callbacks
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.ray_executor import run_on_ray
 from cope_sweep.sweep.sweep import Sweep
-from tests.errors import raises
-from tests.read.tables.ablations import plan_of
-from tests.sweep.fault_sweeps import logged
-from tests.sweep.runs import ONE_GROUP, EventLog, Listener, Recorded, other_sweep, seeds, train_by
+from tests.helpers.errors import raises
+from tests.helpers.fault_sweeps import logged
+from tests.helpers.finished_runs import plan_of
+from tests.helpers.sweep_runs import ONE_GROUP, EventLog, Listener, Recorded, other_sweep, seeds, train_by
 
 
 @pytest.mark.thorough

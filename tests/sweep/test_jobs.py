@@ -19,12 +19,11 @@ from cope_sweep import __version__
 from cope_sweep.store import Store, Submission
 from cope_sweep.sweep import jobs
 from cope_sweep.sweep.jobs import Cluster, JobOutcome, job_outcome, submit_job
-from tests.errors import raises
-from tests.services.scripted_cluster import VERSION, ScriptedCluster, serving_jobs
-from tests.store.waiting import TIMEOUT_S, until
-from tests.sweep.fault_sweeps import write_ablation
-from tests.sweep.heads import started_head
-from tests.sweep.ports import free_port
+from tests.helpers.errors import raises
+from tests.helpers.fault_sweeps import write_ablation
+from tests.helpers.processes import TIMEOUT_S, free_port, until
+from tests.helpers.ray_heads import started_head
+from tests.helpers.scripted_cluster import VERSION, ScriptedCluster, serving_jobs
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a" * 64

@@ -22,7 +22,7 @@ from cope_sweep.sweep.jobs import (
 )
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.sweep import Sweep
-from tests.errors import raises
+from tests.helpers.errors import raises
 
 PARENT = """\
 title: Parent

@@ -9,8 +9,8 @@ import pytest
 
 from cope_sweep.store import Store
 from cope_sweep.sweep.cluster import plugin_runtime_env
-from tests.processes import output_of
-from tests.tiny import TINY
+from tests.helpers.processes import output_of
+from tests.helpers.tiny import TINY
 
 ROOT = Path(__file__).parents[2]
 ENCODING = """
@@ -30,8 +30,8 @@ from cope_sweep.store import Store
 from cope_sweep.registry import load_plugins
 from cope_sweep.config import Resources
 from cope_sweep.sweep.ray_executor import run_on_ray
-from tests.sweep.runs import train_by
-from tests.tiny import tiny_run
+from tests.helpers.sweep_runs import train_by
+from tests.helpers.tiny import tiny_run
 
 plugins = ["renamed_position.encoding", "renamed_single_file"]
 load_plugins(plugins)

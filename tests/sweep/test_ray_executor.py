@@ -21,12 +21,11 @@ from cope_sweep.store import Budget, Event, Store
 from cope_sweep.sweep import local_executor, ray_executor
 from cope_sweep.sweep.executor import LOOK_INTERVAL_S, Callbacks
 from cope_sweep.sweep.sweep import Sweep, SweepOutcome
-from tests.errors import raises
-from tests.read.tables.ablations import plan_of
-from tests.store.waiting import TIMEOUT_S, until
-from tests.sweep.ports import free_port
-from tests.sweep.runs import LONG, ONE_GROUP, EventLog, Listener, seeds, train_by
-from tests.tiny import TINY, tiny_run
+from tests.helpers.errors import raises
+from tests.helpers.finished_runs import plan_of
+from tests.helpers.processes import TIMEOUT_S, free_port, until
+from tests.helpers.sweep_runs import LONG, ONE_GROUP, EventLog, Listener, seeds, train_by
+from tests.helpers.tiny import TINY, tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 run_on_ray = partial(train_by, ray_executor.run_on_ray)
@@ -39,7 +38,7 @@ def pid_of(event: Event) -> int:
 
 def test_a_death_disturbs_no_other_group(store: Store, events: EventLog) -> None:
     """Two groups on two nodes. One worker is killed twice: its run resumes, then fails. The other run continues."""
-    load_plugins(["tests.sweep.waits"])
+    load_plugins(["tests.plugins.waits"])
     waiting = LONG | {"model.position": [{"kind": "waits"}]}
     victim, other, after = [tiny_run(seed=seed, **waiting) for seed in range(2)] + [tiny_run(seed=2)]
     killed: list[tuple[int, int]] = []
@@ -57,7 +56,7 @@ def test_a_death_disturbs_no_other_group(store: Store, events: EventLog) -> None
     resources = ONE_GROUP.model_copy(update={"groups": "auto", "max_failures": 1, "attention": "reference"})
     run_on_ray(
         [victim, other, after], store, resources, on_event=Listener(events, kill), stop=events.stop,
-        plugins=["tests.sweep.waits"],
+        plugins=["tests.plugins.waits"],
     )  # fmt: skip
 
     assert len(killed) == 2
@@ -194,13 +193,13 @@ def test_a_node_that_cannot_train_is_left_out_and_the_others_go_on(
             on_event=Listener(events, act),
             on_note=notes.append,
             stop=events.stop,
-            plugins=["tests.sweep.fails_on_one_node"],
+            plugins=["tests.plugins.fails_on_one_node"],
         )
     finally:
         cluster_nodes.remove_node(broken, allow_graceful=False)
     (note,) = notes
     assert "is left out" in note
-    assert "the plugin tests.sweep.fails_on_one_node cannot be imported" in note
+    assert "the plugin tests.plugins.fails_on_one_node cannot be imported" in note
     assert {status for _, status in events.ends()} == {"interrupted"}
     assert len({pid_of(event) for event in events if event.worker_id}) == 2
 
@@ -214,7 +213,7 @@ def test_a_run_whose_processes_die_before_they_train_fails(store: Store, events:
     (run,) = seeds(1)
     resources = ONE_GROUP.model_copy(update={"cpus": 2, "max_failures": 1})  # there is room on that node only
     try:
-        run_on_ray([run], store, resources, on_event=events, plugins=["tests.sweep.fails_on_one_node"])
+        run_on_ray([run], store, resources, on_event=events, plugins=["tests.plugins.fails_on_one_node"])
     finally:
         cluster_nodes.remove_node(broken, allow_graceful=False)
     assert events.ends() == [(run.run_id, "failed")]
@@ -243,7 +242,7 @@ def test_a_worker_that_is_told_to_leave_writes_a_checkpoint_and_its_run_goes_on(
 @pytest.mark.thorough
 def test_a_run_that_hangs_ends_its_process_and_goes_on(store: Store, events: EventLog, tmp_path: Path) -> None:
     """It hangs in native code, after a state was written."""
-    load_plugins(["tests.sweep.hangs_once"])
+    load_plugins(["tests.plugins.hangs_once"])
     hangs = {"kind": "hangs_once", "marker": str(tmp_path / "hung")}
     run = tiny_run(**LONG, **{"model.position": [hangs]})
     resources = ONE_GROUP.model_copy(update={"step_timeout_s": 10.0, "attention": "reference"})
@@ -253,7 +252,7 @@ def test_a_run_that_hangs_ends_its_process_and_goes_on(store: Store, events: Eve
             events.stop.set()
 
     run_on_ray(
-        [run], store, resources, on_event=Listener(events, act), stop=events.stop, plugins=["tests.sweep.hangs_once"]
+        [run], store, resources, on_event=Listener(events, act), stop=events.stop, plugins=["tests.plugins.hangs_once"]
     )
     assert events.ends() == [(run.run_id, "interrupted")]
     assert store.run(run.run_id).state["attempt"] == 2
@@ -288,10 +287,10 @@ def test_the_death_of_the_actor_of_stop_requests_is_survived(store: Store, event
 def test_an_error_that_cannot_be_unpickled_is_the_reason_of_the_failure(
     store: Store, events: EventLog, workers: int
 ) -> None:
-    load_plugins(["tests.sweep.raises_oddly"])
+    load_plugins(["tests.plugins.raises_oddly"])
     run = tiny_run(**{"model.position": [{"kind": "raises_oddly"}]})
     resources = ONE_GROUP.model_copy(update={"workers": workers, "attention": "reference"})
-    run_on_ray([run], store, resources, on_event=events, stop=events.stop, plugins=["tests.sweep.raises_oddly"])
+    run_on_ray([run], store, resources, on_event=events, stop=events.stop, plugins=["tests.plugins.raises_oddly"])
     assert events.ends() == [(run.run_id, "failed")]
     assert store.run(run.run_id).state["message"] == "OddError: this and that"
     assert "Traceback" in store.run(run.run_id).state["traceback"]
@@ -309,8 +308,8 @@ import sys
 from cope_sweep.store import Store
 from cope_sweep.config import Resources
 from cope_sweep.sweep.ray_executor import run_on_ray
-from tests.sweep.runs import LONG, train_by
-from tests.tiny import TINY, tiny_run
+from tests.helpers.sweep_runs import LONG, train_by
+from tests.helpers.tiny import TINY, tiny_run
 
 def on_event(event):
     print(event.status, event.step, flush=True)

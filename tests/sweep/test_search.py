@@ -18,9 +18,9 @@ from cope_sweep.store import Store
 from cope_sweep.store.index import IndexUnavailable
 from cope_sweep.sweep import search as search_module
 from cope_sweep.sweep.search import RUN_ID, Search, study_name, study_url
-from tests.config.ablations import load
-from tests.read.tables.ablations import fail, finish, stop
-from tests.store.databases import Postgres
+from tests.helpers.ablation_texts import load
+from tests.helpers.databases import Postgres
+from tests.helpers.finished_runs import fail, finish, stop
 
 TEXT = """\
 title: A test

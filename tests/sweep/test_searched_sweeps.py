@@ -17,10 +17,10 @@ from cope_sweep.sweep.executor import Callbacks
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.search import RUN_ID, study_name, study_url
 from cope_sweep.sweep.sweep import Sweep, SweepOutcome
-from tests.read.tables.ablations import plan_of
-from tests.store.databases import index_url  # noqa: F401 - a fixture
-from tests.sweep.fault_sweeps import LONG, RUN, is_training, until
-from tests.tiny import TINY
+from tests.helpers.databases import index_url  # noqa: F401 - a fixture
+from tests.helpers.fault_sweeps import LONG, RUN, is_training, until
+from tests.helpers.finished_runs import plan_of
+from tests.helpers.tiny import TINY
 
 LEARNING_RATES = {"kind": "optuna", "samples": 4, "space": {"train.lr": {"log_uniform": [1e-4, 1e-2]}}}
 

@@ -19,10 +19,10 @@ from cope_sweep.sweep import sweep as sweep_module
 from cope_sweep.sweep.executor import Callbacks, Workload
 from cope_sweep.sweep.leases import Leases
 from cope_sweep.sweep.sweep import Sweep, SweepOutcome
-from tests.errors import raises
-from tests.read.tables.ablations import plan_of
-from tests.store.waiting import TIMEOUT_S, until
-from tests.sweep.runs import Recorded, other_sweep
+from tests.helpers.errors import raises
+from tests.helpers.finished_runs import plan_of
+from tests.helpers.processes import TIMEOUT_S, until
+from tests.helpers.sweep_runs import Recorded, other_sweep
 
 METRICS = {"in_dist/token_error": 12.5, "dense/loss": 0.5}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cope_sweep.tasks import MQAR, MQRAR, Counting, FlipFlop, LastSentence, SelectiveCopy, WikiText
-from tests.errors import raises
+from tests.helpers.errors import raises
 
 TASKS = [
     FlipFlop(pairs=6),

@@ -3,7 +3,7 @@
 import pytest
 
 from cope_sweep.tasks import Code
-from tests.errors import raises
+from tests.helpers.errors import raises
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from cope_sweep.tasks import IGNORED, WikiText
 from cope_sweep.train import Runtime, Trainer
-from tests.errors import raises
-from tests.inference.tiny_models import set_logits
-from tests.texts import write_corpus
-from tests.tiny import tiny_run
+from tests.helpers.errors import raises
+from tests.helpers.texts import write_corpus
+from tests.helpers.tiny import tiny_run
+from tests.helpers.tiny_models import set_logits
 
 pytestmark = pytest.mark.usefixtures("cache")
 

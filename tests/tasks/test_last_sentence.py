@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.tasks import IGNORED, LastSentence, last_sentence
-from tests.errors import raises
+from tests.helpers.errors import raises
 from tests.tasks.chi_square import ALPHA, contingency, independent_p, uniform_p
 
 SPLITS = ["train", "in_dist", "absent", "longer"]

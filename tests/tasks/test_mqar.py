@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.tasks import IGNORED, MQAR, MQRAR
-from tests.errors import raises
+from tests.helpers.errors import raises
+from tests.helpers.tiny import tiny_run
 from tests.tasks.chi_square import ALPHA, contingency, independent_p, same_distribution_p, shares_p, uniform_p
-from tests.tiny import tiny_run
 
 X = IGNORED
 

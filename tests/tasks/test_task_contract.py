@@ -5,7 +5,7 @@ import pytest
 from cope_sweep.tasks import MQAR, MQRAR, Counting, FlipFlop, LastSentence, SelectiveCopy
 from cope_sweep.testing import TaskContract
 from cope_sweep.testing.test_tasks import TestRegisteredTasks  # noqa: F401 - pytest runs it here
-from tests.texts import prose
+from tests.helpers.texts import prose
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -13,9 +13,9 @@ import pytest
 
 from cope_sweep.tasks import Text, WikiText
 from cope_sweep.text import TextTokenizer, sources
-from tests.errors import raises
-from tests.hub import COMMIT, Hub, serve
-from tests.texts import prose
+from tests.helpers.errors import raises
+from tests.helpers.texts import prose
+from tests.tasks.hub import COMMIT, Hub, serve
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -11,8 +11,8 @@ from cope_sweep.config import RunSpec
 from cope_sweep.tasks import WikiText
 from cope_sweep.text import END_OF_TEXT
 from cope_sweep.text.tokenizer import byte_letters
-from tests.errors import raises
-from tests.texts import write_corpus
+from tests.helpers.errors import raises
+from tests.helpers.texts import write_corpus
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -13,8 +13,8 @@ import pytest
 
 from cope_sweep.text import SplitFiles, open_corpus
 from cope_sweep.text.reading import Files
-from tests.errors import raises
-from tests.texts import prose, write_corpus
+from tests.helpers.errors import raises
+from tests.helpers.texts import prose, write_corpus
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -10,7 +10,7 @@ import pytest
 
 from cope_sweep.tasks import Code, Text, WikiText
 from cope_sweep.text import sources
-from tests.texts import prose, write_corpus
+from tests.helpers.texts import prose, write_corpus
 
 pytestmark = pytest.mark.usefixtures("cache")
 

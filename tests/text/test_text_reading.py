@@ -14,8 +14,8 @@ from cope_sweep.config.source import read_source
 from cope_sweep.text import TextTokenizer, reading
 from cope_sweep.text.reading import chunks
 from cope_sweep.text.sources import read_document
-from tests.errors import raises
-from tests.texts import prose
+from tests.helpers.errors import raises
+from tests.helpers.texts import prose
 
 TOKENIZER = TextTokenizer.train([prose(200)], 400)
 

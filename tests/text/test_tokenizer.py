@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, models, normalizers
 
 from cope_sweep.text import END_OF_TEXT, TextTokenizer
 from cope_sweep.text.tokenizer import byte_letters, find_gpt2
-from tests.errors import raises
-from tests.texts import prose
+from tests.helpers.errors import raises
+from tests.helpers.texts import prose
 
 TRAINED = TextTokenizer.train([prose(200)], 400)
 BYTES = TextTokenizer.train([], 257)

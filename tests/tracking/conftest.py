@@ -10,9 +10,9 @@ import urllib.request
 
 import pytest
 
-from tests.read.tables.ablations import plan_of
-from tests.store.object_stores import bucket_url, object_server, on_machine  # noqa: F401 - fixtures
-from tests.sweep.ports import free_port
+from tests.helpers.finished_runs import plan_of
+from tests.helpers.object_stores import bucket_url, object_server, on_machine  # noqa: F401 - fixtures
+from tests.helpers.processes import free_port
 from tests.tracking.trackers import fresh_database  # noqa: F401 - a fixture
 
 

@@ -14,11 +14,10 @@ import pytest
 from cope_sweep.store import Event
 from cope_sweep.tracking.background import BackgroundLogger
 from cope_sweep.tracking.sync import sync
-from tests.read.tables.ablations import finish, plan_of
-from tests.store.sweeps import begin, end, end_sweep, write_sweep
-from tests.store.waiting import TIMEOUT_S, until
-from tests.sweep.ports import free_port
-from tests.tracking.stub_server import Stub
+from tests.helpers.finished_runs import finish, plan_of
+from tests.helpers.processes import TIMEOUT_S, free_port, until
+from tests.helpers.stub_server import Stub
+from tests.helpers.sweeps import begin, end, end_sweep, write_sweep
 from tests.tracking.trackers import TAG, client_of, history, lease, run_of, runs_of, sweep_of, synced
 
 pytestmark = pytest.mark.slow

@@ -6,9 +6,9 @@ from typer.testing import CliRunner
 
 from cope_sweep.cli.application import app
 from cope_sweep.tracking.page import mlflow_experiment_page
-from tests.read.tables.ablations import finish
-from tests.store.sweeps import end_sweep, write_sweep
-from tests.sweep.ports import free_port
+from tests.helpers.finished_runs import finish
+from tests.helpers.processes import free_port
+from tests.helpers.sweeps import end_sweep, write_sweep
 from tests.tracking.trackers import client_of, run_of, runs_of, synced
 
 

@@ -19,9 +19,9 @@ from cope_sweep.store import Store
 from cope_sweep.tracking.sync import sync
 from cope_sweep.tracking.uri import resolve_uri
 from cope_sweep.train import Runtime, train_run
-from tests.errors import raises
-from tests.read.tables.ablations import fail, finish, plan_of
-from tests.store.sweeps import end, end_sweep, write_sweep
+from tests.helpers.errors import raises
+from tests.helpers.finished_runs import fail, finish, plan_of
+from tests.helpers.sweeps import end, end_sweep, write_sweep
 from tests.tracking.trackers import TAG, client_of, run_of, runs_of, sweep_of, synced
 
 pytestmark = pytest.mark.slow

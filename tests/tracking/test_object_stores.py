@@ -7,8 +7,8 @@ import pytest
 
 from cope_sweep.tracking.sync import sync
 from cope_sweep.train import Runtime, train_run
-from tests.store.sweeps import begin, end
-from tests.tiny import tiny_run
+from tests.helpers.sweeps import begin, end
+from tests.helpers.tiny import tiny_run
 from tests.tracking.trackers import fresh_database, history, run_of, send, synced  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow

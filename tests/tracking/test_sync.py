@@ -7,9 +7,9 @@ import time
 import pytest
 
 from cope_sweep.tracking.sync import MAX_FAILURES, sync
-from tests.read.tables.ablations import fail, finish, plan_of
-from tests.store.sweeps import begin, end, end_sweep, stop, write_sweep
-from tests.tiny import tiny_run
+from tests.helpers.finished_runs import fail, finish, plan_of
+from tests.helpers.sweeps import begin, end, end_sweep, stop, write_sweep
+from tests.helpers.tiny import tiny_run
 from tests.tracking.trackers import TAG, artifacts, client_of, history, lease, run_of, runs_of, send, sweep_of, synced
 
 pytestmark = pytest.mark.slow  # MLflow takes seconds to import

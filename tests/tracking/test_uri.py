@@ -12,10 +12,10 @@ from cope_sweep.store import RunRecord
 from cope_sweep.tracking.check import check_uri
 from cope_sweep.tracking.page import mlflow_run_page
 from cope_sweep.tracking.uri import resolve_uri
-from tests.errors import raises
-from tests.processes import output_of
-from tests.store.sweeps import write_sweep
-from tests.tracking.stub_server import Stub
+from tests.helpers.errors import raises
+from tests.helpers.processes import output_of
+from tests.helpers.stub_server import Stub
+from tests.helpers.sweeps import write_sweep
 from tests.tracking.trackers import run_of, send
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.texts import write_corpus
+from tests.helpers.texts import write_corpus
 
 
 def text_task(folder):

@@ -6,8 +6,8 @@ from cope_sweep.kernels.dropout import sequence_seeds
 from cope_sweep.tasks import IGNORED, Batch, SelectiveCopy
 from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.batches import AHEAD, Batches, make_share
-from tests.store.waiting import until
-from tests.tiny import tiny_run
+from tests.helpers.processes import until
+from tests.helpers.tiny import tiny_run
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])

@@ -12,7 +12,7 @@ from cope_sweep.model import Transformer
 from cope_sweep.positions import ENCODINGS
 from cope_sweep.train import Runtime, Trainer, compiled
 from cope_sweep.train.batches import make_share
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ from cope_sweep.model import next_token_loss
 from cope_sweep.tasks import IGNORED, TASKS, Batch
 from cope_sweep.train import Runtime, Trainer
 from cope_sweep.train.evaluate import METRICS, EvaluationSums, metrics
-from tests.inference.tiny_models import set_logits
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
+from tests.helpers.tiny_models import set_logits
 
 # Two sequences of three tokens over three ids. Answers are all targets but the first.
 BATCH = Batch(

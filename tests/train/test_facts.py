@@ -16,7 +16,7 @@ from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train import facts as facts_module
 from cope_sweep.train.facts import Clock, peak_flops_per_s, speed_facts
 from cope_sweep.train.runtime import has_bf16
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 
 class ManualTime:

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cope_sweep.train import Runtime, Trainer
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 READS = {
     torch.ops.aten._local_scalar_dense.default,  # item(), float(), bool(), if

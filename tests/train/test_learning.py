@@ -4,7 +4,7 @@ import pytest
 
 from cope_sweep.tasks import TASKS
 from cope_sweep.train import Runtime, Trainer
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 pytestmark = pytest.mark.slow
 

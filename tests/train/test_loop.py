@@ -8,9 +8,9 @@ from cope_sweep.store import Store
 from cope_sweep.store.indexing import refresh_index
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train.resume import load_state
-from tests.damages import DAMAGES, garble, missing
-from tests.tiny import tiny_run
-from tests.train.stores import stop_after, text_run, weights
+from tests.helpers.damages import DAMAGES, garble, missing
+from tests.helpers.tiny import tiny_run
+from tests.helpers.training import stop_after, text_run, weights
 
 
 def test_facts_name_the_data_and_the_checkpoint_has_the_tokenizer(store, text):

@@ -21,10 +21,10 @@ from cope_sweep.store import AttemptWriter, RunFolder, Store
 from cope_sweep.train import Runtime, Trainer, train_run
 from cope_sweep.train import resume as module
 from cope_sweep.train.resume import ResumeWriter, load_state, snapshot_state, write_state
-from tests.errors import raises
-from tests.store.waiting import until
-from tests.tiny import tiny_run
-from tests.train.stores import stop_after, text_run, weights
+from tests.helpers.errors import raises
+from tests.helpers.processes import until
+from tests.helpers.tiny import tiny_run
+from tests.helpers.training import stop_after, text_run, weights
 
 OFTEN = Runtime(checkpoint_every_s=1e-6)
 """Files are written in the background, one after another."""

@@ -9,7 +9,7 @@ import torch
 from cope_sweep.kernels import dispatch, using
 from cope_sweep.store import AttemptWriter
 from cope_sweep.train import Runtime, train_run
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 
 def test_a_run_from_start_to_result(store):

@@ -5,7 +5,7 @@ import torch
 
 from cope_sweep.tasks import SelectiveCopy
 from cope_sweep.train import Runtime, Trainer
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 
 def test_clipping_bounds_the_gradient():

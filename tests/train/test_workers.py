@@ -14,9 +14,9 @@ import torch.distributed
 from cope_sweep.model import loss
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, Trainer, train_run
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
+from tests.helpers.training import stop_after, text_run, weights
 from tests.train.conftest import text_task
-from tests.train.stores import stop_after, text_run, weights
 
 pytestmark = pytest.mark.slow  # starts two processes
 

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.read.tables.ablations import finish, plan_of
+from tests.helpers.finished_runs import finish, plan_of
 
 METRICS = [
     {"name": "in_dist/token_error", "label": "In-dist.", "unit": "%"},

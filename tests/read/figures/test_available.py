@@ -14,8 +14,8 @@ from cope_sweep.read.figures.available import (
 from cope_sweep.read.tables import read_results
 from cope_sweep.store import Store
 from tests.config.test_expand import BASE
-from tests.errors import raises
-from tests.read.tables.ablations import finish, plan_of
+from tests.helpers.errors import raises
+from tests.helpers.finished_runs import finish, plan_of
 
 DECLARED = """\
 figures:

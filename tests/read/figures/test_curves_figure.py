@@ -9,10 +9,10 @@ from cope_sweep.read.figures.available import declared_figures, draw_declared
 from cope_sweep.read.figures.kinds.curves import curve_frame
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.model import Column
-from tests.errors import raises
-from tests.read.figures.files import made, svg_texts
-from tests.read.tables.ablations import begin, fail, finish, plan_of, stop
-from tests.store.sweeps import end
+from tests.helpers.errors import raises
+from tests.helpers.figure_files import made, svg_texts
+from tests.helpers.finished_runs import begin, fail, finish, plan_of, stop
+from tests.helpers.sweeps import end
 
 ERROR = Column("in_dist/token_error", "In-dist.", "%", "min")
 SCORE = Column("score", "score", "", "max")

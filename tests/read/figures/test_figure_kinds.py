@@ -12,11 +12,11 @@ from matplotlib.text import Text
 
 from cope_sweep.figures import FigureRegistry, FigureSpec
 from cope_sweep.read.figures import FIGURES, canvas
-from tests.errors import raises
+from tests.helpers.errors import raises
+from tests.helpers.figure_files import made, png_size, svg_elements, svg_texts
+from tests.helpers.finished_runs import begin, finish, plan_of
+from tests.helpers.sweeps import end
 from tests.read.figures.conftest import METRICS
-from tests.read.figures.files import made, png_size, svg_elements, svg_texts
-from tests.read.tables.ablations import begin, finish, plan_of
-from tests.store.sweeps import end
 
 OF_ABLATIONS = [name for name, kind in FIGURES.items() if not kind.NEEDS_CHECKPOINT]
 HOSTILE = ["<script>alert(1)</script>", "$x_1$ & $\\frac{a}{b}$", "two\nlines\x00", "_hidden", "x" * 300, "é中"]

@@ -17,9 +17,9 @@ from cope_sweep.read.figures.canvas import printable
 from cope_sweep.read.figures.figure import Figure
 from cope_sweep.read.figures.heads import HeadFigure, HeadMatrix, head_figures, page, picture
 from cope_sweep.read.figures.kinds.maps import Maps
-from tests.errors import raises
-from tests.inference.tiny_models import V, tiny_predictor
-from tests.read.figures.files import Page, png_size, svg_texts
+from tests.helpers.errors import raises
+from tests.helpers.figure_files import Page, png_size, svg_texts
+from tests.helpers.tiny_models import V, tiny_predictor
 
 T = 12
 TOKENS = np.random.default_rng(0).integers(0, V, T)

@@ -6,9 +6,9 @@ from cope_sweep.api.figures import GetFigure
 from cope_sweep.config import expand, load_ablation
 from cope_sweep.read.figures.available import declared_figures, draw_declared, draw_figure
 from cope_sweep.read.tables import read_results
-from tests.errors import raises
-from tests.read.figures.files import made, svg_texts
-from tests.read.tables.ablations import finish, plan_of
+from tests.helpers.errors import raises
+from tests.helpers.figure_files import made, svg_texts
+from tests.helpers.finished_runs import finish, plan_of
 
 COPIED, DENSE, ACCURATE = "in_dist/token_error", "dense/token_error", "sparse/token_error"
 TEXT = """\

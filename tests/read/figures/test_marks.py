@@ -12,8 +12,8 @@ from cope_sweep.inference.probe import probe
 from cope_sweep.read.figures.kinds.maps import Maps
 from cope_sweep.read.figures.marks import HeadMeasure, auc, auc_within, best_head, measure_heads
 from cope_sweep.read.tables.claims import head_findings, hypothesis_verdict
-from tests.errors import raises
-from tests.inference.tiny_models import V, tiny_predictor
+from tests.helpers.errors import raises
+from tests.helpers.tiny_models import V, tiny_predictor
 
 VALUES = st.sampled_from([0.0, 0.25, 0.5, 1.0])
 TOKENS = np.random.default_rng(0).integers(0, V, 12)

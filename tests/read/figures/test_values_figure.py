@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from cope_sweep.read.figures.canvas import number, series_style, styled
-from tests.errors import raises
-from tests.read.figures.files import made, svg_texts
+from tests.helpers.errors import raises
+from tests.helpers.figure_files import made, svg_texts
+from tests.helpers.finished_runs import fail, finish, plan_of
 from tests.read.figures.test_figure_kinds import context_plan
-from tests.read.tables.ablations import fail, finish, plan_of
 
 
 def lines(figure, *columns):

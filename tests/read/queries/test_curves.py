@@ -10,8 +10,8 @@ from cope_sweep.read.queries import curves
 from cope_sweep.read.queries.curves import CurveCache, downsample, plan_curves
 from cope_sweep.store import RunFolder, Store
 from tests.config.test_expand import BASE
-from tests.read.tables.ablations import begin
-from tests.store.sweeps import end
+from tests.helpers.finished_runs import begin
+from tests.helpers.sweeps import end
 
 numbers = st.floats(-1e6, 1e6) | st.none()
 series = st.lists(numbers, max_size=300).map(lambda found: [(i, 0.1 * i, value) for i, value in enumerate(found)])

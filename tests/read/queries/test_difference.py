@@ -1,9 +1,9 @@
 import pytest
 
 from cope_sweep.read.queries.difference import store_difference
-from tests.errors import raises
+from tests.helpers.errors import raises
+from tests.helpers.finished_runs import fail, finish, plan_of
 from tests.read.queries.test_queries import sweep_of
-from tests.read.tables.ablations import fail, finish, plan_of
 
 FIRST, SECOND = "20260730-120000-abcd", "20260731-120000-abcd"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cope_sweep.config.filters import Filter, parse_filter
-from tests.errors import raises
+from tests.helpers.errors import raises
 
 
 @pytest.mark.parametrize(

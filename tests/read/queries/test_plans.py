@@ -8,8 +8,8 @@ from cope_sweep.read.queries import measured_rates, plan_cost, worker_groups
 from cope_sweep.store import Lease, SweepRun
 from cope_sweep.store.reading import read_run
 from tests.config.test_expand import BASE
-from tests.read.tables.ablations import begin, stop
-from tests.store.sweeps import end, sweep_record
+from tests.helpers.finished_runs import begin, stop
+from tests.helpers.sweeps import end, sweep_record
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from cope_sweep.read.queries.recorded import RecordedAblations
 from cope_sweep.store import Store
 from cope_sweep.sweep.sweep import initial_record
 from tests.config.test_expand import BASE
-from tests.errors import raises
-from tests.read.tables.ablations import begin, fail, finish, stop
-from tests.store.sweeps import end, members, sweep_record
+from tests.helpers.errors import raises
+from tests.helpers.finished_runs import begin, fail, finish, stop
+from tests.helpers.sweeps import end, members, sweep_record
 
 SWEEP = "20260730-120000-abcd"
 

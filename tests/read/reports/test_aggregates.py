@@ -14,7 +14,7 @@ from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.model import table_model
 from cope_sweep.read.tables.render import markdown
 from cope_sweep.store import RunRecord, Store
-from tests.read.tables.ablations import finish, plan_of
+from tests.helpers.finished_runs import finish, plan_of
 
 
 def test_the_interquartile_mean_by_hand_and_its_interval_by_all_resamples():

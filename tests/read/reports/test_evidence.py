@@ -12,9 +12,9 @@ from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.comparisons import reference
 from cope_sweep.store import ParquetStore, Store
 from cope_sweep.train import Runtime, train_run
-from tests.errors import raises
-from tests.read.figures.files import svg_texts
-from tests.read.tables.ablations import CONTENT, fail, finish, plan_of
+from tests.helpers.errors import raises
+from tests.helpers.figure_files import svg_texts
+from tests.helpers.finished_runs import CONTENT, fail, finish, plan_of
 
 FIGURES = [
     {

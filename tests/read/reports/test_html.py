@@ -7,9 +7,9 @@ from cope_sweep.read.reports import evidence
 from cope_sweep.read.reports.evidence import report_file
 from cope_sweep.read.reports.html import html_page
 from cope_sweep.read.tables import read_results
-from tests.errors import raises
-from tests.read.figures.files import Page
-from tests.read.tables.ablations import finish, plan_of
+from tests.helpers.errors import raises
+from tests.helpers.figure_files import Page
+from tests.helpers.finished_runs import finish, plan_of
 
 HOSTILE = 'a <script>alert(1)</script> & "b" ![x](javascript:alert(2)) <img src=y>'
 

@@ -5,9 +5,9 @@ import pytest
 from cope_sweep.read.reports.provenance import duration, provenance
 from cope_sweep.read.reports.runs import run_frame
 from cope_sweep.read.tables import read_results
+from tests.helpers.finished_runs import plan_of
+from tests.helpers.sweeps import members, sweep_record
 from tests.read.reports.test_evidence import finished_runs
-from tests.read.tables.ablations import plan_of
-from tests.store.sweeps import members, sweep_record
 
 
 def test_provenance_is_that_of_the_sweeps(store):

@@ -5,8 +5,8 @@ from markupsafe import escape
 from cope_sweep.read.reports import evidence
 from cope_sweep.read.tables import read_results
 from cope_sweep.read.tables.rules import SEQUENCES
-from tests.read.tables.ablations import finish, plan_of
-from tests.tiny import TINY
+from tests.helpers.finished_runs import finish, plan_of
+from tests.helpers.tiny import TINY
 
 ERROR = "in_dist/token_error"
 COUNTING_CONTENT = {

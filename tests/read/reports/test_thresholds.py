@@ -9,8 +9,8 @@ import pytest
 from cope_sweep.read.reports import evidence
 from cope_sweep.read.reports.thresholds import bootstrap_median
 from cope_sweep.read.tables import read_results
-from tests.read.tables.ablations import begin, plan_of
-from tests.store.sweeps import end
+from tests.helpers.finished_runs import begin, plan_of
+from tests.helpers.sweeps import end
 
 ERROR = "in_dist/token_error"
 CURVES = {0: {2: 50.0, 4: 3.0, 6: 0.5}, 1: {2: 4.0, 4: 60.0, 6: 1.0}, 2: {2: 70.0, 4: 60.0, 6: 50.0}}

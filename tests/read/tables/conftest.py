@@ -1,7 +1,7 @@
 import pytest
 
 from cope_sweep.read.tables import table
-from tests.read.tables.ablations import fail, finish, plan_of
+from tests.helpers.finished_runs import fail, finish, plan_of
 
 PUBLISHED = [
     {"match": {"model.position": "CoPE"}, "values": {"in_dist/token_error": 4.7}, "std": {"in_dist/token_error": 0.5},

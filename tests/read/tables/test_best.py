@@ -14,9 +14,9 @@ from cope_sweep.read.reports import evidence
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import rank_rows, yaml_of_best
 from cope_sweep.store import RunRecord
-from tests.errors import raises
-from tests.read.tables.ablations import CONTENT, plan_of
-from tests.tiny import TINY
+from tests.helpers.errors import raises
+from tests.helpers.finished_runs import CONTENT, plan_of
+from tests.helpers.tiny import TINY
 
 SEARCH = {
     "kind": "random",

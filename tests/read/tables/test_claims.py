@@ -9,8 +9,8 @@ from cope_sweep.read.tables.claims import claim_findings, claims_layout, hypothe
 from cope_sweep.read.tables.model import table_model
 from cope_sweep.read.tables.rules import SEQUENCES
 from cope_sweep.records import RunRecord
-from tests.errors import raises
-from tests.read.tables.ablations import COUNTING, plan_of
+from tests.helpers.errors import raises
+from tests.helpers.finished_runs import COUNTING, plan_of
 from tests.read.tables.test_table_model import FIVE, METRIC, model_of
 
 NEAR, FAR = FIVE[:5], FIVE[5:10]

@@ -13,7 +13,7 @@ from cope_sweep.read.tables import read_results, table
 from cope_sweep.read.tables.stats import NON_NEGATIVE, PERCENT, UNBOUNDED, paired_rows, summarise, two_rows
 from cope_sweep.read.tables.table import FORMATS
 from cope_sweep.store import Store
-from tests.read.tables.ablations import finish, plan_of
+from tests.helpers.finished_runs import finish, plan_of
 
 values = st.one_of(
     st.sampled_from([0.0, 50.0, 100.0, math.inf, -math.inf, 1e-200, 5e-324, 1e160, 1e308, math.nextafter(100, 0)]),

@@ -19,10 +19,10 @@ from cope_sweep.read.tables.render import csv_text, without_formula
 from cope_sweep.records import Event
 from cope_sweep.store import Filter, Lease, RunQuery
 from cope_sweep.store.reading import read_run
-from tests.errors import raises
+from tests.helpers.errors import raises
+from tests.helpers.finished_runs import COUNTING, begin, fail, finish, plan_of, run_table, stop
+from tests.helpers.sweeps import end
 from tests.read.queries.test_queries import SWEEP, sweep_of
-from tests.read.tables.ablations import COUNTING, begin, fail, finish, plan_of, run_table, stop
-from tests.store.sweeps import end
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from rich.console import Console
 from cope_sweep.api.tables import GetTable, TableFormat
 from cope_sweep.read.tables import FORMATS, Table, read_results, table, table_file
 from cope_sweep.read.tables.row_names import find_rows
-from tests.errors import raises
-from tests.read.tables.ablations import finish, plan_of
+from tests.helpers.errors import raises
+from tests.helpers.finished_runs import finish, plan_of
 
 
 def cells_of_markdown(text):

@@ -13,8 +13,8 @@ from cope_sweep.read.tables import table
 from cope_sweep.read.tables.layout import layout
 from cope_sweep.store import Store
 from cope_sweep.store.indexing import refresh_index
-from tests.read.tables.ablations import COUNTING, begin, fail, finish, plan_of, stop
-from tests.store.sweeps import end
+from tests.helpers.finished_runs import COUNTING, begin, fail, finish, plan_of, stop
+from tests.helpers.sweeps import end
 
 
 def test_the_frame_by_hand(partial):

@@ -11,8 +11,8 @@ from cope_sweep.read.tables.model import PublishedValue, table_model
 from cope_sweep.read.tables.render import markdown_text
 from cope_sweep.read.tables.stats import PERCENT, summarise
 from cope_sweep.store import RunRecord
-from tests.errors import raises
-from tests.read.tables.ablations import CONTENT, fail, finish, plan_of
+from tests.helpers.errors import raises
+from tests.helpers.finished_runs import CONTENT, fail, finish, plan_of
 
 
 def model_of(plan, *values, **facts):

@@ -22,9 +22,9 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from tests.cli.conftest import Shell
-from tests.errors import raises
+from tests.helpers.errors import raises
+from tests.helpers.sample_store import API, SampleStore, serving
 from tests.services.http.test_errors import check_problem
-from tests.services.sample_store import API, SampleStore, serving
 
 RIGHTS = ("read", "submit")
 

@@ -14,7 +14,7 @@ from cope_services.http.settings import load_settings
 
 from cope_sweep.records import Status
 from tests.api.test_questions import QUESTIONS
-from tests.services.sample_store import API, SampleStore, serving
+from tests.helpers.sample_store import API, SampleStore, serving
 
 
 def test_health(client: httpx.Client) -> None:

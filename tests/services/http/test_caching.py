@@ -14,9 +14,9 @@ from cope_services.http.access import KeysFile
 
 from cope_sweep.read.queries import Queries, ablations
 from cope_sweep.store.index import IndexUnavailable
-from tests.read.tables.ablations import begin
-from tests.services.sample_store import API, TINY, SampleStore, serving
-from tests.store.sweeps import end
+from tests.helpers.finished_runs import begin
+from tests.helpers.sample_store import API, TINY, SampleStore, serving
+from tests.helpers.sweeps import end
 
 POLLED = [
     "/ablations", "/ablations/tiny", "/ablations/tiny/table", "/ablations/tiny/curves", "/ablations/tiny/runs",

@@ -14,7 +14,7 @@ from cope_sweep.config import SpecError
 from cope_sweep.errors import JsonValue, UserError
 from cope_sweep.store import StoreError
 from cope_sweep.store.errors import DamagedError
-from tests.services.sample_store import API, SampleStore
+from tests.helpers.sample_store import API, SampleStore
 
 
 def check_problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:

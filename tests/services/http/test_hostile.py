@@ -23,8 +23,8 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import APIOperation, Case, GenerationMode
 from schemathesis.specs.openapi import checks
 
-from tests.services.sample_store import API, SampleStore, serving
-from tests.store.sweeps import sweep_record
+from tests.helpers.sample_store import API, SampleStore, serving
+from tests.helpers.sweeps import sweep_record
 
 SECRET = "title: the-secret\n"
 TIMEOUT_S = 60

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from cope_sweep.store import RunRecord, Store
 from cope_sweep.store.index import Index, IndexUnavailable, Lease
 from cope_sweep.sweep.leases import LEASE_S
-from tests.services.sample_store import API, SampleStore, serving
-from tests.tiny import tiny_run
+from tests.helpers.sample_store import API, SampleStore, serving
+from tests.helpers.tiny import tiny_run
 
 COUNTER, SECONDS = "cope_http_requests_total", "cope_http_request_duration_seconds"
 

@@ -7,7 +7,7 @@ import gzip
 import httpx
 from cope_services.http.middleware import MAX_BRACKETS
 
-from tests.services.sample_store import API, SampleStore
+from tests.helpers.sample_store import API, SampleStore
 
 GZIP = {"accept-encoding": "gzip"}
 

@@ -24,9 +24,9 @@ from cope_sweep.read.reports.evidence import evidence, write_evidence
 from cope_sweep.read.tables import read_results, table
 from cope_sweep.store import Lease, SweepRun
 from cope_sweep.store.reading import read_run
-from tests.read.tables.ablations import begin
-from tests.services.sample_store import API, CLAIM, SampleStore, serving
-from tests.store.sweeps import end, sweep_record, write_sweep
+from tests.helpers.finished_runs import begin
+from tests.helpers.sample_store import API, CLAIM, SampleStore, serving
+from tests.helpers.sweeps import end, sweep_record, write_sweep
 
 
 def get(

@@ -11,7 +11,7 @@ import pytest
 from cope_services.http.server import BindError, listen, main, serve
 
 from cope_sweep.signals import TERMINATION
-from tests.services.sample_store import SampleStore, server_process
+from tests.helpers.sample_store import SampleStore, server_process
 
 pytestmark = pytest.mark.slow
 

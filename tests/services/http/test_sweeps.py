@@ -31,12 +31,12 @@ from cope_sweep.records import new_sweep_id
 from cope_sweep.store import RunRecord, Store, SweepRecord, SweepRun, read_submission
 from cope_sweep.store.index import index
 from cope_sweep.sweep.jobs import job_submission
-from tests.read.tables.ablations import fail, finish
-from tests.services.sample_store import API, TINY, SampleStore, ServedFolders, serving
-from tests.services.scripted_cluster import ScriptedCluster, scripted_cluster
-from tests.store.sweeps import sweep_record
-from tests.store.waiting import until
-from tests.tiny import tiny_run
+from tests.helpers.finished_runs import fail, finish
+from tests.helpers.processes import until
+from tests.helpers.sample_store import API, TINY, SampleStore, ServedFolders, serving
+from tests.helpers.scripted_cluster import ScriptedCluster, scripted_cluster
+from tests.helpers.sweeps import sweep_record
+from tests.helpers.tiny import tiny_run
 
 pytestmark = pytest.mark.slow  # Ray's client takes seconds to import
 

@@ -9,10 +9,10 @@ import pytest
 
 from cope_sweep.client import Client
 from cope_sweep.store import Store, SweepProgress
-from tests.services.sample_store import TINY, ServedFolders, server_process
-from tests.store.waiting import until
+from tests.helpers.processes import until
+from tests.helpers.ray_heads import started_head
+from tests.helpers.sample_store import TINY, ServedFolders, server_process
 from tests.sweep.conftest import ray_environment  # noqa: F401 - a fixture
-from tests.sweep.heads import started_head
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 

@@ -31,8 +31,8 @@ from cope_sweep.read.queries import Queries
 from cope_sweep.read.tables import export
 from cope_sweep.store import RunQuery, RunRecord
 from cope_sweep.store.index import IndexUnavailable
-from tests.errors import raises
-from tests.services.sample_store import API, SampleStore, server_process, serving
+from tests.helpers.errors import raises
+from tests.helpers.sample_store import API, SampleStore, server_process, serving
 
 RUNS = 3_000
 EXPORT = f"{API}/runs/export?format=json"

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from cope_sweep import inference
 from cope_sweep.inference import NotFiniteError, Predictor, Window, score, scoring
 from cope_sweep.signals import ExitError
+from tests.helpers.processes import until
+from tests.helpers.sample_store import API, serving
 from tests.services.prose_store import ProseStore
-from tests.services.sample_store import API, serving
-from tests.store.waiting import until
 from tests.test_generation import predictor, prompt
 
 MODELS = {name: predictor(*name.split("+")) for name in ("cope", "absolute", "rope", "cope+relative", "alibi")}

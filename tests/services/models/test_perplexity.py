@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_sweep.inference import Predictor
+from tests.helpers.sample_store import API, SampleStore, serving
 from tests.services.prose_store import ProseStore
-from tests.services.sample_store import API, SampleStore, serving
 
 TEXT = "the cat is a species of European lobster , naïve 日本 \n the cat is a species . \n"
 SEQUENCES = [[1, 14, 14, 3, 15, 1, 3], [15, 4], [0, 15, 0, 0, 0, 0, 0]]

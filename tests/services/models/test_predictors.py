@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from cope_sweep.inference import Predictor
 from cope_sweep.model import checkpoint, load_model, save_model
 from cope_sweep.store.artifacts import AttemptWriter
-from tests.services.sample_store import API, SampleStore, serving
-from tests.store.waiting import until
+from tests.helpers.processes import until
+from tests.helpers.sample_store import API, SampleStore, serving
 
 ONE_MODEL = 7_000
 """Bytes: more than one of the sample's models, less than two."""

@@ -13,8 +13,8 @@ from cope_services.models import probing
 
 from cope_sweep.inference import Predictor
 from cope_sweep.inference.probe import head_statistics, probe
+from tests.helpers.sample_store import API, SampleStore, serving
 from tests.services.prose_store import ProseStore
-from tests.services.sample_store import API, SampleStore, serving
 
 IDS = [1, 14, 14, 2, 3, 14, 15, 15]
 

@@ -16,9 +16,9 @@ import httpx
 
 from cope_sweep.config import Plan, expand, load_ablation
 from cope_sweep.store.reading import read_run
-from tests.read.tables.ablations import begin
-from tests.services.sample_store import CLAIM, SampleStore
-from tests.store.sweeps import end, end_sweep, write_sweep
+from tests.helpers.finished_runs import begin
+from tests.helpers.sample_store import CLAIM, SampleStore
+from tests.helpers.sweeps import end, end_sweep, write_sweep
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page

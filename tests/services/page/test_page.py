@@ -16,11 +16,11 @@ from cope_sweep.read.reports.evidence import evidence, write_evidence
 from cope_sweep.read.tables import read_results
 from cope_sweep.records import SWEEP_ID
 from cope_sweep.sweep.jobs import job_submission
+from tests.helpers.sample_store import API, SampleStore, serving
+from tests.helpers.scripted_cluster import scripted_cluster
+from tests.helpers.sweeps import end_sweep, write_sweep
 from tests.services.page import page_site
 from tests.services.page.page_site import Site, Visitor, accessibility, short_ids
-from tests.services.sample_store import API, SampleStore, serving
-from tests.services.scripted_cluster import scripted_cluster
-from tests.store.sweeps import end_sweep, write_sweep
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Route

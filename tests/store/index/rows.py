@@ -1,7 +1,7 @@
 """Rows and sweeps for tests of the index."""
 
 from cope_sweep.store import RunRecord, SweepSummary
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 
 def row(run=None, status="finished", *, metrics=None, facts=None, **columns):

@@ -2,8 +2,8 @@
 
 from cope_sweep.records import Event
 from cope_sweep.store.index import Activity, Lease
+from tests.helpers.tiny import tiny_run
 from tests.store.index.rows import row, write_sweep
-from tests.tiny import tiny_run
 
 RUNS = [tiny_run(seed=seed) for seed in range(6)]
 

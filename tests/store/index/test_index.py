@@ -11,9 +11,9 @@ from cope_sweep.store.index import Index
 from cope_sweep.store.index.database import on_network, sqlite_file
 from cope_sweep.store.index.rows import write_counters, write_runs
 from cope_sweep.store.index.tables import FORMAT
-from tests.errors import raises
+from tests.helpers.errors import raises
+from tests.helpers.tiny import tiny_run
 from tests.store.index.rows import row, summary, write_sweep
-from tests.tiny import tiny_run
 
 RUNS = [
     tiny_run(seed=seed, **{"model.layers": layers, "model.position": position})

@@ -4,8 +4,8 @@ import pytest
 
 from cope_sweep.store import Event
 from cope_sweep.store.index import Filter, Lease, RunQuery, SweepPlace
+from tests.helpers.tiny import tiny_run
 from tests.store.index.rows import row, write_sweep
-from tests.tiny import tiny_run
 
 RUNS = [tiny_run(seed=seed) for seed in range(4)]
 IDS = [run.run_id for run in RUNS]

@@ -7,9 +7,9 @@ import pytest
 
 from cope_sweep.store import Event, Lease, Refusal, Renewal
 from cope_sweep.store.index import Index, waiting
-from tests.errors import raises
+from tests.helpers.errors import raises
+from tests.helpers.tiny import tiny_run
 from tests.store.index.rows import members, row, summary, write_sweep
-from tests.tiny import tiny_run
 
 RUN, OTHER = tiny_run(), tiny_run(seed=1)
 

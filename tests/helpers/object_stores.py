@@ -3,7 +3,7 @@
 import pytest
 
 from cope_sweep.store import Store
-from tests.store import s3
+from tests.helpers import s3
 
 
 @pytest.fixture(scope="module")

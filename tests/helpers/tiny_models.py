@@ -4,7 +4,7 @@ import torch
 
 from cope_sweep.inference import Predictor
 from cope_sweep.model import Transformer
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 V = 6
 

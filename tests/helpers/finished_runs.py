@@ -10,8 +10,8 @@ from cope_sweep.config.loading import validate
 from cope_sweep.config.source import Source
 from cope_sweep.read.tables.export import run_batches
 from cope_sweep.store import AttemptWriter, RunQuery, Store
-from tests.store.sweeps import end
-from tests.tiny import TINY
+from tests.helpers.sweeps import end
+from tests.helpers.tiny import TINY
 
 CONTENT: dict[str, Any] = {
     "title": "Does it copy? 100 % & more",

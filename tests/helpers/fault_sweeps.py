@@ -11,7 +11,7 @@ import psutil
 
 from cope_sweep.config import Plan, expand, load_ablation
 from cope_sweep.store import Store
-from tests.store import waiting
+from tests.helpers import processes as waiting
 
 ABLATION = """\
 title: Tiny

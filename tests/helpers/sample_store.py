@@ -22,7 +22,7 @@ from cope_services.http.settings import Settings
 from cope_sweep.config import Plan, RunSpec, expand, load_ablation
 from cope_sweep.store import Store
 from cope_sweep.train import Runtime, train_run
-from tests.store.sweeps import end
+from tests.helpers.sweeps import end
 
 ROOT = Path(__file__).parents[2]
 API = "/api/v1"

@@ -2,7 +2,7 @@
 
 from safetensors.torch import load_file
 
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 
 def stop_after(steps):

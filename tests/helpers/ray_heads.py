@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 
 from cope_sweep.sweep.cluster import connection_error
-from tests.store.waiting import until
-from tests.sweep.ports import free_port
+from tests.helpers.processes import free_port, until
 
 
 @contextlib.contextmanager

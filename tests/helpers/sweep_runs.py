@@ -10,7 +10,7 @@ from cope_sweep.store import Event, Store
 from cope_sweep.sweep.executor import Callbacks, Executor, Workload
 from cope_sweep.sweep.leases import Leases
 from cope_sweep.train import Outcome
-from tests.tiny import tiny_run
+from tests.helpers.tiny import tiny_run
 
 LONG = {"train.steps": 100_000, "evaluate.every": 100_000}
 ONE_GROUP = Resources(groups=1, device="cpu", checkpoint_every_s=0.2)
