@@ -82,6 +82,24 @@ def test_runs_of_two_stores_are_copied_to_the_same_results(tmp_path):
     assert {path.name: path.read_bytes() for path in target.root.iterdir()} == before
 
 
+def test_measures_of_heads_are_copied_with_their_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr("cope_sweep.read.figures.marks.TOKENS", 100)
+    figure = {"kind": "maps", "show": "gates", "mark": "data", "claim": "Gates open at data", "split": "in_dist"}
+    plan = plan_of(grid={"model.position": {"CoPE": ["cope"]}}, seeds=[0, 1], figures=[figure])
+    target, expected = ParquetStore(tmp_path / "out"), []
+    for run in plan.runs:
+        store = Store(tmp_path / f"seed-{run.seed}", create=True)
+        assert train_run(run, store.run(run.run_id), Runtime()) == "finished"
+        expected.append(evidence(read_results(plan, store)).heads)
+        copy_runs(read_results(plan, store), target)
+    heads = target.kept(plan).heads.to_pandas()
+    pd.testing.assert_frame_equal(heads, pd.concat(expected, ignore_index=True))
+    report = evidence(read_results(plan, target))
+    assert report.findings
+    (missing,) = report.missing
+    assert missing.startswith("maps: "), "no checkpoint to draw them, and no picture was kept"
+
+
 def test_a_copy_adds_runs_and_loses_none(tmp_path):
     """More seeds in the ablation file are new runs; fewer would lose finished ones."""
     store, target = Store(tmp_path / "store", create=True), ParquetStore(tmp_path / "out")
