@@ -218,6 +218,9 @@ class Client:
             return cast(A, content)
         return cast(A, TypeAdapter(kind.answer_type()).validate_json(content))
 
+    def _ask(self, kind: type[Question[A]], *, committed: bool = False, **fields: Any) -> A:
+        return self.ask(checked(kind, **fields), committed=committed)
+
     def ablations(self) -> list[AblationSummary]:
         """All ablations, with the number of their runs by status."""
         return self.ask(ListAblations())
@@ -231,25 +234,22 @@ class Client:
         return self.ask(checked(GetPlan, name=name, scale=scale))
 
     @overload
-    def table(self, name: str, *, format: None = None, committed: bool = False, **options: Any) -> pd.DataFrame: ...
+    def table(self, name: str, *, format: None = None, **options: Any) -> pd.DataFrame: ...
     @overload
-    def table(self, name: str, *, format: TableFormat, committed: bool = False, **options: Any) -> bytes: ...
-    def table(
-        self, name: str, *, format: TableFormat | None = None, committed: bool = False, **options: Any
-    ) -> pd.DataFrame | bytes:
+    def table(self, name: str, *, format: TableFormat, **options: Any) -> bytes: ...
+    def table(self, name: str, *, format: TableFormat | None = None, **options: Any) -> pd.DataFrame | bytes:
         """The table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
 
         Args:
             name: The ablation.
             format: Return a file in this format, which also has intervals, medians and p. None: return a DataFrame that
                 prints as the table, or with `compare` as the comparisons below the table; its cells are texts.
-            committed: As in `ask`.
-            options: `scale`, `compare`, `sort`, and the other fields of `GetTable`. With `runs=True`, the DataFrame
-                has one line per run.
+            options: `scale`, `compare`, `sort`, and the other fields of `GetTable`; `committed` as in `ask`. With
+                `runs=True`, the DataFrame has one line per run.
         """
         runs = options.get("runs", False)
         chosen = format or ("csv" if runs else "markdown")
-        content = self.ask(checked(GetTable, name=name, format=chosen, **options), committed=committed)
+        content = self._ask(GetTable, name=name, format=chosen, **options)
         if format is not None:
             return content
         return pd.read_csv(io.BytesIO(content)) if runs else _table_frame(content.decode())
@@ -258,28 +258,26 @@ class Client:
         """The URL of an ablation's experiment in MLflow; None if the service knows no server or no experiment."""
         return self.ask(checked(GetMlflowPage, name=name)).url
 
-    def claims(self, ablation: str | None = None, *, committed: bool = False, **options: Any) -> list[ClaimResult]:
+    def claims(self, ablation: str | None = None, **options: Any) -> list[ClaimResult]:
         """The claims of an ablation with their verdicts, or of all ablations at each scale with finished runs.
 
-        `committed` as in `ask`. `options` are the other fields of `ListClaims`: `scale`.
+        `options` are the other fields of `ListClaims`: `scale`; and `committed` as in `ask`.
         """
-        return self.ask(checked(ListClaims, ablation=ablation, **options), committed=committed)
+        return self._ask(ListClaims, ablation=ablation, **options)
 
-    def report(self, name: str, *, format: ReportFormat = "html", committed: bool = False, **options: Any) -> bytes:
+    def report(self, name: str, *, format: ReportFormat = "html", **options: Any) -> bytes:
         """The report on an ablation's finished runs: table with comparisons, figures, and provenance.
 
-        `committed` as in `ask`. `options` are the other fields of `GetReport`: `scale`. Notebooks show HTML.
+        `options` are the other fields of `GetReport`: `scale`; and `committed` as in `ask`. Notebooks show HTML.
         """
-        content = self.ask(checked(GetReport, name=name, format=format, **options), committed=committed)
+        content = self._ask(GetReport, name=name, format=format, **options)
         return Page(content) if format == "html" else content
 
     def figures(self, name: str, scale: str | None = None) -> list[FigureInfo]:
         """The figures that the ablation's file declares, and the kinds of figures that every ablation has."""
         return self.ask(checked(ListFigures, name=name, scale=scale))
 
-    def figure(
-        self, name: str, figure: str, *, format: FigureFormat = "svg", committed: bool = False, **options: Any
-    ) -> bytes:
+    def figure(self, name: str, figure: str, *, format: FigureFormat = "svg", **options: Any) -> bytes:
         """A figure of the finished runs of an ablation, or its data. Notebooks show SVG.
 
         Args:
@@ -287,11 +285,9 @@ class Client:
             figure: A figure that the file declares, such as `maps-2`, or a kind, such as `curves`; `figures` lists
                 both.
             format: A file format; csv: the data behind the figure.
-            committed: As in `ask`.
-            options: `metric`, `row`, `x`, `size`, and the other fields of `GetFigure`.
+            options: `metric`, `row`, `x`, `size`, and the other fields of `GetFigure`; `committed` as in `ask`.
         """
-        question = checked(GetFigure, name=name, figure=figure, format=format, **options)
-        content = self.ask(question, committed=committed)
+        content = self._ask(GetFigure, name=name, figure=figure, format=format, **options)
         return Picture(content) if format == "svg" else content
 
     def curves(self, name: str, metric: str | None = None, *, scale: str | None = None) -> pd.DataFrame:

@@ -72,6 +72,21 @@ def test_a_client_asks_it_at_this_route(kind: type[Question[Any]]) -> None:
     assert dict(url.params) == dict.fromkeys(fields.keys() - kind.path_fields(), name)
 
 
+def test_a_client_asks_the_committed_results() -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url).removeprefix("http://service"))
+        return httpx.Response(200, content=b"[]")
+
+    client = Client("http://service", transport=httpx.MockTransport(answer))
+    client.table("tiny", format="csv", scale="small", committed=True)
+    client.claims(committed=True)
+    client.claims()
+    path = f"{API}/ablations/tiny/table?format=csv&scale=small&committed=true"
+    assert asked == [path, f"{API}/claims?committed=true", f"{API}/claims"]
+
+
 @pytest.mark.parametrize(
     ("command", "kind", "without"),
     [
