@@ -30,7 +30,8 @@ class Question(BaseModel, Generic[A_co]):
     `Queries.ask` answers it from a store, `Client.ask` from a service. An unknown field is an error.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Commands share the options of all questions, and ask one. Pydantic compiles a model when it is used first.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     PATH: ClassVar[str]
     """Path of its route below `API`. Fields in braces are parts of it; all others are parameters of the query."""

@@ -28,7 +28,7 @@ SortRows = Annotated[
         "Order the rows by a metric (best first), by an axis, or by `parameters`.", metavar="COLUMN", max_length=200
     ),
 ]
-OneLinePerRun = Annotated[bool, *option("One line per run instead of one per row (terminal, csv, parquet).", "--runs")]
+OneLinePerRun = Annotated[bool, *option("One line per run instead of one per row (terminal, csv).", "--runs")]
 Stars = Annotated[
     bool,
     *option("Mark significant differences with stars instead of adding a table of comparisons.", "--stars", latex=True),

@@ -102,7 +102,7 @@ def table(
 ) -> None:
     """Print the table of an ablation: mean ± standard deviation over seeds, beside the published numbers.
 
-    `--format json`, csv and html also have intervals, medians, stuck seeds and the runs behind every number.
+    `--format json` and csv also have intervals, medians, stuck seeds and the runs behind every number.
 
     Example: `cope-sweep table quickstart --sort in_dist/token_error -o table.tex`
 
