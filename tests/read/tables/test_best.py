@@ -13,7 +13,7 @@ from cope_sweep.read.figures.available import draw_figure
 from cope_sweep.read.reports import evidence
 from cope_sweep.read.tables import Results, Table
 from cope_sweep.read.tables.best import rank_rows, yaml_of_best
-from cope_sweep.store import RunRecord
+from cope_sweep.store import RunRecord, Store
 from tests.helpers.errors import raises
 from tests.helpers.finished_runs import CONTENT, plan_of
 from tests.helpers.tiny import TINY
@@ -24,6 +24,8 @@ SEARCH = {
     "space": {"train.lr": {"log_uniform": [1e-4, 1e-2]}, "train.batch": {"choice": [4, 8]}},
 }
 METRIC = "in_dist/token_error"
+NOWHERE = Store("nowhere")
+"""A store that nothing is read from: its records are given."""
 
 
 def searched(score, status=lambda row, draw: "finished", **changes):
@@ -45,7 +47,7 @@ def test_the_best_draw_of_each_row_by_the_mean_over_seeds():
     plan, records = searched(
         lambda row, draw: {"CoPE": [9, 3, 7, 1, 5], "None": [2, 2.5, 8, 8, 8]}.get(row, [4] * 5)[draw]
     )
-    by_name = {each.name: each for each in rank_rows(Results(plan, records), METRIC).groups}
+    by_name = {each.name: each for each in rank_rows(Results(plan, records, NOWHERE), METRIC).groups}
     cope = by_name["CoPE"]
     assert [cope.best(first).score for first in (1, 2, 4, 5)] == [9.5, 3.5, 1.5, 1.5]
     assert by_name["None"].best().score == 2.5
@@ -56,7 +58,7 @@ def test_the_best_draw_of_each_row_by_the_mean_over_seeds():
 
 def test_the_greatest_is_best_where_the_goal_says_so():
     plan, records = searched(lambda row, draw: draw, metrics=[{"name": METRIC, "goal": "max"}])
-    assert all(each.best() is each.candidates[4] for each in rank_rows(Results(plan, records)).groups)
+    assert all(each.best() is each.candidates[4] for each in rank_rows(Results(plan, records, NOWHERE)).groups)
 
 
 @pytest.mark.parametrize("at", ["", "@2x"])
@@ -69,20 +71,20 @@ def test_equal_scores_are_decided_by_the_loss_on_the_same_test_set_at_the_same_l
             metrics |= {f"{METRIC}@2x": 1.0, "in_dist/loss": 1.0, "in_dist/loss@2x": 1.0} | {
                 f"in_dist/loss{at}": run.train.lr
             }
-    for each in rank_rows(Results(plan, records), METRIC + at).groups:
+    for each in rank_rows(Results(plan, records, NOWHERE), METRIC + at).groups:
         assert each.best().values["train.lr"] == min(draw.values["train.lr"] for draw in each.candidates)
 
 
 def test_rows_whose_best_draws_are_equal_have_no_range():
     plan, records = searched(lambda row, draw: 3 if draw else 9)
-    assert f"rows, by {METRIC}: 3.5. For " in rank_rows(Results(plan, records), METRIC).answer
+    assert f"rows, by {METRIC}: 3.5. For " in rank_rows(Results(plan, records, NOWHERE), METRIC).answer
 
 
 def test_draws_without_a_finite_mean_are_never_the_best():
     plan, records = searched(
         lambda row, draw: math.nan if draw == 0 else draw, lambda row, draw: "stopped" if draw == 1 else "finished"
     )
-    for each in rank_rows(Results(plan, records), METRIC).groups:
+    for each in rank_rows(Results(plan, records, NOWHERE), METRIC).groups:
         assert each.best() is each.candidates[2]
         assert not each.missing
 
@@ -91,7 +93,7 @@ def test_a_best_value_at_the_edge_of_what_was_tried_is_named():
     plan, _ = searched(lambda row, draw: 0)
     rates = [row.runs[0].train.lr for row in plan.rows if row.labels["model.position"] == "CoPE"]
     plan, records = searched(lambda row, draw: -rates[draw] if row == "CoPE" else abs(rates[draw] - sorted(rates)[2]))
-    by_name = {each.name: each for each in rank_rows(Results(plan, records), METRIC).groups}
+    by_name = {each.name: each for each in rank_rows(Results(plan, records, NOWHERE), METRIC).groups}
     assert "train.lr" in by_name["CoPE"].at_edge
     assert "train.lr" not in by_name["None"].at_edge
 
@@ -103,15 +105,15 @@ def test_a_value_of_a_choice_is_not_at_an_edge():
     batches = [row.runs[0].train.batch for row in plan.rows if row.labels["model.position"] == "CoPE"]
     assert set(batches) == {4, 6, 8}
     plan, records = searched(lambda row, draw: batches[draw], search=plan.ablation.content.search.model_dump())
-    (cope,) = (each for each in rank_rows(Results(plan, records), METRIC).groups if each.name == "CoPE")
+    (cope,) = (each for each in rank_rows(Results(plan, records, NOWHERE), METRIC).groups if each.name == "CoPE")
     assert cope.best().values["train.batch"] == 4
     assert "train.batch" not in cope.at_edge
 
 
 def test_conditions_train_the_best_values_of_each_row_under_the_same_names():
     plan, records = searched(lambda row, draw: (draw - len(row)) ** 2)
-    found = rank_rows(Results(plan, records), METRIC).groups
-    tuned = plan_of(seeds=[7], **yaml.safe_load(yaml_of_best(rank_rows(Results(plan, records), METRIC))))
+    found = rank_rows(Results(plan, records, NOWHERE), METRIC).groups
+    tuned = plan_of(seeds=[7], **yaml.safe_load(yaml_of_best(rank_rows(Results(plan, records, NOWHERE), METRIC))))
     assert [row.name for row in tuned.rows] == list(CONTENT["grid"]["model.position"])
     for row, each in zip(tuned.rows, found, strict=True):
         assert row.runs[0].train.lr == each.best().values["train.lr"]
@@ -123,7 +125,7 @@ def test_conditions_need_draws_that_have_ended():
         lambda row, draw: draw, lambda row, draw: "running" if (row, draw) == ("CoPE", 4) else "finished"
     )
     with raises("not_finished", rows=["CoPE"]):
-        yaml_of_best(rank_rows(Results(plan, records), METRIC))
+        yaml_of_best(rank_rows(Results(plan, records, NOWHERE), METRIC))
 
 
 def test_a_report_shows_the_best_draws_and_tests_nothing():
@@ -131,9 +133,9 @@ def test_a_report_shows_the_best_draws_and_tests_nothing():
     plan, records = searched(
         lambda row, draw: {"CoPE": [9, 3, 7, 1, 5], "None": [2, 1, 8, 8, 8]}.get(row, [4] * 5)[draw]
     )
-    found = evidence(Results(plan, records))
+    found = evidence(Results(plan, records, NOWHERE))
     assert found.table.compare is None
-    assert found.answer == Table.of(Results(plan, records)).model.answer
+    assert found.answer == Table.of(Results(plan, records, NOWHERE)).model.answer
     assert (
         f"The best of 5 draws for each of {len(found.draws.rows)} rows, by {METRIC}: from 1.5 (CoPE, None) to "
         in found.answer
@@ -166,7 +168,7 @@ def results_of(plan, score, left_out=()):
             records[run.run_id] = RunRecord(
                 run_id=run.run_id, status=status, seed=run.seed, metrics={METRIC: score(run)}
             )
-    return Results(plan, records)
+    return Results(plan, records, NOWHERE)
 
 
 def suggested(*rates, **changes):

@@ -136,7 +136,7 @@ def test_a_hypothesis_is_supported_where_each_claim_is_shown():
 
 
 def test_a_claim_about_no_row_or_no_column_is_an_error():
-    with raises("matching_rows"):
+    with raises("unknown_value"):
         findings_of(claim={"better": {"model.position": "CoPPE"}})
     with raises("unknown_column"):
         findings_of(claim={"metric": "in_dist/los"})
