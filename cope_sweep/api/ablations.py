@@ -135,10 +135,8 @@ class RunCost(Progress):
     training_flops: float = Field(
         description="Floating-point operations in training: 6 per parameter and token, plus attention."
     )
-    estimated_s: float
-    least_s: float = Field(
-        description="Estimate for a fast core if nothing was measured; otherwise equal to `estimated_s`."
-    )
+    estimated_s: float = Field(description="Estimate if no other program uses the machine.")
+    least_s: float = Field(description="Equal to `estimated_s`.")
     estimated_memory_bytes: int
     basis: str
     fits: bool = Field(description="Whether the machine that answers has enough memory, as far as is known.")
@@ -155,10 +153,8 @@ class PlanCost(Answer):
     to_do: int = Field(description="Runs that are neither finished nor stopped.")
     to_suggest: int = Field(description="Of these, runs that the search has not suggested yet; they are not in `runs`.")
     basis: str | None = Field(description="What the time estimate is based on.")
-    estimated_s: float
-    least_s: float = Field(
-        description="Estimate if no other program uses the machine; if nothing was measured, for fast cores."
-    )
+    estimated_s: float = Field(description="Estimate while other programs use the machine as they do now.")
+    least_s: float = Field(description="Estimate if no other program uses the machine.")
     lacks_gpu: bool = Field(description="Whether the runs may use a GPU, and the machine that answers has none.")
     runs: list[RunCost]
 

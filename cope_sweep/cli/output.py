@@ -324,14 +324,19 @@ def duration(seconds: float) -> str:
 
 
 def estimated_time(seconds: float, least_s: float, *, lacks_gpu: bool) -> str:
-    """The estimated duration of training, or its range: `14 s to 1 min 08 s`.
+    """The estimated duration of training: `about 2 min 10 s`, and what it is if the machine stays as busy as now.
 
     `needs a GPU` if it is more than a year, and a GPU may be used but this machine has none.
+
+    Args:
+        seconds: The estimate while other programs use the machine.
+        least_s: The estimate while none does.
+        lacks_gpu: A GPU may be used, and this machine has none.
     """
-    if seconds > YEAR_S and lacks_gpu:
+    if least_s > YEAR_S and lacks_gpu:
         return "needs a GPU"
-    least, most = duration(least_s), duration(seconds)
-    return most if least == most else f"{least} to {most}"
+    alone, busy = duration(least_s), duration(seconds)
+    return f"about {alone}" if alone == busy else f"about {alone}, or {busy} if the machine stays as busy as now"
 
 
 def quantity(number: float) -> str:

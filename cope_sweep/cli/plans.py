@@ -124,8 +124,7 @@ def plan(
         numbers = (quantity(run.parameters), quantity(run.training_tokens), per_parameter, flops)
         cells = (run.run_id, escaped(run.row), str(run.seed), run.status, *numbers)
         memory = size(run.estimated_memory_bytes)
-        time = estimated_time(run.estimated_s, run.estimated_s, lacks_gpu=costs.lacks_gpu)
-        time = f"≤ {time}" if run.least_s < run.estimated_s and time[0].isdigit() else time
+        time = estimated_time(run.estimated_s, run.least_s, lacks_gpu=costs.lacks_gpu).removeprefix("about ")
         table.add_row(*cells, time, memory if run.fits else f"[red]{memory}: too large[/red]")
     console = make_console()
     too_large = sum(not run.fits for run in costs.runs)
@@ -137,8 +136,7 @@ def plan(
     if costs.to_do:
         text += f" ({costs.to_suggest} not suggested yet)" if costs.to_suggest else ""
         time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
-        about = f"about {time} on {groups} worker group{'s' * (groups > 1)}" if time[0].isdigit() else time
-        text += f": {about} ({costs.basis})"
+        text += f": {time} ({groups} worker group{'s' * (groups > 1)}; {costs.basis})"
     text += f"; {too_large} do not fit into this machine's memory" if too_large else ""
     console.print(text)
 

@@ -250,7 +250,7 @@ def _print_cost(
     costs = plan_cost(plan, store, leave_out={*ended, *leave_out}, max_runs=max_runs, start_s=start_s)
     if costs.to_do:
         time = estimated_time(costs.estimated_s, costs.least_s, lacks_gpu=costs.lacks_gpu)
-        text = f"{_runs(costs.to_do)} to train: about {time} ({costs.basis})"
+        text = f"{_runs(costs.to_do)} to train: {time} ({costs.basis})"
         console.print(escaped(text), soft_wrap=True, style="dim")
 
 

@@ -94,9 +94,10 @@ def test_runs_that_are_too_large_are_marked(shell):
 def test_years_on_a_cpu_are_not_shown_for_runs_that_may_use_a_gpu(shell, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     large = ("plan", "tiny", "--set", "train.steps=1000000000", "--set", "train.batch=100000")
-    assert "4 to do: needs a GPU (rule of thumb" in " ".join(shell(*large)[0].split())
+    assert "4 to do: needs a GPU (" in " ".join(shell(*large)[0].split())
     assert re.search(
-        r"4 to do: about [\d.,]+ y to [\d,]+ y on ", " ".join(shell(*large, "--set", "resources.gpus=0")[0].split())
+        r"4 to do: about [\d.,]+ y(, or [\d,.]+ y if the machine stays as busy as now)? \(",
+        " ".join(shell(*large, "--set", "resources.gpus=0")[0].split()),
     )
 
 
@@ -196,7 +197,7 @@ def test_a_plan_fits_a_terminal_of_80_columns(crowded):
     lines = crowded("plan", "crowded")[0].splitlines()
     (run, *_) = crowded.json("plan", "crowded")["runs"]
     assert max(map(len, lines)) <= 80
-    assert len([line for line in lines if "≤ 0 s" in line or "≤ 1 s" in line]) == 4, "times are on one line"
+    assert len([line for line in lines if re.search(r" [01] s( |$)", line)]) == 4, "times are on one line"
     assert run["run_id"] in lines[1]
     first = next(i for i, line in enumerate(lines) if run["run_id"] in line)
     assert set(run["row"].split()) <= set(" ".join(lines[first : first + 3]).split())

@@ -8,7 +8,6 @@ import statistics
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -153,7 +152,7 @@ def plan_cost(
                 training_tokens=run.training_tokens,
                 training_flops=flops[run.run_id],
                 estimated_s=_rounded(estimate.seconds),
-                least_s=_rounded(estimate.least_s),
+                least_s=_rounded(estimate.seconds),
                 estimated_memory_bytes=estimate.memory_bytes,
                 basis=estimate.basis,
                 fits=estimate.memory_bytes * resources.workers <= memory_limit_bytes,
@@ -165,7 +164,7 @@ def plan_cost(
     to_do = [*wanted, *suggested][:max_runs]
     groups = worker_groups(plan)
     counts = Counter(run.status for run in runs)
-    least = [replace(estimate, seconds=estimate.least_s) for estimate in to_do]
+    alone_s = start_s + total_seconds(to_do, groups) if to_do else 0.0
     slower, busy = _contention()
     return PlanCost(
         ablation=plan.name,
@@ -175,8 +174,8 @@ def plan_cost(
         to_do=len(to_do),
         to_suggest=len(suggested),
         basis=f"{to_do[0].basis}; {start_s:.0f} s until the first run starts{busy}" if to_do else None,
-        estimated_s=_rounded(slower * (start_s + total_seconds(to_do, groups))) if to_do else 0.0,
-        least_s=_rounded(start_s + total_seconds(least, groups)) if to_do else 0.0,
+        estimated_s=_rounded(slower * alone_s),
+        least_s=_rounded(alone_s),
         lacks_gpu=lacks_gpu,
         runs=runs,
     )

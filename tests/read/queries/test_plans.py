@@ -5,7 +5,7 @@ import pytest
 from cope_sweep.config import Resources, expand, load_ablation, parameter_count, row_of, with_overrides
 from cope_sweep.config.estimate import RAY_START_S, run_flops, shape_of
 from cope_sweep.read.queries import measured_rates, plan_cost, worker_groups
-from cope_sweep.store import Lease, SweepRun
+from cope_sweep.store import Lease, Store, SweepRun
 from cope_sweep.store.reading import read_run
 from tests.config.test_expand import BASE
 from tests.helpers.finished_runs import begin, stop
@@ -62,6 +62,10 @@ def test_estimates_include_the_start_and_say_when_the_machine_is_busy(plan, used
     assert (costs.least_s, costs.estimated_s) == (8.0, 4 * 8.0)
     assert "5 s until the first run starts" in costs.basis
     assert "load 6.0 on 2 cores" in costs.basis
+    unknown = plan_cost(plan, Store(used.root.parent / "empty", create=True), start_s=5.0)
+    one_s = unknown.runs[0].estimated_s  # by the rule of thumb, which is one number
+    assert {run.least_s for run in unknown.runs} == {one_s}
+    assert unknown.estimated_s == pytest.approx(4 * unknown.least_s, rel=0.01)
     nothing = plan_cost(plan, used, leave_out={"finished", "failed", "stopped"})
     assert (nothing.estimated_s, nothing.basis) == (0.0, None)
 

@@ -57,7 +57,7 @@ async function previewed(cost) {
   return [
     `${integer(cost.to_do)} of ${plural(total, "run")} would be trained${begun.length ? ` (${begun.join(", ")})` : ""}${known}.`,
     shared,
-    `About ${least === most ? most : `${least} to ${most}`} on the machine of this service, ${plural(cost.worker_groups, "run")} at a time` +
+    `About ${least === most ? least : `${least}, or ${most} if it stays as busy as now,`} on the machine of this service, ${plural(cost.worker_groups, "run")} at a time` +
       (memory ? `, up to ${bytes(memory)} of memory each.` : "."),
     tooLarge ? `${plural(tooLarge, "run")} of the plan may need more memory than there is here.` : "",
     cost.lacks_gpu ? "The runs may use GPUs; this machine has none, so a cluster with GPUs is faster." : "",
