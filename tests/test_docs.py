@@ -368,7 +368,22 @@ def test_the_main_example_can_have_a_verdict(tmp_path, monkeypatch):
             r"^\| (CoPE[^|]*?) +\|.* (worse|better|no significant difference|descriptive) +\|", done.output, re.M
         )
     )
-    assert verdicts == {"CoPE, 4 positions": "worse", "CoPE + RoPE": "no significant difference"}, done.output
+    assert verdicts == {"CoPE (2 positions)": "worse", "CoPE + RoPE": "no significant difference"}, done.output
+
+
+def test_readme_and_tutorial_go_on_with_the_runs_of_the_quick_start(tmp_path):
+    """Each asks the same question, so what a reader has trained before is finished; and each has its own title."""
+    shutil.copy(ROOT / "ablations" / "quickstart.yaml", tmp_path)
+    for name, file in (("mine", "README.md"), ("positions", "docs/tutorial.md")):
+        assert f"`ablations/{name}.yaml`" in read(file)
+        (tmp_path / f"{name}.yaml").write_text(code_blocks(read(file), "yaml")[0])
+    quickstart, mine, positions = (
+        expand(load_ablation(tmp_path / f"{name}.yaml")) for name in ("quickstart", "mine", "positions")
+    )
+    ids = [{run.run_id for run in plan.runs} for plan in (quickstart, mine, positions)]
+    assert len(ids[0] & ids[1]) == len(ids[0] & ids[2]) == 2, "CoPE with the seeds 0 and 1"
+    assert ids[1] < ids[2], "the tutorial adds seeds to README's question"
+    assert len({plan.ablation.content.title for plan in (quickstart, mine, positions)}) == 3
 
 
 def test_the_example_of_all_keys_uses_them(tmp_path):
