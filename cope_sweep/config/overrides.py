@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from cope_sweep.config.ablation import SCHEDULERS, SEARCHES, Ablation, Axis, GridSearch, RandomSearch, Scale
-from cope_sweep.config.explain import suggest
+from cope_sweep.config.explain import closest, suggest
 from cope_sweep.config.keys import RIVAL_KEYS, is_below, is_field, set_path
 from cope_sweep.config.loading import AxisValue, LoadedAblation, validated_content
 from cope_sweep.config.run import RunSpec
@@ -157,8 +157,10 @@ def _with_assignment(loaded: LoadedAblation, assignment: str) -> LoadedAblation:
         return _with_layer(loaded, key, value, origin)
     if head not in ABLATION_KEYS:
         allowed = [*RUN_KEYS, *ABLATION_KEYS]
+        near = closest(head, allowed)
+        hint = f"did you mean {'.'.join([near, *rest])!r}? It" if near else "it"
         raise SpecError(
-            f"{option}: no key {key!r}; it starts with one of {', '.join(allowed)}",
+            f"{option}: no key {key!r}; {hint} starts with one of {', '.join(allowed)}",
             code="unknown_key",
             place=option,
             key=key,

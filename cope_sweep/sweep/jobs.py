@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import shlex
@@ -61,6 +62,12 @@ JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets this environment variable for the driver of a job: JSON, with the job's metadata."""
 _HIDING = threading.Lock()
 """Variables of the environment belong to all threads, and the service makes clients in several."""
+RAY_UPLOAD_LOGGERS = {
+    "ray._private.runtime_env.packaging": logging.WARNING,  # a line for each .gitignore
+    "ray.dashboard.modules.dashboard_sdk": logging.WARNING,
+    "ray._private.runtime_env.working_dir": logging.ERROR,  # a warning that .git is left out
+}
+"""What logs 20 to 30 lines while Ray sends a checkout, and the level from which on they matter."""
 ANSWER_TIMEOUT_S = 60.0
 """A dashboard counts as lost after it has not answered for this long."""
 
@@ -246,6 +253,8 @@ def _submit(
     }
     metadata = {"job_name": name} if name else {}  # Ray's dashboard shows it
     metadata |= {"sweep_id": job_id} if job_id else {}
+    for logger, level in RAY_UPLOAD_LOGGERS.items():
+        logging.getLogger(logger).setLevel(level)
     until = time.monotonic() + AGENT_TIMEOUT_S
     while True:
         try:

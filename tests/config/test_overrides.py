@@ -33,6 +33,14 @@ def test_errors_name_the_option(assignment, expected):
     assert located(error_of(TEXT, assignments=[assignment])) == expected
 
 
+@pytest.mark.parametrize(
+    ("assignment", "meant"),
+    [("trian.steps=100", "'train.steps'"), ("seed=7", "'seeds'"), ("Model.dim=8", "'model.dim'")],
+)
+def test_a_misspelt_beginning_of_a_key_is_recognised(assignment, meant):
+    assert f"did you mean {meant}?" in str(error_of(TEXT, assignments=[assignment]))
+
+
 def test_assignments_replace_base_and_axes():
     plan = expand(with_overrides(load(), assignments=["model.dim=16", "train.lr=1e-2", "seeds=[3]"]))
     assert [run.model.dim for run in plan.runs] == [16, 16]

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import pytest
@@ -240,6 +242,22 @@ def test_a_submission_is_repeated_until_the_cluster_has_an_agent(dashboard: Dash
     )
     assert dashboard.asked["start"] == 3
     assert lines == ["first", "second"]
+
+
+def test_ray_logs_nothing_while_a_folder_is_sent(dashboard: Dashboard, tree: Path) -> None:
+    for folder in (tree, tree / "cope_sweep"):
+        (folder / ".gitignore").write_text("*.log\n")
+    (tree / ".git").mkdir()
+    kept = BufferingHandler(1000)
+    loggers = [logging.getLogger(name) for name in jobs.RAY_UPLOAD_LOGGERS]
+    for logger in loggers:
+        logger.addHandler(kept)
+    try:
+        submit_job(["list"], Cluster(dashboard.url, tree))
+    finally:
+        for logger in loggers:
+            logger.removeHandler(kept)
+    assert [record.getMessage() for record in kept.buffer] == []
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,8 @@ function unknown() {
 
 function askKey(why) {
   if (byId("keys").open) return;
-  if (why) byId("keys-why").textContent = why;
+  byId("keys-why").textContent = why ?? "";
+  byId("keys-why").hidden = !why;
   byId("keys-value").value = key.get() ?? "";
   byId("keys").returnValue = "";
   byId("keys").showModal();

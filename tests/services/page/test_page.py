@@ -669,6 +669,7 @@ def test_a_server_with_keys_asks_for_one(context: BrowserContext, site: Site, tm
     with serving(site.sample.settings(keys_file=keys.path)) as client:
         visitor = Visitor.of(context, str(client.base_url).rstrip("/"))
         page = visitor.open("ablations/tiny", "dialog[open]")
+        assert "serve --new-key" in page.inner_text("dialog[open]"), "also where the server says why it asks"
         page.get_by_label("key", exact=True).fill(secret + "x")
         page.get_by_role("button", name="Use this key").click()
         page.wait_for_selector("dialog[open]")  # again, because the key is wrong
