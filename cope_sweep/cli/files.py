@@ -11,7 +11,7 @@ from cope_sweep.cli.progress import indexing_bar
 from cope_sweep.config import Plan, expand, load_ablation, with_overrides
 from cope_sweep.config.loading import find_ablation, names_a_file
 from cope_sweep.config.overrides import changed_axes
-from cope_sweep.config.source import ablations_folder
+from cope_sweep.config.source import ablations_folder, spelled_as
 from cope_sweep.errors import NotFoundError, UserError
 from cope_sweep.read.queries import AblationFiles, Queries
 from cope_sweep.read.queries.ablations import RESULTS, Place
@@ -38,7 +38,9 @@ class NamedFiles(AblationFiles):
     def file(self, name: str) -> Path:
         """The file of an ablation. Raises UserError."""
         files = self.files() if self.folder.is_dir() else {}
-        return files.get(name) or find_ablation(name, self.folder, "choose the folder with --ablations")
+        return files.get(spelled_as(name, files)) or find_ablation(
+            name, self.folder, "choose the folder with --ablations"
+        )
 
     def load(self, name: str, scale: str | None = None) -> Plan:
         """The plan of an ablation at a scale, with `--set`; cached if there is none. Raises UserError."""

@@ -9,7 +9,7 @@ from cope_sweep.config.ablation import Axis, EarlyStopping, Goal, Optuna, Point,
 from cope_sweep.config.explain import suggest
 from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, RIVAL_KEYS, is_field
 from cope_sweep.config.loading import Assignments, AxisValue, LoadedAblation, validated_content
-from cope_sweep.config.points import axis_values, dimensions_of, matches, value_of
+from cope_sweep.config.points import axis_values, dimensions_of, matches, names_value, value_of
 from cope_sweep.config.run import NUMERIC_FACTS, RunSpec
 from cope_sweep.config.source import ASSIGNED, OPTION, FileList, FileMapping, Json, KeyPath, SpecError, places_of
 from cope_sweep.errors import JsonValue
@@ -108,7 +108,7 @@ def _unknown(wanted: Json, values: Collection[AxisValue]) -> list[Json]:
     if any(value.value == wanted for value in values):
         return []
     accepted = wanted if isinstance(wanted, list) else [wanted]
-    return [item for item in accepted if not any(item in (value.label, value.value) for value in values)]
+    return [item for item in accepted if not any(names_value([item], value) for value in values)]
 
 
 def _written_values(loaded: LoadedAblation, key: str) -> tuple[set[AxisValue], bool]:

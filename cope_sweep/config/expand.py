@@ -36,7 +36,7 @@ from cope_sweep.config.points import (
     size_of_space,
 )
 from cope_sweep.config.run import RunSpec, part_text
-from cope_sweep.config.source import ASSIGNED, Json, SpecError, default_label, error_at
+from cope_sweep.config.source import ASSIGNED, Json, SpecError, composed, default_label, error_at
 from cope_sweep.errors import InvalidValue
 from cope_sweep.positions import Encoding
 from cope_sweep.tasks import VALIDATION
@@ -243,6 +243,12 @@ def _rows(loaded: LoadedAblation, points: Sequence[Assignments]) -> tuple[Row, .
         if same_run.name != name:
             message = f"the rows {same_run.name!r} and {name!r} are the same configuration; remove one of them"
             problems.append(loaded.source.error((), message, "same_rows", rows=[same_run.name, name]))
+    names_seen: dict[str, str] = {}
+    for row in rows.values():
+        other = names_seen.setdefault(composed(row.name), row.name)
+        if other != row.name:
+            message = f"the names of the rows {other!r} and {row.name!r} look the same; give one another label"
+            problems.append(loaded.source.error((), message, "same_names", rows=[other, row.name]))
     if problems:
         raise SpecError.of(list(_without_repetition(problems)))
     return tuple(rows.values())

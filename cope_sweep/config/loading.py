@@ -25,6 +25,7 @@ from cope_sweep.config.source import (
     default_label,
     places_of,
     read_source,
+    spelled_as,
 )
 from cope_sweep.errors import NotFoundError
 from cope_sweep.registry import PluginError, load_plugins
@@ -312,14 +313,21 @@ def names_a_file(ablation: str | Path) -> bool:
     return Path(ablation).suffix in SUFFIXES or Path(ablation).is_file()
 
 
+def spelled_path(path: Path) -> Path:
+    """The file beside this path whose name is the same text in another form of Unicode; the path if there is none."""
+    if path.name.isascii() or path.exists() or not path.parent.is_dir():
+        return path
+    return path.with_name(spelled_as(path.name, (file.name for file in path.parent.iterdir())))
+
+
 def find_ablation(ablation: str | Path, folder: Path, otherwise: str) -> Path:
     """The file of an ablation, given its path, or its name in a folder.
 
     Raises NotFoundError where there is none; it says `otherwise` where the folder has no ablation at all.
     """
     if names_a_file(ablation):
-        return Path(ablation)
-    if (named := folder / f"{ablation}.yaml").exists():
+        return spelled_path(Path(ablation))
+    if (named := spelled_path(folder / f"{ablation}.yaml")).exists():
         return named
     names = sorted(file.stem for file in folder.glob("*.yaml"))
     hint = suggest(str(ablation), names) or f"; {otherwise}"

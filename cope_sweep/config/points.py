@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from cope_sweep.config.ablation import Axis, Distribution, Optuna, Point, RandomSearch
 from cope_sweep.config.keys import DECIDING_KEYS, ENCODINGS_KEY, field_place, is_field
 from cope_sweep.config.loading import Assignments, AxisValue, LoadedAblation
-from cope_sweep.config.source import Json, KeyPath
+from cope_sweep.config.source import Json, KeyPath, composed
 from cope_sweep.errors import InvalidValue
 from cope_sweep.positions import ENCODINGS
 
@@ -203,9 +203,19 @@ def matches(loaded: LoadedAblation, point: Assignments, condition: Point) -> boo
             return False
         # A list means any of its items. But the value of a key, as model.position, may be a list itself.
         accepted = wanted if isinstance(wanted, list) else [wanted]
-        if actual.label not in accepted and actual.value not in accepted and actual.value != wanted:
+        if not names_value(accepted, actual) and actual.value != wanted:
             return False
     return True
+
+
+def names_value(accepted: Sequence[Json], actual: AxisValue) -> bool:
+    """One of the accepted items is the value or its label, in whichever form of Unicode."""
+    if actual.label in accepted or actual.value in accepted:
+        return True
+    # Labels of ASCII are equal already if they look the same: most plans never come here.
+    return not actual.label.isascii() and composed(actual.label) in [
+        composed(item) for item in accepted if isinstance(item, str)
+    ]
 
 
 def value_of(loaded: LoadedAblation, point: Assignments, key: str) -> AxisValue | None:

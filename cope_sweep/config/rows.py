@@ -9,7 +9,7 @@ from cope_sweep.config.expand import Plan, Row
 from cope_sweep.config.explain import near_names, suggest
 from cope_sweep.config.filters import OPERATORS, Filter, parse_filter
 from cope_sweep.config.keys import flatten
-from cope_sweep.config.source import default_label
+from cope_sweep.config.source import composed, default_label, spelled_as
 from cope_sweep.errors import InvalidValue, NotFoundError
 
 Values = Mapping[str, list[bool | int | float | str]]
@@ -42,6 +42,7 @@ def only_rows(plan: Plan, texts: Sequence[str]) -> Plan:
             ablation=plan.name,
         )
     names = [row.name for row in plan.rows]
+    texts = [spelled_as(text, names) for text in texts]
     chosen_names = [text for text in texts if text in names]
     rows = [row for row in plan.rows if not chosen_names or row.name in chosen_names]
     values = {row.name: _values(plan, row) for row in plan.rows}
@@ -110,7 +111,7 @@ def _is_same(value: bool | int | float | str, wanted: bool | int | float | str) 
     if _is_number(value) and _is_number(wanted):
         return value == wanted
     # Values are typed as labels are shown: `true` is what Python calls True.
-    return default_label(value) == default_label(wanted)
+    return composed(default_label(value)) == composed(default_label(wanted))
 
 
 def _is_number(value: object) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -291,6 +292,20 @@ def source_of(data: Json, name: str) -> Source:
     return Source(name, data)
 
 
+def composed(text: str) -> str:
+    """The text in Unicode's form NFC, in which names that look the same are equal: some systems write files in NFD."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def spelled_as(text: str, known: Iterable[str]) -> str:
+    """The known name that is the same text, in whichever form of Unicode; the text itself if there is none."""
+    known = list(known)
+    if text in known:
+        return text
+    same = composed(text)
+    return next((name for name in known if composed(name) == same), text)
+
+
 def parse_value(text: str, name: str) -> Json:
     """One YAML value, as it follows the equals sign of `--set key=value`. Raises SpecError."""
     # Further lines would be keys beside `value`, and have no effect.
@@ -338,7 +353,7 @@ class _Reader:
                     )
                 before = value
                 key = _key(key_node, path, at)
-                if key in result:
+                if spelled_as(key, result) in result:
                     raise SpecError(
                         f"{at}: not valid YAML: the key {key!r} appears twice", code="duplicate_key", place=at, key=key
                     )

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from cope_sweep.config import LoadedAblation, Plan, RunSpec, SpecError, expand, load_ablation, with_overrides
 from cope_sweep.config.loading import SUFFIXES
+from cope_sweep.config.source import spelled_as
 from cope_sweep.errors import NotFoundError
 from cope_sweep.read.queries.recorded import RecordedAblation
 from cope_sweep.store import QueryError
@@ -87,6 +88,7 @@ class AblationFiles:
     def file(self, name: str) -> Path:
         """The file of an ablation. Raises NotFoundError."""
         files = self.files()
+        name = spelled_as(name, files)
         if name not in files:
             raise NotFoundError(
                 f"no ablation {name!r}; choose one of: {', '.join(files) or 'none'}",

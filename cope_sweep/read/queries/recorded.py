@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
@@ -46,7 +47,9 @@ class RecordedAblations:
 
         Raises SpecError if it is not valid here, for example because a plugin is missing.
         """
-        for sweep in store.index.sweep_page(ablation=name, limit=NEWEST).sweeps:
+        forms = dict.fromkeys([name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD"))])
+        pages = (store.index.sweep_page(ablation=form, limit=NEWEST) for form in forms)
+        for sweep in (sweep for page in pages for sweep in page.sweeps):
             ablation = self._of_sweep(store, sweep.sweep_id)
             if isinstance(ablation, SpecError):
                 raise copy.copy(ablation)  # a copy: every thread that raises an error adds its frames to it

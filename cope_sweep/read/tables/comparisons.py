@@ -36,6 +36,7 @@ from dataclasses import replace
 
 from cope_sweep.config import Plan
 from cope_sweep.config.explain import suggest
+from cope_sweep.config.source import spelled_as
 from cope_sweep.read.numbers import decimal_places, p_text
 from cope_sweep.read.tables.model import (
     PAPER,
@@ -150,6 +151,7 @@ def compared(model: TableModel, against: str) -> TableModel:
     axis, equals, label = (part.strip() for part in against.partition("="))
     key = find_axis(model.axes, axis) if equals else None
     labels = list(dict.fromkeys(row.labels[key] for row in model.rows if key in row.labels)) if key else []
+    label = spelled_as(label, labels)
     if key and label in labels:
         return _compare_with_label(model, key, label)
     names = named_rows(against, {name: row.labels for name, row in rows.items()}, model.axes)

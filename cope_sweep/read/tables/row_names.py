@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from cope_sweep.config import Plan, Row
+from cope_sweep.config.source import composed, spelled_as
 
 Labels = Mapping[str, str]
 """Axis key → label of a row."""
@@ -29,6 +30,7 @@ def named_rows(text: str, rows: Mapping[str, Labels], axes: Mapping[str, str]) -
         rows: Name → labels, of all rows.
         axes: Axis key → short name.
     """
+    text = spelled_as(text, rows)
     if text in rows:
         return [text]
     normalised = _normalise(text)
@@ -39,7 +41,10 @@ def named_rows(text: str, rows: Mapping[str, Labels], axes: Mapping[str, str]) -
             return names
     axis, _, label = text.partition("=")
     key = find_axis(axes, axis.strip())
-    return [name for name, labels in rows.items() if key is not None and labels.get(key) == label.strip()]
+    if key is None:
+        return []
+    label = composed(label.strip())
+    return [name for name, labels in rows.items() if key in labels and composed(labels[key]) == label]
 
 
 def find_axis(axes: Mapping[str, str], name: str) -> str | None:
@@ -59,4 +64,4 @@ def _pattern(labels: Labels, axes: Mapping[str, str], varying: Sequence[str]) ->
 
 def _normalise(text: str) -> str:
     """The words of a text in lower case, each followed by a space; a word has letters and digits only."""
-    return "".join(f"{word} " for word in re.findall(r"[^\W_]+", text.casefold()))
+    return "".join(f"{word} " for word in re.findall(r"[^\W_]+", composed(text.casefold())))
