@@ -28,6 +28,7 @@ SortRows = Annotated[
         "Order the rows by a metric (best first), by an axis, or by `parameters`.", metavar="COLUMN", max_length=200
     ),
 ]
+Top = Annotated[int | None, *option("Only the first N rows, in the order of `sort`.", metavar="N", ge=1, le=1_000_000)]
 OneLinePerRun = Annotated[bool, *option("One line per run instead of one per row (terminal, csv).", "--runs")]
 Stars = Annotated[
     bool,
@@ -64,6 +65,7 @@ class GetTable(Question[bytes]):
     scale: Scale = None
     compare: Compare = None
     sort: SortRows = None
+    top: Top = None
     runs: OneLinePerRun = False
     stars: Stars = False
     group: Group = None

@@ -39,6 +39,7 @@ from cope_sweep.api.tables import (
     SortRows,
     Stars,
     TableFormat,
+    Top,
 )
 from cope_sweep.cli.options import (
     ABLATIONS,
@@ -86,6 +87,7 @@ def table(
     scale: Scale = None,
     compare: Compare = None,
     sort: SortRows = None,
+    top: Top = None,
     runs: OneLinePerRun = False,
     committed: Committed = False,
     output: OutputOpt = None,
@@ -106,6 +108,8 @@ def table(
 
     Example: `cope-sweep table quickstart --sort in_dist/token_error -o table.tex`
 
+    Example: `cope-sweep table encodings_counting --committed --sort in_dist/token_error --top 5`
+
     Example: `cope-sweep table flip_flop --compare paper`
 
     Example: `cope-sweep table quickstart --compare CoPE --json`
@@ -124,8 +128,8 @@ def table(
     default: TableFormat = "terminal" if output is None else "markdown"
     chosen = "json" if as_json else file_format or format_of(output, suffixes, default)
     question = GetTable.model_construct(
-        name=ablation, format=chosen, scale=scale, compare=compare, sort=sort, runs=runs, stars=stars,
-        group=group, caption=caption, label=label, notes=notes,
+        name=ablation, format=chosen, scale=scale, compare=compare, sort=sort, top=top, runs=runs,
+        stars=stars, group=group, caption=caption, label=label, notes=notes,
     )  # fmt: skip
     if output is None and chosen == "terminal":
         make_console().print(queries.table(question).to_rich(runs=runs))

@@ -64,7 +64,10 @@ class Table:
             model = compared(model, self.compare)
         elif self.results.plan.is_drawn:
             model = replace(model, answer=rank_rows(self.results).answer)
-        return model if self.question.sort is None else sorted_by(model, self.question.sort)
+        if self.question.sort is not None:
+            model = sorted_by(model, self.question.sort)
+        # Last: comparisons are corrected for all rows, and not for those that are shown.
+        return replace(model, rows=model.rows[: self.question.top])
 
     def check(self) -> None:
         """Raise the errors of `model` now, not only when a notebook shows the table."""
@@ -108,7 +111,10 @@ class Table:
 
     def to_csv(self, *, runs: bool = False) -> str:
         """`frame` as CSV, or one line per run."""
-        return render.csv_text(self.results.frame if runs else self.frame)
+        if not runs:
+            return render.csv_text(self.frame)
+        shown = [row.row for row in self.model.rows]
+        return render.csv_text(self.results.frame[self.results.frame["row"].isin(shown)])
 
     def to_markdown(self) -> str:
         """GitHub-flavoured Markdown tables and their notes."""

@@ -1,3 +1,4 @@
+import csv
 import io
 import re
 import shutil
@@ -236,6 +237,24 @@ def test_rows_in_another_order(two_axes):
     assert order("layers") == ["CoPE · 1", "RoPE · 1", "CoPE · 2", "RoPE · 2"]
     with raises("unknown_column", column="in_dist/token_eror"):
         order("in_dist/token_eror")
+
+
+def test_the_first_rows_of_an_order(two_axes):
+    results = read_results(*two_axes)
+    best = Table(results, GetTable(name="", sort="in_dist/token_error"))
+    first = Table(results, GetTable(name="", sort="in_dist/token_error", top=2))
+    assert first.model.rows == best.model.rows[:2]
+    shown = [row.row for row in first.model.rows]
+    assert {line["row"] for line in csv.DictReader(io.StringIO(first.to_csv(runs=True)))} == set(shown)
+    assert Table(results, GetTable(name="", top=99)).model.rows == Table(results, GetTable(name="")).model.rows
+
+
+def test_rows_that_are_not_shown_are_compared(two_axes):
+    results = read_results(*two_axes)
+    (reference, *_) = (row.row for row in Table(results, GetTable(name="")).model.rows)
+    every = Table(results, GetTable(name="", compare=reference)).model.rows
+    some = Table(results, GetTable(name="", compare=reference, top=2)).model.rows
+    assert [row.metrics for row in some] == [row.metrics for row in every[:2]]
 
 
 def test_rows_without_a_value_come_last(partial):
