@@ -55,6 +55,9 @@ class Progress(BaseModel):
         default=None, description="The last worker that trained the run, as `host:pid`; null: none has started it."
     )
     message: Message = Field(default=None, description="Why it failed or was stopped, or which file is lost.")
+    tokens_per_s: float | None = Field(
+        default=None, description="Training tokens per second since its attempt began; null: it is not in training."
+    )
 
     def progress(self) -> dict[str, Any]:
         """These fields alone, for another model that has them."""

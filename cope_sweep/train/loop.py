@@ -247,6 +247,8 @@ class RunReporter:
         """Send an event. `evaluated`: the test sets were evaluated at the present step."""
         self._reported_s = time.monotonic()
         steps, elapsed_s = self.step - self._first_step, self._reported_s - self._started_s
+        steps_per_s = steps / elapsed_s if steps and elapsed_s > 0 else None
+        tokens_per_step = self._run.training_tokens / self._run.train.steps
         self._on_event(
             Event(
                 run_id=self._run.run_id,
@@ -254,7 +256,8 @@ class RunReporter:
                 step=self.step,
                 steps=self._run.train.steps,
                 metrics=dict(self.metrics),
-                steps_per_s=steps / elapsed_s if steps and elapsed_s > 0 else None,
+                steps_per_s=steps_per_s,
+                tokens_per_s=None if steps_per_s is None else steps_per_s * tokens_per_step,
                 worker_id=self._worker_id,
                 message=message,
                 evaluated=evaluated,

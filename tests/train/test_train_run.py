@@ -27,6 +27,7 @@ def test_a_run_from_start_to_result(store):
     assert [row["step"] for row in curve if "in_dist/loss" in row] == [3, 6]
     assert not folder.resume.exists()
     assert [events[0].status, events[-1].status] == ["running", "finished"]
+    assert (events[0].tokens_per_s, events[-1].tokens_per_s > 0) == (None, True)
     assert events[-1].metrics["in_dist/token_error"] == result["metrics"]["in_dist/token_error"]
     assert [(event.step, event.status) for event in events if event.evaluated] == [(3, "running"), (6, "finished")]
     assert result["facts"]["model_flops_per_s"] > result["facts"]["tokens_per_s"] > 0

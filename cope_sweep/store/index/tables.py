@@ -34,7 +34,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import ColumnElement
 
-FORMAT = 7
+FORMAT = 8
 """The number of these tables, kept in `counters`. Increase it with each change: an older index is then made again."""
 
 metadata = MetaData()
@@ -55,6 +55,7 @@ runs = Table(
     Column("attempt", Integer, nullable=False),
     Column("worker_id", Text),
     Column("message", Text),
+    Column("tokens_per_s", Float),
     Column("sweep_id", String(64)),
     Column("created_ms", BigInteger),
     Column("updated_ms", BigInteger),

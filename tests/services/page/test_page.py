@@ -564,7 +564,7 @@ def test_the_failures_of_a_sweep_are_grouped_by_message(visitor: Visitor, site: 
     assert group.locator("a").count() == 105
     assert group.locator("a").first.inner_text() == "CoPE, seed 0"
     columns = page.locator("section:has(#members) th[scope=col]").all_text_contents()
-    assert columns[:5] == ["row", "seed", "status", "step", "worker"]
+    assert columns[:4] == ["row", "seed", "status", "step"]
     assert columns[-1] == "message"
 
 

@@ -21,12 +21,15 @@ def lease(index, sweep_id, ttl_s=60.0, run=RUN):
 def test_renewing_prolongs_and_notes_progress(index):
     lease(index, "a", 0.0)
     progress = [
-        Event(run_id=RUN.run_id, status="running", step=4, metrics={"train/loss": 0.5}, worker_id="w"),
+        Event(
+            run_id=RUN.run_id, status="running", step=4, metrics={"train/loss": 0.5}, worker_id="w", tokens_per_s=7.5
+        ),
         Event(run_id="0" * 16, status="running", step=1),
     ]
     assert index.renew("a", 60, progress) == Renewal(frozenset({RUN.run_id}), stop_requested=False)
     record = index.records([RUN.run_id])[RUN.run_id]
     assert (record.status, record.step, record.worker_id, record.metrics) == ("running", 4, "w", {"train/loss": 0.5})
+    assert record.tokens_per_s == 7.5
 
 
 def test_one_sweep_at_a_time_trains_a_run(index):
