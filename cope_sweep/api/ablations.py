@@ -171,6 +171,39 @@ class GetPlan(Question[PlanCost]):
     scale: Scale = None
 
 
+# -- what is missing ---------------------------------------------------------------------------------------------------
+
+
+class MissingRun(Progress):
+    """A run that a table lacks, because it is not finished."""
+
+    seed: int
+
+
+class MissingRow(Answer):
+    """A row with runs that are not finished."""
+
+    row: str
+    runs: list[MissingRun]
+
+
+class Missing(Answer):
+    """What the table of an ablation lacks, and the command that trains it."""
+
+    missing: int = Field(description="Number of runs that are neither finished nor stopped early.")
+    rows: list[MissingRow]
+    command: str = Field(description="Trains the missing runs into the store.")
+
+
+class GetMissing(Question[Missing]):
+    """The runs that the table of an ablation lacks, by row, why, and the command that trains them."""
+
+    PATH = "/ablations/{name}/missing"
+
+    name: AblationName
+    scale: Scale = None
+
+
 # -- learning curves ---------------------------------------------------------------------------------------------------
 
 
@@ -262,5 +295,5 @@ class ListClaims(Question[list[ClaimResult]]):
     scale: Scale = None
 
 
-QUESTIONS = (ListAblations, GetAblation, GetMlflowPage, GetPlan, GetCurves, ListClaims)
+QUESTIONS = (ListAblations, GetAblation, GetMlflowPage, GetPlan, GetMissing, GetCurves, ListClaims)
 """A service has a route for each."""

@@ -19,11 +19,15 @@ from cope_sweep.api.ablations import (
     CurvePage,
     GetAblation,
     GetCurves,
+    GetMissing,
     GetMlflowPage,
     GetPlan,
     ListAblations,
     ListClaims,
     MetricInfo,
+    Missing,
+    MissingRow,
+    MissingRun,
     MlflowPage,
     PlanCost,
     PlannedRow,
@@ -227,6 +231,21 @@ class Queries:
     @_answer.register
     def _plan(self, question: GetPlan) -> PlanCost:
         return plan_cost(self.planned(question.name, question.scale), self.store)
+
+    @_answer.register
+    def _missing(self, question: GetMissing) -> Missing:
+        results = self.results(question.name, question.scale)
+        rows = []
+        for row in results.plan.rows:
+            records = [(results.records[run.run_id], run) for run in row.runs]
+            lacking = [
+                MissingRun(**record.progress() | {"steps": run.train.steps}, seed=run.seed)
+                for record, run in records
+                if record.status not in ("finished", "stopped")
+            ]
+            if lacking:
+                rows.append(MissingRow(row=row.name, runs=lacking))
+        return Missing(missing=sum(len(row.runs) for row in rows), rows=rows, command=results.training)
 
     @_answer.register
     def _mlflow_page(self, question: GetMlflowPage) -> MlflowPage:
