@@ -7,6 +7,7 @@ draws what the JSON says. `comparisons` adds the comparisons of its cells, with 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -337,7 +338,7 @@ def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
     short = short_labels(plan, plan.rows)
     rows = [_table_row(row, short[row.name], records, columns) for row in plan.rows]
     marked_rows = {row.row: row for group in encoding_groups(rows) for row in mark_best(group, columns)}
-    runs = ((row.row, run, record) for row in rows for run, record in row.runs)
+    runs = [(row.row, run, record) for row in rows for run, record in row.runs]
     return TableModel(
         ablation=plan.name,
         title=content.title,
@@ -345,7 +346,7 @@ def table_model(plan: Plan, records: Mapping[str, RunRecord]) -> TableModel:
         columns=columns,
         rows=tuple(marked_rows[row.row] for row in rows),
         replaced=plan.ablation.replaced,
-        warnings=(*_warnings_of_choices(plan), *differences(runs)),
+        warnings=(*_warnings_of_choices(plan), *differences(runs), *hardware_of_rows(runs)),
         paired=content.paired,
     )
 
@@ -489,6 +490,32 @@ def differences(runs: Iterable[tuple[str, RunSpec, RunRecord]]) -> tuple[str, ..
         for (fact, _), names_by_value in rows_by_value.items()
         if len(names_by_value) > 1
     )
+
+
+def hardware_of_rows(runs: Iterable[tuple[str, RunSpec, RunRecord]]) -> tuple[str, ...]:
+    """A sentence, if hardware or the version of torch follows the row: two rows have none in common.
+
+    Runs without the facts are left out. For `runs`, see `differences`.
+    """
+    by_row: dict[str, set[str]] = {}
+    for row, _, record in runs:
+        facts = record.facts
+        if record.status == "finished" and facts.get("device") is not None:
+            texts = [str(facts["device"])]
+            if facts.get("torch") is not None:
+                # `+cu132` names the build, which a CPU does not use.
+                texts.append(f"torch {str(facts['torch']).partition('+')[0]}")
+            if facts.get("compile"):
+                texts.append("compiled")
+            by_row.setdefault(row, set()).add(", ".join(texts))
+    kinds = {frozenset(texts) for texts in by_row.values()}  # few, of however many rows
+    if not any(one.isdisjoint(other) for one, other in itertools.combinations(kinds, 2)):
+        return ()
+    rows_by_hardware: dict[str, list[str]] = {}
+    for row, texts in by_row.items():
+        rows_by_hardware.setdefault(" and ".join(sorted(texts)), []).append(row)
+    listed = "; ".join(f"{text} ({first_rows(names)})" for text, names in rows_by_hardware.items())
+    return (f"Hardware follows the row, so that a difference may come from it: {listed}",)
 
 
 def first_rows(names: Sequence[str]) -> str:

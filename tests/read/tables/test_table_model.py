@@ -456,3 +456,38 @@ def test_runs_of_the_same_seed_are_compared_in_pairs_where_the_ablation_says_so(
     assert cells(pairs)[1].verdict == "worse"
     assert "sign-flip test" in pairs.rules[0]
     assert "6 pairs of runs" in pairs.rules[0]
+
+
+def finished_on(hardware):
+    """Records of two seeds for each of two rows: their (device, torch)."""
+    plan = plan_of(grid={"model.position": {"CoPE": ["cope"], "None": []}})
+    facts = iter(hardware)
+    records = {}
+    for row in plan.rows:
+        for run in row.runs:
+            device, torch = next(facts)
+            records[run.run_id] = RunRecord(
+                run_id=run.run_id, status="finished", seed=run.seed, metrics={"in_dist/token_error": 1.0},
+                facts={"device": device, "torch": torch},
+            )  # fmt: skip
+    return table_model(plan, records).warnings
+
+
+CPU, GPU = ("cpu", "2.15.0+cpu"), ("NVIDIA H100", "2.15.0+cu132")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "warned"),
+    [
+        ([CPU, CPU, CPU, CPU], False),
+        ([CPU, CPU, ("cpu", "2.15.0+cu132"), CPU], False),
+        ([CPU, GPU, GPU, CPU], False),
+        ([CPU, GPU, CPU, CPU], False),
+        ([CPU, CPU, GPU, GPU], True),
+        ([CPU, CPU, ("cpu", "2.11.0"), ("cpu", "2.11.0")], True),
+    ],
+)
+def test_a_table_warns_where_hardware_follows_the_row(hardware, warned):
+    warnings = finished_on(hardware)
+    assert bool(warnings) == warned
+    assert all("CoPE" in text and "None" in text for text in warnings)
