@@ -39,6 +39,8 @@ class Submission(Budget):
     no_mlflow: bool = False
     retry_of: str | None = None
     """The sweep whose runs it trains again."""
+    git_commit: str | None = None
+    """The commit that was submitted. The job cannot tell: its code is sent without the Git repository."""
     submitted_ms: int
     request: str = ""
     """A digest of the request that submitted it, to recognise it when it is repeated; empty if it need not be."""

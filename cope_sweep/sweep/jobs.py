@@ -30,6 +30,7 @@ from cope_sweep.errors import ClusterError
 from cope_sweep.proxies import bypass_proxies_here, proxy_data, through_proxy
 from cope_sweep.redaction import has_secrets, redacted, redacted_url, remember
 from cope_sweep.store import ACTIVE, Status, Store, Submission, new_sweep_id, read_submission, write_submission
+from cope_sweep.store.provenance import git_commit
 from cope_sweep.store.store import INDEX_VARIABLE, STORE_VARIABLE
 from cope_sweep.sweep.failures import MAX_MESSAGE_CHARACTERS
 from cope_sweep.sweep.net import CONNECT_TIMEOUT_S, connection_error, first_line, within
@@ -485,6 +486,7 @@ def new_submission(
         {
             "sweep_id": sweep_id or new_sweep_id(),
             "submitted_ms": int(time.time() * 1000),
+            "git_commit": git_commit(),
             "ablation": loaded.name,
             "data": loaded.data,
             "file_text": file_text,
@@ -607,6 +609,7 @@ def retried(submission: Submission, request: str = "") -> Submission:
     changes = {
         "sweep_id": new_sweep_id(),
         "submitted_ms": int(time.time() * 1000),
+        "git_commit": git_commit(),
         "retry_of": submission.sweep_id,
         "leave_out": [],
         "request": request,

@@ -474,7 +474,7 @@ def initial_record(
         command=submission.command if submission else [Path(sys.argv[0]).name, *sys.argv[1:]],
         status="running",
         started_ms=int(time.time() * 1000),
-        git_commit=git_commit(),
+        git_commit=(submission.git_commit if submission else None) or git_commit(),
         versions=versions(),
         machine={"host": platform.node(), "system": platform.platform(), "cpu": processor(), "cpus": os.cpu_count()},
         metrics=[metric.model_dump(mode="json") for metric in content.metrics],

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cope_sweep.config import expand, load_ablation, with_overrides
+from cope_sweep.read.reports.runs import run_frame
 from cope_sweep.store import Store, read_submission, write_submission
 from cope_sweep.sweep.jobs import (
     check_paths,
@@ -22,6 +23,7 @@ from cope_sweep.sweep.jobs import (
 )
 from cope_sweep.sweep.local_executor import run_local
 from cope_sweep.sweep.sweep import Sweep
+from cope_sweep.tracking.content import source_tags
 from tests.helpers.errors import raises
 
 PARENT = """\
@@ -87,6 +89,32 @@ def test_a_job_executes_it_under_its_id(child: Path, store: Store) -> None:
         record = store.sweep(sweep_id)
         assert record.status == "finished"
         assert store.index.sweep(sweep_id).status == "finished"
+
+
+@pytest.mark.parametrize("job_has", [None, "of the job"])
+def test_the_record_has_the_commit_that_was_submitted(
+    child: Path, store: Store, monkeypatch: pytest.MonkeyPatch, job_has: str | None
+) -> None:
+    monkeypatch.setattr("cope_sweep.sweep.jobs.git_commit", lambda: "submitted")
+    submission, _ = submitted(child, store)
+    assert store.sweep(submission.sweep_id).git_commit == "submitted"
+    # The code that a job executes was sent without the Git repository, or lies in an image with another one.
+    monkeypatch.setattr("cope_sweep.sweep.sweep.git_commit", lambda: job_has)
+    read, plan = job_submission(store, submission.sweep_id)
+    Sweep(plan, store, run_local, executor_name="local", submission=read).run()
+    record = store.sweep(submission.sweep_id)
+    assert record.git_commit == "submitted"
+    records = store.index.records(run.run_id for run in plan.runs)
+    assert set(run_frame(plan, records, store)["commit"]) == {"submitted"}
+    assert source_tags(record)["mlflow.source.git.commit"] == "submitted"
+
+
+def test_a_retry_has_the_commit_from_which_it_was_submitted(
+    child: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submission, _ = submitted(child, store)
+    monkeypatch.setattr("cope_sweep.sweep.jobs.git_commit", lambda: "later")
+    assert retried(submission).git_commit == "later"
 
 
 def test_a_stop_before_the_start_is_obeyed(child: Path, store: Store) -> None:
