@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from cope_sweep.config.explain import suggest
+from cope_sweep.read.tables.latex_text import after_command, latex_text, unknown_characters
 from cope_sweep.read.tables.layout import Layout, TextCell, comparison_layout, layout, runs_layout
 from cope_sweep.read.tables.model import STARS, TableModel, TableRow, mark_best
 from cope_sweep.read.tables.row_names import find_axis
@@ -96,7 +97,7 @@ def latex(
     Raises QueryError for an unknown axis.
     """
     model = _grouped(model, group)
-    title = _latex_text(model.title) if caption is None else caption
+    title = latex_text(model.title) if caption is None else caption
     name = label or "tab:" + re.sub(r"[^A-Za-z0-9:-]+", "-", model.ablation)
     table_layout, comparisons = layout(model), comparison_layout(model)
     note_texts = list(table_layout.notes)
@@ -113,7 +114,11 @@ def latex(
         tables.append(
             _latex_table(comparisons, caption_of_comparisons, label_of_comparisons, note_texts, is_grouped=is_grouped)
         )
-    return f"% \\usepackage{{{LATEX_PACKAGES}}}\n" + "\n".join(tables)
+    code = "\n".join(tables)
+    preamble = f"% \\usepackage{{{LATEX_PACKAGES}}}\n"
+    if unknown := unknown_characters(code):
+        preamble += f"% Compile with XeLaTeX or LuaLaTeX, and a font that has {unknown}: pdfLaTeX does not.\n"
+    return preamble + code
 
 
 def _grouped(model: TableModel, name: str | None) -> TableModel:
@@ -158,7 +163,7 @@ def _latex_table(
         rf"    \label{{{label}}}",
         rf"    \begin{{tabular}}{{{''.join('r' if header.numeric else 'l' for header in table_layout.headers)}}}",
         r"      \toprule",
-        f"      {' & '.join(_latex_text(header.text) for header in table_layout.headers)} \\\\",
+        _latex_row([latex_text(header.text) for header in table_layout.headers]),
         r"      \midrule",
     ]
     groups = [list(rows) for _, rows in itertools.groupby(table_layout.rows, key=lambda row: row[0].text)]
@@ -171,42 +176,22 @@ def _latex_table(
                 cells[0] = ""
             elif is_grouped and len(group) > 1:
                 cells[0] = rf"\multirow[t]{{{len(group)}}}{{*}}{{{cells[0]}}}"
-            lines.append(f"      {' & '.join(cells)} \\\\")
+            lines.append(_latex_row(cells))
     lines += [r"      \bottomrule", r"    \end{tabular}"]
     if notes:
-        items = [rf"      \item {_latex_text(text)}" for text in notes]
+        items = [rf"      \item {after_command(latex_text(text))}" for text in notes]
         lines += [r"    \begin{tablenotes}\footnotesize", *items, r"    \end{tablenotes}"]
     return "\n".join([*lines, r"  \end{threeparttable}", r"\end{table}"]) + "\n"
 
 
+def _latex_row(cells: Sequence[str]) -> str:
+    return f"      {after_command(' & '.join(cells))} \\\\"
+
+
 def _latex_cell(cell: TextCell, *, stars: bool) -> str:
-    text = _latex_text(cell.text)
+    text = latex_text(cell.text)
     mark = f"$^{{{'*' * cell.stars}}}$" if stars and cell.stars else ""
     return (rf"\textbf{{{text}}}" if cell.best else text) + mark
-
-
-_LATEX_ESCAPES = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "†": r"\textdagger{}",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-    "−": r"$-$",
-    "√": r"$\surd$",
-    "·": r"$\cdot$",
-    "–": "--",
-    "…": r"\ldots{}",
-} | {character: "\\" + character for character in "&%$#_{}"}
-
-
-def _latex_text(text: str) -> str:
-    signed = re.sub(r"(?<![\w.])-(?=[\d.])", "−", " ".join(text.split()))  # before a dash becomes two hyphens
-    return "".join(_LATEX_ESCAPES.get(character, character) for character in signed)
 
 
 def without_formula(text: Any) -> Any:

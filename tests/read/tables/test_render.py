@@ -12,6 +12,9 @@ from rich.console import Console
 
 from cope_sweep.api.tables import GetTable, TableFormat
 from cope_sweep.read.tables import FORMATS, Table, read_results, table, table_file
+from cope_sweep.read.tables.latex_text import latex_text, unknown_characters
+from cope_sweep.read.tables.layout import ColumnHeader, Layout, TextCell
+from cope_sweep.read.tables.render import _latex_table
 from cope_sweep.read.tables.row_names import find_rows
 from tests.helpers.errors import raises
 from tests.helpers.finished_runs import finish, plan_of
@@ -142,7 +145,7 @@ def test_braces_and_other_special_characters_are_escaped_in_latex(hostile):
     text = hostile.to_latex()
     escaped = (
         r'a "b" \textless{}script\textgreater{}\&\{\}\textbackslash{}\_\%\$\#\textasciitilde{}'
-        r"\textasciicircum{}|*`[x](y)"
+        r"\textasciicircum{}\textbar{}*`[x](y)"
     )
     # Title, source, the row's label, and two column headings.
     assert text.count(escaped) == 5
@@ -287,6 +290,67 @@ def test_a_name_of_several_rows_is_refused(store):
         _ = table(plan, store, compare="cope").model
 
 
+AWKWARD = ("[8 positions]", "* RoPE", "[*] é", "", "(a) -- ?`b", "α → β ≤ ½ x² — “Ω”", "[", "*")
+"""Labels that LaTeX would read as arguments or stars of the command before them, or that pdfLaTeX cannot read."""
+
+
+@pytest.fixture
+def awkward(store):
+    """A table with AWKWARD in all texts: title, headings, first cells of rows and groups, and notes."""
+
+    def made(labels=AWKWARD, compare=None):
+        metrics = [{"name": "in_dist/token_error", "label": labels[0], "unit": "%"}]
+        published = [
+            {"match": {"model.position": labels[0]}, "values": {"in_dist/token_error": 1}, "source": labels[1]}
+        ]
+        positions = {label: [{"kind": "cope", "p_max": index}] for index, label in enumerate(labels, 2) if label}
+        grid = {"model.position": positions, "model.layers": [1, 2]}
+        plan = plan_of(title=labels[0], metrics=metrics, seeds=[0], grid=grid, published=published)
+        for index, run in enumerate(plan.runs):
+            finish(store, run, {"in_dist/token_error": float(index)})
+        return table(plan, store, compare=compare)
+
+    return made
+
+
+@pytest.mark.parametrize("group", [None, "layers"])
+def test_no_text_is_an_argument_of_the_command_before_it(awkward, group):
+    text = awkward().to_latex(group=group)
+    assert not re.search(r"(\\\\|\\(top|mid|bottom)rule|\\item|\\cmidrule\{[^}]*\})\s*[\[*]", text)
+    assert r"\multirow[t]{2}{*}{[8 positions]}" in text or group
+
+
+def test_a_row_that_starts_with_a_bracket_or_a_star():
+    cells = [TextCell("[8 positions]"), TextCell("* RoPE")]
+    assert latex_rows(_latex_table(Layout((ColumnHeader("*"),), ((cells[0],), (cells[1],))), "", "", ["[a]"])) == [
+        r"{}[8 positions] \\",
+        r"{}* RoPE \\",
+    ]
+    assert r"\item {}[a]" in _latex_table(Layout((), ()), "", "", ["[a]"])
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("α → β", r"$\alpha$ $\rightarrow$ $\beta$"),
+        ("Ω Λ Β ς ο", r"$\Omega$ $\Lambda$ B $\varsigma$ o"),
+        ("x² y₁ 1½", r"x$^{2}$ y$_{1}$ 1$\frac{1}{2}$"),
+        ("a – b — c … “d”", r"a -- b --- c \ldots{} ``d''"),
+        ("--set ?`", r"-{}-set ?{}`"),
+        ("cafe\N{COMBINING ACUTE ACCENT}", "café"),
+        ("a\N{ZERO WIDTH SPACE}b\x07", "ab"),
+        ("位置", "位置"),
+    ],
+)
+def test_characters_have_commands_that_every_engine_has(text, code):
+    assert latex_text(text) == code
+
+
+def test_the_engine_is_named_for_characters_without_a_command(awkward):
+    assert "XeLaTeX" not in awkward().to_latex()
+    assert "位置ą" in awkward(("位置", "位ą")).to_latex().splitlines()[1]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 @pytest.mark.parametrize("against", [None, "position=CoPE", "paper"])
@@ -302,16 +366,37 @@ def test_latex_compiles(store, tmp_path, against):
         for run in row.runs:
             values = {"in_dist/token_error": 10.0 * index + run.seed, "dense/loss": -1.0 * run.seed}
             finish(store, run, values, {"precision": f"fp{index}_x"})
-    text = table(plan, store, compare=against).to_latex(stars=against is None)
+    _compile("pdflatex", table(plan, store, compare=against).to_latex(stars=against is None), tmp_path)
+
+
+def _compile(engine, table_code, folder):
     packages = r"\usepackage{booktabs,multirow,threeparttable}"
-    document = rf"\documentclass{{article}}{packages}\begin{{document}}{{}}{text}\end{{document}}"
-    (tmp_path / "table.tex").write_text(document)
+    document = rf"\documentclass{{article}}{packages}\begin{{document}}{{}}{table_code}\end{{document}}"
+    (folder / "table.tex").write_text(document)
     done = subprocess.run(
-        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"],
-        cwd=tmp_path,
+        [engine, "-interaction=nonstopmode", "-halt-on-error", "table.tex"],
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:]
-    assert (tmp_path / "table.pdf").stat().st_size > 5000
+    assert (folder / "table.pdf").stat().st_size > 5000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["pdflatex", "xelatex", "lualatex"])
+@pytest.mark.parametrize("group", [None, "layers"])
+def test_awkward_labels_compile(awkward, tmp_path, engine, group):
+    if shutil.which(engine) is None:
+        pytest.skip(f"needs {engine}")
+    _compile(engine, awkward(compare="paper").to_latex(group=group), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+def test_every_character_with_a_command_compiles(tmp_path):
+    """Of all characters of the planes that texts use: those for which no other engine is asked."""
+    known = [chr(code) for code in range(0x20, 0x3000) if not unknown_characters(latex_text(chr(code)))]
+    assert {*"ωΩ→½é²"} < {*known}
+    _compile("pdflatex", "\n\n".join(map(latex_text, known)), tmp_path)
