@@ -37,6 +37,7 @@ from cope_sweep.read.tables.stats import (
     paired_rows,
     summarise,
     two_rows,
+    with_ties,
 )
 from cope_sweep.store import STATUSES, RunRecord
 
@@ -458,11 +459,11 @@ def mark_best(rows: list[TableRow], columns: Iterable[Column]) -> list[TableRow]
         complete = [row for row in rows if row.metrics[column.name].summary.n == row.seeds]
         if not column.compared or len(complete) < 2:
             continue
-        best_mean = column.best(row.metrics[column.name].summary.mean for row in complete)
+        means = with_ties([row.metrics[column.name].summary.mean for row in complete])
+        best_rows = {row.row for row, mean in zip(complete, means, strict=True) if mean == column.best(means)}
         for index, row in enumerate(rows):
             cell = row.metrics[column.name]
-            is_best = cell.summary.n == row.seeds and cell.summary.mean == best_mean
-            if is_best and not cell.mostly_stuck:
+            if row.row in best_rows and not cell.mostly_stuck:
                 rows[index] = replace(row, metrics={**row.metrics, column.name: replace(cell, best=True)})
     return rows
 

@@ -49,6 +49,9 @@ RANDOM_DIVISIONS = 9_999
 """The size of the sample, besides the true division or the true signs (Phipson & Smyth 2010)."""
 ROUNDING = 1e-12
 """Statistics with a smaller relative difference are equal."""
+TIE = 8 * sys.float_info.epsilon
+"""Values and means whose difference is a smaller share of their size are equal: 2e-9 of values near 1e6. Each value has
+been rounded, by up to half of `epsilon`, so that sums of 0.1 and 0.4 and of 0.2 and 0.3 above 1e6 differ."""
 
 LARGEST = 1e150
 """Larger values, and infinite ones, have no standard deviation and no test: their squares are no floats."""
@@ -222,14 +225,16 @@ def two_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Difference
 
 def paired_rows(row: Mapping[int, float], other: Mapping[int, float]) -> Difference:
     """Compare two rows by the seeds that both have; each maps seeds to values."""
-    differences = [row[seed] - other[seed] for seed in sorted(row.keys() & other.keys())]
+    seeds = sorted(row.keys() & other.keys())
+    size = max((abs(values[seed]) for values in (row, other) for seed in seeds), default=0.0)
+    differences = with_ties([row[seed] - other[seed] for seed in seeds], size)
     n = len(differences)
     if n == 0:
         return Difference(math.nan, n=(len(row), len(other)))
     difference = mean_of(differences)
     if n == 1 or not _are_testable(differences):
         return Difference(difference, n=(n, n))
-    p, low, high = _flipped(tuple(differences))
+    p, low, high = _flipped(tuple(differences), size)
     floor = 2 / 2**n if 2**n <= MOST_DIVISIONS else 1 / (RANDOM_DIVISIONS + 1)
     std, dof = _std(differences), n - 1
     effect = detectable = math.nan
@@ -254,19 +259,18 @@ def _permuted(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, float,
     is_in_a = _divisions(len(a), len(b))
     values = np.array(a + b) - math.fsum(a + b) / len(a + b)  # centred, so that sums of large values keep their digits
     weights = np.where(is_in_a, 1 / len(a), -1 / len(b))
-    return _exact_test(
-        weights @ values, weights @ np.array([1.0] * len(a) + [0.0] * len(b)), float(np.abs(values).max())
-    )
+    c = weights @ np.array([1.0] * len(a) + [0.0] * len(b))
+    return _exact_test(weights @ values, c, float(np.abs(values).max()), max(map(abs, a + b)))
 
 
 @lru_cache(maxsize=16_384)
-def _flipped(differences: tuple[float, ...]) -> tuple[float, float, float]:
-    """The p and the ends of the interval, by all flips of the signs of paired differences."""
+def _flipped(differences: tuple[float, ...], size: float) -> tuple[float, float, float]:
+    """The p and the ends of the interval, by all flips of the signs of differences between values up to `size`."""
     signs, values = _signs(len(differences)), np.array(differences)
-    return _exact_test(signs @ values / len(values), signs.mean(axis=1), float(np.abs(values).max()))
+    return _exact_test(signs @ values / len(values), signs.mean(axis=1), float(np.abs(values).max()), size)
 
 
-def _exact_test(t: Any, c: Any, scale: float) -> tuple[float, float, float]:
+def _exact_test(t: Any, c: Any, scale: float, size: float) -> tuple[float, float, float]:
     """The p and the ends of the interval, from a statistic of all rearrangements of the data.
 
     Let T be the statistic, a mean or a difference of means, and d its value for the true arrangement. Let c be the same
@@ -279,9 +283,14 @@ def _exact_test(t: Any, c: Any, scale: float) -> tuple[float, float, float]:
         t: T of each rearrangement, the true one first.
         c: c of each rearrangement; 1 for the true one.
         scale: The largest absolute value of the data. Statistics are equal if they differ by less than a tiny share.
+        size: The same before the data were centred or subtracted from each other, which decides how they were rounded.
     """
     d = t[0]
     slack = ROUNDING * scale
+    if TIE * size > slack:
+        # Ties that were rounded would put thresholds beside 0 instead of on it: the interval would disagree with p.
+        slack = TIE * size
+        t = np.where(np.abs(t - d) <= slack, d, np.where(np.abs(t + d) <= slack, -d, t))
     p = float(np.mean(np.abs(t) >= abs(d) - slack))
 
     def thresholds(end: float) -> Any:
@@ -391,6 +400,20 @@ def mean_of(values: Collection[float]) -> float:
         return math.fsum(value / len(values) for value in values)
     except ValueError:
         return math.nan
+
+
+def with_ties(values: Sequence[float], size: float | None = None) -> list[float]:
+    """The values, with the smallest of those that are equal up to rounding (`TIE`) in place of each of them.
+
+    `size`: of the numbers from which the values were computed; None: each value's own.
+    """
+    result, smallest = list(values), math.nan
+    for index in sorted(range(len(values)), key=values.__getitem__):
+        value = values[index]
+        if not value - smallest <= TIE * (abs(smallest) if size is None else size):
+            smallest = value
+        result[index] = smallest
+    return result
 
 
 def _are_testable(values: Iterable[float]) -> bool:

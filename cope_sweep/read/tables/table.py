@@ -31,7 +31,7 @@ from cope_sweep.read.tables.model import (
 )
 from cope_sweep.read.tables.row_names import find_axis
 from cope_sweep.read.tables.runs import Results, read_results
-from cope_sweep.read.tables.stats import finite
+from cope_sweep.read.tables.stats import finite, with_ties
 from cope_sweep.store import QueryError, Store
 
 if TYPE_CHECKING:
@@ -165,9 +165,15 @@ def sorted_by(model: TableModel, name: str) -> TableModel:
             allowed=allowed,
         )
 
+    means: dict[str, float] = {}
+    if column is not None:
+        known = {row.row: row.metrics[column.name].summary.mean for row in model.rows}
+        known = {name: mean for name, mean in known.items() if not math.isnan(mean)}
+        means = dict(zip(known, with_ties(list(known.values())), strict=True))
+
     def sort_key(row: TableRow) -> tuple[bool, float, str]:
         if column is not None:
-            mean = row.metrics[column.name].summary.mean
+            mean = means.get(row.row, math.nan)
             return math.isnan(mean), mean if column.goal == "min" else -mean, ""
         if key is None:
             return row.parameters is None, row.parameters or 0, ""

@@ -83,6 +83,17 @@ def test_ranks_and_order_by_hand(figure):
     assert rows["mean_rank"].tolist() == pytest.approx([6.5 / 3, 2.25, 2.5, 2.5])
 
 
+def test_means_that_differ_by_rounding_share_their_ranks(plan, store):
+    """The means of 0.1 and 0.7 and of 0.2 and 0.6."""
+    errors = {"A": (0.1, 0.7), "B": (0.2, 0.6), "C": (0.3, 0.3), "D": (9.0, 9.0)}
+    for row in plan.rows:
+        for run, error in zip(row.runs, errors[row.labels["model.position"]], strict=True):
+            finish(store, run, {COPIED: 0.0, DENSE: error})
+    figure = draw_declared(read_results(plan, store), declared_figures(plan)[0])
+    ranks = {row: rank for (row, group, _), rank in by_cell(figure, "rank").items() if group == "16"}
+    assert ranks == {"A": 2.5, "B": 2.5, "C": 1.0, "D": 4.0}
+
+
 def test_other_cells_of_a_row_that_has_not_learned_its_task_are_grey(figure):
     assert {cell for cell, grey in by_cell(figure, "grey").items() if grey} == {("C", "8", "fewer")}
     assert by_cell(figure, "mean")["C", "8", "as trained"] == 92.0

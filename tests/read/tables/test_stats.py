@@ -19,6 +19,7 @@ from cope_sweep.read.tables.stats import (
     paired_rows,
     smallest_p,
     two_rows,
+    with_ties,
 )
 
 values = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=19)
@@ -161,6 +162,31 @@ def test_rows_that_do_not_vary_can_differ():
     assert two_rows(row([0.0] * 5), row([0.0] * 5)).p == 1.0
 
 
+@pytest.mark.parametrize("size", [0.0, 1e3, 1e6, 1e9])
+def test_ties_of_large_values_are_ties(size):
+    """0.1 + 0.4 and 0.2 + 0.3 are the same above 1e6, too, where the sums of the rounded values are not.
+
+    Of the 70 divisions of 0.1 … 0.8, 24 have sums at least as far apart as 1.4 and 2.2.
+    """
+    a, b = ([size + tenths / 10 for tenths in row_tenths] for row_tenths in ((1, 2, 4, 7), (3, 5, 6, 8)))
+    got = two_rows(row(a), row(b))
+    assert got.p == pytest.approx(24 / 70)
+    assert got.ci_low <= 0 <= got.ci_high
+    assert two_rows(row(b), row(a)).p == got.p
+    # Differences 0.2, 0.3, 0.2 and 0.1: only all of one sign are as far from 0. They vary, those of the next line don't.
+    assert paired_rows(row(b), row(a)).p == 2 / 16
+    assert math.isnan(paired_rows(row(a), row([value + 0.3 for value in a])).effect)
+    # ±0.1 ±0.2 ±0.3, whose sum is 0: every choice of signs is as far from 0.
+    assert paired_rows(row([size + 0.1, size + 0.2, size]), row([size, size, size + 0.3])).p == 1.0
+
+
+def test_ties_have_one_value():
+    assert with_ties([0.3, 0.1 + 0.2, 0.0, -0.0, 2.0]) == [0.3, 0.3, 0.0, 0.0, 2.0]
+    assert with_ties([1e6 + 1e-9, 1e6, 1e6 + 1e-6]) == [1e6, 1e6, 1e6 + 1e-6]
+    assert with_ties([math.inf, 1.0, math.inf]) == [math.inf, 1.0, math.inf]
+    assert with_ties([]) == []
+
+
 def test_seeds_are_not_paired():
     assert two_rows(row(A), row(B)) == two_rows(row(A), row(B, first=10))
 
@@ -225,6 +251,16 @@ rows = st.lists(st.floats(0, 100, allow_subnormal=False).map(lambda x: round(x, 
 @given(rows, rows)
 def test_p_is_the_share_of_the_divisions(a, b):
     assert two_rows(row(a), row(b)).p == pytest.approx(share_of_divisions(a, b))
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows, rows)
+def test_a_number_that_is_added_to_all_values_does_not_change_p_nor_whether_the_interval_excludes_0(a, b):
+    got, far = two_rows(row(a), row(b)), two_rows(row(value + 1e6 for value in a), row(value + 1e6 for value in b))
+    assert far.p == pytest.approx(got.p)
+    for each in (got, far):
+        if not math.isnan(each.ci_low):
+            assert (each.p <= 0.05) == (not each.ci_low <= 1e-9 or not each.ci_high >= -1e-9)
 
 
 @settings(max_examples=60, deadline=None)

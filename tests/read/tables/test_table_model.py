@@ -50,6 +50,7 @@ def test_counts_and_progress():
         ((5.0, 5.0, 1.0, None, 6.0, 6.0), [True, False, False], [False, False, True]),  # a seed is missing
         ((5.0, 5.0, 1.0), [False, False, False], [False, False, False]),
         ((1.0, 3.0, 2.0, 2.0, 9.0, 9.0), [True, True, False], [False, False, True]),  # equal means
+        ((0.1, 0.7, 0.2, 0.6, 9.0, 9.0), [True, True, False], [False, False, True]),  # equal up to rounding
     ],
 )
 def test_the_best_mean_is_the_lowest_or_the_highest_of_the_complete_rows(values, lowest, highest):

@@ -142,6 +142,7 @@ def heatmap_frame(
     from cope_sweep.read.figures.metrics import metric_title
     from cope_sweep.read.tables import summarise
     from cope_sweep.read.tables.model import row_label, varying_axes
+    from cope_sweep.read.tables.stats import with_ties
 
     keys = [key for key in varying_axes(plan, rows) if key != panels]
     of_row = dict(list(runs.groupby("row", sort=False)))
@@ -167,7 +168,8 @@ def heatmap_frame(
     data = pd.DataFrame(lines, columns=list(COLUMNS)).astype(COLUMNS)
     for _, cells in data.groupby(["group", "metric"], sort=False):
         is_ascending = metric_title(plan, cells["metric"].iloc[0]).goal == "min"
-        data.loc[cells.index, "rank"] = cells["mean"].rank(ascending=is_ascending)
+        means = pd.Series(with_ties(cells["mean"].tolist()), index=cells.index)
+        data.loc[cells.index, "rank"] = means.rank(ascending=is_ascending)
     data["mean_rank"] = data.groupby("row")["rank"].transform("mean")
     # Sort by rows first: the cells of a row that is not in all groups may come late.
     data["_first"] = pd.factorize(data["row"])[0]
