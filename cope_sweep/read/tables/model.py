@@ -502,13 +502,13 @@ def hardware_of_rows(runs: Iterable[tuple[str, RunSpec, RunRecord]]) -> tuple[st
     for row, _, record in runs:
         facts = record.facts
         if record.status == "finished" and facts.get("device") is not None:
-            texts = [str(facts["device"])]
+            parts = [str(facts["device"])]
             if facts.get("torch") is not None:
                 # `+cu132` names the build, which a CPU does not use.
-                texts.append(f"torch {str(facts['torch']).partition('+')[0]}")
+                parts.append(f"torch {str(facts['torch']).partition('+')[0]}")
             if facts.get("compile"):
-                texts.append("compiled")
-            by_row.setdefault(row, set()).add(", ".join(texts))
+                parts.append("compiled")
+            by_row.setdefault(row, set()).add(", ".join(parts))
     kinds = {frozenset(texts) for texts in by_row.values()}  # few, of however many rows
     if not any(one.isdisjoint(other) for one, other in itertools.combinations(kinds, 2)):
         return ()
