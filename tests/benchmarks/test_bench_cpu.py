@@ -211,9 +211,27 @@ def test_a_server(monkeypatch):
 def test_throughput_and_growth_are_those_after_the_first_runs():
     spans_s = [(9.0, 10.0), (9.0, 10.0), (19.0, 20.0), (19.0, 20.0), (29.0, 30.0)]  # two at a time, 10 s each
     assert sweep.Execution(0.0, 40.0, spans_s).steady_rate == pytest.approx(2 / 10.0)
-    samples = [(0, 50), (1, 100), (3, 140), (5, 180)]
+    samples = [(0, 50), (1, 100), (1, 110), (2, 130), (3, 140), (5, 180)]
     assert sweep.Execution(0.0, 40.0, spans_s, samples).growth_bytes() == 20
-    assert sweep.Execution(0.0, 40.0, spans_s, samples[:2]).growth_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [],
+        [(0, 50), (1, 100), (5, 180)],  # nearly nothing from the first half
+        [(1, 100), (1, 110), (2, 130), (3, 140)],  # not up to the end
+        [(1, 200), (1, 210), (2, 230), (5, 180)],  # memory was given back
+    ],
+)
+def test_growth_that_was_not_measured_does_not_pass(samples, tmp_path, monkeypatch):
+    spans_s = [(start, start + 1.0) for start in range(5)]
+    execution = sweep.Execution(0.0, 40.0, spans_s, samples)
+    monkeypatch.setattr(sweep, "train_runs", lambda *arguments, **options: execution)
+    rows = Rows("sweep")
+    sweep.trivial_runs(rows, tmp_path, 5, 1)
+    assert "failed" in rows.rows["growth of the driver"]
+    assert failed(rows.measured())
 
 
 @pytest.mark.slow

@@ -39,6 +39,8 @@ SETTLE_S = 3.0
 TIMEOUT_S = 900.0
 WARM = 0.2
 """Share of the runs after which the growth of memory is measured."""
+MIN_SAMPLES = 3
+"""Samples of the driver's memory between that share and half of the runs."""
 
 
 @dataclass
@@ -62,11 +64,20 @@ class Execution:
         return (len(self.spans_s) - 1) / (self.ends_s[-1] - self.ends_s[0])
 
     def growth_bytes(self) -> float:
-        """Bytes by which the driver grew per run, from a fifth of the runs to the end; 0 where samples are too few."""
-        warm = [each for each in self.samples if each[0] >= WARM * len(self.spans_s)]
-        if len(warm) < 2 or warm[0][0] == warm[-1][0]:
-            return 0
-        return (warm[-1][1] - warm[0][1]) / (warm[-1][0] - warm[0][0])
+        """Bytes by which the driver grew per run, from a fifth of the runs to the end.
+
+        Raises ValueError where that was not measured: too few samples in the first half of the runs, or less memory at
+        the end, which a driver that keeps its trials cannot have.
+        """
+        runs = len(self.spans_s)
+        warm = [each for each in self.samples if each[0] >= WARM * runs]
+        early = [each for each in warm if each[0] <= runs / 2]
+        if len(early) < MIN_SAMPLES or warm[-1][0] < runs:
+            raise ValueError(f"{len(early)} samples of memory are too few: measure more than {runs} runs")
+        growth = (warm[-1][1] - warm[0][1]) / (warm[-1][0] - warm[0][0])
+        if growth <= 0:
+            raise ValueError(f"{growth:.0f} bytes a run is no growth: memory was given back meanwhile")
+        return growth
 
 
 def execute(words: Sequence[str], root: Path) -> Execution:
@@ -138,7 +149,10 @@ def trivial_runs(rows: Rows, folder: Path, runs: int, repetitions: int) -> None:
     rows.add("runs of 1 step", own.steady_rate, "runs/s", whole=f"{runs:,} in {own.whole_s:.0f} s")
     rows.add("– by a bare Tune trainable", bare.steady_rate, "runs/s")
     rows.add("runs of 1 step, ÷ a bare Tune trainable", own.steady_rate / bare.steady_rate)
-    rows.add("growth of the driver", own.growth_bytes() / 1e3, "KB/run")
+    try:
+        rows.add("growth of the driver", own.growth_bytes() / 1e3, "KB/run")
+    except ValueError as error:
+        rows.rows["growth of the driver"] = {"failed": str(error)}
     rows.add("from the command to the end of the first run", own.ends_s[0] - own.start_s, "s")
 
 
