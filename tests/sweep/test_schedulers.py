@@ -5,9 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.tune.experiment import Trial
 
 from cope_sweep.config.ablation import Asha, EarlyStopping, Median
-from cope_sweep.sweep.tune_adapters import scheduler_of
+from cope_sweep.sweep.tune_adapters import TrialEvents, scheduler_of
 
 ASHA = Asha(metric="in_dist/loss", goal="min", grace=10, reduction=2)
 MEDIAN = Median(metric="in_dist/loss", goal="min", grace=10)
@@ -86,3 +87,19 @@ def test_a_run_that_was_asked_to_end_is_asked_once_and_goes_on_until_it_has_writ
         trials.report(4, step, **{"in_dist/loss": 9.0})
     assert trials.asked == ["4"]
     trials.complete(4, {"step": 12, "in_dist/loss": 9.0, "done": True})
+
+
+def test_a_trial_that_has_ended_keeps_no_statistics() -> None:
+    class Sweep:
+        def on_end(self, trial_id: str, result: Mapping[str, Any], error: Exception | None) -> None:
+            assert result["step"] == 3
+
+    for ended in (TrialEvents.on_trial_complete, TrialEvents.on_trial_error):
+        # Tune's own trial fills these with every result.
+        assert Trial.metric_analysis
+        assert Trial.metric_n_steps
+        statistics = {"metric_analysis": {"step": {"max": 3}}, "metric_n_steps": {"step": {"5": [3]}}}
+        trial = SimpleNamespace(trial_id="a", last_result={"step": 3}, pickled_error_file=None, **statistics)
+        ended(TrialEvents(Sweep()), 1, [trial], trial)
+        assert not trial.metric_n_steps
+        assert not trial.metric_analysis
