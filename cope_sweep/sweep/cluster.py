@@ -20,10 +20,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import ray
 
 from cope_sweep.config import Resources
@@ -36,6 +38,10 @@ from cope_sweep.sweep.net import CONNECT_TIMEOUT_S, connection_error, first_line
 
 HEAD_TIMEOUT_S = 10.0
 """The cluster's head counts as lost after it has accepted no connections for this time."""
+ANSWER_TIMEOUT_S = 30.0
+"""It also counts as lost after it has given no answer for this time. Ray would end this process after 60 s."""
+TERMINATION_S = 5.0
+"""Time that the processes of a lost cluster have to end: runs write their states."""
 
 # What Ray and its processes read from the environment. Variables that the user has set are kept.
 SETTINGS = {
@@ -138,21 +144,44 @@ def connected(address: str | None, log: Path, *, runtime_env: Mapping[str, Any] 
         if not ray.is_initialized():
             if address == "local":
                 stack.enter_context(_private_token())
-            stack.push(_disconnect)
+            started: list[psutil.Process] = []
+            stack.push(partial(_disconnect, started))
             if address == "local":
+                before = psutil.Process().children(recursive=True)
                 _start(dict(runtime_env or {}))
+                started += [each for each in psutil.Process().children(recursive=True) if each not in before]
             else:
                 _connect(address, dict(runtime_env or {}))
             divert_logs()
         yield address == "local"
 
 
-def _disconnect(kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-    """Disconnect from the cluster. Without its head that would block until Ray ends this process, after a minute."""
+def _disconnect(
+    started: Sequence[psutil.Process], kind: type[BaseException] | None, error: BaseException | None, traceback: object
+) -> None:
+    """Disconnect from the cluster, of which this process has started the processes `started`.
+
+    Without its head that would block until Ray ends this process, after a minute.
+    """
     if isinstance(error, ClusterLost):
         atexit.register(_exit_at_once)  # before the functions that Ray has registered
+        _end(started)
     else:
         ray.shutdown()
+
+
+def _end(started: Sequence[psutil.Process]) -> None:
+    """End processes and those that they have started: without a head, Ray's agents would stay for minutes."""
+    processes = set(started)
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes.update(process.children(recursive=True))
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                end(process)
+        _, alive = psutil.wait_procs(processes, TERMINATION_S)
+        processes = set(alive)
 
 
 def _exit_at_once() -> None:
@@ -177,27 +206,36 @@ def nodes() -> dict[str, Node]:
     return {node["NodeID"]: Node(node["NodeManagerAddress"], node["Resources"]) for node in found}
 
 
-def living_nodes(this_node: str) -> dict[str, Node]:
+def living_nodes(this_node: str, *, is_own: bool = False) -> dict[str, Node]:
     """The nodes that are alive, by id.
 
     Args:
         this_node: The id of the node of this process.
+        is_own: This process has started the cluster.
 
     Raises:
-        ClusterLost: The cluster's head has accepted no connections for `HEAD_TIMEOUT_S`, or this node has died.
+        ClusterLost: The cluster's head has accepted no connections for `HEAD_TIMEOUT_S` or given no answer for
+            `ANSWER_TIMEOUT_S`, or this node has died.
     """
     address = ray.get_runtime_context().gcs_address
     host, _, port = address.rpartition(":")
+
+    def lost(reason: object) -> ClusterLost:
+        head = "Ray's head process on this machine" if is_own else f"the head of the Ray cluster ({address})"
+        where = "" if is_own else " when the cluster is back, or on another one"
+        return ClusterLost(
+            f"{head} no longer answers ({reason}); finished runs are kept; repeat the command{where}", address=address
+        )
+
     until = time.monotonic() + HEAD_TIMEOUT_S
     while (error := connection_error(host.strip("[]"), int(port))) is not None:
         if time.monotonic() > until:
-            raise ClusterLost(
-                f"the head of the Ray cluster ({address}) no longer answers ({error}); finished runs are kept; "
-                "repeat the command on a new cluster",
-                address=address,
-            )
+            raise lost(error)
         time.sleep(0.5)
-    live_nodes = nodes()
+    try:
+        live_nodes = within(ANSWER_TIMEOUT_S, nodes)
+    except TimeoutError:  # it accepts connections and hangs
+        raise lost(f"no answer within {ANSWER_TIMEOUT_S:.0f} s") from None
     if this_node not in live_nodes:
         raise ClusterLost(
             "Ray's process on this machine, the raylet, has died; finished runs are kept; repeat the command",

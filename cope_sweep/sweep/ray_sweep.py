@@ -203,6 +203,8 @@ class RaySweep:
         finally:
             self._end_rest()
             self.ended.set()
+            if not self.cluster_lost:  # else the calls below would block, until Ray ends this process without a word
+                self._look_at_nodes()
             # A thread that is inside of Ray while Ray shuts down would end this process.
             if self.tune is not None and not self.cluster_lost:
                 self.tune.join(TUNE_TIMEOUT_S)
@@ -369,7 +371,7 @@ class RaySweep:
 
     def _look_at_nodes(self) -> None:
         try:
-            self.nodes = living_nodes(self.this_node)
+            self.nodes = living_nodes(self.this_node, is_own=not self.may_grow)
         except ClusterLost:
             self.cluster_lost = True
             raise

@@ -177,6 +177,32 @@ def test_a_sweep_whose_raylet_dies_has_no_failed_runs(ray_environment: dict[str,
     assert {store.status(run.run_id) for run in plan.runs} == {"interrupted"}
 
 
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_without_its_head_a_cluster_of_the_sweep_leaves_nothing(
+    ray_environment: dict[str, str], tmp_path: Path, fault: signal.Signals
+) -> None:
+    """The GCS dies, or hangs: it then accepts connections, and Ray's calls do not return."""
+    plan = write_ablation(tmp_path / "own.yaml", {"Long": 200 * LONG})
+    store = Store(tmp_path / "store", create=True)
+    command = [*RUN, str(tmp_path / "own.yaml"), "--store", str(store.root), "--no-mlflow"]
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        until(lambda: process.poll() is not None or all(is_training(store, run.run_id) for run in plan.runs))
+        started = psutil.Process(process.pid).children(recursive=True)
+        (head,) = [each for each in started if each.name() == "gcs_server"]
+        head.send_signal(fault)
+        process.wait()
+    text = (tmp_path / "output").read_text()
+    assert process.returncode == 130, text
+    (error,) = [line for line in text.splitlines() if line.startswith("error:")]
+    assert "repeat the command" in error
+    assert "another" not in error  # the user has no cluster
+    assert not any(map(_runs, started))
+    assert not (store.root / "ray").exists()
+    assert {store.status(run.run_id) for run in plan.runs} == {"interrupted"}
+    assert [sweep.status for sweep in store.index.sweeps()] == ["interrupted"]
+
+
 def _runs(process: psutil.Process) -> bool:
     """Whether a process has not ended. A zombie has, also where nothing reaps it."""
     try:
